@@ -1,0 +1,44 @@
+# One word for each thing that a developer does here. `make` alone lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint bench sim fuzz
+
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SEEDS ?= 1..20000
+PARTS ?= engine nbd-ram nbd-ssd rd dirty-limit restart fuse
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
+
+setup: ## install what building and testing need
+	@tools/setup
+
+build: ## the release binary, in target/release/forebay
+	cargo build --locked --release --package forebay
+
+demo: setup build ## five minutes: the gains, a kill and nothing is missing, TPC-C on a mounted disk
+	$(TARGET)/release/forebay demo --out $(TARGET)/bench
+
+test: ## every check; ends with a line that counts them
+	@tools/test
+
+lint: ## the checks that need no test run: format, clippy, layers, style
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo xtask layers
+	cargo xtask style
+
+bench: build benches ## every figure of docs/benchmarks.md, about 20 minutes: make bench PARTS=engine
+	for part in $(PARTS); do $(TARGET)/release/forebay-bench $$part; done
+
+.PHONY: benches
+benches:
+	cargo build --locked --release --package forebay-bench
+
+sim: ## simulated crashes: make sim SEEDS=1..100000
+	cargo run --locked --release --package forebay-sim -- run --seeds $(SEEDS)
+
+fuzz: ## every fuzz target for a short while
+	fuzz/run-short

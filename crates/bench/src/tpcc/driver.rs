@@ -1,0 +1,198 @@
+//! Terminals that run transactions as fast as they are answered, and what came of it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use mysql::prelude::Queryable as _;
+use mysql::{Conn, Error};
+use serde::{Deserialize, Serialize};
+
+use super::check::Journal;
+use super::schema::Scale;
+use super::transaction::{Kind, Order, Terminal};
+use super::values::Values;
+use crate::sample::{Latency, Recorder};
+
+/// Errors after which a transaction is run again: a deadlock, a lock waited for too long.
+const AGAIN: [u16; 2] = [1213, 1205];
+
+/// A deck of clause 5.2.4.2: 43.5 % payments, 4.3 % of each of the smaller ones, the rest new
+/// orders.
+const DECK: [(Kind, usize); 5] = [
+    (Kind::NewOrder, 10),
+    (Kind::Payment, 10),
+    (Kind::OrderStatus, 1),
+    (Kind::Delivery, 1),
+    (Kind::StockLevel, 1),
+];
+
+/// A load.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// What there is.
+    pub scale: Scale,
+    /// Terminals, each with a connection.
+    pub terminals: u32,
+    /// Time that does not count.
+    pub ramp: Duration,
+    /// Time that counts.
+    pub measured: Duration,
+    /// Names the random values.
+    pub seed: u64,
+}
+
+/// How often each transaction has come to its end, the ramp-up included.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// New orders, those that are rolled back as specified included.
+    pub new_order: u64,
+    /// New orders that were rolled back as specified.
+    pub rolled_back: u64,
+    /// Payments.
+    pub payment: u64,
+    /// Order status.
+    pub order_status: u64,
+    /// Deliveries.
+    pub delivery: u64,
+    /// Stock level.
+    pub stock_level: u64,
+    /// Attempts that were given up because of others, and tried again.
+    pub again: u64,
+}
+
+/// What came of a load.
+#[derive(Debug)]
+pub struct Outcome {
+    /// New orders in each second, the ramp-up included.
+    pub per_second: Vec<f64>,
+    /// How long new orders took, without the ramp-up.
+    pub latency: Latency,
+    /// How often what was done.
+    pub counts: Counts,
+    /// Every order that was committed.
+    pub journal: Journal,
+    /// Why it ended before its time: the server went away.
+    pub broken: Option<String>,
+}
+
+/// What all terminals share.
+struct Shared {
+    recorder: Recorder,
+    counts: [AtomicU64; 7],
+    stop: AtomicBool,
+    broken: Mutex<Option<String>>,
+}
+
+/// Runs a load to its end, or until the server goes away; `progress` is told every second how
+/// many seconds have passed and how many new orders there were in the last.
+///
+/// # Errors
+/// When it cannot begin. What happens later is in the outcome.
+pub fn run(
+    connect: impl Fn() -> anyhow::Result<Conn>,
+    plan: Plan,
+    mut progress: impl FnMut(usize, f64),
+) -> anyhow::Result<Outcome> {
+    let mut terminals = Vec::new();
+    for number in 0..plan.terminals {
+        terminals.push(Terminal {
+            conn: connect().with_context(|| format!("terminal {number}"))?,
+            scale: plan.scale,
+            warehouse: number % plan.scale.warehouses + 1,
+            values: Values::new(plan.seed + u64::from(number)),
+        });
+    }
+    let shared = Shared {
+        recorder: Recorder::new(plan.ramp, plan.measured),
+        counts: Default::default(),
+        stop: AtomicBool::new(false),
+        broken: Mutex::new(None),
+    };
+    let journals = std::thread::scope(|scope| {
+        let shared = &shared;
+        let work = |terminal| scope.spawn(move || work(terminal, shared));
+        let threads: Vec<_> = terminals.into_iter().map(work).collect();
+        let mut told = 0;
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            std::thread::sleep(Duration::from_millis(20));
+            let second = shared.recorder.start().elapsed().as_secs() as usize;
+            let line = shared.recorder.per_second();
+            if second > told && second <= line.len() {
+                told = second;
+                progress(second, line[second - 1]);
+            }
+        }
+        threads.into_iter().map(|thread| thread.join().expect("no terminal panics")).collect()
+    });
+    let counts = shared.counts.map(AtomicU64::into_inner);
+    let [new_order, rolled_back, payment, order_status, delivery, stock_level, again] = counts;
+    let counts =
+        Counts { new_order, rolled_back, payment, order_status, delivery, stock_level, again };
+    Ok(Outcome {
+        per_second: shared.recorder.per_second(),
+        latency: shared.recorder.latency(),
+        counts,
+        journal: Journal::join(journals),
+        broken: shared.broken.into_inner().unwrap_or_default(),
+    })
+}
+
+/// One terminal, until the time is over or something breaks; the orders that it has committed.
+fn work(mut terminal: Terminal, shared: &Shared) -> Vec<Order> {
+    let mut deck: Vec<Kind> = DECK.iter().flat_map(|&(kind, count)| vec![kind; count]).collect();
+    let mut journal = Vec::new();
+    loop {
+        terminal.values.shuffle(&mut deck);
+        for &kind in &deck {
+            if shared.stop.load(Relaxed) || shared.recorder.is_over() {
+                return journal;
+            }
+            if let Err(error) = once(&mut terminal, kind, shared, &mut journal) {
+                shared.stop.store(true, Relaxed);
+                if let Ok(mut broken) = shared.broken.lock() {
+                    broken.get_or_insert(format!("{kind:?}: {error}"));
+                }
+                return journal;
+            }
+        }
+    }
+}
+
+/// Runs one transaction until it comes to its end.
+fn once(
+    terminal: &mut Terminal,
+    kind: Kind,
+    shared: &Shared,
+    journal: &mut Vec<Order>,
+) -> Result<(), Error> {
+    let begin = Instant::now();
+    let order = loop {
+        match terminal.run(kind) {
+            Ok(order) => break order,
+            Err(Error::MySqlError(error)) if AGAIN.contains(&error.code) => {
+                terminal.conn.query_drop("ROLLBACK")?;
+                shared.counts[6].fetch_add(1, Relaxed);
+                if shared.stop.load(Relaxed) || shared.recorder.is_over() {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    };
+    journal.extend(order);
+    let at = match kind {
+        Kind::NewOrder => {
+            shared.recorder.add(begin);
+            shared.counts[1].fetch_add(u64::from(order.is_none()), Relaxed);
+            0
+        }
+        Kind::Payment => 2,
+        Kind::OrderStatus => 3,
+        Kind::Delivery => 4,
+        Kind::StockLevel => 5,
+    };
+    shared.counts[at].fetch_add(1, Relaxed);
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Addresses and lengths. Bytes on a device are a [`ByteRange`]; blocks of 4 KiB, the unit of
+//! caching, are a [`BlockRange`]. Arithmetic is checked: an overflow is a programmer error.
+
+use std::fmt;
+
+/// Bytes in a block, the unit of caching.
+pub const BLOCK_SIZE: usize = 4096;
+/// Bytes in a sector, the smallest unit a device reads or writes.
+pub const SECTOR_SIZE: usize = 512;
+/// Bytes in a stripe: consecutive stripes of a volume belong to different shards.
+pub const STRIPE_SIZE: u64 = 1 << 20;
+/// Blocks in a stripe.
+pub const STRIPE_BLOCKS: u64 = STRIPE_SIZE / BLOCK_SIZE as u64;
+/// Bytes in the longest request that a frontend may submit.
+pub const REQUEST_MAX: u64 = 32 << 20;
+
+const _: () = assert!(STRIPE_SIZE.is_multiple_of(BLOCK_SIZE as u64));
+const _: () = assert!(BLOCK_SIZE.is_multiple_of(SECTOR_SIZE));
+
+/// One of the volumes that share a cache; its place in the superblock's table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct VolumeId(pub u8);
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volume {}", self.0)
+    }
+}
+
+/// `len` bytes from `offset`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct ByteRange {
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+}
+
+impl ByteRange {
+    /// The range of `len` bytes from `offset`.
+    ///
+    /// # Panics
+    /// If the end does not fit 64 bits: check input from outside with [`ByteRange::checked`].
+    #[must_use]
+    pub fn new(offset: u64, len: u64) -> Self {
+        Self::checked(offset, len).expect("the end of a range fits 64 bits")
+    }
+
+    /// The range of `len` bytes from `offset`, or nothing if its end does not fit 64 bits.
+    #[must_use]
+    pub fn checked(offset: u64, len: u64) -> Option<Self> {
+        offset.checked_add(len).map(|_| Self { offset, len })
+    }
+
+    /// First byte after the range.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+
+    /// Whether there is no byte in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether both ends are multiples of `unit` bytes.
+    #[must_use]
+    pub fn is_aligned(&self, unit: u64) -> bool {
+        self.offset.is_multiple_of(unit) && self.len.is_multiple_of(unit)
+    }
+
+    /// Whether a byte is in both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.offset < other.end() && other.offset < self.end()
+    }
+
+    /// The bytes in both; empty (at the later start) when there are none.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        let offset = self.offset.max(other.offset);
+        let end = self.end().min(other.end());
+        Self { offset, len: end.saturating_sub(offset) }
+    }
+
+    /// The smallest range of whole blocks that holds it.
+    #[must_use]
+    pub fn blocks(&self) -> BlockRange {
+        let block = BLOCK_SIZE as u64;
+        if self.is_empty() {
+            return BlockRange { first: self.offset / block, count: 0 };
+        }
+        let first = self.offset / block;
+        BlockRange { first, count: self.end().div_ceil(block) - first }
+    }
+}
+
+impl fmt::Display for ByteRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {}", self.len, self.offset)
+    }
+}
+
+/// `count` blocks from block `first` of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct BlockRange {
+    /// First block.
+    pub first: u64,
+    /// Number of blocks.
+    pub count: u64,
+}
+
+impl BlockRange {
+    /// First block after the range.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.first + self.count
+    }
+
+    /// The bytes of these blocks.
+    #[must_use]
+    pub fn bytes(&self) -> ByteRange {
+        let block = BLOCK_SIZE as u64;
+        ByteRange { offset: self.first * block, len: self.count * block }
+    }
+
+    /// Every block number in turn.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + Clone + use<> {
+        self.first..self.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_cover_every_byte_and_no_more() {
+        for offset in [0u64, 1, 511, 4095, 4096, 8191] {
+            for len in [0u64, 1, 4095, 4096, 4097, 8192] {
+                let range = ByteRange::new(offset, len);
+                let blocks = range.blocks();
+                if len == 0 {
+                    assert_eq!(blocks.count, 0);
+                    continue;
+                }
+                let bytes = blocks.bytes();
+                assert_eq!(bytes.intersection(&range), range);
+                assert!(range.offset - bytes.offset < 4096 && bytes.end() - range.end() < 4096);
+            }
+        }
+    }
+
+    #[test]
+    fn intersection_agrees_with_overlap() {
+        for a in 0..6u64 {
+            for b in 0..6u64 {
+                let (x, y) = (ByteRange::new(a, 3), ByteRange::new(b, 2));
+                assert_eq!(x.overlaps(&y), !x.intersection(&y).is_empty());
+            }
+        }
+        assert_eq!(ByteRange::checked(u64::MAX, 1), None);
+    }
+}

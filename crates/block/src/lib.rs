@@ -1,0 +1,23 @@
+//! The words of block I/O, shared by every layer: ranges, buffers, requests, errors, time, and
+//! the contract of a queue. No I/O happens here.
+
+mod addr;
+mod buf;
+mod error;
+mod export;
+mod io;
+mod queue;
+mod respond;
+mod time;
+
+pub use addr::{
+    BLOCK_SIZE, BlockRange, ByteRange, REQUEST_MAX, SECTOR_SIZE, STRIPE_BLOCKS, STRIPE_SIZE,
+    VolumeId,
+};
+pub use buf::{Arena, BufPool, IoBuf};
+pub use error::{ErrorKind, IoError, IoResult};
+pub use export::{Endpoint, Export, Outbox, Session};
+pub use io::{Completion, Io, IoFlags, IoOp, IoTag};
+pub use queue::{DeviceInfo, IoQueue};
+pub use respond::{Answer, Body, Parts, Responder, Step, Ticket};
+pub use time::Instant;

@@ -1,0 +1,36 @@
+//! Zero detection, LZ4 and checksums for 4 KiB blocks.
+//!
+//! A payload made here is decoded here, and to exactly one block: a payload that yields fewer
+//! bytes, or more, is refused. Whether a payload is the one that was written is the checksum's
+//! business, and the caller's to ask before decoding.
+
+#![forbid(unsafe_code)]
+
+mod lz4;
+mod zero;
+
+pub use lz4::{COMPRESSED_MAX, Compressor, DecodeError, decompress};
+pub use zero::is_zero;
+
+/// Bytes of a block, the unit of everything here.
+pub const BLOCK_BYTES: usize = 4096;
+
+/// CRC32C (Castagnoli) of `bytes`.
+#[must_use]
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crc32c_gives_the_published_check_values() {
+        // RFC 3720, appendix B.4, and the catalogue's check value.
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(b""), 0);
+    }
+}

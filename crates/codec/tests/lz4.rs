@@ -1,0 +1,133 @@
+//! The compressor against a decoder that is not ours, on blocks of every texture.
+
+use forebay_codec::{BLOCK_BYTES, COMPRESSED_MAX, Compressor, decompress};
+use proptest::prelude::*;
+
+/// Compresses, decodes and compares; the payload's length, if there was a payload.
+fn round_trip(compressor: &mut Compressor, block: &[u8]) -> Option<usize> {
+    let mut out = [0xee; BLOCK_BYTES];
+    let len = compressor.compress(block, &mut out)?;
+    assert!(len <= COMPRESSED_MAX);
+    let mut back = [0xdd; BLOCK_BYTES];
+    decompress(&out[..len], &mut back).expect("a payload decodes");
+    assert!(back == *block, "a payload decodes to its block");
+    Some(len)
+}
+
+/// Pieces that a block is made of: noise, runs, and copies of what came before.
+#[derive(Clone, Debug)]
+enum Piece {
+    Noise(Vec<u8>),
+    Run(u8, usize),
+    Copy(usize, usize),
+}
+
+fn piece() -> impl Strategy<Value = Piece> {
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 1..400).prop_map(Piece::Noise),
+        (any::<u8>(), 1usize..600).prop_map(|(byte, len)| Piece::Run(byte, len)),
+        (1usize..4096, 1usize..600).prop_map(|(back, len)| Piece::Copy(back, len)),
+        (1usize..40, 1usize..30).prop_map(|(back, len)| Piece::Copy(back, len)),
+    ]
+}
+
+fn block() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(piece(), 1..60).prop_map(|pieces| {
+        let mut block = Vec::with_capacity(BLOCK_BYTES);
+        for piece in pieces.iter().cycle() {
+            match piece {
+                Piece::Noise(bytes) => block.extend_from_slice(bytes),
+                Piece::Run(byte, len) => block.extend(std::iter::repeat_n(*byte, *len)),
+                Piece::Copy(back, len) => {
+                    for _ in 0..*len {
+                        let byte = block.len().checked_sub(*back).map_or(0, |at| block[at]);
+                        block.push(byte);
+                    }
+                }
+            }
+            if block.len() >= BLOCK_BYTES {
+                break;
+            }
+        }
+        block.truncate(BLOCK_BYTES);
+        block
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_payload_decodes_to_its_block(first in block(), second in block()) {
+        let mut compressor = Compressor::new();
+        let fresh = round_trip(&mut compressor, &first);
+        round_trip(&mut compressor, &second);
+        prop_assert_eq!(round_trip(&mut compressor, &first), fresh, "a block leaves no trace");
+    }
+
+    #[test]
+    fn any_payload_is_answered(payload in prop::collection::vec(any::<u8>(), 0..5000)) {
+        let mut block = [0; BLOCK_BYTES];
+        let _ = decompress(&payload, &mut block);
+    }
+
+    #[test]
+    fn a_damaged_payload_is_an_error_or_a_block(
+        block in block(), at in any::<prop::sample::Index>(), bit in 0u32..8, cut in 0usize..20,
+    ) {
+        let mut out = [0; BLOCK_BYTES];
+        if let Some(len) = Compressor::new().compress(&block, &mut out) {
+            out[at.index(len)] ^= 1u8 << bit;
+            let mut back = [0; BLOCK_BYTES];
+            let _ = decompress(&out[..len.saturating_sub(cut)], &mut back);
+        }
+    }
+}
+
+#[test]
+fn runs_of_every_length_at_both_ends_come_back() {
+    let mut compressor = Compressor::new();
+    for run in 0..=BLOCK_BYTES {
+        let noise = |i: usize| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0];
+        let mut block: Vec<u8> = (0..BLOCK_BYTES).map(noise).collect();
+        block[..run].fill(7);
+        round_trip(&mut compressor, &block);
+        block.reverse();
+        round_trip(&mut compressor, &block);
+    }
+}
+
+#[test]
+fn what_does_not_save_an_eighth_is_refused() {
+    let mut compressor = Compressor::new();
+    let mut state = 1u32;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    })
+    .take(BLOCK_BYTES)
+    .collect();
+    assert_eq!(round_trip(&mut compressor, &noise), None);
+    let with_zeroes = |zeroes: usize| {
+        let mut block = noise.clone();
+        block[1000..1000 + zeroes].fill(0);
+        block
+    };
+    assert_eq!(round_trip(&mut compressor, &with_zeroes(500)), None);
+    let len = round_trip(&mut compressor, &with_zeroes(600)).expect("it saves an eighth");
+    assert!((BLOCK_BYTES - 600..COMPRESSED_MAX).contains(&len), "{len}");
+    assert!(round_trip(&mut compressor, &[0; BLOCK_BYTES]).expect("zeroes shrink") < 32);
+}
+
+#[test]
+fn a_short_or_long_payload_is_refused() {
+    let mut out = [0; BLOCK_BYTES];
+    let len = Compressor::new().compress(&[0; BLOCK_BYTES], &mut out).expect("zeroes shrink");
+    let mut block = [1; BLOCK_BYTES];
+    assert!(decompress(&[], &mut block).is_err());
+    for shorter in 0..len {
+        assert!(decompress(&out[..shorter], &mut block).is_err(), "{shorter} of {len} bytes");
+    }
+    let twice = [&out[..len], &out[..len]].concat();
+    assert!(decompress(&twice, &mut block).is_err());
+}

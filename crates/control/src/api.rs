@@ -1,0 +1,334 @@
+//! The bodies of the HTTP API, version 1. Fields are only ever added; one that changes its
+//! meaning gets a new name. Sizes are bytes and times seconds unless the name says otherwise.
+
+use forebay_engine::{Health, State};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::metrics::{BYPASS_REASONS, METRICS};
+use crate::pool::{PoolSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot};
+
+/// The version that paths begin with.
+pub const VERSION: u32 = 1;
+
+/// What is served and how it is doing.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct PoolStatus {
+    /// Version of this description.
+    pub api: u32,
+    /// Version of the server.
+    pub version: String,
+    /// `serving`, or what the slowest shard is at: `recovering`, `refused`, `stopping`, `stopped`.
+    pub state: String,
+    /// `good`, or the worst of any shard: `draining` (the cache device failed a write and is
+    /// being emptied), `detached` (the primaries are used without it).
+    pub health: String,
+    /// Seconds since the server was ready.
+    pub uptime_seconds: u64,
+    /// The cache.
+    pub cache: CacheStatus,
+    /// Where clients connect.
+    pub endpoints: Vec<String>,
+    /// Clients connected.
+    pub clients: u64,
+    /// The volumes.
+    pub volumes: Vec<VolumeStatus>,
+    /// The shards.
+    pub shards: Vec<ShardStatus>,
+    /// Every counter and level, over all shards; `docs/statistics.md` says what each means.
+    pub counters: std::collections::BTreeMap<String, u64>,
+}
+
+/// The cache device and what is in it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct CacheStatus {
+    /// Its path.
+    pub path: String,
+    /// Bytes of it in use.
+    pub size: u64,
+    /// How clean blocks are chosen to leave: `fifo`, `lru`, `frequency`.
+    #[serde(default)]
+    pub eviction: String,
+    /// Bytes of blocks in it, before compression.
+    pub cached_bytes: u64,
+    /// Bytes newer than on the primary: what is at risk should the device be lost.
+    pub dirty_bytes: u64,
+    /// Dirty bytes at which writes wait for destaging.
+    pub dirty_limit_bytes: u64,
+    /// Seconds that the oldest dirty block has waited.
+    pub oldest_dirty_seconds: f64,
+    /// The longest that one should wait, in seconds.
+    pub write_cache_depth_seconds: f64,
+    /// Dirty bytes that cannot be read back: lost data.
+    pub fenced_bytes: u64,
+    /// Hits and partial hits in a hundred lookups; absent before the first.
+    pub hit_percent: Option<f64>,
+}
+
+/// One volume.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VolumeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its primary.
+    pub primary: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its mode.
+    pub mode: String,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The file that it is, where there is a FUSE mount.
+    #[serde(default)]
+    pub file: Option<String>,
+    /// The loop devices over that file.
+    #[serde(default)]
+    pub devices: Vec<String>,
+}
+
+/// One shard.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ShardStatus {
+    /// Where it is in its life.
+    pub state: String,
+    /// Why it refuses to serve, when it does.
+    pub reason: Option<String>,
+    /// How its part of the cache is doing.
+    pub health: String,
+    /// Its dirty blocks, in bytes.
+    pub dirty_bytes: u64,
+}
+
+/// A drain: writing everything dirty to the primaries.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Job {
+    /// Its number.
+    pub id: u64,
+    /// The volume it was asked for. Dirty blocks of the others that share the cache go with it.
+    pub volume: Option<String>,
+    /// How far it is.
+    pub state: JobState,
+    /// Dirty bytes when there were most of them since it began.
+    pub total_bytes: u64,
+    /// Dirty bytes now, or when it ended.
+    pub remaining_bytes: u64,
+    /// Seconds since it began, or that it took.
+    pub seconds: f64,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// It goes on.
+    Running,
+    /// Nothing is dirty.
+    Done,
+    /// It was cancelled; what was destaged stays so.
+    Cancelled,
+    /// It cannot go on.
+    Failed,
+}
+
+/// Settings of a volume to change; absent ones stay.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeSettings {
+    /// `write-back`, `write-through`, `write-around`, `write-only` or `pass-through`.
+    pub mode: Option<String>,
+    /// `fifo`, `lru` or `frequency`; of all the volumes that share the cache.
+    #[serde(default)]
+    pub eviction: Option<String>,
+}
+
+/// A recording to begin.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TraceRequest {
+    /// The file on the server's host, by its whole path; it must not exist.
+    pub path: String,
+    /// Seconds after which it ends by itself; absent until it is stopped.
+    pub seconds: Option<u64>,
+}
+
+/// A recording of what clients ask of a volume.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct TraceStatus {
+    /// The volume.
+    pub volume: String,
+    /// The file.
+    pub path: String,
+    /// `running`, `done`, or `failed`.
+    pub state: String,
+    /// Requests written.
+    pub requests: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Requests left out, since the file did not take them fast enough.
+    pub dropped: u64,
+    /// Seconds since it began, or that it took.
+    pub seconds: f64,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl TraceStatus {
+    /// The status that a snapshot shows.
+    #[must_use]
+    pub fn of(volume: &str, trace: &TraceSnapshot) -> Self {
+        let state = match (trace.running, &trace.error) {
+            (_, Some(_)) => "failed",
+            (true, None) => "running",
+            (false, None) => "done",
+        };
+        Self {
+            volume: volume.to_owned(),
+            path: trace.path.display().to_string(),
+            state: state.to_owned(),
+            requests: trace.requests,
+            bytes: trace.bytes,
+            dropped: trace.dropped,
+            seconds: trace.time.as_secs_f64(),
+            error: trace.error.clone(),
+        }
+    }
+}
+
+/// How to stop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopRequest {
+    /// Whether everything dirty is written to the primaries first.
+    #[serde(default)]
+    pub drain: bool,
+}
+
+/// It will be done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct Accepted {
+    /// Always true.
+    pub accepted: bool,
+}
+
+/// Why something was not done.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ErrorBody {
+    /// What is wrong, with the value.
+    pub error: String,
+    /// What to do.
+    pub hint: String,
+}
+
+impl PoolStatus {
+    /// The status that a snapshot shows.
+    #[must_use]
+    pub fn of(pool: &PoolSnapshot) -> Self {
+        let stats = || pool.shards.iter().map(|shard| &shard.stats);
+        let mut counters: std::collections::BTreeMap<String, u64> = METRICS
+            .iter()
+            .map(|metric| (metric.name.to_owned(), metric.of_pool(stats())))
+            .collect();
+        for (at, reason) in BYPASS_REASONS.iter().enumerate() {
+            let count = stats().map(|stats| stats.bypassed_by[at]).sum();
+            counters.insert(format!("bypassed_{reason}"), count);
+        }
+        let slowest = pool.shards.iter().max_by_key(|shard| state_rank(&shard.state));
+        let state = slowest.map_or("stopped", |shard| state_name(&shard.state));
+        Self {
+            api: VERSION,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            state: if pool.stopping { "stopping" } else { state }.to_owned(),
+            health: health_name(pool.health()).to_owned(),
+            uptime_seconds: pool.uptime.as_secs(),
+            cache: CacheStatus::of(pool, &counters),
+            endpoints: pool.endpoints.clone(),
+            clients: pool.clients,
+            volumes: pool.volumes.iter().map(VolumeStatus::of).collect(),
+            shards: pool.shards.iter().map(ShardStatus::of).collect(),
+            counters,
+        }
+    }
+}
+
+impl CacheStatus {
+    fn of(pool: &PoolSnapshot, counters: &std::collections::BTreeMap<String, u64>) -> Self {
+        let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+        let bytes = |name: &str| count(name) * forebay_block::BLOCK_SIZE as u64;
+        let lookups = count("lookups");
+        let found = count("hits") + count("partial_hits");
+        Self {
+            path: pool.cache_path.clone(),
+            size: pool.cache_bytes,
+            eviction: pool.eviction.name().to_owned(),
+            cached_bytes: bytes("cached_blocks"),
+            dirty_bytes: bytes("dirty_blocks"),
+            dirty_limit_bytes: bytes("dirty_limit_blocks"),
+            oldest_dirty_seconds: count("oldest_dirty_nanos") as f64 / 1e9,
+            write_cache_depth_seconds: pool.write_cache_depth.as_secs_f64(),
+            fenced_bytes: bytes("fenced_blocks"),
+            hit_percent: (lookups > 0).then(|| 100.0 * found as f64 / lookups as f64),
+        }
+    }
+}
+
+impl VolumeStatus {
+    /// The status that a snapshot shows.
+    #[must_use]
+    pub fn of(volume: &VolumeSnapshot) -> Self {
+        Self {
+            name: volume.name.clone(),
+            primary: volume.primary.clone(),
+            size: volume.size,
+            mode: volume.mode.name().to_owned(),
+            read_only: volume.read_only,
+            file: volume.file.clone(),
+            devices: volume.devices.clone(),
+        }
+    }
+}
+
+impl ShardStatus {
+    fn of(shard: &ShardSnapshot) -> Self {
+        let reason = match &shard.state {
+            State::Refused(reason) => Some(reason.clone()),
+            _ => None,
+        };
+        Self {
+            state: state_name(&shard.state).to_owned(),
+            reason,
+            health: health_name(shard.health).to_owned(),
+            dirty_bytes: shard.stats.dirty_blocks * forebay_block::BLOCK_SIZE as u64,
+        }
+    }
+}
+
+fn state_name(state: &State) -> &'static str {
+    match state {
+        State::Recovering => "recovering",
+        State::Serving => "serving",
+        State::Refused(_) => "refused",
+        State::Stopping => "stopping",
+        State::Stopped => "stopped",
+    }
+}
+
+/// The state that speaks for the pool is the one that keeps it most from serving.
+fn state_rank(state: &State) -> u8 {
+    match state {
+        State::Serving => 0,
+        State::Stopped => 1,
+        State::Stopping => 2,
+        State::Recovering => 3,
+        State::Refused(_) => 4,
+    }
+}
+
+fn health_name(health: Health) -> &'static str {
+    match health {
+        Health::Good => "good",
+        Health::Draining => "draining",
+        Health::Detached => "detached",
+    }
+}

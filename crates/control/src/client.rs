@@ -1,0 +1,250 @@
+//! The commands' way to a running server: one request at a time over its control socket, with a
+//! time limit, on the caller's own thread.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::api::{
+    Accepted, ErrorBody, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, VolumeSettings,
+    VolumeStatus,
+};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes in the longest answer that is read.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("no server answers at {0}; start one with `forebay serve`, or use --control PATH")]
+    NotRunning(PathBuf),
+    /// The socket cannot be used.
+    #[error("control socket {path}: {source}; run this as the user who runs the server")]
+    Io {
+        /// Which socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The answer took too long.
+    #[error("the server at {0} has not answered in {PATIENCE:?}; see its log")]
+    Timeout(PathBuf),
+    /// What came is not what was asked for.
+    #[error("what answers at {path} is not a Forebay server of this version: {what}")]
+    Unexpected {
+        /// Which socket.
+        path: PathBuf,
+        /// What came.
+        what: String,
+    },
+    /// The server says no.
+    #[error("{error}; {hint}")]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// What is wrong.
+        error: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+/// A server to ask.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// The server whose control socket is at `socket`. Nothing is sent yet.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    /// Its control socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// What is served and how it is doing.
+    ///
+    /// # Errors
+    /// As for every request: when nobody answers, or the answer is no.
+    pub fn status(&self) -> Result<PoolStatus, ClientError> {
+        self.ask("GET", "/v1/status", None::<&()>)
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn volume(&self, name: &str) -> Result<VolumeStatus, ClientError> {
+        self.ask("GET", &format!("/v1/volumes/{}", escaped(name)), None::<&()>)
+    }
+
+    /// Starts to drain.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn drain(&self, volume: &str) -> Result<Job, ClientError> {
+        self.ask("POST", &format!("/v1/volumes/{}/drain", escaped(volume)), None::<&()>)
+    }
+
+    /// How far a job is.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn job(&self, id: u64) -> Result<Job, ClientError> {
+        self.ask("GET", &format!("/v1/jobs/{id}"), None::<&()>)
+    }
+
+    /// Cancels a job.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn cancel(&self, id: u64) -> Result<Job, ClientError> {
+        self.ask("DELETE", &format!("/v1/jobs/{id}"), None::<&()>)
+    }
+
+    /// Changes settings of a volume.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn set(&self, volume: &str, to: &VolumeSettings) -> Result<VolumeStatus, ClientError> {
+        self.ask("POST", &format!("/v1/volumes/{}/set", escaped(volume)), Some(to))
+    }
+
+    /// Begins to record what clients ask of a volume.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn start_trace(
+        &self,
+        volume: &str,
+        request: &TraceRequest,
+    ) -> Result<TraceStatus, ClientError> {
+        self.ask("POST", &format!("/v1/volumes/{}/trace", escaped(volume)), Some(request))
+    }
+
+    /// How the volume's recording stands.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn trace(&self, volume: &str) -> Result<TraceStatus, ClientError> {
+        self.ask("GET", &format!("/v1/volumes/{}/trace", escaped(volume)), None::<&()>)
+    }
+
+    /// Ends the volume's recording.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn stop_trace(&self, volume: &str) -> Result<TraceStatus, ClientError> {
+        self.ask("DELETE", &format!("/v1/volumes/{}/trace", escaped(volume)), None::<&()>)
+    }
+
+    /// Asks the server to stop; it has when its socket is gone.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn stop(&self, drain: bool) -> Result<Accepted, ClientError> {
+        self.ask("POST", "/v1/stop", Some(&StopRequest { drain }))
+    }
+
+    /// Sends a request with a JSON body, if there is one, and reads the JSON answer.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn ask<T: DeserializeOwned>(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
+        let (status, bytes) = self.exchange(method, path, body)?;
+        if (200..300).contains(&status) {
+            return serde_json::from_slice(&bytes).map_err(|error| self.unexpected(error));
+        }
+        let refused: Result<ErrorBody, _> = serde_json::from_slice(&bytes);
+        let ErrorBody { error, hint } = refused.map_err(|error| self.unexpected(error))?;
+        Err(ClientError::Refused { status, error, hint })
+    }
+
+    /// Sends a request and reads the answer: its status and its body.
+    ///
+    /// # Errors
+    /// When nobody answers.
+    pub fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<(u16, Bytes), ClientError> {
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| self.unexpected(error))?.unwrap_or_default();
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "forebay")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| self.unexpected(error))?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|source| self.io(source))?;
+        let talk = async { tokio::time::timeout(PATIENCE, self.talk(request)).await };
+        runtime.block_on(talk).unwrap_or_else(|_| Err(ClientError::Timeout(self.socket.clone())))
+    }
+
+    async fn talk(&self, request: Request<Full<Bytes>>) -> Result<(u16, Bytes), ClientError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|source| self.io(source))?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| self.io(io::Error::other(error)))?;
+        tokio::spawn(connection);
+        let answer = sender.send_request(request).await;
+        let answer = answer.map_err(|error| self.io(io::Error::other(error)))?;
+        let status = answer.status().as_u16();
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| self.unexpected(error))?;
+        Ok((status, body.to_bytes()))
+    }
+
+    fn io(&self, source: io::Error) -> ClientError {
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ClientError::NotRunning(self.socket.clone())
+            }
+            _ => ClientError::Io { path: self.socket.clone(), source },
+        }
+    }
+
+    fn unexpected(&self, what: impl std::fmt::Display) -> ClientError {
+        ClientError::Unexpected { path: self.socket.clone(), what: what.to_string() }
+    }
+}
+
+/// `text` as one segment of a path.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(char::from(byte));
+            }
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}

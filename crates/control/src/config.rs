@@ -1,0 +1,544 @@
+//! The configuration of a server: one struct, whether it comes from a TOML file or from flags.
+//!
+//! Reading refuses every key that it does not know and names the line. [`Config::check`] then
+//! looks at what only the whole can tell. No device is opened here; that a path can be read, or
+//! that a device is large enough, is found by those who open it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use forebay_engine::{Eviction, Mode};
+use forebay_format::{NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
+use serde::{Deserialize, Deserializer};
+
+use crate::units::{Percent, Size, Time};
+
+/// Clients at once that can be configured.
+pub const CLIENTS_MAX: u32 = 4096;
+/// Bytes in the longest configuration file that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The smallest sequential threshold: below it every request would be a stream.
+const THRESHOLD_MIN: u64 = 64 << 10;
+/// The dirty limit must leave room for clean blocks and for reclaim.
+const DIRTY_LIMIT: std::ops::RangeInclusive<u8> = 1..=90;
+
+/// Everything that `serve` needs to know.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The cache device and how it is used.
+    pub cache: CacheConfig,
+    /// Memory.
+    #[serde(default)]
+    pub memory: MemoryConfig,
+    /// The control socket.
+    #[serde(default)]
+    pub control: ControlConfig,
+    /// Threads, endpoints and clients.
+    #[serde(default)]
+    pub server: ServerConfig,
+    /// The volumes that share the cache.
+    #[serde(default, rename = "volume")]
+    pub volumes: Vec<VolumeConfig>,
+}
+
+/// The cache device and how it is used.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheConfig {
+    /// A block device or a file.
+    pub path: PathBuf,
+    /// Bytes of it to use; all of it when absent. A file that is not there is made this long.
+    pub size: Option<Size>,
+    /// Where the host keeps what it must know about the cache should the device fail.
+    #[serde(default = "default_state_dir")]
+    pub state_dir: PathBuf,
+    /// How clean blocks are chosen to leave.
+    #[serde(default, deserialize_with = "eviction")]
+    pub eviction: Eviction,
+    /// Share of the cache that may be dirty.
+    #[serde(default = "default_dirty_limit")]
+    pub dirty_limit: Percent,
+    /// The longest a dirty block may wait before it is on the primary.
+    #[serde(default = "default_write_cache_depth")]
+    pub write_cache_depth: Time,
+    /// Whether blocks are compressed.
+    #[serde(default = "default_compress")]
+    pub compress: bool,
+}
+
+impl CacheConfig {
+    /// The cache at `path`, everything else by default.
+    #[must_use]
+    pub fn at(path: PathBuf) -> Self {
+        Self {
+            path,
+            size: None,
+            state_dir: default_state_dir(),
+            eviction: Eviction::default(),
+            dirty_limit: default_dirty_limit(),
+            write_cache_depth: default_write_cache_depth(),
+            compress: default_compress(),
+        }
+    }
+}
+
+fn default_state_dir() -> PathBuf {
+    PathBuf::from("/var/lib/forebay")
+}
+
+fn default_dirty_limit() -> Percent {
+    Percent(50)
+}
+
+fn default_write_cache_depth() -> Time {
+    Time(Duration::from_secs(30))
+}
+
+fn default_compress() -> bool {
+    true
+}
+
+/// Memory.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryConfig {
+    /// Bytes of RAM for recent blocks; the index comes on top.
+    pub ram: Size,
+    /// Whether all memory is locked, so that the server never waits for its own swap.
+    pub lock: bool,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self { ram: Size(256 << 20), lock: false }
+    }
+}
+
+/// The control socket.
+#[derive(Clone, PartialEq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ControlConfig {
+    /// Its path; [`crate::default_socket`] when absent.
+    pub socket: Option<PathBuf>,
+}
+
+/// Threads, endpoints and clients.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// Threads; what the cache was made with, or chosen by the processors, when absent.
+    pub shards: Option<u16>,
+    /// Clients at once; more are turned away.
+    pub max_clients: u32,
+    /// Where NBD clients connect.
+    pub nbd: Vec<Listen>,
+    /// The directory where a file for each volume is mounted.
+    pub fuse: Option<PathBuf>,
+    /// How the kernel hands over requests to those files.
+    #[serde(deserialize_with = "fuse_transport")]
+    pub fuse_transport: FuseTransport,
+    /// Whether clients may or must use TLS.
+    #[serde(deserialize_with = "tls_policy")]
+    pub tls: TlsPolicy,
+    /// The server's certificates, PEM.
+    pub tls_cert: Option<PathBuf>,
+    /// The key of the first certificate, PEM.
+    pub tls_key: Option<PathBuf>,
+    /// Who signs the clients' certificates, PEM; clients need one when this is given.
+    pub tls_ca: Option<PathBuf>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            shards: None,
+            max_clients: 128,
+            nbd: Vec::new(),
+            fuse: None,
+            fuse_transport: FuseTransport::default(),
+            tls: TlsPolicy::Off,
+            tls_cert: None,
+            tls_key: None,
+            tls_ca: None,
+        }
+    }
+}
+
+/// One volume: a primary seen through the cache.
+#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VolumeConfig {
+    /// What clients and commands call it.
+    pub name: String,
+    /// Where its data is: a path or a URI.
+    pub primary: String,
+    /// What the cache does for it.
+    #[serde(default, deserialize_with = "mode")]
+    pub mode: Mode,
+    /// Bytes after which a sequential stream goes past the cache; 0 is never.
+    #[serde(default = "default_threshold")]
+    pub sequential_threshold: Size,
+    /// Whether writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+impl VolumeConfig {
+    /// The volume `name` on `primary`, everything else by default.
+    #[must_use]
+    pub fn on(name: String, primary: String) -> Self {
+        let sequential_threshold = default_threshold();
+        Self { name, primary, mode: Mode::default(), sequential_threshold, read_only: false }
+    }
+}
+
+fn default_threshold() -> Size {
+    Size(512 << 10)
+}
+
+/// Whether clients may or must use TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum TlsPolicy {
+    /// It is not offered.
+    #[default]
+    Off,
+    /// Clients choose.
+    Allowed,
+    /// Clients without it are turned away.
+    Required,
+}
+
+/// How the kernel hands over requests to the files of a FUSE mount.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum FuseTransport {
+    /// Over io_uring if the kernel offers it, else over the device.
+    #[default]
+    Auto,
+    /// Over io_uring, or not at all.
+    IoUring,
+    /// Over `/dev/fuse`.
+    Device,
+}
+
+/// Names of TLS policies, of eviction policies: in files, flags and messages.
+const TLS_POLICIES: [(&str, TlsPolicy); 3] =
+    [("off", TlsPolicy::Off), ("allowed", TlsPolicy::Allowed), ("required", TlsPolicy::Required)];
+const FUSE_TRANSPORTS: [(&str, FuseTransport); 3] = [
+    ("auto", FuseTransport::Auto),
+    ("io-uring", FuseTransport::IoUring),
+    ("device", FuseTransport::Device),
+];
+
+/// The mode of that name, or what to say.
+pub fn parse_mode(name: &str) -> Result<Mode, String> {
+    one_of("mode", name, &Mode::NAMES)
+}
+
+/// The eviction policy of that name, or what to say.
+pub fn parse_eviction(name: &str) -> Result<Eviction, String> {
+    one_of("eviction policy", name, &Eviction::NAMES)
+}
+
+/// The TLS policy of that name, or what to say.
+pub fn parse_tls_policy(name: &str) -> Result<TlsPolicy, String> {
+    one_of("TLS policy", name, &TLS_POLICIES)
+}
+
+/// The FUSE transport of that name, or what to say.
+pub fn parse_fuse_transport(name: &str) -> Result<FuseTransport, String> {
+    one_of("FUSE transport", name, &FUSE_TRANSPORTS)
+}
+
+fn one_of<T: Copy>(noun: &str, name: &str, known: &[(&str, T)]) -> Result<T, String> {
+    let found = known.iter().find(|(text, _)| *text == name).map(|&(_, value)| value);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = known.iter().map(|&(text, _)| text).collect();
+        format!("unknown {noun} {name:?}; use one of: {}", names.join(", "))
+    })
+}
+
+fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
+    parse_mode(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+fn eviction<'de, D: Deserializer<'de>>(from: D) -> Result<Eviction, D::Error> {
+    parse_eviction(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+fn fuse_transport<'de, D: Deserializer<'de>>(from: D) -> Result<FuseTransport, D::Error> {
+    parse_fuse_transport(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+fn tls_policy<'de, D: Deserializer<'de>>(from: D) -> Result<TlsPolicy, D::Error> {
+    parse_tls_policy(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+/// Where clients connect.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Listen {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP port of a host, as the resolver understands it; IPv6 addresses without brackets.
+    Tcp(String, u16),
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused =
+            |why: &str| format!("{text:?} is no endpoint: {why}; use unix:PATH or tcp:HOST:PORT");
+        if let Some(path) = text.strip_prefix("unix:") {
+            if path.is_empty() {
+                return Err(refused("the path is missing"));
+            }
+            return Ok(Self::Unix(PathBuf::from(path)));
+        }
+        let address = text.strip_prefix("tcp:").ok_or_else(|| refused("unknown kind"))?;
+        let (host, port) = address.rsplit_once(':').ok_or_else(|| refused("no port"))?;
+        let port = port.parse().map_err(|_| refused("the port is not from 0 to 65535"))?;
+        let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() {
+            return Err(refused("the host is missing; 0.0.0.0 is every address"));
+        }
+        Ok(Self::Tcp(host.to_owned(), port))
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "tcp:{host}:{port}"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("configuration {path}: {source}; name a file that you may read")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It is not TOML, or a key or value is not known.
+    #[error("configuration {path}, line {line}: {what}")]
+    Syntax {
+        /// Which file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it and what would be right.
+        what: String,
+    },
+    /// A value, or several together, cannot be used.
+    #[error("{key}: {what}; {hint}")]
+    Invalid {
+        /// The key, as in the file.
+        key: String,
+        /// What is wrong, with the value.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+fn invalid(key: impl Into<String>, what: impl Into<String>, hint: &str) -> ConfigError {
+    ConfigError::Invalid { key: key.into(), what: what.into(), hint: hint.to_owned() }
+}
+
+impl Config {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read, has a key that is not known, or does not make sense.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let failed = |source| ConfigError::Read { path: path.to_owned(), source };
+        let length = std::fs::metadata(path).map_err(failed)?.len();
+        if length > FILE_BYTES_MAX {
+            let what = format!("{length} bytes are more than {FILE_BYTES_MAX}");
+            return Err(failed(std::io::Error::other(what)));
+        }
+        Self::parse(path, &std::fs::read_to_string(path).map_err(failed)?)
+    }
+
+    /// Reads and checks `text`; `path` is for messages.
+    ///
+    /// # Errors
+    /// When a key is not known, or the whole does not make sense.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start.min(text.len()));
+            let line = 1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
+            ConfigError::Syntax { path: path.to_owned(), line, what: plain(error.message()) }
+        })?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// Checks what only the whole can tell.
+    ///
+    /// # Errors
+    /// Names the first key that does not go with the others.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_cache()?;
+        self.check_server()?;
+        let count = self.volumes.len();
+        if !(1..=VOLUMES_MAX).contains(&count) {
+            let hint = format!("give 1 to {VOLUMES_MAX} [[volume]] sections");
+            return Err(invalid("volume", format!("{count} volumes"), &hint));
+        }
+        let mut names = BTreeSet::new();
+        let mut primaries = BTreeSet::from([location(&self.cache.path.to_string_lossy())]);
+        let cache = primaries.clone();
+        for volume in &self.volumes {
+            volume.check()?;
+            let name = &volume.name;
+            if !names.insert(name) {
+                let what = format!("two volumes are named {name:?}");
+                return Err(invalid("volume.name", what, "give each its own name"));
+            }
+            let place = location(&volume.primary);
+            if cache.contains(&place) {
+                let what = format!("{:?} is the cache device", volume.primary);
+                let hint = "the cache would overwrite the data; name two different devices";
+                return Err(invalid(format!("volume {name:?}: primary"), what, hint));
+            }
+            if !primaries.insert(place) {
+                let what = format!("{:?} is already the primary of a volume", volume.primary);
+                let hint = "serve it once; several clients may share a volume";
+                return Err(invalid(format!("volume {name:?}: primary"), what, hint));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_cache(&self) -> Result<(), ConfigError> {
+        let cache = &self.cache;
+        if cache.path.as_os_str().is_empty() {
+            return Err(invalid("cache.path", "is empty", "name a block device or a file"));
+        }
+        if !DIRTY_LIMIT.contains(&cache.dirty_limit.0) {
+            let what = format!("{} is out of range", cache.dirty_limit);
+            return Err(invalid("cache.dirty_limit", what, "use 1% to 90%"));
+        }
+        if cache.write_cache_depth.0.is_zero() {
+            let what = format!("{} is no time", cache.write_cache_depth);
+            let hint = "use 1s or more, or mode = \"write-through\" for none at all";
+            return Err(invalid("cache.write_cache_depth", what, hint));
+        }
+        if cache.size == Some(Size(0)) {
+            let hint = "leave the key out to use all of the device";
+            return Err(invalid("cache.size", "0 is too small", hint));
+        }
+        Ok(())
+    }
+
+    fn check_server(&self) -> Result<(), ConfigError> {
+        let server = &self.server;
+        if let Some(shards) = server.shards
+            && !(1..=SHARDS_MAX).contains(&usize::from(shards))
+        {
+            let hint = format!("use 1 to {SHARDS_MAX}, at most one for each processor");
+            return Err(invalid("server.shards", format!("{shards} is out of range"), &hint));
+        }
+        if !(1..=CLIENTS_MAX).contains(&server.max_clients) {
+            let what = format!("{} is out of range", server.max_clients);
+            return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
+        }
+        if server.nbd.is_empty() && server.fuse.is_none() {
+            let hint = "name at least one, as in nbd = [\"unix:/run/forebay/nbd.sock\"], or a \
+                        directory, as in fuse = \"/run/forebay/volumes\"";
+            return Err(invalid("server.nbd", "no endpoint for clients", hint));
+        }
+        if server.fuse.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
+            return Err(invalid("server.fuse", "is empty", "name a directory"));
+        }
+        let distinct: BTreeSet<_> = server.nbd.iter().collect();
+        if distinct.len() != server.nbd.len() {
+            let what = "the same endpoint stands there twice";
+            return Err(invalid("server.nbd", what, "name each once"));
+        }
+        let (cert, key) = (server.tls_cert.is_some(), server.tls_key.is_some());
+        let ca = server.tls_ca.is_some();
+        match server.tls {
+            TlsPolicy::Off if cert || key || ca => {
+                let what = "certificates are given, but TLS is off";
+                Err(invalid("server.tls", what, "use \"required\" or \"allowed\""))
+            }
+            TlsPolicy::Allowed | TlsPolicy::Required if !(cert && key) => {
+                let what = "TLS needs a certificate and its key";
+                Err(invalid("server.tls", what, "give both tls_cert and tls_key"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl VolumeConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let name = &self.name;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let special = [".", "..", ".forebay"].contains(&name.as_str());
+        if special || name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(plain) {
+            let what = format!("{name:?} cannot be used");
+            let hint = format!(
+                "use 1 to {NAME_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_', '.', and not '.forebay'"
+            );
+            return Err(invalid("volume.name", what, &hint));
+        }
+        if self.primary.is_empty() {
+            let key = format!("volume {name:?}: primary");
+            return Err(invalid(key, "is empty", "name a path or a URI"));
+        }
+        if (1..THRESHOLD_MIN).contains(&self.sequential_threshold.0) {
+            let key = format!("volume {name:?}: sequential_threshold");
+            let what = format!("{} is too small", self.sequential_threshold);
+            return Err(invalid(key, what, "use 64KiB or more, or 0 to cache streams too"));
+        }
+        Ok(())
+    }
+}
+
+/// Where a primary is, so far as its text tells: the path behind links, or the URI without its
+/// parameters for emulation. Two that are equal are the same device.
+fn location(primary: &str) -> String {
+    if primary.starts_with("nbd") && primary.contains("://") {
+        let (place, query) = primary.split_once('?').unwrap_or((primary, ""));
+        let socket = query.split('&').find(|pair| pair.starts_with("socket="));
+        return format!("{place}?{}", socket.unwrap_or_default());
+    }
+    let path = primary.strip_prefix("file:").unwrap_or(primary);
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    let path = Path::new(path);
+    let real = std::fs::canonicalize(path).or_else(|_| {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = std::fs::canonicalize(parent.unwrap_or(Path::new(".")))?;
+        Ok::<_, std::io::Error>(parent.join(path.file_name().unwrap_or_default()))
+    });
+    real.unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+/// The reader's message in this project's words.
+fn plain(message: &str) -> String {
+    let message = message.trim().replace('\n', " ");
+    if let Some(rest) = message.strip_prefix("unknown field") {
+        return format!("unknown key{}", rest.replacen(", expected", "; known here:", 1));
+    }
+    message.replacen("missing field", "missing key", 1)
+}

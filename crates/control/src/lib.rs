@@ -1,0 +1,26 @@
+//! What stands beside the path of the data: configuration, the HTTP API on a Unix socket with its
+//! client, and the metrics. The pool is reached through [`PoolControl`], which whoever owns the
+//! shard threads implements; no request of a client ever passes here.
+
+#![forbid(unsafe_code)]
+
+pub mod api;
+mod client;
+pub mod config;
+mod error;
+mod job;
+mod metrics;
+mod pool;
+mod server;
+mod socket;
+pub mod text;
+pub mod units;
+
+pub use client::{Client, ClientError};
+pub use error::{ControlError, ControlErrorKind};
+pub use metrics::{METRICS, Metric, MetricKind, exposition};
+pub use pool::{
+    Latency, PoolControl, PoolSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+};
+pub use server::{ControlSocket, Server};
+pub use socket::{SocketError, default_socket};

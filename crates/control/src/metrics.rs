@@ -1,0 +1,244 @@
+//! The counters as a table, and the table as Prometheus reads it. Everything that shows a counter
+//! to a person goes through here, so that one name means one thing everywhere.
+//!
+//! Conservation: `lookups = hits + partial_hits + misses + bypasses` at any moment, in every
+//! shard and so in their sums; a shard's counters are read in one turn of its thread.
+
+use std::fmt::Write;
+
+use forebay_engine::{Health, State, Stats};
+
+use crate::pool::{Latency, PoolSnapshot};
+
+/// How a metric behaves and how shards add up.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum MetricKind {
+    /// Only grows.
+    Counter,
+    /// A level; the sum over shards is the pool's.
+    Gauge,
+    /// A level; the greatest of any shard is the pool's.
+    Greatest,
+}
+
+/// One counter or level of a shard.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name: `forebay_` and, for counters, `_total` are put around it for Prometheus.
+    pub name: &'static str,
+    /// What it says, in one line.
+    pub help: &'static str,
+    /// How it behaves.
+    pub kind: MetricKind,
+    /// Where it is.
+    pub get: fn(&Stats) -> u64,
+}
+
+impl Metric {
+    /// The pool's value.
+    #[must_use]
+    pub fn of_pool<'a>(&self, shards: impl IntoIterator<Item = &'a Stats>) -> u64 {
+        let values = shards.into_iter().map(self.get);
+        match self.kind {
+            MetricKind::Counter | MetricKind::Gauge => values.sum(),
+            MetricKind::Greatest => values.max().unwrap_or(0),
+        }
+    }
+
+    /// Its name as Prometheus wants it.
+    #[must_use]
+    pub fn exposed_name(&self) -> String {
+        let suffix = if self.kind == MetricKind::Counter { "_total" } else { "" };
+        format!("forebay_{}{suffix}", self.name)
+    }
+}
+
+macro_rules! table {
+    ($($kind:ident $name:ident $help:literal)*) => {
+        &[$(Metric {
+            name: stringify!($name),
+            help: $help,
+            kind: MetricKind::$kind,
+            get: |stats| stats.$name,
+        }),*]
+    };
+}
+
+/// Every counter and level of a shard.
+pub const METRICS: &[Metric] = table![
+    Counter lookups "Read requests at a shard: hits + partial hits + misses + bypasses."
+    Counter hits "Read requests whose blocks were all cached."
+    Counter partial_hits "Read requests of whose blocks some were cached."
+    Counter misses "Read requests of whose blocks none was cached."
+    Counter bypasses "Read requests that skipped the cache."
+    Counter ram_hit_blocks "Blocks read from RAM."
+    Counter ssd_hit_blocks "Blocks read from the cache device."
+    Counter primary_read_blocks "Blocks read from a primary for clients."
+    Counter reads "Read requests of clients, as pieces at a shard."
+    Counter read_bytes "Bytes that clients read."
+    Counter writes "Write requests of clients, as pieces at a shard."
+    Counter write_bytes "Bytes that clients wrote."
+    Counter flushes "Flush requests of clients, one for each shard."
+    Counter discards "Discard requests of clients, as pieces at a shard."
+    Counter admitted_blocks "Blocks that entered the cache device after a miss."
+    Counter unadmitted_blocks "Blocks that the eviction policy kept out after a miss."
+    Counter stale_fills "Fills dropped because a write came between."
+    Counter log_records "Records written to the cache device."
+    Counter log_bytes "Bytes written to the cache device."
+    Counter copied_blocks "Blocks copied forward when a segment was reclaimed."
+    Counter evicted_blocks "Clean blocks dropped to make room."
+    Counter segments_reclaimed "Segments freed."
+    Counter destaged_blocks "Dirty blocks written to a primary."
+    Counter destage_writes "Writes to a primary that destaged them."
+    Counter cache_flushes "Flushes of the cache device."
+    Counter primary_flushes "Flushes of a primary."
+    Counter corrupt_clean "Clean blocks that failed their checksum and were read again."
+    Counter corrupt_dirty "Dirty blocks that failed their checksum: data that is lost."
+    Counter cache_errors "Requests that the cache device failed."
+    Counter primary_errors "Requests that a primary failed."
+    Counter throttled_nanos "Nanoseconds that writes were held back near the dirty limit."
+    Gauge cached_blocks "Blocks in the cache."
+    Gauge dirty_blocks "Blocks newer than on the primary."
+    Gauge dirty_limit_blocks "Dirty blocks at which writes wait for destaging."
+    Gauge fenced_blocks "Dirty blocks that cannot be read back any more."
+    Gauge ram_blocks "Blocks held in RAM."
+    Gauge index_bytes "Bytes of RAM that the index takes."
+    Gauge index_capacity "Blocks that the index has room for."
+    Gauge segments "Segments on the cache device."
+    Gauge segments_free "Segments with nothing in them."
+    Gauge requests_in_flight "Requests of clients not yet answered."
+    Greatest oldest_dirty_nanos "Age of the oldest dirty block in nanoseconds."
+];
+
+/// Names of the reasons in `Stats::bypassed_by`, in its order.
+pub const BYPASS_REASONS: [&str; forebay_engine::Bypass::COUNT] =
+    ["sequential", "mode", "degraded"];
+
+/// Everything as Prometheus' text format, version 0.0.4.
+#[must_use]
+pub fn exposition(pool: &PoolSnapshot) -> String {
+    let mut out = String::with_capacity(16 << 10);
+    for metric in METRICS {
+        let kind = if metric.kind == MetricKind::Counter { "counter" } else { "gauge" };
+        let name = metric.exposed_name();
+        head(&mut out, &name, kind, metric.help);
+        for (number, shard) in pool.shards.iter().enumerate() {
+            line(&mut out, &name, &[("shard", &number.to_string())], (metric.get)(&shard.stats));
+        }
+    }
+    let name = "forebay_bypassed_total";
+    head(&mut out, name, "counter", "Reads and writes that skipped the cache, by reason.");
+    for (number, shard) in pool.shards.iter().enumerate() {
+        for (reason, count) in BYPASS_REASONS.iter().zip(shard.stats.bypassed_by) {
+            line(&mut out, name, &[("shard", &number.to_string()), ("reason", reason)], count);
+        }
+    }
+    levels(&mut out, pool);
+    latencies(&mut out, &pool.latencies);
+    out
+}
+
+fn levels(out: &mut String, pool: &PoolSnapshot) {
+    head(out, "forebay_up", "gauge", "1 for each shard that serves.");
+    for (number, shard) in pool.shards.iter().enumerate() {
+        let serves = u64::from(shard.state == State::Serving);
+        line(out, "forebay_up", &[("shard", &number.to_string())], serves);
+    }
+    head(out, "forebay_cache_good", "gauge", "1 while the shard's cache device takes writes.");
+    for (number, shard) in pool.shards.iter().enumerate() {
+        let good = u64::from(shard.health == Health::Good);
+        line(out, "forebay_cache_good", &[("shard", &number.to_string())], good);
+    }
+    head(out, "forebay_cache_bytes", "gauge", "Bytes of the cache device in use.");
+    line(out, "forebay_cache_bytes", &[("path", &pool.cache_path)], pool.cache_bytes);
+    head(out, "forebay_clients", "gauge", "Clients connected.");
+    line(out, "forebay_clients", &[], pool.clients);
+    head(out, "forebay_uptime_seconds", "gauge", "Seconds since the server was ready.");
+    line(out, "forebay_uptime_seconds", &[], pool.uptime.as_secs());
+    head(out, "forebay_volume_bytes", "gauge", "Size of a volume, and its mode.");
+    for volume in &pool.volumes {
+        let labels = [("volume", volume.name.as_str()), ("mode", volume.mode.name())];
+        line(out, "forebay_volume_bytes", &labels, volume.size);
+    }
+}
+
+fn latencies(out: &mut String, latencies: &[Latency]) {
+    if latencies.is_empty() {
+        return;
+    }
+    let name = "forebay_request_seconds";
+    head(out, name, "histogram", "Time from a client's request to its answer.");
+    for latency in latencies {
+        let labels = [("volume", latency.volume.as_str()), ("operation", latency.operation)];
+        let bucket = format!("{name}_bucket");
+        for &(bound, count) in &latency.at_most {
+            line(out, &bucket, &[labels[0], labels[1], ("le", &seconds(bound))], count);
+        }
+        line(out, &bucket, &[labels[0], labels[1], ("le", "+Inf")], latency.count);
+        let sum = seconds(latency.sum_nanos);
+        put(out, &format!("{name}_sum"), &labels, &sum);
+        line(out, &format!("{name}_count"), &labels, latency.count);
+    }
+}
+
+fn seconds(nanos: u64) -> String {
+    format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
+}
+
+fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes it");
+}
+
+fn line(out: &mut String, name: &str, labels: &[(&str, &str)], value: u64) {
+    put(out, name, labels, &value.to_string());
+}
+
+fn put(out: &mut String, name: &str, labels: &[(&str, &str)], value: &str) {
+    out.push_str(name);
+    for (number, (label, text)) in labels.iter().enumerate() {
+        let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let before = if number == 0 { '{' } else { ',' };
+        write!(out, "{before}{label}=\"{text}\"").expect("a string takes it");
+    }
+    if !labels.is_empty() {
+        out.push('}');
+    }
+    writeln!(out, " {value}").expect("a string takes it");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_in_the_table() {
+        // A counter that the table forgets would show in Stats' own listing of its fields.
+        let listed = format!("{:?}", Stats::default());
+        let fields: Vec<&str> =
+            listed.split([' ', '{', ',']).filter_map(|word| word.strip_suffix(':')).collect();
+        for field in &fields {
+            let known = METRICS.iter().any(|metric| metric.name == *field);
+            assert!(known || *field == "bypassed_by", "{field} is not in the table");
+        }
+        assert_eq!(fields.len(), METRICS.len() + 1);
+    }
+
+    #[test]
+    fn shards_add_up_or_the_greatest_counts() {
+        let a = Stats { hits: 3, oldest_dirty_nanos: 7, ..Stats::default() };
+        let b = Stats { hits: 4, oldest_dirty_nanos: 5, ..Stats::default() };
+        let of = |name: &str| {
+            let metric = METRICS.iter().find(|metric| metric.name == name);
+            metric.expect("it is in the table").of_pool([&a, &b])
+        };
+        assert_eq!((of("hits"), of("oldest_dirty_nanos")), (7, 7));
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut out = String::new();
+        line(&mut out, "m", &[("path", "a\"b\\c\nd")], 1);
+        assert_eq!(out, "m{path=\"a\\\"b\\\\c\\nd\"} 1\n");
+        assert_eq!(seconds(1_500_000_000), "1.500000000");
+    }
+}

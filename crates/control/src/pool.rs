@@ -1,0 +1,191 @@
+//! What control needs of a running pool. The binary implements [`PoolControl`] over the shard
+//! threads; the tests over a table.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_engine::{Eviction, Health, Mode, State, Stats};
+
+use crate::ControlError;
+
+/// A running pool, seen from beside. Every call may take as long as a shard's turn, and none
+/// longer; calls come from several threads.
+pub trait PoolControl: Send + Sync + 'static {
+    /// What the pool is and how it is doing, now.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    fn snapshot(&self) -> Result<PoolSnapshot, ControlError>;
+
+    /// Changes the mode of a volume. Dirty blocks stay where they are and are destaged.
+    ///
+    /// # Errors
+    /// When there is no such volume, or the cache's health does not allow the mode.
+    fn set_mode(&self, volume: &str, mode: Mode) -> Result<(), ControlError>;
+
+    /// Changes how clean blocks are chosen to leave, for all volumes.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError>;
+
+    /// Starts, or stops, destaging everything as fast as the primaries take it.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    fn set_drain(&self, on: bool) -> Result<(), ControlError>;
+
+    /// Begins to record what clients ask of a volume, to a new file on the server's host.
+    ///
+    /// # Errors
+    /// When there is no such volume, it is being recorded, or the file cannot be made.
+    fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError>;
+
+    /// The volume's recording, under way or the last one; `None` when there was none.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    fn trace(&self, volume: &str) -> Result<Option<TraceSnapshot>, ControlError>;
+
+    /// Ends the volume's recording, when all that was asked until now is written.
+    ///
+    /// # Errors
+    /// When there is no such volume, or it has not been recorded.
+    fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError>;
+
+    /// Begins to stop the server and returns at once; with `drain`, once nothing is dirty.
+    ///
+    /// # Errors
+    /// When the pool is stopping already and cannot do it that way.
+    fn stop(&self, drain: bool) -> Result<(), ControlError>;
+}
+
+/// Where a recording goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TraceTarget {
+    /// The file; it must not exist.
+    pub path: PathBuf,
+    /// How long it goes on by itself; `None` until it is stopped.
+    pub limit: Option<Duration>,
+}
+
+/// A recording at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TraceSnapshot {
+    /// Its file.
+    pub path: PathBuf,
+    /// Whether it goes on.
+    pub running: bool,
+    /// Time since it began, or that it took.
+    pub time: Duration,
+    /// Requests written.
+    pub requests: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Requests left out, since the file did not take them fast enough.
+    pub dropped: u64,
+    /// Why it could not go on.
+    pub error: Option<String>,
+}
+
+/// A pool at one moment.
+#[derive(Clone, Debug)]
+pub struct PoolSnapshot {
+    /// Time since the server was ready.
+    pub uptime: Duration,
+    /// Whether it has been told to stop.
+    pub stopping: bool,
+    /// The cache device's path.
+    pub cache_path: String,
+    /// Bytes of it that are used.
+    pub cache_bytes: u64,
+    /// How clean blocks are chosen to leave.
+    pub eviction: Eviction,
+    /// The longest a dirty block may wait.
+    pub write_cache_depth: Duration,
+    /// Where clients connect.
+    pub endpoints: Vec<String>,
+    /// Clients connected.
+    pub clients: u64,
+    /// The volumes, in order of their ids.
+    pub volumes: Vec<VolumeSnapshot>,
+    /// The shards, in order.
+    pub shards: Vec<ShardSnapshot>,
+    /// How long requests took, by volume and operation.
+    pub latencies: Vec<Latency>,
+}
+
+/// A volume at one moment.
+#[derive(Clone, Debug)]
+pub struct VolumeSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Its primary, as configured.
+    pub primary: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// What the cache does for it.
+    pub mode: Mode,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The file that it is, where there is a FUSE mount.
+    pub file: Option<String>,
+    /// The loop devices over that file.
+    pub devices: Vec<String>,
+}
+
+/// A shard at one moment.
+#[derive(Clone, Debug)]
+pub struct ShardSnapshot {
+    /// Where its engine is in its life.
+    pub state: State,
+    /// How its part of the cache device is doing.
+    pub health: Health,
+    /// Its counters.
+    pub stats: Stats,
+}
+
+/// How long requests of one operation took since the start.
+#[derive(Clone, Debug)]
+pub struct Latency {
+    /// The volume.
+    pub volume: String,
+    /// The operation: `read`, `write`, `flush`, ...
+    pub operation: &'static str,
+    /// Requests.
+    pub count: u64,
+    /// Their times together, in nanoseconds.
+    pub sum_nanos: u64,
+    /// Upper bounds in nanoseconds, ascending, each with the number of requests that took at most
+    /// that long.
+    pub at_most: Vec<(u64, u64)>,
+}
+
+impl PoolSnapshot {
+    /// The volume of that name.
+    ///
+    /// # Errors
+    /// When there is none; the error lists those that there are.
+    pub fn volume(&self, name: &str) -> Result<&VolumeSnapshot, ControlError> {
+        self.volumes.iter().find(|volume| volume.name == name).ok_or_else(|| {
+            ControlError::no_volume(name, self.volumes.iter().map(|volume| volume.name.as_str()))
+        })
+    }
+
+    /// Dirty blocks in all shards.
+    #[must_use]
+    pub fn dirty_blocks(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.stats.dirty_blocks).sum()
+    }
+
+    /// The worst health of any shard.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let rank = |health: &Health| match health {
+            Health::Good => 0,
+            Health::Draining => 1,
+            Health::Detached => 2,
+        };
+        self.shards.iter().map(|shard| shard.health).max_by_key(rank).unwrap_or_default()
+    }
+}

@@ -1,0 +1,495 @@
+//! The HTTP API: a thread of its own with one async runtime, a Unix socket, and routes that ask
+//! the pool. What the pool does in answer may wait for a shard, so it happens on a thread where
+//! waiting is allowed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Path as Segment, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use utoipa::OpenApi;
+
+use crate::api::{
+    Accepted, ErrorBody, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, VolumeSettings,
+    VolumeStatus,
+};
+use crate::config::{parse_eviction, parse_mode};
+use crate::error::{ControlError, ControlErrorKind};
+use crate::job::Jobs;
+use crate::metrics::exposition;
+use crate::pool::{PoolControl, TraceTarget};
+use crate::socket::{SocketError, listen};
+
+/// Bytes in the longest body that is read.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// Connections at once; later ones wait.
+const CONNECTIONS_MAX: usize = 32;
+/// How often a running job is looked at.
+const JOB_PERIOD: Duration = Duration::from_millis(100);
+/// How long requests in progress may hold up the end.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The control socket, bound: commands may connect, and wait until they are served. Bound early,
+/// so that a server that cannot be controlled is refused before it touches a device.
+pub struct ControlSocket {
+    listener: std::os::unix::net::UnixListener,
+    file: SocketFile,
+}
+
+impl ControlSocket {
+    /// Binds the socket `path`.
+    ///
+    /// # Errors
+    /// When it is taken or cannot be made.
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let listener = listen(path)?;
+        Ok(Self { listener, file: SocketFile(path.to_owned()) })
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.file.0
+    }
+}
+
+/// The socket's file; it goes when this is dropped.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// The running API. Dropping it ends it and removes the socket.
+pub struct Server {
+    file: Option<SocketFile>,
+    farewell: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves `pool` at `socket`.
+    ///
+    /// # Errors
+    /// When there is no thread or runtime to be had.
+    pub fn start(socket: ControlSocket, pool: Arc<dyn PoolControl>) -> Result<Self, SocketError> {
+        let ControlSocket { listener, file } = socket;
+        let failed = |source| SocketError::Io { path: file.0.clone(), source };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let listener = {
+            let _context = runtime.enter();
+            UnixListener::from_std(listener).map_err(failed)?
+        };
+        let (farewell, ending) = oneshot::channel();
+        let body = move || {
+            runtime.block_on(run(listener, pool, ending));
+            runtime.shutdown_timeout(FAREWELL);
+        };
+        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body);
+        let thread = Some(thread.map_err(failed)?);
+        Ok(Self { file: Some(file), farewell: Some(farewell), thread })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.file.take();
+        if let Some(farewell) = self.farewell.take() {
+            let _ = farewell.send(());
+        }
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the control thread had failed");
+        }
+    }
+}
+
+/// What every route sees.
+#[derive(Clone)]
+struct Shared {
+    pool: Arc<dyn PoolControl>,
+    jobs: Arc<Jobs>,
+}
+
+async fn run(listener: UnixListener, pool: Arc<dyn PoolControl>, ending: oneshot::Receiver<()>) {
+    let jobs = Arc::new(Jobs::new(Arc::clone(&pool)));
+    let watched = Arc::clone(&jobs);
+    let watcher = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(JOB_PERIOD).await;
+            let jobs = Arc::clone(&watched);
+            let _ = tokio::task::spawn_blocking(move || jobs.refresh()).await;
+        }
+    });
+    let listener = Bounded { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
+    let (ended, end) = oneshot::channel();
+    let signal = async move {
+        let _ = ending.await;
+        let _ = ended.send(());
+    };
+    let serving =
+        axum::serve(listener, routes(Shared { pool, jobs })).with_graceful_shutdown(signal);
+    let patience = async move {
+        let _ = end.await;
+        tokio::time::sleep(FAREWELL).await;
+    };
+    tokio::select! {
+        served = serving.into_future() => {
+            if let Err(error) = served {
+                tracing::error!(%error, "the control socket failed");
+            }
+        }
+        () = patience => {}
+    }
+    watcher.abort();
+}
+
+/// A listener that lets in only so many at once.
+struct Bounded {
+    listener: UnixListener,
+    places: Arc<Semaphore>,
+}
+
+impl axum::serve::Listener for Bounded {
+    type Io = Held;
+    type Addr = tokio::net::unix::SocketAddr;
+
+    async fn accept(&mut self) -> (Held, Self::Addr) {
+        let places = Arc::clone(&self.places);
+        let place = places.acquire_owned().await.expect("the semaphore is never closed");
+        let (stream, address) = axum::serve::Listener::accept(&mut self.listener).await;
+        (Held { stream, _place: place }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<Self::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection and its place.
+struct Held {
+    stream: UnixStream,
+    _place: OwnedSemaphorePermit,
+}
+
+mod held {
+    //! A held connection reads and writes as the stream inside does.
+
+    use std::io;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+    use super::Held;
+
+    impl AsyncRead for Held {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_read(context, buf)
+        }
+    }
+
+    impl AsyncWrite for Held {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            Pin::new(&mut self.stream).poll_write(context, bytes)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_flush(context)
+        }
+
+        fn poll_shutdown(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_shutdown(context)
+        }
+    }
+}
+
+/// The description of the API.
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Forebay", description = "Control of a running Forebay server."),
+    paths(
+        status,
+        volume,
+        drain,
+        drain_volume,
+        jobs,
+        job,
+        cancel,
+        set,
+        start_trace,
+        trace,
+        stop_trace,
+        stop,
+        metrics,
+        description
+    )
+)]
+struct Description;
+
+fn routes(shared: Shared) -> axum::Router {
+    axum::Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/volumes/{name}", get(volume))
+        .route("/v1/volumes/{name}/drain", post(drain_volume))
+        .route("/v1/volumes/{name}/set", post(set))
+        .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
+        .route("/v1/drain", post(drain))
+        .route("/v1/jobs", get(jobs))
+        .route("/v1/jobs/{id}", get(job).delete(cancel))
+        .route("/v1/stop", post(stop))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(description))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(shared)
+}
+
+/// An answer that says what is wrong.
+struct Refusal(StatusCode, ErrorBody);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.0, Json(self.1)).into_response()
+    }
+}
+
+impl From<ControlError> for Refusal {
+    fn from(error: ControlError) -> Self {
+        let status = match error.kind {
+            ControlErrorKind::NotFound => StatusCode::NOT_FOUND,
+            ControlErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ControlErrorKind::Conflict => StatusCode::CONFLICT,
+            ControlErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        Self(status, ErrorBody { error: error.what, hint: error.hint })
+    }
+}
+
+impl From<JsonRejection> for Refusal {
+    fn from(rejection: JsonRejection) -> Self {
+        let hint = "send JSON with content-type application/json; see /openapi.json".to_owned();
+        Self(rejection.status(), ErrorBody { error: rejection.body_text(), hint })
+    }
+}
+
+type Answer<T> = Result<T, Refusal>;
+
+/// Runs `ask` where it may wait.
+async fn ask<T: Send + 'static>(
+    ask: impl FnOnce() -> Result<T, ControlError> + Send + 'static,
+) -> Answer<T> {
+    match tokio::task::spawn_blocking(ask).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => {
+            let what = "the request was given up because the server stops";
+            let kind = ControlErrorKind::Unavailable;
+            Err(ControlError::new(kind, what, "ask again when it serves").into())
+        }
+    }
+}
+
+/// What is served and how it is doing.
+#[utoipa::path(get, path = "/v1/status", responses(
+    (status = 200, body = PoolStatus), (status = 503, body = ErrorBody)))]
+async fn status(State(shared): State<Shared>) -> Answer<Json<PoolStatus>> {
+    ask(move || Ok(Json(PoolStatus::of(&shared.pool.snapshot()?)))).await
+}
+
+/// One volume.
+#[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path)), responses(
+    (status = 200, body = VolumeStatus), (status = 404, body = ErrorBody)))]
+async fn volume(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<Json<VolumeStatus>> {
+    ask(move || Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))).await
+}
+
+/// Writes everything dirty to the primaries; answers with the job that does it.
+#[utoipa::path(post, path = "/v1/drain", responses(
+    (status = 202, body = Job), (status = 503, body = ErrorBody)))]
+async fn drain(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Job>)> {
+    let job = ask(move || shared.jobs.start(None)).await?;
+    Ok((StatusCode::ACCEPTED, Json(job)))
+}
+
+/// As `/v1/drain`, asked for one volume; the others that share its cache are drained with it.
+#[utoipa::path(post, path = "/v1/volumes/{name}/drain", params(("name" = String, Path)),
+    responses((status = 202, body = Job), (status = 404, body = ErrorBody)))]
+async fn drain_volume(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<(StatusCode, Json<Job>)> {
+    let job = ask(move || shared.jobs.start(Some(&name))).await?;
+    Ok((StatusCode::ACCEPTED, Json(job)))
+}
+
+/// The jobs that are remembered, oldest first.
+#[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = [Job])))]
+async fn jobs(State(shared): State<Shared>) -> Answer<Json<Vec<Job>>> {
+    ask(move || Ok(Json(shared.jobs.list()))).await
+}
+
+/// One job.
+#[utoipa::path(get, path = "/v1/jobs/{id}", params(("id" = u64, Path)), responses(
+    (status = 200, body = Job), (status = 404, body = ErrorBody)))]
+async fn job(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answer<Json<Job>> {
+    let id = job_number(&id)?;
+    ask(move || Ok(Json(shared.jobs.get(id)?))).await
+}
+
+/// Cancels a job; what it has destaged stays so.
+#[utoipa::path(delete, path = "/v1/jobs/{id}", params(("id" = u64, Path)), responses(
+    (status = 200, body = Job), (status = 404, body = ErrorBody)))]
+async fn cancel(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answer<Json<Job>> {
+    let id = job_number(&id)?;
+    ask(move || Ok(Json(shared.jobs.cancel(id)?))).await
+}
+
+fn job_number(text: &str) -> Result<u64, ControlError> {
+    text.parse().map_err(|_| {
+        let what = format!("{text:?} is not the number of a job");
+        ControlError::new(ControlErrorKind::Invalid, what, "list them with GET /v1/jobs")
+    })
+}
+
+/// Changes settings of a volume while it serves.
+#[utoipa::path(post, path = "/v1/volumes/{name}/set", params(("name" = String, Path)),
+    request_body = VolumeSettings, responses((status = 200, body = VolumeStatus),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+async fn set(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+    settings: Result<Json<VolumeSettings>, JsonRejection>,
+) -> Answer<Json<VolumeStatus>> {
+    let Json(settings) = settings?;
+    ask(move || {
+        shared.pool.snapshot()?.volume(&name)?;
+        let invalid =
+            |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
+        // Everything is understood before anything is changed.
+        let mode = settings.mode.as_deref().map(parse_mode).transpose().map_err(invalid)?;
+        let eviction = settings.eviction.as_deref().map(parse_eviction).transpose();
+        let eviction = eviction.map_err(invalid)?;
+        if mode.is_none() && eviction.is_none() {
+            return Err(invalid("no setting is given".to_owned()));
+        }
+        mode.map_or(Ok(()), |mode| shared.pool.set_mode(&name, mode))?;
+        eviction.map_or(Ok(()), |eviction| shared.pool.set_eviction(eviction))?;
+        Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))
+    })
+    .await
+}
+
+/// Begins to record what clients ask of a volume. The file is made with mode 0600 by the server.
+#[utoipa::path(post, path = "/v1/volumes/{name}/trace", params(("name" = String, Path)),
+    request_body = TraceRequest, responses((status = 201, body = TraceStatus),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+async fn start_trace(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+    request: Result<Json<TraceRequest>, JsonRejection>,
+) -> Answer<(StatusCode, Json<TraceStatus>)> {
+    let Json(TraceRequest { path, seconds }) = request?;
+    let path = PathBuf::from(path);
+    if !path.is_absolute() {
+        let what = format!("{} is not a whole path", path.display());
+        let hint = "name the file from the root of the server's host";
+        return Err(ControlError::new(ControlErrorKind::Invalid, what, hint).into());
+    }
+    let to = TraceTarget { path, limit: seconds.map(Duration::from_secs) };
+    let status = ask(move || {
+        shared.pool.start_trace(&name, &to)?;
+        recording(&*shared.pool, &name)
+    });
+    Ok((StatusCode::CREATED, Json(status.await?)))
+}
+
+/// The volume's recording, under way or the last one.
+#[utoipa::path(get, path = "/v1/volumes/{name}/trace", params(("name" = String, Path)),
+    responses((status = 200, body = TraceStatus), (status = 404, body = ErrorBody)))]
+async fn trace(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<Json<TraceStatus>> {
+    Ok(Json(ask(move || recording(&*shared.pool, &name)).await?))
+}
+
+/// Ends the volume's recording, when all that was asked until now is written.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/trace", params(("name" = String, Path)),
+    responses((status = 200, body = TraceStatus), (status = 404, body = ErrorBody)))]
+async fn stop_trace(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<Json<TraceStatus>> {
+    let status = ask(move || Ok(TraceStatus::of(&name, &shared.pool.stop_trace(&name)?)));
+    Ok(Json(status.await?))
+}
+
+fn recording(pool: &dyn PoolControl, volume: &str) -> Result<TraceStatus, ControlError> {
+    let trace = pool.trace(volume)?;
+    let trace = trace.ok_or_else(|| ControlError::no_trace(volume))?;
+    Ok(TraceStatus::of(volume, &trace))
+}
+
+/// Stops the server in order. The answer comes at once; the socket is gone when it has stopped.
+#[utoipa::path(post, path = "/v1/stop", request_body = StopRequest, responses(
+    (status = 202, body = Accepted), (status = 409, body = ErrorBody)))]
+async fn stop(
+    State(shared): State<Shared>,
+    request: Result<Json<StopRequest>, JsonRejection>,
+) -> Answer<(StatusCode, Json<Accepted>)> {
+    let Json(StopRequest { drain }) = request?;
+    ask(move || shared.pool.stop(drain)).await?;
+    Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: true })))
+}
+
+/// Every counter, as Prometheus reads it.
+#[utoipa::path(get, path = "/metrics", responses((status = 200, body = String,
+    content_type = "text/plain")))]
+async fn metrics(State(shared): State<Shared>) -> Answer<impl IntoResponse> {
+    let text = ask(move || Ok(exposition(&shared.pool.snapshot()?))).await?;
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
+}
+
+/// This description.
+#[utoipa::path(get, path = "/openapi.json", responses((status = 200)))]
+async fn description() -> impl IntoResponse {
+    Json(Description::openapi())
+}
+
+async fn no_route(uri: axum::http::Uri) -> Refusal {
+    let what = format!("there is nothing at {}", uri.path());
+    ControlError::new(ControlErrorKind::NotFound, what, "see /openapi.json").into()
+}
+
+async fn no_method(method: axum::http::Method, uri: axum::http::Uri) -> Refusal {
+    let error = format!("{} cannot be asked with {method}", uri.path());
+    let hint = "see /openapi.json".to_owned();
+    Refusal(StatusCode::METHOD_NOT_ALLOWED, ErrorBody { error, hint })
+}

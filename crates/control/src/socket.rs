@@ -1,0 +1,99 @@
+//! The control socket's file: where it is, that only its owner may use it, and that a dead one is
+//! replaced but a living one is not.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Who may connect: the owner. Whoever can may stop the server.
+const MODE: u32 = 0o600;
+
+/// Why there is no control socket.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody answers there.
+    #[error("control socket {0}: another server answers there; stop it, or use --control PATH")]
+    Taken(PathBuf),
+    /// What is there is not a socket.
+    #[error("control socket {0}: a file that is not a socket is there; use --control PATH")]
+    NotSocket(PathBuf),
+    /// The operating system refuses.
+    #[error("control socket {path}: {source}; use --control PATH with a path that you may write")]
+    Io {
+        /// Which socket.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+/// Where the socket is when nobody says: in the user's runtime directory, or in the system's.
+#[must_use]
+pub fn default_socket() -> PathBuf {
+    let directory = std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty());
+    directory.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("forebay.sock")
+}
+
+/// Listens at `path`.
+pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
+    let failed = |source| SocketError::Io { path: path.to_owned(), source };
+    clear(path)?;
+    // Until its permissions are set the umask alone decides who may connect. So the socket is
+    // made beside its place, and linked there when it is private; a link replaces nothing.
+    let beside = path.with_extension(format!("new-{}", std::process::id()));
+    let _ = std::fs::remove_file(&beside);
+    let listener = UnixListener::bind(&beside).map_err(failed)?;
+    let private = std::fs::Permissions::from_mode(MODE);
+    let linked = std::fs::set_permissions(&beside, private)
+        .and_then(|()| std::fs::hard_link(&beside, path))
+        .and_then(|()| listener.set_nonblocking(true));
+    let _ = std::fs::remove_file(&beside);
+    linked.map_err(failed)?;
+    Ok(listener)
+}
+
+/// Removes the socket of a server that is gone.
+fn clear(path: &Path) -> Result<(), SocketError> {
+    let failed = |source| SocketError::Io { path: path.to_owned(), source };
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    if !found.file_type().is_socket() {
+        return Err(SocketError::NotSocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(SocketError::Taken(path.to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(failed)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_socket_is_replaced_and_a_living_one_is_not() {
+        let directory = std::env::temp_dir().join(format!("forebay-socket-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).expect("a temporary directory can be made");
+        let path = directory.join("control.sock");
+
+        let first = listen(&path).expect("nothing is there");
+        let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, MODE);
+        assert!(matches!(listen(&path), Err(SocketError::Taken(_))));
+        drop(first);
+        drop(listen(&path).expect("the first is gone"));
+
+        std::fs::write(directory.join("file"), "precious").expect("a file can be written");
+        assert!(matches!(listen(&directory.join("file")), Err(SocketError::NotSocket(_))));
+        let left: Vec<_> = std::fs::read_dir(&directory).expect("it is there").collect();
+        assert_eq!(left.len(), 2, "nothing else is left behind: {left:?}");
+        std::fs::remove_dir_all(&directory).expect("the temporary directory can be removed");
+    }
+}

@@ -1,0 +1,133 @@
+//! The status as text: what a person asks for first. For the command line, and for the files of a
+//! FUSE mount.
+
+use crate::Latency;
+use crate::api::{PoolStatus, VolumeStatus};
+use crate::pool::PoolSnapshot;
+use crate::units::Size;
+
+/// The pool in a few lines.
+#[must_use]
+pub fn pool(status: &PoolStatus) -> String {
+    let cache = &status.cache;
+    let hits = cache.hit_percent.map_or("no reads yet".to_owned(), |share| {
+        format!("{share:.1} % of reads found something")
+    });
+    let mut out = format!(
+        "forebay {}: {}, cache {}, up {}, {} clients\n",
+        status.version,
+        status.state,
+        status.health,
+        duration(status.uptime_seconds),
+        status.clients,
+    );
+    out += &format!(
+        "cache    {}: {} of data in {}; {hits}\n",
+        cache.path,
+        Size(cache.cached_bytes),
+        Size(cache.size)
+    );
+    out += &format!(
+        "at risk  {} not on the primaries yet, limit {}; the oldest waits {:.1} s of {:.0} s\n",
+        Size(cache.dirty_bytes),
+        Size(cache.dirty_limit_bytes),
+        cache.oldest_dirty_seconds,
+        cache.write_cache_depth_seconds
+    );
+    match status.health.as_str() {
+        "draining" => {
+            out += "CACHE    failed: it is being emptied; replace it when nothing is dirty\n"
+        }
+        "detached" => out += "CACHE    failed: the primaries are used without it; replace it\n",
+        _ => {}
+    }
+    if cache.fenced_bytes > 0 {
+        out += &format!(
+            "LOST     {} cannot be read back from the cache; restore it, then write it again\n",
+            Size(cache.fenced_bytes)
+        );
+    }
+    for (number, shard) in status.shards.iter().enumerate() {
+        if let Some(reason) = &shard.reason {
+            out += &format!("shard {number} refuses to serve: {reason}\n");
+        }
+    }
+    for endpoint in &status.endpoints {
+        out += &format!("serves   {endpoint}\n");
+    }
+    out + &volumes(&status.volumes)
+}
+
+/// A table of volumes.
+#[must_use]
+pub fn volumes(volumes: &[VolumeStatus]) -> String {
+    let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max(6);
+    let mut out = format!("{:width$}  {:13}  {:>10}  PRIMARY\n", "VOLUME", "MODE", "SIZE");
+    for volume in volumes {
+        let only = if volume.read_only { " (read-only)" } else { "" };
+        let devices: String = volume.devices.iter().map(|path| format!(" as {path}")).collect();
+        out += &format!(
+            "{:width$}  {:13}  {:>10}  {}{only}{devices}\n",
+            volume.name,
+            volume.mode,
+            Size(volume.size).to_string(),
+            volume.primary
+        );
+    }
+    out
+}
+
+/// Seconds in at most two units.
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
+    }
+}
+
+/// One volume: its line of the table, and what was asked of it.
+#[must_use]
+pub fn volume(pool: &PoolSnapshot, name: &str) -> String {
+    let found = pool.volumes.iter().filter(|volume| volume.name == name);
+    let found: Vec<_> = found.map(VolumeStatus::of).collect();
+    let mut out = volumes(&found);
+    out += &format!("{:13}  {:>12}  {:>10}\n", "OPERATION", "REQUESTS", "MEAN");
+    for latency in pool.latencies.iter().filter(|latency| latency.volume == name) {
+        let Latency { operation, count, sum_nanos, .. } = latency;
+        let mean = *sum_nanos as f64 / 1e3 / (*count).max(1) as f64;
+        out += &format!("{operation:13}  {count:>12}  {mean:>7.1} us\n");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!(duration(59), "59 s");
+        assert_eq!(duration(61), "1 min 1 s");
+        assert_eq!(duration(7_260), "2 h 1 min");
+        assert_eq!(duration(90_000), "1 d 1 h");
+    }
+
+    #[test]
+    fn the_table_is_as_wide_as_its_names() {
+        let volume = VolumeStatus {
+            name: "a-long-name".to_owned(),
+            primary: "/dev/sdb".to_owned(),
+            size: 3 << 30,
+            mode: "write-back".to_owned(),
+            read_only: true,
+            file: None,
+            devices: vec!["/dev/loop7".to_owned()],
+        };
+        let expected = "VOLUME       MODE                 SIZE  PRIMARY\n\
+                        a-long-name  write-back          3 GiB  /dev/sdb (read-only) \
+                        as /dev/loop7\n";
+        assert_eq!(volumes(&[volume]), expected);
+    }
+}

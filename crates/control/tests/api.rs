@@ -1,0 +1,399 @@
+//! The HTTP API over a real Unix socket, with a pool that is only a table.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use forebay_control::api::{JobState, PoolStatus, TraceRequest, VolumeSettings};
+use forebay_control::{
+    Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, METRICS,
+    PoolControl, PoolSnapshot, Server, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+};
+use forebay_engine::{Eviction, Health, Mode, State, Stats};
+
+/// A pool of two shards and one volume, without threads or devices.
+struct Table {
+    mode: Mutex<Mode>,
+    dirty: AtomicU64,
+    /// What was asked of it, in order.
+    asked: Mutex<Vec<String>>,
+    answers: Mutex<Result<(), ControlError>>,
+    trace: Mutex<Option<TraceSnapshot>>,
+}
+
+fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().expect("no test fails while it holds this")
+}
+
+impl Table {
+    fn ask(&self, what: impl Into<String>) -> Result<(), ControlError> {
+        locked(&self.asked).push(what.into());
+        locked(&self.answers).clone()
+    }
+
+    fn asked(&self) -> Vec<String> {
+        locked(&self.asked).clone()
+    }
+}
+
+impl PoolControl for Table {
+    fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
+        locked(&self.answers).clone()?;
+        let shard = |dirty_blocks, hits| ShardSnapshot {
+            state: State::Serving,
+            health: Health::Good,
+            stats: Stats { dirty_blocks, hits, misses: 1, lookups: hits + 1, ..Stats::default() },
+        };
+        Ok(PoolSnapshot {
+            uptime: Duration::from_secs(61),
+            stopping: false,
+            cache_path: "/dev/cache".to_owned(),
+            cache_bytes: 1 << 30,
+            eviction: Eviction::Lru,
+            write_cache_depth: Duration::from_secs(30),
+            endpoints: vec!["unix:/run/nbd.sock".to_owned()],
+            clients: 3,
+            volumes: vec![VolumeSnapshot {
+                name: "d b".to_owned(),
+                primary: "/dev/primary".to_owned(),
+                size: 4 << 30,
+                mode: *locked(&self.mode),
+                file: None,
+                devices: Vec::new(),
+                read_only: false,
+            }],
+            shards: vec![shard(self.dirty.load(Ordering::SeqCst), 5), shard(0, 3)],
+            latencies: vec![Latency {
+                volume: "d b".to_owned(),
+                operation: "read",
+                count: 3,
+                sum_nanos: 1_500_000,
+                at_most: vec![(1_000, 1), (1_000_000, 2)],
+            }],
+        })
+    }
+
+    fn set_mode(&self, volume: &str, mode: Mode) -> Result<(), ControlError> {
+        *locked(&self.mode) = mode;
+        self.ask(format!("mode of {volume} to {}", mode.name()))
+    }
+
+    fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError> {
+        self.ask(format!("eviction {}", eviction.name()))
+    }
+
+    fn set_drain(&self, on: bool) -> Result<(), ControlError> {
+        self.ask(format!("drain {on}"))
+    }
+
+    fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError> {
+        *locked(&self.trace) = Some(TraceSnapshot {
+            path: to.path.clone(),
+            running: true,
+            time: Duration::from_millis(1500),
+            requests: 7,
+            bytes: 99,
+            dropped: 2,
+            error: None,
+        });
+        self.ask(format!("record {volume} for {:?}", to.limit))
+    }
+
+    fn trace(&self, _volume: &str) -> Result<Option<TraceSnapshot>, ControlError> {
+        Ok(locked(&self.trace).clone())
+    }
+
+    fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError> {
+        self.ask(format!("record {volume} no more"))?;
+        let mut trace = locked(&self.trace);
+        let trace = trace.as_mut().ok_or_else(|| ControlError::no_trace(volume))?;
+        trace.running = false;
+        Ok(trace.clone())
+    }
+
+    fn stop(&self, drain: bool) -> Result<(), ControlError> {
+        self.ask(format!("stop {drain}"))
+    }
+}
+
+/// A served table; ends, and cleans up, when dropped.
+struct Served {
+    table: Arc<Table>,
+    client: Client,
+    directory: PathBuf,
+    server: Option<Server>,
+}
+
+impl Served {
+    fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("forebay-api-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&directory).expect("a temporary directory can be made");
+        let socket = directory.join("control.sock");
+        let table = Arc::new(Table {
+            mode: Mutex::new(Mode::WriteBack),
+            dirty: AtomicU64::new(0),
+            asked: Mutex::default(),
+            answers: Mutex::new(Ok(())),
+            trace: Mutex::default(),
+        });
+        let pool: Arc<dyn PoolControl> = Arc::clone(&table) as _;
+        let bound = ControlSocket::bind(&socket).expect("the socket is free");
+        assert!(ControlSocket::bind(&socket).is_err(), "it is taken before it is served");
+        let server = Some(Server::start(bound, pool).expect("there is a thread to be had"));
+        Self { table, client: Client::new(socket), directory, server }
+    }
+
+    /// Sends bytes as they are and reads the answer's first line.
+    fn raw(&self, request: &[u8]) -> String {
+        let mut stream = UnixStream::connect(self.client.socket()).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(5))).expect("it can be set");
+        stream.write_all(request).expect("it takes the request");
+        let mut answer = [0; 512];
+        let length = stream.read(&mut answer).expect("it answers");
+        let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+        answer.lines().next().unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.server.take();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, String) {
+    match result {
+        Err(ClientError::Refused { status, error, hint }) => (status, format!("{error}; {hint}")),
+        other => panic!("it must be refused: {other:?}"),
+    }
+}
+
+#[test]
+fn status_tells_what_the_pool_knows() {
+    let served = Served::new();
+    served.table.dirty.store(10, Ordering::SeqCst);
+    let status = served.client.status().expect("it answers");
+    assert_eq!((status.state.as_str(), status.health.as_str()), ("serving", "good"));
+    assert_eq!((status.clients, status.uptime_seconds), (3, 61));
+    assert_eq!(status.cache.dirty_bytes, 40960);
+    assert_eq!(status.cache.hit_percent, Some(80.0));
+    assert_eq!(status.shards.len(), 2);
+    assert_eq!(status.shards[0].dirty_bytes, 40960);
+    let count = |name: &str| status.counters[name];
+    assert_eq!(
+        count("lookups"),
+        count("hits") + count("partial_hits") + count("misses") + count("bypasses")
+    );
+    let volume = served.client.volume("d b").expect("it is there");
+    assert_eq!((volume.mode.as_str(), volume.size), ("write-back", 4 << 30));
+    let (status, message) = refused(served.client.volume("other"));
+    assert_eq!(status, 404);
+    assert!(message.contains("other") && message.contains("d b"), "{message}");
+}
+
+#[test]
+fn a_drain_is_a_job_with_progress() {
+    let served = Served::new();
+    served.table.dirty.store(8, Ordering::SeqCst);
+    let job = served.client.drain("d b").expect("it starts");
+    assert_eq!((job.state, job.total_bytes), (JobState::Running, 32768));
+    let again = served.client.drain("d b").expect("it joins");
+    assert_eq!(again.id, job.id);
+    served.table.dirty.store(2, Ordering::SeqCst);
+    let half = served.client.job(job.id).expect("it is remembered");
+    assert_eq!((half.total_bytes, half.remaining_bytes), (32768, 8192));
+    served.table.dirty.store(0, Ordering::SeqCst);
+
+    // The server sees it end by itself, and switches the drain off once.
+    let limit = Instant::now() + Duration::from_secs(5);
+    while !served.table.asked().contains(&"drain false".to_owned()) {
+        assert!(Instant::now() < limit, "the drain must be switched off");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let done = served.client.job(job.id).expect("it is remembered");
+    assert_eq!((done.state, done.remaining_bytes), (JobState::Done, 0));
+    assert_eq!(served.table.asked(), ["drain true", "drain false"]);
+    assert_eq!(refused(served.client.job(job.id + 1)).0, 404);
+}
+
+#[test]
+fn a_drain_can_be_cancelled() {
+    let served = Served::new();
+    served.table.dirty.store(8, Ordering::SeqCst);
+    let job = served.client.drain("d b").expect("it starts");
+    assert_eq!(served.client.cancel(job.id).expect("it is there").state, JobState::Cancelled);
+    assert_eq!(served.client.job(job.id).expect("it is there").state, JobState::Cancelled);
+    assert_eq!(served.table.asked(), ["drain true", "drain false"]);
+    let next = served.client.drain("d b").expect("another starts");
+    assert_ne!(next.id, job.id);
+}
+
+#[test]
+fn the_mode_is_changed_or_nothing_is() {
+    let served = Served::new();
+    let to = |mode: Option<&str>| VolumeSettings { mode: mode.map(str::to_owned), eviction: None };
+    let volume = served.client.set("d b", &to(Some("write-around"))).expect("it is a mode");
+    assert_eq!(volume.mode, "write-around");
+    let (status, message) = refused(served.client.set("d b", &to(Some("writeback"))));
+    assert_eq!(status, 400);
+    assert!(message.contains("writeback") && message.contains("write-back"), "{message}");
+    assert_eq!(refused(served.client.set("d b", &to(None))).0, 400);
+    assert_eq!(refused(served.client.set("other", &to(Some("write-back")))).0, 404);
+    assert_eq!(served.table.asked(), ["mode of d b to write-around"]);
+}
+
+#[test]
+fn the_pool_may_say_no() {
+    let served = Served::new();
+    assert!(served.client.stop(true).expect("it stops").accepted);
+    assert_eq!(served.table.asked(), ["stop true"]);
+    let no = ControlError::new(ControlErrorKind::Unavailable, "shard 1 is silent", "see the log");
+    *locked(&served.table.answers) = Err(no);
+    let (status, message) = refused(served.client.status());
+    assert_eq!((status, message.as_str()), (503, "shard 1 is silent; see the log"));
+}
+
+#[test]
+fn metrics_are_what_prometheus_reads() {
+    let served = Served::new();
+    let (status, body) =
+        served.client.exchange("GET", "/metrics", None::<&()>).expect("it answers");
+    assert_eq!(status, 200);
+    let text = String::from_utf8(body.to_vec()).expect("it is text");
+    let mut typed = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a name and a kind");
+            assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert!(typed.insert(name.to_owned()), "{name} is described once");
+        } else if !line.starts_with("# HELP ") {
+            let (sample, value) = line.rsplit_once(' ').expect("a sample and a value");
+            value.parse::<f64>().unwrap_or_else(|_| panic!("{line}: a number"));
+            let name = sample.split('{').next().unwrap_or(sample);
+            let base = ["_bucket", "_sum", "_count"].iter().find_map(|s| name.strip_suffix(s));
+            let known = typed.contains(name) || base.is_some_and(|base| typed.contains(base));
+            assert!(known, "{line}: described before");
+        }
+    }
+    for metric in METRICS {
+        assert!(typed.contains(&metric.exposed_name()), "{}", metric.name);
+    }
+    assert!(text.contains("forebay_hits_total{shard=\"0\"} 5\n"), "{text}");
+    assert!(
+        text.contains(
+            "forebay_request_seconds_sum{volume=\"d b\",operation=\"read\"} 0.001500000\n"
+        )
+    );
+    assert!(
+        text.contains(
+            "forebay_request_seconds_bucket{volume=\"d b\",operation=\"read\",le=\"+Inf\"} 3\n"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_description_lists_every_route() {
+    let served = Served::new();
+    let openapi: serde_json::Value =
+        served.client.ask("GET", "/openapi.json", None::<&()>).expect("it answers");
+    let paths: BTreeSet<&str> =
+        openapi["paths"].as_object().expect("paths").keys().map(String::as_str).collect();
+    let known = [
+        "/metrics",
+        "/openapi.json",
+        "/v1/drain",
+        "/v1/jobs",
+        "/v1/jobs/{id}",
+        "/v1/status",
+        "/v1/stop",
+        "/v1/volumes/{name}",
+        "/v1/volumes/{name}/drain",
+        "/v1/volumes/{name}/set",
+        "/v1/volumes/{name}/trace",
+    ];
+    assert_eq!(paths.into_iter().collect::<Vec<_>>(), known);
+    let status = &openapi["components"]["schemas"]["PoolStatus"]["properties"];
+    assert!(status["cache"].is_object(), "{openapi}");
+}
+
+#[test]
+fn recordings_are_started_asked_about_and_ended() {
+    let served = Served::new();
+    let request = |path: &str| TraceRequest { path: path.to_owned(), seconds: Some(5) };
+    let none = served.client.trace("d b").expect_err("nothing is recorded").to_string();
+    assert!(none.contains("not being recorded") && none.contains("trace record"), "{none}");
+    let relative = served.client.start_trace("d b", &request("x")).expect_err("no whole path");
+    assert!(relative.to_string().contains("x is not a whole path"), "{relative}");
+    let started = served.client.start_trace("d b", &request("/tmp/x")).expect("it is started");
+    assert_eq!((started.state.as_str(), started.path.as_str()), ("running", "/tmp/x"));
+    assert_eq!((started.requests, started.bytes, started.dropped), (7, 99, 2));
+    assert!((started.seconds - 1.5).abs() < 1e-9);
+    assert_eq!(served.client.stop_trace("d b").expect("it ends").state, "done");
+    assert_eq!(served.client.trace("d b").expect("it is remembered").state, "done");
+    assert_eq!(served.table.asked(), ["record d b for Some(5s)", "record d b no more"]);
+}
+
+#[test]
+fn hostile_requests_are_answered_or_dropped() {
+    let served = Served::new();
+    assert_eq!(served.raw(b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"), "HTTP/1.1 404 Not Found");
+    let get_stop = served.raw(b"GET /v1/stop HTTP/1.1\r\nhost: x\r\n\r\n");
+    assert_eq!(get_stop, "HTTP/1.1 405 Method Not Allowed");
+    let garbage = served.raw(b"\x16\x03\x01\x00garbage\r\n\r\n");
+    assert!(garbage.starts_with("HTTP/1.1 400"), "{garbage}");
+    let post = |body: &[u8]| {
+        let length = body.len();
+        let head = format!(
+            "POST /v1/stop HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n"
+        );
+        served.raw(&[head.as_bytes(), body].concat())
+    };
+    assert!(post(b"{").starts_with("HTTP/1.1 400"));
+    assert!(post(b"{\"drian\":true}").starts_with("HTTP/1.1 422"));
+    assert!(post(&vec![b' '; 65 << 10]).starts_with("HTTP/1.1 413"));
+    assert_eq!(served.table.asked(), Vec::<String>::new(), "nothing came of it");
+}
+
+#[test]
+fn more_connections_than_places_wait_their_turn() {
+    let served = Served::new();
+    let connect = || UnixStream::connect(served.client.socket()).expect("it listens");
+    let idle: Vec<UnixStream> = (0..32).map(|_| connect()).collect();
+    std::thread::sleep(Duration::from_millis(100));
+    let client = served.client.clone();
+    let waiting = std::thread::spawn(move || client.status());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!waiting.is_finished(), "every place is taken");
+    drop(idle);
+    let status: PoolStatus = waiting.join().expect("no panic").expect("now there is a place");
+    assert_eq!(status.api, 1);
+}
+
+#[test]
+fn the_socket_goes_with_the_server() {
+    let mut served = Served::new();
+    served.server.take();
+    assert!(!served.client.socket().exists());
+    let error = served.client.status().expect_err("nobody listens");
+    assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
+    assert!(error.to_string().contains("forebay serve"), "{error}");
+}
+
+#[test]
+fn the_manual_names_every_counter() {
+    let manual = include_str!("../../../docs/statistics.md");
+    for metric in METRICS {
+        let named = manual.contains(&format!("`{}`", metric.name));
+        assert!(named, "docs/statistics.md does not name {}", metric.name);
+    }
+}

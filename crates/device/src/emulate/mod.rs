@@ -1,0 +1,237 @@
+//! A disk model in front of any device: the data moves at once on the device below, and each
+//! completion is held until the modelled device would have been done. For evaluation without
+//! disks; the figures are in `docs/emulation.md` and do not change.
+
+mod model;
+mod spindle;
+
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_block::{Completion, DeviceInfo, Instant, Io, IoQueue, IoTag};
+
+use crate::device::BlockDevice;
+use crate::ring::Ring;
+use model::{Model, Ticket};
+
+/// A device that can be emulated.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Profile {
+    /// One disk of 7,200 turns a minute.
+    Hdd,
+    /// Four of them: two mirrored pairs, striped.
+    Raid10x4,
+    /// The same behind a network.
+    San,
+    /// A volume with limits on operations and bytes a second.
+    Cloud,
+}
+
+impl Profile {
+    /// Every profile with its name.
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("hdd", Self::Hdd),
+        ("raid10x4", Self::Raid10x4),
+        ("san", Self::San),
+        ("cloud", Self::Cloud),
+    ];
+
+    /// The profile of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, profile)| profile)
+    }
+}
+
+/// A device with the time of another.
+pub struct EmulatedDevice {
+    inner: Arc<dyn BlockDevice>,
+    info: DeviceInfo,
+    shared: Arc<Mutex<Shared>>,
+}
+
+/// The model, and the ends that one queue's thread found and that are another's.
+struct Shared {
+    model: Model,
+    /// The latest time that any thread brought: threads read the clock a little apart.
+    now: Instant,
+    ended: Vec<Ticket>,
+    /// For each queue its ends, or nothing where there is no queue.
+    queues: Vec<Option<Vec<u64>>>,
+}
+
+impl EmulatedDevice {
+    /// Gives `inner` the time of `profile`; `seed` says where its platters are at the start.
+    #[must_use]
+    pub fn new(inner: Arc<dyn BlockDevice>, profile: Profile, seed: u64) -> Self {
+        let mut info = inner.info().clone();
+        info.rotational = profile != Profile::Cloud;
+        info.fast_zero = false;
+        if matches!(profile, Profile::Raid10x4 | Profile::San) {
+            info.optimal_io = model::STRIPE_UNIT as u32;
+        }
+        let shared = Shared {
+            model: Model::new(profile, info.size, seed),
+            now: Instant(0),
+            ended: Vec::new(),
+            queues: Vec::new(),
+        };
+        Self { inner, info, shared: Arc::new(Mutex::new(shared)) }
+    }
+}
+
+impl BlockDevice for EmulatedDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        let inner = self.inner.open_queue(ring)?;
+        let mut shared = locked(&self.shared);
+        let id = shared.queues.iter().position(Option::is_none).unwrap_or_else(|| {
+            shared.queues.push(None);
+            shared.queues.len() - 1
+        });
+        shared.queues[id] = Some(Vec::new());
+        Ok(Box::new(EmulatedQueue {
+            inner,
+            info: self.info.clone(),
+            shared: Arc::clone(&self.shared),
+            id,
+            held: Vec::new(),
+            free: Vec::new(),
+            done: Vec::new(),
+            due: Vec::new(),
+        }))
+    }
+}
+
+/// The model is changed in one call at a time; a panic elsewhere leaves it whole.
+fn locked(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    /// Takes account of the time, and sorts what has ended to the queues.
+    fn advance(&mut self, now: Instant) {
+        self.now = self.now.max(now);
+        self.model.ended(self.now, &mut self.ended);
+        for (queue, slot) in self.ended.drain(..) {
+            if let Some(ends) = &mut self.queues[queue] {
+                ends.push(slot);
+            }
+        }
+    }
+}
+
+struct EmulatedQueue {
+    inner: Box<dyn IoQueue>,
+    info: DeviceInfo,
+    shared: Arc<Mutex<Shared>>,
+    id: usize,
+    held: Vec<Held>,
+    free: Vec<usize>,
+    /// Empty between uses, as `due` is.
+    done: Vec<Completion>,
+    due: Vec<u64>,
+}
+
+/// A request: it completes when the device below is done and its time has come.
+#[derive(Default)]
+struct Held {
+    tag: IoTag,
+    done: Option<Completion>,
+    due: bool,
+}
+
+impl IoQueue for EmulatedQueue {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, now: Instant, mut io: Io) -> Result<(), Io> {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.held.push(Held::default());
+            self.held.len() - 1
+        });
+        let (tag, op, range) = (io.tag, io.op, io.range);
+        let refused = crate::device::check(&self.info, &io).is_err();
+        io.tag = IoTag(slot as u64);
+        if let Err(mut io) = self.inner.submit(now, io) {
+            io.tag = tag;
+            self.free.push(slot);
+            return Err(io);
+        }
+        // What the device below refuses takes no time.
+        self.held[slot] = Held { tag, done: None, due: refused };
+        if !refused {
+            let mut shared = locked(&self.shared);
+            shared.advance(now);
+            let arrival = shared.now;
+            shared.model.submit(arrival, (self.id, slot as u64), op, range);
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
+        let mut shared = locked(&self.shared);
+        shared.advance(now);
+        if let Some(ends) = &mut shared.queues[self.id] {
+            self.due.append(ends);
+        }
+        drop(shared);
+        let mut due = std::mem::take(&mut self.due);
+        for slot in due.drain(..) {
+            self.held[slot as usize].due = true;
+            self.release(slot as usize, done);
+        }
+        self.due = due;
+        let mut below = std::mem::take(&mut self.done);
+        self.inner.poll(now, &mut below);
+        for completion in below.drain(..) {
+            let slot = completion.tag.0 as usize;
+            self.held[slot].done = Some(completion);
+            self.release(slot, done);
+        }
+        self.done = below;
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let below = self.inner.deadline();
+        if self.held.len() == self.free.len() {
+            return below;
+        }
+        let shared = locked(&self.shared);
+        let event = shared.model.next_event();
+        // Another thread may have found the end of what is ours.
+        let found = shared.queues[self.id].as_ref().is_some_and(|ends| !ends.is_empty());
+        let found = found.then_some(Instant(0));
+        below.into_iter().chain(event).chain(found).min()
+    }
+}
+
+impl EmulatedQueue {
+    /// Hands a completion up when both of its conditions hold.
+    fn release(&mut self, slot: usize, done: &mut Vec<Completion>) {
+        let held = &mut self.held[slot];
+        if !held.due {
+            return;
+        }
+        if let Some(mut completion) = held.done.take() {
+            completion.tag = held.tag;
+            held.due = false;
+            self.free.push(slot);
+            done.push(completion);
+        }
+    }
+}
+
+impl Drop for EmulatedQueue {
+    fn drop(&mut self) {
+        locked(&self.shared).queues[self.id] = None;
+    }
+}
+
+#[cfg(test)]
+mod tests;

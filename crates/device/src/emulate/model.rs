@@ -1,0 +1,218 @@
+//! When each request of an emulated device would end: pure arithmetic, no I/O, no clock.
+//!
+//! Requests come with their time, ends are asked for with the time. The same requests at the
+//! same times end at the same times: the seed fixes where the platters are at the start. A
+//! flush ends when everything that came before it has.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
+
+use forebay_block::{ByteRange, Instant, IoOp};
+
+use super::Profile;
+use super::spindle::{Part, Spindle};
+use crate::random::Numbers;
+
+/// Bytes of a stripe unit on an array.
+pub(super) const STRIPE_UNIT: u64 = 64 << 10;
+/// Mirrored pairs that an array stripes over.
+const PAIRS: u64 = 2;
+/// What the network in front of an array adds to each request.
+const SAN_LATENCY: Duration = Duration::from_micros(500);
+/// What a cloud volume takes for each request.
+const CLOUD_LATENCY: Duration = Duration::from_millis(1);
+/// Operations a second of a cloud volume.
+const CLOUD_OPERATIONS: u64 = 3000;
+/// Bytes a second of a cloud volume.
+const CLOUD_BYTES: u64 = 125_000_000;
+/// Bytes that a cloud volume counts as one operation, at most.
+const CLOUD_OPERATION_BYTES: u64 = 256 << 10;
+const NANOS: u64 = 1_000_000_000;
+
+/// Who submitted a request, and the name it gave it.
+pub(super) type Ticket = (usize, u64);
+
+/// The time of one emulated device, for all its queues.
+pub(super) struct Model {
+    medium: Medium,
+    /// Added to each request.
+    latency: Duration,
+    serial: u64,
+    outstanding: BTreeMap<u64, Outstanding>,
+    /// Requests whose end is known, soonest first.
+    ends: BinaryHeap<Reverse<(Instant, u64)>>,
+}
+
+struct Outstanding {
+    ticket: Ticket,
+    /// Parts not yet served.
+    parts: u32,
+    /// The latest end of a part.
+    end: Instant,
+    /// A flush whose end is not known yet.
+    is_waiting_flush: bool,
+}
+
+enum Medium {
+    /// One disk.
+    Disk(Spindle),
+    /// Pairs of mirrors, striped.
+    Array(Vec<[Spindle; 2]>),
+    /// Two buckets that drip.
+    Buckets { operations: Instant, bytes: Instant },
+}
+
+impl Model {
+    /// A device of `size` bytes as `profile` says; `seed` turns its platters.
+    pub(super) fn new(profile: Profile, size: u64, seed: u64) -> Self {
+        let mut phases = Numbers::new(seed);
+        let medium = match profile {
+            Profile::Hdd => Medium::Disk(Spindle::new(size, phases.next())),
+            Profile::Raid10x4 | Profile::San => {
+                let share = size.div_ceil(PAIRS);
+                let mut disk = || Spindle::new(share, phases.next());
+                Medium::Array((0..PAIRS).map(|_| [disk(), disk()]).collect())
+            }
+            Profile::Cloud => Medium::Buckets { operations: Instant(0), bytes: Instant(0) },
+        };
+        let latency = match profile {
+            Profile::Hdd | Profile::Raid10x4 => Duration::ZERO,
+            Profile::San => SAN_LATENCY,
+            Profile::Cloud => CLOUD_LATENCY,
+        };
+        let (outstanding, ends) = (BTreeMap::new(), BinaryHeap::new());
+        Self { medium, latency, serial: 0, outstanding, ends }
+    }
+
+    /// A request comes at `now`, which is not before any earlier `now`.
+    pub(super) fn submit(&mut self, now: Instant, ticket: Ticket, op: IoOp, range: ByteRange) {
+        self.serve(now);
+        let serial = self.serial;
+        self.serial += 1;
+        let is_waiting_flush = op == IoOp::Flush && !self.outstanding.is_empty();
+        let mut entry = Outstanding { ticket, parts: 0, end: now, is_waiting_flush };
+        if !matches!(op, IoOp::Flush | IoOp::Discard) && !range.is_empty() {
+            self.dispatch(now, serial, op, range, &mut entry);
+        }
+        if entry.parts == 0 && !is_waiting_flush {
+            self.ends.push(Reverse((entry.end + self.latency, serial)));
+        }
+        self.outstanding.insert(serial, entry);
+    }
+
+    fn dispatch(
+        &mut self,
+        now: Instant,
+        serial: u64,
+        op: IoOp,
+        range: ByteRange,
+        entry: &mut Outstanding,
+    ) {
+        match &mut self.medium {
+            Medium::Disk(disk) => {
+                disk.push(Part { serial, at: range.offset, len: range.len, arrived: now });
+                entry.parts = 1;
+            }
+            Medium::Array(pairs) => {
+                for (pair, mirrors) in pairs.iter_mut().enumerate() {
+                    let share = share_of_pair(range, pair as u64);
+                    if share.is_empty() {
+                        continue;
+                    }
+                    let part = Part { serial, at: share.offset, len: share.len, arrived: now };
+                    if op == IoOp::Read {
+                        nearer(mirrors, part.at).push(part);
+                        entry.parts += 1;
+                    } else {
+                        mirrors.iter_mut().for_each(|mirror| mirror.push(part));
+                        entry.parts += 2;
+                    }
+                }
+            }
+            Medium::Buckets { operations, bytes } => {
+                let start = now.max(*operations).max(*bytes);
+                let count = range.len.div_ceil(CLOUD_OPERATION_BYTES);
+                *operations = Instant(start.0 + count * NANOS / CLOUD_OPERATIONS);
+                let drip = u128::from(range.len) * u128::from(NANOS) / u128::from(CLOUD_BYTES);
+                *bytes = Instant(start.0 + drip as u64);
+                entry.end = start;
+            }
+        }
+    }
+
+    /// Appends the requests that have ended by `now`, in the order of their ends.
+    pub(super) fn ended(&mut self, now: Instant, tickets: &mut Vec<Ticket>) {
+        self.serve(now);
+        while let Some(&Reverse((end, serial))) = self.ends.peek() {
+            if end > now {
+                break;
+            }
+            self.ends.pop();
+            let entry = self.outstanding.remove(&serial);
+            tickets.push(entry.expect("an end is of a request outstanding").ticket);
+            // A flush that has nothing before it any more ends with the last of it.
+            if let Some(mut first) = self.outstanding.first_entry()
+                && std::mem::take(&mut first.get_mut().is_waiting_flush)
+            {
+                self.ends.push(Reverse((end, *first.key())));
+            }
+        }
+    }
+
+    /// When something ends next, as far as is known.
+    pub(super) fn next_event(&self) -> Option<Instant> {
+        let known = self.ends.peek().map(|&Reverse((end, _))| end);
+        let served = match &self.medium {
+            Medium::Disk(disk) => disk.next_end(),
+            Medium::Array(pairs) => pairs.iter().flatten().filter_map(Spindle::next_end).min(),
+            Medium::Buckets { .. } => None,
+        };
+        known.into_iter().chain(served).min()
+    }
+
+    /// Lets the disks work until `now`.
+    fn serve(&mut self, now: Instant) {
+        let Self { medium, latency, outstanding, ends, .. } = self;
+        let mut ended = |serial: u64, end: Instant| {
+            let entry = outstanding.get_mut(&serial);
+            let entry = entry.expect("a part is of a request outstanding");
+            entry.parts -= 1;
+            entry.end = entry.end.max(end);
+            if entry.parts == 0 {
+                ends.push(Reverse((entry.end + *latency, serial)));
+            }
+        };
+        match medium {
+            Medium::Disk(disk) => disk.advance(now, &mut ended),
+            Medium::Array(pairs) => {
+                pairs.iter_mut().flatten().for_each(|disk| disk.advance(now, &mut ended));
+            }
+            Medium::Buckets { .. } => {}
+        }
+    }
+}
+
+/// The bytes of a range on each disk of a pair: stripe units go to the pairs in turn, so what a
+/// pair has of a range is one piece.
+fn share_of_pair(range: ByteRange, pair: u64) -> ByteRange {
+    let place = |byte: u64| {
+        let (row, within) = (byte / (STRIPE_UNIT * PAIRS), byte % (STRIPE_UNIT * PAIRS));
+        row * STRIPE_UNIT + within.saturating_sub(pair * STRIPE_UNIT).min(STRIPE_UNIT)
+    };
+    let start = place(range.offset);
+    ByteRange { offset: start, len: place(range.end()) - start }
+}
+
+/// The mirror to read from: the one a stream goes on on, the one with less to do, the nearer.
+fn nearer(mirrors: &mut [Spindle; 2], at: u64) -> &mut Spindle {
+    let cost = |disk: &Spindle| {
+        let distance = disk.distance(at);
+        (distance != 0, disk.load(), distance)
+    };
+    let second = cost(&mirrors[1]) < cost(&mirrors[0]);
+    &mut mirrors[usize::from(second)]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Regular files and block devices.
+//!
+//! A file is opened once, locked against other processes, and shared by the queues of all
+//! threads. `O_DIRECT` is used where the file system takes it, so that the page cache neither
+//! holds the data twice nor hides a device that fails.
+
+mod probe;
+mod queue;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_block::{DeviceInfo, IoQueue};
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+
+use crate::device::BlockDevice;
+use crate::error::OpenError;
+use crate::ring::Ring;
+use queue::FileQueue;
+
+/// Sizes of devices are multiples of this.
+const SECTOR: u64 = 512;
+
+/// Whether to go past the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Direct {
+    /// Where the file system can.
+    #[default]
+    Auto,
+    /// Always; fail where the file system cannot.
+    On,
+    /// Never.
+    Off,
+}
+
+/// How to open a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OpenMode {
+    /// Refuse writes, and share the lock with other readers.
+    pub read_only: bool,
+    /// Whether to go past the page cache.
+    pub direct: Direct,
+    /// Make the file with this many bytes if it does not exist, or is empty; if it does, it must
+    /// have this size. Of a block device, use this many bytes from the start.
+    pub create_size: Option<u64>,
+}
+
+/// A regular file or a block device.
+#[derive(Clone)]
+pub struct FileDevice {
+    shared: Arc<Shared>,
+}
+
+/// What every queue of a file needs to know.
+struct Shared {
+    file: File,
+    info: DeviceInfo,
+    direct: bool,
+    is_block: bool,
+}
+
+impl FileDevice {
+    /// Opens and locks `path`.
+    ///
+    /// # Errors
+    /// When the system refuses, the file is in use, or cannot serve as a device.
+    pub fn open(path: &Path, mode: OpenMode) -> Result<Self, OpenError> {
+        let name = path.display().to_string();
+        let is_block = match std::fs::metadata(path) {
+            Ok(found) if found.file_type().is_block_device() => true,
+            Ok(found) if found.is_file() => false,
+            Ok(_) => return Err(OpenError::unfit(name, "is neither a file nor a block device")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Self::create(path, name, mode);
+            }
+            Err(error) => return Err(OpenError::system(format!("cannot open {name}"), error)),
+        };
+        let file = open_file(path, &name, mode, is_block)?;
+        lock(&file, &name, mode, is_block)?;
+        Self::over(file, path, name, mode, is_block)
+    }
+
+    fn create(path: &Path, name: String, mode: OpenMode) -> Result<Self, OpenError> {
+        let Some(_) = mode.create_size.filter(|_| !mode.read_only) else {
+            let absent = io::Error::from(io::ErrorKind::NotFound);
+            return Err(OpenError::system(format!("cannot open {name}"), absent));
+        };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let made = options.open(path);
+        let file = made.map_err(|e| OpenError::system(format!("cannot create {name}"), e))?;
+        let device = lock(&file, &name, mode, false)
+            .and_then(|()| Self::over(file, path, name, mode, false));
+        if device.is_err() {
+            // It was made by this call and nobody has used it; the first error is what counts.
+            let _ = std::fs::remove_file(path);
+        }
+        device
+    }
+
+    fn over(
+        file: File,
+        path: &Path,
+        name: String,
+        mode: OpenMode,
+        is_block: bool,
+    ) -> Result<Self, OpenError> {
+        let size = settle_size(&file, &name, mode, is_block)?;
+        let direct = probe::direct(&file, &name, mode.direct, size)?;
+        let identity = path.canonicalize().map_or(name, |path| path.display().to_string());
+        let info = probe::info(&file, identity, size, direct, is_block, mode.read_only);
+        let shared = Shared { file, info, direct: direct.is_some(), is_block };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Whether the page cache is passed by.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.shared.direct
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        let file = ring.register(&self.shared.file)?;
+        Ok(Box::new(FileQueue::new(Arc::clone(&self.shared), ring.client(), file)))
+    }
+}
+
+fn open_file(path: &Path, name: &str, mode: OpenMode, block: bool) -> Result<File, OpenError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!mode.read_only);
+    if block {
+        // On a block device: fail when it is mounted, or open in this way elsewhere.
+        options.custom_flags(libc::O_EXCL);
+    }
+    options.open(path).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::BUSY) if block => OpenError::InUse { path: name.to_owned() },
+        _ => OpenError::system(format!("cannot open {name}"), error),
+    })
+}
+
+fn lock(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<(), OpenError> {
+    if is_block {
+        return Ok(()); // O_EXCL did it.
+    }
+    let kind = if mode.read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    rustix::fs::flock(file, kind).map_err(|error| match error {
+        Errno::WOULDBLOCK => OpenError::InUse { path: name.to_owned() },
+        _ => OpenError::system(format!("cannot lock {name}"), error),
+    })
+}
+
+/// The size of the device; an empty file gets the one asked for, with its space.
+fn settle_size(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<u64, OpenError> {
+    let failed = |error: io::Error| OpenError::system(format!("cannot size {name}"), error);
+    let found = probe::size(file).map_err(failed)?;
+    let size = match mode.create_size {
+        Some(wanted) if found == 0 && !is_block && !mode.read_only => {
+            check_size(name, wanted)?;
+            allocate(file, wanted).map_err(failed)?;
+            wanted
+        }
+        Some(wanted) if found != wanted && !is_block => {
+            let reason = format!("has {found} bytes, not the {wanted} asked for");
+            return Err(OpenError::unfit(name, reason));
+        }
+        Some(wanted) if found < wanted => {
+            let reason = format!("has {found} bytes, fewer than the {wanted} asked for");
+            return Err(OpenError::unfit(name, reason));
+        }
+        // A block device may be used in part.
+        Some(wanted) => wanted,
+        None => found,
+    };
+    check_size(name, size)?;
+    Ok(size)
+}
+
+fn check_size(name: &str, size: u64) -> Result<(), OpenError> {
+    if size == 0 {
+        return Err(OpenError::unfit(name, "is empty; give it a size"));
+    }
+    if !size.is_multiple_of(SECTOR) {
+        let reason = format!("has {size} bytes, which is not a multiple of {SECTOR}");
+        return Err(OpenError::unfit(name, reason));
+    }
+    Ok(())
+}
+
+/// Takes the space now, so that writes do not run out of it later; where the file system cannot,
+/// only the size is set.
+fn allocate(file: &File, size: u64) -> io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {
+        Err(Errno::OPNOTSUPP) => file.set_len(size),
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Turns `O_DIRECT` on or off for an open file.
+fn set_direct(file: &File, on: bool) -> rustix::io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, on);
+    rustix::fs::fcntl_setfl(file, flags)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Files on the temporary directory's file system and on tmpfs, and block devices where the
+//! machine lets a test make one.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
+
+use super::*;
+use crate::testing::{Bench, TempPath, exercise, exercise_in_units};
+
+const SIZE: u64 = 8 << 20;
+
+fn created(path: &Path, direct: Direct) -> FileDevice {
+    let mode = OpenMode { direct, create_size: Some(SIZE), read_only: false };
+    FileDevice::open(path, mode).unwrap()
+}
+
+#[test]
+fn a_file_behaves_as_a_device_does_with_and_without_the_page_cache() {
+    for direct in [Direct::Auto, Direct::Off] {
+        let path = TempPath::new();
+        let device = created(&path.0, direct);
+        assert!(direct == Direct::Auto || !device.is_direct());
+        exercise(&device, 7);
+        exercise_in_units(&device, 8, 1);
+    }
+}
+
+#[test]
+fn tmpfs_serves_too() {
+    let path = PathBuf::from(format!("/dev/shm/forebay-device-{}", std::process::id()));
+    if !Path::new("/dev/shm").is_dir() {
+        println!("skipped: no /dev/shm");
+        return;
+    }
+    let device = created(&path, Direct::Auto);
+    let done = std::panic::catch_unwind(|| exercise(&device, 9));
+    std::fs::remove_file(&path).unwrap();
+    assert!(done.is_ok());
+}
+
+/// A loop device over a temporary file.
+struct Loop {
+    device: PathBuf,
+    _file: TempPath,
+}
+
+impl Loop {
+    fn new(logical: u32) -> Option<Self> {
+        let file = TempPath::new();
+        File::create(&file.0).unwrap().set_len(SIZE).unwrap();
+        let made = Command::new("losetup")
+            .args(["--find", "--show", "--sector-size", &logical.to_string()])
+            .arg(&file.0)
+            .output();
+        match made {
+            Ok(output) if output.status.success() => {
+                let device = String::from_utf8(output.stdout).unwrap().trim().into();
+                Some(Self { device, _file: file })
+            }
+            other => {
+                println!("skipped: no loop device here: {other:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
+    }
+}
+
+#[test]
+fn block_devices_of_both_sector_sizes_serve_any_sector() {
+    for logical in [512, 4096] {
+        let Some(disk) = Loop::new(logical) else { return };
+        let device = FileDevice::open(&disk.device, OpenMode::default()).unwrap();
+        assert!(device.is_direct());
+        assert_eq!(device.info().logical_block, logical);
+        assert_eq!(device.info().size, SIZE);
+        drop(device);
+        let mode = |size| OpenMode { create_size: Some(size), ..OpenMode::default() };
+        assert!(FileDevice::open(&disk.device, mode(SIZE + 4096)).is_err());
+        let device = FileDevice::open(&disk.device, mode(SIZE / 2)).unwrap();
+        assert_eq!(device.info().size, SIZE / 2);
+        exercise(&device, 11);
+        exercise_in_units(&device, 12, 1);
+    }
+}
+
+#[test]
+fn a_block_device_discards_and_is_locked() {
+    let Some(disk) = Loop::new(4096) else { return };
+    let device = FileDevice::open(&disk.device, OpenMode::default()).unwrap();
+    assert!(device.info().discard);
+    let mut bench = Bench::new(&device);
+    bench.write(0, &[7; 65536]).unwrap();
+    bench.bare(IoOp::Discard, ByteRange::new(100, 40_000)).unwrap();
+    // Whole blocks within are gone, which reads as zeros on a loop device; the edges are not.
+    assert_eq!(bench.read(0, 4096).unwrap(), [7; 4096]);
+    assert_eq!(bench.read(4096, 32768).unwrap(), [0; 32768]);
+    assert_eq!(bench.read(36864, 4096).unwrap(), [7; 4096]);
+    let again = FileDevice::open(&disk.device, OpenMode::default());
+    assert!(matches!(again, Err(OpenError::InUse { .. })), "{:?}", again.err());
+}
+
+/// Sectors of one 4 KiB block written all at once: each must survive the others' read, modify
+/// and write. Then the whole block and one sector, in that order.
+#[test]
+fn partial_writes_of_one_block_do_not_undo_each_other() {
+    let Some(disk) = Loop::new(4096) else { return };
+    let device = FileDevice::open(&disk.device, OpenMode::default()).unwrap();
+    let mut bench = Bench::new(&device);
+    for round in 1..30u8 {
+        let mut batch: Vec<Io> = (0..16)
+            .map(|sector| bench.write_io(sector * 512, &[round ^ (sector as u8) << 3; 512]))
+            .collect();
+        batch.push(bench.write_io(8192, &[round; 4096]));
+        batch.push(bench.write_io(8192 + 512, &[!round; 512]));
+        batch.push(bench.write_io(8192 + 300, &[round; 100]));
+        assert!(bench.run(batch).iter().all(|end| end.result.is_ok()));
+        for sector in 0..16u64 {
+            let expected = [round ^ (sector as u8) << 3; 512];
+            assert_eq!(bench.read(sector * 512, 512).unwrap(), expected);
+        }
+        let block = [vec![round; 512], vec![!round; 512], vec![round; 3072]].concat();
+        assert_eq!(bench.read(8192, 4096).unwrap(), block);
+    }
+}
+
+#[test]
+fn many_more_requests_than_the_ring_takes_all_complete() {
+    let path = TempPath::new();
+    let device = created(&path.0, Direct::Auto);
+    let mut bench = Bench::new(&device);
+    let ios: Vec<Io> =
+        (0..2000u64).map(|i| bench.write_io(i * 4096 % SIZE, &[i as u8; 4096])).collect();
+    assert!(bench.run(ios).iter().all(|end| end.result.is_ok()));
+}
+
+#[test]
+fn zeroes_may_be_refused_when_they_must_be_fast() {
+    let Some(disk) = Loop::new(4096) else { return };
+    let device = FileDevice::open(&disk.device, OpenMode::default()).unwrap();
+    let mut bench = Bench::new(&device);
+    let tag = bench.tag();
+    let mut io = Io::bare(tag, IoOp::WriteZeroes, ByteRange::new(512, 512));
+    io.flags = IoFlags { fast_only: true, ..IoFlags::default() };
+    assert_eq!(bench.one(io).result.unwrap_err().kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn a_file_that_shrinks_under_us_gives_an_error_not_zeros() {
+    let path = TempPath::new();
+    let device = created(&path.0, Direct::Auto);
+    File::options().write(true).open(&path.0).unwrap().set_len(SIZE / 2).unwrap();
+    let mut bench = Bench::new(&device);
+    assert!(bench.read(0, 4096).is_ok());
+    assert_eq!(bench.read(SIZE / 2, 4096).unwrap_err().kind(), ErrorKind::Media);
+    assert_eq!(bench.read(SIZE / 2 - 4096, 8192).unwrap_err().kind(), ErrorKind::Media);
+}
+
+#[test]
+fn opening_says_what_is_wrong() {
+    let path = TempPath::new();
+    let text = |result: Result<FileDevice, OpenError>| result.err().unwrap().to_string();
+    let opened = FileDevice::open(&path.0, OpenMode::default());
+    assert!(text(opened).contains("cannot open"));
+    let size = |size| OpenMode { create_size: Some(size), ..OpenMode::default() };
+    assert!(text(FileDevice::open(&path.0, size(1000))).contains("not a multiple of 512"));
+    assert!(!path.0.exists(), "a file that could not be set up is not left behind");
+    assert!(text(FileDevice::open(Path::new("/dev/null"), size(512))).contains("neither a file"));
+
+    let first = FileDevice::open(&path.0, size(8192)).unwrap();
+    assert!(text(FileDevice::open(&path.0, size(8192))).contains("in use by another process"));
+    let reader = OpenMode { read_only: true, ..OpenMode::default() };
+    assert!(text(FileDevice::open(&path.0, reader)).contains("in use by another process"));
+    drop(first);
+    assert!(text(FileDevice::open(&path.0, size(4096))).contains("8192 bytes, not the 4096"));
+    File::create(&path.0).unwrap();
+    assert!(text(FileDevice::open(&path.0, OpenMode::default())).contains("is empty"));
+}
+
+#[test]
+fn readers_share_a_file_and_cannot_change_it() {
+    let path = TempPath::new();
+    drop(created(&path.0, Direct::Auto));
+    let mode = OpenMode { read_only: true, ..OpenMode::default() };
+    let (first, _second) =
+        (FileDevice::open(&path.0, mode).unwrap(), FileDevice::open(&path.0, mode).unwrap());
+    let mut bench = Bench::new(&first);
+    assert!(bench.read(0, 512).is_ok());
+    assert_eq!(bench.write(0, &[1; 512]).unwrap_err().kind(), ErrorKind::ReadOnly);
+    let zero = bench.bare(IoOp::WriteZeroes, ByteRange::new(0, 512));
+    assert_eq!(zero.unwrap_err().kind(), ErrorKind::ReadOnly);
+}

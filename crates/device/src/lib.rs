@@ -1,0 +1,34 @@
+//! Files, block devices, memory and NBD exports behind one trait, and layers that stack.
+//!
+//! A [`BlockDevice`] is the control side, shared by threads; each thread opens a queue of its
+//! own on its [`Ring`]. `unsafe` lives in the ring alone.
+
+mod clock;
+mod device;
+mod emulate;
+mod error;
+mod file;
+mod layer;
+mod memory;
+mod nbd;
+mod random;
+mod ring;
+#[cfg(test)]
+mod testing;
+pub mod uri;
+
+pub use clock::Clock;
+pub use device::BlockDevice;
+pub use emulate::{EmulatedDevice, Profile};
+pub use error::OpenError;
+pub use file::{Direct, FileDevice, OpenMode};
+pub use layer::delay::{DelayDevice, Delays};
+pub use layer::fault::{Fault, FaultDevice, Harm, Often};
+pub use layer::trace::{TraceDevice, TraceRecord};
+pub use layer::verify::VerifyDevice;
+pub use memory::MemoryDevice;
+pub use nbd::NbdDevice;
+pub use ring::{
+    Client, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup, Waker,
+};
+pub use uri::{open_cache, open_cache_read_only, open_primary};

@@ -1,0 +1,153 @@
+//! An export of an NBD server as a device: the SAN of a small installation, or of a test.
+//!
+//! Each queue has a connection of its own, so a server must promise that a flush on one covers
+//! all (`CAN_MULTI_CONN`) to be used by several threads. When a connection breaks, everything in
+//! flight fails with `DeviceGone`, and so does everything new until it is back; a thread of its
+//! own connects again. What the server had completed but not flushed may be lost with it: the
+//! first flush afterwards fails, so that it is written again.
+
+mod handshake;
+mod queue;
+mod reconnect;
+mod session;
+
+use std::io;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_block::{DeviceInfo, IoQueue};
+use forebay_nbd_wire::TransmissionFlags;
+
+use crate::device::BlockDevice;
+use crate::error::OpenError;
+use crate::ring::Ring;
+pub(crate) use handshake::{Address, Peer};
+use handshake::{Connection, Terms, connect};
+use queue::NbdQueue;
+
+/// Exports are addressed in sectors.
+const SECTOR: u32 = 512;
+/// The longest preferred unit believed.
+const PREFERRED_MAX: u32 = 16 << 20;
+/// The shortest limit on payloads that a server may set.
+const PAYLOAD_LEAST: u32 = 4096;
+
+/// An export of an NBD server.
+pub struct NbdDevice {
+    shared: Arc<Shared>,
+    /// The connection that opening made, for the first queue.
+    spare: Mutex<Option<Connection>>,
+}
+
+/// What queues and reconnecting threads need to know.
+struct Shared {
+    address: Address,
+    terms: Terms,
+    info: DeviceInfo,
+    /// Queues that are open.
+    queues: AtomicUsize,
+}
+
+/// A queue's place among those that are open.
+struct Seat(Arc<Shared>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.queues.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl NbdDevice {
+    /// Connects to the server and asks for the export.
+    ///
+    /// # Errors
+    /// When there is no server, it does not have the export, or the export cannot serve.
+    pub(crate) fn open(address: Address) -> Result<Self, OpenError> {
+        let connection = connect(&address)?;
+        let terms = connection.terms;
+        check_terms(&address.uri, &terms)?;
+        let info = info(&address.uri, &terms);
+        let shared = Arc::new(Shared { address, terms, info, queues: AtomicUsize::new(0) });
+        Ok(Self { shared, spare: Mutex::new(Some(connection)) })
+    }
+}
+
+impl BlockDevice for NbdDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        let several = self.shared.terms.flags.has(TransmissionFlags::CAN_MULTI_CONN);
+        let others = self.shared.queues.fetch_add(1, Ordering::AcqRel);
+        let seat = Seat(Arc::clone(&self.shared));
+        if others > 0 && !several {
+            return Err(io::Error::other(format!(
+                "{}: the server does not let several connections share an export; use one shard",
+                self.shared.address.uri
+            )));
+        }
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let connection = match spare {
+            Some(connection) => connection,
+            None => self.shared.connect_again().map_err(io::Error::other)?,
+        };
+        let queue = NbdQueue::new(seat, ring, connection)?;
+        Ok(Box::new(queue))
+    }
+}
+
+impl Shared {
+    /// Connects once more; what the device said of itself must still hold.
+    fn connect_again(&self) -> Result<Connection, OpenError> {
+        let connection = connect(&self.address)?;
+        let terms = connection.terms;
+        let lost = self.terms.flags.without(terms.flags);
+        let uri = &self.address.uri;
+        check_terms(uri, &terms)?;
+        if terms.size < self.terms.size {
+            let reason = format!("shrank from {} bytes to {}", self.terms.size, terms.size);
+            return Err(OpenError::unfit(uri, reason));
+        }
+        let read_only = TransmissionFlags::READ_ONLY;
+        let locked = terms.flags.has(read_only) && !self.info.read_only;
+        if lost.without(read_only) != TransmissionFlags::NONE || locked {
+            return Err(OpenError::unfit(uri, "can do less than when it was opened"));
+        }
+        Ok(connection)
+    }
+}
+
+fn check_terms(uri: &str, terms: &Terms) -> Result<(), OpenError> {
+    let Terms { size, minimum, maximum, .. } = *terms;
+    let unfit = |reason: String| Err(OpenError::unfit(uri, reason));
+    if size == 0 || !size.is_multiple_of(u64::from(SECTOR)) {
+        return unfit(format!("has {size} bytes, which is not a positive multiple of {SECTOR}"));
+    }
+    if minimum == 0 || !minimum.is_power_of_two() || minimum > SECTOR {
+        return unfit(format!("takes requests in units of {minimum} bytes, not of {SECTOR}"));
+    }
+    if maximum < PAYLOAD_LEAST {
+        return unfit(format!("takes payloads of {maximum} bytes only"));
+    }
+    Ok(())
+}
+
+fn info(uri: &str, terms: &Terms) -> DeviceInfo {
+    let can = |flag| terms.flags.has(flag);
+    DeviceInfo {
+        size: terms.size,
+        logical_block: SECTOR,
+        optimal_io: terms.preferred.clamp(SECTOR, PREFERRED_MAX),
+        volatile_cache: can(TransmissionFlags::SEND_FLUSH),
+        discard: can(TransmissionFlags::SEND_TRIM),
+        fast_zero: can(TransmissionFlags::SEND_FAST_ZERO),
+        rotational: can(TransmissionFlags::ROTATIONAL),
+        read_only: can(TransmissionFlags::READ_ONLY),
+        identity: uri.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! A thread that connects again, with growing pauses, until it succeeds or is not wanted.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::Shared;
+use super::handshake::Connection;
+use crate::ring::Waker;
+
+/// The first pause between attempts; each is twice the one before.
+const PAUSE_LEAST: Duration = Duration::from_millis(100);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// An attempt under way. Dropping it ends the thread at its next pause.
+pub(super) struct Reconnect {
+    state: Arc<State>,
+}
+
+struct State {
+    outcome: Mutex<Outcome>,
+    unwanted: Condvar,
+}
+
+#[derive(Default)]
+struct Outcome {
+    connection: Option<Connection>,
+    unwanted: bool,
+}
+
+impl Reconnect {
+    /// Begins; `waker` is told when there is a connection.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub(super) fn start(shared: Arc<Shared>, waker: Waker) -> std::io::Result<Self> {
+        let state = Arc::new(State { outcome: Mutex::default(), unwanted: Condvar::new() });
+        let theirs = Arc::clone(&state);
+        let thread = thread::Builder::new().name("nbd-reconnect".to_owned());
+        thread.spawn(move || theirs.run(&shared, &waker))?;
+        Ok(Self { state })
+    }
+
+    /// The connection, once there is one.
+    pub(super) fn take(&self) -> Option<Connection> {
+        self.state.lock().connection.take()
+    }
+}
+
+impl Drop for Reconnect {
+    fn drop(&mut self) {
+        self.state.lock().unwanted = true;
+        self.state.unwanted.notify_one();
+    }
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Outcome> {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, shared: &Shared, waker: &Waker) {
+        let mut pause = PAUSE_LEAST;
+        loop {
+            if self.lock().unwanted {
+                return;
+            }
+            if let Ok(connection) = shared.connect_again() {
+                self.lock().connection = Some(connection);
+                return waker.wake();
+            }
+            let outcome = self.lock();
+            let waited = self.unwanted.wait_timeout_while(outcome, pause, |o| !o.unwanted);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+}

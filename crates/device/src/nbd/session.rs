@@ -1,0 +1,447 @@
+//! The client's side of the transmission phase as a state machine without I/O: requests become
+//! bytes for the server, bytes from the server become completions.
+//!
+//! A request is sent in pieces that the server takes. What a server does not know is done by
+//! what it knows: force unit access by a flush behind the write, write-zeroes by writing zeros.
+//! A server that does not keep to the protocol is [`Broken`]: the connection is dropped, since
+//! nothing after that can be trusted.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use forebay_block::{Completion, ErrorKind, Io, IoError, IoOp};
+use forebay_nbd_wire::{
+    ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, Hole, NbdError, ReplyFlags,
+    ReplyHead, Request, SimpleReply, TransmissionFlags, WireError,
+};
+
+use super::handshake::Terms;
+
+/// Requests of ours that the server has at one time.
+const PIECES_MAX: usize = 256;
+/// Bytes in the longest read or write that is sent as one.
+const TRANSFER_MAX: u64 = 2 << 20;
+/// Bytes in the longest trim or write-zeroes that is sent as one.
+const RANGE_MAX: u64 = 1 << 30;
+/// Bytes waiting to be sent beyond which no piece is added.
+const OUT_MAX: usize = 4 << 20;
+/// Bytes in the longest chunk that is not data: an error with its message.
+const CHUNK_MAX: u32 = 8192;
+/// Bits of a cookie that name the piece; the others tell it from earlier ones in its place.
+const PLACE_BITS: u32 = 16;
+
+const _: () = assert!(PIECES_MAX <= 1 << PLACE_BITS);
+
+/// What the server did that the protocol forbids.
+#[derive(Debug)]
+pub(super) enum Broken {
+    Wire(WireError),
+    Rule(&'static str),
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wire(error) => write!(f, "the server broke the protocol: {error}"),
+            Self::Rule(rule) => write!(f, "the server broke the protocol: {rule}"),
+        }
+    }
+}
+
+impl std::error::Error for Broken {}
+
+impl From<WireError> for Broken {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+/// One connection.
+pub(super) struct Session {
+    terms: Terms,
+    jobs: Vec<Option<Job>>,
+    free_jobs: Vec<usize>,
+    /// Jobs with pieces not yet sent.
+    queued: VecDeque<usize>,
+    pieces: Vec<Option<Piece>>,
+    free_pieces: Vec<usize>,
+    serial: u64,
+    expect: Expect,
+}
+
+struct Job {
+    io: Io,
+    /// Bytes of the range that pieces were made for.
+    sent: u64,
+    /// Pieces without a reply.
+    open: u32,
+    /// Whether more pieces will be made.
+    more: bool,
+    /// A flush follows for the sake of force unit access.
+    flush_follows: bool,
+    error: Option<NbdError>,
+}
+
+struct Piece {
+    job: usize,
+    cookie: u64,
+    command: Command,
+    offset: u64,
+    len: u32,
+    /// Bytes of a read that have come.
+    received: u32,
+    error: Option<NbdError>,
+}
+
+/// What the next byte from the server is.
+#[derive(Clone, Copy, Debug)]
+enum Expect {
+    Head,
+    /// Data of a read: for which piece, where in its job's buffer, how many bytes more, and
+    /// whether the reply ends with them.
+    Data {
+        place: usize,
+        at: usize,
+        left: usize,
+        last: bool,
+    },
+}
+
+impl Session {
+    pub(super) fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            jobs: Vec::new(),
+            free_jobs: Vec::new(),
+            queued: VecDeque::new(),
+            pieces: (0..PIECES_MAX).map(|_| None).collect(),
+            free_pieces: (0..PIECES_MAX).rev().collect(),
+            serial: 0,
+            expect: Expect::Head,
+        }
+    }
+
+    /// Requests in hand.
+    pub(super) fn in_flight(&self) -> usize {
+        self.jobs.len() - self.free_jobs.len()
+    }
+
+    /// Takes a request that is on the device; appends it to `done` if nothing need be sent.
+    pub(super) fn submit(&mut self, io: Io, done: &mut Vec<Completion>) {
+        let can = |flag| self.terms.flags.has(flag);
+        let nothing_to_do = match io.op {
+            IoOp::Flush => !can(TransmissionFlags::SEND_FLUSH),
+            _ => io.range.is_empty(),
+        };
+        let fast = io.op == IoOp::WriteZeroes && io.flags.fast_only;
+        let unsupported = (fast && !can(TransmissionFlags::SEND_FAST_ZERO))
+            || (io.op == IoOp::Discard && !can(TransmissionFlags::SEND_TRIM));
+        if unsupported {
+            return done.push(io.complete(Err(ErrorKind::Unsupported.into())));
+        }
+        if nothing_to_do {
+            return done.push(io.complete(Ok(())));
+        }
+        let flush_follows = io.flags.fua
+            && io.op.changes_data()
+            && !can(TransmissionFlags::SEND_FUA)
+            && can(TransmissionFlags::SEND_FLUSH);
+        let job = Job { io, sent: 0, open: 0, more: true, flush_follows, error: None };
+        let index = match self.free_jobs.pop() {
+            Some(index) => {
+                self.jobs[index] = Some(job);
+                index
+            }
+            None => {
+                self.jobs.push(Some(job));
+                self.jobs.len() - 1
+            }
+        };
+        self.queued.push_back(index);
+    }
+
+    /// Appends requests to what is to be sent, as far as the limits allow.
+    pub(super) fn send(&mut self, out: &mut Vec<u8>) {
+        while out.len() < OUT_MAX {
+            let Some(&index) = self.queued.front() else { return };
+            let Some(place) = self.free_pieces.pop() else { return };
+            self.send_piece(index, place, out);
+            if !self.job(index).more {
+                self.queued.pop_front();
+            }
+        }
+    }
+
+    fn job(&mut self, index: usize) -> &mut Job {
+        self.jobs[index].as_mut().expect("a job lives until its last reply")
+    }
+
+    fn send_piece(&mut self, index: usize, place: usize, out: &mut Vec<u8>) {
+        let flags = self.terms.flags;
+        let transfer_max = u64::from(self.terms.maximum).min(TRANSFER_MAX);
+        self.serial += 1;
+        let cookie = self.serial << PLACE_BITS | place as u64;
+        let job = self.job(index);
+        let (command, most) = match job.io.op {
+            IoOp::Read => (Command::READ, transfer_max),
+            IoOp::Write => (Command::WRITE, transfer_max),
+            IoOp::Flush => (Command::FLUSH, 0),
+            IoOp::Discard => (Command::TRIM, RANGE_MAX),
+            IoOp::WriteZeroes if flags.has(TransmissionFlags::SEND_WRITE_ZEROES) => {
+                (Command::WRITE_ZEROES, RANGE_MAX)
+            }
+            IoOp::WriteZeroes => (Command::WRITE, transfer_max),
+        };
+        let flushes = job.io.op == IoOp::Flush || job.sent == job.io.range.len;
+        let (command, offset, len) = if flushes {
+            (Command::FLUSH, 0, 0)
+        } else {
+            let left = job.io.range.len - job.sent;
+            (command, job.io.range.offset + job.sent, left.min(most) as u32)
+        };
+        let request =
+            Request { flags: piece_flags(&job.io, command, flags), command, cookie, offset, len };
+        out.extend_from_slice(&request.encode());
+        if command == Command::WRITE {
+            let (at, end) = (job.sent as usize, job.sent as usize + len as usize);
+            match job.io.op {
+                IoOp::Write => out.extend_from_slice(&job.io.buf[at..end]),
+                _ => out.resize(out.len() + len as usize, 0),
+            }
+        }
+        job.sent += u64::from(len);
+        job.open += 1;
+        job.more = job.sent < job.io.range.len;
+        let piece = Piece { job: index, cookie, command, offset, len, received: 0, error: None };
+        self.pieces[place] = Some(piece);
+    }
+
+    /// Takes bytes from the server; returns how many were used. Bytes left over are offered
+    /// again with more behind them.
+    pub(super) fn receive(
+        &mut self,
+        bytes: &[u8],
+        done: &mut Vec<Completion>,
+    ) -> Result<usize, Broken> {
+        let mut used = 0;
+        loop {
+            let rest = &bytes[used..];
+            let step = match self.expect {
+                Expect::Data { place, at, left, last } => {
+                    self.take_data(place, at, left, last, rest, done)
+                }
+                Expect::Head => match ReplyHead::decode(rest)? {
+                    None => 0,
+                    Some((ReplyHead::Simple(reply), len)) => {
+                        self.simple(reply, done)?;
+                        len
+                    }
+                    Some((ReplyHead::Chunk(chunk), len)) => {
+                        let payload = &rest[len..];
+                        self.chunk(chunk, payload, done)?.map_or(0, |used| len + used)
+                    }
+                },
+            };
+            if step == 0 {
+                return Ok(used);
+            }
+            used += step;
+        }
+    }
+
+    fn take_data(
+        &mut self,
+        place: usize,
+        at: usize,
+        left: usize,
+        last: bool,
+        bytes: &[u8],
+        done: &mut Vec<Completion>,
+    ) -> usize {
+        let count = left.min(bytes.len());
+        let job = self.pieces[place].as_ref().expect("data is of a piece that is open").job;
+        self.job(job).io.buf[at..at + count].copy_from_slice(&bytes[..count]);
+        self.expect = Expect::Data { place, at: at + count, left: left - count, last };
+        if count == left {
+            self.expect = Expect::Head;
+            if last {
+                self.finish_piece(place, done);
+            }
+        }
+        count
+    }
+
+    /// The place of the piece that a reply is for.
+    fn place_of(&self, cookie: u64) -> Result<usize, Broken> {
+        let place = (cookie & ((1 << PLACE_BITS) - 1)) as usize;
+        match self.pieces.get(place) {
+            Some(Some(piece)) if piece.cookie == cookie => Ok(place),
+            _ => Err(Broken::Rule("a reply to a request that was not made")),
+        }
+    }
+
+    fn piece(&mut self, place: usize) -> &mut Piece {
+        self.pieces[place].as_mut().expect("a piece lives until its last reply")
+    }
+
+    fn simple(&mut self, reply: SimpleReply, done: &mut Vec<Completion>) -> Result<(), Broken> {
+        let place = self.place_of(reply.cookie)?;
+        let structured = self.terms.structured;
+        let piece = self.piece(place);
+        let reads = piece.command == Command::READ;
+        if reply.error != NbdError::OK {
+            piece.error = Some(reply.error);
+        } else if reads && structured {
+            return Err(Broken::Rule("a simple reply to a read when chunks were agreed"));
+        } else if reads {
+            let left = piece.len as usize;
+            piece.received = piece.len;
+            let at = self.buffer_place(place);
+            self.expect = Expect::Data { place, at, left, last: true };
+            return Ok(());
+        }
+        self.finish_piece(place, done);
+        Ok(())
+    }
+
+    /// Where a piece's data begins in its job's buffer.
+    fn buffer_place(&mut self, place: usize) -> usize {
+        let piece = self.piece(place);
+        let (job, offset) = (piece.job, piece.offset);
+        (offset - self.job(job).io.range.offset) as usize
+    }
+
+    /// Takes a chunk whose head was read; returns how much of `payload` was used, or nothing if
+    /// more must come first.
+    fn chunk(
+        &mut self,
+        chunk: ChunkHeader,
+        payload: &[u8],
+        done: &mut Vec<Completion>,
+    ) -> Result<Option<usize>, Broken> {
+        if !self.terms.structured {
+            return Err(Broken::Rule("a chunk when none were agreed"));
+        }
+        let place = self.place_of(chunk.cookie)?;
+        let last = chunk.flags.has(ReplyFlags::DONE);
+        if chunk.kind == ChunkKind::OFFSET_DATA {
+            return self.data_chunk(chunk, place, payload);
+        }
+        if chunk.len > CHUNK_MAX {
+            return Err(Broken::Rule("a chunk that is too long"));
+        }
+        let Some(payload) = payload.get(..chunk.len as usize) else { return Ok(None) };
+        match chunk.kind {
+            ChunkKind::NONE if chunk.len == 0 && last => {}
+            ChunkKind::OFFSET_HOLE => {
+                let Hole { offset, len } = Hole::decode(payload)?;
+                let at = self.cover(place, offset, len)?;
+                let job = self.piece(place).job;
+                self.job(job).io.buf[at..at + len as usize].fill(0);
+            }
+            kind if kind.is_error() => {
+                let error = ErrorChunk::decode(kind, payload)?.error;
+                self.piece(place).error.get_or_insert(error);
+            }
+            _ => return Err(Broken::Rule("a chunk of a kind that was not asked for")),
+        }
+        if last {
+            self.close_structured(place, done)?;
+        }
+        Ok(Some(payload.len()))
+    }
+
+    fn data_chunk(
+        &mut self,
+        chunk: ChunkHeader,
+        place: usize,
+        payload: &[u8],
+    ) -> Result<Option<usize>, Broken> {
+        const OFFSET_BYTES: usize = 8;
+        let Some(len) = chunk.len.checked_sub(OFFSET_BYTES as u32).filter(|len| *len > 0) else {
+            return Err(Broken::Rule("a chunk of data without data"));
+        };
+        let Some(offset) = payload.first_chunk::<OFFSET_BYTES>() else { return Ok(None) };
+        let at = self.cover(place, u64::from_be_bytes(*offset), len)?;
+        let last = chunk.flags.has(ReplyFlags::DONE);
+        let piece = self.piece(place);
+        if last && piece.error.is_none() && piece.received != piece.len {
+            return Err(Broken::Rule("a read was answered in part"));
+        }
+        self.expect = Expect::Data { place, at, left: len as usize, last };
+        Ok(Some(OFFSET_BYTES))
+    }
+
+    /// Takes account of a part of a read that comes; returns where in the buffer it belongs.
+    fn cover(&mut self, place: usize, offset: u64, len: u32) -> Result<usize, Broken> {
+        let piece = self.piece(place);
+        let end = offset.checked_add(u64::from(len));
+        let piece_end = piece.offset + u64::from(piece.len);
+        let fits = offset >= piece.offset && end.is_some_and(|end| end <= piece_end);
+        let room = piece.len - piece.received;
+        if piece.command != Command::READ || !fits || len > room {
+            return Err(Broken::Rule("data that was not asked for"));
+        }
+        piece.received += len;
+        let within = (offset - piece.offset) as usize;
+        Ok(self.buffer_place(place) + within)
+    }
+
+    fn close_structured(&mut self, place: usize, done: &mut Vec<Completion>) -> Result<(), Broken> {
+        let piece = self.piece(place);
+        let whole = piece.command != Command::READ || piece.received == piece.len;
+        if piece.error.is_none() && !whole {
+            return Err(Broken::Rule("a read was answered in part"));
+        }
+        self.finish_piece(place, done);
+        Ok(())
+    }
+
+    fn finish_piece(&mut self, place: usize, done: &mut Vec<Completion>) {
+        let piece = self.pieces[place].take().expect("a piece is finished once");
+        self.free_pieces.push(place);
+        let index = piece.job;
+        let job = self.job(index);
+        job.open -= 1;
+        if let Some(error) = piece.error {
+            job.error.get_or_insert(error);
+            job.flush_follows = false;
+            if std::mem::take(&mut job.more) {
+                self.queued.retain(|queued| *queued != index);
+            }
+        }
+        let job = self.job(index);
+        if job.open > 0 || job.more {
+            return;
+        }
+        if std::mem::take(&mut job.flush_follows) {
+            job.more = true;
+            return self.queued.push_front(index);
+        }
+        let job = self.jobs[index].take().expect("a job is finished once");
+        self.free_jobs.push(index);
+        let result = job.error.map_or(Ok(()), |error| Err(IoError::from_errno(error.0 as i32)));
+        done.push(job.io.complete(result));
+    }
+
+    /// Ends every request: the connection is gone.
+    pub(super) fn fail_all(&mut self, error: &IoError, done: &mut Vec<Completion>) {
+        for job in self.jobs.drain(..).flatten() {
+            done.push(job.io.complete(Err(error.clone())));
+        }
+        self.free_jobs.clear();
+        self.queued.clear();
+    }
+}
+
+fn piece_flags(io: &Io, command: Command, can: TransmissionFlags) -> CommandFlags {
+    let zeroes = command == Command::WRITE_ZEROES;
+    let fua = io.flags.fua && io.op.changes_data() && command != Command::FLUSH;
+    CommandFlags::NONE
+        .with_if(fua && can.has(TransmissionFlags::SEND_FUA), CommandFlags::FUA)
+        .with_if(zeroes && io.flags.no_hole, CommandFlags::NO_HOLE)
+        .with_if(zeroes && io.flags.fast_only, CommandFlags::FAST_ZERO)
+}
+
+#[cfg(test)]
+mod tests;

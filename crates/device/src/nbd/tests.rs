@@ -1,0 +1,244 @@
+//! Against real servers: nbdkit with its memory plugin, plain, slow, old and dying. Skipped, with
+//! a printed reason, where nbdkit is not installed.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant as Wall};
+
+use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
+
+use crate::testing::{Bench, TempPath, exercise, exercise_in_units};
+use crate::uri::open_primary;
+
+/// A server on a Unix socket, ended with its owner.
+struct Nbdkit {
+    child: Child,
+    socket: PathBuf,
+    _path: TempPath,
+}
+
+impl Nbdkit {
+    fn start(arguments: &[&str]) -> Option<Self> {
+        let path = TempPath::new();
+        let child = Self::spawn(&path.0, arguments)?;
+        Some(Self { child, socket: path.0.clone(), _path: path })
+    }
+
+    fn spawn(socket: &std::path::Path, arguments: &[&str]) -> Option<Child> {
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(socket).args(arguments);
+        let mut child = match command.stdin(Stdio::null()).stderr(Stdio::null()).spawn() {
+            Ok(child) => child,
+            Err(error) => {
+                println!("skipped: nbdkit cannot be started: {error}");
+                return None;
+            }
+        };
+        let deadline = Wall::now() + Duration::from_secs(10);
+        while std::os::unix::net::UnixStream::connect(socket).is_err() {
+            assert!(child.try_wait().unwrap().is_none(), "nbdkit ended: {arguments:?}");
+            assert!(Wall::now() < deadline, "nbdkit does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(child)
+    }
+
+    fn uri(&self, export: &str) -> String {
+        format!("nbd+unix:///{export}?socket={}", self.socket.display())
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Drop for Nbdkit {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn an_export_behaves_as_a_device_does() {
+    let Some(server) = Nbdkit::start(&["memory", "8M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    assert_eq!(device.info().size, 8 << 20);
+    exercise(&*device, 21);
+    exercise_in_units(&*device, 22, 1);
+}
+
+#[test]
+fn servers_that_can_do_less_serve_too() {
+    for lacks in [
+        &["--no-sr", "memory", "8M"][..],
+        &["--filter=nozero", "memory", "8M"],
+        &["--mask-handshake=0", "memory", "8M"],
+        &["--mask-handshake=1", "memory", "8M"],
+    ] {
+        let Some(server) = Nbdkit::start(lacks) else { return };
+        match open_primary(&server.uri("")) {
+            Ok(device) => exercise(&*device, 23),
+            Err(error) => {
+                assert_eq!(lacks[0], "--mask-handshake=0", "{error}");
+                assert!(error.to_string().contains("too old"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn large_requests_and_many_at_once() {
+    let Some(server) = Nbdkit::start(&["memory", "128M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let mut bench = Bench::new(&*device);
+    let data: Vec<u8> = (0..32u32 << 20).map(|i| (i / 4093) as u8).collect();
+    bench.write(12_345 * 512, &data).unwrap();
+    assert!(bench.read(12_345 * 512, 32 << 20).unwrap() == data);
+    let ios: Vec<Io> = (0..2000u64).map(|i| bench.write_io(i * 4096, &[i as u8; 4096])).collect();
+    assert!(bench.run(ios).iter().all(|end| end.result.is_ok()));
+    let ios: Vec<Io> = (0..2000u64).map(|i| bench.read_io(i * 4096, 4096)).collect();
+    for (i, end) in bench.run(ios).into_iter().enumerate() {
+        end.result.unwrap();
+        assert_eq!(&end.buf[..], [i as u8; 4096]);
+    }
+}
+
+#[test]
+fn requests_overlap_on_a_slow_server() {
+    let slow = ["--filter=delay", "memory", "8M", "rdelay=50ms"];
+    let Some(server) = Nbdkit::start(&slow) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let mut bench = Bench::new(&*device);
+    let started = bench.clock.now();
+    let ios: Vec<Io> = (0..16u64).map(|i| bench.read_io(i * 4096, 4096)).collect();
+    assert!(bench.run(ios).iter().all(|end| end.result.is_ok()));
+    let took = bench.clock.now().since(started);
+    assert!(took < Duration::from_millis(650), "16 reads of 50 ms took {took:?}");
+}
+
+#[test]
+fn errors_of_the_server_are_passed_on() {
+    let failing = ["--filter=error", "memory", "8M", "error-pread=ENOSPC", "error-pread-rate=100%"];
+    let Some(server) = Nbdkit::start(&failing) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let mut bench = Bench::new(&*device);
+    assert_eq!(bench.read(0, 4096).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert!(bench.write(0, &[1; 4096]).is_ok());
+}
+
+#[test]
+fn opening_says_what_the_server_said() {
+    let Some(server) = Nbdkit::start(&[
+        "--filter=exportname",
+        "memory",
+        "8M",
+        "exportname=a",
+        "exportname-strict=true",
+    ]) else {
+        return;
+    };
+    assert!(open_primary(&server.uri("a")).is_ok());
+    let error = open_primary(&server.uri("b")).err().unwrap().to_string();
+    assert!(error.contains("\"b\""), "{error}");
+    let Some(odd) = Nbdkit::start(&["memory", "1000"]) else { return };
+    let error = open_primary(&odd.uri("")).err().unwrap().to_string();
+    assert!(error.contains("1000 bytes"), "{error}");
+    let Some(coarse) =
+        Nbdkit::start(&["--filter=blocksize-policy", "memory", "8M", "blocksize-minimum=4096"])
+    else {
+        return;
+    };
+    let error = open_primary(&coarse.uri("")).err().unwrap().to_string();
+    assert!(error.contains("units of 4096"), "{error}");
+}
+
+#[test]
+fn a_read_only_export_refuses_writes_here() {
+    let Some(server) = Nbdkit::start(&["--read-only", "memory", "8M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    assert!(device.info().read_only);
+    let mut bench = Bench::new(&*device);
+    assert_eq!(bench.write(0, &[1; 512]).unwrap_err().kind(), ErrorKind::ReadOnly);
+}
+
+/// The server dies with a write completed and not flushed. Everything fails until it is back;
+/// then the first flush fails, since the write may be lost; then all is well.
+#[test]
+fn a_server_that_dies_and_comes_back_is_not_trusted_with_what_it_had() {
+    let slow = ["--filter=delay", "memory", "8M", "rdelay=300ms"];
+    let Some(mut server) = Nbdkit::start(&slow) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let mut bench = Bench::new(&*device);
+    bench.write(0, &[1; 4096]).unwrap();
+    bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
+    bench.write(4096, &[2; 4096]).unwrap();
+    let in_flight = bench.read_io(0, 4096);
+    bench.queue.submit(bench.clock.now(), in_flight).unwrap();
+    bench.ring.wait(&bench.clock, Some(bench.clock.now())).unwrap();
+    server.kill();
+    let write = bench.write_io(8192, &[3; 4096]);
+    // Both the read in flight and the new write end, with the same error.
+    let ends = bench.run_with_extra(vec![write], 1);
+    for end in ends {
+        assert_eq!(end.result.unwrap_err().kind(), ErrorKind::DeviceGone);
+    }
+    assert_eq!(bench.read(0, 512).unwrap_err().kind(), ErrorKind::DeviceGone);
+    server.child = Nbdkit::spawn(&server.socket, &slow).unwrap();
+    let deadline = bench.clock.now() + Duration::from_secs(20);
+    while bench.write(8192, &[4; 4096]).is_err() {
+        assert!(bench.clock.now() < deadline, "not connected again");
+        bench.ring.wait(&bench.clock, Some(bench.clock.now() + Duration::from_millis(50))).unwrap();
+    }
+    let flush = bench.bare(IoOp::Flush, ByteRange::default());
+    assert_eq!(flush.unwrap_err().kind(), ErrorKind::DeviceGone);
+    bench.write(4096, &[2; 4096]).unwrap();
+    bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
+    assert_eq!(bench.read(4096, 4096).unwrap(), [2; 4096]);
+}
+
+#[test]
+fn a_server_that_comes_back_smaller_is_not_used() {
+    let Some(mut server) = Nbdkit::start(&["memory", "8M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let mut bench = Bench::new(&*device);
+    bench.write(0, &[1; 512]).unwrap();
+    server.kill();
+    server.child = Nbdkit::spawn(&server.socket, &["memory", "4M"]).unwrap();
+    let deadline = bench.clock.now() + Duration::from_secs(1);
+    while bench.clock.now() < deadline {
+        assert!(bench.read(0, 512).is_err());
+        bench.ring.wait(&bench.clock, Some(bench.clock.now() + Duration::from_millis(50))).unwrap();
+    }
+}
+
+#[test]
+fn zeroes_that_must_be_fast_are_refused_where_they_are_not() {
+    let Some(server) = Nbdkit::start(&["--filter=nozero", "memory", "8M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let mut bench = Bench::new(&*device);
+    let tag = bench.tag();
+    let mut io = Io::bare(tag, IoOp::WriteZeroes, ByteRange::new(0, 4096));
+    io.flags = IoFlags { fast_only: true, ..IoFlags::default() };
+    let result = bench.one(io).result;
+    assert_eq!(result.is_ok(), device.info().fast_zero, "{result:?}");
+}
+
+#[test]
+fn one_connection_only_where_the_server_does_not_share() {
+    let single = ["--filter=multi-conn", "memory", "8M", "multi-conn-mode=disable"];
+    let Some(server) = Nbdkit::start(&single) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let bench = Bench::new(&*device);
+    let refused = device.open_queue(&bench.ring).err().unwrap().to_string();
+    assert!(refused.contains("one shard"), "{refused}");
+    drop(bench);
+    Bench::new(&*device).write(0, &[1; 512]).unwrap();
+    let Some(server) = Nbdkit::start(&["memory", "8M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    let (mut first, mut second) = (Bench::new(&*device), Bench::new(&*device));
+    first.write(0, &[5; 512]).unwrap();
+    assert_eq!(second.read(0, 512).unwrap(), [5; 512]);
+}

@@ -1,0 +1,252 @@
+//! Operations for a ring, as values that own their memory, and how each looks to the kernel.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use forebay_block::{Arena, IoBuf};
+use io_uring::{opcode, squeue, types};
+use rustix::io::Errno;
+
+use super::fuse::FuseSlot;
+use super::uring::Submission;
+
+/// Most bytes of one registered buffer: the kernel's limit.
+const CHUNK: usize = 1 << 30;
+/// `_IO(0x12, 0)`, from linux/blkdev.h: discard as a ring command, since Linux 6.12.
+const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+
+/// One operation on a registered file. What it reads or writes, it owns until its completion.
+/// A `span` is the part of the buffer that takes part, and must lie within it.
+#[derive(Debug)]
+pub enum Op {
+    /// Read at an offset into a span of the buffer.
+    Read {
+        /// Where in the file.
+        offset: u64,
+        /// Room for the data.
+        buf: IoBuf,
+        /// The part of `buf` to fill.
+        span: Range<usize>,
+    },
+    /// Write a span of the buffer at an offset.
+    Write {
+        /// Where in the file.
+        offset: u64,
+        /// The data.
+        buf: IoBuf,
+        /// The part of `buf` to write.
+        span: Range<usize>,
+        /// Complete only when the data is durable.
+        durable: bool,
+    },
+    /// Make completed writes durable, with what is needed to find them again.
+    Sync,
+    /// Allocate, free or zero a range, by the mode bits of fallocate(2).
+    Allocate {
+        /// `FALLOC_FL_*`.
+        mode: i32,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// Discard a range of a block device.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        len: u64,
+    },
+    /// Receive what has arrived, at least one byte, into a span; zero bytes mean the other side
+    /// closed.
+    Receive {
+        /// Room for the data.
+        bytes: Vec<u8>,
+        /// The part of `bytes` to fill.
+        span: Range<usize>,
+    },
+    /// Send a span, as much as the socket takes, at least one byte.
+    Send {
+        /// The data.
+        bytes: Vec<u8>,
+        /// The part of `bytes` to send.
+        span: Range<usize>,
+    },
+    /// Accept connections of a listening socket until cancelled; each completes on its own.
+    Accept,
+    /// Wait for poll(2) events, once.
+    Poll {
+        /// `POLL*` bits.
+        events: u32,
+    },
+    /// Hand over the answer in a slot, if there is one, and wait for the kernel's next request.
+    Fuse(Box<FuseSlot>),
+}
+
+/// What comes back with a completion.
+#[derive(Debug)]
+pub enum Payload {
+    /// Nothing was handed in.
+    None,
+    /// The buffer of a read or write.
+    Buf(IoBuf),
+    /// The buffer of a receive or send.
+    Bytes(Vec<u8>),
+    /// An accepted connection.
+    Socket(OwnedFd),
+    /// The slot of a request.
+    Fuse(Box<FuseSlot>),
+}
+
+/// The end of an operation, or one of several results of an accept.
+#[derive(Debug)]
+pub struct Done {
+    /// The submitter's name for the operation.
+    pub token: u64,
+    /// Bytes moved or events seen; or the error.
+    pub result: Result<usize, Errno>,
+    /// Whether further completions of the same operation follow.
+    pub more: bool,
+    /// What was handed in, or made.
+    pub payload: Payload,
+}
+
+/// An arena that the kernel knows: its pages need not be looked up for each operation.
+pub(super) struct FixedArena {
+    arena: Arc<Arena>,
+}
+
+impl FixedArena {
+    pub(super) fn new(arena: Arc<Arena>) -> Self {
+        Self { arena }
+    }
+
+    /// Start and length of each buffer to register.
+    pub(super) fn chunks(&self) -> Vec<(*mut u8, usize)> {
+        let (base, bytes) = self.arena.region();
+        let starts = (0..bytes).step_by(CHUNK);
+        starts.map(|at| (base.wrapping_add(at), CHUNK.min(bytes - at))).collect()
+    }
+
+    /// The registered buffer that holds all of `span` of `buf`, if there is one.
+    fn index(&self, buf: &IoBuf, span: &Range<usize>) -> Option<u16> {
+        if !buf.is_from(&self.arena) {
+            return None;
+        }
+        let start = buf.as_ptr() as usize - self.arena.region().0 as usize + span.start;
+        let last = start + span.len().max(1) - 1;
+        let same = start / CHUNK == last / CHUNK;
+        same.then(|| u16::try_from(start / CHUNK).ok()).flatten()
+    }
+}
+
+impl Op {
+    /// Whether it waits for someone else, and must be cancelled for its file to close.
+    pub(super) fn waits_for_peer(&self) -> bool {
+        match self {
+            Self::Receive { .. } | Self::Send { .. } | Self::Accept => true,
+            Self::Poll { .. } | Self::Fuse(_) => true,
+            Self::Read { .. } | Self::Write { .. } | Self::Sync => false,
+            Self::Allocate { .. } | Self::Discard { .. } => false,
+        }
+    }
+
+    /// The submission for registered file `file`. It points into the memory the operation owns;
+    /// that memory does not move with the operation, being on the heap or in the arena.
+    ///
+    /// # Panics
+    /// If a span is not within its buffer.
+    pub(super) fn entry(&mut self, file: u32, arena: Option<&FixedArena>) -> Submission {
+        let fd = types::Fixed(file);
+        let entry = match self {
+            Self::Read { offset, buf, span } => read_entry(fd, *offset, buf, span, arena),
+            Self::Write { offset, buf, span, durable } => {
+                let flags = if *durable { libc::RWF_DSYNC } else { 0 };
+                write_entry(fd, *offset, buf, span, flags, arena)
+            }
+            Self::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Self::Allocate { mode, offset, len } => {
+                opcode::Fallocate::new(fd, *len).offset(*offset).mode(*mode).build()
+            }
+            Self::Discard { offset, len } => {
+                // The length travels in the command's first eight bytes, which are `addr3`.
+                let mut cmd = [0; 16];
+                cmd[..8].copy_from_slice(&len.to_ne_bytes());
+                let discard = opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD);
+                discard.addr(Some(*offset)).cmd(cmd).build()
+            }
+            Self::Receive { bytes, span } => {
+                let part = &mut bytes[span.clone()];
+                opcode::Recv::new(fd, part.as_mut_ptr(), length(part.len())).build()
+            }
+            Self::Send { bytes, span } => {
+                let part = &bytes[span.clone()];
+                let send = opcode::Send::new(fd, part.as_ptr(), length(part.len()));
+                send.flags(libc::MSG_NOSIGNAL).build()
+            }
+            Self::Accept => opcode::AcceptMulti::new(fd).flags(libc::SOCK_CLOEXEC).build(),
+            Self::Poll { events } => opcode::PollAdd::new(fd, *events).build(),
+            Self::Fuse(slot) => {
+                assert!(slot.is_whole(), "what the kernel gets is not lent to others");
+                return Submission::command(fd, slot.number(), slot.own_part(), slot.regions());
+            }
+        };
+        entry.into()
+    }
+
+    /// What to hand back when it is over.
+    pub(super) fn into_payload(self) -> Payload {
+        match self {
+            Self::Read { buf, .. } | Self::Write { buf, .. } => Payload::Buf(buf),
+            Self::Receive { bytes, .. } | Self::Send { bytes, .. } => Payload::Bytes(bytes),
+            Self::Fuse(slot) => Payload::Fuse(slot),
+            Self::Sync
+            | Self::Allocate { .. }
+            | Self::Discard { .. }
+            | Self::Accept
+            | Self::Poll { .. } => Payload::None,
+        }
+    }
+}
+
+fn read_entry(
+    fd: types::Fixed,
+    offset: u64,
+    buf: &mut IoBuf,
+    span: &Range<usize>,
+    arena: Option<&FixedArena>,
+) -> squeue::Entry {
+    let index = arena.and_then(|arena| arena.index(buf, span));
+    let part = &mut buf[span.clone()];
+    let (ptr, len) = (part.as_mut_ptr(), length(part.len()));
+    match index {
+        Some(index) => opcode::ReadFixed::new(fd, ptr, len, index).offset(offset).build(),
+        None => opcode::Read::new(fd, ptr, len).offset(offset).build(),
+    }
+}
+
+fn write_entry(
+    fd: types::Fixed,
+    offset: u64,
+    buf: &IoBuf,
+    span: &Range<usize>,
+    flags: i32,
+    arena: Option<&FixedArena>,
+) -> squeue::Entry {
+    let index = arena.and_then(|arena| arena.index(buf, span));
+    let part = &buf[span.clone()];
+    let (ptr, len) = (part.as_ptr(), length(part.len()));
+    match index {
+        Some(index) => {
+            opcode::WriteFixed::new(fd, ptr, len, index).offset(offset).rw_flags(flags).build()
+        }
+        None => opcode::Write::new(fd, ptr, len).offset(offset).rw_flags(flags).build(),
+    }
+}
+
+/// A length for the kernel. A longer span is moved in part, which every caller must expect.
+fn length(len: usize) -> u32 {
+    const MOST: usize = 1 << 30;
+    len.min(MOST) as u32
+}

@@ -1,0 +1,361 @@
+//! Devices by name: what a primary's URI and a cache's path mean.
+//!
+//! | URI | device |
+//! |---|---|
+//! | `PATH` | a regular file or block device; taken as it stands |
+//! | `file:PATH`, `file:///PATH` | the same; `%XX` stands for a byte |
+//! | `nbd://HOST[:PORT]/EXPORT` | an export of an NBD server; port 10809 if absent |
+//! | `nbd+unix:///EXPORT?socket=PATH` | the same on a Unix socket |
+//!
+//! Parameters follow a `?` and are joined by `&`:
+//!
+//! | parameter | of | means |
+//! |---|---|---|
+//! | `emulate=PROFILE` | any | give it the time of `hdd`, `raid10x4`, `san` or `cloud` |
+//! | `seed=N` | `emulate` | where the platters of the model are at the start; 0 if absent |
+//! | `socket=PATH` | `nbd+unix` | where the server listens |
+//!
+//! A path whose name has a `?` is written `file:` with `%3F`; one with a `:` before its first
+//! `/` begins with `./`. What is not understood is refused, with the value and what is known.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::device::BlockDevice;
+use crate::emulate::{EmulatedDevice, Profile};
+use crate::error::OpenError;
+use crate::file::{FileDevice, OpenMode};
+use crate::nbd::{Address, NbdDevice, Peer};
+
+/// The schemes of primary URIs.
+const SCHEMES: [(&str, Scheme); 3] =
+    [("file", Scheme::File), ("nbd", Scheme::Nbd), ("nbd+unix", Scheme::NbdUnix)];
+/// The port of an NBD server that is not told otherwise.
+const NBD_PORT: u16 = 10809;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scheme {
+    File,
+    Nbd,
+    NbdUnix,
+}
+
+/// Opens the primary that `uri` names.
+///
+/// # Errors
+/// When the URI is not understood, or the device cannot be opened.
+pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    let mut parsed = Uri::parse(uri)?;
+    let emulation = parsed.emulation()?;
+    let device: Arc<dyn BlockDevice> = match parsed.scheme {
+        None => {
+            let path = PathBuf::from(parsed.rest);
+            parsed.finish()?;
+            Arc::new(FileDevice::open(&path, OpenMode::default())?)
+        }
+        Some(Scheme::File) => {
+            let path = parsed.file_path()?;
+            parsed.finish()?;
+            Arc::new(FileDevice::open(&path, OpenMode::default())?)
+        }
+        Some(scheme @ (Scheme::Nbd | Scheme::NbdUnix)) => {
+            let address = parsed.nbd_address(scheme)?;
+            parsed.finish()?;
+            Arc::new(NbdDevice::open(address)?)
+        }
+    };
+    Ok(match emulation {
+        Some((profile, seed)) => Arc::new(EmulatedDevice::new(device, profile, seed)),
+        None => device,
+    })
+}
+
+/// Opens a cache device. A file that does not exist, or is empty, is made with `size` bytes; of
+/// a block device that much is used, from its start.
+///
+/// # Errors
+/// When it cannot be opened, is in use, or has another size than the one asked for.
+pub fn open_cache(path: &Path, size: Option<u64>) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    let mode = OpenMode { create_size: size, ..OpenMode::default() };
+    Ok(Arc::new(FileDevice::open(path, mode)?))
+}
+
+/// Opens a cache device to look at it: nothing is written, and nobody may be using it.
+///
+/// # Errors
+/// When it cannot be opened or is in use.
+pub fn open_cache_read_only(path: &Path) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    let mode = OpenMode { read_only: true, ..OpenMode::default() };
+    Ok(Arc::new(FileDevice::open(path, mode)?))
+}
+
+/// A URI in its parts; parameters are taken out as they are understood.
+#[derive(Debug)]
+struct Uri<'a> {
+    whole: &'a str,
+    /// `None` for a bare path.
+    scheme: Option<Scheme>,
+    /// Between the scheme and the parameters, as written.
+    rest: &'a str,
+    parameters: Vec<(&'a str, String)>,
+    /// Names of parameters that were asked for, for the error about others.
+    known: Vec<&'static str>,
+}
+
+impl<'a> Uri<'a> {
+    fn parse(whole: &'a str) -> Result<Self, OpenError> {
+        let (before, query) = whole.split_once('?').unwrap_or((whole, ""));
+        let (scheme, rest) = match split_scheme(before) {
+            None => (None, before),
+            Some((name, rest)) => match SCHEMES.iter().find(|(known, _)| *known == name) {
+                Some(&(_, scheme)) => (Some(scheme), rest),
+                None => {
+                    let known: Vec<&str> = SCHEMES.iter().map(|&(known, _)| known).collect();
+                    let known = known.join(", ");
+                    let reason = format!(
+                        "unknown scheme {name:?}; known are {known}; write ./{before} for a path"
+                    );
+                    return Err(bad(whole, reason));
+                }
+            },
+        };
+        let mut uri = Self { whole, scheme, rest, parameters: Vec::new(), known: Vec::new() };
+        if rest.is_empty() {
+            return Err(uri.bad("it names no device"));
+        }
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            let Some((name, value)) = parameter.split_once('=') else {
+                return Err(uri.bad(format!("parameter {parameter:?} has no value")));
+            };
+            if uri.parameters.iter().any(|(other, _)| *other == name) {
+                return Err(uri.bad(format!("parameter {name:?} is given twice")));
+            }
+            let value = uri.decode(value)?;
+            uri.parameters.push((name, value));
+        }
+        Ok(uri)
+    }
+
+    fn bad(&self, reason: impl Into<String>) -> OpenError {
+        bad(self.whole, reason)
+    }
+
+    /// Takes a parameter out.
+    fn take(&mut self, name: &'static str) -> Option<String> {
+        self.known.push(name);
+        let at = self.parameters.iter().position(|(other, _)| *other == name)?;
+        Some(self.parameters.remove(at).1)
+    }
+
+    /// Refuses parameters that nobody has taken.
+    fn finish(&self) -> Result<(), OpenError> {
+        let Some((name, _)) = self.parameters.first() else { return Ok(()) };
+        let known = self.known.join(", ");
+        Err(self.bad(format!("unknown parameter {name:?}; known here are {known}")))
+    }
+
+    fn emulation(&mut self) -> Result<Option<(Profile, u64)>, OpenError> {
+        let Some(name) = self.take("emulate") else { return Ok(None) };
+        let Some(profile) = Profile::from_name(&name) else {
+            let known: Vec<&str> = Profile::NAMES.iter().map(|&(known, _)| known).collect();
+            let known = known.join(", ");
+            return Err(self.bad(format!("unknown profile {name:?}; known are {known}")));
+        };
+        let seed = match self.take("seed") {
+            None => 0,
+            Some(text) => text
+                .parse()
+                .map_err(|_| self.bad(format!("seed {text:?} is not a whole number")))?,
+        };
+        Ok(Some((profile, seed)))
+    }
+
+    /// The path of a `file:` URI.
+    fn file_path(&self) -> Result<PathBuf, OpenError> {
+        let Some(authority) = self.rest.strip_prefix("//") else {
+            return Ok(PathBuf::from(self.decode(self.rest)?));
+        };
+        let at = authority.find('/').unwrap_or(authority.len());
+        let (host, path) = authority.split_at(at);
+        if !host.is_empty() && host != "localhost" {
+            return Err(self.bad(format!("file: names host {host:?}; only this one serves files")));
+        }
+        if path.is_empty() {
+            return Err(self.bad("it names no device"));
+        }
+        Ok(PathBuf::from(self.decode(path)?))
+    }
+
+    /// Where the server of an `nbd:` or `nbd+unix:` URI listens, and the export.
+    fn nbd_address(&mut self, scheme: Scheme) -> Result<Address, OpenError> {
+        let Some(authority) = self.rest.strip_prefix("//") else {
+            return Err(self.bad("write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH"));
+        };
+        let (host, export) = authority.split_once('/').unwrap_or((authority, ""));
+        let export = self.decode(export)?;
+        let peer = if scheme == Scheme::Nbd {
+            self.tcp_peer(host)?
+        } else {
+            if !host.is_empty() {
+                return Err(self.bad(format!("nbd+unix: names host {host:?}; it takes none")));
+            }
+            let socket = self.take("socket");
+            Peer::Unix(socket.ok_or_else(|| self.bad("parameter \"socket\" is missing"))?.into())
+        };
+        // What the device is, without how it is used.
+        let uri = match &peer {
+            Peer::Tcp { .. } => format!("nbd://{host}/{export}"),
+            Peer::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
+        };
+        Ok(Address { uri, peer, export })
+    }
+
+    fn tcp_peer(&self, authority: &str) -> Result<Peer, OpenError> {
+        // The colons of an IPv6 address stand in brackets.
+        let after = authority.find(']').map_or(0, |at| at + 1);
+        let (host, port) = match authority[after..].find(':') {
+            Some(colon) => {
+                let (host, port) = authority.split_at(after + colon);
+                let port = &port[1..];
+                let number = port.parse();
+                (host, number.map_err(|_| self.bad(format!("port {port:?} is not a port")))?)
+            }
+            None => (authority, NBD_PORT),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() {
+            return Err(self.bad("it names no host"));
+        }
+        Ok(Peer::Tcp { host: host.to_owned(), port })
+    }
+
+    /// Replaces `%XX` by its byte.
+    fn decode(&self, text: &str) -> Result<String, OpenError> {
+        let wrong =
+            || self.bad(format!("{text:?} has a % that two hexadecimal digits do not follow"));
+        let mut bytes = Vec::with_capacity(text.len());
+        let mut rest = text.bytes();
+        while let Some(byte) = rest.next() {
+            if byte != b'%' {
+                bytes.push(byte);
+                continue;
+            }
+            let mut digit = || {
+                let digit = char::from(rest.next()?).to_digit(16)?;
+                u8::try_from(digit).ok()
+            };
+            let (high, low) = (digit().ok_or_else(wrong)?, digit().ok_or_else(wrong)?);
+            bytes.push(high << 4 | low);
+        }
+        String::from_utf8(bytes).map_err(|_| self.bad(format!("{text:?} is not UTF-8")))
+    }
+}
+
+fn bad(uri: &str, reason: impl Into<String>) -> OpenError {
+    OpenError::BadUri { uri: uri.to_owned(), reason: reason.into() }
+}
+
+/// Splits `scheme:rest`; a `/` before the `:`, or a scheme that cannot be one, make it a path.
+fn split_scheme(text: &str) -> Option<(&str, &str)> {
+    let (name, rest) = text.split_once(':')?;
+    let fits = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    let begins = name.starts_with(|c: char| c.is_ascii_alphabetic());
+    (begins && name.chars().all(fits)).then_some((name, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempPath;
+
+    fn refusal(uri: &str) -> String {
+        open_primary(uri).err().expect("the URI is refused").to_string()
+    }
+
+    fn made() -> TempPath {
+        let path = TempPath::new();
+        std::fs::File::create(&path.0).unwrap().set_len(1 << 20).unwrap();
+        path
+    }
+
+    #[test]
+    fn paths_open_in_each_spelling() {
+        let file = made();
+        let path = file.0.to_str().unwrap();
+        let escaped = path.replace('-', "%2d");
+        for uri in [
+            path.to_owned(),
+            format!("file:{path}"),
+            format!("file://{path}"),
+            format!("file://localhost{path}"),
+            format!("file:{escaped}"),
+            format!("{path}?emulate=raid10x4&seed=7"),
+            format!("file:{path}?emulate=cloud"),
+        ] {
+            let device = open_primary(&uri).unwrap_or_else(|e| panic!("{uri}: {e}"));
+            assert_eq!(device.info().size, 1 << 20);
+            assert_eq!(device.info().rotational, uri.contains("raid"));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_what_would_be_right() {
+        let file = made();
+        let path = file.0.to_str().unwrap();
+        for (uri, words) in [
+            ("ftp://x/y".to_owned(), &["\"ftp\"", "file"][..]),
+            ("disk:1".to_owned(), &["\"disk\"", "./disk:1"]),
+            (String::new(), &["names no device"]),
+            ("file:".to_owned(), &["names no device"]),
+            ("file://far/x".to_owned(), &["\"far\""]),
+            (format!("{path}?emulate=floppy"), &["\"floppy\"", "hdd", "cloud"]),
+            (format!("{path}?emulate=hdd&seed=x"), &["\"x\"", "whole number"]),
+            (format!("{path}?emulate"), &["\"emulate\"", "no value"]),
+            (format!("{path}?speed=1"), &["\"speed\"", "emulate"]),
+            (format!("{path}?seed=1"), &["\"seed\"", "emulate"]),
+            (format!("{path}?emulate=hdd&emulate=san"), &["twice"]),
+            ("file:/a%2".to_owned(), &["hexadecimal"]),
+            ("nbd:x".to_owned(), &["nbd://HOST:PORT/EXPORT"]),
+            ("nbd:///x".to_owned(), &["no host"]),
+            ("nbd://h:99999/x".to_owned(), &["\"99999\"", "not a port"]),
+            ("nbd+unix:///x".to_owned(), &["\"socket\"", "missing"]),
+            ("nbd+unix://h/x?socket=/s".to_owned(), &["\"h\""]),
+            ("nbd://127.0.0.1:1/x?sokcet=1".to_owned(), &["\"sokcet\""]),
+            ("nbd+unix:///?socket=/nowhere".to_owned(), &["cannot connect"]),
+            ("/nowhere/at/all".to_owned(), &["/nowhere/at/all", "cannot open"]),
+        ] {
+            let text = refusal(&uri);
+            assert!(words.iter().all(|word| text.contains(word)), "{uri}: {text}");
+        }
+    }
+
+    #[test]
+    fn nbd_addresses_are_taken_apart() {
+        for (uri, host, port, export) in [
+            ("nbd://a.b/c", "a.b", 10809, "c"),
+            ("nbd://a:1/", "a", 1, ""),
+            ("nbd://a:1", "a", 1, ""),
+            ("nbd://[::1]:2/x%20y/z", "::1", 2, "x y/z"),
+            ("nbd://[::1]/x", "::1", 10809, "x"),
+        ] {
+            let address = Uri::parse(uri).unwrap().nbd_address(Scheme::Nbd).unwrap();
+            let Peer::Tcp { host: found, port: number } = &address.peer else { panic!("{uri}") };
+            assert_eq!((found.as_str(), *number, address.export.as_str()), (host, port, export));
+        }
+        let uri = "nbd+unix:///a?emulate=hdd&socket=/s%20t&seed=1";
+        let address = Uri::parse(uri).unwrap().nbd_address(Scheme::NbdUnix).unwrap();
+        assert_eq!(address.uri, "nbd+unix:///a?socket=/s t");
+    }
+
+    #[test]
+    fn a_cache_is_made_once_and_locked() {
+        let path = TempPath::new();
+        let cache = open_cache(&path.0, Some(1 << 20)).unwrap();
+        assert_eq!(cache.info().size, 1 << 20);
+        assert!(matches!(open_cache_read_only(&path.0), Err(OpenError::InUse { .. })));
+        drop(cache);
+        assert!(open_cache_read_only(&path.0).unwrap().info().read_only);
+        assert!(open_cache(&path.0, None).is_ok());
+        assert!(open_cache(&path.0, Some(2 << 20)).is_err());
+    }
+}

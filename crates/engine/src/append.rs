@@ -1,0 +1,379 @@
+//! The way into the log: blocks are encoded into the builder, and a record is closed, placed and
+//! sent (group commit).
+//!
+//! A block's index entry changes when its record is closed, not when the device has it: a read
+//! that comes meanwhile waits for the record or finds the bytes in RAM.
+
+use forebay_block::Io;
+use forebay_codec::{crc32c, is_zero};
+use forebay_format::{Entry, EntryKind, Lsn, PAGE, RecordHeader, encode_record, footer_bytes};
+
+use crate::Engine;
+use crate::api::{Effects, Health, Target};
+use crate::builder::{Expect, Payload, Pending};
+use crate::index::{Key, Place};
+use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
+use crate::log::{OpenSegment, RecordInFlight, SealingSegment, SegmentState};
+use crate::op::{Op, Ticket};
+use crate::slab::Id;
+
+impl Engine {
+    /// Moves what waits for the log into it, as far as there is room.
+    pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
+        if self.health != Health::Good {
+            return;
+        }
+        self.pump_copies(fx);
+        while let Some(&op) = self.log_queue.front() {
+            if !self.has_client_space() || !self.log_op(op, fx) {
+                break;
+            }
+            self.log_queue.pop_front();
+        }
+        self.checkpoint_if_needed(fx);
+        if self.log.in_flight.len() < RECORDS_IN_FLIGHT {
+            self.close_record(fx);
+        }
+    }
+
+    /// Whether clients and admissions may use the log; the last segments are for reclaim.
+    pub(crate) fn has_client_space(&self) -> bool {
+        self.log.free > RECLAIM_RESERVE && !self.index.is_full()
+    }
+
+    /// Adds an entry without which a segment cannot be freed, if nothing else is there that is
+    /// certain to carry the news: what is copied may count no more when the record is closed.
+    fn checkpoint_if_needed(&mut self, fx: &mut Effects) {
+        let waits = self.log.freeing.iter().any(|&(_, lsn)| lsn == self.log.next_lsn)
+            || self.log.barrier >= self.log.next_lsn && !self.log.waiters.is_empty();
+        if waits && !self.builder.pending.iter().any(|item| item.expect == Expect::Always) {
+            self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+        }
+    }
+
+    /// Encodes a block into the builder; false when there is no room now.
+    pub(crate) fn push_block(
+        &mut self,
+        fx: &mut Effects,
+        key: Key,
+        block: &[u8],
+        dirty: bool,
+        expect: Expect,
+    ) -> bool {
+        if is_zero(block) {
+            return self.push_bare(fx, key, 1, EntryKind::Zero, dirty, expect);
+        }
+        if !self.builder.fits_block() && !self.close_record(fx) {
+            return false;
+        }
+        let packed = if self.config.compress {
+            self.codec.compress(block, &mut self.codec_buf[..])
+        } else {
+            None
+        };
+        let (kind, payload, bytes) = match packed {
+            Some(len) => {
+                let bytes = &self.codec_buf[..len];
+                (EntryKind::Lz4, self.builder.push_packed(bytes), bytes)
+            }
+            None => (EntryKind::Raw, self.builder.push_whole(block), block),
+        };
+        let (len, crc) = (bytes.len() as u16, crc32c(bytes));
+        self.builder.pending.push(Pending {
+            key,
+            count: 1,
+            kind,
+            dirty,
+            payload,
+            len,
+            crc,
+            expect,
+        });
+        true
+    }
+
+    /// Adds a payload as it is in the log already; false when there is no room now.
+    pub(crate) fn push_copy(
+        &mut self,
+        fx: &mut Effects,
+        key: Key,
+        bytes: &[u8],
+        place: Place,
+    ) -> bool {
+        if !place.kind.has_payload() {
+            return self.push_bare(fx, key, 1, place.kind, place.dirty, Expect::At(place));
+        }
+        if !self.builder.fits_block() && !self.close_record(fx) {
+            return false;
+        }
+        let payload = match place.kind {
+            EntryKind::Raw => self.builder.push_whole(bytes),
+            _ => self.builder.push_packed(bytes),
+        };
+        self.builder.pending.push(Pending {
+            key,
+            count: 1,
+            kind: place.kind,
+            dirty: place.dirty,
+            payload,
+            len: place.len,
+            crc: place.crc,
+            expect: Expect::At(place),
+        });
+        true
+    }
+
+    /// Adds an entry without payload; false when there is no room now.
+    pub(crate) fn push_bare(
+        &mut self,
+        fx: &mut Effects,
+        key: Key,
+        count: u32,
+        kind: EntryKind,
+        dirty: bool,
+        expect: Expect,
+    ) -> bool {
+        if !self.builder.fits_bare() && !self.close_record(fx) {
+            return false;
+        }
+        let payload = Payload::None;
+        let pending = Pending { key, count, kind, dirty, payload, len: 0, crc: 0, expect };
+        self.builder.pending.push(pending);
+        true
+    }
+
+    /// Notes that `op` waits for the record being built, and whether that is its last.
+    pub(crate) fn wait_for_builder(&mut self, op: Id, complete: bool) {
+        if self.builder.add_waiter(op)
+            && let Op::Write(write) = self.ops.get_mut(op)
+        {
+            write.outstanding += 1;
+        }
+        if complete {
+            self.builder.complete.push(op);
+        }
+    }
+
+    /// Closes the record, places it and sends it. True when the builder is empty afterwards.
+    pub(crate) fn close_record(&mut self, fx: &mut Effects) -> bool {
+        if self.builder.is_empty() {
+            return true;
+        }
+        if self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.health != Health::Good {
+            return false;
+        }
+        let pages = self.builder.pages();
+        let entries_max = self.builder.pending.len();
+        let Some((index, at)) = self.room(pages, entries_max) else { return false };
+        let packed_at = self.builder.packed_at();
+        let lsn = self.log.next_lsn;
+        let entries = self.apply_pending(index, at, packed_at);
+        if entries.is_empty() {
+            assert!(self.builder.waiters.is_empty(), "a client's entries always count");
+            self.builder.clear();
+            return true;
+        }
+        self.log.next_lsn = lsn.next();
+        let mut buf = self.builder.take(pages, packed_at);
+        let header = RecordHeader {
+            pool: self.config.pool,
+            shard: self.config.shard,
+            seq: self.log.segments[index].seq,
+            lsn,
+            at,
+            prev_crc: self.log.last_crc,
+            pages: pages as u16,
+            durable: self.log.durable,
+            clean: self.log.clean().min(lsn),
+            start: self.log.start,
+            epoch: self.config.epoch,
+        };
+        self.log.last_crc = encode_record(&mut buf, &header, &entries);
+        self.log.last_start = header.start;
+        self.log.last_clean = header.clean;
+        self.record_placed(index, lsn, at + buf.len() as u32, &entries);
+        let waiters = std::mem::take(&mut self.builder.waiters);
+        let len = buf.len() as u32;
+        self.log.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
+        self.stats.log_records += 1;
+        self.stats.log_bytes += u64::from(len);
+        let offset = self.segment_offset(index) + u64::from(at);
+        let ticket = Ticket::Record { lsn, tries: 1 };
+        self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
+        for op in std::mem::take(&mut self.builder.complete) {
+            self.write_applied(op, lsn, fx);
+        }
+        true
+    }
+
+    /// Accounts a record to its segment.
+    fn record_placed(&mut self, index: usize, lsn: Lsn, end: u32, entries: &[Entry]) {
+        let segment = &mut self.log.segments[index];
+        if segment.used == 0 {
+            segment.first_lsn = lsn;
+        }
+        segment.last_lsn = lsn;
+        segment.used = end;
+        segment.entries += entries.len() as u32;
+        let open = self.log.open.as_mut().expect("a record goes to the open segment");
+        open.entries.extend_from_slice(entries);
+    }
+
+    /// Makes every pending entry that still counts the newest version of its block; returns the
+    /// record's entries.
+    fn apply_pending(&mut self, index: usize, at: u32, packed_at: usize) -> Vec<Entry> {
+        let pending = std::mem::take(&mut self.builder.pending);
+        let mut entries = Vec::with_capacity(pending.len());
+        for mut item in pending.iter().copied() {
+            match item.expect {
+                Expect::Always => {}
+                Expect::Absent if self.index.get(item.key).is_none() => {}
+                Expect::At(place) => match self.index.get(item.key) {
+                    Some(now) if now.is_same_version(&place) => {
+                        if item.kind == EntryKind::Lost && !now.dirty {
+                            // The primary got it before its loss was logged.
+                            item.kind = EntryKind::Invalidate;
+                        }
+                        item.dirty = now.dirty && item.kind != EntryKind::Invalidate;
+                    }
+                    _ => continue,
+                },
+                Expect::Absent => continue,
+            }
+            let offset = match item.payload {
+                Payload::None => 0,
+                Payload::Page(page) => at + (page * PAGE) as u32,
+                Payload::Packed(so_far) => at + (packed_at + so_far) as u32,
+            };
+            let place = Place {
+                segment: index as u32,
+                offset: if offset == 0 { at + 8 * (1 + entries.len() as u32) } else { offset },
+                len: item.len,
+                kind: item.kind,
+                crc: item.crc,
+                dirty: item.dirty,
+                // A copy forward counts as inserted anew: its hits have been paid for.
+                meta: self.policy.inserted(),
+            };
+            entries.push(Entry {
+                volume: item.key.volume(),
+                block: item.key.block(),
+                kind: item.kind,
+                dirty: item.dirty,
+                first: entries.is_empty(),
+                offset,
+                len: item.len,
+                count: item.count,
+                crc: item.crc,
+            });
+            for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
+                match item.kind {
+                    EntryKind::Checkpoint => {}
+                    EntryKind::Invalidate => self.forget_block(key),
+                    _ => self.place_block(key, place),
+                }
+            }
+        }
+        self.builder.pending = pending;
+        if entries.is_empty() {
+            return entries;
+        }
+        self.builder.pending.clear();
+        entries
+    }
+
+    /// Makes `place` the newest version of a block.
+    pub(crate) fn place_block(&mut self, key: Key, place: Place) {
+        let was = self.index.insert(key, place);
+        let segment = &mut self.log.segments[place.segment as usize];
+        segment.live += 1;
+        segment.dirty += u32::from(place.dirty);
+        if let Some(was) = was {
+            let segment = &mut self.log.segments[was.segment as usize];
+            segment.live -= 1;
+            segment.dirty -= u32::from(was.dirty);
+        }
+        if place.dirty {
+            // A copy forward keeps its age; a rewrite is as old as its stripe says.
+            self.dirty.insert(self.now, key);
+        } else {
+            self.dirty.remove(key);
+        }
+        if place.kind == EntryKind::Lost && place.dirty {
+            self.fenced.insert(key);
+        } else if !self.fenced.is_empty() {
+            self.fenced.remove(&key);
+        }
+    }
+
+    /// Takes a block out of the cache.
+    pub(crate) fn forget_block(&mut self, key: Key) {
+        if let Some(was) = self.index.remove(key) {
+            let segment = &mut self.log.segments[was.segment as usize];
+            segment.live -= 1;
+            segment.dirty -= u32::from(was.dirty);
+            if was.dirty {
+                self.dirty.remove(key);
+            }
+        }
+        self.fenced.remove(&key);
+    }
+
+    /// Finds room for a record, in a new segment if need be: position and offset.
+    fn room(&mut self, pages: usize, entries: usize) -> Option<(usize, u32)> {
+        if let Some(open) = &self.log.open {
+            let used = self.log.segments[open.index].used;
+            let end = used as usize + pages * PAGE + footer_bytes(open.entries.len() + entries);
+            if end <= self.config.segment_size as usize {
+                return Some((open.index, used));
+            }
+            self.seal_open_segment();
+        }
+        self.open_segment().map(|index| (index, 0))
+    }
+
+    /// Takes the open segment out of use; its footer follows when its records are durable.
+    pub(crate) fn seal_open_segment(&mut self) {
+        let Some(segment) = self.log.open.take() else { return };
+        let state = &mut self.log.segments[segment.index];
+        state.state = SegmentState::Sealing;
+        let last_lsn = state.last_lsn;
+        self.log.sealing.push_back(SealingSegment {
+            segment,
+            last_crc: self.log.last_crc,
+            start: self.log.last_start,
+            clean: self.log.last_clean,
+            footer_sent: false,
+        });
+        self.log.want_durable(last_lsn);
+        self.policy.sealed(self.log.segments.len() as u64);
+    }
+
+    fn open_segment(&mut self) -> Option<usize> {
+        let index = self.log.position(self.log.head);
+        if self.log.sealing.len() >= SEALING_MAX
+            || self.log.segments[index].state != SegmentState::Free
+        {
+            return None;
+        }
+        // The last one is for a record that frees another, so that crashes, which each leave a
+        // segment half empty, never leave a log that cannot go on.
+        let frees = self.log.start > self.log.last_start || !self.fenced.is_empty();
+        if self.log.free == 1 && !frees {
+            return None;
+        }
+        let segment = &mut self.log.segments[index];
+        assert_eq!((segment.live, segment.dirty, segment.readers), (0, 0, 0), "a free segment");
+        *segment = crate::log::Segment {
+            state: SegmentState::Open,
+            seq: self.log.head,
+            first_lsn: self.log.next_lsn,
+            ..Default::default()
+        };
+        self.log.head = self.log.head.next();
+        self.log.free -= 1;
+        let first_prev_crc = self.log.last_crc;
+        self.log.open = Some(OpenSegment { index, entries: Vec::new(), first_prev_crc });
+        Some(index)
+    }
+}

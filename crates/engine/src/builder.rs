@@ -1,0 +1,193 @@
+//! The record being put together: blocks of many clients, copies and admissions share it.
+//!
+//! Whole blocks go straight to their page of the final buffer; compressed ones are collected and
+//! put behind the entries if they fit the header's page, else behind the last whole block.
+
+use forebay_block::{BufPool, IoBuf};
+use forebay_format::{ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES};
+
+use crate::index::{Key, Place};
+use crate::slab::Id;
+
+/// Under which condition an entry still counts when its record is closed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Expect {
+    /// Always: a client's write.
+    Always,
+    /// The block is not in the index: an admission.
+    Absent,
+    /// The block still lies there: a copy forward.
+    At(Place),
+}
+
+/// Where an entry's payload is in the builder.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload {
+    /// There is none.
+    None,
+    /// That page of the record.
+    Page(usize),
+    /// So far into the packed part.
+    Packed(usize),
+}
+
+/// An entry to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Pending {
+    /// The first block.
+    pub key: Key,
+    /// How many blocks.
+    pub count: u32,
+    /// What it says of them.
+    pub kind: EntryKind,
+    /// The primary does not have it.
+    pub dirty: bool,
+    /// Where the bytes are.
+    pub payload: Payload,
+    /// How many.
+    pub len: u16,
+    /// Their checksum.
+    pub crc: u32,
+    /// When it counts.
+    pub expect: Expect,
+}
+
+/// A record being put together.
+#[derive(Debug)]
+pub struct Builder {
+    buffers: BufPool,
+    pages_max: usize,
+    buf: IoBuf,
+    whole: usize,
+    packed: Vec<u8>,
+    /// Entries so far.
+    pub pending: Vec<Pending>,
+    /// Operations that wait for the record.
+    pub waiters: Vec<Id>,
+    /// Operations whose last block is in it.
+    pub complete: Vec<Id>,
+}
+
+impl Builder {
+    /// A builder of records of at most `pages_max` pages.
+    pub fn new(buffers: BufPool, pages_max: usize) -> Self {
+        assert!(pages_max >= 2, "a record holds a whole block");
+        Self {
+            buffers,
+            pages_max,
+            buf: IoBuf::empty(),
+            whole: 0,
+            packed: Vec::new(),
+            pending: Vec::new(),
+            waiters: Vec::new(),
+            complete: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Whether another entry with a payload of up to a whole block fits.
+    pub fn fits_block(&self) -> bool {
+        self.pending.len() < RECORD_ENTRIES_MAX
+            && self.pages_with(self.whole + 1, self.packed.len(), 1) <= self.pages_max
+            && self.pages_with(self.whole, self.packed.len() + PAGE, 1) <= self.pages_max
+    }
+
+    /// Whether another entry without payload fits.
+    pub fn fits_bare(&self) -> bool {
+        self.pending.len() < RECORD_ENTRIES_MAX
+            && self.pages_with(self.whole, self.packed.len(), 1) <= self.pages_max
+    }
+
+    /// Pages of the record as it stands.
+    pub fn pages(&self) -> usize {
+        self.pages_with(self.whole, self.packed.len(), 0)
+    }
+
+    fn pages_with(&self, whole: usize, packed: usize, more_entries: usize) -> usize {
+        let front = front_bytes(self.pending.len() + more_entries) + packed;
+        1 + whole + if front <= PAGE { 0 } else { packed.div_ceil(PAGE) }
+    }
+
+    /// Adds a whole block; returns its payload.
+    pub fn push_whole(&mut self, block: &[u8]) -> Payload {
+        let page = 1 + self.whole;
+        let end = (page + 1) * PAGE;
+        if self.buf.len() < end {
+            self.grow(end);
+        }
+        self.buf[page * PAGE..end].copy_from_slice(block);
+        self.whole += 1;
+        Payload::Page(page)
+    }
+
+    fn grow(&mut self, need: usize) {
+        let size = if need <= 16 * PAGE { 16 * PAGE } else { (self.pages_max + 1) * PAGE };
+        let mut larger = self.buffers.get(size.max(need));
+        let used = self.buf.len().min(larger.len());
+        larger[..used].copy_from_slice(&self.buf);
+        self.buf = larger;
+    }
+
+    /// Adds an encoded payload; returns it.
+    pub fn push_packed(&mut self, bytes: &[u8]) -> Payload {
+        let at = self.packed.len();
+        self.packed.extend_from_slice(bytes);
+        self.packed.resize(self.packed.len().next_multiple_of(8), 0);
+        Payload::Packed(at)
+    }
+
+    /// Whether an admission of one of the blocks is in it.
+    pub fn admits(&self, first: Key, count: u64) -> bool {
+        let range = first.0..first.0 + count;
+        self.pending.iter().any(|item| item.expect == Expect::Absent && range.contains(&item.key.0))
+    }
+
+    /// Notes that `op` waits for the record; says whether it did not yet.
+    pub fn add_waiter(&mut self, op: Id) -> bool {
+        let new = !self.waiters.contains(&op);
+        if new {
+            self.waiters.push(op);
+        }
+        new
+    }
+
+    /// Where packed payloads start in the finished record.
+    pub fn packed_at(&self) -> usize {
+        let front = front_bytes(self.pending.len());
+        if front + self.packed.len() <= PAGE { front } else { (1 + self.whole) * PAGE }
+    }
+
+    /// The finished record's buffer, without header and entries, and an empty builder. Bytes that
+    /// no payload covers are zero.
+    pub fn take(&mut self, pages: usize, packed_at: usize) -> IoBuf {
+        let len = pages * PAGE;
+        if self.buf.len() < len {
+            self.grow(len);
+        }
+        let mut buf = std::mem::take(&mut self.buf);
+        buf.set_len(len);
+        buf[..PAGE].fill(0);
+        buf[(1 + self.whole) * PAGE..].fill(0);
+        buf[packed_at..packed_at + self.packed.len()].copy_from_slice(&self.packed);
+        self.whole = 0;
+        self.packed.clear();
+        buf
+    }
+
+    /// Throws away what was collected.
+    pub fn clear(&mut self) {
+        self.whole = 0;
+        self.packed.clear();
+        self.pending.clear();
+        self.waiters.clear();
+        self.complete.clear();
+    }
+}
+
+fn front_bytes(entries: usize) -> usize {
+    (RECORD_HEADER_BYTES + entries * ENTRY_BYTES).next_multiple_of(8)
+}

@@ -1,0 +1,489 @@
+//! Destaging: dirty blocks go to the primary in address order, neighbours in one write.
+//!
+//! Only versions that are durable on the cache device are destaged, so that the primary is never
+//! ahead of what a crash leaves in the log. A block becomes clean when the primary has written
+//! it and a flush sent afterwards has completed, and only if it has not been rewritten meanwhile.
+
+use std::time::Duration;
+
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoResult,
+    IoTag, STRIPE_BLOCKS, VolumeId,
+};
+use forebay_format::{EntryKind, PAGE, SegmentSeq};
+use forebay_policy::DestageState;
+
+use crate::Engine;
+use crate::api::{Effects, Health, Mode, State, Target, Trust};
+use crate::index::{Key, Place};
+use crate::limits::DESTAGED_UNFLUSHED_MAX;
+use crate::op::Ticket;
+use crate::read::decode;
+use crate::slab::Id;
+
+/// One version of a block: where it lies in the log. Places are used again, numbers of segments are
+/// not, so the log may go on while a block is on its way to the primary.
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    place: Place,
+    seq: SegmentSeq,
+}
+
+/// Neighbouring dirty blocks on their way to the primary.
+#[derive(Debug)]
+pub struct Destage {
+    volume: VolumeId,
+    blocks: BlockRange,
+    /// The version of each block that is being written.
+    versions: Vec<Version>,
+    buf: IoBuf,
+    /// Reads outstanding.
+    reads: u32,
+    /// Blocks, by position, that could not be read back.
+    bad: Vec<usize>,
+    /// The cache device could not read a block.
+    error: Option<IoError>,
+    /// Writes that wait for a block.
+    through: Vec<Id>,
+    /// The primary has it; a flush has not covered it yet.
+    written: bool,
+    started: Instant,
+}
+
+/// How long written blocks wait for a flush of the primary that nobody asks for.
+const FLUSH_AFTER: Duration = Duration::from_millis(100);
+/// Destages written that are worth a flush at once.
+const FLUSH_BATCH: usize = 256;
+/// Stripes looked at in one step, and steps in one turn of the event loop.
+const STRIPES_LOOKED_AT: usize = 64;
+const LOOKS_MAX: usize = 256;
+/// First pause after a failed destage write; doubled each time.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_DOUBLINGS_MAX: u32 = 6;
+
+impl Engine {
+    /// Starts the destages that the pacer allows.
+    pub(crate) fn pump_destage(&mut self, fx: &mut Effects) {
+        self.destage_urgent(fx);
+        if self.health == Health::Detached || self.dirty.blocks() == 0 {
+            return;
+        }
+        let allowed = self.destage_allowance();
+        let mut from = self.destage_cursor;
+        let mut wrapped = false;
+        for _ in 0..LOOKS_MAX {
+            if self.destage_writes >= allowed {
+                break;
+            }
+            match self.dirty.next_from(from, STRIPES_LOOKED_AT) {
+                Ok(key) => from = self.start_destage(key, fx).unwrap_or_else(|past| past),
+                Err(Some(further)) => from = further,
+                Err(None) if wrapped => break,
+                Err(None) => {
+                    wrapped = true;
+                    from = Key(0);
+                }
+            }
+        }
+        self.destage_cursor = from;
+    }
+
+    fn destage_allowance(&mut self) -> u32 {
+        let (level, limit) = self.paced_level();
+        let oldest = self.dirty.oldest().unwrap_or(self.now);
+        let stopping = self.state == State::Stopping;
+        let state = DestageState {
+            now: self.now,
+            dirty_blocks: level.max(self.dirty.blocks().min(1)),
+            target_blocks: limit / 2,
+            limit_blocks: limit,
+            oldest_age: self.now.since(oldest),
+            age_max: self.config.write_cache_depth,
+            quiet: self.now.since(self.last_foreground),
+            draining: self.draining
+                || self.log_pressed
+                || self.health == Health::Draining
+                || self.has_leftover(),
+        };
+        if stopping && !self.draining && self.health == Health::Good {
+            return 0;
+        }
+        let waiting = self.volumes.iter().flatten().map(|v| v.written.len()).max().unwrap_or(0);
+        if waiting >= DESTAGED_UNFLUSHED_MAX {
+            return 0;
+        }
+        self.pacer.allowance(&state)
+    }
+
+    /// Dirty blocks and their limit as pacing sees them. What waits for the primary's flush only is
+    /// as good as clean, but becomes clean in lumps, since a flush of disks may take most of a
+    /// second: it is left out of the level, and room for the largest lump of late out of the limit.
+    pub(crate) fn paced_level(&self) -> (u64, u64) {
+        let limit = self.dirty_limit();
+        let level = self.dirty_level().saturating_sub(self.unflushed_blocks);
+        (level, limit - self.unflushed_peak.min(limit / 2))
+    }
+
+    /// Remembers how much waited for a flush that has just ended; a lump fades slowly.
+    pub(crate) fn note_unflushed(&mut self) {
+        self.unflushed_peak = self.unflushed_blocks.max(self.unflushed_peak / 8 * 7);
+    }
+
+    /// Starts what writes wait for, whatever the pace.
+    fn destage_urgent(&mut self, fx: &mut Effects) {
+        for _ in 0..self.urgent.len() {
+            let Some(key) = self.urgent.pop_front() else { return };
+            if !self.through_waiters.contains_key(&key) {
+                continue;
+            }
+            if !self.dirty.contains(key) {
+                // Gone meanwhile: discarded, or destaged by the usual round.
+                self.wake_through(key, &Ok(()), fx);
+            } else if self.fenced.contains(&key) {
+                self.wake_through(key, &Err(forebay_block::ErrorKind::Corrupt.into()), fx);
+            } else if self.dirty.is_destaging(key) {
+                self.join_destage(key, fx);
+            } else if self.start_destage(key, fx).is_err() {
+                self.urgent.push_back(key);
+            }
+        }
+    }
+
+    /// Lets the writes that wait for a block wait for the destage it is in, if that has the newest
+    /// version; else they wait for the next one.
+    fn join_destage(&mut self, key: Key, fx: &mut Effects) {
+        let found = self.destages.iter().find_map(|(id, destage)| {
+            let at = key.block().checked_sub(destage.blocks.first)?;
+            let version = destage.versions.get(at as usize)?;
+            let same = destage.volume == key.volume() && self.is_newest(key, version);
+            same.then_some((id, destage.written))
+        });
+        match found {
+            Some((_, true)) => self.wake_through(key, &Ok(()), fx),
+            Some((id, false)) => {
+                let waiters = self.through_waiters.remove(&key).unwrap_or_default();
+                self.destages.get_mut(id).through.extend(waiters);
+            }
+            None => self.urgent.push_back(key),
+        }
+    }
+
+    fn wake_through(&mut self, key: Key, result: &IoResult<()>, fx: &mut Effects) {
+        for op in self.through_waiters.remove(&key).unwrap_or_default() {
+            self.through_part_done(op, result, fx);
+        }
+    }
+
+    /// Whether a block may go to the primary now.
+    fn may_destage(&self, key: Key) -> Option<Version> {
+        if !self.dirty.contains(key) || self.dirty.is_destaging(key) || self.fenced.contains(&key) {
+            return None;
+        }
+        let place = self.index.get(key)?;
+        // After the device failed nothing becomes durable any more, and once that is recorded
+        // nothing in the log is trusted over the primary but what is dirty now.
+        let ready = match self.health {
+            Health::Good => self.log.is_durable(place.segment, place.offset),
+            _ => self.trust > Trust::Full && self.log.is_written(place.segment, place.offset),
+        };
+        let seq = self.log.segments[place.segment as usize].seq;
+        ready.then_some(Version { place, seq })
+    }
+
+    /// Whether a version is what the log has of a block now.
+    fn is_newest(&self, key: Key, version: &Version) -> bool {
+        let same = self.index.get(key).is_some_and(|now| now.is_same_version(&version.place));
+        same && self.log.segments[version.place.segment as usize].seq == version.seq
+    }
+
+    /// Starts to destage a block with its neighbours in the stripe; returns where to go on, as an
+    /// error when the block cannot go now.
+    fn start_destage(&mut self, key: Key, fx: &mut Effects) -> Result<Key, Key> {
+        let volume = key.volume();
+        if self.volume(volume).retry_at > self.now {
+            return Err(Key((u64::from(volume.0) + 1) << 40));
+        }
+        let Some(first) = self.may_destage(key) else {
+            if self.dirty.contains(key)
+                && let Some(place) = self.index.get(key)
+            {
+                self.want_block_durable(&place);
+            }
+            return Err(Key(key.0 + 1));
+        };
+        let stripe_end = (key.0 / STRIPE_BLOCKS + 1) * STRIPE_BLOCKS;
+        let mut versions = vec![first];
+        while key.0 + (versions.len() as u64) < stripe_end {
+            let next = Key(key.0 + versions.len() as u64);
+            match self.may_destage(next) {
+                Some(version) => versions.push(version),
+                None => break,
+            }
+        }
+        let blocks = BlockRange { first: key.block(), count: versions.len() as u64 };
+        for version in &versions {
+            self.log.segments[version.place.segment as usize].destaging += 1;
+        }
+        let mut through = Vec::new();
+        for key in (key.0..key.0 + blocks.count).map(Key) {
+            self.dirty.set_destaging(key, true, self.now);
+            if !self.through_waiters.is_empty() {
+                through.extend(self.through_waiters.remove(&key).unwrap_or_default());
+            }
+        }
+        let buf = self.config.buffers.get(versions.len() * BLOCK_SIZE);
+        let started = self.now;
+        let next = Key(key.0 + blocks.count);
+        let (bad, error, written) = (Vec::new(), None, false);
+        let destage = Destage {
+            volume,
+            blocks,
+            versions,
+            buf,
+            reads: 1,
+            bad,
+            error,
+            through,
+            written,
+            started,
+        };
+        let id = self.destages.insert(destage);
+        self.destage_writes += 1;
+        self.gather(id, fx);
+        Ok(next)
+    }
+
+    /// Asks for a flush of the cache device, so that a block can go to the primary.
+    fn want_block_durable(&mut self, place: &Place) {
+        let lsn = self.log.segments[place.segment as usize].last_lsn.min(self.log.completed);
+        self.log.want_durable(lsn);
+    }
+
+    /// Collects the blocks' bytes from RAM and the cache device.
+    fn gather(&mut self, id: Id, fx: &mut Effects) {
+        let destage = self.destages.get_mut(id);
+        let volume = destage.volume;
+        let mut buf = std::mem::take(&mut destage.buf);
+        let mut from_device = Vec::new();
+        for (i, block) in destage.blocks.iter().enumerate() {
+            let key = Key::new(volume, block);
+            let place = destage.versions[i].place;
+            let room: &mut [u8; BLOCK_SIZE] = (&mut buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE])
+                .try_into()
+                .expect("a block's length");
+            // While it is locked, RAM may have a version that has no place in the log yet.
+            let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
+            if let Some(bytes) = in_ram {
+                room.copy_from_slice(bytes);
+            } else if place.kind == EntryKind::Zero {
+                room.fill(0);
+            } else if let Some(payload) =
+                self.log.failed_payload(place.segment, place.offset, place.len)
+            {
+                let mut spare = [0; BLOCK_SIZE];
+                match decode(&place, payload, &mut spare) {
+                    Some(bytes) => room.copy_from_slice(bytes),
+                    None => destage.bad.push(i),
+                }
+            } else {
+                from_device.push((i, place));
+            }
+        }
+        destage.buf = buf;
+        destage.reads += from_device.len() as u32;
+        for (block, place) in from_device {
+            let page = PAGE as u32;
+            let at = place.offset / page * page;
+            let len = (place.offset + u32::from(place.len)).next_multiple_of(page) - at;
+            let index = place.segment as usize;
+            self.log.segments[index].readers += 1;
+            let ticket = Ticket::DestageRead { destage: id, index, at, block };
+            self.read_segment(fx, index, at, len as usize, ticket);
+        }
+        self.gathered(id, fx);
+    }
+
+    /// A block has been read back from the cache device.
+    pub(crate) fn destage_read(
+        &mut self,
+        id: Id,
+        index: usize,
+        at: u32,
+        block: usize,
+        done: Completion,
+        fx: &mut Effects,
+    ) {
+        self.log.segments[index].readers -= 1;
+        let destage = self.destages.get_mut(id);
+        let place = destage.versions[block].place;
+        let start = (place.offset - at) as usize;
+        let payload = done.buf.get(start..start + usize::from(place.len));
+        let mut spare = [0; BLOCK_SIZE];
+        if let Err(error) = done.result {
+            destage.error = Some(error);
+            return self.gathered(id, fx);
+        }
+        match payload.and_then(|payload| decode(&place, payload, &mut spare)) {
+            Some(bytes) => {
+                destage.buf[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE].copy_from_slice(bytes);
+            }
+            None => destage.bad.push(block),
+        }
+        self.gathered(id, fx);
+    }
+
+    /// One source of a destage is in; writes when it was the last.
+    fn gathered(&mut self, id: Id, fx: &mut Effects) {
+        let destage = self.destages.get_mut(id);
+        destage.reads -= 1;
+        if destage.reads > 0 {
+            return;
+        }
+        if let Some(error) = destage.error.take() {
+            // Tried again after a pause.
+            let volume = destage.volume;
+            self.probe_cache(fx);
+            self.back_off(volume);
+            self.destage_ended(id, &Err(error), fx);
+            return self.drop_destage(id, false);
+        }
+        if destage.bad.is_empty() {
+            return self.write_destage(id, fx);
+        }
+        // What cannot be read back is fenced; its neighbours go another time.
+        let error = forebay_block::ErrorKind::Corrupt.into();
+        let destage = self.destages.get(id);
+        let version = |&i: &usize| {
+            (Key::new(destage.volume, destage.blocks.first + i as u64), destage.versions[i])
+        };
+        let bad: Vec<(Key, Version)> = destage.bad.iter().map(version).collect();
+        for (key, version) in bad {
+            if self.is_newest(key, &version) {
+                self.fence(key);
+            }
+        }
+        self.destage_ended(id, &Err(error), fx);
+        self.drop_destage(id, false);
+    }
+
+    fn write_destage(&mut self, id: Id, fx: &mut Effects) {
+        let destage = self.destages.get_mut(id);
+        let (volume, blocks) = (destage.volume, destage.blocks);
+        let mut buf = std::mem::take(&mut destage.buf);
+        let zero = destage.versions.iter().all(|version| version.place.kind == EntryKind::Zero);
+        let range = self.bytes_on_volume(volume, blocks);
+        let ticket = Ticket::DestageWrite(id);
+        self.stats.destage_writes += 1;
+        if zero {
+            let flags = IoFlags { no_hole: true, ..IoFlags::default() };
+            let buf = IoBuf::empty();
+            let io =
+                |tag: IoTag| Io { tag, op: IoOp::WriteZeroes, range, flags, client: None, buf };
+            return self.send(fx, Target::Primary(volume), ticket, io);
+        }
+        buf.set_len(range.len as usize);
+        self.send(fx, Target::Primary(volume), ticket, |tag| Io::write(tag, range.offset, buf));
+    }
+
+    /// A destage write ended.
+    pub(crate) fn destage_written(&mut self, id: Id, done: Completion, fx: &mut Effects) {
+        self.destage_ended(id, &done.result, fx);
+        let volume = self.destages.get(id).volume;
+        if done.result.is_err() {
+            self.back_off(volume);
+            return self.drop_destage(id, false);
+        }
+        let (now, blocks) = (self.now, self.destages.get(id).blocks.count);
+        self.destages.get_mut(id).written = true;
+        self.drain_rate.completed(now, blocks);
+        self.unflushed_blocks += blocks;
+        self.stats.destaged_blocks += blocks;
+        let volume = self.volume_mut(volume);
+        volume.failures = 0;
+        if volume.written.is_empty() {
+            volume.written_since = now;
+        }
+        volume.written.push(id);
+    }
+
+    /// Tells the writes that wait for the blocks; the device has no more to do with them.
+    fn destage_ended(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
+        self.destage_writes -= 1;
+        if let Err(error) = result {
+            self.note_failed(id, error, fx);
+        }
+        for op in std::mem::take(&mut self.destages.get_mut(id).through) {
+            self.through_part_done(op, result, fx);
+        }
+    }
+
+    /// In a mode that promises that the primary alone is complete, a flush must not succeed before
+    /// blocks are there whose destage failed.
+    fn note_failed(&mut self, id: Id, error: &IoError, fx: &mut Effects) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        if matches!(self.volume(volume).config.mode, Mode::WriteBack | Mode::WriteOnly) {
+            return;
+        }
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let state = self.volume_mut(volume);
+        state.leftover.extend(keys);
+        for op in std::mem::take(&mut state.leftover_waiters) {
+            self.flush_part_done(op, Err(error.clone()), fx);
+        }
+    }
+
+    fn back_off(&mut self, volume: VolumeId) {
+        let now = self.now;
+        let volume = self.volume_mut(volume);
+        volume.retry_at = now + RETRY_FIRST * (1 << volume.failures.min(RETRY_DOUBLINGS_MAX));
+        volume.failures += 1;
+    }
+
+    /// Whether enough has been written to the primary for a flush.
+    pub(crate) fn destage_flush_is_due(&self, volume: usize) -> bool {
+        let Some(volume) = self.volumes[volume].as_ref() else { return false };
+        let written = volume.written.len();
+        let impatient = self.draining || self.state == State::Stopping;
+        // Near the limit writes wait for blocks to become clean.
+        let crowded = self.dirty.blocks() > self.dirty_limit() / 4 * 3;
+        written >= FLUSH_BATCH
+            || written > 0
+                && (self.now.since(volume.written_since) >= FLUSH_AFTER
+                    || crowded
+                    || impatient && self.destage_writes == 0)
+    }
+
+    /// A flush of the primary that covers a destage ended.
+    pub(crate) fn destage_flushed(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
+        self.unflushed_blocks -= self.destages.get(id).blocks.count;
+        if let Err(error) = result {
+            let volume = self.destages.get(id).volume;
+            self.back_off(volume);
+            self.note_failed(id, error, fx);
+        }
+        self.drop_destage(id, result.is_ok());
+    }
+
+    /// Forgets a destage; its blocks become clean if the primary has them durably.
+    fn drop_destage(&mut self, id: Id, durable: bool) {
+        let destage = self.destages.remove(id);
+        // What stays dirty although nobody rewrote it keeps its age.
+        let started = if durable { destage.started } else { Instant::default() };
+        for (block, version) in destage.blocks.iter().zip(&destage.versions) {
+            let key = Key::new(destage.volume, block);
+            let newest = self.is_newest(key, version);
+            let segment = &mut self.log.segments[version.place.segment as usize];
+            if segment.seq == version.seq {
+                segment.destaging -= 1;
+            }
+            if durable && newest && self.dirty.contains(key) {
+                segment.dirty -= 1;
+                self.index.update(key, |place| place.dirty = false);
+                self.dirty.remove(key);
+                // A reader may have found its copy here bad meanwhile: the primary has it now.
+                self.fenced.remove(&key);
+            }
+            self.dirty.set_destaging(key, false, started);
+        }
+    }
+}

@@ -1,0 +1,488 @@
+//! The engine of one shard: owns all of its state, takes requests, completions and time.
+//!
+//! Each file of this crate adds the methods of one path to [`Engine`]. After every call the
+//! caller finds what is to be done in [`Effects`]; `poll`, once a turn of the event loop, closes
+//! records (group commit), destages, reclaims and sets the next deadline.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
+    IoTag, STRIPE_SIZE, VolumeId,
+};
+use forebay_codec::Compressor;
+use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
+use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, WriteThrottle};
+
+use crate::api::{
+    Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig, State, Target, Trust,
+    VolumeConfig,
+};
+use crate::builder::Builder;
+use crate::destage::Destage;
+use crate::dirty::Dirty;
+use crate::fetch::Fetch;
+use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
+use crate::locks::Locks;
+use crate::log::Log;
+use crate::op::{InFlight, Op, Ticket};
+use crate::ram::{KeyMap, Ram};
+use crate::reclaim::Reclaim;
+use crate::recover::Recovery;
+use crate::slab::{Id, Slab};
+use crate::stats::Stats;
+
+/// A volume's part in one shard.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub config: VolumeConfig,
+    /// Direct changes of the primary completed, and those that a flush has made durable.
+    pub direct: u64,
+    pub direct_durable: u64,
+    /// Destages written and waiting for a flush.
+    pub written: Vec<Id>,
+    /// Flush operations and writes waiting for the next flush.
+    pub flush_waiters: Vec<Id>,
+    pub fua_waiters: Vec<Id>,
+    pub flushing: bool,
+    /// Blocks that were dirty when the volume came into a mode in which the primary alone must
+    /// be complete, in address order; and flushes that wait until none of them is.
+    pub leftover: VecDeque<Key>,
+    pub leftover_waiters: Vec<Id>,
+    /// A flush failed that nobody waited for, after direct changes: the next to flush is told.
+    pub flush_error: Option<IoError>,
+    /// A flush after direct changes failed: what is read from the primary is not admitted again.
+    pub flush_failed: bool,
+    /// When direct changes were last made durable.
+    pub direct_since: Instant,
+    /// When `written` got its first.
+    pub written_since: Instant,
+    /// Destaging rests until then after an error.
+    pub retry_at: Instant,
+    pub failures: u32,
+}
+
+/// The cache of one shard.
+pub struct Engine {
+    pub(crate) config: ShardConfig,
+    pub(crate) now: Instant,
+    pub(crate) state: State,
+    pub(crate) health: Health,
+    /// What has been recorded outside of the cache, and what ought to be.
+    pub(crate) trust: Trust,
+    pub(crate) trust_wanted: Trust,
+    pub(crate) index: Index,
+    pub(crate) ram: Ram,
+    pub(crate) dirty: Dirty,
+    pub(crate) locks: Locks,
+    pub(crate) log: Log,
+    pub(crate) builder: Builder,
+    pub(crate) codec: Compressor,
+    pub(crate) policy: Box<dyn EvictionPolicy + Send>,
+    /// Blocks written to a primary that has not flushed them yet, and the most there were of late.
+    pub(crate) unflushed_blocks: u64,
+    pub(crate) unflushed_peak: u64,
+    pub(crate) throttle: WriteThrottle,
+    pub(crate) pacer: DestagePacer,
+    pub(crate) drain_rate: DrainRate,
+    pub(crate) volumes: Vec<Option<Volume>>,
+    pub(crate) ops: Slab<Op>,
+    pub(crate) ios: Slab<InFlight>,
+    pub(crate) fetches: Slab<Fetch>,
+    pub(crate) fetching: KeyMap<Id>,
+    /// Operations waiting for room in the log, in order.
+    pub(crate) log_queue: VecDeque<Id>,
+    /// Writes held back, with the time they may go on.
+    pub(crate) delayed: VecDeque<(Instant, Id)>,
+    pub(crate) destages: Slab<Destage>,
+    pub(crate) destage_writes: u32,
+    pub(crate) destage_cursor: Key,
+    /// Blocks that a write waits to be on the primary.
+    pub(crate) urgent: VecDeque<Key>,
+    pub(crate) through_waiters: KeyMap<Vec<Id>>,
+    /// Blocks that cannot be read back: all of them are dirty.
+    pub(crate) fenced: std::collections::BTreeSet<Key>,
+    pub(crate) draining: bool,
+    pub(crate) reclaim: Option<Reclaim>,
+    /// Reclaim rests until then after a failed read, of so many in a row.
+    pub(crate) reclaim_retry_at: Instant,
+    pub(crate) reclaim_failures: u32,
+    /// When the cache device may next be asked whether it can still be written.
+    pub(crate) probe_at: Instant,
+    /// The oldest segment cannot be freed before more of it has been destaged.
+    pub(crate) log_pressed: bool,
+    pub(crate) recovery: Option<Box<Recovery>>,
+    pub(crate) last_foreground: Instant,
+    pub(crate) stop_step: crate::stop::StopStep,
+    pub(crate) stop_since: Instant,
+    pub(crate) stats: Stats,
+    pub(crate) codec_buf: Box<[u8; BLOCK_SIZE]>,
+}
+
+impl Engine {
+    /// An engine that has not started.
+    ///
+    /// # Panics
+    /// If the geometry is outside the limits; [`crate::pool`] makes none that is.
+    #[must_use]
+    pub fn new(config: ShardConfig, now: Instant) -> Self {
+        let segments = config.area.len / u64::from(config.segment_size);
+        assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");
+        let segment = config.segment_size;
+        assert!(segment >= SEGMENT_SIZE_MIN && u64::from(segment) <= SEGMENT_BYTES_MAX);
+        assert!((segment as usize).is_multiple_of(PAGE) && config.area.is_aligned(PAGE as u64));
+        let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
+        let mut volumes: Vec<Option<Volume>> = (0..=u8::MAX).map(|_| None).collect();
+        let mut rotational = false;
+        for volume in &config.volumes {
+            rotational |= volume.rotational;
+            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone()));
+        }
+        let latency_target =
+            if rotational { DestagePacer::TARGET_ROTATIONAL } else { DestagePacer::TARGET_SSD };
+        Self {
+            now,
+            state: State::Recovering,
+            health: Health::Good,
+            trust: config.trust,
+            trust_wanted: config.trust,
+            index: Index::new(config.index_blocks),
+            ram: Ram::new(config.ram_bytes),
+            dirty: Dirty::default(),
+            locks: Locks::default(),
+            log: Log::new(usize::try_from(segments).expect("segments fit memory")),
+            builder: Builder::new(config.buffers.clone(), pages_max),
+            codec: Compressor::new(),
+            policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
+            unflushed_blocks: 0,
+            unflushed_peak: 0,
+            throttle: WriteThrottle::new(),
+            pacer: DestagePacer::new(config.destage_depth, latency_target),
+            drain_rate: DrainRate::new(),
+            volumes,
+            ops: Slab::default(),
+            ios: Slab::default(),
+            fetches: Slab::default(),
+            fetching: KeyMap::default(),
+            log_queue: VecDeque::new(),
+            delayed: VecDeque::new(),
+            destages: Slab::default(),
+            destage_writes: 0,
+            destage_cursor: Key(0),
+            urgent: VecDeque::new(),
+            through_waiters: KeyMap::default(),
+            fenced: std::collections::BTreeSet::new(),
+            draining: false,
+            reclaim: None,
+            reclaim_retry_at: Instant::default(),
+            reclaim_failures: 0,
+            probe_at: Instant::default(),
+            log_pressed: false,
+            recovery: None,
+            last_foreground: now,
+            stop_step: crate::stop::StopStep::default(),
+            stop_since: now,
+            stats: Stats::default(),
+            codec_buf: Box::new([0; BLOCK_SIZE]),
+            config,
+        }
+    }
+
+    /// Begins to read the log, or to serve at once when there is none.
+    pub fn start(&mut self, now: Instant, fx: &mut Effects) {
+        self.now = now;
+        if self.config.fresh {
+            self.state = State::Serving;
+        } else {
+            self.start_recovery(fx);
+        }
+        self.set_deadline(fx);
+    }
+
+    /// Takes a client's request. It is answered through [`Effects::replies`].
+    pub fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
+        self.now = now;
+        if let Err(kind) = self.refusal(&request) {
+            let Request { id, buf, .. } = request;
+            fx.replies.push(Reply { id, result: Err(kind.into()), buf });
+            return;
+        }
+        match request.op {
+            IoOp::Read => self.submit_read(request, fx),
+            IoOp::Flush => self.submit_flush(request, fx),
+            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => self.submit_write(request, fx),
+        }
+    }
+
+    /// Why a request cannot be taken at all.
+    fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
+        match self.state {
+            State::Serving => {}
+            State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
+            State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
+        }
+        let Some(volume) = self.volumes[usize::from(request.volume.0)].as_ref() else {
+            return Err(ErrorKind::OutOfRange);
+        };
+        let range = request.range;
+        let stripes =
+            range.is_empty() || range.offset / STRIPE_SIZE == (range.end() - 1) / STRIPE_SIZE;
+        let carries = matches!(request.op, IoOp::Read | IoOp::Write);
+        if range.end() > volume.config.size
+            || !stripes
+            || (carries && request.buf.len() as u64 != range.len)
+        {
+            return Err(ErrorKind::OutOfRange);
+        }
+        Ok(())
+    }
+
+    /// Takes the completion of an effect.
+    pub fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+        self.now = now;
+        let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
+        let InFlight { ticket, at } = self.ios.remove(id);
+        if done.result.is_err() {
+            match target {
+                Target::Cache => self.stats.cache_errors += 1,
+                Target::Primary(_) => self.stats.primary_errors += 1,
+            }
+        }
+        match ticket {
+            Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
+            Ticket::CacheFlush => self.cache_flushed(done.result, fx),
+            Ticket::Footer { seq, tries } => self.footer_written(seq, tries, done, fx),
+            Ticket::SsdRead { op, index, at, items } => {
+                self.ssd_read(op, index, at, &items, done, fx);
+            }
+            Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
+            Ticket::DestageRead { destage, index, at, block } => {
+                self.destage_read(destage, index, at, block, done, fx);
+            }
+            Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
+            ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),
+            Ticket::Direct(op) => self.direct_done(op, at, done, fx),
+            Ticket::ReclaimFooter => self.reclaim_footer_read(done, fx),
+            Ticket::ReclaimCopy { at, items } => self.reclaim_copy_read(at, &items, done, fx),
+            Ticket::Recovery(step) => self.recovery_step(step, done, fx),
+            Ticket::StopFlush => self.stop_flushed(done, fx),
+        }
+    }
+
+    /// Does what is due: call it after the requests and completions of a turn, and at the
+    /// deadline.
+    pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
+        self.now = now;
+        if matches!(self.state, State::Serving | State::Stopping) {
+            self.release_delayed(fx);
+            self.pump_log(fx);
+            self.pump_durability(fx);
+            self.pump_reclaim(fx);
+            self.pump_leftover(fx);
+            self.pump_destage(fx);
+            self.pump_primary_flushes(fx);
+            // Reclaim and destaging may have given the log something to do.
+            self.pump_log(fx);
+            self.pump_durability(fx);
+            self.pump_health(fx);
+            self.pump_stop(fx);
+        }
+        self.set_deadline(fx);
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// How the cache device is doing.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health
+    }
+
+    /// Destages everything as fast as the primary takes it, or goes back to the usual pace.
+    pub fn set_drain(&mut self, on: bool) {
+        self.draining = on;
+    }
+
+    /// Dirty blocks, those that cannot be read back any more included.
+    #[must_use]
+    pub fn dirty_blocks(&self) -> u64 {
+        self.dirty.blocks()
+    }
+
+    /// Changes what the cache does for a volume; requests from now on follow it.
+    pub fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
+        if let Some(state) = self.volumes[usize::from(volume.0)].as_mut() {
+            state.config.mode = mode;
+            self.note_leftover(volume);
+        }
+    }
+
+    /// Changes how clean blocks are chosen to enter and to leave. What the new policy knows of
+    /// the blocks is little at first.
+    pub fn set_eviction(&mut self, eviction: Eviction) {
+        self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
+    }
+
+    /// Answers what was taken, takes nothing new, makes the log complete and durable.
+    pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
+        self.now = now;
+        self.stop_since = now;
+        self.state = match self.state {
+            State::Serving => State::Stopping,
+            _ => State::Stopped,
+        };
+        self.set_deadline(fx);
+    }
+
+    /// Counters and levels.
+    #[must_use]
+    pub fn stats(&self, now: Instant) -> Stats {
+        let oldest = self.dirty.oldest_if_known();
+        Stats {
+            cached_blocks: self.index.len(),
+            dirty_blocks: self.dirty.blocks(),
+            dirty_limit_blocks: self.dirty_limit(),
+            fenced_blocks: self.fenced.len() as u64,
+            ram_blocks: self.ram.len() as u64,
+            index_bytes: self.index.bytes(),
+            index_capacity: self.index.capacity(),
+            segments: self.log.segments.len() as u64,
+            segments_free: self.log.free,
+            requests_in_flight: self.ops.len() as u64,
+            oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
+            ..self.stats.clone()
+        }
+    }
+
+    // What the paths share.
+
+    pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
+        self.volumes[usize::from(id.0)].as_ref().expect("requests name volumes there are")
+    }
+
+    pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
+        self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
+    }
+
+    /// Sends an I/O and remembers what it belongs to.
+    pub(crate) fn send(
+        &mut self,
+        fx: &mut Effects,
+        target: Target,
+        ticket: Ticket,
+        io: impl FnOnce(IoTag) -> Io,
+    ) {
+        let id = self.ios.insert(InFlight { ticket, at: self.now });
+        fx.ios.push((target, io(IoTag(u64::from(id.0)))));
+    }
+
+    /// Where a segment starts on the cache device.
+    pub(crate) fn segment_offset(&self, index: usize) -> u64 {
+        self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
+    }
+
+    /// Reads `len` bytes from `at` of a segment.
+    pub(crate) fn read_segment(
+        &mut self,
+        fx: &mut Effects,
+        index: usize,
+        at: u32,
+        len: usize,
+        ticket: Ticket,
+    ) {
+        let range = ByteRange::new(self.segment_offset(index) + u64::from(at), len as u64);
+        let buf = self.config.buffers.get(len);
+        self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
+    }
+
+    /// Dirty blocks above which writes wait.
+    pub(crate) fn dirty_limit(&self) -> u64 {
+        let usable = self.log.segments.len() as u64 - SEGMENTS_MIN / 2;
+        let bytes = usable * u64::from(self.config.segment_size);
+        let percent = u64::from(self.config.dirty_limit_percent);
+        let blocks = (bytes / BLOCK_SIZE as u64).min(self.index.capacity());
+        (blocks * percent / 100).max(1)
+    }
+
+    /// Dirty blocks that destaging can do something about: what cannot be read back any more must
+    /// not hold up writes for ever.
+    pub(crate) fn dirty_level(&self) -> u64 {
+        self.dirty.blocks() - self.fenced.len() as u64
+    }
+
+    /// The bytes of a block range that exist on the volume: its last block may be short.
+    pub(crate) fn bytes_on_volume(&self, volume: VolumeId, blocks: BlockRange) -> ByteRange {
+        let whole = ByteRange { offset: 0, len: self.volume(volume).config.size };
+        blocks.bytes().intersection(&whole)
+    }
+
+    pub(crate) fn reply(
+        &mut self,
+        fx: &mut Effects,
+        id: RequestId,
+        result: Result<(), IoError>,
+        buf: IoBuf,
+    ) {
+        fx.replies.push(Reply { id, result, buf });
+    }
+
+    fn set_deadline(&mut self, fx: &mut Effects) {
+        let mut deadline = Instant::NEVER;
+        if let Some(&(at, _)) = self.delayed.front() {
+            // At the limit a write waits for destaging, not for the time.
+            deadline = deadline.min(at.max(self.now + THROTTLE_TICK));
+        }
+        if matches!(self.state, State::Serving | State::Stopping) && self.dirty.blocks() > 0 {
+            deadline = deadline.min(self.now + DESTAGE_TICK);
+        }
+        if self.reclaim_retry_at > self.now {
+            deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
+        }
+        if self.state == State::Stopping {
+            deadline = deadline.min(self.now + FLUSH_TICK);
+        }
+        if self.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
+            deadline = deadline.min(self.now + FLUSH_TICK);
+        }
+        if self.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
+            deadline = deadline.min(self.now + DESTAGE_TICK);
+        }
+        fx.deadline = (deadline != Instant::NEVER).then_some(deadline);
+    }
+}
+
+/// The shortest wait for a write that is held back.
+const THROTTLE_TICK: Duration = Duration::from_micros(100);
+/// How often it is looked whether a primary wants a flush.
+const FLUSH_TICK: Duration = Duration::from_millis(200);
+/// How often destaging is looked at while blocks are dirty.
+const DESTAGE_TICK: Duration = Duration::from_millis(10);
+
+impl Volume {
+    fn new(config: VolumeConfig) -> Self {
+        Self {
+            config,
+            // What was written before this start may not be durable there: the first flush counts.
+            direct: 1,
+            direct_durable: 0,
+            written: Vec::new(),
+            flush_waiters: Vec::new(),
+            fua_waiters: Vec::new(),
+            flushing: false,
+            flush_error: None,
+            flush_failed: false,
+            direct_since: Instant::default(),
+            leftover: VecDeque::new(),
+            leftover_waiters: Vec::new(),
+            written_since: Instant::default(),
+            retry_at: Instant::default(),
+            failures: 0,
+        }
+    }
+}

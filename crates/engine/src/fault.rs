@@ -1,0 +1,126 @@
+//! What a failing cache device leads to. One table with `docs/fault-model.md`:
+//!
+//! | fault | outcome |
+//! |---|---|
+//! | write of record or footer, up to twice | the same bytes are written again in their place |
+//! | the third time, or a flush fails | `Draining`: nothing more is written to the device; waiting writes get an error; dirty blocks are destaged; new writes are refused |
+//! | no dirty block is left | `Detached`, once that is recorded outside of the cache: the primary is used directly |
+//! | a dirty block cannot be read back | fenced: errors until overwritten; in `Draining` writes stay refused |
+//! | a clean block cannot be read back | dropped, read from the primary |
+//! | a read of a dirty block fails | a record is written to see whether that still works; if not, as above |
+//! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
+//! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
+
+use std::time::Duration;
+
+use forebay_block::{Io, IoError};
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::{Effects, Health, Target, Trust};
+use crate::builder::Expect;
+use crate::index::Key;
+use crate::op::{Op, Ticket};
+use crate::slab::Id;
+
+/// Shortest time between two records that only show whether the device can be written.
+const PROBE_PAUSE: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// The cache device cannot be written any more.
+    pub(crate) fn fail_cache(&mut self, error: &IoError, fx: &mut Effects) {
+        if self.health != Health::Good {
+            return;
+        }
+        self.health = Health::Draining;
+        self.reclaim = None;
+        // Writes whose records were sent or being built: their blocks are dirty in the index,
+        // readable from RAM or from the failed records; the client is told that it is uncertain.
+        // The records themselves stay in flight until the device answers.
+        let records = self.log.in_flight.iter_mut();
+        let waiters: Vec<Id> =
+            records.flat_map(|record| std::mem::take(&mut record.waiters)).collect();
+        for op in waiters {
+            self.record_done(op, Err(error.clone()), fx);
+        }
+        self.fail_durable_waiters(error, fx);
+        self.fail_builder(error, fx);
+        while let Some((_, op)) = self.delayed.pop_front() {
+            self.lock_blocks(op, fx);
+        }
+        self.want_trust(Trust::DirtyOnly);
+    }
+
+    /// A read of the cache device failed: an empty record tells whether it can still be written.
+    /// Else a device that vanished when nothing was to be written, since everything waits for
+    /// dirty blocks that only it has, would never count as failed.
+    pub(crate) fn probe_cache(&mut self, fx: &mut Effects) {
+        if self.health != Health::Good || self.now < self.probe_at {
+            return;
+        }
+        self.probe_at = self.now + PROBE_PAUSE;
+        if self.builder.is_empty() {
+            self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+        }
+        if !self.close_record(fx) && self.log.in_flight.is_empty() && self.log.flushing.is_none() {
+            // There is no room for it.
+            self.log.flushing = Some(self.log.completed);
+            self.stats.cache_flushes += 1;
+            self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
+        }
+    }
+
+    /// Ends the writes that wait for a place in the log.
+    fn fail_builder(&mut self, error: &IoError, fx: &mut Effects) {
+        for item in &self.builder.pending {
+            if item.expect == Expect::Always && item.kind != EntryKind::Checkpoint {
+                // RAM has the bytes of a write that never reached the log.
+                self.ram.remove(item.key);
+            }
+        }
+        let mut waiting: Vec<Id> = std::mem::take(&mut self.builder.waiters);
+        self.builder.clear();
+        for op in self.log_queue.drain(..) {
+            if !waiting.contains(&op) {
+                waiting.push(op);
+            }
+        }
+        for op in waiting {
+            let Op::Write(write) = self.ops.get_mut(op) else {
+                unreachable!("only writes wait for the log");
+            };
+            // Parts in records that failed have been counted off already.
+            write.outstanding = 0;
+            self.end_write(op, Err(error.clone()), fx);
+        }
+    }
+
+    pub(crate) fn want_trust(&mut self, trust: Trust) {
+        self.trust_wanted = self.trust_wanted.max(trust);
+    }
+
+    /// Asks for what has to be recorded, and detaches when nothing is left to save.
+    pub(crate) fn pump_health(&mut self, fx: &mut Effects) {
+        if self.health == Health::Draining && self.dirty.blocks() == 0 && self.destages.len() == 0 {
+            self.want_trust(Trust::Nothing);
+        }
+        if self.trust_wanted > self.trust {
+            fx.record_trust = Some(self.trust_wanted);
+        }
+    }
+
+    /// What [`Effects::record_trust`] asked for is durable, for the whole pool: another shard may
+    /// have asked for it.
+    pub fn trust_recorded(&mut self, now: forebay_block::Instant, trust: Trust, fx: &mut Effects) {
+        self.now = now;
+        self.trust = self.trust.max(trust);
+        if self.trust > Trust::Full && self.health == Health::Good {
+            self.fail_cache(&forebay_block::ErrorKind::DeviceGone.into(), fx);
+        }
+        if self.trust == Trust::Nothing && self.dirty.blocks() == 0 {
+            self.health = Health::Detached;
+            self.index = crate::index::Index::new(1);
+        }
+        self.poll(now, fx);
+    }
+}

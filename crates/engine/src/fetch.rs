@@ -1,0 +1,174 @@
+//! Read misses: one read of the primary for all who miss the same block, and admission after the
+//! clients have been answered.
+//!
+//! A fetch that overlaps in time with a write lock of a block is stale for it: it answers those
+//! who waited, since they overlap with the write themselves, but never enters RAM or the log, and
+//! nobody joins it later.
+
+use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
+
+use crate::Engine;
+use crate::api::{Effects, Health, Mode, Target};
+use crate::builder::Expect;
+use crate::index::Key;
+use crate::op::Ticket;
+use crate::slab::Id;
+
+/// A read of a primary.
+#[derive(Debug)]
+pub struct Fetch {
+    volume: VolumeId,
+    blocks: BlockRange,
+    /// By block: overlapped a write.
+    stale: Vec<bool>,
+    /// Someone who waits wants it in the cache.
+    admit: bool,
+    /// Reads that wait, with the blocks of each.
+    waiters: Vec<(Id, BlockRange)>,
+}
+
+impl Engine {
+    /// Reads missed blocks from the primary for `op`, or joins reads under way.
+    pub(crate) fn fetch(
+        &mut self,
+        op: Id,
+        volume: VolumeId,
+        blocks: BlockRange,
+        admit: bool,
+        fx: &mut Effects,
+    ) {
+        let mut first = blocks.first;
+        while first < blocks.end() {
+            let joined = self.fetching.get(&Key::new(volume, first)).copied();
+            let mut end = first + 1;
+            while end < blocks.end() && self.fetching.get(&Key::new(volume, end)).copied() == joined
+            {
+                end += 1;
+            }
+            let run = BlockRange { first, count: end - first };
+            self.add_part(op);
+            match joined {
+                Some(fetch) => {
+                    let fetch = self.fetches.get_mut(fetch);
+                    fetch.waiters.push((op, run));
+                    fetch.admit |= admit;
+                }
+                None => self.start_fetch(op, volume, run, admit, fx),
+            }
+            first = end;
+        }
+    }
+
+    fn start_fetch(
+        &mut self,
+        op: Id,
+        volume: VolumeId,
+        blocks: BlockRange,
+        admit: bool,
+        fx: &mut Effects,
+    ) {
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let stale: Vec<bool> = keys.clone().map(|key| self.locks.is_locked(key)).collect();
+        let fresh: Vec<Key> =
+            keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
+        let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, blocks)] };
+        let id = self.fetches.insert(fetch);
+        for key in fresh {
+            self.fetching.insert(key, id);
+        }
+        let range = self.bytes_on_volume(volume, blocks);
+        let buf = self.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
+        let mut buf = buf;
+        buf.set_len(range.len as usize);
+        self.last_foreground = self.now;
+        let ticket = Ticket::Fetch(id);
+        self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+    }
+
+    /// A write is about to change the block: a fetch under way must not bring the old content
+    /// into the cache.
+    pub(crate) fn spoil_fetch(&mut self, key: Key) {
+        if self.fetching.is_empty() {
+            return;
+        }
+        if let Some(id) = self.fetching.remove(&key) {
+            let fetch = self.fetches.get_mut(id);
+            fetch.stale[(key.block() - fetch.blocks.first) as usize] = true;
+        }
+    }
+
+    /// A read of a primary ended.
+    pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
+        let fetch = self.fetches.remove(id);
+        self.pacer.observe_foreground(self.now, self.now.since(sent));
+        self.last_foreground = self.now;
+        for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
+            if !stale {
+                self.fetching.remove(&Key::new(fetch.volume, block));
+            }
+        }
+        let Completion { result, mut buf, .. } = done;
+        if result.is_ok() {
+            pad_to_blocks(&mut buf, fetch.blocks.count as usize * BLOCK_SIZE);
+        }
+        for &(op, run) in &fetch.waiters {
+            if let Err(error) = &result {
+                self.part_done(op, Err(error.clone()), fx);
+                continue;
+            }
+            for block in run.iter() {
+                let start = (block - fetch.blocks.first) as usize * BLOCK_SIZE;
+                self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
+            }
+            self.stats.primary_read_blocks += run.count;
+            self.part_done(op, Ok(()), fx);
+        }
+        if result.is_ok() && fetch.admit {
+            self.admit(&fetch, &buf, fx);
+        }
+    }
+
+    /// Puts what was fetched into RAM and log, unless a write came between or the log is busy.
+    fn admit(&mut self, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
+        // What a primary has not flushed it may lose, and must not outlive it as a clean copy.
+        let volume = self.volume(fetch.volume);
+        let settled = volume.direct == volume.direct_durable && !volume.flush_failed;
+        for (i, block) in fetch.blocks.iter().enumerate() {
+            let key = Key::new(fetch.volume, block);
+            if fetch.stale[i] {
+                self.stats.stale_fills += 1;
+                continue;
+            }
+            let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
+            if self.index.get(key).is_some() {
+                continue;
+            }
+            self.ram.put(key, bytes);
+            if !self.policy.admits(key.0) {
+                self.stats.unadmitted_blocks += 1;
+                continue;
+            }
+            let room = settled
+                && self.health == Health::Good
+                && self.has_client_space()
+                && self.log_queue.is_empty()
+                && self.push_block(fx, key, bytes, false, Expect::Absent);
+            self.stats.admitted_blocks += u64::from(room);
+        }
+    }
+
+    /// Whether reads of the volume may bring blocks into the cache.
+    pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
+        let mode = self.volume(volume).config.mode;
+        !matches!(mode, Mode::WriteOnly | Mode::PassThrough) && self.health == Health::Good
+    }
+}
+
+/// The last block of a volume may be short on the primary: the rest of it reads as zeros.
+fn pad_to_blocks(buf: &mut IoBuf, len: usize) {
+    let have = buf.len();
+    if have < len {
+        buf.set_len(len);
+        buf[have..].fill(0);
+    }
+}

@@ -1,0 +1,41 @@
+//! The cache of one shard, as a state machine without I/O.
+//!
+//! [`Engine`] takes requests, completions and the time, and says in [`Effects`] what is to be
+//! done. The same code runs over io_uring and in the simulator.
+
+mod api;
+mod append;
+mod builder;
+mod destage;
+mod dirty;
+mod durable;
+mod engine;
+mod fault;
+mod fetch;
+mod flush;
+mod index;
+mod limits;
+mod locks;
+mod log;
+pub mod offline;
+mod op;
+pub mod pool;
+mod ram;
+mod read;
+mod reclaim;
+mod recover;
+mod scan;
+mod shard;
+mod slab;
+mod stats;
+mod stop;
+mod survey;
+mod write;
+
+pub use api::{
+    Bypass, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig, State, Target,
+    Trust, VolumeConfig,
+};
+pub use engine::Engine;
+pub use shard::Shard;
+pub use stats::Stats;

@@ -1,0 +1,218 @@
+//! Client operations in flight, and what each device I/O in flight belongs to.
+
+use forebay_block::{BlockRange, ByteRange, Instant, IoBuf, IoError, IoFlags, IoOp, VolumeId};
+use forebay_format::{Lsn, SegmentSeq};
+
+use crate::api::{Bypass, RequestId};
+use crate::index::{Key, Place};
+use crate::slab::Id;
+
+/// A client's operation, or the engine's own read on behalf of one.
+#[derive(Debug)]
+pub enum Op {
+    /// A read.
+    Read(ReadOp),
+    /// A write, write-zeroes or discard.
+    Write(WriteOp),
+    /// A flush.
+    Flush(FlushOp),
+}
+
+/// Who is told when a read is done.
+#[derive(Clone, Copy, Debug)]
+pub enum ReadOwner {
+    /// The client.
+    Client(RequestId),
+    /// A partial write that needs the old content of a block: the write, and whether the block
+    /// is the first (else the last) of its range.
+    Merge(Id, bool),
+}
+
+/// A read being put together from RAM, cache device and primary.
+#[derive(Debug)]
+pub struct ReadOp {
+    /// Who wants it.
+    pub owner: ReadOwner,
+    /// Where, in bytes.
+    pub range: ByteRange,
+    /// The answer so far.
+    pub buf: IoBuf,
+    /// Parts that have not arrived; one more while the read is being taken apart.
+    pub parts: u32,
+    /// The first error.
+    pub error: Option<IoError>,
+    /// Whether what is missed may enter the cache.
+    pub admit: bool,
+}
+
+/// How far a write has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Held back on the way to the dirty limit.
+    Throttled,
+    /// Taking the locks of its blocks.
+    Locking,
+    /// Reading the rest of blocks that it covers in part.
+    Merging,
+    /// In line for the log, or partly in it.
+    Logging,
+    /// All in the log; waits for its records to be written.
+    Logged,
+    /// Waits for its records to be durable.
+    Durable,
+    /// Waits for the primary.
+    Primary,
+}
+
+/// Which way a write goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Path {
+    /// Into the log.
+    Cached,
+    /// To the primary, past the cache.
+    Direct,
+}
+
+/// A write, write-zeroes or discard.
+#[derive(Debug)]
+pub struct WriteOp {
+    /// The client's name for it.
+    pub id: RequestId,
+    /// Which volume.
+    pub volume: VolumeId,
+    /// What it is.
+    pub op: IoOp,
+    /// The client's flags.
+    pub flags: IoFlags,
+    /// Where, in bytes, as the client said.
+    pub range: ByteRange,
+    /// The client's data.
+    pub buf: IoBuf,
+    /// The old content of the first and of the last block, where covered in part, with the
+    /// client's bytes merged in later.
+    pub edges: [Option<IoBuf>; 2],
+    /// Why it should go past the cache.
+    pub bypass: Option<Bypass>,
+    /// The blocks it touches.
+    pub blocks: BlockRange,
+    /// How many of them are locked.
+    pub locked: u64,
+    /// How many of them are in the log.
+    pub logged: u64,
+    /// Records and reads of edges that are outstanding.
+    pub outstanding: u32,
+    /// The last record with a part of it.
+    pub lsn: Lsn,
+    /// How far it has come.
+    pub stage: Stage,
+    /// Which way it goes.
+    pub path: Path,
+    /// Acknowledged only when the primary has it.
+    pub through: bool,
+    /// The first error.
+    pub error: Option<IoError>,
+}
+
+/// A flush.
+#[derive(Debug)]
+pub struct FlushOp {
+    /// The client's name for it.
+    pub id: RequestId,
+    /// What it still waits for: log, primary.
+    pub outstanding: u32,
+    /// The first error.
+    pub error: Option<IoError>,
+}
+
+/// A block's bytes in a read of the cache device.
+#[derive(Clone, Copy, Debug)]
+pub struct SsdItem {
+    /// The block.
+    pub key: Key,
+    /// Where it was when the read was made.
+    pub place: Place,
+}
+
+/// What a device I/O in flight belongs to.
+#[derive(Debug)]
+pub enum Ticket {
+    /// A record.
+    Record {
+        /// Its number.
+        lsn: Lsn,
+        /// How often it was written before.
+        tries: u32,
+    },
+    /// A flush of the cache device.
+    CacheFlush,
+    /// The footer of the oldest sealing segment, with its place for another try.
+    Footer {
+        /// The segment.
+        seq: SegmentSeq,
+        /// How often it was written before.
+        tries: u32,
+    },
+    /// A read of the cache device for a read.
+    SsdRead {
+        /// The read.
+        op: Id,
+        /// The segment's position.
+        index: usize,
+        /// Where the read starts in the segment.
+        at: u32,
+        /// What is in it.
+        items: Vec<SsdItem>,
+    },
+    /// A read of a primary.
+    Fetch(Id),
+    /// A read of the cache device for a destage write.
+    DestageRead {
+        /// The destage.
+        destage: Id,
+        /// The segment's position.
+        index: usize,
+        /// Where the read starts in the segment.
+        at: u32,
+        /// The block, by its place in the destage.
+        block: usize,
+    },
+    /// A destage write.
+    DestageWrite(Id),
+    /// A flush of a primary, which covers the changes up to this count.
+    PrimaryFlush {
+        /// The volume.
+        volume: VolumeId,
+        /// Direct changes when it was sent.
+        direct: u64,
+        /// Destages it covers.
+        destages: Vec<Id>,
+        /// Flush operations that wait for it.
+        flushes: Vec<Id>,
+        /// Writes that wait for it.
+        writes: Vec<Id>,
+    },
+    /// A direct change of a primary.
+    Direct(Id),
+    /// The footer of the segment being reclaimed.
+    ReclaimFooter,
+    /// Payloads of the segment being reclaimed.
+    ReclaimCopy {
+        /// Where the read starts in the segment.
+        at: u32,
+        /// What is in it.
+        items: Vec<SsdItem>,
+    },
+    /// The last flush of an orderly stop.
+    StopFlush,
+    /// A read or write of recovery.
+    Recovery(crate::recover::Step),
+}
+
+/// When something was sent, and what it was.
+#[derive(Debug)]
+pub struct InFlight {
+    /// What it belongs to.
+    pub ticket: Ticket,
+    /// When it was sent.
+    pub at: Instant,
+}

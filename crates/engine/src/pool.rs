@@ -1,0 +1,507 @@
+//! What the superblocks of a cache device, the witness kept outside of it and the configuration
+//! say together: make a new pool, open the one that is there, or refuse. Pure decisions; the
+//! caller reads and writes.
+//!
+//! | superblocks | witness | outcome |
+//! |---|---|---|
+//! | none, device blank | | a new pool |
+//! | none, device blank | another pool may have dirty blocks of a primary | refused: the device was replaced or wiped |
+//! | none, device not blank | | refused: it holds something else |
+//! | none good, but one announced | | a new pool: making the last one was interrupted |
+//! | damaged both | | refused |
+//! | good | newer start count | refused: an older copy of the device |
+//! | good | trust nothing | a new pool: the primaries were written without the cache |
+//! | good | trust dirty only | opened for its dirty blocks |
+//! | good | names the primary no more | refused: another cache has served it since |
+//! | good, volume missing in the configuration | | refused |
+//! | good, volume added | another pool may have dirty blocks of its primary | refused |
+//! | good, other primary, or primary smaller, or changed since the orderly stop | | refused |
+//! | good | same or none | opened |
+
+use std::error::Error;
+use std::fmt;
+
+use forebay_block::{BLOCK_SIZE, ByteRange, IoBuf, VolumeId};
+use forebay_format::{
+    ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, NAME_BYTES_MAX, SHARDS_MAX,
+    SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock, VOLUMES_MAX, VolumeRecord, newest,
+};
+
+use crate::api::Trust;
+use crate::index::SEGMENTS_MAX;
+use crate::limits::SEGMENTS_MIN;
+
+/// Bytes of a segment where the device is large enough.
+pub const SEGMENT_SIZE: u32 = 4 << 20;
+/// Bytes of the smallest segment a new pool gets.
+const SEGMENT_SIZE_SMALLEST: u32 = 64 << 10;
+/// Segments a shard should have before segments are made smaller.
+const SEGMENTS_WANTED: u64 = 64;
+/// Share of the device, in percent, that is never written, for the device's own housekeeping.
+pub const SPARE_PERCENT: u64 = 10;
+/// Blocks in the index for every 100 blocks of cache device: more than 100, since compressed
+/// blocks take less than 4 KiB. TPC-C's pages take a third with LZ4.
+const INDEX_PERCENT: u64 = 300;
+
+/// What is kept of a pool outside of its cache device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Witness {
+    /// The pool.
+    pub uuid: [u8; 16],
+    /// Its start count when the witness was written.
+    pub epoch: u32,
+    /// How far the device may be trusted.
+    pub trust: Trust,
+    /// Whether it may have what the primaries lack: from each start to an orderly stop with
+    /// nothing dirty.
+    pub dirty: bool,
+    /// The identities of the primaries that were last served with this pool. `None` when that is
+    /// not known: the witness is from an earlier version.
+    pub primaries: Option<Vec<String>>,
+}
+
+impl Witness {
+    fn names(&self, identity: &str) -> bool {
+        self.primaries.as_ref().is_some_and(|all| all.iter().any(|one| one == identity))
+    }
+}
+
+/// A volume as configured, with what its primary is now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeSpec {
+    /// The volume's name.
+    pub name: String,
+    /// The primary's size in bytes.
+    pub size: u64,
+    /// The primary's identity: its URI without parameters.
+    pub identity: String,
+    /// A digest of samples of the primary's content and its times, if it could be made.
+    pub fingerprint: Option<u64>,
+}
+
+/// Everything that decides.
+#[derive(Clone, Debug)]
+pub struct OpenRequest<'a> {
+    /// The cache device's size in bytes.
+    pub device_size: u64,
+    /// The bytes at [`forebay_format::SUPERBLOCK_OFFSETS`].
+    pub copies: [&'a [u8]; 2],
+    /// The bytes at [`ANNOUNCEMENT_OFFSET`].
+    pub announcement: &'a [u8],
+    /// The volumes as configured.
+    pub volumes: &'a [VolumeSpec],
+    /// What is kept outside, of any pool.
+    pub witnesses: &'a [Witness],
+    /// Shards of a new pool.
+    pub shards: u16,
+    /// Make a new pool whatever is on the device.
+    pub reset: bool,
+    /// A new pool's uuid; random.
+    pub uuid: [u8; 16],
+    /// Seconds since 1970.
+    pub now_unix: u64,
+}
+
+/// How to go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Opened {
+    /// To be written, and flushed, before anything else.
+    pub superblock: Superblock,
+    /// Which copy is the older one. Of a new pool both are written, this one first.
+    pub copy: usize,
+    /// An announcement is left over, and has to go before the pool serves.
+    pub announced: bool,
+    /// A new pool: there is nothing to recover.
+    pub fresh: bool,
+    /// How far to trust the log.
+    pub trust: Trust,
+    /// The id of each configured volume, in the order of the request.
+    pub ids: Vec<VolumeId>,
+    /// To be kept outside, once the superblock is written and before the pool serves: of this
+    /// pool, and of those whose primaries this one takes over.
+    pub witnesses: Vec<Witness>,
+    /// What people should know.
+    pub notes: Vec<String>,
+}
+
+impl Opened {
+    /// What is to be written, and where, before anything else; each write is followed by a flush.
+    ///
+    /// Of a new pool the superblock is announced first. While both copies may hold garbage, the
+    /// announcement tells that nothing of value was there; afterwards it goes, so that it never
+    /// excuses two damaged copies of a pool with data.
+    #[must_use]
+    pub fn writes(&self) -> Vec<(u64, IoBuf)> {
+        let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
+        self.superblock.encode(&mut bytes);
+        let copy = |at: u64| {
+            let mut buf = IoBuf::zeroed(SUPERBLOCK_BYTES);
+            buf.copy_from_slice(&bytes);
+            (at, buf)
+        };
+        let mut writes = Vec::new();
+        if self.fresh {
+            writes.push(copy(ANNOUNCEMENT_OFFSET));
+        }
+        writes.push(copy(SUPERBLOCK_OFFSETS[self.copy]));
+        if self.fresh {
+            writes.push(copy(SUPERBLOCK_OFFSETS[1 - self.copy]));
+        }
+        if self.fresh || self.announced {
+            writes.push((ANNOUNCEMENT_OFFSET, IoBuf::zeroed(SUPERBLOCK_BYTES)));
+        }
+        writes
+    }
+}
+
+/// Why a cache device cannot be used, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Refusal {}
+
+fn refuse<T>(why: String) -> Result<T, Refusal> {
+    Err(Refusal(why))
+}
+
+/// Decides what to do with a cache device.
+///
+/// # Errors
+/// [`Refusal`], which says why and what to do. Nothing has been changed then.
+pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
+    check_specs(request.volumes)?;
+    if request.reset {
+        return make(request, vec!["the cache device's content was discarded".into()], true);
+    }
+    let [a, b] = request.copies.map(Superblock::decode);
+    if a.is_err() && b.is_err() && Superblock::decode(request.announcement).is_ok() {
+        // What stood against it was found then, or overruled.
+        let note = "making a cache on this device was interrupted before: made anew";
+        return make(request, vec![note.into()], true);
+    }
+    if is_absent(&a) && is_absent(&b) {
+        if request.copies.iter().any(|copy| copy.iter().any(|&byte| byte != 0)) {
+            return refuse(
+                "the cache device holds something that is not a Forebay cache; to overwrite it, \
+                 start once with --reset-cache"
+                    .into(),
+            );
+        }
+        return make(request, Vec::new(), false);
+    }
+    let (superblock, newer) = match newest(a, b) {
+        Ok(found) => found,
+        Err(error) => {
+            return refuse(format!(
+                "both superblocks of the cache device are damaged ({error}); its dirty blocks, if \
+                 any, are lost; to start over, use --reset-cache"
+            ));
+        }
+    };
+    reopen(request, superblock, 1 - newer)
+}
+
+fn is_absent(copy: &Result<Superblock, FormatError>) -> bool {
+    copy.as_ref().is_err_and(FormatError::is_absent)
+}
+
+fn check_specs(volumes: &[VolumeSpec]) -> Result<(), Refusal> {
+    if volumes.is_empty() || volumes.len() > VOLUMES_MAX {
+        return refuse(format!("{} volumes; a cache serves 1 to {VOLUMES_MAX}", volumes.len()));
+    }
+    for (i, volume) in volumes.iter().enumerate() {
+        let VolumeSpec { name, size, identity, .. } = volume;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return refuse(format!("volume name {name:?}: needs 1 to {NAME_BYTES_MAX} bytes"));
+        }
+        if identity.len() > IDENTITY_BYTES_MAX {
+            return refuse(format!(
+                "volume {name}: its primary's name is longer than {IDENTITY_BYTES_MAX} bytes"
+            ));
+        }
+        if *size == 0 || !size.is_multiple_of(512) || *size > (BLOCK_SIZE as u64) << 40 {
+            return refuse(format!(
+                "volume {name}: its primary has {size} bytes; it needs a multiple of 512, not 0"
+            ));
+        }
+        for other in &volumes[..i] {
+            if other.name == *name {
+                return refuse(format!("volume {name} is configured twice"));
+            }
+            if other.identity == *identity {
+                return refuse(format!("volumes {} and {name} have the same primary", other.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pool that is there.
+fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened, Refusal> {
+    let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
+    if let Some(witness) = witness
+        && witness.epoch > old.epoch
+    {
+        return refuse(format!(
+            "the cache device is an older copy: it was last used in start {}, this one is from \
+             start {}; use the right device, or discard this one with --reset-cache",
+            witness.epoch, old.epoch
+        ));
+    }
+    let trust = witness.map_or(Trust::Full, |witness| witness.trust);
+    // A witness of an earlier start is of a crash between superblock and witness.
+    let witness = witness.filter(|witness| witness.epoch == old.epoch);
+    if trust == Trust::Nothing {
+        let note = "the cache had failed and its primaries were written without it: made anew";
+        return make(request, vec![note.into()], false);
+    }
+    if request.device_size < old.device_size {
+        return refuse(format!(
+            "the cache device has {} bytes, but the cache on it was made for {}; restore its size",
+            request.device_size, old.device_size
+        ));
+    }
+    let mut volumes = old.volumes.clone();
+    for record in &volumes {
+        if !request.volumes.iter().any(|spec| spec.name == record.name) {
+            return refuse(format!(
+                "the cache holds volume {} of {}, which is not configured; add it, or discard the \
+                 whole cache with --reset-cache",
+                record.name, record.identity
+            ));
+        }
+    }
+    let mut ids = Vec::new();
+    for spec in request.volumes {
+        match volumes.iter_mut().find(|record| record.name == spec.name) {
+            Some(record) => {
+                check_primary(record, spec, witness)?;
+                record.size = spec.size;
+                record.identity.clone_from(&spec.identity);
+                ids.push(record.id);
+            }
+            None => {
+                if let Some(other) = holder(request, spec) {
+                    return refuse(format!(
+                        "volume {}: primary {} was last served with another cache, {:032x}, which \
+                         may have the newest version of its blocks; use and drain that one; if it \
+                         is lost, remove its witness from the state directory",
+                        spec.name,
+                        spec.identity,
+                        u128::from_be_bytes(other.uuid)
+                    ));
+                }
+                ids.push(add_volume(&mut volumes, spec)?);
+            }
+        }
+    }
+    let mut notes = Vec::new();
+    if old.shards.len() != usize::from(request.shards) {
+        notes.push(format!("the cache was made with {} shards and keeps them", old.shards.len()));
+    }
+    for record in &mut volumes {
+        record.fingerprint = None;
+    }
+    volumes.sort_by_key(|record| record.id);
+    let Some(epoch) = old.epoch.checked_add(1) else {
+        return refuse("the cache has been started too often; use --reset-cache".into());
+    };
+    let generation = old.generation + 1;
+    let superblock = Superblock { generation, epoch, volumes, clean: false, ..old };
+    let announced = request.announcement.iter().any(|&byte| byte != 0);
+    let witnesses = witnesses(request, &superblock, trust);
+    Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, witnesses, notes })
+}
+
+/// The pool that may have dirty blocks of a primary, by what is kept outside.
+fn holder<'a>(request: &OpenRequest<'a>, spec: &VolumeSpec) -> Option<&'a Witness> {
+    let mut all = request.witnesses.iter();
+    all.find(|one| one.dirty && one.trust != Trust::Nothing && one.names(&spec.identity))
+}
+
+/// What is to be kept outside from this start on.
+fn witnesses(request: &OpenRequest, superblock: &Superblock, trust: Trust) -> Vec<Witness> {
+    let Superblock { uuid, epoch, .. } = *superblock;
+    let primaries: Vec<String> = request.volumes.iter().map(|s| s.identity.clone()).collect();
+    let others = request.witnesses.iter().filter(|one| one.uuid != uuid);
+    let outdated = others.filter(|one| primaries.iter().any(|identity| one.names(identity)));
+    let without = |one: &Witness| {
+        let mut one = one.clone();
+        one.primaries.iter_mut().for_each(|all| all.retain(|name| !primaries.contains(name)));
+        one
+    };
+    let mut witnesses: Vec<Witness> = outdated.map(without).collect();
+    let primaries = Some(primaries);
+    witnesses.push(Witness { uuid, epoch, trust, dirty: true, primaries });
+    witnesses
+}
+
+fn check_primary(
+    record: &VolumeRecord,
+    spec: &VolumeSpec,
+    witness: Option<&Witness>,
+) -> Result<(), Refusal> {
+    let name = &spec.name;
+    let same_content = record.fingerprint.is_some() && record.fingerprint == spec.fingerprint;
+    let served = witness.is_none_or(|one| one.primaries.is_none() || one.names(&record.identity));
+    if !served && !same_content {
+        return refuse(format!(
+            "volume {name}: primary {} has been served with another cache since; what this one \
+             has of it is out of date: discard it with --reset-cache",
+            record.identity
+        ));
+    }
+    if record.identity != spec.identity && !same_content {
+        return refuse(format!(
+            "volume {name}: the cache belongs to primary {}, not to {}; use that primary, another \
+             cache device, or discard the cache with --reset-cache",
+            record.identity, spec.identity
+        ));
+    }
+    if spec.size < record.size {
+        return refuse(format!(
+            "volume {name}: primary {} has shrunk from {} to {} bytes; restore its size, or \
+             discard the cache with --reset-cache",
+            spec.identity, record.size, spec.size
+        ));
+    }
+    let changed = record.fingerprint.zip(spec.fingerprint).is_some_and(|(old, new)| old != new);
+    if changed && spec.size == record.size {
+        return refuse(format!(
+            "volume {name}: primary {} was changed since the cache was last stopped; its cached \
+             blocks are out of date: discard them with --reset-cache",
+            spec.identity
+        ));
+    }
+    Ok(())
+}
+
+fn add_volume(volumes: &mut Vec<VolumeRecord>, spec: &VolumeSpec) -> Result<VolumeId, Refusal> {
+    if let Some(other) = volumes.iter().find(|record| record.identity == spec.identity) {
+        return refuse(format!(
+            "volume {}: primary {} is cached as volume {} already",
+            spec.name, spec.identity, other.name
+        ));
+    }
+    let free = (0..VOLUMES_MAX as u8).find(|&id| volumes.iter().all(|record| record.id.0 != id));
+    let id = VolumeId(free.ok_or_else(|| Refusal("the cache has no room for a volume".into()))?);
+    volumes.push(VolumeRecord {
+        id,
+        name: spec.name.clone(),
+        size: spec.size,
+        identity: spec.identity.clone(),
+        fingerprint: None,
+    });
+    Ok(id)
+}
+
+/// A new pool; with `forced`, also when another may have dirty blocks of a primary.
+fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<Opened, Refusal> {
+    for spec in request.volumes {
+        let Some(other) = holder(request, spec) else { continue };
+        let uuid = u128::from_be_bytes(other.uuid);
+        if !forced {
+            return refuse(format!(
+                "the cache device is blank, but volume {} of {} was last served with cache \
+                 {uuid:032x}, which may have the newest version of its blocks; use that cache \
+                 device; if it is lost, start once with --reset-cache to go on with the primary \
+                 as it is",
+                spec.name, spec.identity
+            ));
+        }
+        notes.push(format!("cache {uuid:032x} of {} is given up", spec.identity));
+    }
+    let (segment_size, shards) = geometry(request.device_size, request.shards)?;
+    let mut volumes = Vec::new();
+    let mut ids = Vec::new();
+    for spec in request.volumes {
+        ids.push(add_volume(&mut volumes, spec)?);
+    }
+    let generations =
+        request.copies.map(|copy| Superblock::decode(copy).map_or(0, |s| s.generation));
+    let mut pool = [0; 8];
+    pool.copy_from_slice(&request.uuid[..8]);
+    let superblock = Superblock {
+        pool: u64::from_le_bytes(pool),
+        uuid: request.uuid,
+        generation: generations.into_iter().max().unwrap_or(0) + 1,
+        epoch: 1,
+        segment_size,
+        device_size: request.device_size,
+        shards,
+        volumes,
+        clean: false,
+        created_unix: request.now_unix,
+    };
+    // Over the older copy, so that a torn write leaves the newer one.
+    let copy = usize::from(generations[0] > generations[1]);
+    let announced = true;
+    let trust = Trust::Full;
+    let witnesses = witnesses(request, &superblock, trust);
+    Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, witnesses, notes })
+}
+
+/// Segment size and shard areas of a new pool.
+///
+/// # Errors
+/// When the device is too small.
+pub fn geometry(device_size: u64, shards: u16) -> Result<(u32, Vec<ShardArea>), Refusal> {
+    if shards == 0 || usize::from(shards) > SHARDS_MAX {
+        return refuse(format!("{shards} shards; choose 1 to {SHARDS_MAX}"));
+    }
+    let smallest = u64::from(SEGMENT_SIZE_SMALLEST);
+    let count = u64::from(shards);
+    let usable = device_size.saturating_sub(AREA_OFFSET) / 100 * (100 - SPARE_PERCENT);
+    let per_shard = usable / count;
+    if per_shard < SEGMENTS_MIN * smallest {
+        let least = (SEGMENTS_MIN * smallest * count * 100).div_ceil(100 - SPARE_PERCENT);
+        return refuse(format!(
+            "the cache device has {device_size} bytes; {shards} shards need at least {}",
+            (least + AREA_OFFSET + 100).next_multiple_of(1 << 20)
+        ));
+    }
+    let mut segment = u64::from(SEGMENT_SIZE);
+    while segment > smallest && per_shard / segment < SEGMENTS_WANTED {
+        segment /= 2;
+    }
+    let segments = (per_shard / segment).min(SEGMENTS_MAX);
+    let len = segments * segment;
+    let areas = (0..count).map(|i| ShardArea { offset: AREA_OFFSET + i * len, len }).collect();
+    Ok((segment as u32, areas))
+}
+
+/// The superblock of an orderly stop, with the fingerprint of each primary by volume.
+#[must_use]
+pub fn closed(mut last: Superblock, fingerprints: &[(VolumeId, Option<u64>)]) -> Superblock {
+    last.generation += 1;
+    last.clean = true;
+    for record in &mut last.volumes {
+        let found = fingerprints.iter().find(|(id, _)| *id == record.id);
+        record.fingerprint = found.and_then(|&(_, fingerprint)| fingerprint);
+    }
+    last
+}
+
+/// A shard's area as the engine takes it.
+#[must_use]
+pub fn area_of(area: ShardArea) -> ByteRange {
+    ByteRange::new(area.offset, area.len)
+}
+
+/// Blocks the index of a shard is made for. It depends on the area alone: an index that became
+/// smaller than what the log holds could not be recovered.
+#[must_use]
+pub fn index_blocks(area: ShardArea) -> u64 {
+    area.len / BLOCK_SIZE as u64 * INDEX_PERCENT / 100
+}
+
+const _: () = assert!(SUPERBLOCK_BYTES as u64 <= AREA_OFFSET / 2);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! The table of `pool`, row by row.
+
+use super::*;
+
+fn spec(name: &str, size: u64) -> VolumeSpec {
+    let identity = format!("file:/{name}");
+    VolumeSpec { name: name.into(), size, identity, fingerprint: Some(7) }
+}
+
+fn request<'a>(
+    copies: [&'a [u8]; 2],
+    volumes: &'a [VolumeSpec],
+    witnesses: &'a [Witness],
+) -> OpenRequest<'a> {
+    OpenRequest {
+        device_size: 1 << 30,
+        copies,
+        announcement: BLANK,
+        volumes,
+        witnesses,
+        shards: 2,
+        reset: false,
+        uuid: [9; 16],
+        now_unix: 1,
+    }
+}
+
+fn encoded(superblock: &Superblock) -> Vec<u8> {
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    superblock.encode(&mut bytes);
+    bytes
+}
+
+const BLANK: &[u8] = &[0; SUPERBLOCK_BYTES];
+
+fn stopped(volumes: &[VolumeSpec]) -> Superblock {
+    let opened = open(&request([BLANK, BLANK], volumes, &[])).expect("a blank device is taken");
+    closed(opened.superblock, &[(VolumeId(0), Some(7))])
+}
+
+fn why(result: Result<Opened, Refusal>) -> String {
+    result.expect_err("it is refused").to_string()
+}
+
+#[test]
+fn a_blank_device_becomes_a_pool_and_is_found_again() {
+    let volumes = [spec("a", 1 << 20), spec("b", 512)];
+    let opened = open(&request([BLANK, BLANK], &volumes, &[])).expect("a blank device is taken");
+    assert!(opened.fresh && opened.superblock.epoch == 1 && opened.copy == 0);
+    assert_eq!(opened.ids, [VolumeId(0), VolumeId(1)]);
+    let first = encoded(&opened.superblock);
+    let again = open(&request([&first, BLANK], &volumes, &[])).expect("the pool is there");
+    assert!(!again.fresh && again.superblock.epoch == 2 && again.copy == 1);
+    let second = encoded(&again.superblock);
+    let third = open(&request([&first, &second], &volumes, &[])).expect("the newer copy counts");
+    assert_eq!((third.superblock.generation, third.copy), (3, 0));
+    let mut torn = second.clone();
+    torn[100] ^= 1;
+    let back = open(&request([&first, &torn], &volumes, &[])).expect("one copy is enough");
+    assert_eq!((back.superblock.generation, back.copy), (2, 1));
+}
+
+#[test]
+fn what_is_not_ours_is_not_overwritten() {
+    let volumes = [spec("a", 1 << 20)];
+    let other = vec![0x5a; SUPERBLOCK_BYTES];
+    assert!(why(open(&request([&other, BLANK], &volumes, &[]))).contains("--reset-cache"));
+    let forced = OpenRequest { reset: true, ..request([&other, BLANK], &volumes, &[]) };
+    assert!(open(&forced).expect("it was asked for").fresh);
+    let mut damaged = encoded(&stopped(&volumes));
+    damaged[200] ^= 1;
+    assert!(why(open(&request([&damaged, &damaged], &volumes, &[]))).contains("damaged"));
+}
+
+#[test]
+fn an_interrupted_first_start_is_begun_again() {
+    let volumes = [spec("a", 1 << 20)];
+    let opened = open(&request([BLANK, BLANK], &volumes, &[])).expect("a blank device is taken");
+    let garbage = vec![0x5a; SUPERBLOCK_BYTES];
+    let writes = opened.writes();
+    let places: Vec<u64> = writes.iter().map(|(at, _)| *at).collect();
+    assert_eq!(places, [ANNOUNCEMENT_OFFSET, 0, SUPERBLOCK_OFFSETS[1], ANNOUNCEMENT_OFFSET]);
+    // Every write is cut off; garbage may be in its place.
+    for cut in 0..writes.len() {
+        let mut device = vec![0; AREA_OFFSET as usize];
+        for (i, (at, bytes)) in writes[..=cut].iter().enumerate() {
+            let bytes = if i == cut { &garbage[..] } else { &bytes[..] };
+            device[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes);
+        }
+        let at = |at: u64| &device[at as usize..at as usize + SUPERBLOCK_BYTES];
+        let copies = SUPERBLOCK_OFFSETS.map(at);
+        let announcement = at(ANNOUNCEMENT_OFFSET);
+        let again = OpenRequest { announcement, ..request(copies, &volumes, &[]) };
+        let again = open(&again).expect("nothing was served");
+        assert_eq!(again.fresh, cut < 2, "cut off in write {cut}");
+        assert!(again.announced, "what is left goes");
+    }
+    // Without an announcement nobody knows whether there was data.
+    let mut torn = encoded(&stopped(&volumes));
+    torn[100] ^= 1;
+    assert!(why(open(&request([&torn, BLANK], &volumes, &[]))).contains("damaged"));
+    assert!(why(open(&request([BLANK, &torn], &volumes, &[]))).contains("damaged"));
+}
+
+#[test]
+fn what_a_start_leaves_over_goes_with_the_next() {
+    let volumes = [spec("a", 1 << 20)];
+    let copy = encoded(&stopped(&volumes));
+    let clean = open(&request([&copy, BLANK], &volumes, &[])).expect("the pool is there");
+    assert_eq!(clean.writes().len(), 1);
+    let left = OpenRequest { announcement: &copy, ..request([&copy, BLANK], &volumes, &[]) };
+    let opened = open(&left).expect("the pool is there");
+    let writes = opened.writes();
+    let places: Vec<u64> = writes.iter().map(|(at, _)| *at).collect();
+    assert_eq!(places, [SUPERBLOCK_OFFSETS[1], ANNOUNCEMENT_OFFSET]);
+    assert!(writes[1].1.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_cache_follows_its_primary_only() {
+    let volumes = [spec("a", 1 << 20)];
+    let copy = encoded(&stopped(&volumes));
+    let try_with = |change: &dyn Fn(&mut VolumeSpec)| {
+        let mut volumes = volumes.clone();
+        change(&mut volumes[0]);
+        open(&request([&copy, BLANK], &volumes, &[]))
+    };
+    assert!(try_with(&|_| {}).is_ok());
+    assert!(try_with(&|v| v.size = 2 << 20).is_ok());
+    assert!(try_with(&|v| v.fingerprint = None).is_ok());
+    assert!(try_with(&|v| v.identity = "file:/moved".into()).is_ok());
+    assert!(why(try_with(&|v| v.size = 512)).contains("shrunk from 1048576 to 512"));
+    assert!(why(try_with(&|v| v.fingerprint = Some(8))).contains("changed since"));
+    let other = |v: &mut VolumeSpec| {
+        v.identity = "file:/other".into();
+        v.fingerprint = Some(8);
+    };
+    assert!(why(try_with(&other)).contains("belongs to primary file:/a"));
+    assert!(why(try_with(&|v| v.name = "z".into())).contains("not configured"));
+}
+
+#[test]
+fn the_witness_overrules_the_device() {
+    let volumes = [spec("a", 1 << 20)];
+    let old = stopped(&volumes);
+    let copy = encoded(&old);
+    let open_with = |epoch, trust| {
+        let witness = [Witness { uuid: old.uuid, epoch, trust, dirty: true, primaries: None }];
+        open(&request([&copy, BLANK], &volumes, &witness))
+    };
+    assert!(!open_with(1, Trust::Full).expect("the same start").fresh);
+    assert!(why(open_with(2, Trust::Full)).contains("older copy"));
+    assert_eq!(open_with(1, Trust::DirtyOnly).map(|o| o.trust), Ok(Trust::DirtyOnly));
+    assert!(open_with(1, Trust::Nothing).expect("made anew").fresh);
+}
+
+#[test]
+fn a_blank_device_in_the_place_of_a_cache_with_dirty_blocks_is_refused() {
+    let volumes = [spec("a", 1 << 20)];
+    let known = |identity: &str| Witness {
+        uuid: [3; 16],
+        epoch: 5,
+        trust: Trust::Full,
+        dirty: true,
+        primaries: Some(vec!["file:/b".into(), identity.into()]),
+    };
+    let with = |witness: Witness, reset| {
+        open(&OpenRequest { reset, ..request([BLANK, BLANK], &volumes, &[witness]) })
+    };
+    let text = why(with(known("file:/a"), false));
+    assert!(text.contains("is blank") && text.contains("file:/a"), "{text}");
+    assert!(text.contains("0303") && text.contains("--reset-cache"), "{text}");
+    for harmless in [
+        known("file:/c"),
+        Witness { dirty: false, ..known("file:/a") },
+        Witness { trust: Trust::Nothing, ..known("file:/a") },
+        Witness { primaries: None, ..known("file:/a") },
+    ] {
+        assert!(with(harmless, false).expect("nothing is known to be lost").fresh);
+    }
+    // The new pool takes the primary over from the old one.
+    let opened = with(known("file:/a"), true).expect("it was asked for");
+    let [old, new] = &opened.witnesses[..] else { panic!("{:?}", opened.witnesses) };
+    assert_eq!(old.primaries, Some(vec!["file:/b".into()]));
+    assert_eq!((new.uuid, new.epoch, new.dirty), (opened.superblock.uuid, 1, true));
+    assert_eq!(new.primaries, Some(vec!["file:/a".into()]));
+    // An existing pool does not take it over without a word.
+    let two = [spec("a", 1 << 20), spec("z", 512)];
+    let copy = encoded(&stopped(&two[1..]));
+    let text = why(open(&request([&copy, BLANK], &two[..], &[known("file:/a")])));
+    assert!(text.contains("another cache") && text.contains("state directory"), "{text}");
+}
+
+#[test]
+fn a_cache_whose_primary_was_served_with_another_is_refused() {
+    let volumes = [spec("a", 1 << 20)];
+    let old = stopped(&volumes);
+    let copy = encoded(&old);
+    let open_with = |epoch, primaries: &[&str], fingerprint| {
+        let mut volumes = volumes.clone();
+        volumes[0].fingerprint = fingerprint;
+        let primaries = Some(primaries.iter().map(|&name| name.into()).collect());
+        let (uuid, trust) = (old.uuid, Trust::Full);
+        let witness = [Witness { uuid, epoch, trust, dirty: true, primaries }];
+        open(&request([&copy, BLANK], &volumes, &witness))
+    };
+    assert!(open_with(1, &["file:/a"], None).is_ok());
+    assert!(why(open_with(1, &["file:/b"], None)).contains("another cache since"));
+    assert!(open_with(1, &[], Some(7)).is_ok(), "the content is what it was");
+    assert!(open_with(0, &[], None).is_ok(), "a crash between superblock and witness");
+}
+
+#[test]
+fn configuration_and_sizes_are_checked() {
+    let twice = [spec("a", 512), spec("a", 512)];
+    assert!(why(open(&request([BLANK, BLANK], &twice, &[]))).contains("twice"));
+    let odd = [spec("a", 513)];
+    assert!(why(open(&request([BLANK, BLANK], &odd, &[]))).contains("513"));
+    let volumes = [spec("a", 512)];
+    let small = OpenRequest { device_size: 1 << 20, ..request([BLANK, BLANK], &volumes, &[]) };
+    let text = why(open(&small));
+    let least: u64 = text.split(' ').next_back().and_then(|n| n.parse().ok()).expect("a number");
+    assert!(geometry(least, 2).is_ok(), "{text}");
+    for size in [least, 100 << 20, 1 << 30, 1 << 40, 64 << 40] {
+        let (segment, areas) = geometry(size, 2).expect("it is large enough");
+        let last = areas.last().expect("there are shards");
+        assert!(last.offset + last.len <= size);
+        assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&(last.len / u64::from(segment))));
+    }
+    let copy = encoded(&stopped(&volumes));
+    let smaller = OpenRequest { device_size: 1 << 29, ..request([&copy, BLANK], &volumes, &[]) };
+    assert!(why(open(&smaller)).contains("restore its size"));
+}

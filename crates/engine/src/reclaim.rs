@@ -1,0 +1,382 @@
+//! Reclaim: the oldest segment is freed. Dirty blocks and those worth keeping are copied to the
+//! front of the log; the rest leave the cache.
+//!
+//! A segment is free only when the record is durable that says it is not part of the log any more
+//! (its `start` is higher): then everything copied out of it is durable too.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use forebay_block::{BLOCK_SIZE, Completion, IoError};
+use forebay_format::{ENTRY_BYTES, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes};
+use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
+
+use crate::Engine;
+use crate::api::{Effects, Health, State};
+use crate::builder::Expect;
+use crate::index::{Key, Place};
+use crate::limits::{
+    COPY_BYTES_MAX, RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX, SEALING_MAX, SEGMENT_READ_MAX,
+};
+use crate::log::SegmentState;
+use crate::op::{SsdItem, Ticket};
+use crate::ram::KeyMap;
+use forebay_codec::crc32c;
+
+/// The segment being reclaimed.
+#[derive(Debug)]
+pub struct Reclaim {
+    seq: SegmentSeq,
+    /// What has to be copied and has not been read.
+    to_read: VecDeque<SsdItem>,
+    /// What has been read and waits for room in the log.
+    to_copy: VecDeque<(Key, Place, Vec<u8>)>,
+    bytes: usize,
+    reading: bool,
+    scanned: bool,
+}
+
+/// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
+/// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
+/// primary are clean, which a flush there may delay by a second; below, they are copied.
+const FREE_PERCENT_MORE: u64 = 7;
+
+impl Engine {
+    /// Starts or continues to free the oldest segment, when there are few free ones.
+    pub(crate) fn pump_reclaim(&mut self, fx: &mut Effects) {
+        if self.health != Health::Good
+            || self.state != State::Serving
+            || self.reclaim_retry_at > self.now
+        {
+            return;
+        }
+        if self.reclaim.is_none() && !self.start_reclaim(fx) {
+            return;
+        }
+        self.read_copies(fx);
+        self.give_up_copying(fx);
+        self.finish_reclaim();
+    }
+
+    /// When copies have no room but the last segment: begins again, evicting and destaging.
+    fn give_up_copying(&mut self, fx: &mut Effects) {
+        let Some(reclaim) = &self.reclaim else { return };
+        let index = self.log.position(reclaim.seq);
+        let settled = reclaim.scanned && !reclaim.reading && self.log.segments[index].live > 0;
+        let busy = self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX
+            || self.log.sealing.len() >= SEALING_MAX;
+        if self.is_emergency() && settled && !busy && !self.close_record(fx) {
+            self.reclaim = None;
+            self.reclaim_retry_at = self.now + READ_PAUSE;
+        }
+    }
+
+    /// Whether the index is nearly full and there are clean blocks to evict.
+    fn index_is_tight(&self) -> bool {
+        let margin = self.index.capacity() / INDEX_MARGIN;
+        self.index.len() + margin >= self.index.capacity() && self.index.len() > self.dirty.blocks()
+    }
+
+    /// Whether only one segment is free. It is kept for the record that frees another.
+    fn is_emergency(&self) -> bool {
+        self.log.free <= 1
+    }
+
+    fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
+        let total = self.log.segments.len() as u64;
+        let low = free_segments_wanted(total, RECLAIM_RESERVE);
+        let (dirty, limit) = (self.dirty.blocks(), self.dirty_limit());
+        let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
+        let coming = self.log.freeing.len() as u64;
+        let free = self.log.free + coming;
+        let tight = self.index_is_tight();
+        if free > high && !(tight && coming == 0) || self.log.start >= self.log.head {
+            return false;
+        }
+        let seq = self.log.start;
+        let index = self.log.position(seq);
+        match self.log.segments[index].state {
+            SegmentState::Sealed => {}
+            SegmentState::Open if tight => {
+                self.seal_open_segment();
+                return false;
+            }
+            // Its footer is on its way.
+            _ => return false,
+        }
+        // Copying a segment that is mostly dirty gains little room for much wear: destage first.
+        // What is lost is never destaged: it is copied when all else is clean.
+        let segment = &self.log.segments[index];
+        let mostly_dirty = segment.dirty * 2 > segment.entries;
+        let any_dirty = self.is_emergency() && segment.dirty > 0;
+        self.log_pressed = (mostly_dirty || any_dirty) && self.dirty_level() > 0;
+        if self.log_pressed || segment.destaging > 0 && free > low && !tight {
+            return false;
+        }
+        let bytes = footer_bytes(self.log.segments[index].entries as usize);
+        let at = self.config.segment_size - bytes as u32;
+        self.log.segments[index].readers += 1;
+        self.reclaim = Some(Reclaim {
+            seq,
+            to_read: VecDeque::new(),
+            to_copy: VecDeque::new(),
+            bytes: 0,
+            reading: false,
+            scanned: false,
+        });
+        if self.log.segments[index].live == 0 {
+            self.log.segments[index].readers -= 1;
+            self.reclaim.as_mut().expect("it was made just now").scanned = true;
+            return true;
+        }
+        self.read_segment(fx, index, at, bytes, Ticket::ReclaimFooter);
+        true
+    }
+
+    /// The footer of the segment has been read: decide on every block that still lives there.
+    pub(crate) fn reclaim_footer_read(&mut self, done: Completion, fx: &mut Effects) {
+        let Some(mut reclaim) = self.reclaim.take() else { return };
+        let index = self.log.position(reclaim.seq);
+        self.log.segments[index].readers -= 1;
+        if let Err(error) = &done.result {
+            return self.reclaim_later(error, fx);
+        }
+        self.reclaim_failures = 0;
+        let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == reclaim.seq);
+        let Some((_, entries)) = footer else {
+            // Written and now unreadable: the device cannot be relied on to keep the log.
+            self.reclaim = Some(reclaim);
+            self.fail_cache(&forebay_block::ErrorKind::Corrupt.into(), fx);
+            return;
+        };
+        let keep_bytes = match self.index_is_tight() || self.is_emergency() {
+            // Copying forward would not make room.
+            true => 0,
+            // The more is dirty the less: copies must not take the room that writes wait for.
+            false => {
+                let limit = self.dirty_limit();
+                let clean = limit - self.dirty.blocks().min(limit);
+                copy_bytes_max(u64::from(self.config.segment_size)) * clean / limit
+            }
+        };
+        let mut clean: Vec<Candidate> = Vec::new();
+        let mut bare = KeyMap::default();
+        for entry in &entries {
+            if matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint) {
+                continue;
+            }
+            for block in entry.block..entry.block + u64::from(entry.count) {
+                let key = Key::new(entry.volume, block);
+                let Some(place) = self.index.get(key) else { continue };
+                let here = place.segment as usize == index
+                    && entry.kind == place.kind
+                    && (entry.offset == place.offset || !entry.kind.has_payload());
+                // Of entries without payload in one segment, it is not told which is the newest.
+                if !here || !entry.kind.has_payload() && bare.insert(key, ()).is_some() {
+                    continue;
+                }
+                if place.dirty {
+                    reclaim.to_read.push_back(SsdItem { key, place });
+                } else {
+                    // A block of zeros takes its entry at least, so that no room means none kept.
+                    let (meta, bytes) = (place.meta, u32::from(place.len) + ENTRY_BYTES as u32);
+                    clean.push(Candidate { key: key.0, meta, bytes, keep: false });
+                }
+            }
+        }
+        self.policy.choose(&mut clean, keep_bytes);
+        for block in clean {
+            let key = Key(block.key);
+            let place = self.index.get(key).expect("it was there a moment ago");
+            if block.keep {
+                reclaim.to_read.push_back(SsdItem { key, place });
+            } else {
+                self.stats.evicted_blocks += 1;
+                self.forget_block(key);
+            }
+        }
+        // Whatever happens next, a direct write must find this durable first.
+        self.log.barrier = self.log.barrier.max(self.log.next_lsn);
+        reclaim.scanned = true;
+        reclaim.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
+        self.reclaim = Some(reclaim);
+        self.read_copies(fx);
+    }
+
+    /// Reads the next payloads to copy, neighbours in one go.
+    fn read_copies(&mut self, fx: &mut Effects) {
+        let Some(mut reclaim) = self.reclaim.take() else { return };
+        let index = self.log.position(reclaim.seq);
+        while !reclaim.reading
+            && reclaim.bytes < COPY_BYTES_MAX
+            && self.reclaim_retry_at <= self.now
+        {
+            let Some(first) = reclaim.to_read.pop_front() else { break };
+            if !first.place.kind.has_payload() {
+                reclaim.to_copy.push_back((first.key, first.place, Vec::new()));
+                continue;
+            }
+            let page = PAGE as u32;
+            let at = first.place.offset / page * page;
+            let mut items = vec![first];
+            let mut end = (first.place.offset + u32::from(first.place.len)).next_multiple_of(page);
+            while let Some(next) = reclaim.to_read.front() {
+                let next_end =
+                    (next.place.offset + u32::from(next.place.len)).next_multiple_of(page);
+                if !next.place.kind.has_payload()
+                    || next.place.offset > end + COPY_GAP
+                    || next_end - at > SEGMENT_READ_MAX as u32
+                {
+                    break;
+                }
+                end = next_end;
+                items.push(*next);
+                reclaim.to_read.pop_front();
+            }
+            reclaim.reading = true;
+            self.log.segments[index].readers += 1;
+            self.read_segment(
+                fx,
+                index,
+                at,
+                (end - at) as usize,
+                Ticket::ReclaimCopy { at, items },
+            );
+        }
+        self.reclaim = Some(reclaim);
+    }
+
+    /// The footer could not be read: begin again after a pause.
+    fn reclaim_later(&mut self, error: &IoError, fx: &mut Effects) {
+        self.reclaim = None;
+        self.pause_reclaim(error, fx);
+    }
+
+    /// A read failed. It is tried again for some seconds; then the device counts as failed, since
+    /// a log that cannot be reclaimed cannot be written.
+    fn pause_reclaim(&mut self, error: &IoError, fx: &mut Effects) {
+        self.reclaim_failures += 1;
+        if self.reclaim_failures > READ_TRIES {
+            return self.fail_cache(error, fx);
+        }
+        self.reclaim_retry_at = self.now + READ_PAUSE * (1 << self.reclaim_failures);
+    }
+
+    /// Payloads to copy have been read: checked here, so that a bad one does not spread.
+    pub(crate) fn reclaim_copy_read(
+        &mut self,
+        at: u32,
+        items: &[SsdItem],
+        done: Completion,
+        fx: &mut Effects,
+    ) {
+        let Some(mut reclaim) = self.reclaim.take() else { return };
+        let index = self.log.position(reclaim.seq);
+        self.log.segments[index].readers -= 1;
+        reclaim.reading = false;
+        if let Err(error) = &done.result {
+            items.iter().rev().for_each(|item| reclaim.to_read.push_front(*item));
+            self.reclaim = Some(reclaim);
+            return self.pause_reclaim(error, fx);
+        }
+        self.reclaim_failures = 0;
+        for item in items {
+            let current = self.index.get(item.key).filter(|now| now.is_same_version(&item.place));
+            let Some(now) = current else { continue };
+            let start = (item.place.offset - at) as usize;
+            let payload = done.buf.get(start..start + usize::from(item.place.len));
+            match payload.filter(|payload| crc32c(payload) == item.place.crc) {
+                Some(payload) => {
+                    reclaim.bytes += payload.len();
+                    reclaim.to_copy.push_back((item.key, now, payload.to_vec()));
+                }
+                None if now.dirty => self.rescue(&mut reclaim, item.key, now),
+                None => {
+                    self.stats.corrupt_clean += 1;
+                    self.forget_block(item.key);
+                }
+            }
+        }
+        self.reclaim = Some(reclaim);
+        self.read_copies(fx);
+        self.pump_copies(fx);
+        self.finish_reclaim();
+    }
+
+    /// A dirty block's bytes are bad. If RAM has them, they are written from there; else the log
+    /// goes on to say that they are lost.
+    fn rescue(&mut self, reclaim: &mut Reclaim, key: Key, place: Place) {
+        // While it is locked, RAM may have a version that has no place in the log yet.
+        let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
+        let bytes = in_ram.map(<[u8]>::to_vec);
+        match bytes {
+            Some(bytes) => {
+                reclaim.bytes += bytes.len();
+                let raw = Place { kind: EntryKind::Raw, ..place };
+                debug_assert_eq!(bytes.len(), BLOCK_SIZE);
+                reclaim.to_copy.push_back((key, raw, bytes));
+            }
+            None => {
+                self.fence(key);
+                let lost = Place { kind: EntryKind::Lost, ..place };
+                reclaim.to_copy.push_back((key, lost, Vec::new()));
+            }
+        }
+    }
+
+    /// Moves payloads that were read into the record being built.
+    pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
+        let Some(mut reclaim) = self.reclaim.take() else { return };
+        while let Some((key, place, bytes)) = reclaim.to_copy.pop_front() {
+            let now = self.index.get(key);
+            if !now.is_some_and(|now| now.segment == place.segment && now.offset == place.offset) {
+                reclaim.bytes -= bytes.len();
+                continue;
+            }
+            let expect = Expect::At(now.expect("it is in the index"));
+            let as_it_is = now.is_some_and(|now| now.kind == place.kind);
+            let done = match place.kind {
+                _ if as_it_is => self.push_copy(fx, key, &bytes, place),
+                EntryKind::Lost => self.push_bare(fx, key, 1, EntryKind::Lost, true, expect),
+                _ => self.push_block(fx, key, &bytes, true, expect),
+            };
+            if !done {
+                reclaim.to_copy.push_front((key, place, bytes));
+                if self.is_emergency() && !reclaim.reading {
+                    // Begin again, evicting and destaging instead of copying.
+                    self.reclaim_retry_at = self.now + READ_PAUSE;
+                    return;
+                }
+                break;
+            }
+            reclaim.bytes -= bytes.len();
+            self.stats.copied_blocks += 1;
+        }
+        self.reclaim = Some(reclaim);
+    }
+
+    /// Frees the segment when no block lives there any more.
+    fn finish_reclaim(&mut self) {
+        let Some(reclaim) = &self.reclaim else { return };
+        let index = self.log.position(reclaim.seq);
+        if !reclaim.scanned || reclaim.reading || self.log.segments[index].live > 0 {
+            return;
+        }
+        self.reclaim = None;
+        self.log.segments[index].state = SegmentState::Freeing;
+        self.log.start = self.log.start.next();
+        // The next record says so; a direct write must wait for it.
+        let lsn = self.log.next_lsn;
+        self.log.freeing.push_back((self.log.start_before(), lsn));
+        self.log.barrier = self.log.barrier.max(lsn);
+        self.stats.segments_reclaimed += 1;
+    }
+}
+
+/// How often a failed read of the oldest segment is tried again, and the first pause; they double.
+const READ_TRIES: u32 = 8;
+const READ_PAUSE: Duration = Duration::from_millis(10);
+/// Unneeded bytes that are read rather than make two reads of it.
+const COPY_GAP: u32 = 16 << 10;
+/// One part in this many of the index is kept free, by reclaiming although there are free segments.
+const INDEX_MARGIN: u64 = 64;

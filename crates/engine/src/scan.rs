@@ -1,0 +1,105 @@
+//! Reading a segment back record by record: what recovery does with one that has no footer, and
+//! what the offline tools do with every one.
+
+use forebay_codec::crc32c;
+use forebay_format::{Entry, Lsn, PAGE, Record, SegmentSeq, decode_record};
+
+/// What the record before must look like, from the record's own header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link {
+    /// Number of the record before.
+    pub lsn: Lsn,
+    /// CRC of its header.
+    pub crc: u32,
+}
+
+/// A segment read record by record, up to where the chain breaks.
+#[derive(Debug, Default)]
+pub struct Scanned {
+    /// The record before the first one.
+    pub before: Option<Link>,
+    /// The last good record.
+    pub last: Option<Link>,
+    /// First LSN.
+    pub first_lsn: Lsn,
+    /// Entries of the good records; `first` marks where a record begins.
+    pub entries: Vec<Entry>,
+    /// Bytes of the good records.
+    pub used: u32,
+    /// The highest start, clean and durable that a good record tells.
+    pub start: SegmentSeq,
+    /// See `start`.
+    pub clean: Lsn,
+    /// The highest durable LSN that any record tells, also beyond the break.
+    pub durable: Lsn,
+}
+
+/// Whose records count.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// The pool.
+    pub pool: u64,
+    /// The shard.
+    pub shard: u16,
+}
+
+/// Reads the records of segment `seq` from its bytes.
+pub fn scan_segment(bytes: &[u8], owner: Owner, seq: SegmentSeq) -> Scanned {
+    let mut out = Scanned::default();
+    let mut at = 0;
+    while let Some(record) = good_record(bytes, at, owner, seq, out.last) {
+        let Record { header, entries, crc } = record;
+        if out.last.is_none() {
+            out.first_lsn = header.lsn;
+            out.before = Some(Link { lsn: Lsn(header.lsn.0 - 1), crc: header.prev_crc });
+        }
+        out.last = Some(Link { lsn: header.lsn, crc });
+        out.start = out.start.max(header.start);
+        out.clean = out.clean.max(header.clean);
+        out.durable = out.durable.max(header.durable);
+        out.entries.extend(entries);
+        at += usize::from(header.pages) * PAGE;
+        out.used = at as u32;
+    }
+    // Beyond the break nothing is used, but what it knows of durability tells a torn tail from
+    // damage.
+    for page in bytes.chunks_exact(PAGE).skip(at / PAGE) {
+        if let Ok(record) = decode_record(page)
+            && is_ours(&record, owner, seq)
+        {
+            out.durable = out.durable.max(record.header.durable);
+        }
+    }
+    out
+}
+
+fn is_ours(record: &Record, owner: Owner, seq: SegmentSeq) -> bool {
+    let header = &record.header;
+    header.pool == owner.pool && header.shard == owner.shard && header.seq == seq
+}
+
+/// The record at `at`, if it continues the chain and all of its payloads are good.
+fn good_record(
+    bytes: &[u8],
+    at: usize,
+    owner: Owner,
+    seq: SegmentSeq,
+    last: Option<Link>,
+) -> Option<Record> {
+    let record = decode_record(bytes.get(at..at + PAGE)?).ok()?;
+    let header = &record.header;
+    let linked =
+        last.is_none_or(|last| header.lsn == last.lsn.next() && header.prev_crc == last.crc);
+    if !is_ours(&record, owner, seq) || header.at as usize != at || header.lsn.0 == 0 || !linked {
+        return None;
+    }
+    let payloads = record.entries.iter().filter(|entry| entry.kind.has_payload());
+    for entry in payloads {
+        let start = entry.offset as usize;
+        let payload = bytes.get(start..start + usize::from(entry.len))?;
+        if crc32c(payload) != entry.crc {
+            return None;
+        }
+    }
+    Some(record)
+}

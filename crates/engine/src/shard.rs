@@ -1,0 +1,101 @@
+//! A shard as those see it who drive it: threads, and the simulator.
+
+use forebay_block::{Completion, Instant, IoError, VolumeId};
+
+use forebay_policy::Eviction;
+
+use crate::api::{Effects, Health, Mode, Request, State, Target, Trust};
+use crate::{Engine, Stats};
+
+/// A shard: a state machine that is handed requests, completions and the time, and says in
+/// [`Effects`] what it wants done.
+pub trait Shard {
+    /// Begins; requests are taken once the state is serving.
+    fn start(&mut self, now: Instant, fx: &mut Effects);
+    /// Takes a request.
+    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects);
+    /// Takes the completion of an I/O it asked for.
+    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects);
+    /// Called once a turn, after all the requests and completions of that turn.
+    fn poll(&mut self, now: Instant, fx: &mut Effects);
+    /// Takes no new requests, finishes what it has, and makes everything durable.
+    fn stop(&mut self, now: Instant, fx: &mut Effects);
+    /// Where it is in its life.
+    fn state(&self) -> &State;
+    /// How its cache device is doing.
+    fn health(&self) -> Health;
+    /// Counters and levels.
+    fn stats(&self, now: Instant) -> Stats;
+    /// Whether to destage all that is dirty, at once.
+    fn set_drain(&mut self, on: bool);
+    /// Blocks newer in the cache than on their primary.
+    fn dirty_blocks(&self) -> u64;
+    /// What the cache does for a volume from now on.
+    fn set_mode(&mut self, volume: VolumeId, mode: Mode);
+    /// How clean blocks are chosen to leave from now on; nothing where there is no choice.
+    fn set_eviction(&mut self, _eviction: Eviction) {}
+    /// So much trust in the cache device is recorded for the whole pool; another shard may have
+    /// asked for it with [`Effects::record_trust`].
+    fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects);
+    /// Another shard's flush of a device failed: what this shard has written there and not had
+    /// flushed may be lost with the rest, and the next flush would not say so.
+    fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects);
+}
+
+impl Shard for Engine {
+    fn start(&mut self, now: Instant, fx: &mut Effects) {
+        Engine::start(self, now, fx);
+    }
+
+    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
+        Engine::submit(self, now, request, fx);
+    }
+
+    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+        Engine::complete(self, now, target, done, fx);
+    }
+
+    fn poll(&mut self, now: Instant, fx: &mut Effects) {
+        Engine::poll(self, now, fx);
+    }
+
+    fn stop(&mut self, now: Instant, fx: &mut Effects) {
+        Engine::stop(self, now, fx);
+    }
+
+    fn state(&self) -> &State {
+        Engine::state(self)
+    }
+
+    fn health(&self) -> Health {
+        Engine::health(self)
+    }
+
+    fn stats(&self, now: Instant) -> Stats {
+        Engine::stats(self, now)
+    }
+
+    fn set_drain(&mut self, on: bool) {
+        Engine::set_drain(self, on);
+    }
+
+    fn dirty_blocks(&self) -> u64 {
+        Engine::dirty_blocks(self)
+    }
+
+    fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
+        Engine::set_mode(self, volume, mode);
+    }
+
+    fn set_eviction(&mut self, eviction: Eviction) {
+        Engine::set_eviction(self, eviction);
+    }
+
+    fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
+        Engine::trust_recorded(self, now, trust, fx);
+    }
+
+    fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects) {
+        Engine::flush_failed(self, now, target, error, fx);
+    }
+}

@@ -1,0 +1,58 @@
+//! Operations in flight, named by small numbers that are used again.
+
+/// Names an operation in flight.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Id(pub u32);
+
+/// Things with an [`Id`] each.
+#[derive(Debug)]
+pub struct Slab<T> {
+    items: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Slab<T> {
+    /// Adds a thing and names it.
+    pub fn insert(&mut self, item: T) -> Id {
+        if let Some(i) = self.free.pop() {
+            self.items[i as usize] = Some(item);
+            return Id(i);
+        }
+        self.items.push(Some(item));
+        Id(u32::try_from(self.items.len() - 1).expect("operations in flight fit 32 bits"))
+    }
+
+    /// Takes a thing out.
+    pub fn remove(&mut self, id: Id) -> T {
+        let item = self.items[id.0 as usize].take().expect("an operation ends once");
+        self.free.push(id.0);
+        item
+    }
+
+    /// The thing.
+    pub fn get(&self, id: Id) -> &T {
+        self.items[id.0 as usize].as_ref().expect("the operation is in flight")
+    }
+
+    /// The thing, to change.
+    pub fn get_mut(&mut self, id: Id) -> &mut T {
+        self.items[id.0 as usize].as_mut().expect("the operation is in flight")
+    }
+
+    /// All of them, in the order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
+        let named = self.items.iter().enumerate();
+        named.filter_map(|(i, item)| item.as_ref().map(|item| (Id(i as u32), item)))
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len() - self.free.len()
+    }
+}

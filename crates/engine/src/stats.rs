@@ -1,0 +1,101 @@
+//! Counters of one shard. They only grow, unless they are named as levels.
+//!
+//! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
+//! at a shard.
+
+use crate::api::Bypass;
+
+/// Counters and levels; merged over shards by addition.
+#[derive(Clone, Default, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // the names are the documentation; the table is in docs/statistics.md
+pub struct Stats {
+    pub lookups: u64,
+    pub hits: u64,
+    pub partial_hits: u64,
+    pub misses: u64,
+    pub bypasses: u64,
+    /// Bypassed reads and writes by reason.
+    pub bypassed_by: [u64; Bypass::COUNT],
+    /// Blocks read from RAM, from the cache device, from a primary.
+    pub ram_hit_blocks: u64,
+    pub ssd_hit_blocks: u64,
+    pub primary_read_blocks: u64,
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub admitted_blocks: u64,
+    /// Blocks that the eviction policy kept out after a miss.
+    pub unadmitted_blocks: u64,
+    /// Fills dropped because a write came between.
+    pub stale_fills: u64,
+    pub log_records: u64,
+    /// Bytes written to the cache device: records, footers, copies.
+    pub log_bytes: u64,
+    pub copied_blocks: u64,
+    pub evicted_blocks: u64,
+    pub segments_reclaimed: u64,
+    pub destaged_blocks: u64,
+    pub destage_writes: u64,
+    pub cache_flushes: u64,
+    pub primary_flushes: u64,
+    /// Checksum failures of clean and of dirty blocks.
+    pub corrupt_clean: u64,
+    pub corrupt_dirty: u64,
+    pub cache_errors: u64,
+    pub primary_errors: u64,
+    /// Nanoseconds that writes were held back on the way to the dirty limit.
+    pub throttled_nanos: u64,
+    // Levels.
+    pub cached_blocks: u64,
+    pub dirty_blocks: u64,
+    pub dirty_limit_blocks: u64,
+    /// Dirty blocks that cannot be read back any more.
+    pub fenced_blocks: u64,
+    pub ram_blocks: u64,
+    pub index_bytes: u64,
+    pub index_capacity: u64,
+    pub segments: u64,
+    pub segments_free: u64,
+    pub requests_in_flight: u64,
+    /// Age of the oldest dirty block in nanoseconds; merged by maximum.
+    pub oldest_dirty_nanos: u64,
+}
+
+impl Stats {
+    /// Adds the counters and levels of another shard.
+    pub fn merge(&mut self, other: &Self) {
+        for (mine, theirs) in self.bypassed_by.iter_mut().zip(other.bypassed_by) {
+            *mine += theirs;
+        }
+        self.oldest_dirty_nanos = self.oldest_dirty_nanos.max(other.oldest_dirty_nanos);
+        for (mine, theirs) in self.sums().into_iter().zip(other.clone().sums()) {
+            *mine += *theirs;
+        }
+    }
+}
+
+/// Gives [`Stats`] a list of every number that adds up. The pattern names all fields, so that none
+/// is forgotten.
+macro_rules! sums {
+    ($($name:ident),* $(,)?) => {
+        impl Stats {
+            fn sums(&mut self) -> Vec<&mut u64> {
+                let Self { bypassed_by: _, oldest_dirty_nanos: _, $($name),* } = self;
+                vec![$($name),*]
+            }
+        }
+    };
+}
+
+sums! {
+    lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
+    primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards,
+    admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, copied_blocks,
+    evicted_blocks, segments_reclaimed, destaged_blocks, destage_writes, cache_flushes,
+    primary_flushes, corrupt_clean, corrupt_dirty, cache_errors, primary_errors, throttled_nanos,
+    cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks, ram_blocks, index_bytes,
+    index_capacity, segments, segments_free, requests_in_flight,
+}

@@ -1,0 +1,569 @@
+//! Writes, write-zeroes and discards: from the client to the log, or past it.
+//!
+//! The way of a write: held back if the dirty limit is near; locks on its blocks; the old content
+//! of blocks it covers in part; then the log (`write-back`, `write-only`), the log and after it
+//! the primary (`write-through`), or the primary alone once the log says durably that the blocks
+//! are not cached any more (`write-around`, `pass-through`, bypass). A block that is dirty always
+//! goes to the log, whatever the mode: only so is the newest version found after a crash.
+//!
+//! A lock is held from before the old content is read until the index has the new version, or
+//! the primary has it. So what is read from a primary or the cache device while a block is locked
+//! is never kept.
+
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
+    IoTag, SECTOR_SIZE, VolumeId,
+};
+use forebay_format::{EntryKind, Lsn};
+
+use crate::Engine;
+use crate::api::{Bypass, Effects, Health, Mode, Request, Target};
+use crate::builder::Expect;
+use crate::index::Key;
+use crate::limits::ZEROES_DIRECT_BLOCKS;
+use crate::op::{Op, Path, ReadOwner, Stage, Ticket, WriteOp};
+use crate::slab::Id;
+
+impl Engine {
+    /// Takes a client's write, write-zeroes or discard.
+    pub(crate) fn submit_write(&mut self, request: Request, fx: &mut Effects) {
+        let Request { id, volume, op, range, flags, buf, bypass } = request;
+        match op {
+            IoOp::Discard => self.stats.discards += 1,
+            _ => {
+                self.stats.writes += 1;
+                // While clients write, what is dirty may be rewritten or get neighbours.
+                self.last_foreground = self.now;
+                self.stats.write_bytes += range.len;
+            }
+        }
+        let blocks =
+            if op == IoOp::Discard { self.whole_blocks(volume, range) } else { range.blocks() };
+        if blocks.count == 0 || (op == IoOp::Discard && !self.volume(volume).config.discard) {
+            self.reply(fx, id, Ok(()), buf);
+            return;
+        }
+        let mode = self.volume(volume).config.mode;
+        let write = self.ops.insert(Op::Write(WriteOp {
+            id,
+            volume,
+            op,
+            flags,
+            range,
+            buf,
+            edges: [None, None],
+            bypass,
+            blocks,
+            locked: 0,
+            logged: 0,
+            outstanding: 0,
+            lsn: Lsn(0),
+            stage: Stage::Throttled,
+            path: Path::Cached,
+            through: mode == Mode::WriteThrough,
+            error: None,
+        }));
+        let dirties = op != IoOp::Discard
+            && bypass.is_none()
+            && !matches!(mode, Mode::WriteAround | Mode::PassThrough);
+        if dirties {
+            self.note_asked(volume, blocks);
+        }
+        if dirties && self.hold_back(write, volume, blocks) {
+            return;
+        }
+        self.lock_blocks(write, fx);
+    }
+
+    /// The whole blocks inside a range; the short last block of a volume counts as whole.
+    fn whole_blocks(&self, volume: VolumeId, range: ByteRange) -> BlockRange {
+        let block = BLOCK_SIZE as u64;
+        let first = range.offset.div_ceil(block);
+        let to_end = range.end() == self.volume(volume).config.size;
+        let end = if to_end { range.end().div_ceil(block) } else { range.end() / block };
+        BlockRange { first, count: end.saturating_sub(first) }
+    }
+
+    /// Delays a write when the dirty limit is near; true when it waits.
+    fn hold_back(&mut self, write: Id, volume: VolumeId, blocks: BlockRange) -> bool {
+        let (level, limit) = self.paced_level();
+        if level < limit / 2 && self.delayed.is_empty() {
+            return false;
+        }
+        // A rewrite of a dirty block adds nothing to the level.
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let blocks = keys.filter(|key| !self.dirty.contains(*key)).count() as u64;
+        if blocks == 0 {
+            return false;
+        }
+        let rate = self.drain_rate.per_second(self.now);
+        let delay = self.throttle.delay(self.now, level, limit, blocks, rate);
+        if delay.is_zero() && self.delayed.is_empty() {
+            return false;
+        }
+        self.stats.throttled_nanos += delay.as_nanos() as u64;
+        let last = self.delayed.back().map_or(Instant(0), |&(at, _)| at);
+        self.delayed.push_back((last.max(self.now + delay), write));
+        true
+    }
+
+    /// Lets writes go on whose delay is over. At the limit itself they wait for room.
+    pub(crate) fn release_delayed(&mut self, fx: &mut Effects) {
+        while let Some(&(at, write)) = self.delayed.front() {
+            let full = self.dirty_level() >= self.dirty_limit() && self.health == Health::Good;
+            if at > self.now || full {
+                break;
+            }
+            self.delayed.pop_front();
+            self.lock_blocks(write, fx);
+        }
+    }
+
+    fn write(&mut self, id: Id) -> &mut WriteOp {
+        match self.ops.get_mut(id) {
+            Op::Write(write) => write,
+            _ => unreachable!("a write's id names a write"),
+        }
+    }
+
+    /// Takes the locks that are missing, from the lowest block up; stops where one is held.
+    pub(crate) fn lock_blocks(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.stage = Stage::Locking;
+        let (volume, blocks, mut locked) = (write.volume, write.blocks, write.locked);
+        while locked < blocks.count {
+            let key = Key::new(volume, blocks.first + locked);
+            // Counted at once: whoever releases the lock hands it over.
+            locked += 1;
+            self.write(id).locked = locked;
+            let free = self.locks.acquire(key, id);
+            self.spoil_fetch(key);
+            if !free {
+                return;
+            }
+        }
+        self.choose_path(id, fx);
+    }
+
+    fn unlock_blocks(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, blocks, locked) = (write.volume, write.blocks, write.locked);
+        write.locked = 0;
+        for block in blocks.first..blocks.first + locked {
+            let key = Key::new(volume, block);
+            if let Some(next) = self.locks.release(key, id) {
+                self.spoil_fetch(key);
+                self.lock_blocks(next, fx);
+            }
+        }
+    }
+
+    /// Decides which way a write goes, now that nobody else may change its blocks.
+    fn choose_path(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, op, blocks, bypass) = (write.volume, write.op, write.blocks, write.bypass);
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let dirty =
+            keys.clone().any(|key| self.dirty.contains(key) || self.dirty.is_destaging(key));
+        if self.health == Health::Draining {
+            return self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+        }
+        let mode = self.volume(volume).config.mode;
+        let direct = match op {
+            IoOp::Discard => true,
+            _ if self.health == Health::Detached => true,
+            _ if dirty => false,
+            IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => true,
+            _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
+        };
+        if op == IoOp::Discard && keys.clone().any(|key| self.dirty.is_destaging(key)) {
+            // Old bytes are on their way to the primary: keep them, a discard allows that.
+            return self.end_write(id, Ok(()), fx);
+        }
+        if direct && op != IoOp::Discard {
+            let why = match (self.health, bypass) {
+                (Health::Detached, _) => Bypass::Degraded,
+                (_, Some(why)) => why,
+                _ => Bypass::Mode,
+            };
+            self.stats.bypassed_by[why as usize] += 1;
+        }
+        self.write(id).path = if direct { Path::Direct } else { Path::Cached };
+        let unit = if direct { SECTOR_SIZE } else { BLOCK_SIZE } as u64;
+        self.merge_edges(id, unit, fx);
+    }
+
+    /// Reads the old content of the first and the last block where the write covers them in part.
+    fn merge_edges(&mut self, id: Id, unit: u64, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, op, range, blocks) = (write.volume, write.op, write.range, write.blocks);
+        let size = self.volume(volume).config.size;
+        let aligned = |unit: u64| {
+            (
+                range.offset.is_multiple_of(unit),
+                range.end().is_multiple_of(unit) || range.end() == size,
+            )
+        };
+        // Where one edge has to be merged, whole blocks are written, and so both have to be.
+        let unit = if aligned(unit) == (true, true) { unit } else { BLOCK_SIZE as u64 };
+        let (head, tail) = aligned(unit);
+        let (head, tail) = (!head, !tail);
+        let first = Key::new(volume, blocks.first);
+        let last = Key::new(volume, blocks.end() - 1);
+        let write = self.write(id);
+        if op == IoOp::Discard || !(head || tail) {
+            return self.merged(id, fx);
+        }
+        write.stage = Stage::Merging;
+        let both = head && tail && first != last;
+        write.outstanding = if both { 2 } else { 1 };
+        if head {
+            self.read_for_merge(ReadOwner::Merge(id, true), first, fx);
+        }
+        if tail && (both || !head) {
+            self.read_for_merge(ReadOwner::Merge(id, false), last, fx);
+        }
+    }
+
+    /// The old content of an edge has arrived.
+    pub(crate) fn merge_read(
+        &mut self,
+        id: Id,
+        first: bool,
+        result: Result<(), IoError>,
+        buf: IoBuf,
+        fx: &mut Effects,
+    ) {
+        let write = self.write(id);
+        write.outstanding -= 1;
+        match result {
+            Ok(()) => write.edges[usize::from(!first)] = Some(buf),
+            Err(error) => {
+                write.error.get_or_insert(error);
+            }
+        }
+        if write.outstanding == 0 {
+            match write.error.take() {
+                Some(error) => self.end_write(id, Err(error), fx),
+                None => self.merged(id, fx),
+            }
+        }
+    }
+
+    /// The data is complete: on to the log or to the primary.
+    fn merged(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.merge();
+        let (volume, blocks, path) = (write.volume, write.blocks, write.path);
+        write.stage = Stage::Logging;
+        match (path, self.health) {
+            (Path::Cached, Health::Good) => return self.log_queue.push_back(id),
+            (_, Health::Draining) => {
+                return self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+            }
+            _ => self.write(id).path = Path::Direct,
+        }
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let mut cached = false;
+        for key in keys {
+            self.ram.remove(key);
+            cached |= self.index.get(key).is_some();
+        }
+        // An admission that waits in the builder must not outlive the write either.
+        cached |= self.builder.admits(Key::new(volume, blocks.first), blocks.count);
+        if cached && self.health == Health::Good {
+            self.log_queue.push_back(id);
+        } else {
+            self.after_invalidation(id, fx);
+        }
+    }
+
+    /// Puts as much of an operation into the record being built as fits; true when all is in.
+    pub(crate) fn log_op(&mut self, id: Id, fx: &mut Effects) -> bool {
+        let write = self.write(id);
+        if write.path == Path::Direct {
+            return self.log_invalidation(id, fx);
+        }
+        let (volume, blocks) = (write.volume, write.blocks);
+        while self.write(id).logged < blocks.count {
+            let write = self.write(id);
+            let block = blocks.first + write.logged;
+            let key = Key::new(volume, block);
+            let data = std::mem::take(&mut write.buf);
+            let edges = std::mem::take(&mut write.edges);
+            let bytes = block_bytes(self.write(id), &data, &edges, block);
+            let room = match &bytes {
+                BlockBytes::Zero => {
+                    self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always)
+                }
+                BlockBytes::Whole(bytes) => self.push_block(fx, key, bytes, true, Expect::Always),
+                BlockBytes::Short(bytes) => {
+                    self.push_block(fx, key, &bytes[..], true, Expect::Always)
+                }
+            };
+            if room {
+                match &bytes {
+                    BlockBytes::Zero => self.ram.put(key, &[0; BLOCK_SIZE]),
+                    BlockBytes::Whole(bytes) => self.ram.put(key, bytes),
+                    BlockBytes::Short(bytes) => self.ram.put(key, &bytes[..]),
+                }
+            }
+            let write = self.write(id);
+            write.buf = data;
+            write.edges = edges;
+            if !room {
+                return false;
+            }
+            write.logged += 1;
+            let complete = write.logged == blocks.count;
+            self.wait_for_builder(id, complete);
+        }
+        true
+    }
+
+    /// Logs that the blocks of a direct write are not in the cache any more.
+    fn log_invalidation(&mut self, id: Id, fx: &mut Effects) -> bool {
+        let write = self.write(id);
+        let (volume, blocks) = (write.volume, write.blocks);
+        let key = Key::new(volume, blocks.first);
+        let count = u32::try_from(blocks.count).expect("a request lies in one stripe");
+        if !self.push_bare(fx, key, count, EntryKind::Invalidate, false, Expect::Always) {
+            return false;
+        }
+        self.write(id).logged = blocks.count;
+        self.wait_for_builder(id, true);
+        true
+    }
+
+    /// The record with the last part of a write has been placed: the index has all of it.
+    pub(crate) fn write_applied(&mut self, id: Id, lsn: Lsn, fx: &mut Effects) {
+        let write = self.write(id);
+        write.lsn = lsn;
+        write.stage = Stage::Logged;
+        if write.path == Path::Cached {
+            self.unlock_blocks(id, fx);
+        }
+    }
+
+    /// One thing a write waited for has ended; goes on when it was the last.
+    pub(crate) fn advance_write(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        if write.outstanding > 0 || write.stage != Stage::Logged {
+            return;
+        }
+        if let Some(error) = write.error.take() {
+            return self.end_write(id, Err(error), fx);
+        }
+        let (lsn, path) = (write.lsn, write.path);
+        let waits = write.through || write.flags.fua;
+        if path == Path::Direct {
+            return self.after_invalidation(id, fx);
+        }
+        if !waits {
+            return self.end_write(id, Ok(()), fx);
+        }
+        self.write(id).stage = Stage::Durable;
+        if self.wait_durable(id, lsn) {
+            self.write_durable(id, Ok(()), fx);
+        }
+    }
+
+    /// A direct write's invalidation is in the log, or needs none: once it is durable, so is
+    /// everything before it that took blocks out of the cache, and the primary may change.
+    fn after_invalidation(&mut self, id: Id, fx: &mut Effects) {
+        match self.health {
+            Health::Good => {}
+            Health::Draining => {
+                return self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+            }
+            Health::Detached => return self.send_direct(id, fx),
+        }
+        let write = self.write(id);
+        write.stage = Stage::Durable;
+        let lsn = write.lsn.max(self.log.barrier);
+        if self.wait_durable(id, lsn) {
+            self.write_durable(id, Ok(()), fx);
+        }
+    }
+
+    /// What a write put into the log is durable.
+    pub(crate) fn write_durable(&mut self, id: Id, result: Result<(), IoError>, fx: &mut Effects) {
+        if result.is_err() {
+            return self.end_write(id, result, fx);
+        }
+        let write = self.write(id);
+        if write.path == Path::Direct {
+            return self.send_direct(id, fx);
+        }
+        if !write.through {
+            return self.end_write(id, Ok(()), fx);
+        }
+        write.stage = Stage::Primary;
+        let (volume, blocks) = (write.volume, write.blocks);
+        let mut outstanding = 0;
+        for key in blocks.iter().map(|block| Key::new(volume, block)) {
+            if self.dirty.contains(key) {
+                outstanding += 1;
+                self.through_waiters.entry(key).or_default().push(id);
+                self.urgent.push_back(key);
+            }
+        }
+        self.write(id).outstanding = outstanding;
+        if outstanding == 0 {
+            self.through_done(id, fx);
+        }
+    }
+
+    /// The primary has a block of a write-through write, or could not take it.
+    pub(crate) fn through_part_done(
+        &mut self,
+        id: Id,
+        result: &Result<(), IoError>,
+        fx: &mut Effects,
+    ) {
+        let write = self.write(id);
+        write.outstanding -= 1;
+        if let Err(error) = result {
+            write.error.get_or_insert(error.clone());
+        }
+        if write.outstanding == 0 {
+            self.through_done(id, fx);
+        }
+    }
+
+    fn through_done(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, fua) = (write.volume, write.flags.fua);
+        match write.error.take() {
+            Some(error) => self.end_write(id, Err(error), fx),
+            None if fua => self.volume_mut(volume).fua_waiters.push(id),
+            None => self.end_write(id, Ok(()), fx),
+        }
+    }
+
+    /// Sends a direct write, write-zeroes or discard to the primary.
+    fn send_direct(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.stage = Stage::Primary;
+        let (volume, op, flags, blocks) = (write.volume, write.op, write.flags, write.blocks);
+        let merged = write.edges.iter().any(Option::is_some);
+        let buf = std::mem::take(&mut write.buf);
+        let range = match op {
+            IoOp::Discard => self.bytes_on_volume(volume, blocks),
+            _ if merged => self.bytes_on_volume(volume, blocks),
+            _ => self.write(id).range,
+        };
+        let (op, buf) =
+            if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
+        self.last_foreground = self.now;
+        let io = |tag: IoTag| Io { tag, op, range, flags, client: None, buf };
+        self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
+    }
+
+    /// All bytes of a direct write whose edges were read, from block to block.
+    fn merged_buffer(&mut self, id: Id, data: &IoBuf, range: ByteRange) -> IoBuf {
+        let mut out = self.config.buffers.get(range.len as usize);
+        let write = self.write(id);
+        for (i, block) in write.blocks.iter().enumerate() {
+            let start = i * BLOCK_SIZE;
+            let end = (start + BLOCK_SIZE).min(out.len());
+            let part = &mut out[start..end];
+            match block_bytes(write, data, &write.edges, block) {
+                BlockBytes::Zero => part.fill(0),
+                BlockBytes::Whole(bytes) => part.copy_from_slice(&bytes[..part.len()]),
+                BlockBytes::Short(bytes) => part.copy_from_slice(&bytes[..part.len()]),
+            }
+        }
+        out
+    }
+
+    /// A direct change of the primary ended.
+    pub(crate) fn direct_done(
+        &mut self,
+        id: Id,
+        sent: Instant,
+        done: Completion,
+        fx: &mut Effects,
+    ) {
+        self.pacer.observe_foreground(self.now, self.now.since(sent));
+        self.last_foreground = self.now;
+        let write = self.write(id);
+        let (volume, op) = (write.volume, write.op);
+        write.buf = done.buf;
+        self.volume_mut(volume).direct += 1;
+        let result = match done.result {
+            Err(error) if op == IoOp::Discard && error.kind() == ErrorKind::Unsupported => Ok(()),
+            other => other,
+        };
+        self.end_write(id, result, fx);
+    }
+
+    /// Answers a write and lets those behind it go on.
+    pub(crate) fn end_write(&mut self, id: Id, result: Result<(), IoError>, fx: &mut Effects) {
+        self.unlock_blocks(id, fx);
+        let Op::Write(write) = self.ops.remove(id) else {
+            unreachable!("a write's id names a write");
+        };
+        self.reply(fx, write.id, result, write.buf);
+    }
+}
+
+/// What a write makes of one block.
+enum BlockBytes<'a> {
+    Zero,
+    Whole(&'a [u8]),
+    Short(Box<[u8; BLOCK_SIZE]>),
+}
+
+/// The new content of one block of a write whose edges have been merged.
+fn block_bytes<'a>(
+    write: &WriteOp,
+    data: &'a [u8],
+    edges: &'a [Option<IoBuf>; 2],
+    block: u64,
+) -> BlockBytes<'a> {
+    let [head, tail] = edges;
+    if block == write.blocks.first
+        && let Some(head) = head
+    {
+        return BlockBytes::Whole(head);
+    }
+    if block + 1 == write.blocks.end()
+        && let Some(tail) = tail
+    {
+        return BlockBytes::Whole(tail);
+    }
+    if write.op == IoOp::WriteZeroes {
+        return BlockBytes::Zero;
+    }
+    let whole = BlockRange { first: block, count: 1 }.bytes();
+    let part = whole.intersection(&write.range);
+    let from = (part.offset - write.range.offset) as usize;
+    let bytes = &data[from..from + part.len as usize];
+    if bytes.len() == BLOCK_SIZE {
+        return BlockBytes::Whole(bytes);
+    }
+    // The short last block of a volume.
+    let mut padded = Box::new([0; BLOCK_SIZE]);
+    padded[..bytes.len()].copy_from_slice(bytes);
+    BlockBytes::Short(padded)
+}
+
+impl WriteOp {
+    /// Lays the client's bytes over the old content of the edges.
+    fn merge(&mut self) {
+        let blocks = [self.blocks.first, self.blocks.end() - 1];
+        for (edge, block) in self.edges.iter_mut().zip(blocks) {
+            let Some(old) = edge else { continue };
+            let whole = BlockRange { first: block, count: 1 }.bytes();
+            let part = whole.intersection(&self.range);
+            let to = (part.offset - whole.offset) as usize;
+            let from = (part.offset - self.range.offset) as usize;
+            let room = &mut old[to..to + part.len as usize];
+            match self.op {
+                IoOp::Write => room.copy_from_slice(&self.buf[from..from + room.len()]),
+                _ => room.fill(0),
+            }
+        }
+    }
+}

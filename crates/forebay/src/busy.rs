@@ -1,0 +1,53 @@
+//! Patience with what is in use. The kernel ends the rings of a killed server a moment after its
+//! process is gone, and its devices and sockets are held as long. A start right after must not
+//! fail for that; one against a living server must fail soon.
+
+use std::time::{Duration, Instant};
+
+use forebay_device::OpenError;
+
+/// How long what is in use is tried again: a killed server's flush of a busy disk ends first.
+const PATIENCE: Duration = Duration::from_secs(6);
+/// How long to wait between.
+const STEP: Duration = Duration::from_millis(20);
+
+/// Opens a device, with patience.
+pub fn open<T>(attempt: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
+    retry(attempt, |error| matches!(error, OpenError::InUse { .. }))
+}
+
+/// Binds a socket, with patience.
+pub fn bind<T>(attempt: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    retry(attempt, |error| error.kind() == std::io::ErrorKind::AddrInUse)
+}
+
+fn retry<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    is_busy: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let limit = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Err(error) if is_busy(&error) && Instant::now() < limit => std::thread::sleep(STEP),
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_busy_is_tried_again_and_nothing_else_is() {
+        let mut tries = 0;
+        let mut answers = [Err("busy"), Err("busy"), Ok(7)].into_iter();
+        let mut next = || {
+            tries += 1;
+            answers.next().unwrap_or(Err("gone"))
+        };
+        assert_eq!(retry(&mut next, |error| *error == "busy"), Ok(7));
+        assert_eq!(retry(&mut next, |error| *error == "busy"), Err("gone"));
+        assert_eq!(tries, 4);
+    }
+}

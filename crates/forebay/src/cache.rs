@@ -1,0 +1,324 @@
+//! The cache device of a server: opened or made, handed to the shards, and closed. The decisions
+//! are the engine's (`pool::open`, `pool::closed`); here they are carried out.
+
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, bail};
+use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
+use forebay_control::config::Config;
+use forebay_control::units::Size;
+use forebay_device::{BlockDevice, Clock, OpenError, open_cache, open_primary};
+use forebay_engine::pool::{
+    OpenRequest, Opened, VolumeSpec, area_of, closed, index_blocks, open as decide,
+};
+use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
+use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, Witness};
+use forebay_volume::{Registry, Volume};
+
+use crate::cli::ServeArgs;
+use crate::{busy, fingerprint};
+
+/// Bytes of buffers that all threads share.
+const ARENA_BYTES: usize = 64 << 20;
+/// Shards of a new cache when nobody says how many, at most.
+const SHARDS_CHOSEN_MAX: usize = 4;
+/// Destage writes in flight, of all shards.
+const DESTAGE_DEPTH: usize = 64;
+/// Destage writes in flight that a shard has at least.
+const DESTAGE_DEPTH_MIN: usize = 8;
+
+/// A cache device in use.
+pub struct Cache {
+    device: Arc<dyn BlockDevice>,
+    primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
+    witness: Witness,
+    superblock: Superblock,
+    /// The copy of the superblock that is to be written next.
+    next_copy: usize,
+}
+
+/// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
+/// be started.
+pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolConfig)> {
+    let mut primaries = Vec::new();
+    for volume in &config.volumes {
+        let opened = busy::open(|| open_primary(&volume.primary));
+        primaries.push(opened.with_context(|| format!("volume {}", volume.name))?);
+    }
+    let size = config.cache.size.map(|Size(bytes)| bytes);
+    let device = busy::open(|| open_cache(&config.cache.path, size))
+        .map_err(|error| no_cache(&config.cache.path, error))?;
+    let mut queue = Blocking::open(&*device).context("cache")?;
+    let size = size.unwrap_or(u64::MAX).min(device.info().size);
+    if args.reset_cache && !args.accept_data_loss {
+        refuse_dirty(&mut queue, size)?;
+    }
+    let witness = Witness::open(&config.cache.state_dir).context("use --state DIR")?;
+    let opened = decide_on(args, config, &primaries, &mut queue, size, &witness)?;
+    for note in &opened.notes {
+        tracing::warn!("{note}");
+    }
+    write_superblocks(&mut queue, &opened)?;
+    drop(queue);
+    let Opened { superblock, ids, witnesses, .. } = &opened;
+    // After the superblock: a witness of a start that the device knows nothing of would condemn it.
+    for record in witnesses {
+        witness.store(record).context("use --state DIR")?;
+    }
+    let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
+    let record = own.expect("a start has a witness").clone();
+    let registry = registry(config, &primaries, ids)?;
+    let clock = forebay_runtime::clock();
+    let shards = shards_of(config, &opened, &registry, device.info().volatile_cache, clock);
+    let mut plan = PoolConfig::new(registry, primaries.clone(), shards, Arena::new(ARENA_BYTES));
+    plan.cache = Some(Arc::clone(&device));
+    plan.clients = config.server.max_clients as usize;
+    plan.clock = clock;
+    plan.witness = Some((witness.clone(), record));
+    let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
+    let cache = Cache {
+        device,
+        primaries: ids.iter().copied().zip(primaries).collect(),
+        witness,
+        superblock: opened.superblock,
+        next_copy: 1 - last_written,
+    };
+    Ok((cache, plan))
+}
+
+impl Cache {
+    /// Bytes of the device in use.
+    pub fn bytes(&self) -> u64 {
+        self.superblock.device_size
+    }
+
+    /// Records that the server has stopped in order, so that the next start can tell whether a
+    /// primary was changed meanwhile, and whether dirty blocks are left. Nothing when the device is
+    /// out of use.
+    pub fn close(self, health: Health, dirty_blocks: u64) -> anyhow::Result<()> {
+        let record = self.witness.load(self.superblock.uuid)?;
+        let trusted = record.as_ref().is_none_or(|record| record.trust == Trust::Full);
+        if health != Health::Good || !trusted {
+            tracing::warn!("the cache device has failed; it is left as it is");
+            return Ok(());
+        }
+        let mut fingerprints = Vec::new();
+        for (id, primary) in &self.primaries {
+            let found = fingerprint::of_flushed(&**primary);
+            if let Err(error) = &found {
+                tracing::warn!(%id, %error, "no fingerprint of its primary");
+            }
+            fingerprints.push((*id, found.ok()));
+        }
+        let superblock = closed(self.superblock, &fingerprints);
+        let mut queue = Blocking::open(&*self.device).context("cache")?;
+        write_superblock(&mut queue, &superblock, self.next_copy)
+            .context("the cache cannot be closed; the next start recovers as after a crash")?;
+        match record {
+            Some(record) if dirty_blocks == 0 => {
+                Ok(self.witness.store(&Record { dirty: false, ..record })?)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why there is no cache device, and what to do when it is only not there.
+fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
+    match &error {
+        OpenError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
+            anyhow!("cache {}: it is not there; to make a file, give it a size", path.display())
+        }
+        _ => anyhow::Error::new(error).context("cache"),
+    }
+}
+
+/// Refuses to discard a cache that holds dirty blocks, or whose blocks cannot be told.
+fn refuse_dirty(queue: &mut Blocking, size: u64) -> anyhow::Result<()> {
+    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
+    if offline::superblock(&mut read).is_err() {
+        return Ok(());
+    }
+    let hint = "drain it first, or add --accept-data-loss";
+    let report = offline::examine(&mut read, false).map_err(|error| anyhow!("{error}; {hint}"))?;
+    let damaged = report.problems.iter().filter(|problem| problem.dirty).count();
+    let dirty = report.dirty_blocks(None);
+    if dirty > 0 || damaged > 0 {
+        let held = Size(dirty * forebay_block::BLOCK_SIZE as u64);
+        bail!(
+            "--reset-cache: the cache holds {held} that are not on the primaries{}; {hint}",
+            if damaged > 0 { ", and parts that cannot be read" } else { "" }
+        );
+    }
+    Ok(())
+}
+
+/// Reads for the offline tools.
+pub fn read_at(
+    queue: &mut Blocking,
+    size: u64,
+    offset: u64,
+    bytes: &mut [u8],
+) -> Result<(), String> {
+    let range = ByteRange::checked(offset, bytes.len() as u64);
+    let range = range
+        .filter(|range| range.end() <= size)
+        .ok_or_else(|| format!("it has {size} bytes, too few for {} at {offset}", bytes.len()))?;
+    let found = queue.read(range).map_err(|error| format!("{range}: {error}"))?;
+    bytes.copy_from_slice(&found);
+    Ok(())
+}
+
+fn decide_on(
+    args: &ServeArgs,
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    queue: &mut Blocking,
+    device_size: u64,
+    witness: &Witness,
+) -> anyhow::Result<Opened> {
+    let last = SUPERBLOCK_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
+    if device_size < last {
+        bail!("the cache device has {device_size} bytes; it is far too small");
+    }
+    let copies = SUPERBLOCK_OFFSETS.map(|at| ByteRange::new(at, SUPERBLOCK_BYTES as u64));
+    let copies = queue.read_many(&copies).context("cache")?;
+    let announcement = ByteRange::new(ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES as u64);
+    let announcement = queue.read(announcement).context("cache")?;
+    let known: Vec<Superblock> =
+        copies.iter().filter_map(|copy| Superblock::decode(copy).ok()).collect();
+    let witnesses = witness.load_all()?;
+    for superblock in &known {
+        // Here one that cannot be read is an error.
+        witness.load(superblock.uuid)?;
+    }
+    // Reading samples of a slow primary takes time, which a start after a crash does not need.
+    let compared = known
+        .iter()
+        .any(|superblock| superblock.volumes.iter().any(|volume| volume.fingerprint.is_some()));
+    let mut specs = Vec::new();
+    for (volume, primary) in config.volumes.iter().zip(primaries) {
+        let fingerprint = if compared {
+            let found = fingerprint::of(&**primary);
+            Some(found.with_context(|| format!("volume {}: primary", volume.name))?)
+        } else {
+            None
+        };
+        specs.push(VolumeSpec {
+            name: volume.name.clone(),
+            size: primary.info().size,
+            identity: primary.info().identity.clone(),
+            fingerprint,
+        });
+    }
+    let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
+    let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
+    let request = OpenRequest {
+        device_size,
+        copies: [&copies[0], &copies[1]],
+        announcement: &announcement,
+        volumes: &specs,
+        witnesses: &witnesses,
+        shards,
+        reset: args.reset_cache,
+        uuid: random_uuid().context("no random number")?,
+        now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+    };
+    decide(&request).with_context(|| format!("cache {}", config.cache.path.display()))
+}
+
+/// Half of the processors: the clients run on the others. One shard also keeps a disk's heads in
+/// one place, where destaging of several shards pulls them to and fro.
+fn shards_by_processors() -> u16 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    u16::try_from((processors / 2).clamp(1, SHARDS_CHOSEN_MAX)).expect("a small number")
+}
+
+fn random_uuid() -> std::io::Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
+    Ok(uuid)
+}
+
+fn write_superblocks(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<()> {
+    let failed = "the cache device cannot be written; nothing was changed on the primaries";
+    for (at, bytes) in opened.writes() {
+        queue.write(at, bytes).and_then(|()| queue.flush()).context(failed)?;
+    }
+    Ok(())
+}
+
+fn write_superblock(queue: &mut Blocking, superblock: &Superblock, copy: usize) -> IoResult<()> {
+    let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
+    superblock.encode(&mut bytes);
+    queue.write(SUPERBLOCK_OFFSETS[copy], bytes)?;
+    queue.flush()
+}
+
+fn registry(
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    ids: &[VolumeId],
+) -> anyhow::Result<Registry> {
+    let volumes = config.volumes.iter().zip(primaries).zip(ids);
+    let volumes = volumes.map(|((configured, primary), &id)| {
+        let mut volume = Volume::new(id, configured.name.clone(), primary.info().clone());
+        volume.read_only |= configured.read_only;
+        volume.sequential_threshold = configured.sequential_threshold.0;
+        volume
+    });
+    Ok(Registry::new(volumes.collect())?)
+}
+
+/// The makers of the shards, each with its share of the memory.
+fn shards_of(
+    config: &Config,
+    opened: &Opened,
+    registry: &Registry,
+    cache_volatile: bool,
+    clock: Clock,
+) -> Vec<MakeShard> {
+    let volumes = config.volumes.iter().zip(registry.volumes());
+    let volumes: Vec<VolumeConfig> = volumes
+        .map(|(configured, volume)| VolumeConfig {
+            id: volume.id,
+            size: volume.info.size,
+            mode: configured.mode,
+            discard: volume.info.discard,
+            rotational: volume.info.rotational,
+        })
+        .collect();
+    let superblock = &opened.superblock;
+    let count = superblock.shards.len();
+    let depth = (DESTAGE_DEPTH / count).max(DESTAGE_DEPTH_MIN);
+    let make = |(shard, &area)| {
+        let config = ShardConfig {
+            shard: u16::try_from(shard).expect("the superblock bounds the shards"),
+            pool: superblock.pool,
+            area: area_of(area),
+            segment_size: superblock.segment_size,
+            volumes: volumes.clone(),
+            ram_bytes: config.memory.ram.0 / count as u64,
+            index_blocks: index_blocks(area),
+            eviction: config.cache.eviction,
+            write_cache_depth: config.cache.write_cache_depth.0,
+            dirty_limit_percent: config.cache.dirty_limit.0,
+            destage_depth: u32::try_from(depth).expect("the depth is small"),
+            compress: config.cache.compress,
+            cache_volatile,
+            buffers: BufPool::default(),
+            fresh: opened.fresh,
+            trust: opened.trust,
+            epoch: superblock.epoch,
+        };
+        let make: MakeShard = Box::new(move |buffers| -> Box<dyn Shard> {
+            Box::new(Engine::new(ShardConfig { buffers, ..config }, clock.now()))
+        });
+        make
+    };
+    superblock.shards.iter().enumerate().map(make).collect()
+}

@@ -1,0 +1,567 @@
+//! The command line: one declaration of a flag is its parsing, its help and its documentation.
+//! What a flag of `serve` leaves out is decided by `control::config`, as for a file.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Parser, Subcommand};
+use forebay_control::config::{
+    CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, Listen, MemoryConfig,
+    ServerConfig, TlsPolicy, VolumeConfig, parse_eviction, parse_fuse_transport, parse_mode,
+    parse_tls_policy,
+};
+use forebay_control::units::{Percent, Size, Time};
+use forebay_control::{Client, default_socket};
+use forebay_engine::{Eviction, Mode};
+
+use crate::trace::args::TraceCommand;
+
+/// An SSD cache in front of slow storage, served to NBD clients.
+#[derive(Parser, Debug)]
+#[command(name = "forebay", version, about, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Every command.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Put a cache in front of one or more primaries and serve them
+    ///
+    /// Prints one line `ready` and the endpoints when clients may connect. SIGTERM or SIGINT stop
+    /// it in order.
+    #[command(after_help = "Examples:\n  \
+        forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/nbd.sock\n  \
+        forebay serve --primary disk.img --cache cache.img,size=1GiB --nbd tcp:127.0.0.1:10809\n  \
+        forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --fuse /run/forebay\n  \
+        forebay serve --config /etc/forebay.toml")]
+    Serve(Box<ServeArgs>),
+    /// Show what is served, how much is cached and what is at risk
+    #[command(after_help = "Example:\n  forebay status db --json")]
+    Status(StatusArgs),
+    /// Write everything dirty to the primaries
+    ///
+    /// Volumes that share a cache are drained together. The server goes on serving, and goes on
+    /// draining when this command is interrupted.
+    #[command(after_help = "Examples:\n  forebay drain db\n  \
+        forebay drain db --background\n  forebay drain --job 1 --cancel")]
+    Drain(DrainArgs),
+    /// Stop the server in order
+    ///
+    /// Clients are disconnected and the cache is closed so that the next start finds all of it.
+    /// Without --drain what is dirty stays in the cache.
+    #[command(after_help = "Example:\n  forebay stop --drain")]
+    Stop(StopArgs),
+    /// Change a setting of a volume while it serves
+    ///
+    /// The eviction policy is that of all volumes that share the cache.
+    #[command(after_help = "Examples:\n  forebay set db mode=write-through\n  \
+        forebay set db eviction=lru")]
+    Set(SetArgs),
+    /// Make a volume a disk of this machine, and mount it if asked
+    ///
+    /// A loop device over the volume's file, which `serve --fuse` mounts. Prints the device.
+    #[command(after_help = "Examples:\n  forebay attach db\n  \
+        forebay attach db --mount /srv/db")]
+    Attach(AttachArgs),
+    /// Unmount an attached volume, and take its disk away
+    ///
+    /// Everything written is made durable. Refused while somebody uses the disk.
+    #[command(after_help = "Example:\n  forebay detach db")]
+    Detach(DetachArgs),
+    /// Verify a cache device that no server uses: superblocks, log, checksums of all data
+    #[command(after_help = "Example:\n  forebay check /dev/nvme0n1")]
+    Check(CheckArgs),
+    /// List what is in a cache device that no server uses
+    #[command(after_help = "Example:\n  forebay dump /dev/nvme0n1 --blocks")]
+    Dump(DumpArgs),
+    /// Block traces: record, replay, simulate eviction policies over them
+    #[command(subcommand, after_help = "Example:\n  forebay trace simulate db.trace --size 10%")]
+    Trace(TraceCommand),
+    /// Repeat the published evaluations of caches on this machine, and draw them
+    ///
+    /// Each set-up is measured in turn in one run: the primary alone, the modes of the cache, the
+    /// bare SSD, another cache. Then: a table, the figures as JSON, and a report as a page.
+    #[command(after_help = "Examples:\n  forebay bench tpcc\n  \
+        forebay bench tpcc --compare forebay-bench/tpcc-20260131T120000Z.json")]
+    Bench(BenchArgs),
+    /// See it work in some minutes, no disk needed: gains, a kill, a database
+    #[command(after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0")]
+    Demo(forebay_bench::DemoArgs),
+}
+
+/// What `serve` is asked: a file, or flags for one volume.
+#[derive(Args, Debug)]
+pub struct ServeArgs {
+    /// Read everything from this TOML file; for several volumes
+    #[arg(long, value_name = "FILE", conflicts_with = "flags")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub flags: ServeFlags,
+    /// Discard what is in the cache and make it anew; refused while it holds dirty data
+    #[arg(long)]
+    pub reset_cache: bool,
+    /// With --reset-cache: discard dirty data too. What it held is lost
+    #[arg(long, requires = "reset_cache")]
+    pub accept_data_loss: bool,
+    /// How the log on standard error is written
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+}
+
+/// The configuration of one volume as flags.
+#[derive(Args, Debug)]
+#[group(id = "flags", multiple = true)]
+pub struct ServeFlags {
+    /// Where the data is: a path, file:PATH, nbd://HOST:PORT/EXPORT or
+    /// nbd+unix:///EXPORT?socket=PATH; with ?emulate=PROFILE behind it, slowed down as a disk is
+    #[arg(long, value_name = "URI", required_unless_present = "config")]
+    primary: Option<String>,
+    /// The cache device: a block device or a file, and how much of it to use
+    #[arg(long, value_name = "PATH[,size=SIZE]", required_unless_present = "config")]
+    cache: Option<CacheFlag>,
+    /// Where NBD clients connect: unix:PATH or tcp:HOST:PORT; may be given several times
+    #[arg(long, value_name = "ENDPOINT", required_unless_present_any = ["config", "fuse"])]
+    nbd: Vec<Listen>,
+    /// Mount a file system here with a file for each volume; an empty directory. Needs root
+    #[arg(long, value_name = "DIR")]
+    fuse: Option<PathBuf>,
+    /// How the kernel hands over requests to those files: auto, io-uring, device [default: auto]
+    #[arg(long, value_name = "HOW", value_parser = parse_fuse_transport, requires = "fuse")]
+    fuse_transport: Option<FuseTransport>,
+    /// The volume's name [default: the last part of the primary's]
+    #[arg(long)]
+    name: Option<String>,
+    /// What the cache does: write-back, write-through, write-around, write-only, pass-through
+    /// [default: write-back]
+    #[arg(long, value_parser = parse_mode)]
+    mode: Option<Mode>,
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+    /// Memory for recent blocks [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    ram: Option<Size>,
+    /// Threads [default: what the cache was made with, or by the number of processors]
+    #[arg(long, value_name = "N")]
+    shards: Option<u16>,
+    /// Let sequential streams pass by the cache after so many bytes; 0 is never [default: 512KiB]
+    #[arg(long, value_name = "SIZE")]
+    sequential_threshold: Option<Size>,
+    /// The longest a dirty block may wait before it is on the primary [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    write_cache_depth: Option<Time>,
+    /// Share of the cache that may be dirty [default: 50%]
+    #[arg(long, value_name = "PERCENT")]
+    dirty_limit: Option<Percent>,
+    /// How blocks are chosen to enter and to leave: frequency, lru, fifo [default: frequency]
+    #[arg(long, value_name = "POLICY", value_parser = parse_eviction)]
+    eviction: Option<Eviction>,
+    /// Store blocks as they are
+    #[arg(long)]
+    no_compression: bool,
+    /// Where the host remembers the state of the cache [default: /var/lib/forebay]
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// The control socket [default: $XDG_RUNTIME_DIR/forebay.sock or /run/forebay.sock]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Clients at once [default: 128]
+    #[arg(long, value_name = "N")]
+    max_clients: Option<u32>,
+    /// Whether clients may or must use TLS: off, allowed, required
+    /// [default: required when a certificate is given]
+    #[arg(long, value_name = "POLICY", value_parser = parse_tls_policy)]
+    tls: Option<TlsPolicy>,
+    /// The server's certificates, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of the first certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Who signs the clients' certificates, PEM; clients need one when this is given
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_ca: Option<PathBuf>,
+    /// Lock all memory, so that the server never waits for its own swap
+    #[arg(long)]
+    lock_memory: bool,
+}
+
+impl ServeArgs {
+    /// The configuration that the file or the flags give.
+    pub fn config(&self) -> anyhow::Result<Config> {
+        let Some(path) = &self.config else {
+            let config = self.flags.config();
+            config.check().map_err(|error| crate::WrongUsage(error.to_string()))?;
+            return Ok(config);
+        };
+        Config::read(path).map_err(|error| match error {
+            ConfigError::Read { .. } => error.into(),
+            _ => crate::WrongUsage(error.to_string()).into(),
+        })
+    }
+}
+
+impl ServeFlags {
+    fn config(&self) -> Config {
+        let cache = self.cache.clone().unwrap_or_default();
+        let primary = self.primary.clone().unwrap_or_default();
+        let name = self.name.clone().unwrap_or_else(|| name_of(&primary));
+        let mut cache_config = CacheConfig { size: cache.size, ..CacheConfig::at(cache.path) };
+        set(&mut cache_config.state_dir, &self.state);
+        set(&mut cache_config.eviction, &self.eviction);
+        set(&mut cache_config.dirty_limit, &self.dirty_limit);
+        set(&mut cache_config.write_cache_depth, &self.write_cache_depth);
+        cache_config.compress = !self.no_compression;
+        let mut volume = VolumeConfig::on(name, primary);
+        set(&mut volume.mode, &self.mode);
+        set(&mut volume.sequential_threshold, &self.sequential_threshold);
+        volume.read_only = self.read_only;
+        let mut memory = MemoryConfig { lock: self.lock_memory, ..MemoryConfig::default() };
+        set(&mut memory.ram, &self.ram);
+        Config {
+            cache: cache_config,
+            memory,
+            control: ControlConfig { socket: self.control.clone() },
+            server: self.server(),
+            volumes: vec![volume],
+        }
+    }
+
+    fn server(&self) -> ServerConfig {
+        let mut server = ServerConfig {
+            shards: self.shards,
+            nbd: self.nbd.clone(),
+            fuse: self.fuse.clone(),
+            tls_cert: self.tls_cert.clone(),
+            tls_key: self.tls_key.clone(),
+            tls_ca: self.tls_ca.clone(),
+            ..ServerConfig::default()
+        };
+        if self.tls_cert.is_some() {
+            server.tls = TlsPolicy::Required;
+        }
+        set(&mut server.tls, &self.tls);
+        set(&mut server.fuse_transport, &self.fuse_transport);
+        set(&mut server.max_clients, &self.max_clients);
+        server
+    }
+}
+
+fn set<T: Clone>(place: &mut T, value: &Option<T>) {
+    if let Some(value) = value {
+        *place = value.clone();
+    }
+}
+
+/// The name of a volume when nobody gives one: the last part of its primary's, without what a
+/// name may not hold.
+fn name_of(primary: &str) -> String {
+    let place = primary.split('?').next().unwrap_or(primary);
+    let last = place.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(place);
+    let stem = last.strip_suffix(".img").or(last.strip_suffix(".raw")).unwrap_or(last);
+    let known = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let name: String = stem.chars().take(64).map(known).collect();
+    if name.is_empty() { "volume".to_owned() } else { name }
+}
+
+/// `PATH[,size=SIZE]`.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct CacheFlag {
+    path: PathBuf,
+    size: Option<Size>,
+}
+
+impl FromStr for CacheFlag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(',');
+        let path = PathBuf::from(parts.next().unwrap_or_default());
+        let mut size = None;
+        for part in parts {
+            let value = part.strip_prefix("size=").ok_or_else(|| {
+                format!("unknown option {part:?}; after the path only size=SIZE is known")
+            })?;
+            size = Some(value.parse::<Size>().map_err(|error| error.to_string())?);
+        }
+        Ok(Self { path, size })
+    }
+}
+
+/// Which server a command talks to.
+#[derive(Args, Debug, Clone)]
+pub struct Daemon {
+    /// The server's control socket [default: $XDG_RUNTIME_DIR/forebay.sock or /run/forebay.sock]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+impl Daemon {
+    /// The way to it.
+    pub fn client(&self) -> Client {
+        Client::new(self.control.clone().unwrap_or_else(default_socket))
+    }
+}
+
+/// What `status` is asked.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Only this volume
+    pub volume: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// What `drain` is asked.
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    /// The volume to drain
+    #[arg(required_unless_present = "job", conflicts_with = "job")]
+    pub volume: Option<String>,
+    /// Return at once and print the job's number
+    #[arg(long, conflicts_with = "job")]
+    pub background: bool,
+    /// Show a drain that was started before
+    #[arg(long, value_name = "NUMBER")]
+    pub job: Option<u64>,
+    /// End it; what it has written stays written
+    #[arg(long, requires = "job")]
+    pub cancel: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// What `stop` is asked.
+#[derive(Args, Debug)]
+pub struct StopArgs {
+    /// First write everything dirty to the primaries
+    #[arg(long)]
+    pub drain: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// What `set` is asked.
+#[derive(Args, Debug)]
+pub struct SetArgs {
+    /// The volume
+    pub volume: String,
+    /// The settings; known: mode, eviction
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub settings: Vec<Setting>,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// What `attach` is asked.
+#[derive(Args, Debug)]
+pub struct AttachArgs {
+    /// The volume
+    pub volume: String,
+    /// Mount the file system on it here
+    #[arg(long, value_name = "DIR")]
+    pub mount: Option<PathBuf>,
+    /// Bytes in a sector of the disk: 512 or 4096 [default: what is on the volume decides; 4096
+    /// if nothing does]
+    #[arg(long, value_name = "BYTES", value_parser = sector_size)]
+    pub sector_size: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// What `detach` is asked.
+#[derive(Args, Debug)]
+pub struct DetachArgs {
+    /// The volume
+    pub volume: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+fn sector_size(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err("a sector has 512 or 4096 bytes".to_owned()),
+    }
+}
+
+/// What `check` is asked.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// The cache device
+    pub cache: PathBuf,
+    /// Verify structures only, not the data
+    #[arg(long)]
+    pub fast: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `dump` is asked.
+#[derive(Args, Debug)]
+pub struct DumpArgs {
+    /// The cache device
+    pub cache: PathBuf,
+    /// List every block
+    #[arg(long)]
+    pub blocks: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One `KEY=VALUE`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setting {
+    pub key: String,
+    pub value: String,
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, value) = text.split_once('=').ok_or("there is no '='; write KEY=VALUE")?;
+        Ok(Self { key: key.to_owned(), value: value.to_owned() })
+    }
+}
+
+/// What `bench` is asked.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub benchmark: forebay_bench::Command,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn config_of(arguments: &[&str]) -> Result<Config, String> {
+        let parsed = Cli::try_parse_from([&["forebay", "serve"], arguments].concat());
+        match parsed.map_err(|error| error.to_string())?.command {
+            Command::Serve(args) => args.config().map_err(|error| error.to_string()),
+            other => Err(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn the_declaration_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example() {
+        for command in Cli::command().get_subcommands() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let call = format!("forebay {}", command.get_name());
+            assert!(help.contains(&call), "{}: {help:?}", command.get_name());
+        }
+    }
+
+    #[test]
+    fn few_flags_are_enough() {
+        let config = config_of(&["--primary", "/tmp/a b.img", "--cache", "c", "--nbd", "unix:s"]);
+        let config = config.expect("it is in order");
+        let defaults = CacheConfig::at(PathBuf::from("c"));
+        assert_eq!(config.cache, defaults);
+        assert_eq!(config.volumes[0].name, "a-b");
+        assert_eq!(config.volumes[0].mode, Mode::WriteBack);
+        assert_eq!(config.server.tls, TlsPolicy::Off);
+    }
+
+    #[test]
+    fn flags_reach_the_configuration() {
+        let config = config_of(&[
+            "--primary=nbd://san:10809/disk?emulate=hdd",
+            "--cache=/dev/x,size=1GiB",
+            "--nbd=unix:/run/s",
+            "--nbd=tcp:0.0.0.0:10809",
+            "--mode=write-through",
+            "--ram=1GiB",
+            "--shards=3",
+            "--sequential-threshold=0",
+            "--write-cache-depth=5s",
+            "--dirty-limit=20%",
+            "--eviction=fifo",
+            "--no-compression",
+            "--state=/tmp/state",
+            "--control=/tmp/control",
+            "--max-clients=7",
+            "--tls-cert=c",
+            "--tls-key=k",
+        ]);
+        let config = config.expect("it is in order");
+        assert_eq!(config.cache.size, Some(Size(1 << 30)));
+        assert_eq!(config.cache.dirty_limit, Percent(20));
+        assert_eq!(config.cache.eviction, Eviction::Fifo);
+        assert!(!config.cache.compress);
+        assert_eq!(config.cache.state_dir, PathBuf::from("/tmp/state"));
+        assert_eq!(config.control.socket, Some(PathBuf::from("/tmp/control")));
+        assert_eq!((config.server.shards, config.server.max_clients), (Some(3), 7));
+        assert_eq!(config.server.tls, TlsPolicy::Required);
+        let volume = &config.volumes[0];
+        assert_eq!((volume.name.as_str(), volume.mode), ("disk", Mode::WriteThrough));
+        assert_eq!(volume.sequential_threshold, Size(0));
+    }
+
+    #[test]
+    fn flags_that_do_not_go_together_are_refused() {
+        let base = ["--primary=p", "--cache=c", "--nbd=unix:s"];
+        let refused: [(&[&str], &str); 8] = [
+            (&["--config=f"], "cannot be used with"),
+            (&["--accept-data-loss"], "--reset-cache"),
+            (&["--tls-cert=c"], "--tls-key"),
+            (&["--tls=required"], "needs a certificate"),
+            (&["--mode=writeback"], "write-back"),
+            (&["--ram=lots"], "a size"),
+            (&["--shards=0"], "server.shards"),
+            (&["--dirty-limit=100%"], "90%"),
+        ];
+        for (more, word) in refused {
+            let message = config_of(&[&base, more].concat()).expect_err(word);
+            assert!(message.contains(word), "{more:?}: {message}");
+        }
+        assert!(config_of(&["--primary=p"]).expect_err("no cache").contains("--cache"));
+        let message = config_of(&["--primary=p", "--cache=c,sise=1", "--nbd=unix:s"]);
+        assert!(message.expect_err("no such option").contains("size=SIZE"));
+    }
+
+    #[test]
+    fn names_come_from_primaries() {
+        for (primary, name) in [
+            ("/dev/mapper/vg-data", "vg-data"),
+            ("file:disk.img?emulate=san", "disk"),
+            ("nbd+unix:///vm1?socket=/run/x.sock", "vm1"),
+            ("nbd://host:10809", "10809"),
+            ("/", "volume"),
+        ] {
+            assert_eq!(name_of(primary), name, "{primary}");
+        }
+    }
+}

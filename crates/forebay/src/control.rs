@@ -1,0 +1,250 @@
+//! The pool of shard threads as the control API sees it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_control::{
+    ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, ShardSnapshot,
+    TraceSnapshot, TraceTarget, VolumeSnapshot,
+};
+use forebay_engine::{Eviction, Mode};
+use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::fuse::MountPoint;
+use crate::loops;
+use crate::recording::Trace;
+
+/// What does not change while the pool runs, except for the modes and the eviction policy.
+pub struct Facts {
+    /// The cache device's path.
+    pub cache_path: String,
+    /// Bytes of it in use.
+    pub cache_bytes: u64,
+    /// How clean blocks are chosen to leave, at the start.
+    pub eviction: Eviction,
+    /// The longest a dirty block may wait.
+    pub write_cache_depth: Duration,
+    /// Where clients connect.
+    pub endpoints: Vec<String>,
+    /// The volumes in the registry's order.
+    pub volumes: Vec<VolumeSnapshot>,
+}
+
+/// A running pool. It does not stop by itself: whoever holds the other end of the channel is told
+/// whether to drain first.
+pub struct Running {
+    pool: Pool,
+    facts: Facts,
+    modes: Mutex<Vec<Mode>>,
+    eviction: Mutex<Eviction>,
+    /// The recordings, under way or the last ones, by volume.
+    traces: Mutex<Vec<Option<Trace>>>,
+    began: Instant,
+    stopping: AtomicBool,
+    mount: Option<Arc<MountPoint>>,
+    stop: UnboundedSender<bool>,
+}
+
+impl Running {
+    /// `pool`, ready since now.
+    pub fn new(
+        pool: Pool,
+        facts: Facts,
+        mount: Option<Arc<MountPoint>>,
+        stop: UnboundedSender<bool>,
+    ) -> Self {
+        let modes = Mutex::new(facts.volumes.iter().map(|volume| volume.mode).collect());
+        let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
+        let eviction = Mutex::new(facts.eviction);
+        let stopping = AtomicBool::new(false);
+        let began = Instant::now();
+        Self { pool, facts, modes, eviction, traces, began, stopping, mount, stop }
+    }
+
+    /// From now on the state is `stopping`.
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Where the volume of that name is in the registry.
+    fn place(&self, volume: &str) -> Result<usize, ControlError> {
+        let volumes = self.pool.registry().volumes();
+        volumes.iter().position(|known| known.name == volume).ok_or_else(|| {
+            ControlError::no_volume(volume, volumes.iter().map(|known| known.name.as_str()))
+        })
+    }
+
+    fn volumes(&self) -> Vec<VolumeSnapshot> {
+        let modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = |(volume, &mode): (&VolumeSnapshot, &Mode)| {
+            let file = volume.file.as_deref();
+            let devices = file.map(loops::over_path).unwrap_or_default();
+            VolumeSnapshot { mode, devices, ..volume.clone() }
+        };
+        self.facts.volumes.iter().zip(modes.iter()).map(now).collect()
+    }
+}
+
+/// Upper bounds of latencies as they are shown, in microseconds.
+const BOUNDS_MICROS: [u64; 16] = [
+    10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000,
+    1_000_000, 10_000_000,
+];
+
+/// For each bound the number of requests that surely took at most that long.
+fn at_most(histogram: &Histogram) -> Vec<(u64, u64)> {
+    let mut fine = histogram.cumulative().peekable();
+    let mut count = 0;
+    let counted = BOUNDS_MICROS.map(|micros| {
+        let bound = Duration::from_micros(micros);
+        while let Some((_, below)) = fine.next_if(|&(at, _)| at <= bound) {
+            count = below;
+        }
+        (nanos(bound), count)
+    });
+    counted.to_vec()
+}
+
+fn latencies(stats: &PoolStats) -> Vec<Latency> {
+    let of_volume = |volume: &forebay_runtime::VolumeStats| {
+        let name = volume.name.clone();
+        let of_operation = OPERATIONS.iter().zip(volume.latencies.iter());
+        of_operation
+            .map(|(&(_, operation), histogram)| Latency {
+                volume: name.clone(),
+                operation,
+                count: histogram.count(),
+                sum_nanos: nanos(histogram.sum()),
+                at_most: at_most(histogram),
+            })
+            .collect::<Vec<_>>()
+    };
+    stats.volumes.iter().flat_map(of_volume).collect()
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl PoolControl for Running {
+    fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
+        let stats = self.pool.stats().ok_or_else(|| {
+            let kind = ControlErrorKind::Unavailable;
+            ControlError::new(kind, "the shards do not answer", "see the server's log")
+        })?;
+        let latencies = latencies(&stats);
+        let shards = stats.shards.into_iter().map(|shard| ShardSnapshot {
+            state: shard.state,
+            health: shard.health,
+            stats: shard.stats,
+        });
+        Ok(PoolSnapshot {
+            uptime: self.began.elapsed(),
+            stopping: self.stopping.load(Ordering::Relaxed),
+            cache_path: self.facts.cache_path.clone(),
+            cache_bytes: self.facts.cache_bytes,
+            eviction: *self.eviction.lock().unwrap_or_else(PoisonError::into_inner),
+            write_cache_depth: self.facts.write_cache_depth,
+            endpoints: self.facts.endpoints.clone(),
+            clients: stats.clients as u64,
+            volumes: self.volumes(),
+            shards: shards.collect(),
+            latencies,
+        })
+    }
+
+    fn set_mode(&self, volume: &str, mode: Mode) -> Result<(), ControlError> {
+        let volumes = self.pool.registry().volumes();
+        let at = self.place(volume)?;
+        // Under the lock, so that the mode shown is the one that the shards were told last.
+        let mut modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.set_mode(volumes[at].id, mode);
+        modes[at] = mode;
+        tracing::info!(volume, mode = mode.name(), "mode changed");
+        Ok(())
+    }
+
+    fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError> {
+        // Under the lock, so that the policy shown is the one that the shards were told last.
+        let mut shown = self.eviction.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.set_eviction(eviction);
+        *shown = eviction;
+        tracing::info!(eviction = eviction.name(), "eviction policy changed");
+        Ok(())
+    }
+
+    fn set_drain(&self, on: bool) -> Result<(), ControlError> {
+        tracing::info!(on, "drain");
+        self.pool.set_drain(on);
+        Ok(())
+    }
+
+    fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError> {
+        let at = self.place(volume)?;
+        let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        if traces[at].as_ref().is_some_and(|trace| trace.snapshot().running) {
+            let what = format!("volume {volume:?} is being recorded already");
+            let hint = "end that with DELETE, or wait until it has ended";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
+        let id = self.pool.registry().volumes()[at].id;
+        traces[at] = Some(Trace::start(&self.pool, id, to)?);
+        tracing::info!(volume, path = %to.path.display(), "recording");
+        Ok(())
+    }
+
+    fn trace(&self, volume: &str) -> Result<Option<TraceSnapshot>, ControlError> {
+        let at = self.place(volume)?;
+        let traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(traces[at].as_ref().map(Trace::snapshot))
+    }
+
+    fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError> {
+        let at = self.place(volume)?;
+        let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        let trace = traces[at].as_mut().ok_or_else(|| ControlError::no_trace(volume))?;
+        trace.stop(&self.pool, self.pool.registry().volumes()[at].id);
+        tracing::info!(volume, "recording ended");
+        Ok(trace.snapshot())
+    }
+
+    fn stop(&self, drain: bool) -> Result<(), ControlError> {
+        if let Some(mount) = &self.mount
+            && let Err(what) = mount.leave_unused()
+        {
+            let hint = "detach or close them first; SIGTERM stops the server even so";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
+        let gone = |_| {
+            let kind = ControlErrorKind::Conflict;
+            ControlError::new(kind, "the server is stopping already", "wait until it has")
+        };
+        self.stop.send(drain).map_err(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_counted_once_they_are_below_a_bound() {
+        let mut histogram = Histogram::default();
+        for micros in [5, 15, 15, 900, 20_000_000] {
+            histogram.record(Duration::from_micros(micros));
+        }
+        let shown = at_most(&histogram);
+        let count = |micros: u64| {
+            let found = shown.iter().find(|&&(bound, _)| bound == micros * 1_000);
+            found.map(|&(_, count)| count)
+        };
+        assert_eq!(count(10), Some(1));
+        assert_eq!(count(20), Some(3));
+        assert_eq!(count(500), Some(3));
+        assert_eq!(count(1_000), Some(4));
+        assert_eq!(count(10_000_000), Some(4));
+        assert!(BOUNDS_MICROS.is_sorted());
+    }
+}

@@ -1,0 +1,73 @@
+//! `forebay drain`: starts a job in the server and shows how far it is.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use forebay_control::Client;
+use forebay_control::api::{Job, JobState};
+use forebay_control::units::Size;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::DrainArgs;
+use crate::output;
+
+/// How often the progress is asked for.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Drains, or asks about a drain.
+pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
+    let client = args.daemon.client();
+    if let Some(id) = args.job {
+        let job = if args.cancel { client.cancel(id)? } else { client.job(id)? };
+        return Ok(output::line(&line(&job))?);
+    }
+    let volume = args.volume.as_deref().context("name a volume")?;
+    let job = client.drain(volume)?;
+    if args.background {
+        return Ok(output::line(&line(&job))?);
+    }
+    let job = follow(&client, job)?;
+    match job.state {
+        JobState::Done => Ok(output::line(&line(&job))?),
+        JobState::Cancelled => bail!("job {} was cancelled; {} left", job.id, left(&job)),
+        _ => bail!("job {} failed: {}", job.id, job.error.as_deref().unwrap_or("see the log")),
+    }
+}
+
+/// Shows the job's progress until it ends.
+fn follow(client: &Client, mut job: Job) -> anyhow::Result<Job> {
+    let bar = bar(job.total_bytes);
+    while job.state == JobState::Running {
+        bar.set_length(job.total_bytes);
+        bar.set_position(job.total_bytes - job.remaining_bytes.min(job.total_bytes));
+        std::thread::sleep(PERIOD);
+        job = client.job(job.id)?;
+    }
+    bar.finish_and_clear();
+    Ok(job)
+}
+
+/// A progress bar over bytes, on standard error; nothing where that is not a terminal.
+pub fn bar(total: u64) -> ProgressBar {
+    let template = "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    let style = ProgressStyle::with_template(template).expect("the template is sound");
+    ProgressBar::new(total).with_style(style)
+}
+
+fn left(job: &Job) -> String {
+    format!("{} are still dirty", Size(job.remaining_bytes))
+}
+
+/// A job in one line.
+fn line(job: &Job) -> String {
+    let done = Size(job.total_bytes - job.remaining_bytes.min(job.total_bytes));
+    let (id, total) = (job.id, Size(job.total_bytes));
+    match job.state {
+        JobState::Running => format!("job {id} running: {done} of {total} written"),
+        JobState::Done => format!("job {id} done: {total} written in {:.1} s", job.seconds),
+        JobState::Cancelled => format!("job {id} cancelled: {}", left(job)),
+        JobState::Failed => {
+            format!("job {id} failed: {}", job.error.as_deref().unwrap_or("see the log"))
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A digest that tells whether a primary is as it was left: when it was last changed, where the
+//! system keeps that, and samples of its content. Samples alone see a change only where they
+//! happen to look; for regular files the time of change sees every one.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use forebay_block::{BLOCK_SIZE, ByteRange, IoResult};
+use forebay_codec::crc32c;
+use forebay_device::BlockDevice;
+use forebay_runtime::Blocking;
+
+/// Blocks that are looked at: few enough that a disk answers at once.
+const SAMPLES: u64 = 32;
+
+/// The fingerprint of a primary.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn of(primary: &dyn BlockDevice) -> IoResult<u64> {
+    let mut queue = Blocking::open(primary).map_err(|error| {
+        forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
+    })?;
+    let samples = queue.read_many(&places(primary.info().size))?;
+    let content = samples.iter().fold(0, |crc, sample| {
+        let mut both = crc32c(sample).to_le_bytes().to_vec();
+        both.extend(u32::to_le_bytes(crc));
+        crc32c(&both)
+    });
+    let changed = changed(&primary.info().identity);
+    Ok(u64::from(crc32c(&changed)) << 32 | u64::from(content))
+}
+
+/// Makes everything on a primary durable and takes its fingerprint, so that a power loss after
+/// the stop leaves what the fingerprint says.
+///
+/// # Errors
+/// When it cannot be flushed or read.
+pub fn of_flushed(primary: &dyn BlockDevice) -> IoResult<u64> {
+    if !primary.info().read_only {
+        let mut queue = Blocking::open(primary).map_err(|error| {
+            forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
+        })?;
+        queue.flush()?;
+    }
+    of(primary)
+}
+
+/// Where the samples are: the first blocks, the last, and evenly between.
+fn places(size: u64) -> Vec<ByteRange> {
+    let block = BLOCK_SIZE as u64;
+    let blocks = size.div_ceil(block);
+    let count = blocks.min(SAMPLES);
+    let mut places: Vec<ByteRange> = (0..count)
+        .map(|at| if count > 1 { at * (blocks - 1) / (count - 1) } else { 0 })
+        .map(|at| ByteRange::new(at * block, block.min(size - at * block)))
+        .collect();
+    places.dedup();
+    places
+}
+
+/// When a regular file was last changed, and nothing for other things: the time of a device's
+/// node says nothing about its content.
+fn changed(identity: &str) -> Vec<u8> {
+    let path = identity.strip_prefix("file:").unwrap_or(identity);
+    let found = std::fs::metadata(Path::new(path)).ok().filter(std::fs::Metadata::is_file);
+    found.map_or(Vec::new(), |found| {
+        [found.mtime().to_le_bytes(), found.mtime_nsec().to_le_bytes()].concat()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::IoBuf;
+    use forebay_device::MemoryDevice;
+
+    use super::*;
+
+    #[test]
+    fn samples_are_on_the_device() {
+        for size in [512, 4096, 4608, 100 * 4096, (1 << 30) + 512] {
+            let places = places(size);
+            assert!(places.iter().all(|place| place.end() <= size && !place.is_empty()), "{size}");
+            assert_eq!(places[0].offset, 0);
+            assert_eq!(places.last().map(ByteRange::end), Some(size));
+            assert_eq!(places.len() as u64, size.div_ceil(4096).min(SAMPLES));
+        }
+    }
+
+    #[test]
+    fn a_change_in_a_sample_is_seen() {
+        let device = MemoryDevice::new(1 << 20);
+        let before = of(&device).expect("memory can be read");
+        assert_eq!(of(&device).expect("memory can be read"), before);
+        let mut queue = Blocking::open(&device).expect("memory can be opened");
+        queue.write((1 << 20) - 512, IoBuf::copy_of(&[1; 512])).expect("memory can be written");
+        assert_ne!(of(&device).expect("memory can be read"), before);
+    }
+
+    #[test]
+    fn a_change_of_a_file_is_seen_anywhere() {
+        let path = std::env::temp_dir().join(format!("forebay-print-{}", std::process::id()));
+        std::fs::write(&path, vec![0; 1 << 20]).expect("a file can be written");
+        let name = path.to_string_lossy().into_owned();
+        let before = changed(&name);
+        assert_eq!(before.len(), 16);
+        let file = std::fs::File::options().write(true).open(&path).expect("it is there");
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(1);
+        file.set_modified(later).expect("its time can be set");
+        assert_ne!(changed(&name), before);
+        std::fs::remove_file(&path).expect("it can be removed");
+        assert_eq!(changed("/dev/null"), Vec::<u8>::new());
+    }
+}

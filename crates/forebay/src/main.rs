@@ -1,0 +1,63 @@
+//! The one binary: every command parses here and runs in the file of its name. Exit code 0: done;
+//! 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
+
+mod attach;
+mod busy;
+mod cache;
+mod cli;
+mod control;
+mod drain;
+mod fingerprint;
+mod fuse;
+mod logging;
+mod loops;
+mod mounts;
+mod offline;
+mod output;
+mod process;
+mod recording;
+mod sectors;
+mod serve;
+mod set;
+mod status;
+mod stop;
+mod trace;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use cli::{Cli, Command};
+
+/// The command line, or the configuration, cannot be used as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct WrongUsage(String);
+
+impl std::fmt::Display for WrongUsage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for WrongUsage {}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Serve(args) => serve::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Drain(args) => drain::run(&args),
+        Command::Stop(args) => stop::run(&args),
+        Command::Set(args) => set::run(&args),
+        Command::Attach(args) => attach::attach(&args),
+        Command::Detach(args) => attach::detach(&args),
+        Command::Check(args) => offline::check(&args),
+        Command::Dump(args) => offline::dump(&args),
+        Command::Bench(args) => forebay_bench::run(&args.benchmark),
+        Command::Demo(args) => forebay_bench::demo(&args),
+        Command::Trace(command) => trace::run(&command),
+    };
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    eprintln!("forebay: {error:#}");
+    let usage = error.is::<WrongUsage>() || error.is::<forebay_bench::WrongUsage>();
+    ExitCode::from(if usage { 2 } else { 1 })
+}

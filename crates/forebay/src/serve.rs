@@ -1,0 +1,235 @@
+//! `forebay serve`: opens the devices and the cache, starts the shards, the clients' endpoints and
+//! the control socket, says that it is ready, and stops all of it in order.
+
+use std::net::ToSocketAddrs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use forebay_block::{BufPool, Session};
+use forebay_control::config::{Config, Listen, TlsPolicy};
+use forebay_control::{ControlSocket, PoolControl, Server, VolumeSnapshot, default_socket};
+use forebay_engine::Health;
+use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
+use forebay_runtime::{Address, Listener, Pool, Stopped};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::cache::{self, Cache};
+use crate::cli::ServeArgs;
+use crate::control::{Facts, Running};
+use crate::fuse::MountPoint;
+use crate::{busy, fuse, logging, output, process};
+
+/// Permission bits of the clients' Unix sockets: the owner and the group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Serves until told to stop.
+pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    logging::start(args.log_format)?;
+    let config = args.config()?;
+    process::prepare(config.memory.lock, config.server.fuse.is_some());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // From here on the signals wait for us, so that none ends a half-started server unasked.
+    let mut signals = {
+        let _context = runtime.enter();
+        Signals::catch()?
+    };
+    let serving = Serving::start(args, &config)?;
+    output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
+    process::notify(NotifyState::Ready);
+    runtime.block_on(serving.until_stopped(&mut signals))
+}
+
+/// The signals that stop a server.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn catch() -> std::io::Result<Self> {
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())? })
+    }
+
+    /// The name of the next one.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hangup.recv() => "SIGHUP",
+        }
+    }
+}
+
+/// A server whose clients may connect.
+struct Serving {
+    pool: Pool,
+    running: Arc<Running>,
+    cache: Cache,
+    mount: Option<Arc<MountPoint>>,
+    control: Server,
+    endpoints: Vec<String>,
+    asked: UnboundedReceiver<bool>,
+}
+
+impl Serving {
+    fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
+        // What can be found wrong without touching a device is found first.
+        let tls = tls(config)?;
+        let listeners = listeners(&config.server.nbd)?;
+        let socket = config.control.socket.clone().unwrap_or_else(default_socket);
+        let socket = ControlSocket::bind(&socket)?;
+        tracing::info!(control = %socket.path().display(), "opening");
+        let mut endpoints: Vec<String> =
+            listeners.iter().map(|listener| listener.address().to_string()).collect();
+        let place = config.server.fuse.as_deref().map(fuse::prepare).transpose()?;
+        let (cache, mut plan) = cache::open(args, config)?;
+        plan.fuse = place.is_some();
+        let buffers = BufPool::new(Arc::clone(&plan.arena));
+        let server = NbdServer::new(plan.registry.exports(), tls, Limits::default(), buffers)?;
+        let pool = Pool::start(plan)?;
+        endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
+        let mount = match &place {
+            Some(place) => Some(fuse::mount(place, config.server.fuse_transport)?),
+            None => None,
+        };
+        let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
+        let (stop, asked) = unbounded_channel();
+        let facts = facts(config, &cache, &pool, endpoints.clone(), point.as_deref());
+        let running = Arc::new(Running::new(pool.clone(), facts, point.clone(), stop));
+        if let Some(mount) = mount {
+            fuse::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+        }
+        let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+        let factory = move || -> Box<dyn Session> { server.session() };
+        if !listeners.is_empty() {
+            pool.listen(listeners, Arc::new(factory))?;
+        }
+        tracing::info!(endpoints = endpoints.join(" "), "serving");
+        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked })
+    }
+
+    /// Waits for a signal or the control socket, and stops.
+    async fn until_stopped(mut self, signals: &mut Signals) -> anyhow::Result<()> {
+        let drain = tokio::select! {
+            name = signals.next() => {
+                tracing::info!("{name}: stopping");
+                false
+            }
+            Some(drain) = self.asked.recv() => {
+                tracing::info!(drain, "told to stop");
+                drain
+            }
+        };
+        process::notify(NotifyState::Stopping);
+        self.running.set_stopping();
+        let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
+        let (pool, mount) = (self.pool.clone(), self.mount.clone());
+        let mut stopping = tokio::task::spawn_blocking(move || {
+            if let Some(mount) = mount {
+                mount.leave();
+            }
+            pool.stop(drain)
+        });
+        let stopped = loop {
+            tokio::select! {
+                stopped = &mut stopping => break stopped?,
+                name = signals.next() => {
+                    if !drain {
+                        // The next start recovers as after a crash: nothing flushed is lost.
+                        bail!("{name} again: not stopped in order; the next start will recover");
+                    }
+                    tracing::warn!("{name}: the drain is given up");
+                    self.pool.set_drain(false);
+                }
+            }
+        };
+        self.close(&stopped, health)
+    }
+
+    fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
+        let closed = if stopped.complete {
+            self.cache.close(health, stopped.dirty_blocks)
+        } else {
+            Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
+        };
+        tracing::info!(dirty_blocks = stopped.dirty_blocks, "stopped");
+        // The last thing to go is what `forebay stop` waits for.
+        drop(self.control);
+        closed
+    }
+}
+
+fn facts(
+    config: &Config,
+    cache: &Cache,
+    pool: &Pool,
+    endpoints: Vec<String>,
+    mount: Option<&MountPoint>,
+) -> Facts {
+    let volumes = config.volumes.iter().zip(pool.registry().volumes());
+    let volumes = volumes.map(|(configured, volume)| VolumeSnapshot {
+        name: volume.name.clone(),
+        primary: configured.primary.clone(),
+        size: volume.info.size,
+        mode: configured.mode,
+        read_only: volume.read_only,
+        file: mount.map(|mount| mount.file(&volume.name)),
+        devices: Vec::new(),
+    });
+    Facts {
+        cache_path: config.cache.path.display().to_string(),
+        cache_bytes: cache.bytes(),
+        eviction: config.cache.eviction,
+        write_cache_depth: config.cache.write_cache_depth.0,
+        endpoints,
+        volumes: volumes.collect(),
+    }
+}
+
+/// Binds every endpoint.
+fn listeners(endpoints: &[Listen]) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for endpoint in endpoints {
+        for address in addresses(endpoint)? {
+            let bound = busy::bind(|| Listener::bind(&address));
+            listeners.push(bound.with_context(|| format!("endpoint {endpoint}"))?);
+        }
+    }
+    Ok(listeners)
+}
+
+fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
+    match endpoint {
+        Listen::Unix(path) => Ok(vec![Address::Unix { path: path.clone(), mode: SOCKET_MODE }]),
+        Listen::Tcp(host, port) => {
+            let found = (host.as_str(), *port).to_socket_addrs();
+            let found = found.with_context(|| format!("endpoint {endpoint}: host {host:?}"))?;
+            Ok(found.map(Address::Tcp).collect())
+        }
+    }
+}
+
+/// Reads the certificates.
+fn tls(config: &Config) -> anyhow::Result<Tls> {
+    let server = &config.server;
+    let (Some(cert), Some(key)) = (&server.tls_cert, &server.tls_key) else {
+        return Ok(Tls::Off);
+    };
+    let ca = server.tls_ca.as_deref().map(read).transpose()?;
+    let tls = TlsConfig::from_pem(&read(cert)?, &read(key)?, ca.as_deref())?;
+    Ok(match server.tls {
+        TlsPolicy::Off => Tls::Off,
+        TlsPolicy::Allowed => Tls::Allowed(tls),
+        TlsPolicy::Required => Tls::Required(tls),
+    })
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("{}", path.display()))
+}

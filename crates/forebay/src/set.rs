@@ -1,0 +1,35 @@
+//! `forebay set`: changes settings of a volume while it serves.
+
+use forebay_control::api::VolumeSettings;
+
+use crate::WrongUsage;
+use crate::cli::{SetArgs, Setting};
+use crate::output;
+
+/// Changes the settings.
+pub fn run(args: &SetArgs) -> anyhow::Result<()> {
+    let settings = settings(&args.settings)?;
+    let client = args.daemon.client();
+    let volume = client.set(&args.volume, &settings)?;
+    let eviction = client.status()?.cache.eviction;
+    Ok(output::line(&format!("{}: mode={} eviction={eviction}", volume.name, volume.mode))?)
+}
+
+fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {
+    let mut settings = VolumeSettings::default();
+    for Setting { key, value } in given {
+        let place = match key.as_str() {
+            "mode" => &mut settings.mode,
+            "eviction" => &mut settings.eviction,
+            _ => {
+                return Err(WrongUsage(format!(
+                    "unknown setting {key:?}; use one of: mode, eviction"
+                )));
+            }
+        };
+        if place.replace(value.clone()).is_some() {
+            return Err(WrongUsage(format!("{key} is given twice; give it once")));
+        }
+    }
+    Ok(settings)
+}

@@ -1,0 +1,26 @@
+//! `forebay status`: the server's own JSON, or the few lines of it that a person asks for first.
+
+use forebay_control::text;
+
+use crate::cli::StatusArgs;
+use crate::output;
+
+/// Shows the pool, or one volume.
+pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
+    let client = args.daemon.client();
+    if let Some(name) = &args.volume {
+        let volume = client.volume(name)?;
+        return print(args.json, &volume, || text::volumes(std::slice::from_ref(&volume)));
+    }
+    let status = client.status()?;
+    print(args.json, &status, || text::pool(&status))
+}
+
+fn print<T: serde::Serialize>(
+    json: bool,
+    value: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    let shown = if json { serde_json::to_string_pretty(value)? + "\n" } else { text() };
+    Ok(output::print(&shown)?)
+}

@@ -1,0 +1,196 @@
+//! What the commands of `forebay trace` are asked.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use forebay_control::config::parse_eviction;
+use forebay_control::units::Size;
+use forebay_engine::Eviction;
+use forebay_trace::Format;
+
+use crate::cli::Daemon;
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum TraceCommand {
+    /// Record what clients ask of a served volume: times, kinds, places; no data
+    ///
+    /// The server makes the file and writes it. Ctrl-C ends the recording. Clients never wait for
+    /// it: where the file is too slow, requests are left out and counted.
+    #[command(
+        after_help = "Example:\n  forebay trace record db --out /var/tmp/db.trace --seconds 60"
+    )]
+    Record(RecordArgs),
+    /// Send the requests of a trace to a volume, and measure
+    ///
+    /// What is written is noise. A trace with writes is refused unless --write or --reads-only
+    /// says what is to become of them.
+    #[command(after_help = "Examples:\n  \
+        forebay trace replay db.trace nbd://127.0.0.1:10809/test --write --speed 2\n  \
+        forebay trace replay web_0.csv.zst /dev/sdb --reads-only --past-end wrap --speed max")]
+    Replay(ReplayArgs),
+    /// Run eviction policies over a trace: miss ratios, and bytes written to the cache device
+    ///
+    /// The policies are those of the server, over the same log. Sizes are absolute or a share of
+    /// what the trace touches.
+    #[command(after_help = "Examples:\n  \
+        forebay trace simulate db.trace --size 5%,10%,25%\n  \
+        forebay trace simulate web_0.csv.zst --size 1GiB --policy lru,frequency --json")]
+    Simulate(SimulateArgs),
+}
+
+/// A trace.
+#[derive(Args, Debug)]
+pub struct TraceInput {
+    /// The trace; may be compressed by zstd
+    pub trace: PathBuf,
+    /// Its format [default: as it looks]: forebay, csv (t_us,rwbs,sector,nsect), msr,
+    /// cloudphysics, vscsi1, vscsi2, blkparse, iolog
+    #[arg(long, value_parser = parse_format)]
+    pub format: Option<Format>,
+}
+
+/// What `record` is asked.
+#[derive(Args, Debug)]
+pub struct RecordArgs {
+    /// The volume
+    pub volume: String,
+    /// The new file for the trace, on the server's host
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// End by itself after so many seconds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
+    pub seconds: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// What `replay` is asked.
+#[derive(Args, Debug)]
+pub struct ReplayArgs {
+    #[command(flatten)]
+    pub input: TraceInput,
+    /// The volume: a path, nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH
+    #[arg(value_name = "VOLUME")]
+    pub volume: String,
+    /// Overwrite and discard data of the volume as the trace does
+    #[arg(long, conflicts_with = "reads_only")]
+    pub write: bool,
+    /// Leave out what changes data
+    #[arg(long)]
+    pub reads_only: bool,
+    /// How fast: 1 as recorded, 2 twice as fast, ..., or max
+    #[arg(long, value_name = "FACTOR|max", default_value = "1")]
+    pub speed: Speed,
+    /// Requests in flight at most
+    #[arg(long, value_name = "N", default_value = "128",
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub depth: u16,
+    /// What to do with requests past the end of the volume
+    #[arg(long, value_name = "WHAT", default_value = "refuse")]
+    pub past_end: PastEnd,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to do with requests past the end of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum PastEnd {
+    /// Do not begin
+    Refuse,
+    /// Leave them out
+    Skip,
+    /// Put them where the remainder of their offset is
+    Wrap,
+}
+
+/// How fast a trace is replayed.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Speed {
+    /// So many times as fast as it was recorded.
+    Times(f64),
+    /// As fast as the volume answers.
+    Max,
+}
+
+impl FromStr for Speed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<f64>() {
+            Ok(times) if times > 0.0 && times.is_finite() => Ok(Self::Times(times)),
+            _ if text == "max" => Ok(Self::Max),
+            _ => Err(format!("{text:?} is neither a factor above 0 nor max")),
+        }
+    }
+}
+
+/// What `simulate` is asked.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    #[command(flatten)]
+    pub input: TraceInput,
+    /// Sizes of the cache: bytes, or percent of what the trace touches
+    #[arg(long, value_name = "SIZE|PERCENT", value_delimiter = ',',
+        default_values = ["1%", "5%", "10%", "25%"])]
+    pub size: Vec<CacheSize>,
+    /// The policies: fifo, lru, frequency [default: all]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = parse_eviction)]
+    pub policy: Vec<Eviction>,
+    /// The RAM tier: bytes, or percent of the cache
+    #[arg(long, value_name = "SIZE|PERCENT", default_value = "1%")]
+    pub ram: CacheSize,
+    /// Let sequential streams pass by the cache after so many bytes; 0 is never
+    #[arg(long, value_name = "SIZE", default_value = "512KiB")]
+    pub sequential_threshold: Size,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A format by name.
+fn parse_format(name: &str) -> Result<Format, String> {
+    Format::from_name(name).ok_or_else(|| {
+        let known = Format::NAMES.map(|(name, _)| name).join(", ");
+        format!("unknown format {name:?}; use one of: {known}")
+    })
+}
+
+/// Bytes, or a share of something.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum CacheSize {
+    /// So many bytes.
+    Bytes(u64),
+    /// So much of a whole.
+    Percent(f64),
+}
+
+impl CacheSize {
+    /// The bytes, of so many.
+    pub fn of(self, whole: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Percent(percent) => (whole as f64 * percent / 100.0) as u64,
+        }
+    }
+}
+
+impl FromStr for CacheSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            let size = text.parse::<Size>().map_err(|error| error.to_string())?;
+            return Ok(Self::Bytes(size.0));
+        };
+        match percent.trim().parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
+            _ => Err(format!("{text:?} is not a share above 0% and up to 100%")),
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! `forebay attach` and `detach`: a disk, its file systems, what they refuse, and a server killed
+//! under a mounted file system.
+
+#[path = "support/disk.rs"]
+mod disk;
+mod support;
+#[path = "support/tools.rs"]
+mod tools;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use disk::{Cleanup, can_attach, can_mount, open, refused, serve};
+use support::{Place, Server, client, forebay, noise};
+use tools::have;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 512 * MIB;
+/// A file system, how it is made and checked, and the programs for that.
+const FILE_SYSTEMS: [(&str, &[&str], &[&str]); 2] = [
+    ("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]),
+    ("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]),
+];
+
+/// Disks of a killed server are known by their volume's name, which is the same in all tests: one
+/// at a time has such.
+static DEAD_DISKS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    DEAD_DISKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn tools() -> bool {
+    have(&["mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck", "git", "tar", "diff"])
+}
+
+/// Attaches the volume; the device.
+fn attach(server: &Server, more: &[&str]) -> String {
+    let device = server.ask(&[&["attach", "disk"], more].concat()).trim().to_owned();
+    assert!(device.starts_with("/dev/loop"), "{device}");
+    device
+}
+
+fn run(command: &[&str], last: &str) -> String {
+    client(command[0], &[&command[1..], &[last]].concat())
+}
+
+/// Unpacks this project's own source below a directory, from where git has it.
+fn unpack(into: &Path) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let git = |words: &[&str]| {
+        let mut git = Command::new("git");
+        git.arg("-C").arg(&root).args(["-c", "safe.directory=*"]).args(words);
+        git
+    };
+    let mut archive = git(&["archive", "HEAD"]).stdout(Stdio::piped()).spawn().expect("git runs");
+    let mut tar = Command::new("tar");
+    tar.arg("-x").arg("-C").arg(into).stdin(archive.stdout.take().expect("it was asked for"));
+    assert!(tar.status().expect("tar runs").success());
+    assert!(archive.wait().expect("it is our child").success());
+}
+
+#[test]
+fn file_systems_hold_what_was_put_there() {
+    if !can_attach() || !tools() {
+        return;
+    }
+    let _alone = alone();
+    for (kind, make, check) in FILE_SYSTEMS {
+        let place = Place::new();
+        let _cleanup = Cleanup::of(&place, &["mounted"]);
+        place.make("primary", SIZE);
+        let arguments = serve(&place, "primary", &[]);
+        let server = place.start(&arguments);
+        let device = attach(&server, &[]);
+        run(make, &device);
+        server.ask(&["detach", "disk"]);
+        let mounted = place.path("mounted");
+        fs::create_dir_all(&mounted).expect("a directory can be made");
+        let mount = format!("--mount={}", mounted.display());
+        attach(&server, &[&mount]);
+        let reference = place.path("reference");
+        for into in [mounted.join("tree"), reference.clone()] {
+            fs::create_dir_all(&into).expect("a directory can be made");
+            unpack(&into);
+        }
+        fs::write(mounted.join("large"), noise(9, 40 << 20)).expect("it is written");
+        let (tree, reference) = (mounted.join("tree"), reference.to_string_lossy().into_owned());
+        // Read by the file system's own way, and again from the disk.
+        for round in 0..2 {
+            client("diff", &["-r", &tree.to_string_lossy(), &reference]);
+            let large = fs::read(mounted.join("large")).expect("it is there");
+            assert!(large == noise(9, 40 << 20), "{kind}: round {round}");
+            if round == 0 {
+                server.ask(&["detach", "disk"]);
+                attach(&server, &[&mount]);
+            }
+        }
+        // Space that is free again, as fstrim tells; then the disk alone is looked at.
+        fs::remove_file(mounted.join("large")).expect("it is there");
+        client("sync", &[]);
+        let _ = Command::new("fstrim").arg(&mounted).output();
+        server.ask(&["detach", "disk"]);
+        let device = attach(&server, &[]);
+        run(check, &device);
+        server.ask(&["detach", "disk"]);
+        server.ask(&["stop", "--drain"]);
+        assert_eq!(server.wait(), Some(0));
+        // And the primary alone is enough.
+        run(check, &place.text("primary"));
+    }
+}
+
+/// A file of the journal: written and made durable, its name in a list that is the test's own.
+fn flushed_files(directory: PathBuf, stop: std::sync::mpsc::Receiver<()>) -> Vec<(String, u64)> {
+    let mut flushed = Vec::new();
+    for seed in 0.. {
+        let name = format!("file-{seed}");
+        let write = || -> std::io::Result<()> {
+            let mut file = fs::File::create(directory.join(&name))?;
+            file.write_all(&noise(seed, 1 + seed as usize * 977 % 60_000))?;
+            file.sync_all()?;
+            fs::File::open(&directory)?.sync_all()
+        };
+        match write() {
+            Ok(()) => flushed.push((name, seed)),
+            Err(_) => break,
+        }
+        if stop.try_recv().is_ok() {
+            break;
+        }
+    }
+    flushed
+}
+
+#[test]
+fn a_killed_server_loses_no_flushed_file() {
+    if !can_attach() || !tools() {
+        return;
+    }
+    let _alone = alone();
+    for (kind, make, check) in FILE_SYSTEMS {
+        let place = Place::new();
+        let _cleanup = Cleanup::of(&place, &["mounted"]);
+        place.make("primary", SIZE);
+        let arguments = serve(&place, "primary", &[]);
+        let mut server = place.start(&arguments);
+        let device = attach(&server, &[]);
+        run(make, &device);
+        server.ask(&["detach", "disk"]);
+        let mounted = place.path("mounted");
+        fs::create_dir_all(&mounted).expect("a directory can be made");
+        let mount = format!("--mount={}", mounted.display());
+        let mut all: Vec<(String, u64, String)> = Vec::new();
+        for round in 0..2 {
+            attach(&server, &[&mount]);
+            let below = format!("round-{round}");
+            let directory = mounted.join(&below);
+            fs::create_dir_all(&directory).expect("a directory can be made");
+            let (tell, hear) = std::sync::mpsc::channel();
+            let writer = thread::spawn(move || flushed_files(directory, hear));
+            thread::sleep(Duration::from_millis(1500));
+            server.kill();
+            // A file system that notices late is asked to go on until it does.
+            thread::sleep(Duration::from_millis(100));
+            let _ = tell.send(());
+            let flushed = writer.join().expect("the writer ends");
+            assert!(flushed.len() > 3, "{kind}: {} files are no load", flushed.len());
+            all.extend(flushed.into_iter().map(|(name, seed)| (below.clone(), seed, name)));
+            server = place.start(&arguments);
+            server.ask(&["detach", "disk"]);
+            // The file system replays its log, and is in order afterwards.
+            attach(&server, &[&mount]);
+            for (below, seed, name) in &all {
+                let path = mounted.join(below).join(name);
+                let found = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+                let expected = noise(*seed, 1 + *seed as usize * 977 % 60_000);
+                assert!(found == expected, "{kind}: {} is not whole", path.display());
+            }
+            server.ask(&["detach", "disk"]);
+            let device = attach(&server, &[]);
+            run(check, &device);
+            server.ask(&["detach", "disk"]);
+        }
+        server.ask(&["stop"]);
+        assert_eq!(server.wait(), Some(0));
+    }
+}
+
+#[test]
+fn what_is_in_use_stays_and_is_named() {
+    if !can_attach() || !tools() {
+        return;
+    }
+    let _alone = alone();
+    let place = Place::new();
+    let _cleanup = Cleanup::of(&place, &["mounted"]);
+    place.make("primary", 128 * MIB);
+    let server = place.start(&serve(&place, "primary", &[]));
+    let said = refused(&server, &["attach", "nothing"]);
+    assert!(said.contains("\"nothing\"") || said.contains("nothing"), "{said}");
+    assert!(said.contains("disk"), "it lists the volumes: {said}");
+    assert!(refused(&server, &["detach", "disk"]).contains("not attached"));
+    let said = refused(&server, &["attach", "disk", "--mount=/nowhere/at/all"]);
+    assert!(said.contains("/nowhere/at/all"), "{said}");
+    // There is nothing to mount yet: nothing stays attached.
+    let mounted = place.path("mounted");
+    fs::create_dir_all(&mounted).expect("a directory can be made");
+    let mount = format!("--mount={}", mounted.display());
+    let said = refused(&server, &["attach", "disk", &mount]);
+    assert!(said.contains("make one"), "{said}");
+    assert_eq!(server.status()["volumes"][0]["devices"], serde_json::json!([]));
+
+    let device = attach(&server, &[]);
+    let sectors = client("blockdev", &["--getss", &device]);
+    assert_eq!(sectors.trim(), "4096", "a new disk has the sectors of the cache");
+    assert_eq!(server.status()["volumes"][0]["devices"], serde_json::json!([device]));
+    assert!(server.ask(&["status"]).contains(&device));
+    assert!(refused(&server, &["attach", "disk"]).contains(&device));
+    let said = refused(&server, &["stop"]);
+    assert!(said.contains(&device) && said.contains("detach"), "{said}");
+    run(&["mkfs.ext4", "-q"], &device);
+    client("mount", &[&device, &mounted.to_string_lossy()]);
+    let said = refused(&server, &["attach", "disk"]);
+    assert!(said.contains(&mounted.to_string_lossy().into_owned()), "{said}");
+    let held = fs::File::create(mounted.join("held")).expect("it is made");
+    let said = refused(&server, &["detach", "disk"]);
+    assert!(said.contains("busy") && said.contains("stays attached"), "{said}");
+    drop(held);
+    let out: serde_json::Value =
+        serde_json::from_str(&server.ask(&["detach", "disk", "--json"])).expect("it is JSON");
+    assert_eq!(out["device"], serde_json::json!(device));
+    assert_eq!(out["mounted"], serde_json::json!(mounted.to_string_lossy()));
+    assert!(!Path::new(&device.replace("/dev/", "/sys/block/")).join("loop").exists());
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+/// A signal stops the server although a file system is mounted; what was written to it, flushed
+/// or not, is on the volume.
+#[test]
+fn a_signal_writes_back_what_mounted_file_systems_have() {
+    if !can_attach() || !tools() {
+        return;
+    }
+    let _alone = alone();
+    let place = Place::new();
+    let _cleanup = Cleanup::of(&place, &["mounted"]);
+    place.make("primary", 128 * MIB);
+    let arguments = serve(&place, "primary", &[]);
+    let server = place.start(&arguments);
+    run(&["mkfs.ext4", "-q"], &attach(&server, &[]));
+    server.ask(&["detach", "disk"]);
+    let mounted = place.path("mounted");
+    fs::create_dir_all(&mounted).expect("a directory can be made");
+    let mount = format!("--mount={}", mounted.display());
+    attach(&server, &[&mount]);
+    fs::write(mounted.join("never-flushed"), noise(4, 3 << 20)).expect("it is written");
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0));
+    let server = place.start(&arguments);
+    server.ask(&["detach", "disk"]);
+    attach(&server, &[&mount]);
+    let found = fs::read(mounted.join("never-flushed")).expect("it is there");
+    assert!(found == noise(4, 3 << 20));
+    server.ask(&["detach", "disk"]);
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
+fn without_files_or_root_nothing_is_attached() {
+    let place = Place::new();
+    place.make("primary", 8 * MIB);
+    place.make("cache", 256 * MIB);
+    let server = place.start(&place.serve("primary", "cache"));
+    if can_mount() {
+        let said = refused(&server, &["attach", "disk"]);
+        assert!(said.contains("--fuse DIR"), "{said}");
+        let said = refused(&server, &["detach", "disk"]);
+        assert!(said.contains("--fuse DIR"), "{said}");
+    }
+    if can_mount() && have(&["setpriv"]) {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--clear-groups", env!("CARGO_BIN_EXE_forebay")]);
+        let output = command.args(["attach", "disk"]).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Where nobody may even start the binary, setpriv says so with another code.
+        if output.status.code() != Some(126) && output.status.code() != Some(127) {
+            assert_eq!(output.status.code(), Some(1), "{said}");
+            assert!(said.contains("needs root"), "{said}");
+        }
+    }
+    let output = forebay(&["attach", "disk", "--control=/nowhere/forebay.sock"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("/nowhere/forebay.sock") || said.contains("root"), "{said}");
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+/// What a small disk was made for still fits it: sectors of 512 bytes.
+#[test]
+fn small_sectors_stay_small() {
+    if !can_attach() || !tools() {
+        return;
+    }
+    let _alone = alone();
+    let place = Place::new();
+    let _cleanup = Cleanup::of(&place, &["mounted"]);
+    place.make("primary", 128 * MIB);
+    let server = place.start(&serve(&place, "primary", &[]));
+    let path = disk::file(&place);
+    client("mkfs.ext4", &["-q", "-F", "-b", "1024", &path.to_string_lossy()]);
+    let mounted = place.path("mounted");
+    fs::create_dir_all(&mounted).expect("a directory can be made");
+    let mount = format!("--mount={}", mounted.display());
+    let device = attach(&server, &[&mount]);
+    assert_eq!(client("blockdev", &["--getss", &device]).trim(), "512");
+    fs::write(mounted.join("file"), "kept").expect("it is written");
+    server.ask(&["detach", "disk"]);
+    let mut start = [0; 2048];
+    open(&path, 0).read_exact(&mut start).expect("it is read");
+    assert_eq!(start[1080..1082], [0x53, 0xef]);
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+}

@@ -1,0 +1,210 @@
+//! `forebay bench`: wrong usage and what is missing are said clearly; a short run of a benchmark
+//! with every kind of set-up leaves a whole report and nothing else; a database on a mounted disk
+//! survives the death of server and cache together.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use forebay_bench::crash;
+use forebay_bench::results::Report;
+
+fn forebay(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.arg("bench").args(arguments);
+    command
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().expect("the binary runs");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// A directory of the test's own.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a directory");
+        Self(path)
+    }
+
+    fn text(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn wrong_usage_is_2_and_says_what_is_known() {
+    let refused: [(&[&str], &str); 9] = [
+        (&["tpcd"], "tpcc"),
+        (&[], "vdbench"),
+        (&["tpcc", "--setups=writeback"], "write-back"),
+        (&["tpcc", "--model=ssd"], "raid10x4"),
+        (&["tpcc", "--seconds=0"], "0"),
+        (&["oltp", "--access=zipf"], "pareto"),
+        (&["burst", "--burst-mib=100000"], "--burst-mib 100000"),
+        (&["vdbench", "--mib=256", "--hit-kib=262144"], "--hit-kib 262144"),
+        (&["fileio", "--threads=0"], "0"),
+    ];
+    for (arguments, word) in refused {
+        let (code, out, said) = run(&mut forebay(arguments));
+        assert_eq!(code, Some(2), "{arguments:?}: {said}");
+        assert!(out.is_empty() && said.contains(word), "{arguments:?}: {said}");
+    }
+    let dir = Dir::new("compare");
+    let old = dir.0.join("old.json");
+    fs::write(&old, "{\"version\": 7}").expect("a file");
+    let flag = format!("--compare={}", old.display());
+    let (code, _, said) = run(&mut forebay(&["burst", &flag]));
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("old.json"), "{said}");
+}
+
+#[test]
+fn what_is_missing_is_1_and_says_what_to_do() {
+    let dir = Dir::new("missing");
+    let place = format!("--dir={}", dir.text());
+    // No program can be found.
+    let setups = "--setups=no-cache,nbdkit";
+    let (code, _, said) = run(forebay(&["vdbench", setups, &place]).env("PATH", &dir.0));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("nbdkit is not installed") && said.contains("apt-get install"), "{said}");
+    let (code, _, said) = run(forebay(&["burst", "--mib=900000000", &place]).arg("--burst-mib=64"));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("MiB are free") && said.contains("--dir"), "{said}");
+    let (code, _, said) = run(&mut forebay(&["burst", "--dir=/proc/nowhere"]));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("/proc/nowhere"), "{said}");
+    let (code, _, said) = run(&mut forebay(&["burst", "--compare=/nonexistent/old.json"]));
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("/nonexistent/old.json"), "{said}");
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can give up being root");
+        return;
+    }
+    // Without root there are no mounts.
+    let binary = env!("CARGO_BIN_EXE_forebay");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", binary, "bench", "fileio"]);
+    let (code, _, said) = run(&mut command);
+    assert!(code == Some(1) || said.contains("ermission denied"), "{said}");
+    assert!(said.contains("not root") || said.contains("ermission denied"), "{said}");
+}
+
+/// Whether the page is whole and needs nothing from outside.
+fn check_page(path: &Path) {
+    let page = fs::read_to_string(path).expect("a page");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</body></html>\n"));
+    for word in ["http", "src=", "@import", "url(", "<script", "<link", "NaN", "inf"] {
+        let found = page.find(word).map(|at| &page[at.saturating_sub(40)..at + 20]);
+        assert!(found.is_none(), "{word}: {found:?}");
+    }
+    let mut open: Vec<&str> = Vec::new();
+    for tag in page.split('<').skip(1).filter_map(|rest| rest.split('>').next()) {
+        let name = tag.trim_start_matches('/').split([' ', '\n']).next().unwrap_or_default();
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "{tag}");
+        } else if !tag.ends_with('/') && !["!DOCTYPE", "meta"].contains(&name) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    assert!(page.contains("<svg") && page.contains("<path"), "there are charts");
+}
+
+/// The files in a directory whose names end so.
+fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
+    let all = fs::read_dir(dir).expect("a directory").filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found: Vec<_> = all.filter(|path| path.to_string_lossy().ends_with(end)).collect();
+    found.sort();
+    found
+}
+
+#[test]
+fn a_benchmark_leaves_a_whole_report_and_nothing_else() {
+    let (work, out) = (Dir::new("work"), Dir::new("out"));
+    let (dir, to) = (format!("--dir={}", work.text()), format!("--out={}", out.text()));
+    let small = ["vdbench", "--mib=256", "--seconds=3", "--baseline-seconds=3", "--runs=RD1,RD4"];
+    let more = ["--hit-kib=1024", "--ram-mib=8", &dir, &to];
+    let (code, first, said) = run(&mut forebay(&[&small[..], &more].concat()));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(first.contains("write-through") && first.contains("report: "), "{first}");
+    let json = files(&out.0, ".json");
+    let text = fs::read_to_string(&json[0]).expect("figures");
+    let report: Report = serde_json::from_str(&text).expect("they are a report");
+    assert_eq!(report.groups.len(), 2);
+    for group in &report.groups {
+        let names: Vec<_> = group.results.iter().map(|one| one.setup.as_str()).collect();
+        assert_eq!(names, ["no-cache", "write-back", "write-through", "nbdkit", "bare-ssd"]);
+        for one in &group.results {
+            assert!(one.rate > 0.0 && one.latency.p99_ms >= one.latency.p50_ms, "{one:?}");
+            assert!(one.latency.count > 0 && !one.per_second.is_empty(), "{one:?}");
+        }
+        let back = group.of("write-back").expect("it was measured");
+        assert!(back.hit_ratio.is_some_and(|ratio| ratio > 0.5), "{back:?}");
+        assert!(back.points.iter().any(|point| point.dirty.is_some()), "{back:?}");
+        assert!(back.cpu.contains_key("forebay"), "{back:?}");
+    }
+    check_page(&files(&out.0, ".html")[0]);
+
+    // A second run beside the first.
+    let old = format!("--compare={}", json[0].display());
+    let again = ["--setups=no-cache,write-back", "--seconds=2", "--baseline-seconds=2", &old];
+    let few = ["vdbench", "--mib=256", "--runs=RD1"];
+    let (code, second, said) = run(&mut forebay(&[&few[..], &more, &again].concat()));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(second.contains("beside the run of") && second.contains("differs: time"), "{second}");
+    let pages = files(&out.0, ".html");
+    check_page(pages.last().expect("a second page"));
+    let left: Vec<_> = fs::read_dir(&work.0).expect("it is there").collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_signal_in_the_middle_leaves_nothing_behind() {
+    let (work, out) = (Dir::new("signal"), Dir::new("signal-out"));
+    let (dir, to) = (format!("--dir={}", work.text()), format!("--out={}", out.text()));
+    let mut command = forebay(&["burst", "--mib=512", "--burst-mib=48", &dir, &to]);
+    let mut child = command.spawn().expect("the binary runs");
+    let limit = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    // Until a server is there.
+    while files_deep(&work.0, ".nbd").is_empty() {
+        assert!(std::time::Instant::now() < limit, "no server in time");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it can be told");
+    assert_eq!(child.wait().expect("it ends").code(), Some(1));
+    let left: Vec<_> = fs::read_dir(&work.0).expect("it is there").collect();
+    assert!(left.is_empty(), "{left:?}");
+    let running = Command::new("pgrep").arg("-f").arg(work.text()).output();
+    let running = running.map(|output| output.stdout).unwrap_or_default();
+    assert!(running.is_empty(), "{}", String::from_utf8_lossy(&running));
+}
+
+fn files_deep(dir: &Path, end: &str) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let inner = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir());
+    inner.flat_map(|inner| files(&inner, end)).collect()
+}
+
+#[test]
+fn a_database_survives_the_death_of_server_and_cache_together() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: root and FUSE are needed for a disk");
+        return;
+    }
+    let args = crash::quick(PathBuf::from(env!("CARGO_BIN_EXE_forebay")));
+    if let Err(error) = crash::run(&args) {
+        panic!("{error:#}");
+    }
+}

@@ -1,0 +1,124 @@
+//! A cache device that cannot be written: from the start, or while it serves. The device is a file
+//! in memory that is sealed against writing, which no permission of the server can undo.
+
+mod support;
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use support::nbd::Nbd;
+use support::{Place, Server, noise};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+/// A device of 32 MiB that can be sealed.
+struct Sealable(OwnedFd);
+
+impl Sealable {
+    fn new() -> Self {
+        let file = memfd_create("cache", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC);
+        let file = file.expect("memory can be had");
+        ftruncate(&file, 32 * MIB).expect("it can be so long");
+        Self(file)
+    }
+
+    /// Its path for other processes.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// From now on every write fails.
+    fn seal(&self) {
+        fcntl_add_seals(&self.0, SealFlags::FUTURE_WRITE).expect("it can be sealed");
+    }
+}
+
+fn serve_on(place: &Place, cache: &Sealable) -> Vec<String> {
+    let mut arguments = place.serve("disk.img", "unused");
+    arguments[2] = format!("--cache={}", cache.path());
+    arguments
+}
+
+fn block(at: u64) -> (u64, Vec<u8>) {
+    (at * 17 % 1000 * BLOCK, noise(at + 1, BLOCK as usize))
+}
+
+/// Writes a block, again as long as writes are refused; whether it was at once.
+fn write_until_taken(nbd: &mut Nbd, at: u64) -> bool {
+    let (offset, bytes) = block(at);
+    let limit = Instant::now() + Duration::from_secs(30);
+    for attempt in 0.. {
+        if nbd.write(offset, &bytes, false).is_ok() {
+            return attempt == 0;
+        }
+        assert!(Instant::now() < limit, "writes must be taken again once the cache is detached");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    unreachable!("the loop has no end")
+}
+
+fn check_blocks(nbd: &mut Nbd, count: u64) {
+    let mut found = vec![0; BLOCK as usize];
+    for (offset, bytes) in (0..count).map(block) {
+        nbd.read(offset, &mut found).expect("it can be read");
+        assert!(found == bytes, "the block at {offset} is wrong");
+    }
+}
+
+fn until_detached(server: &Server) {
+    let limit = Instant::now() + Duration::from_secs(30);
+    while server.status()["health"] != "detached" {
+        assert!(Instant::now() < limit, "the cache must be detached: {}", server.status());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_refused_at_the_start() {
+    let place = Place::new();
+    place.make("disk.img", 16 * MIB);
+    let cache = Sealable::new();
+    cache.seal();
+    let said = place.refuse(&serve_on(&place, &cache));
+    assert!(said.contains("cannot be written"), "{said}");
+}
+
+#[test]
+fn a_cache_that_fails_while_serving_is_emptied_and_left() {
+    let place = Place::new();
+    place.make("disk.img", 16 * MIB);
+    let cache = Sealable::new();
+    let arguments = serve_on(&place, &cache);
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    for (offset, bytes) in (0..100).map(block) {
+        nbd.write(offset, &bytes, false).expect("the cache takes it");
+    }
+    nbd.flush().expect("the cache takes it");
+    cache.seal();
+    for at in 100..200 {
+        write_until_taken(&mut nbd, at);
+    }
+    until_detached(&server);
+    assert!(server.ask(&["status"]).contains("CACHE    failed"));
+    assert_eq!(server.status()["cache"]["dirty_bytes"], 0, "it was emptied first");
+    nbd.flush().expect("the primary takes it");
+    check_blocks(&mut nbd, 200);
+
+    // What the host remembers of it: nothing in it may be used any more.
+    server.kill();
+    let said = place.refuse(&arguments);
+    assert!(said.contains("cannot be written"), "{said}");
+    let primary = fs::read(place.path("disk.img")).expect("it is there");
+    for (offset, bytes) in (0..200).map(block) {
+        let at = offset as usize;
+        assert!(primary[at..at + bytes.len()] == bytes, "the primary alone has {offset}");
+    }
+    let server = place.start(&place.serve("disk.img", "cache.img,size=32MiB"));
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    check_blocks(&mut nbd, 200);
+    assert_eq!(server.status()["health"], "good", "with another device");
+}

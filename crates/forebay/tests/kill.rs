@@ -1,0 +1,274 @@
+//! The server is killed again and again under load, and while it recovers. Nothing that was
+//! flushed may be missing, and no block may be a mixture.
+//!
+//! Four clients write blocks of one volume; every sector of a block names the block and a version
+//! that only grows. A client knows which versions it has submitted, and which were completed
+//! before a flush that completed. After a restart a block must hold one version between the two,
+//! in all of its sectors. Meanwhile fio writes and verifies another volume.
+
+mod support;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use support::nbd::Nbd;
+use support::{Place, Server, forebay};
+
+/// How often the server is killed under load.
+const ROUNDS: u64 = 20;
+/// How long the load lasts in a round.
+const LOAD: Duration = Duration::from_millis(400);
+/// How long after its start a server is killed that has just begun to recover.
+const RECOVERING: [u64; 5] = [2, 10, 20, 40, 80];
+
+const CLIENTS: usize = 4;
+const BLOCKS: u64 = 512;
+const BLOCK: usize = 4096;
+const SECTOR: usize = 512;
+/// Writes between two flushes of a client.
+const FLUSH_EVERY: u64 = 16;
+
+/// What a client knows of one of its blocks.
+#[derive(Clone, Copy, Default, Debug)]
+struct Known {
+    /// Written before a flush that completed, or seen after a restart.
+    durable: u64,
+    /// Completed.
+    completed: u64,
+    /// Submitted; perhaps never completed.
+    submitted: u64,
+}
+
+/// A block of `version`: each sector names both, behind it bytes that compress somewhat.
+fn content(block: u64, version: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(BLOCK);
+    for sector in 0..(BLOCK / SECTOR) as u64 {
+        let words = [block, version, sector, block.wrapping_mul(version).wrapping_add(sector)];
+        let line: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let noise = support::noise(words[3], SECTOR / 2);
+        bytes.extend(&line);
+        bytes.extend(&noise);
+        bytes.resize(bytes.len() + SECTOR - line.len() - noise.len(), version as u8);
+    }
+    bytes
+}
+
+/// The version that a block's bytes are, all of them.
+fn version_of(block: u64, bytes: &[u8]) -> Result<u64, String> {
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Ok(0);
+    }
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let version = word(8);
+    if bytes == content(block, version) {
+        return Ok(version);
+    }
+    let versions: Vec<u64> = (0..BLOCK / SECTOR).map(|sector| word(sector * SECTOR + 8)).collect();
+    Err(format!("block {block} is a mixture, its sectors of versions {versions:?}"))
+}
+
+/// One client's part of the volume.
+#[derive(Clone)]
+struct Part {
+    first: u64,
+    blocks: Vec<Known>,
+    random: u64,
+}
+
+impl Part {
+    fn next(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    /// Writes until the server is gone.
+    fn load(&mut self, socket: &Path) {
+        let Ok(mut nbd) = Nbd::connect(socket, "disk") else { return };
+        for count in 1.. {
+            let at = self.next(BLOCKS) as usize;
+            let block = self.first + at as u64;
+            let fua = self.next(8) == 0;
+            let version = self.blocks[at].submitted + 1;
+            self.blocks[at].submitted = version;
+            let offset = block * BLOCK as u64;
+            if nbd.write(offset, &content(block, version), fua).is_err() {
+                return;
+            }
+            self.blocks[at].completed = version;
+            if fua {
+                self.blocks[at].durable = version;
+            }
+            if count % FLUSH_EVERY == 0 {
+                if nbd.flush().is_err() {
+                    return;
+                }
+                self.blocks.iter_mut().for_each(|known| known.durable = known.completed);
+            }
+        }
+    }
+
+    /// Looks at every block after a restart. What is seen now must stay.
+    fn verify(&mut self, mut read: impl FnMut(u64, &mut [u8])) {
+        let mut bytes = vec![0; BLOCK];
+        for (at, known) in self.blocks.iter_mut().enumerate() {
+            let block = self.first + at as u64;
+            read(block * BLOCK as u64, &mut bytes);
+            let version = version_of(block, &bytes).unwrap_or_else(|error| panic!("{error}"));
+            assert!(
+                (known.durable..=known.submitted).contains(&version),
+                "block {block} is version {version}, but {known:?}"
+            );
+            *known = Known { durable: version, completed: version, submitted: version };
+        }
+    }
+}
+
+fn verify_all(parts: &mut [Part], socket: &Path) {
+    let mut nbd = Nbd::connect(socket, "disk").expect("it serves");
+    for part in parts {
+        part.verify(|offset, bytes| nbd.read(offset, bytes).expect("it can be read"));
+    }
+}
+
+/// fio on the other volume, writing and verifying what it wrote, until it is finished or the
+/// server is gone.
+fn fio(place: &Place, seconds: u64) -> Child {
+    let uri = format!("--uri=nbd+unix:///load?socket={}", place.text("nbd.sock"));
+    let runtime = format!("--runtime={seconds}");
+    Command::new("fio")
+        .args(["--name=load", "--ioengine=nbd", &uri, "--rw=randwrite", "--bs=4k", "--size=16m"])
+        .args(["--iodepth=16", "--verify=crc32c", "--verify_backlog=256", "--verify_fatal=1"])
+        .args(["--time_based", &runtime, "--randrepeat=0", "--verify_state_save=0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("fio runs (make setup)")
+}
+
+/// What fio said; it may have lost its server, but it may not have read wrong data.
+fn said(mut fio: Child) -> (bool, String) {
+    let mut text = String::new();
+    fio.stdout.take().expect("asked for").read_to_string(&mut text).expect("it is text");
+    fio.stderr.take().expect("asked for").read_to_string(&mut text).expect("it is text");
+    let success = fio.wait().expect("it is our child").success();
+    for wrong in ["verify failed", "bad magic", "bad header", "verify: "] {
+        assert!(!text.contains(wrong), "fio read wrong data: {text}");
+    }
+    (success, text)
+}
+
+fn configuration(place: &Place, mode: &str) -> PathBuf {
+    for name in ["disk", "load"] {
+        place.make(&format!("{name}.img"), 32 << 20);
+    }
+    let volume = |name: &str| {
+        let primary = place.text(&format!("{name}.img"));
+        let primary = format!("primary = \"{primary}?emulate=cloud\"");
+        format!("[[volume]]\nname = \"{name}\"\n{primary}\nmode = \"{mode}\"\n")
+    };
+    let text = format!(
+        "[cache]\npath = \"{}\"\nsize = \"24MiB\"\nstate_dir = \"{}\"\n[memory]\nram = \"1MiB\"\n\
+         [control]\nsocket = \"{}\"\n[server]\nshards = 2\nnbd = [\"unix:{}\"]\n{}{}",
+        place.text("cache.img"),
+        place.text("state"),
+        place.text("control.sock"),
+        place.text("nbd.sock"),
+        volume("disk"),
+        volume("load")
+    );
+    let path = place.path("forebay.toml");
+    fs::write(&path, text).expect("a file can be written");
+    path
+}
+
+/// What the primary alone holds. The lock waits for what a killed server still had in flight.
+fn verify_primary(parts: &mut [Part], place: &Place) {
+    let mut file = fs::File::open(place.path("disk.img")).expect("it is there");
+    file.lock().expect("the server is gone");
+    let mut primary = Vec::new();
+    file.read_to_end(&mut primary).expect("it can be read");
+    for part in parts {
+        part.verify(|offset, bytes| {
+            let at = offset as usize;
+            bytes.copy_from_slice(&primary[at..at + bytes.len()]);
+        });
+    }
+}
+
+#[test]
+fn twenty_kills_under_load_lose_nothing_that_was_flushed() {
+    survives_kills("write-back");
+}
+
+/// Here the primary alone has what was flushed, whenever the server dies. What it has then may
+/// still be replaced by a newer version that was submitted, after the restart.
+#[test]
+fn twenty_kills_in_write_through_leave_what_was_flushed_on_the_primary() {
+    survives_kills("write-through");
+}
+
+fn survives_kills(mode: &str) {
+    let place = Place::new();
+    let configuration = configuration(&place, mode).to_string_lossy().into_owned();
+    let arguments = ["serve".to_owned(), format!("--config={configuration}")];
+    let socket = place.path("nbd.sock");
+    let mut parts: Vec<Part> = (0..CLIENTS as u64)
+        .map(|client| Part {
+            first: client * BLOCKS,
+            blocks: vec![Known::default(); BLOCKS as usize],
+            random: 0x9e37_79b9 + client,
+        })
+        .collect();
+    for _ in 0..ROUNDS {
+        let server = place.start(&arguments);
+        verify_all(&mut parts, &socket);
+        let load = fio(&place, 60);
+        thread::scope(|scope| {
+            for part in &mut parts {
+                let socket = &socket;
+                scope.spawn(move || part.load(socket));
+            }
+            thread::sleep(LOAD);
+            server.kill();
+        });
+        said(load);
+        if mode == "write-through" {
+            verify_primary(&mut parts.clone(), &place);
+        }
+    }
+    let written: u64 = parts.iter().flat_map(|part| &part.blocks).map(|b| b.submitted).sum();
+    assert!(written > ROUNDS * 100, "only {written} writes: this was no load");
+
+    for millis in RECOVERING {
+        Server::start_and_kill(&arguments, Duration::from_millis(millis));
+    }
+    let server = place.start(&arguments);
+    verify_all(&mut parts, &socket);
+    let (success, text) = said(fio(&place, 2));
+    assert!(success, "{text}");
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+    let checked = forebay(&["check", &place.text("cache.img")]);
+    assert_eq!(checked.status.code(), Some(0), "{}", String::from_utf8_lossy(&checked.stderr));
+
+    verify_primary(&mut parts, &place);
+}
+
+#[test]
+fn a_mixture_would_be_seen() {
+    let (old, new) = (content(5, 1), content(5, 2));
+    assert_eq!(version_of(5, &old), Ok(1));
+    assert_eq!(version_of(5, &[0; BLOCK]), Ok(0));
+    assert!(version_of(6, &old).is_err(), "another block's data");
+    let torn = [&new[..SECTOR], &old[SECTOR..]].concat();
+    assert!(version_of(5, &torn).is_err());
+    let mut rotten = old;
+    rotten[BLOCK - 1] ^= 1;
+    assert!(version_of(5, &rotten).is_err());
+}

@@ -1,0 +1,110 @@
+//! A server with a mount, for tests that may make one: files, loop devices, file systems.
+
+#![allow(dead_code)] // each test takes what it needs
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::{Place, Server, client, forebay};
+use crate::tools::{have, skip, succeeds};
+
+/// `O_DIRECT` and `O_DSYNC` of this machine.
+pub const O_DIRECT: i32 = if cfg!(target_arch = "aarch64") { 0o200_000 } else { 0o40_000 };
+/// Writes are durable when they return.
+pub const O_DSYNC: i32 = 0o10_000;
+
+/// Whether this machine lets the test mount; says why if not.
+pub fn can_mount() -> bool {
+    if !Path::new("/dev/fuse").exists() {
+        return skip("there is no /dev/fuse");
+    }
+    let root = client("id", &["-u"]).trim() == "0";
+    root || skip("only root may mount")
+}
+
+/// Whether it can also make disks.
+pub fn can_attach() -> bool {
+    let control = Path::new("/dev/loop-control").exists();
+    can_mount() && (control || skip("there is no /dev/loop-control")) && have(&["losetup"])
+}
+
+/// The transports that this kernel has.
+pub fn transports() -> Vec<&'static str> {
+    let switch = Path::new("/sys/module/fuse/parameters/enable_uring");
+    if switch.exists() {
+        return vec!["io-uring", "device"];
+    }
+    skip("this kernel has no FUSE over io_uring");
+    vec!["device"]
+}
+
+/// The arguments of a server of `primary` with its files below `volumes`.
+pub fn serve(place: &Place, primary: &str, more: &[&str]) -> Vec<String> {
+    std::fs::create_dir_all(place.path("volumes")).expect("a directory can be made");
+    place.make("cache", 256 << 20);
+    let mut arguments = place.serve(primary, "cache");
+    arguments.retain(|argument| !argument.starts_with("--nbd"));
+    arguments.push(format!("--fuse={}", place.text("volumes")));
+    arguments.extend(more.iter().map(|&more| more.to_owned()));
+    arguments
+}
+
+/// The volume's file.
+pub fn file(place: &Place) -> PathBuf {
+    place.path("volumes").join("disk")
+}
+
+/// Opens it for reading and writing.
+pub fn open(path: &Path, flags: i32) -> File {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(flags);
+    options.open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Takes away what a test that failed leaves: its disk, and its mount.
+pub struct Cleanup(pub Vec<PathBuf>, pub PathBuf);
+
+impl Cleanup {
+    /// Of a place whose disks are mounted at `mounted`.
+    pub fn of(place: &Place, mounted: &[&str]) -> Self {
+        let mounted = mounted.iter().map(|name| place.path(name)).collect();
+        Self(mounted, place.path("volumes"))
+    }
+}
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        let quietly = |program: &str, words: &[&str]| {
+            let _ = Command::new(program).args(words).output();
+        };
+        for place in &self.0 {
+            if succeeds("mountpoint", &["-q", &place.to_string_lossy()]) {
+                quietly("umount", &["--lazy", &place.to_string_lossy()]);
+            }
+        }
+        let below = format!("{}/", self.1.display());
+        let listed = Command::new("losetup").args(["-ln", "-O", "NAME,BACK-FILE"]).output();
+        let listed = listed.map(|listed| listed.stdout).unwrap_or_default();
+        for line in String::from_utf8_lossy(&listed).lines() {
+            let mut words = line.split_whitespace();
+            if let (Some(device), Some(backing)) = (words.next(), words.next())
+                && backing.starts_with(&below)
+            {
+                quietly("losetup", &["-d", device]);
+            }
+        }
+        quietly("umount", &["--lazy", &self.1.to_string_lossy()]);
+    }
+}
+
+/// Runs a command of the binary that must fail; what it said.
+pub fn refused(server: &Server, arguments: &[&str]) -> String {
+    let control = server.control_argument();
+    let output = forebay(&[arguments, &[control.as_str()]].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+    assert!(output.stdout.is_empty(), "{arguments:?} printed something");
+    said
+}

@@ -1,0 +1,224 @@
+//! A server as a process, on files in a directory of its own, and the clients that use it.
+
+#![allow(dead_code)] // each test takes what it needs
+
+pub mod nbd;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to start or to stop.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory for a test, and one with a short name for its sockets, whose paths have a limit;
+/// gone with it.
+pub struct Place {
+    directory: PathBuf,
+    sockets: PathBuf,
+}
+
+impl Place {
+    /// An empty directory.
+    pub fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("forebay-serve-{}-{number}", std::process::id());
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(&name);
+        let sockets = std::env::temp_dir().join(&name);
+        for made in [&directory, &sockets] {
+            let _ = fs::remove_dir_all(made);
+            fs::create_dir_all(made).expect("a directory can be made");
+        }
+        Self { directory, sockets }
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        let place = if name.ends_with(".sock") { &self.sockets } else { &self.directory };
+        place.join(name)
+    }
+
+    /// The same as text.
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).to_string_lossy().into_owned()
+    }
+
+    /// Makes a file of `size` zero bytes.
+    pub fn make(&self, name: &str, size: u64) {
+        let file = fs::File::create(self.path(name)).expect("a file can be made");
+        file.set_len(size).expect("it can be so long");
+    }
+
+    /// The arguments of a server of `primary` with `cache`, both named in this directory.
+    pub fn serve(&self, primary: &str, cache: &str) -> Vec<String> {
+        vec![
+            "serve".to_owned(),
+            format!("--primary={}", self.text(primary)),
+            format!("--cache={}", self.text(cache)),
+            format!("--nbd=unix:{}", self.text("nbd.sock")),
+            format!("--control={}", self.text("control.sock")),
+            format!("--state={}", self.text("state")),
+            "--shards=2".to_owned(),
+            "--ram=4MiB".to_owned(),
+            "--name=disk".to_owned(),
+        ]
+    }
+
+    /// Starts a server that must become ready.
+    pub fn start(&self, arguments: &[String]) -> Server {
+        Server::start(arguments, self.text("control.sock"))
+    }
+
+    /// Runs a server that must refuse to start; what it said.
+    pub fn refuse(&self, arguments: &[String]) -> String {
+        // One that starts all the same must fail the test, not hold it for ever.
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(env!("CARGO_BIN_EXE_forebay")).args(arguments);
+        let output = command.output().expect("the binary runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(output.stdout.is_empty(), "it must not be ready");
+        let last = said.lines().last().unwrap_or_default().to_owned();
+        assert!(last.starts_with("forebay: "), "the error is the last line: {said}");
+        last
+    }
+
+    /// The URI of the volume for NBD clients.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///disk?socket={}", self.text("nbd.sock"))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+        let _ = fs::remove_dir_all(&self.sockets);
+    }
+}
+
+/// Runs the binary to its end.
+pub fn forebay<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(arguments).output().expect("the binary runs")
+}
+
+/// A running server; killed when dropped.
+pub struct Server {
+    child: Child,
+    control: String,
+    /// The line that it printed when it was ready.
+    pub ready: String,
+}
+
+impl Server {
+    fn start(arguments: &[String], control: String) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the binary runs");
+        let stdout = child.stdout.take().expect("it was asked for");
+        let mut ready = String::new();
+        BufReader::new(stdout).read_line(&mut ready).expect("it can be read");
+        if !ready.starts_with("ready ") {
+            let mut said = String::new();
+            let mut stderr = child.stderr.take().expect("it was asked for");
+            stderr.read_to_string(&mut said).expect("it can be read");
+            panic!("{arguments:?} did not start: {said}");
+        }
+        // Its log must not fill the pipe.
+        let mut stderr = child.stderr.take().expect("it was asked for");
+        std::thread::spawn(move || {
+            let mut sink = String::new();
+            let _ = stderr.read_to_string(&mut sink);
+        });
+        Self { child, control, ready }
+    }
+
+    /// Starts a server and kills it so soon that it may be recovering.
+    pub fn start_and_kill(arguments: &[String], after: Duration) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("the binary runs");
+        std::thread::sleep(after);
+        child.kill().expect("it is our child");
+        child.wait().expect("it is our child");
+    }
+
+    /// Runs a command that talks to it, which must succeed; what it printed.
+    pub fn ask(&self, arguments: &[&str]) -> String {
+        let control = format!("--control={}", self.control);
+        let output = forebay(&[arguments, &[control.as_str()]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}");
+        String::from_utf8(output.stdout).expect("it prints text")
+    }
+
+    /// How a command is told which server to talk to.
+    pub fn control_argument(&self) -> String {
+        format!("--control={}", self.control)
+    }
+
+    /// Its status.
+    pub fn status(&self) -> serde_json::Value {
+        serde_json::from_str(&self.ask(&["status", "--json"])).expect("it prints JSON")
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// Waits for its end; the exit code, or nothing if a signal ended it.
+    pub fn wait(mut self) -> Option<i32> {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("it is our child") {
+                return status.code();
+            }
+            assert!(Instant::now() < limit, "the server must stop");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it is our child");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a client, which must succeed; what it printed.
+pub fn client(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{program} (make setup): {error}"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{program} {arguments:?}: {said}{printed}");
+    printed
+}
+
+/// `len` bytes that no two seeds share and that do not repeat.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}

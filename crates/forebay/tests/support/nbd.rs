@@ -1,0 +1,86 @@
+//! The least NBD client that a test needs: one request at a time, and errors that say what came.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
+const EXPORT_NAME: u32 = 1;
+/// Fixed newstyle, and no zeros after the handshake.
+const CLIENT_FLAGS: u32 = 3;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const FUA: u16 = 1;
+
+/// A connection to an export.
+pub struct Nbd {
+    stream: UnixStream,
+    /// The export's size.
+    pub size: u64,
+}
+
+impl Nbd {
+    /// Connects to the export `name` at the Unix socket `path`.
+    pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting)?;
+        assert_eq!(&greeting[8..16], OPTION_MAGIC);
+        let mut choice = CLIENT_FLAGS.to_be_bytes().to_vec();
+        choice.extend(OPTION_MAGIC);
+        choice.extend(EXPORT_NAME.to_be_bytes());
+        choice.extend((name.len() as u32).to_be_bytes());
+        choice.extend(name.as_bytes());
+        stream.write_all(&choice)?;
+        let mut export = [0; 10];
+        stream.read_exact(&mut export)?;
+        let size = u64::from_be_bytes(export[..8].try_into().expect("eight bytes"));
+        Ok(Self { stream, size })
+    }
+
+    /// Fills `buf` from `offset`.
+    pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.request(READ, 0, offset, buf.len(), &[])?;
+        self.stream.read_exact(buf)
+    }
+
+    /// Writes `bytes` at `offset`; durable when it returns, with `fua`.
+    pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
+        self.request(WRITE, u16::from(fua) * FUA, offset, bytes.len(), bytes)
+    }
+
+    /// Makes what was written durable.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.request(FLUSH, 0, 0, 0, &[])
+    }
+
+    fn request(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: usize,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
+        bytes.extend(flags.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(7u64.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend((len as u32).to_be_bytes());
+        bytes.extend(payload);
+        self.stream.write_all(&bytes)?;
+        let mut reply = [0; 16];
+        self.stream.read_exact(&mut reply)?;
+        assert_eq!(reply[..4], REPLY_MAGIC.to_be_bytes());
+        match u32::from_be_bytes(reply[4..8].try_into().expect("four bytes")) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno as i32)),
+        }
+    }
+}

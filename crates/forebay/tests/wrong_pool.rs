@@ -1,0 +1,131 @@
+//! Devices that do not belong together: refused, and all of them left as they are, so that a
+//! start with the right ones has everything.
+
+mod support;
+
+use std::fs;
+
+use support::nbd::Nbd;
+use support::{Place, noise};
+
+const MIB: u64 = 1 << 20;
+
+/// Two primaries with a cache each, both with dirty data of their own, left by a kill.
+fn two_pools() -> (Place, [Vec<String>; 2]) {
+    let place = Place::new();
+    let pools = [1, 2].map(|number| {
+        place.make(&format!("disk{number}.img"), 64 * MIB);
+        let cache = format!("cache{number}.img,size=32MiB");
+        place.serve(&format!("disk{number}.img"), &cache)
+    });
+    for (arguments, seed) in pools.iter().zip(1..) {
+        let server = place.start(arguments);
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+        nbd.write(MIB, &noise(seed, 1 << 20), true).expect("it is written");
+        server.kill();
+    }
+    (place, pools)
+}
+
+fn check(place: &Place, arguments: &[String], seed: u64) {
+    let server = place.start(arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let mut found = vec![0; 1 << 20];
+    nbd.read(MIB, &mut found).expect("it can be read");
+    assert!(found == noise(seed, 1 << 20), "something else is there");
+    drop(nbd);
+    server.kill();
+}
+
+#[test]
+fn the_cache_of_another_pool_is_refused_and_neither_loses_anything() {
+    let (place, [one, two]) = two_pools();
+    for (disk, cache) in [("disk1.img", "cache2.img"), ("disk2.img", "cache1.img")] {
+        let said = place.refuse(&place.serve(disk, cache));
+        assert!(said.contains("belongs to primary") && said.contains(disk), "{said}");
+    }
+    check(&place, &one, 1);
+    check(&place, &two, 2);
+}
+
+#[test]
+fn a_cache_with_a_volume_that_is_not_configured_is_refused() {
+    let (place, [one, _]) = two_pools();
+    let mut renamed = one.clone();
+    let at = renamed.iter().position(|argument| argument.starts_with("--name"));
+    renamed[at.expect("it is given")] = "--name=other".to_owned();
+    let said = place.refuse(&renamed);
+    assert!(said.contains("volume disk") && said.contains("not configured"), "{said}");
+    check(&place, &one, 1);
+}
+
+#[test]
+fn a_primary_that_shrank_after_a_kill_is_refused_until_its_size_is_restored() {
+    let (place, [one, _]) = two_pools();
+    let file = fs::File::options().write(true).open(place.path("disk1.img")).expect("it is there");
+    file.set_len(32 * MIB).expect("it can be cut");
+    let said = place.refuse(&one);
+    assert!(said.contains("shrunk") && said.contains("disk1.img"), "{said}");
+    file.set_len(64 * MIB).expect("it can grow");
+    drop(file);
+    check(&place, &one, 1);
+}
+
+#[test]
+fn a_cache_device_that_shrank_is_refused() {
+    let (place, _) = two_pools();
+    let file = fs::File::options().write(true).open(place.path("cache1.img"));
+    file.and_then(|file| file.set_len(16 * MIB)).expect("it can be cut");
+    let said = place.refuse(&place.serve("disk1.img", "cache1.img"));
+    assert!(said.contains("restore its size"), "{said}");
+}
+
+#[test]
+fn a_cache_that_is_its_own_primary_is_refused() {
+    let place = Place::new();
+    place.make("disk.img", 64 * MIB);
+    fs::hard_link(place.path("disk.img"), place.path("same.img")).expect("it can be linked");
+    let said = place.refuse(&place.serve("disk.img", "same.img"));
+    assert!(said.contains("in use") || said.contains("same"), "{said}");
+    let bytes = fs::read(place.path("disk.img")).expect("it is there");
+    assert!(bytes.iter().all(|&byte| byte == 0), "nothing was written on it");
+}
+
+/// Its head became zeros, or another device is in its place: what only the cache has must not be
+/// lost without a word.
+#[test]
+fn a_cache_that_was_wiped_or_replaced_is_refused() {
+    let (place, [one, _]) = two_pools();
+    let whole = fs::read(place.path("cache1.img")).expect("it is there");
+    let mut wiped = whole.clone();
+    wiped[..MIB as usize].fill(0);
+    fs::write(place.path("cache1.img"), &wiped).expect("it can be written");
+    let said = place.refuse(&one);
+    assert!(said.contains("is blank") && said.contains("disk1.img"), "{said}");
+    assert!(said.contains("--reset-cache"), "{said}");
+    assert!(fs::read(place.path("cache1.img")).expect("it is there") == wiped, "left alone");
+    fs::remove_file(place.path("cache1.img")).expect("it is there");
+    assert!(place.refuse(&one).contains("is blank"));
+    fs::write(place.path("cache1.img"), &whole).expect("it can be written");
+    check(&place, &one, 1);
+
+    // The other one is given up on purpose; afterwards it does not come back by mistake.
+    fs::rename(place.path("cache1.img"), place.path("away")).expect("it is there");
+    let mut reset = one.clone();
+    reset.push("--reset-cache".to_owned());
+    place.start(&reset).kill();
+    place.start(&one).kill();
+    fs::rename(place.path("away"), place.path("cache1.img")).expect("it is there");
+    let said = place.refuse(&one);
+    assert!(said.contains("served with another cache since"), "{said}");
+}
+
+#[test]
+fn a_cache_that_was_drained_can_be_replaced() {
+    let (place, [one, _]) = two_pools();
+    let server = place.start(&one);
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+    fs::remove_file(place.path("cache1.img")).expect("it is there");
+    check(&place, &one, 1);
+}

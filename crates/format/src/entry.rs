@@ -1,0 +1,173 @@
+//! One entry of a record: what it says about a block, or about a range of blocks.
+//!
+//! An entry with a payload names its bytes by their offset in the segment, so that a footer's
+//! entry and a record's entry are the same 24 bytes.
+
+use forebay_block::{BLOCK_SIZE, VolumeId};
+
+use crate::PAGE;
+use crate::bytes::{Reader, Writer};
+use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
+
+/// Bytes of an entry.
+pub const ENTRY_BYTES: usize = 24;
+/// Blocks of the largest volume: a block number has 40 bits.
+pub const VOLUME_BLOCKS_MAX: u64 = 1 << 40;
+/// Compressed payloads start at a multiple of this.
+pub(crate) const PACKED_ALIGN: u32 = 8;
+
+const FLAG_DIRTY: u8 = 1;
+const FLAG_FIRST: u8 = 2;
+const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST;
+
+/// What an entry says. Numbers are part of the format.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum EntryKind {
+    /// The payload is the block, page-aligned.
+    Raw = 1,
+    /// The payload is the block, as an LZ4 block, at a multiple of 8 bytes.
+    Lz4 = 2,
+    /// The blocks are zero; no payload.
+    Zero = 3,
+    /// The cache holds nothing of the blocks from here on; no payload.
+    Invalidate = 4,
+    /// Nothing about blocks: there only for the record's header. No payload.
+    Checkpoint = 5,
+    /// The block's newest version was dirty and could not be read back; no payload. A read of it is
+    /// an error until it is written again.
+    Lost = 6,
+    /// Reserved: the payload is a difference to another block.
+    Delta = 7,
+    /// Reserved: the block equals another block.
+    Reference = 8,
+    /// Reserved: the payload is the block, compressed by zstd.
+    Zstd = 9,
+}
+
+impl EntryKind {
+    /// The kind with this number, if this version of the format has it.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Raw),
+            2 => Some(Self::Lz4),
+            3 => Some(Self::Zero),
+            4 => Some(Self::Invalidate),
+            5 => Some(Self::Checkpoint),
+            6 => Some(Self::Lost),
+            _ => None,
+        }
+    }
+
+    /// Whether entries of this kind have a payload.
+    #[must_use]
+    pub fn has_payload(self) -> bool {
+        matches!(self, Self::Raw | Self::Lz4 | Self::Delta | Self::Zstd)
+    }
+}
+
+/// What a record says about a block, or about `count` blocks from it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Entry {
+    /// Volume that the block belongs to.
+    pub volume: VolumeId,
+    /// Number of the block in the volume, less than 2^40.
+    pub block: u64,
+    /// What it says.
+    pub kind: EntryKind,
+    /// Whether the primary does not have it yet.
+    pub dirty: bool,
+    /// Whether it is the first entry of its record. [`crate::encode_record`] sets it by position;
+    /// in a footer it tells where the next record, and so the next LSN, begins.
+    pub first: bool,
+    /// Start of the payload in bytes from the start of the segment; 0 when there is none.
+    pub offset: u32,
+    /// Bytes of the payload; 0 when there is none.
+    pub len: u16,
+    /// Blocks covered: 1, or more for `Zero` and `Invalidate`.
+    pub count: u32,
+    /// CRC32C of the payload; 0 when there is none.
+    pub crc: u32,
+}
+
+impl Entry {
+    pub(crate) fn put(&self, w: &mut Writer<'_>) {
+        let low = self.block & u64::from(u32::MAX);
+        w.u8(self.volume.0);
+        w.u32(u32::try_from(low).expect("32 bits are left"));
+        w.u8(u8::try_from(self.block >> 32).expect("a block number has 40 bits"));
+        w.u8(self.kind as u8);
+        w.u8((u8::from(self.dirty) * FLAG_DIRTY) | (u8::from(self.first) * FLAG_FIRST));
+        w.u32(self.offset);
+        w.u16(self.len);
+        w.u32(self.count);
+        w.u32(self.crc);
+        w.u16(0);
+    }
+
+    /// Reads an entry and checks what can be checked without knowing where its record lies.
+    pub(crate) fn take(r: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let at = r.at();
+        let volume = VolumeId(r.u8()?);
+        let block = u64::from(r.u32()?) | (u64::from(r.u8()?) << 32);
+        let number = r.u8()?;
+        ensure_kind(number, at)?;
+        let kind = EntryKind::from_number(number).expect("the number was checked");
+        let flags = r.u8()?;
+        ensure_eq("unknown entry flags", at + 7, u64::from(flags & !FLAGS), 0)?;
+        let (dirty, first) = (flags & FLAG_DIRTY != 0, flags & FLAG_FIRST != 0);
+        let (offset, len, count, crc) = (r.u32()?, r.u16()?, r.u32()?, r.u32()?);
+        r.reserved(2)?;
+        let entry = Self { volume, block, kind, dirty, first, offset, len, count, crc };
+        entry.check(at)?;
+        Ok(entry)
+    }
+
+    /// First byte after the payload, from the start of the segment.
+    #[must_use]
+    pub fn payload_end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.len)
+    }
+
+    /// Checks the fields against each other; the entry starts `at` bytes into its structure.
+    pub(crate) fn check(&self, at: usize) -> Result<(), FormatError> {
+        let (offset, len, count) =
+            (u64::from(self.offset), u64::from(self.len), u64::from(self.count));
+        let end = self.block.saturating_add(count);
+        ensure_max("end of the blocks", at + 1, end, VOLUME_BLOCKS_MAX)?;
+        ensure_min("blocks covered", at + 14, count, 1)?;
+        let block = BLOCK_SIZE as u64;
+        match self.kind {
+            EntryKind::Raw => {
+                ensure_eq("length of a raw payload", at + 12, len, block)?;
+                let misaligned = offset % PAGE as u64;
+                ensure_eq("raw payload's offset within a page", at + 8, misaligned, 0)?;
+            }
+            EntryKind::Lz4 => {
+                ensure_min("length of a compressed payload", at + 12, len, 1)?;
+                ensure_max("length of a compressed payload", at + 12, len, block - 1)?;
+                let misaligned = offset % u64::from(PACKED_ALIGN);
+                ensure_eq("compressed payload's offset within 8 bytes", at + 8, misaligned, 0)?;
+            }
+            EntryKind::Zero | EntryKind::Invalidate | EntryKind::Checkpoint | EntryKind::Lost => {
+                ensure_eq("offset without a payload", at + 8, offset, 0)?;
+                ensure_eq("length without a payload", at + 12, len, 0)?;
+                ensure_eq("CRC without a payload", at + 18, u64::from(self.crc), 0)?;
+            }
+            EntryKind::Delta | EntryKind::Reference | EntryKind::Zstd => {
+                ensure_kind(self.kind as u8, at)?;
+            }
+        }
+        match self.kind {
+            EntryKind::Zero | EntryKind::Invalidate => Ok(()),
+            _ => ensure_max("blocks covered", at + 14, count, 1),
+        }
+    }
+}
+
+/// An error unless this version of the format has an entry kind of this number.
+fn ensure_kind(number: u8, at: usize) -> Result<(), FormatError> {
+    ensure_min("entry kind", at + 6, u64::from(number), EntryKind::Raw as u64)?;
+    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Lost as u64)
+}

@@ -1,0 +1,82 @@
+//! The bytes on the cache device: superblock, record, footer. Encode and decode only.
+//!
+//! Every structure starts or ends with a magic number and carries a CRC32C over the rest of it.
+//! Numbers are little-endian. Reserved bytes are zero, and a decoder insists on it, so that a
+//! later version may give them a meaning. Decoders are total: whatever the bytes, they return a
+//! value or a [`FormatError`], never panic, and never allocate more than the bytes can describe.
+//! Encoders assert what decoders check, since a structure that cannot be read back is a
+//! programmer error. Where structures lie, and in which order they are written, is the engine's;
+//! `docs/format.md` draws them.
+
+#![forbid(unsafe_code)]
+#![deny(clippy::indexing_slicing)]
+
+mod bytes;
+mod entry;
+mod error;
+mod footer;
+mod record;
+mod superblock;
+
+use std::fmt;
+
+pub use entry::{ENTRY_BYTES, Entry, EntryKind, VOLUME_BLOCKS_MAX};
+pub use error::{FormatError, Rule};
+pub use footer::{
+    FOOTER_ENTRIES_MAX, FOOTER_TRAILER_BYTES, Footer, FooterTrailer, decode_footer,
+    decode_footer_trailer, encode_footer, footer_bytes,
+};
+pub use record::{
+    RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, Record, RecordHeader, decode_record, encode_record,
+};
+pub use superblock::{
+    ANNOUNCEMENT_OFFSET, AREA_OFFSET, IDENTITY_BYTES_MAX, NAME_BYTES_MAX, SHARDS_MAX,
+    SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock, VOLUMES_MAX, VolumeRecord, newest,
+};
+
+/// Bytes in a page of the log, the unit of its reads and writes. Not assumed to be written as a
+/// whole: the CRCs decide.
+pub const PAGE: usize = 4096;
+/// Version of every structure here; a structure of another version is refused.
+pub const FORMAT_VERSION: u16 = 1;
+/// Bytes in the shortest segment: a record of two pages and a footer of one, and one to spare.
+pub const SEGMENT_SIZE_MIN: u32 = 4 * PAGE as u32;
+/// Bytes in the longest segment.
+pub const SEGMENT_SIZE_MAX: u32 = 64 << 20;
+
+/// Number of a record in its shard's log: consecutive, from 1; 0 is before every record.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Lsn(pub u64);
+
+impl Lsn {
+    /// The record after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Lsn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "record {}", self.0)
+    }
+}
+
+/// Number of a segment in its shard's log, never used twice; its place is this modulo the number
+/// of segments.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct SegmentSeq(pub u64);
+
+impl SegmentSeq {
+    /// The segment after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for SegmentSeq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "segment {}", self.0)
+    }
+}

@@ -1,0 +1,117 @@
+//! One structure of each kind, with every field different, for the tests that need bytes.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use forebay_block::VolumeId;
+use forebay_format::*;
+
+/// CRC32C as the format uses it.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc_fast::crc32_iscsi(bytes)
+}
+
+/// Makes the CRC of a structure right again after a field was changed: the checks behind the CRC
+/// are reached only so.
+pub fn reseal(structure: &mut [u8]) {
+    let crc = crc32c(&structure[12..]);
+    structure[8..12].copy_from_slice(&crc.to_le_bytes());
+}
+
+fn entry(kind: EntryKind, block: u64, offset: u32, len: u16) -> Entry {
+    let (count, crc) = if len == 0 { (1, 0) } else { (1, 0xc0de_0000 | u32::from(len)) };
+    let volume = VolumeId(3);
+    Entry { volume, block, kind, dirty: false, first: false, offset, len, count, crc }
+}
+
+/// A record of three pages at the second page of its segment, with an entry of each kind.
+pub fn record() -> (RecordHeader, Vec<Entry>) {
+    let header = RecordHeader {
+        pool: 0x1122_3344_5566_7788,
+        shard: 0x0102,
+        seq: SegmentSeq(9),
+        lsn: Lsn(1000),
+        at: 4096,
+        prev_crc: 0xaabb_ccdd,
+        pages: 3,
+        durable: Lsn(998),
+        clean: Lsn(700),
+        start: SegmentSeq(4),
+        epoch: 17,
+    };
+    let entries = vec![
+        Entry { first: true, dirty: true, ..entry(EntryKind::Raw, 0x12_3456_789a, 8192, 4096) },
+        Entry { dirty: true, ..entry(EntryKind::Lz4, 7, 12288, 1001) },
+        Entry { count: 1 << 20, ..entry(EntryKind::Zero, VOLUME_BLOCKS_MAX - (1 << 20), 0, 0) },
+        Entry { count: 300, ..entry(EntryKind::Invalidate, 1, 0, 0) },
+        entry(EntryKind::Checkpoint, 0, 0, 0),
+    ];
+    (header, entries)
+}
+
+/// The record's header page; bytes that the encoder leaves alone are zero.
+pub fn record_page() -> Vec<u8> {
+    let (header, entries) = record();
+    let mut page = vec![0; PAGE];
+    encode_record(&mut page, &header, &entries);
+    page
+}
+
+/// The footer of a segment with two records, the second the one above.
+pub fn footer() -> (Footer, Vec<Entry>) {
+    let first = Entry { first: true, ..entry(EntryKind::Lz4, 5, 96 + 24, 64) };
+    let entries: Vec<Entry> = [first].into_iter().chain(record().1).collect();
+    let footer = Footer {
+        pool: 0x1122_3344_5566_7788,
+        shard: 0x0102,
+        seq: SegmentSeq(9),
+        first_lsn: Lsn(999),
+        last_lsn: Lsn(1000),
+        last_crc: 0x0bad_cafe,
+        first_prev_crc: 0x0123_4567,
+        start: SegmentSeq(4),
+        clean: Lsn(700),
+        entries: 6,
+    };
+    (footer, entries)
+}
+
+/// The footer's bytes.
+pub fn footer_page() -> Vec<u8> {
+    let (footer, entries) = footer();
+    let mut bytes = vec![0; footer_bytes(entries.len())];
+    encode_footer(&mut bytes, &footer, &entries);
+    bytes
+}
+
+/// A pool of two shards and two volumes.
+pub fn superblock() -> Superblock {
+    let volume = |id, name: &str, fingerprint| VolumeRecord {
+        id: VolumeId(id),
+        name: name.to_owned(),
+        size: 10 << 30,
+        identity: format!("file:{name}.img"),
+        fingerprint,
+    };
+    Superblock {
+        pool: 0x1122_3344_5566_7788,
+        uuid: *b"\x88\x77\x66\x55\x44\x33\x22\x11sixteen.",
+        generation: 42,
+        epoch: 17,
+        segment_size: 4 << 20,
+        device_size: 1 << 30,
+        shards: vec![
+            ShardArea { offset: AREA_OFFSET, len: 400 << 20 },
+            ShardArea { offset: AREA_OFFSET + (400 << 20), len: 500 << 20 },
+        ],
+        volumes: vec![volume(0, "database", Some(0xfeed_f00d)), volume(63, "größer", None)],
+        clean: true,
+        created_unix: 1_795_264_000,
+    }
+}
+
+/// The superblock's bytes.
+pub fn superblock_bytes() -> Vec<u8> {
+    let mut bytes = vec![0xff; SUPERBLOCK_BYTES];
+    superblock().encode(&mut bytes);
+    bytes
+}

@@ -1,0 +1,63 @@
+//! The bytes of one structure of each kind, as the first version wrote them. A change that breaks
+//! these tests breaks every cache in the field: it needs a new format version.
+
+mod common;
+
+use std::fmt::Write;
+
+use forebay_format::*;
+
+/// Lines of an offset and 32 bytes in hex; lines of zeroes are left out.
+fn dump(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for (line, bytes) in bytes.chunks(32).enumerate() {
+        if bytes.iter().any(|byte| *byte != 0) {
+            write!(text, "{:04x}:", line * 32).expect("a string takes all");
+            bytes.iter().for_each(|byte| write!(text, " {byte:02x}").expect("a string takes all"));
+            text.push('\n');
+        }
+    }
+    text
+}
+
+/// The bytes of a dump, `len` in all.
+fn undump(text: &str, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    for line in text.lines() {
+        let (offset, line) = line.split_once(':').expect("a line begins with an offset");
+        let offset = usize::from_str_radix(offset, 16).expect("an offset is hex");
+        for (i, byte) in line.split_whitespace().enumerate() {
+            bytes[offset + i] = u8::from_str_radix(byte, 16).expect("a byte is hex");
+        }
+    }
+    bytes
+}
+
+fn assert_golden(name: &str, golden: &str, bytes: &[u8]) {
+    let text = dump(bytes);
+    assert!(text == golden, "{name} differs from tests/golden/{name}.hex:\n{text}");
+    assert_eq!(undump(golden, bytes.len()), bytes);
+}
+
+#[test]
+fn a_record_is_as_the_first_version_wrote_it() {
+    let golden = include_str!("golden/record.hex");
+    assert_golden("record", golden, &common::record_page());
+    let record = decode_record(&undump(golden, PAGE)).expect("a golden record is sound");
+    assert_eq!((record.header, record.entries), common::record());
+}
+
+#[test]
+fn a_footer_is_as_the_first_version_wrote_it() {
+    let golden = include_str!("golden/footer.hex");
+    assert_golden("footer", golden, &common::footer_page());
+    assert_eq!(decode_footer(&undump(golden, PAGE)), Ok(common::footer()));
+}
+
+#[test]
+fn a_superblock_is_as_the_first_version_wrote_it() {
+    let golden = include_str!("golden/superblock.hex");
+    assert_golden("superblock", golden, &common::superblock_bytes());
+    let bytes = undump(golden, SUPERBLOCK_BYTES);
+    assert_eq!(Superblock::decode(&bytes), Ok(common::superblock()));
+}

@@ -1,0 +1,335 @@
+//! Bytes that are not what the encoder wrote: flipped, torn, foreign, or made to measure. None
+//! makes a decoder panic, and none but the encoder's own is taken for sound.
+
+mod common;
+
+use common::reseal;
+use forebay_format::*;
+use proptest::prelude::*;
+
+/// Decodes bytes as each structure; whether one was found.
+fn any_decodes(bytes: &[u8]) -> bool {
+    let record = decode_record(bytes).is_ok();
+    let footer = decode_footer_trailer(bytes).is_ok() && decode_footer(bytes).is_ok();
+    record || footer || Superblock::decode(bytes).is_ok()
+}
+
+/// The error that decoding gives after a field of a sound structure was changed and its CRC made
+/// right again.
+fn invalid(result: Result<impl std::fmt::Debug, FormatError>) -> (&'static str, usize) {
+    match result {
+        Err(FormatError::Invalid { what, at, .. }) => (what, at),
+        other => panic!("decoded to {other:?}"),
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_a_record_is_seen() {
+    let sound = common::record_page();
+    let covered = RECORD_HEADER_BYTES + common::record().1.len() * ENTRY_BYTES;
+    for bit in 0..covered * 8 {
+        let mut page = sound.clone();
+        page[bit / 8] ^= 1 << (bit % 8);
+        assert!(decode_record(&page).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn every_flipped_bit_of_a_footer_is_seen() {
+    let sound = common::footer_page();
+    for bit in 0..sound.len() * 8 {
+        let mut page = sound.clone();
+        page[bit / 8] ^= 1 << (bit % 8);
+        assert!(decode_footer(&page).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn every_flipped_byte_of_a_superblock_is_seen() {
+    let sound = common::superblock_bytes();
+    for at in 0..sound.len() {
+        let mut bytes = sound.clone();
+        bytes[at] ^= 1 << (at % 8);
+        assert!(Superblock::decode(&bytes).is_err(), "byte {at}");
+    }
+}
+
+/// Sectors are written whole but in any order, and a crash may come after any of them.
+#[test]
+fn a_torn_write_over_an_older_structure_is_seen() {
+    let older = {
+        let mut superblock = common::superblock();
+        superblock.generation -= 1;
+        superblock.volumes[1].size += 4096;
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        superblock.encode(&mut bytes);
+        bytes
+    };
+    let newer = common::superblock_bytes();
+    let differs: Vec<usize> = (0..SUPERBLOCK_BYTES / 512)
+        .filter(|s| older[s * 512..][..512] != newer[s * 512..][..512])
+        .collect();
+    assert_eq!(differs.len(), 2, "the head and the second volume");
+    for sector in differs {
+        let mut torn = older.clone();
+        torn[sector * 512..][..512].copy_from_slice(&newer[sector * 512..][..512]);
+        assert!(Superblock::decode(&torn).is_err(), "only sector {sector} was written");
+    }
+}
+
+#[test]
+fn blank_and_foreign_bytes_are_told_from_damage() {
+    let blank = vec![0; SUPERBLOCK_BYTES];
+    assert_eq!(decode_record(&blank), Err(FormatError::Blank));
+    assert_eq!(decode_footer(&blank[..PAGE]), Err(FormatError::Blank));
+    assert_eq!(Superblock::decode(&blank), Err(FormatError::Blank));
+    let mut foreign = blank.clone();
+    foreign[1080] = 0x53; // The magic number of ext4 is here.
+    let error = Superblock::decode(&foreign).expect_err("it is not a superblock");
+    assert!(matches!(error, FormatError::NoMagic { .. }) && error.is_absent(), "{error}");
+    let mut damaged = common::superblock_bytes();
+    damaged[100] ^= 1;
+    let error = Superblock::decode(&damaged).expect_err("a bit was flipped");
+    assert!(!error.is_absent() && error.to_string().starts_with("CRC at byte 8"), "{error}");
+}
+
+#[test]
+fn structures_of_another_version_are_refused() {
+    let mut page = common::record_page();
+    page[12] = 2;
+    reseal(&mut page[..RECORD_HEADER_BYTES + 5 * ENTRY_BYTES]);
+    assert_eq!(invalid(decode_record(&page)), ("format version", 12));
+    let mut bytes = common::superblock_bytes();
+    bytes[12] = 2;
+    reseal(&mut bytes);
+    assert_eq!(invalid(Superblock::decode(&bytes)), ("format version", 12));
+    let mut page = common::footer_page();
+    let trailer = PAGE - FOOTER_TRAILER_BYTES;
+    page[trailer + 12] = 2;
+    reseal(&mut page[trailer..]);
+    assert_eq!(invalid(decode_footer(&page)), ("format version", 12));
+}
+
+/// A field of a record's page, what to put there, and the byte that the error points to.
+const RECORD_FIELDS: [(&str, usize, &[u8], usize); 21] = [
+    ("no entries", 16, &[0], 16),
+    ("more entries than fit", 16, &[167], 16),
+    ("no pages", 18, &[0, 0], 18),
+    ("offset not of a page", 20, &[1, 16], 20),
+    ("end after the longest segment", 20, &[0, 0xf0, 0xff, 3], 20),
+    ("LSN not after the durable one", 40, &[0xe6, 3], 48),
+    ("the last LSN", 40, &[0xff; 8], 40),
+    ("the last segment", 32, &[0xff; 8], 32),
+    ("oldest segment after this one", 64, &[10], 64),
+    ("reserved bytes of the header", 95, &[1], 95),
+    ("reserved kind", 96 + 6, &[7], 96 + 6),
+    ("unknown kind", 96 + 6, &[99], 96 + 6),
+    ("unknown flag", 96 + 7, &[0x83], 96 + 7),
+    ("first entry not marked", 96 + 7, &[1], 96 + 7),
+    ("raw payload not of a page", 96 + 8, &[8], 96 + 8),
+    ("raw payload over the header", 96 + 8, &[0, 0x10], 96 + 8),
+    ("raw payload after the record", 96 + 8, &[0, 0x40], 96 + 8),
+    ("short raw payload", 96 + 12, &[0xff, 0x0f], 96 + 12),
+    ("two blocks in one payload", 96 + 14, &[2], 96 + 14),
+    ("reserved bytes of an entry", 96 + 23, &[1], 96 + 23),
+    ("second entry marked first", 120 + 7, &[3], 120 + 7),
+];
+
+/// The same for later entries: LZ4, zeroes and invalidation.
+const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 8] = [
+    ("compressed payload not of 8 bytes", 120 + 8, &[4], 120 + 8),
+    ("empty compressed payload", 120 + 12, &[0, 0], 120 + 12),
+    ("compressed payload of a block", 120 + 12, &[0, 0x10], 120 + 12),
+    ("compressed payload over the record's end", 120 + 8, &[0xf8, 0x3f], 120 + 8),
+    ("zeroes above the largest volume", 144 + 14, &[1], 144 + 1),
+    ("zeroes with an offset", 144 + 8, &[8], 144 + 8),
+    ("zeroes with a CRC", 144 + 18, &[1], 144 + 18),
+    ("no blocks", 168 + 14, &[0, 0], 168 + 14),
+];
+
+#[test]
+fn each_field_of_a_record_is_checked() {
+    for (case, at, bytes, error_at) in RECORD_FIELDS.into_iter().chain(ENTRY_FIELDS) {
+        let mut page = common::record_page();
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+        let entries = usize::from(page[16]).min(RECORD_ENTRIES_MAX);
+        reseal(&mut page[..RECORD_HEADER_BYTES + entries * ENTRY_BYTES]);
+        let (what, at) = invalid(decode_record(&page));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
+#[test]
+fn each_field_of_a_trailer_is_checked() {
+    let cases: [(&str, usize, &[u8], usize); 9] = [
+        ("more entries than a segment can have", 16, &[0xff; 4], 16),
+        ("fewer entries than records", 16, &[1], 16),
+        ("more entries than bytes", 16, &[0, 1], 0),
+        ("another CRC of the entries", 20, &[0], 0),
+        ("the last segment", 32, &[0xff; 8], 32),
+        ("first LSN 0", 40, &[0; 8], 40),
+        ("last LSN before the first", 48, &[1, 0], 48),
+        ("oldest segment after this one", 56, &[10], 56),
+        ("reserved bytes", 127, &[1], 127),
+    ];
+    for (case, at, bytes, error_at) in cases {
+        let mut page = common::footer_page();
+        let trailer = &mut page[PAGE - FOOTER_TRAILER_BYTES..];
+        trailer[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(trailer);
+        let (what, at) = invalid(decode_footer(&page));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
+#[test]
+fn a_footers_records_are_as_many_as_its_lsns() {
+    let (footer, entries) = common::footer();
+    let page = |change: fn(&mut [u8])| {
+        let mut page = common::footer_page();
+        let (front, trailer) = page.split_at_mut(PAGE - FOOTER_TRAILER_BYTES);
+        change(front);
+        trailer[20..24].copy_from_slice(&common::crc32c(front).to_le_bytes());
+        reseal(trailer);
+        page
+    };
+    assert_eq!(decode_footer(&page(|_| {})), Ok((footer, entries)));
+    assert_eq!(invalid(decode_footer(&page(|front| front[24 + 7] = 1))).1, 16, "one fewer");
+    assert_eq!(invalid(decode_footer(&page(|front| front[48 + 7] |= 2))).1, 16, "one more");
+    let moved = page(|front| (front[7], front[48 + 7]) = (0, 2));
+    assert_eq!(invalid(decode_footer(&moved)).1, 7, "entries before the first record");
+    assert_eq!(invalid(decode_footer(&page(|front| front[200] = 1))).1, 200, "padding");
+}
+
+#[test]
+fn each_field_of_a_superblock_is_checked() {
+    let volumes = 128 + SHARDS_MAX * 16;
+    let cases: [(&str, usize, &[u8], usize); 19] = [
+        ("unknown flag", 14, &[2], 14),
+        ("segment of no pages", 52, &[0; 4], 52),
+        ("segment above the longest", 52, &[0, 0, 0, 8], 52),
+        ("segment not of pages", 52, &[1], 52),
+        ("device shorter than the areas", 56, &[0, 0, 0, 0x30], 128 + 16),
+        ("no shards", 72, &[0], 72),
+        ("more shards than fit", 72, &[1, 1], 72),
+        ("more volumes than fit", 74, &[65], 74),
+        ("reserved bytes of the head", 76, &[1], 76),
+        ("area in the superblocks", 128, &[0; 8], 128),
+        ("area not of a page", 128, &[1], 128),
+        ("area not of segments", 128 + 8, &[1], 128 + 8),
+        ("area of one segment", 128 + 8, &[0, 0, 64, 0], 128 + 8),
+        ("area over the one before", 128 + 16 + 3, &[0x18], 128 + 16),
+        ("area past the end of addresses", 128 + 24 + 6, &[0xff, 0xff], 128 + 16),
+        ("bytes after the last area", 128 + 32, &[1], 128 + 32),
+        ("volume id above the last", volumes, &[64], volumes),
+        ("name of no bytes", volumes + 2, &[0], volumes + 24),
+        ("bytes after the last volume", SUPERBLOCK_BYTES - 1, &[1], SUPERBLOCK_BYTES - 1),
+    ];
+    for (case, at, bytes, error_at) in cases {
+        let mut superblock = common::superblock_bytes();
+        superblock[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(&mut superblock);
+        let (what, at) = invalid(Superblock::decode(&superblock));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
+#[test]
+fn each_field_of_a_volume_is_checked() {
+    let (first, second) = (128 + SHARDS_MAX * 16, 128 + SHARDS_MAX * 16 + 384);
+    let cases: [(&str, usize, &[u8], usize); 8] = [
+        ("the same id twice", second, &[0], second),
+        ("unknown flag", first + 1, &[2], first + 1),
+        ("name longer than its field", first + 2, &[65], first + 24),
+        ("reserved bytes", first + 4, &[1], first + 4),
+        ("volume larger than block numbers go", first + 8 + 6, &[0xff], first + 8),
+        ("fingerprint though absent", second + 16, &[1], second + 16),
+        ("name that is not UTF-8", first + 24, &[0xff], first + 24),
+        ("bytes after the identity", first + 24 + 64 + 200, &[1], first + 24 + 64 + 200),
+    ];
+    for (case, at, bytes, error_at) in cases {
+        let mut superblock = common::superblock_bytes();
+        superblock[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(&mut superblock);
+        let (what, at) = invalid(Superblock::decode(&superblock));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
+#[test]
+fn names_and_identities_of_users_are_checked_before_encoding() {
+    let mut superblock = common::superblock();
+    assert_eq!(superblock.check(), Ok(()));
+    superblock.volumes[0].name = "x".repeat(NAME_BYTES_MAX + 1);
+    let (what, _) = invalid(superblock.check());
+    assert_eq!(what, "bytes of a volume's name");
+    superblock.volumes[0].name = "x".repeat(NAME_BYTES_MAX);
+    superblock.volumes[0].identity = "y".repeat(IDENTITY_BYTES_MAX + 1);
+    let (what, _) = invalid(superblock.check());
+    assert_eq!(what, "bytes of a primary's identity");
+    superblock.volumes[0].identity = "y".repeat(IDENTITY_BYTES_MAX);
+    let mut bytes = vec![0; SUPERBLOCK_BYTES];
+    superblock.encode(&mut bytes);
+    assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+}
+
+#[test]
+fn the_newest_sound_superblock_counts() {
+    let of = |generation| Superblock { generation, ..common::superblock() };
+    let torn = || {
+        Err(FormatError::Invalid { what: "CRC", at: 8, found: 1, rule: Rule::Exactly, expected: 2 })
+    };
+    let foreign = || Err(FormatError::NoMagic { what: "superblock", found: 1, expected: 2 });
+    let blank = || Err(FormatError::Blank);
+    assert_eq!(newest(Ok(of(4)), Ok(of(5))), Ok((of(5), 1)));
+    assert_eq!(newest(Ok(of(6)), Ok(of(5))), Ok((of(6), 0)));
+    assert_eq!(newest(Ok(of(4)), torn()), Ok((of(4), 0)));
+    assert_eq!(newest(torn(), Ok(of(3))), Ok((of(3), 1)));
+    assert_eq!(newest(blank(), blank()), blank().map(|of: Superblock| (of, 0)));
+    for (a, b) in [(blank(), torn()), (torn(), blank()), (foreign(), torn()), (torn(), foreign())] {
+        assert_eq!(newest(a, b), torn().map(|of: Superblock| (of, 0)));
+    }
+    for (a, b) in [(blank(), foreign()), (foreign(), blank())] {
+        assert_eq!(newest(a, b), foreign().map(|of: Superblock| (of, 0)));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..2 * PAGE)) {
+        prop_assert!(!any_decodes(&bytes), "random bytes are no structure");
+    }
+
+    /// Any change of a record that a right CRC hides is refused, or gives a record that encodes
+    /// to the same bytes: there is one encoding of everything.
+    #[test]
+    fn records_have_one_encoding(
+        changes in prop::collection::vec((12usize..216, any::<u8>()), 1..4),
+    ) {
+        let mut page = common::record_page();
+        changes.iter().for_each(|(at, byte)| page[*at] = *byte);
+        let entries = usize::from(u16::from_le_bytes([page[16], page[17]])).min(RECORD_ENTRIES_MAX);
+        reseal(&mut page[..RECORD_HEADER_BYTES + entries * ENTRY_BYTES]);
+        if let Ok(record) = decode_record(&page) {
+            let mut again = page.clone();
+            again[..RECORD_HEADER_BYTES + entries * ENTRY_BYTES].fill(0);
+            encode_record(&mut again, &record.header, &record.entries);
+            prop_assert_eq!(again, page);
+        }
+    }
+
+    #[test]
+    fn superblocks_have_one_encoding(
+        changes in prop::collection::vec(
+            (prop_oneof![12usize..200, 4224usize..4960], any::<u8>()), 1..3),
+    ) {
+        let mut bytes = common::superblock_bytes();
+        changes.iter().for_each(|(at, byte)| bytes[*at] = *byte);
+        reseal(&mut bytes);
+        if let Ok(superblock) = Superblock::decode(&bytes) {
+            let mut again = vec![0; SUPERBLOCK_BYTES];
+            superblock.encode(&mut again);
+            prop_assert_eq!(again, bytes);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What is encoded is decoded to the same, for any structure that may be encoded.
+
+use forebay_block::VolumeId;
+use forebay_format::*;
+use proptest::prelude::*;
+
+fn payload_free_entry() -> impl Strategy<Value = Entry> {
+    let kind = prop_oneof![
+        Just(EntryKind::Zero),
+        Just(EntryKind::Invalidate),
+        Just(EntryKind::Checkpoint)
+    ];
+    (any::<u8>(), 0..VOLUME_BLOCKS_MAX, kind, any::<bool>(), 1..=u32::MAX).prop_map(
+        |(volume, block, kind, dirty, count)| {
+            let room = u32::try_from(VOLUME_BLOCKS_MAX - block).unwrap_or(u32::MAX);
+            let count = if kind == EntryKind::Checkpoint { 1 } else { count.min(room) };
+            let volume = VolumeId(volume);
+            Entry { volume, block, kind, dirty, first: false, offset: 0, len: 0, count, crc: 0 }
+        },
+    )
+}
+
+fn payload_entry() -> impl Strategy<Value = Entry> {
+    let place = prop_oneof![
+        (0u32..64).prop_map(|page| (EntryKind::Raw, page * 4096, 4096)),
+        ((0u32..64 * 512), (1u16..4096)).prop_map(|(at, len)| (EntryKind::Lz4, at * 8, len)),
+    ];
+    (any::<u8>(), 0..VOLUME_BLOCKS_MAX, place, any::<bool>(), any::<u32>()).prop_map(
+        |(volume, block, (kind, offset, len), dirty, crc)| {
+            let volume = VolumeId(volume);
+            Entry { volume, block, kind, dirty, first: false, offset, len, count: 1, crc }
+        },
+    )
+}
+
+fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
+    prop::collection::vec(prop_oneof![payload_entry(), payload_free_entry()], 1..=max)
+}
+
+fn header() -> impl Strategy<Value = RecordHeader> {
+    (any::<[u64; 4]>(), any::<[u32; 2]>(), any::<u16>(), 0u32..1024, any::<[u64; 2]>()).prop_map(
+        |([pool, seq, lsn, clean], [prev_crc, epoch], shard, page, [start, durable])| {
+            let (seq, lsn) = (seq % (u64::MAX - 1), lsn % (u64::MAX - 1) + 1);
+            RecordHeader {
+                pool,
+                shard,
+                seq: SegmentSeq(seq),
+                lsn: Lsn(lsn),
+                at: page * 4096,
+                prev_crc,
+                pages: 67,
+                durable: Lsn(durable % lsn),
+                clean: Lsn(clean),
+                start: SegmentSeq(start % (seq + 1)),
+                epoch,
+            }
+        },
+    )
+}
+
+/// The same entry in a record that starts at `at`, after the record's header page.
+fn placed(entry: &Entry, at: u32) -> Entry {
+    let offset = if entry.kind.has_payload() { entry.offset + at + 4096 } else { 0 };
+    Entry { offset, ..*entry }
+}
+
+proptest! {
+    #[test]
+    fn record_round_trip(h in header(), entries in entries(RECORD_ENTRIES_MAX)) {
+        let entries: Vec<Entry> = entries.iter().map(|entry| placed(entry, h.at)).collect();
+        let mut page = vec![0xa5; PAGE];
+        let crc = encode_record(&mut page, &h, &entries);
+        let used = RECORD_HEADER_BYTES + entries.len() * ENTRY_BYTES;
+        prop_assert!(page[used..].iter().all(|byte| *byte == 0xa5), "wrote past the entries");
+        let record = decode_record(&page).expect("just encoded");
+        prop_assert_eq!((record.header, record.crc), (h, crc));
+        for (index, (found, given)) in record.entries.iter().zip(&entries).enumerate() {
+            prop_assert_eq!(*found, Entry { first: index == 0, ..*given });
+        }
+        prop_assert_eq!(record.entries.len(), entries.len());
+    }
+
+    #[test]
+    fn footer_round_trip(
+        records in prop::collection::vec(entries(40), 0..12),
+        first in 1..u64::MAX / 2,
+        numbers in any::<[u64; 3]>(),
+        crcs in any::<[u32; 2]>(),
+    ) {
+        let count = records.len() as u64;
+        let entries: Vec<Entry> = records
+            .iter()
+            .flat_map(|r| r.iter().enumerate().map(|(i, e)| Entry { first: i == 0, ..*e }))
+            .map(|entry| placed(&entry, 0))
+            .collect();
+        let seq = numbers[1] % (u64::MAX - 1);
+        let footer = Footer {
+            pool: numbers[0],
+            shard: 7,
+            seq: SegmentSeq(seq),
+            first_lsn: Lsn(first),
+            last_lsn: Lsn(first + count - 1),
+            last_crc: crcs[0],
+            first_prev_crc: crcs[1],
+            start: SegmentSeq(numbers[2] % (seq + 1)),
+            clean: Lsn(numbers[2]),
+            entries: u32::try_from(entries.len()).unwrap(),
+        };
+        let mut bytes = vec![0xa5; footer_bytes(entries.len())];
+        encode_footer(&mut bytes, &footer, &entries);
+        let trailer = decode_footer_trailer(&bytes[bytes.len() - PAGE..]).expect("just encoded");
+        prop_assert_eq!((trailer.footer, trailer.bytes), (footer, bytes.len()));
+        // More of the segment than the footer may be read.
+        let mut segment = vec![0x5a; 3 * PAGE];
+        segment.extend_from_slice(&bytes);
+        prop_assert_eq!(decode_footer(&bytes).expect("just encoded"), (footer, entries.clone()));
+        prop_assert_eq!(decode_footer(&segment).expect("just encoded"), (footer, entries));
+    }
+
+    #[test]
+    fn superblock_round_trip(superblock in superblock()) {
+        let mut bytes = vec![0xa5; SUPERBLOCK_BYTES];
+        superblock.encode(&mut bytes);
+        prop_assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+    }
+}
+
+fn volume() -> impl Strategy<Value = VolumeRecord> {
+    let name = "[a-z][a-zé -]{0,31}";
+    let identity = "[ -~]{0,255}";
+    (name, identity, 0..=VOLUME_BLOCKS_MAX * 4096, any::<Option<u64>>()).prop_map(
+        |(name, identity, size, fingerprint)| VolumeRecord {
+            id: VolumeId(0),
+            name,
+            size,
+            identity,
+            fingerprint,
+        },
+    )
+}
+
+fn superblock() -> impl Strategy<Value = Superblock> {
+    let shards = prop::collection::vec((0..9u64, 2..9u64), 1..=SHARDS_MAX);
+    let volumes = prop::collection::btree_map(0u8..64, volume(), 0..VOLUMES_MAX);
+    (any::<[u64; 3]>(), any::<[u8; 16]>(), 4u32..2048, any::<u32>(), shards, volumes, any::<bool>())
+        .prop_map(|(numbers, uuid, pages, epoch, shards, volumes, clean)| {
+            let segment_size = pages * 4096;
+            let mut end = AREA_OFFSET;
+            let mut area = |(gap, segments): (u64, u64)| {
+                let offset = end + gap * 4096;
+                let len = segments * u64::from(segment_size);
+                end = offset + len;
+                ShardArea { offset, len }
+            };
+            let shards = shards.into_iter().map(&mut area).collect();
+            let volumes = volumes
+                .into_iter()
+                .map(|(id, volume)| VolumeRecord { id: VolumeId(id), ..volume })
+                .collect();
+            let [pool, generation, created_unix] = numbers;
+            Superblock {
+                pool,
+                uuid,
+                generation,
+                epoch,
+                segment_size,
+                device_size: end + u64::from(epoch),
+                shards,
+                volumes,
+                clean,
+                created_unix,
+            }
+        })
+}

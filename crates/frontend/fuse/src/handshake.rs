@@ -1,0 +1,131 @@
+//! The first message of a mount: kernel and server agree on a version and on abilities.
+
+use std::fmt;
+
+use forebay_fuse_wire::{Header, Init, InitIn, Op, OutHeader, Request, WireError, init_out, split};
+
+/// Most bytes of one read or write. Each entry of a ring has a payload of this size.
+pub const REQUEST_BYTES: u32 = 256 << 10;
+/// Requests that the kernel may have in flight for those who do not wait, such as a loop device.
+const BACKGROUND: u16 = 1024;
+/// The protocol's version here. The kernel speaks an older one if asked, and a newer one never.
+const VERSION: (u32, u32) = (7, 42);
+/// The oldest that is spoken: Linux 5.4.
+const OLDEST: (u32, u32) = (7, 31);
+
+/// What both sides will do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Agreement {
+    /// Requests come over io_uring.
+    pub ring: bool,
+    /// The kernel's version.
+    pub version: (u32, u32),
+    /// The answer to send.
+    pub reply: Vec<u8>,
+}
+
+/// Why there is no agreement.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HandshakeError {
+    /// The message cannot be read.
+    Wire(WireError),
+    /// It is another one.
+    Unexpected(Op),
+    /// The kernel is too old.
+    Version(u32, u32),
+}
+
+impl fmt::Display for HandshakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wire(error) => write!(f, "the kernel's first message cannot be read: {error}"),
+            Self::Unexpected(op) => write!(f, "the kernel began with {}", op.name()),
+            Self::Version(major, minor) => write!(
+                f,
+                "the kernel speaks FUSE {major}.{minor}; {}.{} (Linux 5.4) is needed",
+                OLDEST.0, OLDEST.1
+            ),
+        }
+    }
+}
+
+impl std::error::Error for HandshakeError {}
+
+impl From<WireError> for HandshakeError {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}
+
+/// Reads the kernel's first message. With `ring`, io_uring is agreed on if the kernel offers it.
+///
+/// # Errors
+/// When it is not what must come first.
+pub fn negotiate(message: &[u8], ring: bool) -> Result<Agreement, HandshakeError> {
+    let parts = split(message)?;
+    let header = Header::decode(parts.header)?;
+    let Request::Init(init) = Request::decode(header.op(), &parts)? else {
+        return Err(HandshakeError::Unexpected(header.op()));
+    };
+    let version = (init.major, init.minor);
+    if version < OLDEST {
+        return Err(HandshakeError::Version(init.major, init.minor));
+    }
+    let flags = wanted(ring) & init.offers();
+    let body = init_out(VERSION.min(version), flags, init.max_readahead, REQUEST_BYTES, BACKGROUND);
+    let mut reply = OutHeader::new(header.unique, 0, body.len()).encode().to_vec();
+    reply.extend_from_slice(&body);
+    Ok(Agreement { ring: offers_ring(&init) && ring, version, reply })
+}
+
+fn offers_ring(init: &InitIn) -> bool {
+    init.offers() & Init::OVER_IO_URING != 0
+}
+
+fn wanted(ring: bool) -> u64 {
+    let always = Init::ASYNC_READ
+        | Init::BIG_WRITES
+        | Init::ASYNC_DIO
+        | Init::PARALLEL_DIROPS
+        | Init::MAX_PAGES
+        | Init::INIT_EXT;
+    if ring { always | Init::OVER_IO_URING } else { always }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn init(op: Op, minor: u32, offers: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 104];
+        bytes[..4].copy_from_slice(&104u32.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&op.0.to_ne_bytes());
+        bytes[40..44].copy_from_slice(&7u32.to_ne_bytes());
+        bytes[44..48].copy_from_slice(&minor.to_ne_bytes());
+        bytes[52..56].copy_from_slice(&(offers as u32).to_ne_bytes());
+        bytes[56..60].copy_from_slice(&((offers >> 32) as u32).to_ne_bytes());
+        bytes
+    }
+
+    #[test]
+    fn io_uring_is_taken_when_it_is_offered_and_wanted() {
+        let offer = init(Op::INIT, 45, Init::OVER_IO_URING | Init::INIT_EXT);
+        assert!(negotiate(&offer, true).expect("a good offer").ring);
+        assert!(!negotiate(&offer, false).expect("a good offer").ring);
+        let none = init(Op::INIT, 39, Init::ASYNC_DIO | 1 << 12);
+        let agreed = negotiate(&none, true).expect("a good offer");
+        assert!(!agreed.ring);
+        // What was not offered, or has no use, is not agreed on.
+        assert_eq!(agreed.reply[28..32], (Init::ASYNC_DIO as u32).to_ne_bytes());
+        assert_eq!(agreed.reply[20..24], 39u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn an_old_kernel_and_another_message_are_refused() {
+        let old = negotiate(&init(Op::INIT, 23, 0), true);
+        assert_eq!(old, Err(HandshakeError::Version(7, 23)));
+        let other = negotiate(&init(Op(9), 45, 0), true);
+        assert_eq!(other, Err(HandshakeError::Unexpected(Op(9))));
+        assert!(matches!(negotiate(&[1, 2], true), Err(HandshakeError::Wire(_))));
+    }
+}

@@ -1,0 +1,29 @@
+//! The FUSE file system: a file for each volume, and text to `cat` under `.forebay`.
+//!
+//! [`FuseServer`] is a [`Responder`](forebay_block::Responder): it reads requests of the kernel
+//! and makes its answers. It does no I/O and reads no clock; whoever owns `/dev/fuse` hands it
+//! messages, over the device or over io_uring, and mounts and unmounts.
+//!
+//! ```text
+//! /                      3 kinds of files, all of a fixed size, none ever made or removed
+//! |-- VOLUME             reads, writes, flushes, holes; direct I/O only
+//! `-- .forebay
+//!     |-- status         the text of `forebay status`
+//!     |-- status.json    the same as JSON
+//!     |-- metrics        what Prometheus reads
+//!     `-- volumes/VOLUME one volume
+//! ```
+//!
+//! `docs/fuse.md` is the manual.
+
+#![forbid(unsafe_code)]
+
+mod handshake;
+mod in_flight;
+mod server;
+mod transmission;
+mod tree;
+
+pub use handshake::{Agreement, HandshakeError, REQUEST_BYTES, negotiate};
+pub use server::{FuseServer, Owner, ServerError, SharedFile};
+pub use tree::Topic;

@@ -1,0 +1,133 @@
+//! What all requests share: the files, and the texts that are open.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_block::{ErrorKind, Export};
+
+use crate::tree::TEXTS;
+
+/// Texts that may be open at once.
+const TEXTS_MAX: usize = 256;
+
+/// A volume as a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SharedFile {
+    /// Its name.
+    pub name: String,
+    /// Its size, for ever.
+    pub size: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether the primary makes holes at less cost than that of writing zeros there. Where it
+    /// does not, large holes are refused, and whoever needs zeros writes them.
+    pub holes: bool,
+}
+
+impl SharedFile {
+    /// The file of an export.
+    #[must_use]
+    pub fn of(export: &Export, holes: bool) -> Self {
+        let Export { name, info, .. } = export;
+        Self { name: name.clone(), size: info.size, read_only: info.read_only, holes }
+    }
+}
+
+/// Whose the files are, and since when.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Owner {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Seconds since 1970.
+    pub seconds: u64,
+}
+
+/// Why a server cannot be made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ServerError {
+    /// There is nothing to serve.
+    NoFile,
+    /// No file can have that name here.
+    BadName(String),
+    /// Two files with one name.
+    SameName(String),
+}
+
+impl std::fmt::Display for ServerError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoFile => f.write_str("no file to serve: name at least one volume"),
+            Self::BadName(name) => {
+                write!(f, "no file can be named {name:?} here; give the volume another name")
+            }
+            Self::SameName(name) => write!(f, "two files are named {name:?}: names must differ"),
+        }
+    }
+}
+
+impl std::error::Error for ServerError {}
+
+/// The file system.
+#[derive(Debug)]
+pub struct FuseServer {
+    pub(crate) files: Vec<SharedFile>,
+    pub(crate) owner: Owner,
+    texts: Mutex<Texts>,
+}
+
+/// Texts that are open, as they were when they were opened.
+#[derive(Debug, Default)]
+struct Texts {
+    open: HashMap<u64, Arc<[u8]>>,
+    last: u64,
+}
+
+impl FuseServer {
+    /// A file system of these files.
+    ///
+    /// # Errors
+    /// When their names make no sense.
+    pub fn new(files: Vec<SharedFile>, owner: Owner) -> Result<Self, ServerError> {
+        if files.is_empty() {
+            return Err(ServerError::NoFile);
+        }
+        for (at, file) in files.iter().enumerate() {
+            let name = &file.name;
+            let taken = ["", ".", "..", TEXTS].contains(&name.as_str());
+            if taken || name.contains(['/', '\0']) || name.len() > 255 {
+                return Err(ServerError::BadName(name.clone()));
+            }
+            if files[..at].iter().any(|other| other.name == *name) {
+                return Err(ServerError::SameName(name.clone()));
+            }
+        }
+        Ok(Self { files, owner, texts: Mutex::default() })
+    }
+
+    /// Keeps a text for a file that is being opened; gives its handle.
+    pub(crate) fn keep(&self, text: Vec<u8>) -> Result<u64, ErrorKind> {
+        let mut texts = self.texts();
+        if texts.open.len() >= TEXTS_MAX {
+            return Err(ErrorKind::NoSpace);
+        }
+        texts.last += 1;
+        let handle = texts.last;
+        texts.open.insert(handle, text.into());
+        Ok(handle)
+    }
+
+    pub(crate) fn text(&self, handle: u64) -> Option<Arc<[u8]>> {
+        self.texts().open.get(&handle).cloned()
+    }
+
+    pub(crate) fn forget(&self, handle: u64) {
+        self.texts().open.remove(&handle);
+    }
+
+    /// A table of texts is whole at any time: a panic elsewhere does not matter.
+    fn texts(&self) -> MutexGuard<'_, Texts> {
+        self.texts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,192 @@
+//! The files: their numbers, names and attributes. All are there from the start, and stay.
+
+use forebay_fuse_wire::Attributes;
+
+use crate::server::{Owner, SharedFile};
+
+/// The name of the directory with the texts.
+pub(crate) const TEXTS: &str = ".forebay";
+/// The directory in it with a text for each volume.
+const VOLUMES: &str = "volumes";
+/// The texts in it, in the order of their numbers.
+const NAMES: [&str; 3] = ["status", "status.json", "metrics"];
+
+const ROOT: u64 = 1;
+const TEXT_DIRECTORY: u64 = 2;
+const VOLUME_TEXTS: u64 = 3;
+const FIRST_TEXT: u64 = 16;
+const FIRST_VOLUME: u64 = 0x1000;
+const FIRST_VOLUME_TEXT: u64 = 0x2000;
+
+const DIRECTORY: u32 = 0o040_000;
+const FILE: u32 = 0o100_000;
+
+/// A text to read.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Topic {
+    /// What is served and how it is doing, for people.
+    Status,
+    /// The same as JSON.
+    Json,
+    /// Every counter, for Prometheus.
+    Metrics,
+    /// One volume, by its place in the list.
+    Volume(usize),
+}
+
+impl Topic {
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        match self {
+            Self::Status => 0,
+            Self::Json => 1,
+            Self::Metrics => 2,
+            Self::Volume(at) => 3 + at as u64,
+        }
+    }
+
+    /// The text of that number.
+    #[must_use]
+    pub fn of(number: u64) -> Self {
+        match number {
+            0 => Self::Status,
+            1 => Self::Json,
+            2 => Self::Metrics,
+            at => Self::Volume((at - 3) as usize),
+        }
+    }
+}
+
+/// A file or directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Node {
+    Root,
+    TextDirectory,
+    VolumeTexts,
+    Text(Topic),
+    Volume(usize),
+}
+
+impl Node {
+    pub fn number(self) -> u64 {
+        match self {
+            Self::Root => ROOT,
+            Self::TextDirectory => TEXT_DIRECTORY,
+            Self::VolumeTexts => VOLUME_TEXTS,
+            Self::Text(Topic::Volume(at)) => FIRST_VOLUME_TEXT + at as u64,
+            Self::Text(topic) => FIRST_TEXT + topic.number(),
+            Self::Volume(at) => FIRST_VOLUME + at as u64,
+        }
+    }
+
+    /// The node of a number, in a tree of so many volumes.
+    pub fn of(number: u64, volumes: usize) -> Option<Self> {
+        let below = |first: u64, count: usize| {
+            let at = usize::try_from(number.checked_sub(first)?).ok()?;
+            (at < count).then_some(at)
+        };
+        match number {
+            ROOT => Some(Self::Root),
+            TEXT_DIRECTORY => Some(Self::TextDirectory),
+            VOLUME_TEXTS => Some(Self::VolumeTexts),
+            _ => below(FIRST_TEXT, NAMES.len())
+                .map(|at| Self::Text(Topic::of(at as u64)))
+                .or_else(|| below(FIRST_VOLUME, volumes).map(Self::Volume))
+                .or_else(|| {
+                    below(FIRST_VOLUME_TEXT, volumes).map(|at| Self::Text(Topic::Volume(at)))
+                }),
+        }
+    }
+
+    /// Whether there are files in it.
+    pub fn is_directory(self) -> bool {
+        matches!(self, Self::Root | Self::TextDirectory | Self::VolumeTexts)
+    }
+
+    /// What is in a directory, with names; `.` and `..` first.
+    pub fn entries(self, files: &[SharedFile]) -> Vec<(Self, &str)> {
+        let mut entries = vec![(self, "."), (Self::Root, "..")];
+        let volumes = files.iter().enumerate();
+        match self {
+            Self::Root => {
+                entries.push((Self::TextDirectory, TEXTS));
+                entries.extend(volumes.map(|(at, file)| (Self::Volume(at), file.name.as_str())));
+            }
+            Self::TextDirectory => {
+                let text = |(at, name)| (Self::Text(Topic::of(at)), name);
+                entries.extend((0..).zip(NAMES).map(text));
+                entries.push((Self::VolumeTexts, VOLUMES));
+            }
+            Self::VolumeTexts => {
+                entries[1].0 = Self::TextDirectory;
+                let text = |at| Self::Text(Topic::Volume(at));
+                entries.extend(volumes.map(|(at, file)| (text(at), file.name.as_str())));
+            }
+            Self::Text(_) | Self::Volume(_) => entries.clear(),
+        }
+        entries
+    }
+
+    /// What of that name is in a directory.
+    pub fn child(self, name: &[u8], files: &[SharedFile]) -> Option<Self> {
+        let entries = self.entries(files);
+        let found = entries.iter().skip(2).find(|(_, known)| known.as_bytes() == name);
+        found.map(|&(node, _)| node)
+    }
+
+    pub fn attributes(self, files: &[SharedFile], owner: Owner) -> Attributes {
+        let (mode, links, size) = match self {
+            Self::Root => (DIRECTORY | 0o755, 3, 0),
+            Self::TextDirectory => (DIRECTORY | 0o500, 3, 0),
+            Self::VolumeTexts => (DIRECTORY | 0o500, 2, 0),
+            Self::Text(_) => (FILE | 0o400, 1, 0),
+            Self::Volume(at) if files[at].read_only => (FILE | 0o400, 1, files[at].size),
+            Self::Volume(at) => (FILE | 0o600, 1, files[at].size),
+        };
+        let Owner { uid, gid, seconds } = owner;
+        Attributes { node: self.number(), size, mode, links, uid, gid, seconds }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files() -> Vec<SharedFile> {
+        let file = |name: &str| SharedFile {
+            name: name.to_owned(),
+            size: 4096,
+            read_only: false,
+            holes: true,
+        };
+        vec![file("a"), file("status")]
+    }
+
+    #[test]
+    fn every_node_is_found_by_name_and_by_number() {
+        let files = files();
+        let mut seen = Vec::new();
+        let mut walk = vec![Node::Root];
+        while let Some(node) = walk.pop() {
+            assert_eq!(Node::of(node.number(), files.len()), Some(node));
+            assert!(!seen.contains(&node.number()), "{node:?}");
+            seen.push(node.number());
+            for (child, name) in node.entries(&files).into_iter().skip(2) {
+                assert_eq!(node.child(name.as_bytes(), &files), Some(child));
+                walk.push(child);
+            }
+        }
+        assert_eq!(seen.len(), 3 + 3 + 2 * 2);
+    }
+
+    #[test]
+    fn what_is_not_there_is_not_found() {
+        for number in [0, 4, 15, 19, 0x1002, 0x2002, u64::MAX] {
+            assert_eq!(Node::of(number, 2), None, "{number}");
+        }
+        assert_eq!(Node::Root.child(b"b", &files()), None);
+        assert_eq!(Node::Root.child(b".", &files()), None);
+        assert_eq!(Node::Volume(0).child(b"a", &files()), None);
+    }
+}

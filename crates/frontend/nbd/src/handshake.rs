@@ -1,0 +1,334 @@
+//! The handshake: greeting, flags and options, until an export is chosen.
+//!
+//! Nothing is stored of an option that has not come in full, and an option has a largest size.
+//! What is refused by its header alone has its data skipped.
+
+use std::sync::Arc;
+
+use forebay_block::{Export, REQUEST_MAX};
+use forebay_nbd_wire::{
+    BASE_ALLOCATION, ClientFlags, ExportReply, Greeting, HandshakeFlags, Info, InfoKind,
+    InfoRequest, MetaContext, MetaRequest, OptionCode, OptionHeader, OptionReplyKind as Kind,
+    PAYLOAD_MAX, ServerEntry, TransmissionFlags, WireError, encode_option_reply,
+};
+
+use crate::Tls;
+use crate::server::Shared;
+
+/// Bytes in the longest option: a name and some queries.
+pub(crate) const OPTION_MAX: u32 = 32 << 10;
+/// The number of the only metadata context.
+pub(crate) const ALLOCATION_CONTEXT: u32 = 1;
+
+/// The smallest preferred block that the protocol allows.
+const PREFERRED_MIN: u32 = 512;
+
+/// What is agreed on when the handshake ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Agreement {
+    /// Place of the export.
+    pub export: usize,
+    /// Whether data and errors are sent in chunks.
+    pub structured: bool,
+    /// Whether `base:allocation` may be asked for.
+    pub allocation: bool,
+}
+
+/// What follows an option.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// More options.
+    Options,
+    /// The same over TLS.
+    StartTls,
+    /// The transmission phase.
+    Transmit(Agreement),
+    /// The end.
+    Close,
+}
+
+pub(crate) struct Handshake {
+    shared: Arc<Shared>,
+    in_tls: bool,
+    flags: Option<ClientFlags>,
+    options: u32,
+    skip: u32,
+    structured: bool,
+    /// The export for which `base:allocation` was chosen last.
+    allocation: Option<usize>,
+}
+
+impl Handshake {
+    pub fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            in_tls: false,
+            flags: None,
+            options: 0,
+            skip: 0,
+            structured: false,
+            allocation: None,
+        }
+    }
+
+    /// Forgets all that was agreed on without TLS. Only the client's flags stay, since they are
+    /// not sent again.
+    pub fn enter_tls(&mut self) {
+        *self = Self { in_tls: true, flags: self.flags, ..Self::new(Arc::clone(&self.shared)) };
+    }
+
+    pub fn greet(out: &mut Vec<u8>) {
+        let flags = HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES;
+        out.extend_from_slice(&Greeting { flags }.encode());
+    }
+
+    /// Takes what it can of `bytes`; returns how many were used and what follows.
+    pub fn receive(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
+        let mut rest = bytes;
+        loop {
+            let skipped = rest.len().min(self.skip as usize);
+            rest = &rest[skipped..];
+            self.skip -= skipped as u32;
+            let step = match self.flags {
+                None => self.client_flags(rest),
+                Some(flags) => self.option(flags, rest, out),
+            };
+            let Some((used, next)) = step else { return (bytes.len() - rest.len(), Next::Options) };
+            rest = &rest[used..];
+            if next != Next::Options {
+                return (bytes.len() - rest.len(), next);
+            }
+        }
+    }
+
+    fn client_flags(&mut self, bytes: &[u8]) -> Option<(usize, Next)> {
+        let flags = ClientFlags::decode(bytes.first_chunk()?);
+        let known = ClientFlags::FIXED_NEWSTYLE | ClientFlags::NO_ZEROES;
+        let unknown = flags.without(known);
+        if unknown != ClientFlags::NONE {
+            tracing::info!("client set unknown handshake flags {:#x}: closing", unknown.0);
+            return Some((ClientFlags::BYTES, Next::Close));
+        }
+        self.flags = Some(flags);
+        Some((ClientFlags::BYTES, Next::Options))
+    }
+
+    /// Takes one option, or nothing when it has not come in full.
+    fn option(
+        &mut self,
+        flags: ClientFlags,
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Option<(usize, Next)> {
+        let (head, rest) = bytes.split_first_chunk()?;
+        let header = match OptionHeader::decode(head) {
+            Ok(header) => header,
+            Err(error) => {
+                tracing::info!("client sent no option: {error}: closing");
+                return Some((bytes.len(), Next::Close));
+            }
+        };
+        if let Some(next) = self.judge(flags, header, out) {
+            self.options += 1;
+            self.skip = header.len;
+            return Some((OptionHeader::BYTES, next));
+        }
+        let data = rest.get(..header.len as usize)?;
+        self.options += 1;
+        Some((OptionHeader::BYTES + data.len(), self.act(flags, header.code, data, out)))
+    }
+
+    /// What the header alone decides, if anything.
+    fn judge(&self, flags: ClientFlags, header: OptionHeader, out: &mut Vec<u8>) -> Option<Next> {
+        let code = header.code;
+        let is_export_name = code == OptionCode::EXPORT_NAME;
+        let must_start_tls = matches!(self.shared.tls, Tls::Required(_)) && !self.in_tls;
+        if self.options >= self.shared.limits.options {
+            tracing::info!("client sent {} options: closing", self.options);
+            return Some(Next::Close);
+        }
+        if !flags.has(ClientFlags::FIXED_NEWSTYLE) && !is_export_name {
+            tracing::info!("client sent option {code} without fixed newstyle: closing");
+            return Some(Next::Close);
+        }
+        if code == OptionCode::ABORT {
+            encode_option_reply(out, code, Kind::ACK, |_| ());
+            return Some(Next::Close);
+        }
+        if must_start_tls && code != OptionCode::STARTTLS {
+            if is_export_name {
+                tracing::info!("client chose an export without the TLS it needs: closing");
+                return Some(Next::Close);
+            }
+            return Some(refuse(out, code, Kind::ERR_TLS_REQD, "this server needs TLS"));
+        }
+        if header.len > OPTION_MAX {
+            if is_export_name {
+                return Some(Next::Close);
+            }
+            return Some(refuse(out, code, Kind::ERR_TOO_BIG, "the option is longer than 32 KiB"));
+        }
+        None
+    }
+
+    fn act(
+        &mut self,
+        flags: ClientFlags,
+        code: OptionCode,
+        data: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Next {
+        match code {
+            OptionCode::EXPORT_NAME => self.export_name(flags, data, out),
+            OptionCode::INFO | OptionCode::GO => self.info(code, data, out),
+            OptionCode::LIST_META_CONTEXT | OptionCode::SET_META_CONTEXT => {
+                self.meta_context(code, data, out)
+            }
+            OptionCode::LIST | OptionCode::STRUCTURED_REPLY | OptionCode::STARTTLS
+                if !data.is_empty() =>
+            {
+                refuse(out, code, Kind::ERR_INVALID, "the option takes no data")
+            }
+            OptionCode::LIST => self.list(out),
+            OptionCode::STRUCTURED_REPLY => {
+                self.structured = true;
+                acknowledge(out, code)
+            }
+            OptionCode::STARTTLS => self.start_tls(out),
+            _ => refuse(out, code, Kind::ERR_UNSUP, "the option is not known to this server"),
+        }
+    }
+
+    fn start_tls(&mut self, out: &mut Vec<u8>) -> Next {
+        let code = OptionCode::STARTTLS;
+        if self.in_tls {
+            return refuse(out, code, Kind::ERR_INVALID, "TLS is already in use");
+        }
+        if matches!(self.shared.tls, Tls::Off) {
+            return refuse(out, code, Kind::ERR_POLICY, "this server has no TLS certificate");
+        }
+        acknowledge(out, code);
+        Next::StartTls
+    }
+
+    fn export_name(&mut self, flags: ClientFlags, data: &[u8], out: &mut Vec<u8>) -> Next {
+        let name = std::str::from_utf8(data).ok();
+        let Some(export) = name.and_then(|name| self.shared.find(name)) else {
+            tracing::info!("client asked for an unknown export: closing");
+            return Next::Close;
+        };
+        let (size, flags_of) = (self.shared.exports[export].info.size, self.flags_of(export));
+        out.extend_from_slice(&ExportReply { size, flags: flags_of }.encode());
+        if !flags.has(ClientFlags::NO_ZEROES) {
+            out.extend_from_slice(&[0; ExportReply::ZEROES]);
+        }
+        self.agree(export)
+    }
+
+    fn list(&self, out: &mut Vec<u8>) -> Next {
+        for export in &self.shared.exports {
+            encode_option_reply(out, OptionCode::LIST, Kind::SERVER, |out| {
+                ServerEntry { name: &export.name, description: &export.description }.encode(out);
+            });
+        }
+        acknowledge(out, OptionCode::LIST)
+    }
+
+    fn info(&mut self, code: OptionCode, data: &[u8], out: &mut Vec<u8>) -> Next {
+        let request = match InfoRequest::decode(data) {
+            Ok(request) => request,
+            Err(error) => return invalid(out, code, error),
+        };
+        let Some(place) = self.shared.find(request.name) else {
+            return unknown_export(out, code, request.name);
+        };
+        let export = &self.shared.exports[place];
+        let mut tell = |info: Info<'_>| {
+            encode_option_reply(out, code, Kind::INFO, |out| info.encode(out));
+        };
+        tell(Info::Export { size: export.info.size, flags: self.flags_of(place) });
+        if request.wants(InfoKind::NAME) {
+            tell(Info::Name(&export.name));
+        }
+        if request.wants(InfoKind::DESCRIPTION) {
+            tell(Info::Description(&export.description));
+        }
+        if request.wants(InfoKind::BLOCK_SIZE) {
+            let (preferred, maximum) = (preferred_block(export), PAYLOAD_MAX);
+            tell(Info::BlockSize { minimum: 1, preferred, maximum });
+        }
+        acknowledge(out, code);
+        if code == OptionCode::GO { self.agree(place) } else { Next::Options }
+    }
+
+    fn meta_context(&mut self, code: OptionCode, data: &[u8], out: &mut Vec<u8>) -> Next {
+        let choose = code == OptionCode::SET_META_CONTEXT;
+        if choose {
+            self.allocation = None;
+        }
+        if !self.structured {
+            let message = "structured replies must be negotiated first";
+            return refuse(out, code, Kind::ERR_INVALID, message);
+        }
+        let request = match MetaRequest::decode(data) {
+            Ok(request) => request,
+            Err(error) => return invalid(out, code, error),
+        };
+        let Some(export) = self.shared.find(request.name) else {
+            return unknown_export(out, code, request.name);
+        };
+        let asked = request.queries().any(|q| q == BASE_ALLOCATION || (!choose && q == "base:"));
+        if asked || (!choose && request.count == 0) {
+            let id = if choose { ALLOCATION_CONTEXT } else { 0 };
+            encode_option_reply(out, code, Kind::META_CONTEXT, |out| {
+                MetaContext { id, name: BASE_ALLOCATION }.encode(out);
+            });
+            if choose {
+                self.allocation = Some(export);
+            }
+        }
+        acknowledge(out, code)
+    }
+
+    fn agree(&self, export: usize) -> Next {
+        let allocation = self.allocation == Some(export);
+        Next::Transmit(Agreement { export, structured: self.structured, allocation })
+    }
+
+    fn flags_of(&self, export: usize) -> TransmissionFlags {
+        type T = TransmissionFlags;
+        let info = &self.shared.exports[export].info;
+        let always = T::HAS_FLAGS | T::SEND_FLUSH | T::SEND_FUA | T::SEND_CACHE;
+        // All connections of an export meet the same volume, and its flush covers them all.
+        (always | T::CAN_MULTI_CONN)
+            .with_if(info.read_only, T::READ_ONLY)
+            .with_if(info.rotational, T::ROTATIONAL)
+            .with_if(info.discard && !info.read_only, T::SEND_TRIM)
+            .with_if(!info.read_only, T::SEND_WRITE_ZEROES | T::SEND_FAST_ZERO)
+            .with_if(self.structured, T::SEND_DF)
+    }
+}
+
+fn preferred_block(export: &Export) -> u32 {
+    let wanted = export.preferred_block.clamp(PREFERRED_MIN, REQUEST_MAX as u32);
+    1 << wanted.ilog2()
+}
+
+fn acknowledge(out: &mut Vec<u8>, code: OptionCode) -> Next {
+    encode_option_reply(out, code, Kind::ACK, |_| ());
+    Next::Options
+}
+
+fn refuse(out: &mut Vec<u8>, code: OptionCode, kind: Kind, message: &str) -> Next {
+    encode_option_reply(out, code, kind, |out| out.extend_from_slice(message.as_bytes()));
+    Next::Options
+}
+
+fn invalid(out: &mut Vec<u8>, code: OptionCode, error: WireError) -> Next {
+    refuse(out, code, Kind::ERR_INVALID, &error.to_string())
+}
+
+fn unknown_export(out: &mut Vec<u8>, code: OptionCode, name: &str) -> Next {
+    let shown: String = name.chars().take(64).collect();
+    refuse(out, code, Kind::ERR_UNKNOWN, &format!("there is no export {shown:?}"))
+}

@@ -1,0 +1,172 @@
+//! The requests in flight. Each has one place in a table and is carried out in one or more
+//! pieces, each an `Io` of its own; the reply is made when the last piece is done.
+//!
+//! A piece stays within a stripe. So nobody below has to cut it again, and its buffer is never
+//! larger than what pools keep at hand.
+
+use forebay_block::{ByteRange, Completion, IoBuf, IoError, IoTag, STRIPE_SIZE};
+
+/// The first piece of a range, and what is behind it.
+pub(crate) fn cut(range: ByteRange) -> (ByteRange, ByteRange) {
+    let end = (range.offset / STRIPE_SIZE + 1).saturating_mul(STRIPE_SIZE).min(range.end());
+    let first = ByteRange::new(range.offset, end - range.offset);
+    (first, ByteRange::new(end, range.end() - end))
+}
+
+/// All pieces of a range, in order.
+pub(crate) fn pieces(range: ByteRange) -> impl Iterator<Item = ByteRange> + Clone {
+    let mut rest = range;
+    std::iter::from_fn(move || {
+        let (first, behind) = cut(rest);
+        rest = behind;
+        (!first.is_empty()).then_some(first)
+    })
+}
+
+/// What the reply to a request needs to know of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub cookie: u64,
+    pub offset: u64,
+    /// Bytes of its buffers, all together.
+    pub bytes: u32,
+    pub returns_data: bool,
+    pub fast_only: bool,
+}
+
+/// A request that waits for its pieces.
+#[derive(Debug)]
+struct Pending {
+    asked: Asked,
+    /// Pieces not done.
+    left: usize,
+    /// Why the first piece that failed did.
+    error: Option<IoError>,
+    /// The buffers of the pieces that are done, when there are several.
+    parts: Vec<IoBuf>,
+}
+
+/// A request whose last piece is done.
+pub(crate) struct Finished {
+    pub asked: Asked,
+    pub error: Option<IoError>,
+    parts: Vec<IoBuf>,
+    last: IoBuf,
+}
+
+impl Finished {
+    /// The buffers of its pieces, in order.
+    pub fn buffers(&self) -> &[IoBuf] {
+        if self.parts.is_empty() { std::slice::from_ref(&self.last) } else { &self.parts }
+    }
+}
+
+/// All requests of a connection that are in flight.
+#[derive(Default)]
+pub(crate) struct InFlight {
+    places: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    requests: usize,
+    pieces: usize,
+}
+
+impl InFlight {
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    pub fn pieces(&self) -> usize {
+        self.pieces
+    }
+
+    /// Takes a request of so many pieces; returns its place, for [`tag`].
+    pub fn insert(&mut self, asked: Asked, pieces: usize) -> usize {
+        let mut parts = Vec::new();
+        if pieces > 1 {
+            parts.resize_with(pieces, IoBuf::empty);
+        }
+        self.requests += 1;
+        self.pieces += pieces;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            self.places.len() - 1
+        });
+        self.places[place] = Some(Pending { asked, left: pieces, error: None, parts });
+        place
+    }
+
+    /// Takes the end of a piece; returns the request if it was the last.
+    pub fn complete(&mut self, done: Completion) -> Option<Finished> {
+        let (place, piece) = (done.tag.0 as u32 as usize, (done.tag.0 >> 32) as usize);
+        let slot = &mut self.places[place];
+        let request = slot.as_mut().expect("a completion names a request in flight");
+        self.pieces -= 1;
+        request.left -= 1;
+        if let Err(error) = done.result {
+            request.error.get_or_insert(error);
+        }
+        let mut last = done.buf;
+        if let Some(part) = request.parts.get_mut(piece) {
+            *part = std::mem::take(&mut last);
+        }
+        if request.left > 0 {
+            return None;
+        }
+        self.requests -= 1;
+        self.free.push(place);
+        let Pending { asked, error, parts, .. } = slot.take()?;
+        Some(Finished { asked, error, parts, last })
+    }
+}
+
+/// The name of a piece of the request at a place.
+pub(crate) fn tag(place: usize, piece: usize) -> IoTag {
+    IoTag((piece as u64) << 32 | place as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_block::{ErrorKind, Io};
+
+    #[test]
+    fn pieces_cover_the_range_and_stay_within_stripes() {
+        const S: u64 = STRIPE_SIZE;
+        for (offset, len) in [(0, 1), (S - 1, 1), (S - 1, 2), (1, 3 * S), (5 * S, 2 * S)] {
+            let range = ByteRange::new(offset, len);
+            let all: Vec<_> = pieces(range).collect();
+            assert_eq!(all[0].offset, offset);
+            assert!(all.windows(2).all(|pair| pair[0].end() == pair[1].offset));
+            assert_eq!(all.last().unwrap().end(), range.end());
+            assert!(all.iter().all(|p| p.len > 0 && p.offset / S == (p.end() - 1) / S));
+        }
+        assert_eq!(pieces(ByteRange::new(u64::MAX - 1, 1)).count(), 1);
+        assert_eq!(pieces(ByteRange::new(7, 0)).count(), 0);
+    }
+
+    #[test]
+    fn a_request_ends_with_its_last_piece_and_keeps_the_first_error() {
+        let mut in_flight = InFlight::default();
+        let asked = |cookie| {
+            let (returns_data, fast_only) = (true, false);
+            Asked { cookie, offset: 0, bytes: 3, returns_data, fast_only }
+        };
+        let one = in_flight.insert(asked(1), 1);
+        let many = in_flight.insert(asked(2), 3);
+        assert_eq!((in_flight.requests(), in_flight.pieces()), (2, 4));
+        let mut done = |place, piece, result: Result<(), ErrorKind>| {
+            let io = Io::write(tag(place, piece), 0, IoBuf::copy_of(&[piece as u8]));
+            in_flight.complete(io.complete(result.map_err(Into::into)))
+        };
+        assert!(done(many, 2, Ok(())).is_none());
+        assert!(done(many, 0, Err(ErrorKind::Corrupt)).is_none());
+        let single = done(one, 0, Ok(())).unwrap();
+        assert_eq!((single.asked.cookie, single.buffers().len()), (1, 1));
+        let finished = done(many, 1, Err(ErrorKind::Media)).unwrap();
+        let bytes: Vec<u8> = finished.buffers().iter().map(|buf| buf[0]).collect();
+        assert_eq!(bytes, [0, 1, 2]);
+        assert_eq!(finished.error.unwrap().kind(), ErrorKind::Corrupt);
+        assert_eq!((in_flight.requests(), in_flight.pieces()), (0, 0));
+        assert_eq!(in_flight.insert(asked(3), 1), many, "places are used again");
+    }
+}

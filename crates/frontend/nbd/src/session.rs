@@ -1,0 +1,194 @@
+//! One connection: handshake, then transmission, inside TLS or not.
+
+use std::sync::Arc;
+
+use forebay_block::{BufPool, Completion, Outbox, Session};
+
+use crate::handshake::{Agreement, Handshake, Next};
+use crate::server::Shared;
+use crate::tls::TlsLayer;
+use crate::transmission::Transmission;
+
+/// What the event loop holds: the protocol, and TLS around it once that has been started.
+pub(crate) struct NbdSession {
+    protocol: Protocol,
+    tls: Option<Box<TlsLayer>>,
+}
+
+impl NbdSession {
+    pub fn new(shared: Arc<Shared>, pool: BufPool) -> Self {
+        Self { protocol: Protocol::new(shared, pool), tls: None }
+    }
+
+    /// Puts TLS around the connection. A client waits for the answer to `STARTTLS` before it
+    /// says anything: bytes that came along with the request were injected, and end it.
+    fn start_tls(&mut self, injected: usize, out: &mut Outbox) {
+        if injected > 0 {
+            tracing::warn!("{injected} bytes came in plain text behind STARTTLS: closing");
+            self.protocol.die(out);
+            return;
+        }
+        match TlsLayer::new(&self.protocol.shared.tls) {
+            Ok(tls) => {
+                self.protocol.enter_tls();
+                self.tls = Some(Box::new(tls));
+            }
+            Err(error) => {
+                tracing::warn!("cannot start TLS: {error}: closing");
+                self.protocol.die(out);
+            }
+        }
+    }
+}
+
+impl Session for NbdSession {
+    fn start(&mut self, out: &mut Outbox) {
+        Handshake::greet(&mut out.bytes);
+    }
+
+    fn receive(&mut self, bytes: &[u8], out: &mut Outbox) -> usize {
+        if let Some(tls) = &mut self.tls {
+            return tls.receive(&mut self.protocol, bytes, out);
+        }
+        let used = self.protocol.receive(bytes, out);
+        if self.protocol.take_starts_tls() {
+            self.start_tls(bytes.len() - used, out);
+            return bytes.len();
+        }
+        used
+    }
+
+    fn complete(&mut self, done: Completion, out: &mut Outbox) {
+        match &mut self.tls {
+            Some(tls) => tls.complete(&mut self.protocol, done, out),
+            None => self.protocol.complete(done, out),
+        }
+    }
+
+    fn wants_input(&self) -> bool {
+        self.protocol.wants_input()
+    }
+
+    fn is_negotiating(&self) -> bool {
+        matches!(self.protocol.phase, Phase::Handshake(_))
+    }
+
+    fn in_flight(&self) -> usize {
+        self.protocol.in_flight()
+    }
+
+    fn shutdown(&mut self, out: &mut Outbox) {
+        match &mut self.tls {
+            Some(tls) => tls.shutdown(&mut self.protocol, out),
+            None => self.protocol.shutdown(out),
+        }
+    }
+}
+
+/// The protocol in plain text.
+pub(crate) struct Protocol {
+    shared: Arc<Shared>,
+    pool: BufPool,
+    phase: Phase,
+    starts_tls: bool,
+    /// Nothing is read or said any more.
+    dead: bool,
+}
+
+enum Phase {
+    Handshake(Handshake),
+    Transmission(Box<Transmission>),
+}
+
+impl Protocol {
+    fn new(shared: Arc<Shared>, pool: BufPool) -> Self {
+        let phase = Phase::Handshake(Handshake::new(Arc::clone(&shared)));
+        Self { shared, pool, phase, starts_tls: false, dead: false }
+    }
+
+    /// Takes what it can of `bytes`; returns how many were used.
+    pub fn receive(&mut self, bytes: &[u8], out: &mut Outbox) -> usize {
+        let mut used = 0;
+        while !self.dead {
+            match &mut self.phase {
+                Phase::Transmission(transmission) => {
+                    match transmission.receive(&bytes[used..], out) {
+                        Ok(more) => return used + more,
+                        Err(error) => {
+                            tracing::info!("client sent no request: {error}: closing");
+                            self.die(out);
+                        }
+                    }
+                }
+                Phase::Handshake(handshake) => {
+                    let (more, next) = handshake.receive(&bytes[used..], &mut out.bytes);
+                    used += more;
+                    match next {
+                        Next::Options => return used,
+                        Next::Transmit(agreement) => self.transmit(agreement),
+                        Next::Close => self.die(out),
+                        Next::StartTls => {
+                            self.starts_tls = true;
+                            return used;
+                        }
+                    }
+                }
+            }
+        }
+        bytes.len()
+    }
+
+    fn transmit(&mut self, agreement: Agreement) {
+        let info = self.shared.exports[agreement.export].info.clone();
+        let (limits, pool) = (self.shared.limits, self.pool.clone());
+        let transmission = Transmission::new(agreement, info, limits, pool);
+        self.phase = Phase::Transmission(Box::new(transmission));
+    }
+
+    /// Whether the client was just told to go on in TLS; true once.
+    fn take_starts_tls(&mut self) -> bool {
+        std::mem::take(&mut self.starts_tls)
+    }
+
+    fn enter_tls(&mut self) {
+        if let Phase::Handshake(handshake) = &mut self.phase {
+            handshake.enter_tls();
+        }
+    }
+
+    pub fn complete(&mut self, done: Completion, out: &mut Outbox) {
+        let Phase::Transmission(transmission) = &mut self.phase else {
+            unreachable!("requests are made only in the transmission phase");
+        };
+        transmission.complete(done, self.dead, out);
+    }
+
+    /// Whether input would be looked at.
+    pub fn wants_input(&self) -> bool {
+        match &self.phase {
+            _ if self.dead => false,
+            Phase::Handshake(_) => true,
+            Phase::Transmission(transmission) => transmission.wants_input(),
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        match &self.phase {
+            Phase::Handshake(_) => 0,
+            Phase::Transmission(transmission) => transmission.in_flight(),
+        }
+    }
+
+    pub fn shutdown(&mut self, out: &mut Outbox) {
+        match &mut self.phase {
+            Phase::Handshake(_) => self.die(out),
+            Phase::Transmission(transmission) => transmission.stop(out),
+        }
+    }
+
+    /// Ends the connection at once: the stream can no longer be trusted, or is over.
+    pub fn die(&mut self, out: &mut Outbox) {
+        self.dead = true;
+        out.close = true;
+    }
+}

@@ -1,0 +1,192 @@
+//! TLS by certificate: the configuration, and the layer around a session's bytes.
+//!
+//! The layer is rustls without I/O: cipher text in, plain text to the protocol; the protocol's
+//! bytes in, cipher text out. It keeps at most one option or request header of plain text that
+//! the protocol did not use, and takes no more input while the protocol wants none.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use forebay_block::{Completion, Outbox};
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+
+use crate::session::Protocol;
+
+/// Whether clients may or must use TLS.
+#[derive(Clone, Debug, Default)]
+pub enum Tls {
+    /// Clients that ask for it are refused it.
+    #[default]
+    Off,
+    /// Clients choose. An attacker on the wire can choose for them: prefer `Required`.
+    Allowed(TlsConfig),
+    /// Nothing but `STARTTLS` is answered without it.
+    Required(TlsConfig),
+}
+
+/// Certificates, ready for use.
+#[derive(Clone)]
+pub struct TlsConfig {
+    server: Arc<ServerConfig>,
+}
+
+impl fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TlsConfig")
+    }
+}
+
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file is not PEM.
+    #[error("the {what} is not valid PEM: {source}")]
+    Pem {
+        /// Which of the files.
+        what: &'static str,
+        /// Why.
+        source: pem::Error,
+    },
+    /// A file has no certificate in it.
+    #[error("there is no certificate in the {what}")]
+    NoCertificate {
+        /// Which of the files.
+        what: &'static str,
+    },
+    /// The certificate and the key cannot be used, or not together.
+    #[error("the certificate and its key cannot be used: {0}")]
+    Unusable(#[from] rustls::Error),
+    /// A certificate of the authority cannot be trusted with anything.
+    #[error("the client authority's certificate cannot be used: {0}")]
+    Authority(rustls::Error),
+    /// No verifier can be made of the authority's certificates.
+    #[error("the client authority's certificates cannot be used: {0}")]
+    Verifier(#[from] rustls::server::VerifierBuilderError),
+}
+
+impl TlsConfig {
+    /// A configuration from the contents of PEM files: the server's certificate chain, its
+    /// private key, and, if clients must prove who they are, the certificates of the authority
+    /// that must have signed theirs.
+    ///
+    /// # Errors
+    /// When one of them cannot be read or used.
+    pub fn from_pem(cert: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Result<Self, TlsError> {
+        let chain = certificates(cert, "certificate file")?;
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|source| TlsError::Pem { what: "key file", source })?;
+        let provider = Arc::new(default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()?;
+        let builder = match client_ca {
+            None => builder.with_no_client_auth(),
+            Some(ca) => {
+                let mut roots = RootCertStore::empty();
+                for cert in certificates(ca, "client authority file")? {
+                    roots.add(cert).map_err(TlsError::Authority)?;
+                }
+                let roots = Arc::new(roots);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+                builder.with_client_cert_verifier(verifier.build()?)
+            }
+        };
+        Ok(Self { server: Arc::new(builder.with_single_cert(chain, key)?) })
+    }
+}
+
+fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let all = all.map_err(|source| TlsError::Pem { what, source })?;
+    if all.is_empty() { Err(TlsError::NoCertificate { what }) } else { Ok(all) }
+}
+
+/// TLS around a protocol.
+pub(crate) struct TlsLayer {
+    connection: ServerConnection,
+    /// Plain text from the client that the protocol has not used yet.
+    received: Vec<u8>,
+    /// What the protocol says in plain text; empty between calls.
+    inner: Outbox,
+}
+
+impl TlsLayer {
+    pub fn new(tls: &Tls) -> Result<Self, rustls::Error> {
+        let (Tls::Allowed(config) | Tls::Required(config)) = tls else {
+            return Err(rustls::Error::General("TLS is off".into()));
+        };
+        let mut connection = ServerConnection::new(Arc::clone(&config.server))?;
+        // The protocol bounds what it says by what is in flight.
+        connection.set_buffer_limit(None);
+        Ok(Self { connection, received: Vec::new(), inner: Outbox::default() })
+    }
+
+    pub fn receive(&mut self, protocol: &mut Protocol, bytes: &[u8], out: &mut Outbox) -> usize {
+        let mut rest = bytes;
+        loop {
+            self.feed(protocol);
+            if self.inner.close {
+                rest = &[];
+            }
+            if rest.is_empty() || !protocol.wants_input() {
+                break;
+            }
+            if let Err(error) = self.decrypt(&mut rest) {
+                tracing::warn!("TLS failed: {error}: closing");
+                protocol.die(&mut self.inner);
+            }
+        }
+        self.flush(out);
+        bytes.len() - rest.len()
+    }
+
+    pub fn complete(&mut self, protocol: &mut Protocol, done: Completion, out: &mut Outbox) {
+        protocol.complete(done, &mut self.inner);
+        self.feed(protocol);
+        self.flush(out);
+    }
+
+    pub fn shutdown(&mut self, protocol: &mut Protocol, out: &mut Outbox) {
+        protocol.shutdown(&mut self.inner);
+        self.flush(out);
+    }
+
+    /// Takes some cipher text and keeps the plain text of it.
+    fn decrypt(&mut self, bytes: &mut &[u8]) -> Result<(), rustls::Error> {
+        let general = |error: std::io::Error| rustls::Error::General(error.to_string());
+        self.connection.read_tls(bytes).map_err(general)?;
+        let state = self.connection.process_new_packets()?;
+        let before = self.received.len();
+        self.received.resize(before + state.plaintext_bytes_to_read(), 0);
+        self.connection.reader().read_exact(&mut self.received[before..]).map_err(general)
+    }
+
+    /// Offers the plain text at hand to the protocol.
+    fn feed(&mut self, protocol: &mut Protocol) {
+        if protocol.wants_input() && !self.received.is_empty() {
+            let used = protocol.receive(&self.received, &mut self.inner);
+            self.received.drain(..used);
+        }
+    }
+
+    /// Encrypts what the protocol said.
+    fn flush(&mut self, out: &mut Outbox) {
+        out.ios.append(&mut self.inner.ios);
+        // Writing to memory: neither call can fail.
+        let _ = self.connection.writer().write_all(&self.inner.bytes);
+        self.inner.bytes.clear();
+        if std::mem::take(&mut self.inner.close) {
+            self.connection.send_close_notify();
+            out.close = true;
+        }
+        while self.connection.wants_write() {
+            if self.connection.write_tls(&mut out.bytes).is_err() {
+                break;
+            }
+        }
+    }
+}

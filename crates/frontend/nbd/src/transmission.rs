@@ -1,0 +1,382 @@
+//! The transmission phase: requests in, `Io` down, completions up, replies out.
+//!
+//! Invariants: each request is answered exactly once (`DISC` excepted); requests in flight and
+//! their bytes are within the limits; a write is passed on only when all its data has come, and
+//! memory is taken only as it comes; the payload of a refused write is skipped, never stored.
+
+use forebay_block::{
+    BufPool, ByteRange, Completion, DeviceInfo, Endpoint, Io, IoBuf, IoFlags, IoOp, Outbox,
+};
+use forebay_nbd_wire::{
+    Command, CommandFlags as Flags, Extent, NbdError, PAYLOAD_MAX, Request, WireResult,
+};
+
+use crate::Limits;
+use crate::errors::{Refusal, number};
+use crate::handshake::{ALLOCATION_CONTEXT, Agreement};
+use crate::in_flight::{Asked, InFlight, cut, pieces, tag};
+use crate::reply::Replies;
+
+pub(crate) struct Transmission {
+    agreement: Agreement,
+    info: DeviceInfo,
+    limits: Limits,
+    pool: BufPool,
+    in_flight: InFlight,
+    /// Bytes of the requests in flight, a write being received included.
+    bytes: u64,
+    payload: Option<Payload>,
+    phase: Phase,
+    /// A request waits in the input for others to finish.
+    stalled: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Serving,
+    /// New requests are refused.
+    Stopping,
+    /// The client said goodbye; input is ignored.
+    Leaving,
+}
+
+/// What follows a `WRITE` in the input.
+enum Payload {
+    Store(Incoming),
+    Skip { left: usize },
+}
+
+/// A write whose data is coming in.
+struct Incoming {
+    request: Request,
+    flags: IoFlags,
+    /// The buffers of the pieces that are complete.
+    full: Vec<IoBuf>,
+    /// The buffer of the next piece, and how much of it has come.
+    buf: IoBuf,
+    filled: usize,
+    /// The pieces behind that one.
+    behind: ByteRange,
+}
+
+/// What to do with a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Verdict {
+    Pass { op: IoOp, flags: IoFlags },
+    Status,
+    Disconnect,
+}
+
+impl Transmission {
+    pub fn new(agreement: Agreement, info: DeviceInfo, limits: Limits, pool: BufPool) -> Self {
+        Self {
+            agreement,
+            info,
+            limits,
+            pool,
+            in_flight: InFlight::default(),
+            bytes: 0,
+            payload: None,
+            phase: Phase::Serving,
+            stalled: false,
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.pieces()
+    }
+
+    pub fn wants_input(&self) -> bool {
+        !self.stalled && self.phase != Phase::Leaving
+    }
+
+    /// No new requests; closes as soon as none is in flight.
+    pub fn stop(&mut self, out: &mut Outbox) {
+        if self.phase == Phase::Serving {
+            self.phase = Phase::Stopping;
+        }
+        self.close_if_idle(out);
+    }
+
+    /// Takes what it can of `bytes`; returns how many were used.
+    ///
+    /// # Errors
+    /// When the stream is out of step; the connection must be closed.
+    pub fn receive(&mut self, bytes: &[u8], out: &mut Outbox) -> WireResult<usize> {
+        let mut rest = bytes;
+        loop {
+            if self.phase == Phase::Leaving {
+                return Ok(bytes.len());
+            }
+            if let Some(payload) = self.payload.take() {
+                let used = self.receive_payload(payload, rest, out);
+                rest = &rest[used..];
+                if self.payload.is_some() && rest.is_empty() {
+                    break;
+                }
+                continue;
+            }
+            let Some((head, tail)) = rest.split_first_chunk() else { break };
+            if !self.request(Request::decode(head)?, out) {
+                self.stalled = true;
+                break;
+            }
+            rest = tail;
+        }
+        Ok(bytes.len() - rest.len())
+    }
+
+    fn receive_payload(&mut self, payload: Payload, bytes: &[u8], out: &mut Outbox) -> usize {
+        match payload {
+            Payload::Skip { left } => {
+                let used = left.min(bytes.len());
+                self.payload = (used < left).then_some(Payload::Skip { left: left - used });
+                used
+            }
+            Payload::Store(incoming) => self.store(incoming, bytes, out),
+        }
+    }
+
+    /// Takes data of a write, at most to the end of a piece; passes the write on after the last.
+    fn store(&mut self, mut write: Incoming, bytes: &[u8], out: &mut Outbox) -> usize {
+        let used = (write.buf.len() - write.filled).min(bytes.len());
+        write.buf[write.filled..write.filled + used].copy_from_slice(&bytes[..used]);
+        write.filled += used;
+        if write.filled < write.buf.len() {
+            self.payload = Some(Payload::Store(write));
+        } else if !write.behind.is_empty() {
+            let (next, behind) = cut(write.behind);
+            let buf = self.pool.get(next.len as usize);
+            write.full.push(std::mem::replace(&mut write.buf, buf));
+            self.payload = Some(Payload::Store(Incoming { filled: 0, behind, ..write }));
+        } else {
+            let Incoming { request, flags, full, buf, .. } = write;
+            let place = self.begin(&request, request.len, flags, full.len() + 1);
+            let bufs = full.into_iter().chain([buf]);
+            for (piece, (range, buf)) in pieces(range_of(&request)).zip(bufs).enumerate() {
+                let (tag, op, client) = (tag(place, piece), IoOp::Write, None);
+                self.push(out, Io { tag, op, range, flags, client, buf });
+            }
+        }
+        used
+    }
+
+    /// Takes a request, or refuses to for now because too much is in flight.
+    fn request(&mut self, request: Request, out: &mut Outbox) -> bool {
+        match self.judge(&request) {
+            Ok(Verdict::Pass { op, flags }) => return self.pass(request, op, flags, out),
+            Ok(Verdict::Status) => {
+                // The allocation of the primary is not known: it is data, which is always true.
+                let extent = Extent { len: request.len, status: 0 };
+                self.replies(out).status(request.cookie, ALLOCATION_CONTEXT, extent);
+            }
+            Ok(Verdict::Disconnect) => {
+                self.phase = Phase::Leaving;
+                self.close_if_idle(out);
+            }
+            Err(Refusal { error, message }) => {
+                self.replies(out).failed(request.cookie, error, message);
+                if request.command == Command::WRITE {
+                    self.payload = Some(Payload::Skip { left: request.len as usize });
+                }
+            }
+        }
+        true
+    }
+
+    fn pass(&mut self, request: Request, op: IoOp, flags: IoFlags, out: &mut Outbox) -> bool {
+        let carries = matches!(op, IoOp::Read | IoOp::Write);
+        let bytes = if carries { request.len } else { 0 };
+        let full = self.in_flight.requests() >= self.limits.requests;
+        let heavy = self.bytes > 0 && self.bytes + u64::from(bytes) > self.limits.bytes;
+        if full || heavy {
+            return false;
+        }
+        self.bytes += u64::from(bytes);
+        let range = range_of(&request);
+        match op {
+            IoOp::Write => {
+                let (first, behind) = cut(range);
+                let (full, buf) = (Vec::new(), self.pool.get(first.len as usize));
+                let write = Incoming { request, flags, full, buf, filled: 0, behind };
+                self.payload = Some(Payload::Store(write));
+            }
+            IoOp::Read => {
+                let place = self.begin(&request, bytes, flags, pieces(range).count());
+                for (piece, range) in pieces(range).enumerate() {
+                    let buf = self.pool.get(range.len as usize);
+                    let tag = tag(place, piece);
+                    self.push(out, Io { tag, op, range, flags, client: None, buf });
+                }
+            }
+            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => {
+                let place = self.begin(&request, bytes, flags, 1);
+                let (tag, buf) = (tag(place, 0), IoBuf::empty());
+                self.push(out, Io { tag, op, range, flags, client: None, buf });
+            }
+        }
+        true
+    }
+
+    fn begin(&mut self, request: &Request, bytes: u32, flags: IoFlags, pieces: usize) -> usize {
+        let asked = Asked {
+            cookie: request.cookie,
+            offset: request.offset,
+            bytes,
+            returns_data: request.command == Command::READ,
+            fast_only: flags.fast_only,
+        };
+        self.in_flight.insert(asked, pieces)
+    }
+
+    fn push(&self, out: &mut Outbox, io: Io) {
+        out.ios.push((Endpoint(self.agreement.export), io));
+    }
+
+    /// Decides about a request from its header alone.
+    fn judge(&self, request: &Request) -> Result<Verdict, Refusal> {
+        if request.command == Command::DISC {
+            return Ok(Verdict::Disconnect);
+        }
+        if self.phase != Phase::Serving {
+            return Err(Refusal::STOPPING);
+        }
+        self.check_flags(request)?;
+        let set = |flag| request.flags.has(flag);
+        let pass = |op, flags| Ok(Verdict::Pass { op, flags });
+        let fua = IoFlags { fua: set(Flags::FUA), ..IoFlags::default() };
+        match request.command {
+            Command::READ | Command::CACHE => {
+                self.check_range(request, NbdError::EINVAL)?;
+                self.check_payload(request)?;
+                pass(IoOp::Read, IoFlags::default())
+            }
+            Command::WRITE => {
+                self.check_writable()?;
+                self.check_payload(request)?;
+                self.check_range(request, NbdError::ENOSPC)?;
+                pass(IoOp::Write, fua)
+            }
+            Command::FLUSH => {
+                if request.offset != 0 || request.len != 0 {
+                    return Err(EINVAL_FLUSH);
+                }
+                pass(IoOp::Flush, IoFlags::default())
+            }
+            Command::TRIM => {
+                self.check_writable()?;
+                if !self.info.discard {
+                    return Err(EINVAL_TRIM);
+                }
+                self.check_range(request, NbdError::EINVAL)?;
+                pass(IoOp::Discard, fua)
+            }
+            Command::WRITE_ZEROES => {
+                self.check_writable()?;
+                self.check_range(request, NbdError::ENOSPC)?;
+                let fast_only = set(Flags::FAST_ZERO);
+                if fast_only && !self.info.fast_zero {
+                    return Err(ENOTSUP_FAST);
+                }
+                pass(IoOp::WriteZeroes, IoFlags { no_hole: set(Flags::NO_HOLE), fast_only, ..fua })
+            }
+            Command::BLOCK_STATUS if !self.agreement.allocation => Err(EINVAL_CONTEXT),
+            Command::BLOCK_STATUS => {
+                self.check_range(request, NbdError::EINVAL)?;
+                Ok(Verdict::Status)
+            }
+            _ => Err(EINVAL_COMMAND),
+        }
+    }
+
+    fn check_flags(&self, request: &Request) -> Result<(), Refusal> {
+        let also = match request.command {
+            Command::READ if self.agreement.structured => Flags::DF,
+            Command::WRITE_ZEROES => Flags::NO_HOLE | Flags::FAST_ZERO,
+            Command::BLOCK_STATUS => Flags::REQ_ONE,
+            _ => Flags::NONE,
+        };
+        let unknown = request.flags.without(Flags::FUA | also);
+        if unknown == Flags::NONE { Ok(()) } else { Err(EINVAL_FLAGS) }
+    }
+
+    fn check_writable(&self) -> Result<(), Refusal> {
+        if self.info.read_only { Err(EPERM) } else { Ok(()) }
+    }
+
+    fn check_payload(&self, request: &Request) -> Result<(), Refusal> {
+        if request.len <= PAYLOAD_MAX {
+            return Ok(());
+        }
+        let message = "the request is longer than 32 MiB";
+        let is_plain_read = request.command == Command::READ && !self.agreement.structured;
+        let is_einval = is_plain_read || request.command == Command::WRITE;
+        let error = if is_einval { NbdError::EINVAL } else { NbdError::EOVERFLOW };
+        Err(Refusal::new(error, message))
+    }
+
+    fn check_range(&self, request: &Request, beyond: NbdError) -> Result<(), Refusal> {
+        if request.len == 0 {
+            return Err(EINVAL_EMPTY);
+        }
+        let range = ByteRange::checked(request.offset, request.len.into());
+        if range.is_some_and(|range| range.end() <= self.info.size) {
+            return Ok(());
+        }
+        Err(Refusal::new(beyond, "the range reaches beyond the end of the export"))
+    }
+
+    /// Takes the end of a piece; replies if it was the last, unless the connection is `dead`.
+    pub fn complete(&mut self, done: Completion, dead: bool, out: &mut Outbox) {
+        let Some(finished) = self.in_flight.complete(done) else { return };
+        let request = finished.asked;
+        self.bytes -= u64::from(request.bytes);
+        self.stalled = false;
+        if dead {
+            return;
+        }
+        let mut replies = self.replies(out);
+        match &finished.error {
+            None if request.returns_data => {
+                let buffers = finished.buffers();
+                replies.data(request.cookie, request.offset, request.bytes, buffers);
+            }
+            None => replies.done(request.cookie),
+            Some(error) => {
+                let number = number(error.kind(), request.fast_only);
+                replies.failed(request.cookie, number, &error.to_string());
+            }
+        }
+        self.close_if_idle(out);
+    }
+
+    /// Ends the connection when it is to end and nothing is in flight; what the client may still
+    /// send is ignored from then on.
+    fn close_if_idle(&mut self, out: &mut Outbox) {
+        if self.phase != Phase::Serving && self.in_flight.pieces() == 0 {
+            self.phase = Phase::Leaving;
+            out.close = true;
+        }
+    }
+
+    fn replies<'a>(&self, out: &'a mut Outbox) -> Replies<'a> {
+        Replies { out: &mut out.bytes, structured: self.agreement.structured }
+    }
+}
+
+/// The range of a request that was found to lie in the export.
+fn range_of(request: &Request) -> ByteRange {
+    ByteRange::new(request.offset, request.len.into())
+}
+
+const EPERM: Refusal = Refusal::new(NbdError::EPERM, "the export is read-only");
+const EINVAL_FLUSH: Refusal = Refusal::new(NbdError::EINVAL, "a flush has no offset and no length");
+const EINVAL_TRIM: Refusal = Refusal::new(NbdError::EINVAL, "the export does not support trimming");
+const EINVAL_EMPTY: Refusal = Refusal::new(NbdError::EINVAL, "the request has no length");
+const EINVAL_FLAGS: Refusal =
+    Refusal::new(NbdError::EINVAL, "a flag does not belong to this command");
+const EINVAL_COMMAND: Refusal = Refusal::new(NbdError::EINVAL, "the command is not known");
+const EINVAL_CONTEXT: Refusal =
+    Refusal::new(NbdError::EINVAL, "no metadata context was negotiated for this export");
+const ENOTSUP_FAST: Refusal =
+    Refusal::new(NbdError::ENOTSUP, "writing zeros is no faster than writing data here");

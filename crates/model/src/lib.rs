@@ -1,0 +1,398 @@
+//! Reference model: what a client may see of a volume, before and after a crash.
+//!
+//! For each sector the model keeps the writes that may still be seen ([`sector`]). Its rules:
+//!
+//! - A read returns, for each sector, a write that was in flight at some time during the read, or
+//!   the last one completed before it; of writes that overlapped in time any may be the last.
+//! - A failed write took effect or not, in each sector on its own. A discard leaves zeros, or
+//!   what the sector held at any time before it.
+//! - A crash may undo every write that had not completed before the submission of a flush that
+//!   completed, unless it completed with force unit access. Whether it did is unknown until the
+//!   sector is read; what is read then stays.
+//!
+//! The model knows nothing of caches. Blocks that must not be mixed are checked on request.
+
+mod content;
+mod sector;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use forebay_block::{BLOCK_SIZE, ByteRange, SECTOR_SIZE, VolumeId};
+
+pub use content::{Content, describe};
+use sector::{Effect, Entry, Found, IN_FLIGHT, Sector};
+
+const SECTOR: u64 = SECTOR_SIZE as u64;
+const BLOCK_SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;
+
+/// What a request does to the sectors it covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Each sector gets the stamp of this request's number.
+    Stamp,
+    /// Zeros.
+    Zero,
+    /// Zeros, or anything older.
+    Discard,
+}
+
+/// A read or a flush that was submitted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Token(u64);
+
+/// A client saw, or would see, what it must not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// Where.
+    pub volume: VolumeId,
+    /// First sector that is wrong.
+    pub sector: u64,
+    /// What was there and what could have been.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, sector {}: {}", self.volume, self.sector, self.what)
+    }
+}
+
+/// One volume as its clients may see it.
+#[derive(Clone, Debug)]
+pub struct Model {
+    volume: VolumeId,
+    sectors: Vec<Sector>,
+    /// Sectors that were once written in part.
+    patched: BTreeSet<usize>,
+    /// Writes in flight: number, first sector and sector after the last.
+    writes: BTreeMap<u64, (u64, u64)>,
+    /// Submissions of the reads in flight.
+    reads: Vec<Token>,
+    /// Events so far.
+    now: u64,
+    /// Submission of the last flush that completed.
+    durable_until: u64,
+    crashed_at: u64,
+    session: u32,
+    /// Whether what was read after a crash is still there after the next one.
+    settles: bool,
+}
+
+impl Model {
+    /// A volume of `size` bytes whose primary holds `initial(sector)`.
+    #[must_use]
+    pub fn new(volume: VolumeId, size: u64, initial: impl Fn(u64) -> Content) -> Self {
+        let sector = |n| Sector { initial: Some(initial(n)), entries: Vec::new() };
+        Self {
+            volume,
+            sectors: (0..size / SECTOR).map(sector).collect(),
+            patched: BTreeSet::new(),
+            writes: BTreeMap::new(),
+            reads: Vec::new(),
+            now: 0,
+            durable_until: 0,
+            crashed_at: 0,
+            session: 0,
+            settles: true,
+        }
+    }
+
+    /// The same volume, judged by flushes alone: what was read after a crash may be gone after the
+    /// next. So it is for a part of the whole, such as a primary without its cache.
+    #[must_use]
+    pub fn by_flushes_alone(mut self) -> Self {
+        self.settles = false;
+        self
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    /// Whether a write may touch `range` now: no part of it belongs to a sector that another
+    /// request is writing in part.
+    #[must_use]
+    pub fn is_free(&self, range: ByteRange) -> bool {
+        covered(range).all(|n| !self.sectors[n].entries.iter().any(|e| e.exclusive))
+    }
+
+    /// Takes the submission of request `id`, a change of `range`; returns the data to write,
+    /// unless it has none. Nothing, when an edge of the range lies within a sector whose content
+    /// is not known for certain: then what the request leaves there could not be told.
+    pub fn begin_write(&mut self, id: u64, range: ByteRange, change: Change) -> Option<Vec<u8>> {
+        assert!(self.is_free(range), "the caller asks is_free first");
+        let mut data = Vec::with_capacity(range.len as usize);
+        let mut plan = Vec::new();
+        for n in covered(range) {
+            let part = part_of(range, n);
+            let whole = part.len() == SECTOR_SIZE;
+            let content = match change {
+                Change::Stamp => Content::Stamp(id),
+                Change::Zero => Content::Zero,
+                Change::Discard => {
+                    Content::Discarded { before: id, patched: !whole || self.patched.contains(&n) }
+                }
+            };
+            if whole || change == Change::Discard {
+                extend(&mut data, |out| content.fill(self.volume, n as u64, out));
+                plan.push((n, content, false));
+                continue;
+            }
+            let mut sector = [0; SECTOR_SIZE];
+            self.settled(n)?.fill(self.volume, n as u64, &mut sector);
+            let mut fresh = [0; SECTOR_SIZE];
+            if change == Change::Stamp {
+                Content::Stamp(id).fill(self.volume, n as u64, &mut fresh);
+            }
+            sector[part.clone()].copy_from_slice(&fresh[part.clone()]);
+            data.extend_from_slice(&fresh[part]);
+            plan.push((n, Content::Bytes(sector.into()), true));
+        }
+        let submitted = self.tick();
+        let horizon = self.reads.iter().map(|t| t.0).min().unwrap_or(self.now);
+        for (n, content, exclusive) in plan {
+            if exclusive {
+                self.patched.insert(n);
+            }
+            let sector = &mut self.sectors[n];
+            sector.trim(horizon, self.durable_until);
+            sector.entries.push(Entry {
+                id,
+                content,
+                submitted,
+                begin: submitted,
+                end: IN_FLIGHT,
+                effect: Effect::Possible,
+                durable: false,
+                acked_in: None,
+                session: self.session,
+                discard: change == Change::Discard,
+                exclusive,
+                doubtful: false,
+            });
+        }
+        let span = covered(range);
+        self.writes.insert(id, (span.start as u64, span.end as u64));
+        Some(data)
+    }
+
+    /// The content of a sector, if it can be only one and nothing is in flight there.
+    fn settled(&self, n: usize) -> Option<&Content> {
+        let sector = &self.sectors[n];
+        let mut allowed = sector.allowed(self.now + 1);
+        let (_, content) = allowed.next()?;
+        (allowed.next().is_none() && sector.quiet(self.now + 1)).then_some(content)
+    }
+
+    /// Takes the end of request `id`: whether it succeeded, and with force unit access.
+    pub fn end_write(&mut self, id: u64, ok: bool, fua: bool) {
+        let now = self.tick();
+        let (from, to) = self.writes.remove(&id).expect("each write ends once");
+        for sector in &mut self.sectors[from as usize..to as usize] {
+            let Some(e) = sector.entries.iter_mut().rev().find(|e| e.id == id) else { continue };
+            e.end = now;
+            e.exclusive = false;
+            if ok {
+                e.acked_in = Some(self.session);
+            }
+            if ok && !e.discard {
+                e.effect = Effect::Certain;
+                e.durable = fua;
+            }
+        }
+    }
+
+    /// Takes the submission of a flush.
+    pub fn begin_flush(&mut self) -> Token {
+        Token(self.tick())
+    }
+
+    /// Takes the success of a flush; a failed one promises nothing.
+    pub fn end_flush(&mut self, flush: Token) {
+        self.tick();
+        self.durable_until = self.durable_until.max(flush.0);
+    }
+
+    /// Takes the failure of a flush. The device may have given up what it held back, so no later
+    /// flush makes the writes so far durable.
+    pub fn fail_flush(&mut self) {
+        self.tick();
+        for e in self.sectors.iter_mut().flat_map(|sector| &mut sector.entries) {
+            e.durable = e.is_durable(self.durable_until);
+            e.doubtful |= e.effect == Effect::Certain && !e.durable;
+        }
+    }
+
+    /// Takes the submission of a read.
+    pub fn begin_read(&mut self) -> Token {
+        let token = Token(self.tick());
+        self.reads.push(token);
+        token
+    }
+
+    /// Takes the end of a read of `range`: what it returned, or nothing if it failed.
+    ///
+    /// # Errors
+    /// The first sector that holds what it must not.
+    pub fn end_read(
+        &mut self,
+        read: Token,
+        range: ByteRange,
+        data: Option<&[u8]>,
+    ) -> Result<(), Violation> {
+        let now = self.tick();
+        self.reads.retain(|&t| t != read);
+        let Some(data) = data else { return Ok(()) };
+        for n in covered(range) {
+            let part = part_of(range, n);
+            let at = n as u64 * SECTOR + part.start as u64 - range.offset;
+            let bytes = &data[at as usize..at as usize + part.len()];
+            let (found, alike) = self.recognise(n, read.0, (part.start, bytes))?;
+            let sector = &mut self.sectors[n];
+            let whole = part.len() == SECTOR_SIZE;
+            if whole && sector.quiet(read.0) && sector.allowed(now).nth(1).is_some() {
+                let discarded =
+                    |e: &Entry| e.discard && e.content.matches(self.volume, n as u64, 0, bytes);
+                if !sector.entries.iter().any(discarded) {
+                    let now_from = if self.settles {
+                        sector.observe(found, now, self.crashed_at, self.durable_until);
+                        found
+                    } else {
+                        sector.observe_for_now(found, now)
+                    };
+                    if alike > 1 {
+                        sector.forget_origin(now_from);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn recognise(
+        &self,
+        n: usize,
+        at: u64,
+        (from, bytes): (usize, &[u8]),
+    ) -> Result<(Found, usize), Violation> {
+        let sector = &self.sectors[n];
+        sector.recognise(self.volume, n as u64, at, (from, bytes)).ok_or_else(|| {
+            let allowed: Vec<String> = sector.allowed(at).map(|(_, c)| c.to_string()).collect();
+            let what = format!("found {}; allowed: {}", describe(bytes), allowed.join(", "));
+            Violation { volume: self.volume, sector: n as u64, what }
+        })
+    }
+
+    /// Power fails, or the process dies: what was in flight never ends, and what was not durable
+    /// may be there or not.
+    pub fn crash(&mut self) {
+        let now = self.tick();
+        self.writes.clear();
+        self.reads.clear();
+        for sector in &mut self.sectors {
+            if !sector.entries.is_empty() {
+                sector.crash(now, self.durable_until);
+            }
+        }
+        self.crashed_at = now;
+        self.session += 1;
+    }
+
+    /// Checks sectors read at rest, from sector `first` on, without learning from them.
+    ///
+    /// # Errors
+    /// The first sector that holds what it must not.
+    pub fn check(&self, first: u64, data: &[u8]) -> Result<(), Violation> {
+        for (i, bytes) in data.chunks(SECTOR_SIZE).enumerate() {
+            self.recognise(first as usize + i, self.now + 1, (0, bytes))?;
+        }
+        Ok(())
+    }
+
+    /// Checks that sectors read at rest, from sector `first` on, hold what was written there at
+    /// some time, or zeros.
+    ///
+    /// # Errors
+    /// The first sector that holds something else.
+    pub fn check_origin(&self, first: u64, data: &[u8]) -> Result<(), Violation> {
+        for (i, bytes) in data.chunks(SECTOR_SIZE).enumerate() {
+            let sector = first + i as u64;
+            if !content::is_of(self.volume, sector, bytes) {
+                let what = format!("found {}, never written here", describe(bytes));
+                return Err(Violation { volume: self.volume, sector, what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that `data`, the first thing read of the block after a crash, is the block as it
+    /// was at one time: no write that a later one builds upon is missing from one of its sectors.
+    ///
+    /// # Errors
+    /// A sector that is older than another one of the block allows.
+    pub fn check_unmixed(&self, block: u64, data: &[u8]) -> Result<(), Violation> {
+        let first = block as usize * BLOCK_SECTORS;
+        let found: Vec<Option<Found>> = (data.chunks(SECTOR_SIZE).enumerate())
+            .map(|(i, bytes)| match self.recognise(first + i, self.now + 1, (0, bytes)) {
+                Ok((found, 1)) => Some(found),
+                _ => None,
+            })
+            .collect();
+        let seen = |i: usize| match found[i] {
+            Some(Found::Entry(place)) => Some(&self.sectors[first + i].entries[place]),
+            _ => None,
+        };
+        for (old, what) in found.iter().enumerate() {
+            let Some(what) = what else { continue };
+            let old_end = match what {
+                Found::Initial => 0,
+                Found::Entry(place) => self.sectors[first + old].entries[*place].end,
+            };
+            let missing = self.sectors[first + old].entries.iter();
+            for missed in missing.filter(|e| e.begin > old_end && !e.discard) {
+                let newer = (0..found.len()).filter_map(seen).find(|e| {
+                    e.id == missed.id
+                        || (missed.acked_in == Some(e.session) && e.submitted > missed.end)
+                });
+                if let Some(newer) = newer {
+                    let what = format!(
+                        "block {block} is mixed: write {} is missing here, write {} is in it",
+                        missed.id, newer.id
+                    );
+                    let sector = (first + old) as u64;
+                    return Err(Violation { volume: self.volume, sector, what });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sectors of the volume.
+    #[must_use]
+    pub fn sectors(&self) -> u64 {
+        self.sectors.len() as u64
+    }
+}
+
+fn extend(data: &mut Vec<u8>, fill: impl FnOnce(&mut [u8])) {
+    let from = data.len();
+    data.resize(from + SECTOR_SIZE, 0);
+    fill(&mut data[from..]);
+}
+
+/// The sectors that hold a byte of `range`.
+fn covered(range: ByteRange) -> std::ops::Range<usize> {
+    (range.offset / SECTOR) as usize..range.end().div_ceil(SECTOR) as usize
+}
+
+/// Which bytes of sector `n` are in `range`.
+fn part_of(range: ByteRange, n: usize) -> std::ops::Range<usize> {
+    let start = n as u64 * SECTOR;
+    let part = ByteRange::new(start, SECTOR).intersection(&range);
+    (part.offset - start) as usize..(part.end() - start) as usize
+}
+
+#[cfg(test)]
+mod tests;

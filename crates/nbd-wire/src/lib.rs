@@ -1,0 +1,49 @@
+//! The bytes of the NBD protocol, shared by the server and the client: encode and decode only.
+//!
+//! The source is the protocol's specification, `doc/proto.md` of the NBD project, sections
+//! "Protocol phases" and "Values". All integers are big-endian.
+//!
+//! Messages of a fixed size have `BYTES`, decode from an array of that size and encode to one.
+//! Messages whose length the peer announced first decode from a slice of exactly that length.
+//! Decoders are total: hostile bytes give a [`WireError`], never a panic, and nothing larger than
+//! the bytes at hand is allocated. Limits on announced lengths are the caller's, with the names
+//! given here.
+//!
+//! Numbers that the protocol may grow (options, commands, errors) are newtypes with named
+//! constants, so that an unknown one is carried and can be answered, not refused in decoding.
+//! Extended headers are not spoken; their magic numbers are reserved here.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
+
+mod error;
+mod handshake;
+mod numbers;
+mod option;
+mod option_reply;
+mod read;
+mod reply;
+mod request;
+
+pub use error::{NbdError, WireError, WireResult};
+pub use handshake::{ClientFlags, ExportReply, Greeting, HandshakeFlags, OPTION_MAGIC};
+pub use option::{InfoKind, InfoRequest, MetaRequest, OptionCode, OptionHeader};
+pub use option_reply::{
+    Info, MetaContext, OptionReplyHeader, OptionReplyKind, ServerEntry, encode_option_reply,
+};
+pub use reply::{
+    AllocationFlags, BlockStatus, ChunkHeader, ChunkKind, ErrorChunk, Extent, Hole, ReplyFlags,
+    ReplyHead, SimpleReply, encode_block_status, encode_data_header, encode_error_chunk,
+};
+pub use request::{Command, CommandFlags, Request, TransmissionFlags};
+
+/// Bytes in the longest string: an export's name, a description, an error message.
+pub const STRING_MAX: usize = 4096;
+/// Bytes in the longest payload of a read or write that every peer must expect.
+pub const PAYLOAD_MAX: u32 = 32 << 20;
+/// The metadata context that tells holes from data.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+/// Magic number of a request with an extended header; not spoken.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Magic number of a reply with an extended header; not spoken.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;

@@ -1,0 +1,193 @@
+//! How many destage writes may be in flight, and how fast they have been of late.
+//!
+//! Blocks are destaged because they grow old, because there are many, or because the primary has
+//! nothing else to do; the most urgent of the three decides how many writes are wanted. How many
+//! the primary bears beside its foreground requests is learned from their latency, as CoDel and
+//! the Linux kernel's writeback throttling (blk-wbt) do: in windows of 100 ms, when even the
+//! fastest request took longer than the target, the number is halved, else it grows by one.
+//! Which blocks are written, and in which order, is the engine's.
+
+use std::time::Duration;
+
+use forebay_block::Instant;
+
+/// Length of a window in which the fastest foreground request is looked for.
+const WINDOW: Duration = Duration::from_millis(100);
+/// Silence on the foreground after which the primary counts as idle.
+const QUIET: Duration = Duration::from_millis(200);
+/// Share of the limit, in percent, above which foreground latency no longer counts.
+const URGENT_PERCENT: u64 = 90;
+/// Share of the largest age, in percent, at which destaging for age begins.
+const AGEING_PERCENT: u64 = 80;
+
+/// What the engine knows when it asks for an allowance.
+#[derive(Clone, Copy, Debug)]
+pub struct DestageState {
+    /// The time.
+    pub now: Instant,
+    /// Blocks that the primary does not have.
+    pub dirty_blocks: u64,
+    /// Dirty blocks that may stay for good as far as their number goes; half the limit, usually.
+    pub target_blocks: u64,
+    /// Dirty blocks at most.
+    pub limit_blocks: u64,
+    /// Time since the oldest of them was written.
+    pub oldest_age: Duration,
+    /// Age that no dirty block should exceed: the write-cache depth.
+    pub age_max: Duration,
+    /// Time since the last foreground request to the primary.
+    pub quiet: Duration,
+    /// Whether everything is to be destaged now.
+    pub draining: bool,
+}
+
+/// Decides how many destage writes may be in flight.
+#[derive(Clone, Debug)]
+pub struct DestagePacer {
+    depth_max: u32,
+    latency_target: Duration,
+    depth: u32,
+    window_start: Instant,
+    fastest: Option<Duration>,
+}
+
+impl DestagePacer {
+    /// Latency target for a primary without moving parts.
+    pub const TARGET_SSD: Duration = Duration::from_millis(2);
+    /// Latency target for a primary of rotating disks.
+    pub const TARGET_ROTATIONAL: Duration = Duration::from_millis(75);
+
+    /// A pacer of a primary that takes `depth_max` writes at once.
+    ///
+    /// # Panics
+    /// If `depth_max` is 0.
+    #[must_use]
+    pub fn new(depth_max: u32, latency_target: Duration) -> Self {
+        assert!(depth_max > 0, "a primary takes at least one write at a time");
+        let window_start = Instant::default();
+        Self { depth_max, latency_target, depth: depth_max, window_start, fastest: None }
+    }
+
+    /// A foreground request to the primary completed `now`, after `latency`.
+    pub fn observe_foreground(&mut self, now: Instant, latency: Duration) {
+        self.close_windows(now);
+        self.fastest = Some(self.fastest.map_or(latency, |fastest| fastest.min(latency)));
+    }
+
+    /// Writes that the primary bears beside its foreground requests, as learned so far.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// How many destage writes may be in flight now, those already in flight included.
+    pub fn allowance(&mut self, state: &DestageState) -> u32 {
+        self.close_windows(state.now);
+        if state.dirty_blocks == 0 {
+            return 0;
+        }
+        let level_full = percent_of(state.limit_blocks, URGENT_PERCENT);
+        let must = state.draining
+            || state.dirty_blocks >= level_full
+            || state.oldest_age >= state.age_max
+            || state.quiet >= QUIET;
+        if must {
+            return self.depth_max;
+        }
+        let dirty = state.dirty_blocks;
+        let level = share(dirty, state.target_blocks, level_full, self.depth_max);
+        let age_from = state.age_max / 100 * AGEING_PERCENT as u32;
+        let age =
+            share(nanos(state.oldest_age), nanos(age_from), nanos(state.age_max), self.depth_max);
+        level.max(age).min(self.depth)
+    }
+
+    /// Ends the windows that are over by `now` and learns from them.
+    fn close_windows(&mut self, now: Instant) {
+        let over = now.since(self.window_start).as_nanos() / WINDOW.as_nanos();
+        if over == 0 {
+            return;
+        }
+        let slow = self.fastest.take().is_some_and(|fastest| fastest > self.latency_target);
+        let grown = if slow {
+            self.depth = (self.depth / 2).max(1);
+            over - 1
+        } else {
+            over
+        };
+        let grown = u32::try_from(grown).unwrap_or(u32::MAX);
+        self.depth = self.depth.saturating_add(grown).min(self.depth_max);
+        self.window_start = now;
+    }
+}
+
+fn percent_of(value: u64, percent: u64) -> u64 {
+    value / 100 * percent + value % 100 * percent / 100
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// 0 up to `from`, then at least 1, growing in proportion to `most` at `to`.
+fn share(value: u64, from: u64, to: u64, most: u32) -> u32 {
+    if value <= from {
+        return 0;
+    }
+    let (part, whole) = (u128::from(value - from), u128::from(to.saturating_sub(from).max(1)));
+    let share = (part * u128::from(most)).div_ceil(whole);
+    u32::try_from(share).unwrap_or(u32::MAX).min(most)
+}
+
+/// Blocks destaged per second of late: an average over some [`DrainRate::MEMORY`] of destaging.
+/// A pause is counted for [`DrainRate::PAUSE_MAX`] at most, so that what the primary can do is
+/// remembered while there is nothing to destage.
+#[derive(Clone, Debug, Default)]
+pub struct DrainRate {
+    last: Option<Instant>,
+    blocks: f64,
+    seconds: f64,
+}
+
+impl DrainRate {
+    /// Time after which what was seen has lost most of its weight.
+    pub const MEMORY: Duration = Duration::from_secs(5);
+    /// Longest pause that counts.
+    pub const PAUSE_MAX: Duration = Duration::from_secs(1);
+    /// Shortest time that a rate is told from: the first few completions say little.
+    const SHORTEST: Duration = Duration::from_millis(100);
+
+    /// A rate of which nothing is known.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `blocks` were destaged, at `now`.
+    pub fn completed(&mut self, now: Instant, blocks: u64) {
+        if let Some(last) = self.last {
+            (self.blocks, self.seconds) = self.faded(now.since(last));
+            self.blocks += blocks as f64;
+        }
+        // What came before the first completion is not known, so its blocks cannot count.
+        self.last = self.last.max(Some(now));
+    }
+
+    /// Blocks per second; 0 when nothing is known.
+    #[must_use]
+    pub fn per_second(&self, now: Instant) -> f64 {
+        let Some(last) = self.last else {
+            return 0.0;
+        };
+        let (blocks, seconds) = self.faded(now.since(last));
+        blocks / seconds.max(Self::SHORTEST.as_secs_f64())
+    }
+
+    /// Blocks and seconds after a pause, with the weight that they then have.
+    fn faded(&self, pause: Duration) -> (f64, f64) {
+        let pause = pause.min(Self::PAUSE_MAX).as_secs_f64();
+        let memory = Self::MEMORY.as_secs_f64();
+        let weight = memory / (memory + pause);
+        (self.blocks * weight, self.seconds * weight + pause)
+    }
+}

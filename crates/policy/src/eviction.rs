@@ -1,0 +1,299 @@
+//! Which blocks enter the cache device, and which clean ones stay when their segment is reclaimed.
+//!
+//! The log is reclaimed oldest segment first, so the order of eviction is fixed; a policy decides
+//! which missed blocks are admitted, and of the clean blocks of the oldest segment which to copy
+//! forward. It has three bits per cached block to remember by, which the index keeps: set when the
+//! block is inserted, replaced at every hit and when it is copied forward, read at reclaim. Dirty
+//! blocks are always written and always copied: a policy never sees them.
+//!
+//! The engine and the trace simulator use the same policies, and the same rules of the log here.
+
+use crate::frequency::Frequency;
+
+/// Of a reclaimed segment, at most this share of its payload is copied forward for the policy's
+/// sake: the rest of what it would keep is dropped, so that reclaim always gains space.
+pub const COPY_SHARE_MAX_PERCENT: u64 = 50;
+/// Largest value of a block's metadata.
+pub const META_MAX: u8 = 7;
+/// Share of the segments, in percent, that are kept free for the next writes.
+const FREE_PERCENT: u64 = 3;
+
+/// How many segments of a log are kept free: reclaim begins when there are no more. `reserve` of
+/// them are for reclaim itself.
+#[must_use]
+pub fn free_segments_wanted(segments: u64, reserve: u64) -> u64 {
+    (segments * FREE_PERCENT / 100).max(reserve + 1)
+}
+
+/// Bytes of a reclaimed segment that may be copied forward for the policy's sake.
+#[must_use]
+pub fn copy_bytes_max(segment_bytes: u64) -> u64 {
+    segment_bytes * COPY_SHARE_MAX_PERCENT / 100
+}
+
+/// The policies by name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Eviction {
+    /// In the order they came.
+    Fifo,
+    /// Those read longest ago; in the log, to a sixth of its length.
+    Lru,
+    /// Those asked for least often of late; what would be one of them does not enter.
+    #[default]
+    Frequency,
+}
+
+impl Eviction {
+    /// Every policy with its name in commands, configuration and metrics.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("fifo", Self::Fifo), ("lru", Self::Lru), ("frequency", Self::Frequency)];
+
+    /// The policy's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    /// The policy of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, policy)| policy)
+    }
+
+    /// The policy for a log that holds some `blocks` blocks.
+    #[must_use]
+    pub fn policy(self, blocks: u64) -> Box<dyn EvictionPolicy + Send> {
+        match self {
+            Self::Fifo => Box::new(Fifo),
+            Self::Lru => Box::new(Lru::new()),
+            Self::Frequency => Box::new(Frequency::new(blocks)),
+        }
+    }
+}
+
+/// A clean block of the segment being reclaimed, for [`EvictionPolicy::choose`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Candidate {
+    /// Which block, across volumes.
+    pub key: u64,
+    /// What the index remembers of it.
+    pub meta: u8,
+    /// Bytes of its payload.
+    pub bytes: u32,
+    /// The answer: whether it is copied forward.
+    pub keep: bool,
+}
+
+/// Decides what enters the cache device and what stays there. Metadata in and out is at most
+/// [`META_MAX`]. A policy may be replaced at any time: metadata of another one means nothing
+/// harmful.
+pub trait EvictionPolicy {
+    /// A client asked for a block, to read or to write it, whether it is cached or not.
+    fn asked(&mut self, _key: u64) {}
+
+    /// Whether a missed block enters the cache device.
+    fn admits(&mut self, _key: u64) -> bool {
+        true
+    }
+
+    /// Metadata of a block that is inserted, or copied forward, now.
+    fn inserted(&self) -> u8;
+
+    /// Metadata of a block with `meta` that is hit now.
+    fn hit(&self, meta: u8) -> u8;
+
+    /// A segment was filled; `live_segments` is how many the log now has. This is the policy's
+    /// clock.
+    fn sealed(&mut self, live_segments: u64);
+
+    /// Chooses what to copy forward of the oldest segment's clean blocks: at most `copy_bytes`.
+    fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64);
+}
+
+/// First in, first out: keeps nothing, and so writes nothing twice.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fifo;
+
+impl EvictionPolicy for Fifo {
+    fn inserted(&self) -> u8 {
+        0
+    }
+
+    fn hit(&self, meta: u8) -> u8 {
+        meta
+    }
+
+    fn sealed(&mut self, _live_segments: u64) {}
+
+    fn choose(&mut self, blocks: &mut [Candidate], _copy_bytes: u64) {
+        blocks.iter_mut().for_each(|block| block.keep = false);
+    }
+}
+
+/// Least recently used, as near as three bits and a log come to it.
+///
+/// Time is counted in epochs of a sixth of the log's length. Metadata is 0 for a block not hit
+/// since it was inserted or copied, else 1 + (epoch of its last hit mod 7). A block is reclaimed
+/// within seven epochs of that, so seven values tell them apart. Kept is what was hit in the
+/// epoch of the reclaim or one of the three before: always when the last hit was within half a
+/// log of writes, never when it was more than two thirds ago, and never without a hit. While the
+/// log first grows, its epochs are shorter and an old hit may be taken for a newer one.
+#[derive(Clone, Debug, Default)]
+pub struct Lru {
+    epoch: u8,
+    sealed_in_epoch: u64,
+}
+
+impl Lru {
+    /// Epochs in the time that the log takes to be written once.
+    const EPOCHS_PER_LOG: u64 = 6;
+    /// Values that tell epochs apart; the one left of eight is "not hit".
+    const EPOCHS: u8 = META_MAX;
+    /// Epochs before the current one in which a hit is still recent.
+    const KEEP_AGE: u8 = 3;
+
+    /// A policy at the start of its first epoch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether a block with `meta` was hit of late.
+    fn keep(&self, meta: u8) -> bool {
+        let Some(hit) = meta.checked_sub(1) else {
+            return false;
+        };
+        (self.epoch + Self::EPOCHS - hit % Self::EPOCHS) % Self::EPOCHS <= Self::KEEP_AGE
+    }
+}
+
+impl EvictionPolicy for Lru {
+    fn inserted(&self) -> u8 {
+        0
+    }
+
+    fn hit(&self, _meta: u8) -> u8 {
+        1 + self.epoch
+    }
+
+    fn sealed(&mut self, live_segments: u64) {
+        self.sealed_in_epoch += 1;
+        if self.sealed_in_epoch >= live_segments.div_ceil(Self::EPOCHS_PER_LOG) {
+            self.sealed_in_epoch = 0;
+            self.epoch = (self.epoch + 1) % Self::EPOCHS;
+        }
+    }
+
+    fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64) {
+        let mut left = copy_bytes;
+        for block in blocks {
+            block.keep = self.keep(block.meta) && take(&mut left, block.bytes);
+        }
+    }
+}
+
+/// Takes `bytes` off what is left, if there are so many.
+pub(crate) fn take(left: &mut u64, bytes: u32) -> bool {
+    let rest = left.checked_sub(u64::from(bytes));
+    *left = rest.unwrap_or(*left);
+    rest.is_some()
+}
+
+const _: () = assert!(Lru::EPOCHS_PER_LOG < Lru::EPOCHS as u64, "a lap's epochs must differ");
+const _: () = assert!(COPY_SHARE_MAX_PERCENT < 100, "reclaim must gain space");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn block(key: u64, meta: u8) -> Candidate {
+        Candidate { key, meta, bytes: 100, keep: true }
+    }
+
+    #[test]
+    fn fifo_keeps_nothing() {
+        let mut fifo = Fifo;
+        let mut blocks: Vec<_> = (0..=META_MAX).map(|meta| block(1, fifo.hit(meta))).collect();
+        fifo.choose(&mut blocks, 1 << 20);
+        assert!(blocks.iter().all(|block| !block.keep));
+    }
+
+    #[test]
+    fn lru_keeps_the_recent_up_to_the_share() {
+        let mut lru = Lru::new();
+        let recent = lru.hit(0);
+        let mut blocks: Vec<_> = [0, recent, 0, recent, recent].map(|meta| block(1, meta)).to_vec();
+        lru.choose(&mut blocks, 250);
+        assert_eq!(
+            blocks.iter().map(|b| b.keep).collect::<Vec<_>>(),
+            [false, true, false, true, false]
+        );
+    }
+
+    #[test]
+    fn names_are_those_of_the_policies() {
+        for (name, policy) in Eviction::NAMES {
+            assert_eq!((policy.name(), Eviction::from_name(name)), (name, Some(policy)));
+        }
+        assert_eq!(Eviction::from_name("arc"), None);
+    }
+
+    #[test]
+    fn reclaim_begins_before_the_reserve() {
+        assert_eq!((free_segments_wanted(8, 2), free_segments_wanted(1000, 2)), (3, 30));
+    }
+
+    #[test]
+    fn lru_drops_what_was_never_hit() {
+        let mut lru = Lru::new();
+        let meta = lru.inserted();
+        for _ in 0..1000 {
+            assert!(!lru.keep(meta));
+            lru.sealed(100);
+        }
+    }
+
+    proptest! {
+        /// A block inserted at segment 0 of a full log of `live` segments, hit when `at` more had
+        /// been filled, and reclaimed when all the others had been.
+        #[test]
+        fn lru_keeps_the_recent_half_and_drops_the_old_third(
+            live in 12u64..500,
+            phase in 0u64..5000,
+            hit_share in 0.0f64..1.0,
+        ) {
+            let mut lru = Lru::new();
+            for _ in 0..phase {
+                lru.sealed(live);
+            }
+            let hit_at = (live as f64 * hit_share) as u64;
+            let mut meta = lru.inserted();
+            for filled in 0..live {
+                if filled == hit_at {
+                    meta = lru.hit(meta);
+                    prop_assert!(meta <= META_MAX);
+                }
+                lru.sealed(live);
+            }
+            let since = live - hit_at;
+            let epoch = live.div_ceil(Lru::EPOCHS_PER_LOG);
+            if since <= 3 * epoch {
+                prop_assert!(lru.keep(meta), "hit {since} of {live} segments ago");
+            }
+            if since >= 4 * epoch && live > 36 {
+                prop_assert!(!lru.keep(meta), "hit {since} of {live} segments ago");
+            }
+        }
+
+        #[test]
+        fn any_metadata_is_answered(meta in 0u8..=255, live in 0u64..10, steps in 0usize..20) {
+            let mut lru = Lru::new();
+            for _ in 0..steps {
+                lru.sealed(live);
+            }
+            let _ = lru.keep(meta);
+            prop_assert!(lru.hit(meta) <= META_MAX && lru.keep(lru.hit(meta)));
+        }
+    }
+}

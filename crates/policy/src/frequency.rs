@@ -1,0 +1,137 @@
+//! What is asked for more often than the blocks that leave stays, or enters.
+//!
+//! The log is reclaimed in order, so a policy cannot choose which segment goes. It compares with
+//! the mean count of the clean blocks of the segment reclaimed last, which is much like the next:
+//! a missed block is admitted when it was asked for more often, and of the oldest segment those
+//! are copied forward that were asked for at least about half as often, the most frequent first.
+//! Until a segment has been reclaimed there is room, and everything enters. Counts fade, and the
+//! mean with them, so that a mean from long ago does not keep everything out. Why it is so and
+//! not otherwise: `docs/adr/0006`.
+
+use crate::eviction::{Candidate, EvictionPolicy, take};
+use crate::sketch::Sketch;
+
+/// Counters of the sketch for each cached block: four bytes.
+const COUNTERS: u64 = 8;
+/// Requests, for each cached block, after which counts are halved.
+const PERIOD: u64 = 5;
+/// What a block must exceed to be copied forward, as a share of the mean.
+const KEEP: f32 = 0.5;
+/// What any block must exceed: a block asked for once has not been asked for again.
+const ONCE: f32 = 1.0;
+
+/// Eviction and admission by frequency.
+#[derive(Clone, Debug)]
+pub struct Frequency {
+    sketch: Sketch,
+    /// The mean count of the clean blocks of the segment reclaimed last, faded since.
+    mean: Option<f32>,
+}
+
+impl Frequency {
+    /// A policy for a log that holds some `blocks` blocks.
+    #[must_use]
+    pub fn new(blocks: u64) -> Self {
+        Self { sketch: Sketch::new(blocks, COUNTERS, PERIOD), mean: None }
+    }
+}
+
+impl EvictionPolicy for Frequency {
+    fn asked(&mut self, key: u64) {
+        if self.sketch.count(key) {
+            self.mean = self.mean.map(|mean| mean / 2.0);
+        }
+    }
+
+    fn admits(&mut self, key: u64) -> bool {
+        let Some(mean) = self.mean else { return true };
+        f32::from(self.sketch.estimate(key)) > mean.max(ONCE)
+    }
+
+    fn inserted(&self) -> u8 {
+        0
+    }
+
+    fn hit(&self, meta: u8) -> u8 {
+        meta
+    }
+
+    fn sealed(&mut self, _live_segments: u64) {}
+
+    fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64) {
+        if blocks.is_empty() {
+            return;
+        }
+        let counts: Vec<u8> = blocks.iter().map(|b| self.sketch.estimate(b.key)).collect();
+        let sum: f32 = counts.iter().map(|&count| f32::from(count)).sum();
+        let mean = sum / blocks.len() as f32;
+        self.mean = Some(mean);
+        let mut order: Vec<usize> = (0..blocks.len()).collect();
+        order.sort_by_key(|&at| std::cmp::Reverse(counts[at]));
+        let mut left = copy_bytes;
+        for at in order {
+            let worth = f32::from(counts[at]) > (mean * KEEP).max(ONCE);
+            blocks[at].keep = worth && take(&mut left, blocks[at].bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(key: u64) -> Candidate {
+        Candidate { key, meta: 0, bytes: 4096, keep: false }
+    }
+
+    fn asked(policy: &mut Frequency, key: u64, times: usize) {
+        (0..times).for_each(|_| policy.asked(key));
+    }
+
+    #[test]
+    fn everything_enters_until_something_has_to_leave() {
+        let mut policy = Frequency::new(1000);
+        assert!(policy.admits(1));
+        asked(&mut policy, 2, 3);
+        policy.choose(&mut [block(2)], 1 << 20);
+        assert!(!policy.admits(1), "nobody asked for it");
+        asked(&mut policy, 1, 3);
+        assert!(!policy.admits(1), "as often as what leaves");
+        policy.asked(1);
+        assert!(policy.admits(1));
+    }
+
+    #[test]
+    fn a_block_asked_for_once_never_enters_a_full_cache() {
+        let mut policy = Frequency::new(1000);
+        policy.choose(&mut [block(5)], 1 << 20);
+        policy.asked(1);
+        assert!(!policy.admits(1));
+    }
+
+    #[test]
+    fn the_most_frequent_are_kept_as_far_as_they_may() {
+        let mut policy = Frequency::new(1000);
+        for (key, times) in [(1, 1), (2, 9), (3, 4), (4, 6), (5, 2)] {
+            asked(&mut policy, key, times);
+        }
+        let mut blocks = [1, 2, 3, 4, 5].map(block);
+        policy.choose(&mut blocks, 2 * 4096 + 100);
+        // The mean is 4.4: above half of it are 2, 3 and 4.
+        assert_eq!(blocks.map(|block| block.keep), [false, true, false, true, false]);
+        policy.choose(&mut blocks, 1 << 20);
+        assert_eq!(blocks.map(|block| block.keep), [false, true, true, true, false]);
+    }
+
+    #[test]
+    fn an_old_mean_fades() {
+        let mut policy = Frequency::new(128);
+        asked(&mut policy, 7, 15);
+        policy.choose(&mut [block(7)], 1 << 20);
+        // Twice as many requests as make a period, of blocks that are seldom asked for.
+        for key in 0..2 * 128 * PERIOD {
+            policy.asked(1000 + key % 100);
+        }
+        assert!((1000..1100).any(|key| policy.admits(key)));
+    }
+}

@@ -1,0 +1,24 @@
+//! Pure decisions: eviction, sequential detection, destage pacing, write throttling.
+//!
+//! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number:
+//! time is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly, and
+//! the trace simulator can use the same policies as the engine.
+
+#![forbid(unsafe_code)]
+
+mod destage;
+mod eviction;
+mod frequency;
+mod sequential;
+mod sketch;
+mod throttle;
+
+pub use destage::{DestagePacer, DestageState, DrainRate};
+pub use eviction::{
+    COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,
+    copy_bytes_max, free_segments_wanted,
+};
+pub use frequency::Frequency;
+pub use sequential::SequentialDetector;
+pub use sketch::Sketch;
+pub use throttle::{DELAY_MAX, WriteThrottle};

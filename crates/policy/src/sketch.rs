@@ -1,0 +1,128 @@
+//! How often blocks were asked for of late, in little memory: a count-min sketch of four-bit
+//! counters, halved from time to time (Cormode and Muthukrishnan, J. Algorithms 2005; aging as in
+//! TinyLFU, Einziger, Friedman and Manes, ACM TOS 2017).
+//!
+//! The four counters of a block lie in one line of 64 bytes, so a look is one cache miss. A count
+//! is never too low, except by halving, and stops at [`COUNT_MAX`].
+
+/// Where counting stops.
+pub const COUNT_MAX: u8 = 15;
+/// Counters of one block.
+const ROWS: u32 = 4;
+/// Words of 64 bits in a line.
+const LINE_WORDS: usize = 8;
+/// Counters in a line.
+const LINE_COUNTERS: u64 = LINE_WORDS as u64 * 16;
+/// Each counter's lowest three bits: what is left of it when all are shifted right by one.
+const HALVES: u64 = 0x7777_7777_7777_7777;
+
+/// Counts of one shard's blocks.
+#[derive(Clone, Debug)]
+pub struct Sketch {
+    lines: Box<[[u64; LINE_WORDS]]>,
+    counted: u64,
+    halve_at: u64,
+}
+
+impl Sketch {
+    /// A sketch for a cache of so many blocks, with `counters` counters for each, that halves its
+    /// counts whenever so many times as many requests were counted.
+    #[must_use]
+    pub fn new(blocks: u64, counters: u64, period: u64) -> Self {
+        let blocks = blocks.max(LINE_COUNTERS);
+        let lines = (blocks * counters).div_ceil(LINE_COUNTERS);
+        let lines = usize::try_from(lines).expect("a sketch fits memory");
+        let lines = vec![[0; LINE_WORDS]; lines].into_boxed_slice();
+        Self { lines, counted: 0, halve_at: blocks * period }
+    }
+
+    /// Counts a block once more; true when that halved all counts.
+    pub fn count(&mut self, key: u64) -> bool {
+        let least = self.estimate(key);
+        if least < COUNT_MAX {
+            let (line, spots) = self.spots(key);
+            for spot in spots {
+                let word = &mut self.lines[line][spot as usize / 16];
+                let shift = spot % 16 * 4;
+                // Conservative update: only the lowest counters grow.
+                if (*word >> shift & 0xf) as u8 == least {
+                    *word += 1 << shift;
+                }
+            }
+        }
+        self.counted += 1;
+        let due = self.counted >= self.halve_at;
+        if due {
+            self.counted = 0;
+            for word in self.lines.iter_mut().flatten() {
+                *word = *word >> 1 & HALVES;
+            }
+        }
+        due
+    }
+
+    /// How often the block was asked for of late, at most [`COUNT_MAX`].
+    #[must_use]
+    pub fn estimate(&self, key: u64) -> u8 {
+        let (line, spots) = self.spots(key);
+        let line = &self.lines[line];
+        let count = |spot: u32| (line[spot as usize / 16] >> (spot % 16 * 4) & 0xf) as u8;
+        spots.into_iter().map(count).min().unwrap_or(0)
+    }
+
+    /// The block's line, and its counters in it: one in each quarter.
+    fn spots(&self, key: u64) -> (usize, [u32; ROWS as usize]) {
+        let hash = scramble(key);
+        let line = ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize;
+        let quarter = LINE_COUNTERS as u32 / ROWS;
+        let low = scramble(hash);
+        let spot = |row: u32| row * quarter + (low >> (row * 8)) as u32 % quarter;
+        (line, [spot(0), spot(1), spot(2), spot(3)])
+    }
+}
+
+/// Spreads keys that lie near each other (the finalizer of SplitMix64).
+fn scramble(key: u64) -> u64 {
+    let key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let key = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let key = (key ^ key >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    key ^ key >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_right_while_there_is_room_and_stop_at_the_top() {
+        let mut sketch = Sketch::new(10_000, 16, 1_000);
+        for key in 0..1_000u64 {
+            for _ in 0..key % 20 {
+                sketch.count(key);
+            }
+        }
+        let wrong = (0..1_000u64)
+            .filter(|key| u64::from(sketch.estimate(*key)) != (key % 20).min(15))
+            .count();
+        assert!(wrong < 5, "{wrong} of 1000");
+    }
+
+    #[test]
+    fn a_count_is_never_too_low() {
+        let mut sketch = Sketch::new(128, 1, 1_000_000);
+        for key in 0..5_000u64 {
+            for _ in 0..=key % 3 {
+                sketch.count(key);
+            }
+        }
+        assert!((0..5_000u64).all(|key| u64::from(sketch.estimate(key)) > key % 3));
+    }
+
+    #[test]
+    fn halving_comes_when_it_is_due() {
+        let mut sketch = Sketch::new(200, 8, 2);
+        let halved: Vec<u64> = (1..=800).filter(|_| sketch.count(7)).collect();
+        assert_eq!(halved, [400, 800]);
+        assert_eq!(sketch.estimate(7), 7);
+    }
+}

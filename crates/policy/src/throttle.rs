@@ -1,0 +1,76 @@
+//! How long a write waits before it enters a cache that is filling with dirty blocks.
+//!
+//! Below 60 % of the dirty limit nothing waits. Above it, writes are let in at a rate that falls
+//! smoothly from unlimited to 0.9 of the rate at which blocks are destaged, so that the level
+//! settles at some 90 % and a writer sees a steady rate instead of a wall. The idea is the ZFS
+//! write throttle's, with a rate in the place of its delay: the level at which it settles then
+//! depends neither on the number of writers nor on the size of their requests. The limit itself
+//! is the engine's to enforce.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use forebay_block::Instant;
+
+/// No write is delayed longer, whatever was estimated: what a stalled primary did to the
+/// estimate is forgotten after this time.
+pub const DELAY_MAX: Duration = Duration::from_secs(1);
+
+/// Share of the limit where delays begin.
+const FREE_SHARE: f64 = 0.6;
+/// Admitted rate over drain rate, at share `x` of the way from there to the limit, is
+/// `SLOPE / x + BASE`: endless at 0, 1 at three quarters of the way (90 % of the limit), 0.9 at
+/// the limit.
+const SLOPE: f64 = 0.3;
+/// See [`SLOPE`].
+const BASE: f64 = 0.6;
+/// While no drain rate is known: the rate that would fill the whole limit in this many seconds.
+const UNKNOWN_FILL_SECONDS: f64 = 60.0;
+/// Drain rates in blocks a second that can be; others are taken for unknown.
+const RATES: RangeInclusive<f64> = 1.0..=1e12;
+
+/// Paces writes towards the dirty limit: a bucket of blocks let in and not yet paid for, which
+/// empties at the admitted rate.
+#[derive(Clone, Debug, Default)]
+pub struct WriteThrottle {
+    owed_blocks: f64,
+    last: Instant,
+}
+
+impl WriteThrottle {
+    /// A throttle that has let nothing in yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long a write of `write_blocks` that came `now` waits before it is let in. Call once
+    /// for each write: its blocks are counted as let in after the delay.
+    pub fn delay(
+        &mut self,
+        now: Instant,
+        dirty_blocks: u64,
+        limit_blocks: u64,
+        write_blocks: u64,
+        drain_rate_blocks_per_s: f64,
+    ) -> Duration {
+        let elapsed = now.since(self.last).as_secs_f64();
+        self.last = self.last.max(now);
+        let level = dirty_blocks as f64 / limit_blocks.max(1) as f64;
+        if level <= FREE_SHARE {
+            self.owed_blocks = 0.0;
+            return Duration::ZERO;
+        }
+        let way = ((level - FREE_SHARE) / (1.0 - FREE_SHARE)).min(1.0);
+        let drain = if RATES.contains(&drain_rate_blocks_per_s) {
+            drain_rate_blocks_per_s
+        } else {
+            (limit_blocks as f64 / UNKNOWN_FILL_SECONDS).max(*RATES.start())
+        };
+        let rate = drain * (SLOPE / way + BASE);
+        let most = rate * DELAY_MAX.as_secs_f64();
+        let owed = (self.owed_blocks - rate * elapsed).clamp(0.0, most);
+        self.owed_blocks = owed + write_blocks as f64;
+        Duration::from_secs_f64(owed / rate).min(DELAY_MAX)
+    }
+}

@@ -1,0 +1,180 @@
+//! The destage pacer's rules, one by one, and what holds for any input.
+
+use std::time::Duration;
+
+use forebay_block::Instant;
+use forebay_policy::{DestagePacer, DestageState};
+use proptest::prelude::*;
+
+const DEPTH: u32 = 32;
+const MS: u64 = 1_000_000;
+
+/// A busy primary and a cache with nothing urgent in it.
+fn calm(now_ms: u64) -> DestageState {
+    DestageState {
+        now: Instant(now_ms * MS),
+        dirty_blocks: 400,
+        target_blocks: 500,
+        limit_blocks: 1000,
+        oldest_age: Duration::from_secs(1),
+        age_max: Duration::from_secs(100),
+        quiet: Duration::ZERO,
+        draining: false,
+    }
+}
+
+fn pacer() -> DestagePacer {
+    DestagePacer::new(DEPTH, DestagePacer::TARGET_SSD)
+}
+
+/// One foreground request in every window of `windows`, starting at `from_ms`.
+fn foreground(pacer: &mut DestagePacer, from_ms: u64, windows: u64, latency: Duration) -> u64 {
+    for window in 0..windows {
+        pacer.observe_foreground(Instant((from_ms + window * 100) * MS), latency);
+    }
+    from_ms + windows * 100
+}
+
+const SLOW: Duration = Duration::from_millis(3);
+const FAST: Duration = Duration::from_millis(1);
+
+#[test]
+fn nothing_urgent_and_a_busy_primary_destages_nothing() {
+    assert_eq!(pacer().allowance(&calm(1000)), 0);
+}
+
+#[test]
+fn nothing_dirty_destages_nothing_even_when_draining() {
+    let state = DestageState { dirty_blocks: 0, draining: true, ..calm(1000) };
+    assert_eq!(pacer().allowance(&state), 0);
+}
+
+#[test]
+fn a_drain_and_a_quiet_primary_take_the_full_depth() {
+    let mut pacer = pacer();
+    let now = foreground(&mut pacer, 1000, 20, SLOW);
+    assert_eq!(pacer.allowance(&DestageState { draining: true, ..calm(now) }), DEPTH);
+    let quiet = |ms| DestageState { quiet: Duration::from_millis(ms), ..calm(now) };
+    assert_eq!(pacer.allowance(&quiet(199)), 0);
+    assert_eq!(pacer.allowance(&quiet(200)), DEPTH);
+}
+
+#[test]
+fn the_level_grows_in_proportion_from_the_target_to_ninety_percent() {
+    let mut pacer = pacer();
+    let mut at = |dirty_blocks| pacer.allowance(&DestageState { dirty_blocks, ..calm(1000) });
+    assert_eq!((at(500), at(501)), (0, 1));
+    assert_eq!(at(700), DEPTH / 2);
+    assert_eq!((at(899), at(900), at(1000)), (DEPTH, DEPTH, DEPTH));
+}
+
+#[test]
+fn age_begins_at_four_fifths_and_has_its_way_at_the_limit() {
+    let mut pacer = pacer();
+    let now = foreground(&mut pacer, 1000, 20, SLOW);
+    let mut at = |seconds| {
+        let oldest_age = Duration::from_secs(seconds);
+        pacer.allowance(&DestageState { oldest_age, ..calm(now) })
+    };
+    assert_eq!((at(80), at(81), at(99)), (0, 1, 1), "the primary bears one write now");
+    assert_eq!(at(100), DEPTH, "the write-cache depth holds, whatever the latency");
+    let mut rested = self::pacer();
+    let oldest_age = Duration::from_secs(90);
+    assert_eq!(rested.allowance(&DestageState { oldest_age, ..calm(1000) }), DEPTH / 2);
+}
+
+#[test]
+fn a_depth_of_no_time_at_all_destages_at_once() {
+    let state = DestageState { age_max: Duration::ZERO, oldest_age: Duration::ZERO, ..calm(1) };
+    assert_eq!(pacer().allowance(&state), DEPTH);
+}
+
+#[test]
+fn slow_foreground_halves_and_fast_foreground_adds_one() {
+    let mut pacer = pacer();
+    let mut now = foreground(&mut pacer, 1000, 1, FAST);
+    for expected in [16, 8, 4, 2, 1, 1] {
+        now = foreground(&mut pacer, now, 1, SLOW);
+        pacer.allowance(&calm(now));
+        assert_eq!(pacer.depth(), expected);
+    }
+    for expected in [2, 3, 4] {
+        now = foreground(&mut pacer, now, 1, FAST);
+        pacer.allowance(&calm(now));
+        assert_eq!(pacer.depth(), expected);
+    }
+}
+
+#[test]
+fn one_fast_request_shows_that_slow_ones_are_not_the_queue() {
+    let mut pacer = pacer();
+    let now = foreground(&mut pacer, 1000, 1, FAST);
+    for (at, latency) in [(10, SLOW), (20, FAST), (30, SLOW)] {
+        pacer.observe_foreground(Instant((now + at) * MS), latency);
+    }
+    pacer.allowance(&calm(now + 150));
+    assert_eq!(pacer.depth(), DEPTH);
+}
+
+#[test]
+fn urgency_by_level_overrides_latency() {
+    let mut pacer = pacer();
+    let now = foreground(&mut pacer, 1000, 20, SLOW);
+    let mut at = |dirty_blocks| pacer.allowance(&DestageState { dirty_blocks, ..calm(now) });
+    assert_eq!((at(899), at(900)), (1, DEPTH));
+}
+
+/// A queueing primary: a foreground request waits for the destage writes in flight. The depth
+/// settles where its latency meets the target.
+#[test]
+fn the_depth_settles_where_latency_meets_the_target() {
+    let mut pacer = pacer();
+    let service = Duration::from_micros(200);
+    let mut depths = Vec::new();
+    for request in 0..20_000u64 {
+        let now = Instant((1000 + request) * MS);
+        let in_flight = pacer.allowance(&DestageState { dirty_blocks: 899, now, ..calm(0) });
+        pacer.observe_foreground(now, service * (1 + in_flight));
+        depths.push(in_flight);
+    }
+    let settled = &depths[5000..];
+    let mean = settled.iter().sum::<u32>() / settled.len() as u32;
+    // Nine writes at 200 us and the request itself take the target of 2 ms.
+    assert!((6..=10).contains(&mean), "mean depth {mean}");
+    assert!(settled.iter().all(|depth| (4..=10).contains(depth)));
+}
+
+proptest! {
+    #[test]
+    fn any_state_gives_an_allowance_within_the_depth(
+        numbers in any::<[u64; 4]>(),
+        times in any::<[u64; 3]>(),
+        draining in any::<bool>(),
+        latencies in prop::collection::vec((any::<u64>(), any::<u64>()), 0..20),
+        depth_max in 1..=u32::MAX,
+    ) {
+        let mut pacer = DestagePacer::new(depth_max, DestagePacer::TARGET_ROTATIONAL);
+        for (now, latency) in latencies {
+            pacer.observe_foreground(Instant(now), Duration::from_nanos(latency));
+        }
+        let [now, dirty_blocks, target_blocks, limit_blocks] = numbers;
+        let [oldest_age, age_max, quiet] = times.map(Duration::from_nanos);
+        let now = Instant(now);
+        let state = DestageState {
+            now, dirty_blocks, target_blocks, limit_blocks, oldest_age, age_max, quiet, draining,
+        };
+        let allowance = pacer.allowance(&state);
+        prop_assert!(allowance <= depth_max);
+        prop_assert!((1..=depth_max).contains(&pacer.depth()));
+        if dirty_blocks > limit_blocks || (draining && dirty_blocks > 0) {
+            prop_assert_eq!(allowance, depth_max, "the limit and a drain must be served");
+        }
+    }
+
+    #[test]
+    fn more_dirty_blocks_never_mean_less_destaging(a in 1u64..1200, b in 1u64..1200) {
+        let mut pacer = pacer();
+        let mut at = |dirty_blocks| pacer.allowance(&DestageState { dirty_blocks, ..calm(1000) });
+        prop_assert!(at(a.min(b)) <= at(a.max(b)));
+    }
+}

@@ -1,0 +1,169 @@
+//! A device used by one caller at a time, waiting for each answer: for superblocks, fingerprints
+//! and offline commands, before the shard threads start and after they stop.
+//!
+//! It tells the time by the same clock as they do: a device may remember when it was last used.
+
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use forebay_block::{
+    ByteRange, Completion, DeviceInfo, ErrorKind, Io, IoBuf, IoError, IoQueue, IoResult, IoTag,
+};
+use forebay_device::{BlockDevice, Clock, Ring};
+
+/// How long a device may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Requests in flight when there are many.
+const DEPTH: usize = 32;
+const RING_ENTRIES: u32 = 64;
+
+/// The clock of the process. A device may outlive a pool, and be used through [`Blocking`] before
+/// and after it; a disk model would be busy until a time on the clock of whoever used it last.
+#[must_use]
+pub fn clock() -> Clock {
+    static CLOCK: OnceLock<Clock> = OnceLock::new();
+    *CLOCK.get_or_init(Clock::start)
+}
+
+/// A queue to a device, and the ring that it is on.
+pub struct Blocking {
+    ring: Rc<Ring>,
+    clock: Clock,
+    queue: Box<dyn IoQueue>,
+    done: Vec<Completion>,
+}
+
+impl Blocking {
+    /// Opens a queue.
+    ///
+    /// # Errors
+    /// When there is no ring to be had, or the device refuses.
+    pub fn open(device: &dyn BlockDevice) -> io::Result<Self> {
+        let ring = Ring::new(RING_ENTRIES, None)?;
+        let queue = device.open_queue(&ring)?;
+        Ok(Self { ring, clock: clock(), queue, done: Vec::new() })
+    }
+
+    /// What the device is.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        self.queue.info()
+    }
+
+    /// Reads a range.
+    ///
+    /// # Errors
+    /// The device's, or `Timeout`.
+    pub fn read(&mut self, range: ByteRange) -> IoResult<IoBuf> {
+        let mut all = self.read_many(&[range])?;
+        Ok(all.pop().expect("one buffer a range"))
+    }
+
+    /// Reads several ranges, some at once; the buffers are in the order of the ranges.
+    ///
+    /// # Errors
+    /// The first of the device's, or `Timeout`.
+    pub fn read_many(&mut self, ranges: &[ByteRange]) -> IoResult<Vec<IoBuf>> {
+        let requests = ranges.iter().enumerate().map(|(tag, &range)| {
+            let len = usize::try_from(range.len).expect("a buffer fits memory");
+            Io::read(IoTag(tag as u64), range, IoBuf::zeroed(len))
+        });
+        self.run(requests.collect())
+    }
+
+    /// Writes all of `buf` at `offset`.
+    ///
+    /// # Errors
+    /// The device's, or `Timeout`.
+    pub fn write(&mut self, offset: u64, buf: IoBuf) -> IoResult<()> {
+        self.run([Io::write(IoTag(0), offset, buf)].into()).map(drop)
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// The device's, or `Timeout`.
+    pub fn flush(&mut self) -> IoResult<()> {
+        self.run([Io::flush(IoTag(0))].into()).map(drop)
+    }
+
+    /// Carries out requests whose tags count from 0; their buffers come back in that order.
+    fn run(&mut self, mut requests: VecDeque<Io>) -> IoResult<Vec<IoBuf>> {
+        let count = requests.len();
+        let mut buffers: Vec<IoBuf> = (0..count).map(|_| IoBuf::empty()).collect();
+        let mut result = Ok(());
+        let mut in_flight = 0;
+        let mut patience = self.clock.now() + PATIENCE;
+        while in_flight > 0 || !requests.is_empty() {
+            let now = self.clock.now();
+            while in_flight < DEPTH
+                && let Some(io) = requests.pop_front()
+            {
+                if let Err(io) = self.queue.submit(now, io) {
+                    requests.push_front(io);
+                    break;
+                }
+                in_flight += 1;
+            }
+            self.queue.poll(now, &mut self.done);
+            for done in self.done.drain(..) {
+                in_flight -= 1;
+                patience = now + PATIENCE;
+                let at = usize::try_from(done.tag.0).expect("tags are those given");
+                buffers[at] = done.buf;
+                if let Err(error) = done.result {
+                    requests.clear();
+                    result = result.and(Err(error));
+                }
+            }
+            if now >= patience {
+                return Err(ErrorKind::Timeout.into());
+            }
+            if in_flight > 0 {
+                let until = self.queue.deadline().map_or(patience, |at| at.min(patience));
+                let waited = self.ring.wait(&self.clock, Some(until));
+                waited.map_err(|e| IoError::with_source(ErrorKind::DeviceGone, e))?;
+            }
+        }
+        result.map(|()| buffers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_device::MemoryDevice;
+
+    use super::*;
+
+    /// Found by a stop that took as long as the server had run: the spindles of an emulated disk
+    /// were busy until a time on the pool's clock, and the fingerprints were read by another.
+    #[test]
+    fn every_user_of_a_device_tells_the_same_time() {
+        let first = clock().now();
+        std::thread::sleep(Duration::from_millis(20));
+        let device = MemoryDevice::new(1 << 20);
+        let disk = Blocking::open(&device).unwrap();
+        assert!(disk.clock.now() >= first + Duration::from_millis(20));
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_errors_come_back() {
+        let device = MemoryDevice::new(1 << 20);
+        let mut disk = Blocking::open(&device).unwrap();
+        for i in 0..100u64 {
+            let mut buf = IoBuf::zeroed(512);
+            buf.fill(i as u8);
+            disk.write(i * 512, buf).unwrap();
+        }
+        disk.flush().unwrap();
+        let ranges: Vec<_> = (0..100).rev().map(|i| ByteRange::new(i * 512, 512)).collect();
+        let all = disk.read_many(&ranges).unwrap();
+        assert!(all.iter().zip((0..100u8).rev()).all(|(buf, i)| buf.iter().all(|&b| b == i)));
+        let error = disk.read(ByteRange::new(1 << 20, 512)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfRange);
+        assert!(disk.read(ByteRange::new(0, 512)).is_ok(), "usable after an error");
+    }
+}

@@ -1,0 +1,382 @@
+//! One thread's part of a FUSE mount: requests of the kernel in, answers out.
+//!
+//! Over io_uring, the thread has some of the kernel's queues, with slots on its own ring: a slot
+//! is with the kernel until a request is in it, then here until it is answered. On the device,
+//! messages are read when the ring says that there are some, and answers are written at once.
+//! The device is always watched: what the kernel does not want an answer for comes there. The
+//! channel is over when the kernel has unmounted; it never ends by itself.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use forebay_block::{
+    Answer, Body, BufPool, Completion, Endpoint, Io, IoBuf, IoOp, IoTag, Parts, Responder, Step,
+    Ticket,
+};
+use forebay_device::{Client, Done as RingDone, FuseSlot, Op, Payload, Returned, Ring, RingFile};
+use forebay_fuse_wire::{Header, Message, split};
+use forebay_volume::{ClientKey, Slab};
+use rustix::io::Errno;
+
+/// Requests of the device in flight in one thread; the kernel keeps the others.
+const DEVICE_REQUESTS_MAX: u32 = 256;
+/// Messages read from the device in one turn.
+const DEVICE_BATCH: usize = 64;
+/// Room for a message's header and argument, besides its data.
+const DEVICE_HEAD: usize = 4096;
+
+/// The key of a request here, among those of the thread's connections.
+const OURS: u64 = 1 << 63;
+/// The request came from the device.
+const DEVICE: u64 = 1 << 62;
+/// The token of the wait for messages of the device.
+const WATCH: u64 = u64::MAX;
+
+/// How a mount is served.
+pub struct Mount {
+    /// `/dev/fuse`, mounted and agreed on; not blocking.
+    pub device: OwnedFd,
+    /// The file system.
+    pub responder: Arc<dyn Responder>,
+    /// Most bytes of data in one request or answer.
+    pub request_bytes: usize,
+    /// Over io_uring: the number of the kernel's queues, and slots of each.
+    pub rings: Option<(u16, usize)>,
+}
+
+impl Mount {
+    /// The same, for another thread.
+    ///
+    /// # Errors
+    /// When there is no descriptor to be had.
+    pub fn share(&self) -> std::io::Result<Self> {
+        let device = self.device.try_clone()?;
+        let responder = Arc::clone(&self.responder);
+        Ok(Self { device, responder, ..*self })
+    }
+}
+
+/// A text that somebody wants, asked where waiting is allowed.
+#[derive(Debug)]
+pub struct Ask {
+    /// Which thread wants it.
+    pub thread: usize,
+    /// For which request.
+    pub key: u64,
+    /// Which text.
+    pub topic: u64,
+}
+
+/// The part of a mount that one thread serves.
+pub struct Channel {
+    thread: usize,
+    config: Mount,
+    client: Client,
+    file: RingFile,
+    pool: BufPool,
+    asks: Sender<Ask>,
+    /// Slots that are here; `None` while the kernel has one, or when it is gone.
+    slots: Vec<Option<Box<FuseSlot>>>,
+    /// What is known of each slot's request while it is in flight.
+    tickets: Vec<Option<Ticket>>,
+    /// Slots to be handed to the kernel, which the ring had no room for yet.
+    waiting: Vec<u32>,
+    /// Requests of the device in flight.
+    device_tickets: Slab<Ticket>,
+    in_flight: usize,
+    /// Requests for the volumes.
+    ready: VecDeque<(u64, Endpoint, Io)>,
+    finished: Vec<RingDone>,
+    message: Vec<u8>,
+    watching: bool,
+    /// The kernel has unmounted.
+    over: bool,
+    /// No new requests are taken.
+    shut: bool,
+}
+
+impl Channel {
+    /// Thread `thread` of `threads` begins to serve a mount.
+    ///
+    /// # Errors
+    /// When the ring has no room for the device, or cannot serve slots.
+    pub fn open(
+        (thread, threads): (usize, usize),
+        ring: &Rc<Ring>,
+        pool: BufPool,
+        config: Mount,
+        asks: Sender<Ask>,
+    ) -> std::io::Result<Self> {
+        let file = ring.register(config.device.as_fd())?;
+        let mut slots = Vec::new();
+        if let Some((queues, depth)) = config.rings {
+            if !ring.is_wide() {
+                return Err(std::io::Error::other("the ring takes no commands of files"));
+            }
+            let mine = (0..queues).filter(|queue| usize::from(*queue) % threads == thread);
+            for queue in mine {
+                let slot = || Some(Box::new(FuseSlot::new(queue, config.request_bytes)));
+                slots.extend((0..depth).map(|_| slot()));
+            }
+        }
+        let count = u32::try_from(slots.len()).expect("a processor has few slots");
+        Ok(Self {
+            thread,
+            client: ring.client(),
+            file,
+            pool,
+            asks,
+            tickets: vec![None; slots.len()],
+            slots,
+            waiting: (0..count).collect(),
+            device_tickets: Slab::new(DEVICE_REQUESTS_MAX),
+            in_flight: 0,
+            ready: VecDeque::new(),
+            finished: Vec::new(),
+            message: vec![0; config.request_bytes + DEVICE_HEAD],
+            watching: false,
+            over: false,
+            shut: false,
+            config,
+        })
+    }
+
+    /// Whether a key is of a request here.
+    #[must_use]
+    pub fn owns(key: ClientKey) -> bool {
+        key.0 & OURS != 0
+    }
+
+    /// Requests that are not answered yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// From now on requests are refused.
+    pub fn shut(&mut self) {
+        self.shut = true;
+    }
+
+    /// Takes what the ring has finished.
+    pub fn reap(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.client.reap(&mut finished);
+        for done in finished.drain(..) {
+            match done.payload {
+                Payload::Fuse(slot) => self.take_slot(done.token, slot, done.result.err()),
+                _ => {
+                    self.watching = false;
+                    self.read_device();
+                }
+            }
+        }
+        self.finished = finished;
+    }
+
+    fn take_slot(&mut self, token: u64, slot: Box<FuseSlot>, error: Option<Errno>) {
+        if let Some(error) = error {
+            // The slot goes with its request, if there was one: nobody waits for it any more.
+            if !self.over && !matches!(error, Errno::NOTCONN | Errno::CANCELED) {
+                tracing::error!(%error, "the kernel takes a FUSE slot no more");
+            }
+            self.over |= error == Errno::NOTCONN;
+            return;
+        }
+        let Message { header, argument, data } = slot.message();
+        let parts = Parts { header, argument, data };
+        let step = self.step(parts);
+        self.slots[token as usize] = Some(slot);
+        self.in_flight += 1;
+        self.carry_out(OURS | token, step, IoBuf::empty());
+    }
+
+    fn step(&self, parts: Parts<'_>) -> Step {
+        if self.shut {
+            return self.config.responder.refuse(parts);
+        }
+        self.config.responder.request(parts, &self.pool)
+    }
+
+    /// Reads what is there, up to a limit; the next turn's watch finds the rest.
+    fn read_device(&mut self) {
+        for _ in 0..DEVICE_BATCH {
+            if self.device_tickets.is_full() || self.over {
+                return;
+            }
+            let mut message = std::mem::take(&mut self.message);
+            let found = rustix::io::read(&self.config.device, &mut message);
+            let go_on = match found {
+                Ok(bytes) => {
+                    self.take_message(&message[..bytes]);
+                    true
+                }
+                // The request was taken back while it was being read.
+                Err(Errno::NOENT | Errno::INTR) => true,
+                Err(Errno::AGAIN) => false,
+                Err(error) => {
+                    if error != Errno::NODEV {
+                        tracing::error!(%error, "the FUSE device cannot be read");
+                    }
+                    self.over = true;
+                    false
+                }
+            };
+            self.message = message;
+            if !go_on {
+                return;
+            }
+        }
+    }
+
+    fn take_message(&mut self, bytes: &[u8]) {
+        let step = match split(bytes) {
+            Ok(Message { header, argument, data }) => self.step(Parts { header, argument, data }),
+            Err(error) => {
+                tracing::warn!(%error, "a message of the kernel cannot be read");
+                let header = &bytes[..bytes.len().min(Header::BYTES)];
+                self.config.responder.refuse(Parts { header, argument: &[], data: &[] })
+            }
+        };
+        let at = self.device_tickets.insert(Ticket::default());
+        self.in_flight += 1;
+        self.carry_out(OURS | DEVICE | u64::from(at), step, IoBuf::empty());
+    }
+
+    /// `filled` is what a read of a request of the device has filled.
+    fn carry_out(&mut self, key: u64, step: Step, filled: IoBuf) {
+        match step {
+            Step::Silent => self.end(key, None, &[]),
+            Step::Answer(answer) => self.end(key, Some(answer), &filled),
+            Step::Pass(ticket, endpoint, mut io) => {
+                self.keep(key, ticket);
+                io.tag = IoTag(key);
+                if io.op == IoOp::Read {
+                    io.buf = self.buffer(key, io.range.len as usize);
+                }
+                self.ready.push_back((key, endpoint, io));
+            }
+            Step::Ask(ticket, topic) => {
+                self.keep(key, ticket);
+                // Without anybody to ask, the request ends with the mount.
+                let _ = self.asks.send(Ask { thread: self.thread, key, topic });
+            }
+        }
+    }
+
+    /// A buffer for a read: the payload of its slot, where its answer will be.
+    fn buffer(&mut self, key: u64, length: usize) -> IoBuf {
+        if key & DEVICE != 0 {
+            return self.pool.get(length);
+        }
+        self.slot(key).lend(length)
+    }
+
+    /// The slot of a request that is here.
+    fn slot(&mut self, key: u64) -> &mut FuseSlot {
+        self.slots[key as u32 as usize].as_mut().expect("a request is in its slot")
+    }
+
+    fn keep(&mut self, key: u64, ticket: Ticket) {
+        let at = key as u32;
+        if key & DEVICE == 0 {
+            self.tickets[at as usize] = Some(ticket);
+        } else {
+            *self.device_tickets.get_mut(at).expect("a request is in flight") = ticket;
+        }
+    }
+
+    fn ticket(&mut self, key: u64) -> Ticket {
+        let at = key as u32;
+        if key & DEVICE == 0 {
+            return self.tickets[at as usize].take().expect("a request that was passed on");
+        }
+        *self.device_tickets.get(at).expect("a request that was passed on")
+    }
+
+    /// Ends a request, with its answer if there is one.
+    fn end(&mut self, key: u64, answer: Option<Answer>, filled: &[u8]) {
+        self.in_flight -= 1;
+        let at = key as u32;
+        if key & DEVICE == 0 {
+            if let Some(Answer { header, body }) = &answer {
+                let returned = match body {
+                    Body::Filled(length) => Returned::InPlace(*length),
+                    body => Returned::Bytes(body.bytes(&[])),
+                };
+                self.slot(key).answer(header, returned);
+            }
+            self.waiting.push(at);
+            return;
+        }
+        self.device_tickets.remove(at);
+        let Some(Answer { header, body }) = answer else { return };
+        let parts = [IoSlice::new(&header), IoSlice::new(body.bytes(filled))];
+        match rustix::io::writev(&self.config.device, &parts) {
+            // Whoever asked has gone.
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => tracing::warn!(%error, "an answer was not taken by the kernel"),
+        }
+    }
+
+    /// Hands the requests for the volumes to `submit`, which gives back what it has no room for.
+    pub fn feed(&mut self, mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>) {
+        while let Some((key, endpoint, io)) = self.ready.pop_front() {
+            if let Err(io) = submit(ClientKey(key), endpoint, io) {
+                self.ready.push_front((key, endpoint, io));
+                return;
+            }
+        }
+    }
+
+    /// Takes the end of a request to a volume.
+    pub fn complete(&mut self, done: Completion) {
+        let key = done.tag.0;
+        let ticket = self.ticket(key);
+        let Completion { result, mut buf, .. } = done;
+        if key & DEVICE == 0 && buf.capacity() > 0 && self.slot(key).is_lent() {
+            self.slot(key).give_back(std::mem::take(&mut buf));
+        }
+        let step = self.config.responder.finish(ticket, result);
+        self.carry_out(key, step, buf);
+    }
+
+    /// Takes a text that was asked for.
+    pub fn told(&mut self, key: u64, text: Vec<u8>) {
+        let ticket = self.ticket(key);
+        let answer = self.config.responder.told(ticket, text);
+        self.end(key, Some(answer), &[]);
+    }
+
+    /// The end of the turn: hands answered slots to the kernel, and watches the device. True when
+    /// the next turn must be at once.
+    pub fn advance(&mut self) -> bool {
+        if self.over {
+            self.waiting.clear();
+            return false;
+        }
+        while let Some(&at) = self.waiting.last() {
+            let slot = self.slots[at as usize].take().expect("a waiting slot is here");
+            if let Err(op) = self.client.submit(&self.file, at.into(), Op::Fuse(slot)) {
+                let Op::Fuse(slot) = op else { unreachable!("the ring gives back its own") };
+                self.slots[at as usize] = Some(slot);
+                return true;
+            }
+            self.waiting.pop();
+        }
+        if !self.watching && !self.device_tickets.is_full() {
+            let op = Op::Poll { events: libc_pollin() };
+            self.watching = self.client.submit(&self.file, WATCH, op).is_ok();
+        }
+        !self.ready.is_empty() || (!self.watching && !self.device_tickets.is_full())
+    }
+}
+
+/// `POLLIN`.
+fn libc_pollin() -> u32 {
+    u32::from(rustix::event::PollFlags::IN.bits())
+}

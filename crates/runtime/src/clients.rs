@@ -1,0 +1,373 @@
+//! The connections of one thread, and on the first thread the listeners too.
+//!
+//! New connections go to the thread that has the fewest. Beyond the client limit they are closed
+//! at once. A client that takes too long to choose a volume is disconnected.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_block::{Endpoint, Instant, Io, Session};
+use forebay_device::{Client, Done as RingDone, Op, Payload, Ring, RingFile};
+use forebay_volume::{ClientKey, Done, Slab};
+
+use crate::connection::{Connection, Kind, Next};
+use crate::listen::Listener;
+
+/// Clients served at once, unless configured otherwise.
+pub const CLIENTS: usize = 128;
+/// Most clients that may be configured.
+pub const CLIENTS_MAX: usize = 900;
+/// How long a client may take to choose a volume, unless configured otherwise.
+pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a listener rests after it failed to accept: out of descriptors or memory.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+const _: () = assert!(CLIENTS_MAX < forebay_device::FILES_MAX as usize, "a ring's file each");
+const _: () = assert!(CLIENTS <= CLIENTS_MAX);
+
+/// Makes the sessions of new connections: one protocol with its settings.
+pub trait SessionFactory: Send + Sync {
+    /// A session for a new connection.
+    fn session(&self) -> Box<dyn Session>;
+}
+
+impl<F: Fn() -> Box<dyn Session> + Send + Sync> SessionFactory for F {
+    fn session(&self) -> Box<dyn Session> {
+        self()
+    }
+}
+
+/// How many connections each thread has; shared by all.
+#[derive(Debug)]
+pub struct Counts {
+    by_thread: Vec<AtomicUsize>,
+    limit: usize,
+    refused: AtomicU64,
+}
+
+impl Counts {
+    /// Counts for so many threads, which together take `limit` clients.
+    #[must_use]
+    pub fn new(threads: usize, limit: usize) -> Self {
+        let by_thread = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+        Self { by_thread, limit: limit.min(CLIENTS_MAX), refused: AtomicU64::new(0) }
+    }
+
+    /// Connections now.
+    #[must_use]
+    pub fn connected(&self) -> usize {
+        self.by_thread.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Connections refused so far.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Counts a new connection, for the thread that has the fewest; `None` when the limit is
+    /// reached. Only the thread with the listeners calls this.
+    fn assign(&self) -> Option<usize> {
+        if self.connected() >= self.limit {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        let load = |at: &usize| self.by_thread[*at].load(Ordering::Relaxed);
+        let thread = (0..self.by_thread.len()).min_by_key(load)?;
+        self.by_thread[thread].fetch_add(1, Ordering::Relaxed);
+        Some(thread)
+    }
+
+    fn release(&self, thread: usize) {
+        self.by_thread[thread].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A connection on its way to the thread that will serve it.
+pub struct Arrival {
+    /// The thread that serves it.
+    pub thread: usize,
+    socket: OwnedFd,
+    factory: Arc<dyn SessionFactory>,
+}
+
+/// The clients of one thread.
+pub struct Clients {
+    thread: usize,
+    ring: Rc<Ring>,
+    client: Client,
+    counts: Arc<Counts>,
+    table: Slab<Connection>,
+    /// Those with something to do at the end of the turn.
+    touched: Vec<u32>,
+    listeners: Vec<Listening>,
+    finished: Vec<RingDone>,
+    /// How long a client may take to choose a volume.
+    patience: Duration,
+    /// When the first handshake is over time.
+    handshake: Option<Instant>,
+    /// Nobody is taken any more.
+    shut: bool,
+}
+
+struct Listening {
+    socket: Listener,
+    file: RingFile,
+    factory: Arc<dyn SessionFactory>,
+    /// When to accept again; `None` while it accepts.
+    rests_until: Option<Instant>,
+}
+
+/// What a token names, in its low bits.
+const ACCEPT: u64 = 0;
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+const KIND_BITS: u32 = 2;
+
+fn token(at: u32, kind: Kind) -> u64 {
+    let kind = match kind {
+        Kind::Receive => RECEIVE,
+        Kind::Send => SEND,
+    };
+    u64::from(at) << KIND_BITS | kind
+}
+
+impl Clients {
+    /// No clients yet.
+    #[must_use]
+    pub fn new(thread: usize, ring: &Rc<Ring>, counts: Arc<Counts>, patience: Duration) -> Self {
+        Self {
+            thread,
+            ring: Rc::clone(ring),
+            client: ring.client(),
+            counts,
+            table: Slab::new(CLIENTS_MAX as u32),
+            touched: Vec::new(),
+            listeners: Vec::new(),
+            finished: Vec::new(),
+            patience,
+            handshake: None,
+            shut: false,
+        }
+    }
+
+    /// Accepts connections on a listener from now on.
+    ///
+    /// # Errors
+    /// When the ring has no room for its file, or nobody is taken any more.
+    pub fn listen(&mut self, socket: Listener, factory: Arc<dyn SessionFactory>) -> io::Result<()> {
+        if self.shut {
+            return Err(io::Error::other("the pool is stopping"));
+        }
+        let file = self.ring.register(socket.as_fd())?;
+        let rests_until = Some(Instant(0));
+        self.listeners.push(Listening { socket, file, factory, rests_until });
+        Ok(())
+    }
+
+    /// Closes the listeners, and takes no more input from anybody.
+    pub fn shut(&mut self) {
+        self.shut = true;
+        self.listeners.clear();
+        for (at, connection) in self.table.iter_mut() {
+            connection.end_input();
+            if !connection.touched {
+                connection.touched = true;
+                self.touched.push(at);
+            }
+        }
+    }
+
+    /// Closes every connection, said or unsaid.
+    pub fn cut_off(&mut self) {
+        self.shut();
+        for (_, connection) in self.table.iter_mut() {
+            connection.close();
+        }
+    }
+
+    /// Connections of this thread.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Takes over a connection.
+    pub fn add(&mut self, now: Instant, arrival: Arrival) {
+        let registered = self.ring.register(arrival.socket.as_fd());
+        let file = match registered {
+            Ok(file) if !self.table.is_full() && !self.shut => file,
+            Ok(_) => return self.counts.release(self.thread),
+            Err(error) => {
+                tracing::warn!(%error, "a new connection was dropped");
+                return self.counts.release(self.thread);
+            }
+        };
+        let connection = Connection::new(arrival.factory.session(), file, now);
+        let at = self.table.insert(connection);
+        self.handshake.get_or_insert(now + self.patience);
+        self.touch(at);
+    }
+
+    /// Takes what the ring has finished; new connections of other threads go to `arrivals`.
+    pub fn reap(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.client.reap(&mut finished);
+        for done in finished.drain(..) {
+            let at = u32::try_from(done.token >> KIND_BITS).expect("tokens are made here");
+            let kind = match done.token & ((1 << KIND_BITS) - 1) {
+                ACCEPT => {
+                    self.accepted(now, at as usize, done, arrivals);
+                    continue;
+                }
+                RECEIVE => Kind::Receive,
+                _ => Kind::Send,
+            };
+            if let Some(connection) = self.table.get_mut(at) {
+                connection.finish(kind, done);
+                self.touch(at);
+            }
+        }
+        self.finished = finished;
+    }
+
+    fn accepted(&mut self, now: Instant, at: usize, done: RingDone, arrivals: &mut Vec<Arrival>) {
+        let Some(listening) = self.listeners.get_mut(at) else { return };
+        if !done.more {
+            // Errors of one connection end the accept too; those need no rest, but bear one.
+            listening.rests_until = Some(now + ACCEPT_REST);
+        }
+        let Payload::Socket(socket) = done.payload else {
+            if let Err(error) = done.result {
+                tracing::warn!(%error, address = %listening.socket.address(), "accept failed");
+            }
+            return;
+        };
+        if listening.socket.prepare(socket.as_fd()).is_err() {
+            return;
+        }
+        let Some(thread) = self.counts.assign() else {
+            tracing::warn!(limit = self.counts.limit, "a client was refused: the limit is reached");
+            return;
+        };
+        let factory = Arc::clone(&listening.factory);
+        arrivals.push(Arrival { thread, socket, factory });
+    }
+
+    /// Marks a connection to be looked after at the end of the turn.
+    fn touch(&mut self, at: u32) {
+        if let Some(connection) = self.table.get_mut(at)
+            && !connection.touched
+        {
+            connection.touched = true;
+            self.touched.push(at);
+        }
+    }
+
+    /// Hands a request's end to its connection.
+    pub fn complete(&mut self, done: Done) {
+        let at = u32::try_from(done.client.0).expect("keys are made here");
+        let connection = self.table.get_mut(at);
+        connection.expect("it lives while it has requests").complete(done.completion);
+        self.touch(at);
+    }
+
+    /// Hands input to the sessions and their requests to `submit`, which gives back what it has
+    /// no room for. False when something was given back.
+    pub fn feed(
+        &mut self,
+        mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>,
+    ) -> bool {
+        let mut room = true;
+        for &at in &self.touched {
+            let connection = self.table.get_mut(at).expect("only the end of a turn drops one");
+            let key = ClientKey(u64::from(at));
+            while let Some((endpoint, io)) = connection.parked.pop_front() {
+                if let Err(io) = submit(key, endpoint, io) {
+                    connection.parked.push_front((endpoint, io));
+                    break;
+                }
+            }
+            connection.feed();
+            let mut requests = std::mem::take(connection.requests());
+            for (endpoint, io) in requests.drain(..) {
+                let full = if connection.parked.is_empty() {
+                    submit(key, endpoint, io).err()
+                } else {
+                    Some(io)
+                };
+                connection.parked.extend(full.map(|io| (endpoint, io)));
+            }
+            *connection.requests() = requests;
+            room &= connection.parked.is_empty();
+        }
+        room
+    }
+
+    /// The end of the turn: starts sends and receives, drops what is over. True when the next
+    /// turn must be at once.
+    pub fn advance(&mut self, now: Instant) -> bool {
+        for (at, listening) in self.listeners.iter_mut().enumerate() {
+            if listening.rests_until.is_some_and(|until| until <= now) {
+                let token = (at as u64) << KIND_BITS | ACCEPT;
+                if self.client.submit(&listening.file, token, Op::Accept).is_ok() {
+                    listening.rests_until = None;
+                }
+            }
+        }
+        self.expire(now);
+        let mut at_once = false;
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.retain(|&at| {
+            let connection = self.table.get_mut(at).expect("dropped below only");
+            let next = connection.advance(&self.client, |kind| token(at, kind));
+            let keep = matches!(next, Next::Again | Next::Feed);
+            connection.touched = keep;
+            at_once |= next == Next::Feed;
+            if next == Next::Drop {
+                self.table.remove(at);
+                self.counts.release(self.thread);
+            }
+            keep
+        });
+        self.touched = touched;
+        at_once
+    }
+
+    fn expire(&mut self, now: Instant) {
+        if self.handshake.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut next: Option<Instant> = None;
+        let mut late = Vec::new();
+        for (at, connection) in self.table.iter_mut() {
+            if !connection.is_negotiating() {
+                continue;
+            }
+            let due = connection.accepted + self.patience;
+            if due <= now {
+                connection.end_input();
+                connection.close();
+                late.push(at);
+            } else {
+                next = Some(next.map_or(due, |next| next.min(due)));
+            }
+        }
+        for at in late {
+            tracing::info!("a client was disconnected: its handshake took too long");
+            self.touch(at);
+        }
+        self.handshake = next;
+    }
+
+    /// When [`Clients::advance`] must be called although nothing happened.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let rests = self.listeners.iter().filter_map(|listening| listening.rests_until);
+        rests.chain(self.handshake).min()
+    }
+}

@@ -1,0 +1,245 @@
+//! One client connection on a thread's ring: bytes in to its session, bytes out of it.
+//!
+//! At most one receive and one send are in flight. Input stops while the session does not want
+//! it, and while more than [`OUT_SOFT`] bytes wait for a client that does not read. A connection
+//! is over when nothing of it is in flight, in the ring, in the session, or in the shards.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, Session};
+use forebay_device::{Client, Done, Op, Payload, RingFile};
+
+/// Bytes received at most at once; the buffer is kept for the connection's life.
+pub const IN_BYTES: usize = 256 << 10;
+/// Bytes waiting to be sent from which on no more input is taken.
+pub const OUT_SOFT: usize = 1 << 20;
+/// A send buffer larger than this is not kept: new memory costs a page fault for each page.
+const OUT_KEPT: usize = 4 << 20;
+/// Space that a receive is worth.
+const SPACE_MIN: usize = 16 << 10;
+
+/// What a ring operation of a connection was, in the low bits of its token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A receive.
+    Receive,
+    /// A send.
+    Send,
+}
+
+/// What becomes of a connection at the end of a turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// It waits for something to happen.
+    Wait,
+    /// It is to be looked after in the next turn.
+    Again,
+    /// So is it, and that turn must be at once: there is input that can be used.
+    Feed,
+    /// It is over.
+    Drop,
+}
+
+/// One client.
+pub struct Connection {
+    session: Box<dyn Session>,
+    /// `None` once it is closed.
+    file: Option<RingFile>,
+    out: Outbox,
+    /// Received and not yet used: `input[start..end]`. Away while a receive is in flight.
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Whether the session has looked at all of the input and needs more behind it.
+    hungry: bool,
+    receiving: bool,
+    sending: bool,
+    /// Memory for the next send.
+    spare: Vec<u8>,
+    /// No more input will come.
+    ended: bool,
+    /// Requests that the router had no room for.
+    pub parked: VecDeque<(Endpoint, Io)>,
+    /// When it was accepted.
+    pub accepted: Instant,
+    /// Whether it is in the list of those to look after at the end of the turn.
+    pub touched: bool,
+}
+
+impl Connection {
+    /// A connection whose session has greeted.
+    #[must_use]
+    pub fn new(mut session: Box<dyn Session>, file: RingFile, now: Instant) -> Self {
+        let mut out = Outbox::default();
+        session.start(&mut out);
+        Self {
+            session,
+            file: Some(file),
+            out,
+            input: vec![0; IN_BYTES],
+            start: 0,
+            end: 0,
+            hungry: true,
+            receiving: false,
+            sending: false,
+            spare: Vec::new(),
+            ended: false,
+            parked: VecDeque::new(),
+            accepted: now,
+            touched: false,
+        }
+    }
+
+    /// Takes the end of a ring operation.
+    pub fn finish(&mut self, kind: Kind, done: Done) {
+        let Payload::Bytes(bytes) = done.payload else {
+            unreachable!("receive and send hand their bytes back");
+        };
+        match kind {
+            Kind::Receive => {
+                self.receiving = false;
+                self.input = bytes;
+                match done.result {
+                    Ok(count) if count > 0 => {
+                        self.end += count;
+                        self.hungry = false;
+                    }
+                    _ => self.end_input(),
+                }
+            }
+            Kind::Send => self.sent(bytes, done.result.ok()),
+        }
+    }
+
+    fn sent(&mut self, mut bytes: Vec<u8>, count: Option<usize>) {
+        self.sending = false;
+        let Some(count) = count.filter(|&count| count > 0) else {
+            // Nobody is there to read the rest.
+            self.close();
+            return self.end_input();
+        };
+        if count < bytes.len() {
+            bytes.drain(..count);
+            bytes.append(&mut self.out.bytes);
+            self.out.bytes = bytes;
+        } else if bytes.capacity() <= OUT_KEPT {
+            bytes.clear();
+            self.spare = bytes;
+        }
+    }
+
+    /// Hands the input to the session, which puts its requests into the outbox.
+    pub fn feed(&mut self) {
+        while !self.ended && self.has_room() && self.start < self.end {
+            let used = self.session.receive(&self.input[self.start..self.end], &mut self.out);
+            self.start += used;
+            self.hungry = used == 0 || self.start == self.end;
+            if self.start == self.end {
+                (self.start, self.end) = (0, 0);
+            }
+            if self.out.close {
+                return self.end_input();
+            }
+            if used == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Whether the session may be given input.
+    fn has_room(&self) -> bool {
+        !self.receiving
+            && self.session.wants_input()
+            && self.out.bytes.len() < OUT_SOFT
+            && self.parked.is_empty()
+    }
+
+    /// The requests that the session made.
+    pub fn requests(&mut self) -> &mut Vec<(Endpoint, Io)> {
+        &mut self.out.ios
+    }
+
+    /// Hands the session the completion of a request.
+    pub fn complete(&mut self, done: Completion) {
+        self.session.complete(done, &mut self.out);
+    }
+
+    /// Takes no more input; what is in flight is still answered.
+    pub fn end_input(&mut self) {
+        if !self.ended {
+            self.ended = true;
+            self.session.shutdown(&mut self.out);
+        }
+    }
+
+    /// Drops the connection without a word.
+    pub fn close(&mut self) {
+        self.file = None;
+        self.out.bytes.clear();
+    }
+
+    /// Whether the client has yet to say which volume it wants.
+    #[must_use]
+    pub fn is_negotiating(&self) -> bool {
+        !self.ended && self.session.is_negotiating()
+    }
+
+    /// Starts the next receive and send, if it is time for them; closes when all is said.
+    pub fn advance(&mut self, ring: &Client, token: impl Fn(Kind) -> u64) -> Next {
+        let started = self.start_send(ring, token(Kind::Send))
+            && self.start_receive(ring, token(Kind::Receive));
+        let quiet = self.session.in_flight() == 0 && self.parked.is_empty() && !self.sending;
+        if self.ended && quiet && (self.out.bytes.is_empty() || self.file.is_none()) {
+            self.close();
+            return if self.receiving { Next::Wait } else { Next::Drop };
+        }
+        if !self.ended && !self.hungry && self.has_room() {
+            return Next::Feed;
+        }
+        // What the router or the ring had no room for is tried again in the next turn.
+        if started && self.parked.is_empty() { Next::Wait } else { Next::Again }
+    }
+
+    /// False when the ring had no room.
+    fn start_send(&mut self, ring: &Client, token: u64) -> bool {
+        let Some(file) = self.file.as_ref() else {
+            self.out.bytes.clear();
+            return true;
+        };
+        if self.sending || self.out.bytes.is_empty() {
+            return true;
+        }
+        let bytes = mem::replace(&mut self.out.bytes, mem::take(&mut self.spare));
+        let span = 0..bytes.len();
+        match ring.submit(file, token, Op::Send { bytes, span }) {
+            Ok(()) => self.sending = true,
+            Err(Op::Send { bytes, .. }) => self.out.bytes = bytes,
+            Err(_) => unreachable!("the ring gives back what it was given"),
+        }
+        self.sending
+    }
+
+    /// False when the ring had no room.
+    fn start_receive(&mut self, ring: &Client, token: u64) -> bool {
+        let Some(file) = self.file.as_ref() else { return true };
+        if self.ended || !self.hungry || !self.has_room() {
+            return true;
+        }
+        if self.input.len() - self.end < SPACE_MIN {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let span = self.end..self.input.len();
+        if span.is_empty() {
+            return true;
+        }
+        let bytes = mem::take(&mut self.input);
+        match ring.submit(file, token, Op::Receive { bytes, span }) {
+            Ok(()) => self.receiving = true,
+            Err(Op::Receive { bytes, .. }) => self.input = bytes,
+            Err(_) => unreachable!("the ring gives back what it was given"),
+        }
+        self.receiving
+    }
+}

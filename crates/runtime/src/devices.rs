@@ -1,0 +1,222 @@
+//! A thread's queues to the devices of its shard, with what a full queue could not take yet.
+//!
+//! Flushes pass a gate that all threads share (`FlushGate`): one of a device is under way at a
+//! time, sent by whoever asked first, and the others are told by message how it ended.
+
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_block::{Completion, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VolumeId};
+use forebay_device::{BlockDevice, Ring};
+use forebay_engine::Target;
+use forebay_volume::{Ask, Asked, FlushGate};
+
+use crate::message::Message;
+
+/// Name of the flush that the gate has sent; shards give 32-bit names.
+const GATE_TAG: IoTag = IoTag(u64::MAX);
+
+/// The gate of each device, the cache device's first if there is one; shared by all threads.
+pub type Gates = Arc<[Mutex<FlushGate>]>;
+
+/// Gates for so many devices and threads.
+pub fn gates(devices: usize, threads: usize) -> Gates {
+    (0..devices).map(|_| Mutex::new(FlushGate::new(threads))).collect()
+}
+
+/// The queues of one shard.
+pub struct Devices {
+    own: usize,
+    gates: Gates,
+    /// Flushes that failed before they were sent.
+    unsent: Vec<(Target, Completion)>,
+    /// The cache device's first, if there is one, then the primaries'.
+    lanes: Vec<Lane>,
+    /// Lane of each volume's primary, by volume id.
+    primaries: Vec<Option<usize>>,
+    completions: Vec<Completion>,
+}
+
+struct Lane {
+    target: Target,
+    queue: Box<dyn IoQueue>,
+    /// Bounded by what a shard keeps in flight.
+    waiting: VecDeque<Io>,
+    in_flight: usize,
+}
+
+impl Devices {
+    /// Opens a queue to every device.
+    ///
+    /// # Errors
+    /// The first that cannot be opened.
+    pub fn open(
+        ring: &Rc<Ring>,
+        cache: Option<&dyn BlockDevice>,
+        primaries: &[(VolumeId, &dyn BlockDevice)],
+        (own, gates): (usize, Gates),
+    ) -> io::Result<Self> {
+        let mut lanes = Vec::new();
+        if let Some(cache) = cache {
+            lanes.push(Lane::open(ring, Target::Cache, cache)?);
+        }
+        let mut by_volume = Vec::new();
+        for &(volume, device) in primaries {
+            let at = usize::from(volume.0);
+            by_volume.resize(by_volume.len().max(at + 1), None);
+            by_volume[at] = Some(lanes.len());
+            lanes.push(Lane::open(ring, Target::Primary(volume), device)?);
+        }
+        assert_eq!(lanes.len(), gates.len(), "a gate for each device");
+        let (completions, unsent) = (Vec::new(), Vec::new());
+        Ok(Self { own, gates, unsent, lanes, primaries: by_volume, completions })
+    }
+
+    fn lane(&self, target: Target) -> usize {
+        let lane = match target {
+            Target::Cache => Some(0),
+            Target::Primary(volume) => self.primaries.get(usize::from(volume.0)).copied().flatten(),
+        };
+        let lane = lane.filter(|&at| self.lanes.get(at).is_some_and(|lane| lane.target == target));
+        lane.expect("the device is open")
+    }
+
+    fn gate(&self, lane: usize) -> MutexGuard<'_, FlushGate> {
+        // Its lists are replaced whole.
+        self.gates[lane].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request to its device, now or as soon as there is room.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    pub fn submit(&mut self, now: Instant, target: Target, io: Io) {
+        let at = self.lane(target);
+        self.lanes[at].in_flight += 1;
+        if io.op != IoOp::Flush {
+            return self.lanes[at].send(now, io);
+        }
+        let asked = Asked { shard: self.own, tag: io.tag };
+        let ask = self.gate(at).ask(asked);
+        match ask {
+            Ask::Send => self.lanes[at].send_flush(now),
+            Ask::Wait => {}
+            Ask::Fail(error) => self.unsent.push((target, io.complete(Err(error)))),
+        }
+    }
+
+    /// Hands every completion to `take`, and sends what waits for room. What other threads should
+    /// know goes to `outgoing`, by thread.
+    pub fn poll(
+        &mut self,
+        now: Instant,
+        outgoing: &mut [Vec<Message>],
+        mut take: impl FnMut(Target, Completion),
+    ) {
+        for (target, done) in std::mem::take(&mut self.unsent) {
+            let at = self.lane(target);
+            self.lanes[at].in_flight -= 1;
+            take(target, done);
+        }
+        let mut completions = std::mem::take(&mut self.completions);
+        for at in 0..self.lanes.len() {
+            let lane = &mut self.lanes[at];
+            lane.queue.poll(now, &mut completions);
+            lane.in_flight -= completions.len();
+            let target = lane.target;
+            for done in completions.drain(..) {
+                if done.tag == GATE_TAG {
+                    self.flush_ended(now, at, &done.result, outgoing, &mut take);
+                } else {
+                    take(target, done);
+                }
+            }
+            self.lanes[at].push(now);
+        }
+        self.completions = completions;
+    }
+
+    /// The flush that the gate had sent has ended.
+    fn flush_ended(
+        &mut self,
+        now: Instant,
+        at: usize,
+        result: &IoResult<()>,
+        outgoing: &mut [Vec<Message>],
+        take: &mut impl FnMut(Target, Completion),
+    ) {
+        let target = self.lanes[at].target;
+        let ended = self.gate(at).ended(result);
+        for Asked { shard, tag } in ended.answered {
+            if shard == self.own {
+                let done = self.flushed(target, tag, result.clone());
+                take(target, done);
+            } else {
+                outgoing[shard].push(Message::Flushed(target, tag, result.clone()));
+            }
+        }
+        if let (true, Err(error)) = (ended.failed, result) {
+            for messages in outgoing {
+                messages.push(Message::FlushFailed(target, error.clone()));
+            }
+        }
+        if ended.again {
+            self.lanes[at].send_flush(now);
+        }
+    }
+
+    /// A flush of this thread's shard has ended.
+    pub fn flushed(&mut self, target: Target, tag: IoTag, result: IoResult<()>) -> Completion {
+        let at = self.lane(target);
+        self.lanes[at].in_flight -= 1;
+        Completion { tag, result, buf: IoBuf::empty() }
+    }
+
+    /// This thread's shard knows that a flush failed.
+    pub fn told(&mut self, target: Target) {
+        let at = self.lane(target);
+        self.gate(at).told(self.own);
+    }
+
+    /// When [`Devices::poll`] must be called although nothing happened.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        // What failed before it was sent is told in the next turn.
+        let at_once = (!self.unsent.is_empty()).then_some(Instant::default());
+        self.lanes.iter().filter_map(|lane| lane.queue.deadline()).chain(at_once).min()
+    }
+
+    /// Requests that have not completed.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.in_flight).sum()
+    }
+}
+
+impl Lane {
+    fn open(ring: &Rc<Ring>, target: Target, device: &dyn BlockDevice) -> io::Result<Self> {
+        let queue = device.open_queue(ring)?;
+        Ok(Self { target, queue, waiting: VecDeque::new(), in_flight: 0 })
+    }
+
+    fn send(&mut self, now: Instant, io: Io) {
+        self.waiting.push_back(io);
+        self.push(now);
+    }
+
+    fn send_flush(&mut self, now: Instant) {
+        self.in_flight += 1;
+        self.send(now, Io::flush(GATE_TAG));
+    }
+
+    fn push(&mut self, now: Instant) {
+        while let Some(io) = self.waiting.pop_front() {
+            if let Err(io) = self.queue.submit(now, io) {
+                self.waiting.push_front(io);
+                return;
+            }
+        }
+    }
+}

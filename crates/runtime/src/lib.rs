@@ -1,0 +1,39 @@
+//! Shard threads: one ring, one mailbox, one clock each.
+//!
+//! Each thread owns a shard of the blocks, with its cache engine and its queues to the devices,
+//! and some of the client connections, with a router for their requests. Nothing is shared on
+//! the way of a request; threads talk through mailboxes, and the pool's owner does too.
+
+#![forbid(unsafe_code)]
+
+mod blocking;
+mod channel;
+mod clients;
+mod connection;
+mod devices;
+mod histogram;
+mod listen;
+mod mailbox;
+mod message;
+mod pool;
+mod record;
+#[cfg(test)]
+mod testing;
+mod thread;
+mod uncached;
+mod witness;
+
+pub use forebay_engine::Shard;
+
+pub use blocking::{Blocking, clock};
+pub use channel::Mount;
+pub use clients::{CLIENTS, CLIENTS_MAX, HANDSHAKE_PATIENCE, SessionFactory};
+pub use histogram::Histogram;
+pub use listen::{Address, Listener};
+pub use message::{Latencies, OPERATIONS, Snapshot};
+pub use pool::{
+    FAREWELL_PATIENCE, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped, VolumeStats,
+};
+pub use record::{Recording, RecordingStatus};
+pub use uncached::Uncached;
+pub use witness::{Record, Witness};

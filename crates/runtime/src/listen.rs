@@ -1,0 +1,200 @@
+//! Where clients connect: Unix sockets and TCP ports, bound and listening.
+//!
+//! A Unix socket's file may be there from a server that died. It is removed only when nobody
+//! answers on it, and only if it is a socket. Its permissions are set before it listens, so that
+//! nobody can slip in.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 128;
+
+/// An address that clients connect to.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Address {
+    /// A Unix socket, whose file has these permission bits.
+    Unix {
+        /// Its file.
+        path: PathBuf,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A TCP port; port 0 lets the kernel choose.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix { path, .. } => write!(f, "unix:{}", path.display()),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+/// A bound, listening socket. A Unix socket's file goes when it is dropped.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    address: Address,
+    /// Device and inode of the socket's file.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// Binds and listens.
+    ///
+    /// # Errors
+    /// When the address is in use, or may not be used; the message names it.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        let named = |error: io::Error| {
+            io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
+        };
+        match address {
+            Address::Unix { path, mode } => Self::bind_unix(path, *mode).map_err(named),
+            Address::Tcp(at) => Self::bind_tcp(*at).map_err(named),
+        }
+    }
+
+    fn bind_unix(path: &Path, mode: u32) -> io::Result<Self> {
+        remove_stale(path)?;
+        let name = SocketAddrUnix::new(path)?;
+        let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None)?;
+        rustix::net::bind(&socket, &name)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        let found = fs::symlink_metadata(path)?;
+        let file = Some((found.dev(), found.ino()));
+        let listener = Self { socket, address: Address::Unix { path: path.into(), mode }, file };
+        rustix::net::listen(&listener.socket, BACKLOG)?;
+        Ok(listener)
+    }
+
+    fn bind_tcp(at: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(at)?;
+        let address = Address::Tcp(listener.local_addr()?);
+        Ok(Self { socket: listener.into(), address, file: None })
+    }
+
+    /// Where it listens; a port the kernel chose is filled in.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Prepares an accepted connection: small answers leave at once, dead peers are noticed.
+    ///
+    /// # Errors
+    /// When the connection is gone already.
+    pub fn prepare(&self, connection: BorrowedFd<'_>) -> io::Result<()> {
+        if matches!(self.address, Address::Tcp(_)) {
+            rustix::net::sockopt::set_tcp_nodelay(connection, true)?;
+            rustix::net::sockopt::set_socket_keepalive(connection, true)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let Address::Unix { path, .. } = &self.address else { return };
+        let found = fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
+        if found.is_some() && found == self.file {
+            // A file that stays behind is removed by the next server.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Removes the socket file of a server that is gone.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if !found.file_type().is_socket() {
+        let what = "a file is in its place that is not a socket: remove it or choose another path";
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there already"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    fn unix(path: &Path) -> Address {
+        Address::Unix { path: path.into(), mode: 0o600 }
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let dir = TempDir::new();
+        let path = dir.path("s");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let listener = Listener::bind(&unix(&path)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let error = Listener::bind(&unix(&path)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(error.to_string().contains("another server"), "{error}");
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let dir = TempDir::new();
+        let path = dir.path("f");
+        fs::write(&path, "precious").unwrap();
+        let error = Listener::bind(&unix(&path)).unwrap_err();
+        assert!(error.to_string().contains("not a socket"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn a_socket_that_was_replaced_is_not_removed() {
+        let dir = TempDir::new();
+        let path = dir.path("s");
+        let first = Listener::bind(&unix(&path)).unwrap();
+        fs::remove_file(&path).unwrap();
+        let second = Listener::bind(&unix(&path)).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_chosen_port_is_told() {
+        let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Address::Tcp(at) = listener.address() else { panic!("a TCP address") };
+        assert_ne!(at.port(), 0);
+        let error = Listener::bind(listener.address()).unwrap_err();
+        assert!(error.to_string().contains(&at.to_string()), "{error}");
+    }
+}

@@ -1,0 +1,521 @@
+//! The shard threads as one thing: started, asked, told, and stopped in order.
+//!
+//! A [`Pool`] is a handle that any thread may hold. Stopping: no new connections or requests, what
+//! is in flight is answered, dirty blocks are destaged if that is wished, every shard stops with
+//! its log complete and durable, the threads end.
+
+use std::error::Error;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_block::{Arena, BufPool, VolumeId};
+use forebay_device::{BlockDevice, Clock};
+use forebay_engine::{Eviction, Mode, Shard, Stats, Trust};
+use forebay_volume::{Registry, SHARDS_MAX};
+
+use crate::blocking::clock;
+use crate::channel::{Ask, Mount};
+use crate::clients::{CLIENTS, Counts, HANDSHAKE_PATIENCE, SessionFactory};
+use crate::devices;
+use crate::listen::Listener;
+use crate::mailbox::Mailbox;
+use crate::message::{Command, Latencies, Message, Snapshot};
+use crate::record::{Recording, RecordingPlan};
+use crate::thread::{self, Plan, Started};
+use crate::witness::{self, Record, Witness};
+
+/// How long clients may take to take their last answers, unless configured otherwise.
+pub const FAREWELL_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the shards may take to stop.
+const STOP_PATIENCE: Duration = Duration::from_secs(120);
+/// How long a thread may take to say how it stands.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// How often a drain that precedes a stop is looked at.
+const DRAIN_STEP: Duration = Duration::from_millis(20);
+
+/// Makes the shard of a thread, on that thread.
+pub type MakeShard = Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>;
+
+/// What a pool is made from.
+pub struct PoolConfig {
+    /// The volumes.
+    pub registry: Registry,
+    /// The primary of each volume, in the registry's order.
+    pub primaries: Vec<Arc<dyn BlockDevice>>,
+    /// The cache device.
+    pub cache: Option<Arc<dyn BlockDevice>>,
+    /// One for each thread.
+    pub shards: Vec<MakeShard>,
+    /// Where buffers come from.
+    pub arena: Arc<Arena>,
+    /// The clock of every thread; [`crate::clock`] unless there is a reason.
+    pub clock: Clock,
+    /// Most clients at once.
+    pub clients: usize,
+    /// How long a client may take to choose a volume.
+    pub handshake: Duration,
+    /// How long clients may take to take their last answers.
+    pub farewell: Duration,
+    /// Whether a FUSE mount may be served: its requests may come over the threads' rings.
+    pub fuse: bool,
+    /// Where the trust in the cache device is recorded, and what is recorded now.
+    pub witness: Option<(Witness, Record)>,
+}
+
+impl PoolConfig {
+    /// A pool of shards made by `shards`, without a cache device, with the usual settings.
+    #[must_use]
+    pub fn new(
+        registry: Registry,
+        primaries: Vec<Arc<dyn BlockDevice>>,
+        shards: Vec<MakeShard>,
+        arena: Arc<Arena>,
+    ) -> Self {
+        Self {
+            registry,
+            primaries,
+            cache: None,
+            shards,
+            arena,
+            clock: clock(),
+            clients: CLIENTS,
+            handshake: HANDSHAKE_PATIENCE,
+            farewell: FAREWELL_PATIENCE,
+            fuse: false,
+            witness: None,
+        }
+    }
+}
+
+/// Why a pool did not start.
+#[derive(Debug)]
+pub enum StartError {
+    /// A thread, its ring, or a queue to a device could not be had.
+    Io(io::Error),
+    /// A shard cannot use the cache.
+    Refused {
+        /// Which shard.
+        shard: usize,
+        /// Why.
+        why: String,
+    },
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "cannot start the shard threads: {error}"),
+            Self::Refused { shard, why } => {
+                write!(f, "shard {shard} cannot use the cache: {why}")
+            }
+        }
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Io(error) => Some(error),
+            Self::Refused { .. } => None,
+        }
+    }
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// How a pool stands.
+#[derive(Clone, Debug)]
+pub struct PoolStats {
+    /// Every shard.
+    pub shards: Vec<Snapshot>,
+    /// The shards' counters and levels together.
+    pub total: Stats,
+    /// Each volume, in the registry's order.
+    pub volumes: Vec<VolumeStats>,
+    /// Clients now.
+    pub clients: usize,
+    /// Clients refused because of the limit.
+    pub clients_refused: u64,
+}
+
+/// How a volume stands.
+#[derive(Clone, Debug)]
+pub struct VolumeStats {
+    /// Which.
+    pub id: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// Latencies by operation, in the order of [`crate::OPERATIONS`].
+    pub latencies: Latencies,
+}
+
+/// How a pool stopped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Stopped {
+    /// Whether every shard stopped with its log complete.
+    pub complete: bool,
+    /// Blocks that only the cache has in their newest form.
+    pub dirty_blocks: u64,
+}
+
+/// A handle to the shard threads. The last one to go stops them.
+#[derive(Clone)]
+pub struct Pool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    registry: Arc<Registry>,
+    mailboxes: Arc<[Mailbox<Message>]>,
+    counts: Arc<Counts>,
+    farewell: Duration,
+    clock: Clock,
+    /// Set to give up a drain that precedes a stop.
+    give_up_drain: AtomicBool,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Held by whoever stops the pool.
+    stopping: Mutex<()>,
+    stopped: OnceLock<Stopped>,
+}
+
+impl Pool {
+    /// Starts the threads and waits until every shard serves.
+    ///
+    /// # Errors
+    /// When one cannot; then none is left running.
+    ///
+    /// # Panics
+    /// If there is no shard, or more than [`SHARDS_MAX`], or not a primary for each volume.
+    pub fn start(config: PoolConfig) -> Result<Self, StartError> {
+        let count = config.shards.len();
+        assert!((1..=SHARDS_MAX).contains(&count), "1 to {SHARDS_MAX} shards");
+        assert_eq!(config.primaries.len(), config.registry.volumes().len());
+        let registry = Arc::new(config.registry);
+        let ids = registry.volumes().iter().map(|volume| volume.id);
+        let primaries: Vec<_> = ids.zip(config.primaries).collect();
+        let mailboxes: Arc<[_]> = (0..count).map(|_| Mailbox::default()).collect();
+        let counts = Arc::new(Counts::new(count, config.clients));
+        let devices = usize::from(config.cache.is_some()) + primaries.len();
+        let gates = devices::gates(devices, count);
+        let (witness_tell, witness_hear) = mpsc::channel();
+        if let Some((witness, record)) = config.witness {
+            start_witness(witness, record, witness_hear, &mailboxes)?;
+        }
+        let pool = Self {
+            inner: Arc::new(Inner {
+                registry: Arc::clone(&registry),
+                mailboxes: Arc::clone(&mailboxes),
+                counts: Arc::clone(&counts),
+                farewell: config.farewell,
+                clock: config.clock,
+                give_up_drain: AtomicBool::new(false),
+                threads: Mutex::new(Vec::new()),
+                stopping: Mutex::new(()),
+                stopped: OnceLock::new(),
+            }),
+        };
+        let (tell, hear) = mpsc::channel();
+        for (index, shard) in config.shards.into_iter().enumerate() {
+            let plan = Plan {
+                index,
+                clock: config.clock,
+                arena: Arc::clone(&config.arena),
+                cache: config.cache.clone(),
+                primaries: primaries.clone(),
+                gates: Arc::clone(&gates),
+                registry: Arc::clone(&registry),
+                mailboxes: Arc::clone(&mailboxes),
+                counts: Arc::clone(&counts),
+                handshake: config.handshake,
+                shard,
+                wide: config.fuse,
+                witness: witness_tell.clone(),
+            };
+            let tell = tell.clone();
+            let builder = std::thread::Builder::new().name(format!("shard-{index}"));
+            let thread = builder.spawn(move || thread::run(plan, tell))?;
+            locked(&pool.inner.threads).push(thread);
+        }
+        drop(tell);
+        pool.await_start(count, &hear)?;
+        Ok(pool)
+    }
+
+    fn await_start(
+        &self,
+        count: usize,
+        hear: &Receiver<(usize, Started)>,
+    ) -> Result<(), StartError> {
+        let mut refusal = None;
+        for _ in 0..count {
+            let Ok((shard, how)) = hear.recv() else {
+                return Err(io::Error::other("a shard thread ended without a word").into());
+            };
+            refusal = refusal.or(match how {
+                Started::Serving => None,
+                Started::Failed(error) => Some(StartError::Io(error)),
+                Started::Refused(why) => Some(StartError::Refused { shard, why }),
+            });
+        }
+        refusal.map_or(Ok(()), Err)
+    }
+
+    /// The volumes.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.inner.registry
+    }
+
+    /// Serves clients that connect to these listeners from now on.
+    ///
+    /// # Errors
+    /// When the ring has no room for them, or the pool has stopped.
+    pub fn listen(
+        &self,
+        listeners: Vec<Listener>,
+        factory: Arc<dyn SessionFactory>,
+    ) -> io::Result<()> {
+        let (tell, hear) = mpsc::channel();
+        self.command(0, Command::Listen(listeners, factory, tell));
+        let answer = hear.recv_timeout(ANSWER_PATIENCE);
+        answer.unwrap_or_else(|_| Err(io::Error::other("the pool has stopped")))
+    }
+
+    /// Serves a FUSE mount from now on; `text` gives the texts that its files ask for, and may
+    /// ask the pool for them.
+    ///
+    /// # Errors
+    /// When a thread cannot, or the pool has stopped.
+    pub fn serve_mount(
+        &self,
+        mount: Mount,
+        text: impl Fn(u64) -> Vec<u8> + Send + 'static,
+    ) -> io::Result<()> {
+        let (asks, asked) = mpsc::channel::<Ask>();
+        let mailboxes = Arc::clone(&self.inner.mailboxes);
+        let serve = move || {
+            // It ends with the shard threads, when nobody is left to ask it.
+            for Ask { thread, key, topic } in asked {
+                mailboxes[thread].send_one(Message::Told { key, text: text(topic) });
+            }
+        };
+        std::thread::Builder::new().name("texts".into()).spawn(serve)?;
+        let (tell, hear) = mpsc::channel();
+        for shard in 0..self.inner.mailboxes.len() {
+            let config = mount.share()?;
+            self.command(shard, Command::Mount(config, asks.clone(), tell.clone()));
+        }
+        drop(tell);
+        self.inner.mailboxes.iter().try_for_each(|_| {
+            let answer = hear.recv_timeout(ANSWER_PATIENCE);
+            answer.unwrap_or_else(|_| Err(io::Error::other("the pool has stopped")))
+        })
+    }
+
+    /// How everything stands; `None` once the pool has stopped.
+    #[must_use]
+    pub fn stats(&self) -> Option<PoolStats> {
+        let shards = self.snapshots()?;
+        let mut total = Stats::default();
+        shards.iter().for_each(|shard| total.merge(&shard.stats));
+        let volumes = self.registry().volumes().iter().enumerate().map(|(place, volume)| {
+            let mut latencies = Latencies::default();
+            for shard in &shards {
+                let theirs = &shard.latencies[place];
+                latencies.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.merge(theirs));
+            }
+            VolumeStats { id: volume.id, name: volume.name.clone(), latencies }
+        });
+        let volumes = volumes.collect();
+        let counts = &self.inner.counts;
+        let (clients, clients_refused) = (counts.connected(), counts.refused());
+        Some(PoolStats { shards, total, volumes, clients, clients_refused })
+    }
+
+    fn snapshots(&self) -> Option<Vec<Snapshot>> {
+        if self.inner.stopped.get().is_some() {
+            return None;
+        }
+        let (tell, hear) = mpsc::channel();
+        let count = self.inner.mailboxes.len();
+        self.command_all(|| Command::Snapshot(tell.clone()));
+        drop(tell);
+        let answers = (0..count).map(|_| hear.recv_timeout(ANSWER_PATIENCE).ok());
+        let mut all = answers.collect::<Option<Vec<_>>>()?;
+        all.sort_by_key(|snapshot| snapshot.shard);
+        Some(all)
+    }
+
+    /// Changes what the cache does for a volume.
+    pub fn set_mode(&self, volume: VolumeId, mode: Mode) {
+        self.command_all(|| Command::SetMode(volume, mode));
+    }
+
+    /// Changes how clean blocks are chosen to leave, for all volumes: they share the cache.
+    pub fn set_eviction(&self, eviction: Eviction) {
+        self.command_all(|| Command::SetEviction(eviction));
+    }
+
+    /// Records what clients ask of a volume, from now on until [`Pool::stop_recording`] or for so
+    /// long; `out` gets the trace, on a thread of its own. A recording of the volume that is
+    /// under way gets no more requests.
+    ///
+    /// # Errors
+    /// When there is no thread to be had.
+    ///
+    /// # Panics
+    /// If the volume is not of the registry.
+    pub fn record(
+        &self,
+        volume: VolumeId,
+        limit: Option<Duration>,
+        out: Box<dyn io::Write + Send>,
+    ) -> io::Result<Recording> {
+        let known = self.registry().volumes().iter().find(|known| known.id == volume);
+        let known = known.expect("the volume is of the registry");
+        let epoch = std::time::SystemTime::UNIX_EPOCH;
+        let plan = RecordingPlan {
+            name: known.name.clone(),
+            size: known.info.size,
+            seconds: epoch.elapsed().map_or(0, |since| since.as_secs()),
+            limit,
+            clock: self.inner.clock,
+        };
+        let (recording, sink) = Recording::start(plan, out)?;
+        self.command_all(|| Command::Record(volume, Some(sink.clone())));
+        Ok(recording)
+    }
+
+    /// Ends a recording. Waits until all that the threads noted is written.
+    pub fn stop_recording(&self, volume: VolumeId, recording: &mut Recording) {
+        self.command_all(|| Command::Record(volume, None));
+        // An answer of every thread says that it has seen the command.
+        let _ = self.snapshots();
+        recording.finish();
+    }
+
+    /// Destages everything as fast as the primaries take it; or goes back to the usual pace, also
+    /// when a stop waits for it. Progress is in [`Pool::stats`].
+    pub fn set_drain(&self, on: bool) {
+        self.inner.give_up_drain.store(!on, Ordering::Relaxed);
+        self.command_all(|| Command::Drain(on));
+    }
+
+    /// Stops in order, after a drain if so wished. Waits until the threads have ended; a second
+    /// call gives the same answer.
+    pub fn stop(&self, drain: bool) -> Stopped {
+        self.inner.stop(drain)
+    }
+
+    fn command(&self, shard: usize, command: Command) {
+        self.inner.mailboxes[shard].send_one(Message::Command(command));
+    }
+
+    fn command_all(&self, command: impl Fn() -> Command) {
+        (0..self.inner.mailboxes.len()).for_each(|shard| self.command(shard, command()));
+    }
+}
+
+impl Inner {
+    fn stop(&self, drain: bool) -> Stopped {
+        let _only_one = locked(&self.stopping);
+        self.stopped.get_or_init(|| self.stop_threads(drain)).clone()
+    }
+
+    fn stop_threads(&self, drain: bool) -> Stopped {
+        let quiet = self.ask_all(self.farewell, Command::Quiesce);
+        if !quiet {
+            tracing::warn!("clients that did not take their answers are cut off");
+            self.tell_all(|| Command::CutOff);
+        }
+        if drain {
+            self.give_up_drain.store(false, Ordering::Relaxed);
+            self.await_drain();
+        }
+        let dirty_blocks = self.dirty_blocks();
+        let complete = self.ask_all(STOP_PATIENCE, Command::Stop);
+        if complete {
+            for thread in locked(&self.threads).drain(..) {
+                // A panic ends the process, not the thread.
+                let _ = thread.join();
+            }
+        } else {
+            tracing::error!("a shard did not stop in time: the log is left as after a crash");
+        }
+        Stopped { complete, dirty_blocks }
+    }
+
+    fn await_drain(&self) {
+        self.tell_all(|| Command::Drain(true));
+        while self.dirty_blocks() > 0 && !self.give_up_drain.load(Ordering::Relaxed) {
+            std::thread::sleep(DRAIN_STEP);
+        }
+    }
+
+    /// Dirty blocks of all the shards that answer.
+    fn dirty_blocks(&self) -> u64 {
+        let (tell, hear) = mpsc::channel();
+        self.tell_all(|| Command::Snapshot(tell.clone()));
+        drop(tell);
+        let answers = self.mailboxes.iter().map(|_| hear.recv_timeout(ANSWER_PATIENCE));
+        answers.flatten().map(|snapshot| snapshot.dirty_blocks).sum()
+    }
+
+    /// Gives every thread a command that it answers when it got there. False when one did not in
+    /// time.
+    fn ask_all(
+        &self,
+        patience: Duration,
+        command: impl Fn(mpsc::Sender<usize>) -> Command,
+    ) -> bool {
+        let (tell, hear) = mpsc::channel();
+        self.tell_all(|| command(tell.clone()));
+        drop(tell);
+        let deadline = Instant::now() + patience;
+        self.mailboxes.iter().all(|_| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match hear.recv_timeout(left) {
+                Ok(_) => true,
+                // A thread that is gone has nothing in flight.
+                Err(RecvTimeoutError::Disconnected) => true,
+                Err(RecvTimeoutError::Timeout) => false,
+            }
+        })
+    }
+
+    fn tell_all(&self, command: impl Fn() -> Command) {
+        self.mailboxes.iter().for_each(|mailbox| mailbox.send_one(Message::Command(command())));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop(false);
+    }
+}
+
+fn start_witness(
+    witness: Witness,
+    record: Record,
+    wanted: Receiver<(usize, Trust)>,
+    mailboxes: &Arc<[Mailbox<Message>]>,
+) -> io::Result<()> {
+    let mailboxes = Arc::clone(mailboxes);
+    let builder = std::thread::Builder::new().name("witness".into());
+    // It ends with the shard threads, when nobody is left to ask it.
+    builder.spawn(move || witness::serve(&witness, record, &wanted, &mailboxes)).map(drop)
+}
+
+/// What is behind these locks is replaced whole, so that a panic leaves nothing half-changed.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,480 @@
+//! One shard thread: its ring, its shard, its router and its clients, turned by one loop.
+//!
+//! A turn: completions of devices to the shard; messages of other threads; bytes of clients to
+//! their sessions, and their requests through the router to the shards; answers back the same
+//! way; then the shard's own work (it makes records of what came in this turn); then everything
+//! that goes out is sent in one go, and the thread sleeps until something happens.
+//! A request whose block belongs to the own shard never leaves the thread.
+
+use std::io;
+use std::mem;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use forebay_block::{Arena, BufPool, Instant, VolumeId};
+use forebay_device::{BlockDevice, Clock, Ring};
+use forebay_engine::{Effects, Reply, Request, Shard, State, Trust};
+use forebay_volume::{Done, Registry, Router, RouterConfig, ShardPort, origin_of};
+
+use crate::channel::Channel;
+use crate::clients::{Arrival, Clients, Counts};
+use crate::devices::{Devices, Gates};
+use crate::mailbox::{CREDIT, Mailbox};
+use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
+use crate::record::Taps;
+
+/// Submissions that a ring takes between two turns.
+const RING_ENTRIES: u32 = 1024;
+
+/// What a thread is made from. Everything in it may cross to the thread; the rest is made there.
+pub struct Plan {
+    /// Which thread and shard.
+    pub index: usize,
+    /// The pool's clock.
+    pub clock: Clock,
+    /// Where buffers come from.
+    pub arena: Arc<Arena>,
+    /// The cache device.
+    pub cache: Option<Arc<dyn BlockDevice>>,
+    /// The primary of each volume.
+    pub primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
+    /// The gate of each device, the cache device's first.
+    pub gates: Gates,
+    /// The volumes.
+    pub registry: Arc<Registry>,
+    /// Every thread's mailbox.
+    pub mailboxes: Arc<[Mailbox<Message>]>,
+    /// Connections by thread.
+    pub counts: Arc<Counts>,
+    /// How long a client may take to choose a volume.
+    pub handshake: Duration,
+    /// Makes the shard.
+    pub shard: Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>,
+    /// Whether a FUSE mount may come.
+    pub wide: bool,
+    /// Takes what must be recorded about the trust in the cache device.
+    pub witness: Sender<(usize, Trust)>,
+}
+
+/// How the start of a thread went.
+#[derive(Debug)]
+pub enum Started {
+    /// Its shard is serving.
+    Serving,
+    /// Its ring or a queue could not be opened.
+    Failed(io::Error),
+    /// Its shard cannot use the cache; why.
+    Refused(String),
+}
+
+/// Runs a shard until it is stopped; tells `started` how it began.
+pub fn run(plan: Plan, started: Sender<(usize, Started)>) {
+    let index = plan.index;
+    let mailboxes = Arc::clone(&plan.mailboxes);
+    match Thread::new(plan) {
+        Ok(mut thread) => {
+            thread.begin(started);
+            while !thread.over {
+                thread.turn();
+            }
+        }
+        Err(error) => {
+            let _ = started.send((index, Started::Failed(error)));
+        }
+    }
+    mailboxes[index].close();
+}
+
+struct Thread {
+    clock: Clock,
+    ring: Rc<Ring>,
+    devices: Devices,
+    router: Router,
+    registry: Arc<Registry>,
+    clients: Clients,
+    channel: Option<Channel>,
+    buffers: BufPool,
+    mailboxes: Arc<[Mailbox<Message>]>,
+    shards: Shards,
+    witness: Sender<(usize, Trust)>,
+    /// What the witness was last asked to record.
+    wanted: Option<Trust>,
+    inbox: Vec<Message>,
+    arrivals: Vec<Arrival>,
+    done: Vec<Done>,
+    /// Place in the registry by volume id.
+    places: Vec<usize>,
+    latencies: Vec<Latencies>,
+    taps: Taps,
+    duties: Duties,
+    /// Whether a client's input waits for the next turn.
+    at_once: bool,
+    over: bool,
+}
+
+/// Who waits for this thread to get somewhere.
+#[derive(Default)]
+struct Duties {
+    started: Option<Sender<(usize, Started)>>,
+    quiesced: Option<Sender<usize>>,
+    stopped: Option<Sender<usize>>,
+}
+
+/// The way to every shard: the own one, and the mailboxes of the others.
+struct Shards {
+    own: usize,
+    now: Instant,
+    shard: Box<dyn Shard>,
+    fx: Effects,
+    /// When the own shard wants to be polled.
+    deadline: Option<Instant>,
+    /// Whether the own shard was given something since it was last polled.
+    unpolled: bool,
+    /// Messages for each other thread.
+    outgoing: Vec<Vec<Message>>,
+    /// Requests that each other thread has from this one.
+    lent: Vec<u32>,
+}
+
+impl ShardPort for Shards {
+    fn submit(&mut self, shard: usize, request: Request) -> Result<(), Request> {
+        if shard == self.own {
+            self.take(request);
+            return Ok(());
+        }
+        if self.lent[shard] == CREDIT {
+            return Err(request);
+        }
+        self.lent[shard] += 1;
+        self.outgoing[shard].push(Message::Request(request));
+        Ok(())
+    }
+}
+
+impl Shards {
+    fn take(&mut self, request: Request) {
+        self.unpolled = true;
+        self.shard.submit(self.now, request, &mut self.fx);
+    }
+}
+
+impl Thread {
+    fn new(plan: Plan) -> io::Result<Self> {
+        let arena = Some(Arc::clone(&plan.arena));
+        let make = if plan.wide { Ring::wide } else { Ring::new };
+        let ring = make(RING_ENTRIES, arena)?;
+        plan.mailboxes[plan.index].own(ring.waker());
+        let primaries: Vec<_> = plan.primaries.iter().map(|(id, d)| (*id, &**d)).collect();
+        let gates = (plan.index, plan.gates);
+        let devices = Devices::open(&ring, plan.cache.as_deref(), &primaries, gates)?;
+        let buffers = BufPool::new(plan.arena);
+        let threads = plan.mailboxes.len();
+        let router = Router::new(RouterConfig {
+            origin: u16::try_from(plan.index).expect("at most 64 shards"),
+            shards: threads,
+            registry: &plan.registry,
+            buffers: buffers.clone(),
+        });
+        let volumes = plan.registry.volumes();
+        let last = volumes.iter().map(|volume| usize::from(volume.id.0)).max().unwrap_or(0);
+        let mut places = vec![0; last + 1];
+        for (place, volume) in volumes.iter().enumerate() {
+            places[usize::from(volume.id.0)] = place;
+        }
+        let shards = Shards {
+            own: plan.index,
+            now: plan.clock.now(),
+            shard: (plan.shard)(buffers.clone()),
+            fx: Effects::default(),
+            deadline: None,
+            unpolled: true,
+            outgoing: (0..threads).map(|_| Vec::new()).collect(),
+            lent: vec![0; threads],
+        };
+        Ok(Self {
+            clients: Clients::new(plan.index, &ring, plan.counts, plan.handshake),
+            channel: None,
+            buffers,
+            latencies: volumes.iter().map(|_| Latencies::default()).collect(),
+            clock: plan.clock,
+            ring,
+            devices,
+            router,
+            registry: plan.registry,
+            mailboxes: plan.mailboxes,
+            shards,
+            witness: plan.witness,
+            wanted: None,
+            inbox: Vec::new(),
+            arrivals: Vec::new(),
+            done: Vec::new(),
+            places,
+            taps: Taps::default(),
+            duties: Duties::default(),
+            at_once: false,
+            over: false,
+        })
+    }
+
+    fn begin(&mut self, started: Sender<(usize, Started)>) {
+        self.shards.now = self.clock.now();
+        self.shards.shard.start(self.shards.now, &mut self.shards.fx);
+        self.duties.started = Some(started);
+    }
+
+    fn turn(&mut self) {
+        let now = self.clock.now();
+        self.shards.now = now;
+        let Shards { shard, fx, unpolled, outgoing, .. } = &mut self.shards;
+        self.devices.poll(now, outgoing, |target, done| {
+            *unpolled = true;
+            shard.complete(now, target, done, fx);
+        });
+        self.read_mail();
+        self.clients.reap(now, &mut self.arrivals);
+        if let Some(channel) = &mut self.channel {
+            channel.reap();
+        }
+        self.place_arrivals();
+        self.exchange();
+        self.poll_shard();
+        self.exchange();
+        self.at_once = self.clients.advance(now);
+        if let Some(channel) = &mut self.channel {
+            self.at_once |= channel.advance();
+        }
+        self.taps.pump(now, &mut self.router);
+        self.report();
+        self.send_mail();
+        if !self.over {
+            let until = self.wake_time();
+            // Without its ring the thread can neither answer nor stop in order. The log is made
+            // for this: what was flushed is there at the next start.
+            let waited = self.ring.wait(&self.clock, until);
+            waited.expect("the ring of a shard thread works");
+        }
+    }
+
+    /// Passes requests down and answers up until there are no more of either.
+    fn exchange(&mut self) {
+        loop {
+            let Self { router, clients, channel, shards, done, registry, .. } = self;
+            router.pump(shards);
+            let mut submit = |key, endpoint, io| {
+                let volume = registry.volume_of(endpoint);
+                router.submit(shards.now, (key, volume), io, shards, done)
+            };
+            clients.feed(&mut submit);
+            if let Some(channel) = channel {
+                channel.feed(&mut submit);
+            }
+            self.apply_effects();
+            if self.done.is_empty() {
+                return;
+            }
+            let now = self.clock.now();
+            for done in self.done.drain(..) {
+                let place = self.places[usize::from(done.volume.0)];
+                let kind = OPERATIONS.iter().position(|(op, _)| *op == done.op);
+                let kind = kind.expect("every operation is listed");
+                self.latencies[place][kind].record(now.since(done.started));
+                match &mut self.channel {
+                    Some(channel) if Channel::owns(done.client) => {
+                        channel.complete(done.completion);
+                    }
+                    _ => self.clients.complete(done),
+                }
+            }
+        }
+    }
+
+    /// Lets the own shard do its work, if it was given any, or its time has come. Many a turn only
+    /// sends what an earlier one made.
+    fn poll_shard(&mut self) {
+        let shards = &mut self.shards;
+        if !shards.unpolled && shards.deadline.is_none_or(|at| at > shards.now) {
+            return;
+        }
+        shards.fx.deadline = None;
+        shards.shard.poll(shards.now, &mut shards.fx);
+        shards.deadline = shards.fx.deadline.take();
+        shards.unpolled = false;
+    }
+
+    /// Carries out what the own shard wants.
+    fn apply_effects(&mut self) {
+        let Shards { own, now, fx, outgoing, .. } = &mut self.shards;
+        for (target, io) in fx.ios.drain(..) {
+            self.devices.submit(*now, target, io);
+        }
+        for reply in fx.replies.drain(..) {
+            let origin = origin_of(reply.id);
+            if origin == *own {
+                self.router.reply(reply, &mut self.done);
+            } else {
+                outgoing[origin].push(Message::Reply { shard: *own, reply });
+            }
+        }
+        // A shard repeats what it wants until it has it.
+        if let Some(trust) = fx.record_trust.take()
+            && self.wanted != Some(trust)
+        {
+            self.wanted = Some(trust);
+            // Without a witness the shard waits for ever, as it must without a record.
+            let _ = self.witness.send((*own, trust));
+        }
+    }
+
+    fn read_mail(&mut self) {
+        let mut inbox = mem::take(&mut self.inbox);
+        self.mailboxes[self.shards.own].take(&mut inbox);
+        for message in inbox.drain(..) {
+            match message {
+                Message::Request(request) => self.shards.take(request),
+                Message::Reply { shard, reply } => self.take_reply(shard, reply),
+                Message::Arrival(arrival) => self.clients.add(self.shards.now, arrival),
+                Message::Told { key, text } => {
+                    if let Some(channel) = &mut self.channel {
+                        channel.told(key, text);
+                    }
+                }
+                Message::TrustRecorded(trust) => {
+                    let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
+                    *unpolled = true;
+                    shard.trust_recorded(*now, trust, fx);
+                }
+                Message::Flushed(target, tag, result) => {
+                    let done = self.devices.flushed(target, tag, result);
+                    let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
+                    *unpolled = true;
+                    shard.complete(*now, target, done, fx);
+                }
+                Message::FlushFailed(target, error) => {
+                    let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
+                    *unpolled = true;
+                    shard.flush_failed(*now, target, &error, fx);
+                    self.devices.told(target);
+                }
+                Message::Command(command) => self.obey(command),
+            }
+        }
+        self.inbox = inbox;
+    }
+
+    fn take_reply(&mut self, shard: usize, reply: Reply) {
+        self.shards.lent[shard] -= 1;
+        self.router.reply(reply, &mut self.done);
+    }
+
+    fn obey(&mut self, command: Command) {
+        // Some commands change what the shard wants to do next.
+        self.shards.unpolled = true;
+        match command {
+            Command::Listen(listeners, factory, answer) => {
+                let mut all = listeners.into_iter();
+                let result = all.try_for_each(|one| self.clients.listen(one, Arc::clone(&factory)));
+                let _ = answer.send(result);
+            }
+            Command::Mount(config, asks, answer) => {
+                let threads = (self.shards.own, self.mailboxes.len());
+                let buffers = self.buffers.clone();
+                let opened = Channel::open(threads, &self.ring, buffers, config, asks);
+                let _ = answer.send(opened.map(|channel| self.channel = Some(channel)));
+            }
+            Command::Snapshot(answer) => {
+                let _ = answer.send(self.snapshot());
+            }
+            Command::Drain(on) => self.shards.shard.set_drain(on),
+            Command::SetMode(volume, mode) => self.shards.shard.set_mode(volume, mode),
+            Command::SetEviction(eviction) => self.shards.shard.set_eviction(eviction),
+            Command::Record(volume, sink) => self.taps.set(&mut self.router, volume, sink),
+            Command::Quiesce(answer) => {
+                self.clients.shut();
+                if let Some(channel) = &mut self.channel {
+                    channel.shut();
+                }
+                self.duties.quiesced = Some(answer);
+            }
+            Command::CutOff => self.clients.cut_off(),
+            Command::Stop(answer) => {
+                self.shards.shard.stop(self.shards.now, &mut self.shards.fx);
+                self.duties.stopped = Some(answer);
+            }
+        }
+    }
+
+    /// Tells those who wait that this thread got there.
+    fn report(&mut self) {
+        let own = self.shards.own;
+        let state = self.shards.shard.state();
+        if let Some(started) = &self.duties.started {
+            let how = match state {
+                State::Refused(why) => Some(Started::Refused(why.clone())),
+                State::Recovering => None,
+                _ => Some(Started::Serving),
+            };
+            if let Some(how) = how {
+                let _ = started.send((own, how));
+                self.duties.started = None;
+            }
+        }
+        let unanswered = self.channel.as_ref().map_or(0, Channel::in_flight);
+        if self.duties.quiesced.is_some() && self.clients.len() == 0 && unanswered == 0 {
+            debug_assert_eq!(self.router.in_flight(), 0);
+            let answer = self.duties.quiesced.take();
+            let _ = answer.expect("seen just now").send(own);
+        }
+        let stopped = matches!(self.shards.shard.state(), State::Stopped | State::Refused(_));
+        if self.duties.stopped.is_some() && stopped && self.devices.in_flight() == 0 {
+            let answer = self.duties.stopped.take();
+            let _ = answer.expect("seen just now").send(own);
+            self.over = true;
+        }
+    }
+
+    fn place_arrivals(&mut self) {
+        for arrival in self.arrivals.drain(..) {
+            if arrival.thread == self.shards.own {
+                self.clients.add(self.shards.now, arrival);
+            } else {
+                self.shards.outgoing[arrival.thread].push(Message::Arrival(arrival));
+            }
+        }
+    }
+
+    fn send_mail(&mut self) {
+        for (mailbox, batch) in self.mailboxes.iter().zip(&mut self.shards.outgoing) {
+            mailbox.send(batch);
+        }
+    }
+
+    /// When the next turn must be, although nothing happens. At once when the shard was given
+    /// work that it has not been polled for.
+    fn wake_time(&self) -> Option<Instant> {
+        if self.shards.unpolled || self.at_once {
+            return Some(self.shards.now);
+        }
+        let deadlines = [
+            self.shards.deadline,
+            self.devices.deadline(),
+            self.clients.deadline(),
+            self.taps.deadline(),
+        ];
+        deadlines.into_iter().flatten().min()
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let Shards { own, now, shard, .. } = &self.shards;
+        Snapshot {
+            shard: *own,
+            state: shard.state().clone(),
+            health: shard.health(),
+            stats: shard.stats(*now),
+            dirty_blocks: shard.dirty_blocks(),
+            latencies: self.latencies.clone(),
+            connections: self.clients.len(),
+        }
+    }
+}

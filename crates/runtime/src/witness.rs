@@ -1,0 +1,293 @@
+//! The witness: a small file on the host that says how far a cache device may be trusted.
+//!
+//! It matters when the cache device cannot be written any more: once a primary has been written
+//! without it, what the device holds is out of date, and the device itself will never say so. It
+//! also tells an older copy of the device from the one last used, by the pool's start count, and
+//! a device that was replaced or wiped, by the primaries that the pool served.
+//! The file is replaced whole: written aside, synced, renamed, and the directory synced.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use forebay_engine::Trust;
+pub use forebay_engine::pool::Witness as Record;
+
+use crate::mailbox::Mailbox;
+use crate::message::Message;
+
+/// First line of the file.
+const HEADING: &str = "forebay witness 2";
+/// The same of an earlier version, which did not name the primaries.
+const HEADING_BEFORE: &str = "forebay witness 1";
+/// Longest file that is read: 64 names of 255 bytes, each byte escaped, and a few lines more.
+const BYTES_MAX: u64 = 128 << 10;
+/// Witnesses that are looked at, of other pools.
+const FILES_MAX: usize = 4096;
+/// End of a file's name, after the pool's uuid.
+const SUFFIX: &str = ".witness";
+/// How long to wait before trying again what failed.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait when there is nothing to try.
+const PATIENCE_IDLE: Duration = Duration::from_secs(3600);
+
+/// A directory with a witness for each pool.
+#[derive(Clone, Debug)]
+pub struct Witness {
+    dir: PathBuf,
+}
+
+const TRUST_NAMES: [(Trust, &str); 3] =
+    [(Trust::Full, "full"), (Trust::DirtyOnly, "dirty-only"), (Trust::Nothing, "nothing")];
+
+impl Witness {
+    /// Witnesses in `dir`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When the directory cannot be made.
+    pub fn open(dir: &Path) -> io::Result<Self> {
+        fs::create_dir_all(dir).map_err(|error| named(dir, &error))?;
+        Ok(Self { dir: dir.into() })
+    }
+
+    /// What is recorded of a pool, if anything.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is not a witness of this pool.
+    pub fn load(&self, uuid: [u8; 16]) -> io::Result<Option<Record>> {
+        let path = self.path(uuid);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(named(&path, &error)),
+        };
+        let mut text = String::new();
+        let read = io::Read::read_to_string(&mut io::Read::take(file, BYTES_MAX), &mut text);
+        read.map_err(|error| named(&path, &error))?;
+        let record = parse(&text).filter(|record| record.uuid == uuid);
+        let bad = || io::Error::new(io::ErrorKind::InvalidData, "this is no witness of the pool");
+        record.ok_or_else(|| named(&path, &bad())).map(Some)
+    }
+
+    /// What is recorded of every pool. A file that is no witness, of whichever pool, is left out
+    /// with a warning.
+    ///
+    /// # Errors
+    /// When the directory cannot be read, or has far too many files.
+    pub fn load_all(&self) -> io::Result<Vec<Record>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.dir).map_err(|error| named(&self.dir, &error))? {
+            let name = entry.map_err(|error| named(&self.dir, &error))?.file_name();
+            let uuid = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+            let Some(uuid) = uuid.and_then(|uuid| u128::from_str_radix(uuid, 16).ok()) else {
+                continue;
+            };
+            if all.len() == FILES_MAX {
+                let what = format!("more than {FILES_MAX} witnesses; remove those of lost caches");
+                return Err(named(&self.dir, &io::Error::other(what)));
+            }
+            match self.load(uuid.to_be_bytes()) {
+                Ok(record) => all.extend(record),
+                Err(error) => tracing::warn!(%error, "left out"),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Replaces what is recorded of a pool; durable when this returns.
+    ///
+    /// # Errors
+    /// When it could not be made durable: then either record may be there at the next start.
+    pub fn store(&self, record: &Record) -> io::Result<()> {
+        let path = self.path(record.uuid);
+        let aside = path.with_extension("new");
+        let write = || {
+            let mut file = File::create(&aside)?;
+            file.write_all(print(record).as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&aside, &path)?;
+            File::open(&self.dir)?.sync_all()
+        };
+        write().map_err(|error| named(&path, &error))
+    }
+
+    fn path(&self, uuid: [u8; 16]) -> PathBuf {
+        self.dir.join(format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid)))
+    }
+}
+
+fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn print(record: &Record) -> String {
+    let uuid = u128::from_be_bytes(record.uuid);
+    let trust = TRUST_NAMES[record.trust as usize].1;
+    let head = format!("pool {uuid:032x}\nepoch {}\ntrust {trust}\n", record.epoch);
+    let Some(primaries) = &record.primaries else {
+        return format!("{HEADING_BEFORE}\n{head}end\n");
+    };
+    let mut text = format!("{HEADING}\n{head}dirty {}\n", record.dirty);
+    for primary in primaries {
+        text += &format!("primary {}\n", primary.escape_default());
+    }
+    text + "end\n"
+}
+
+fn parse(text: &str) -> Option<Record> {
+    let mut lines = text.strip_suffix("\nend\n")?.split('\n');
+    let heading = lines.next()?;
+    let uuid = u128::from_str_radix(lines.next()?.strip_prefix("pool ")?, 16).ok()?;
+    let epoch = lines.next()?.strip_prefix("epoch ")?.parse().ok()?;
+    let name = lines.next()?.strip_prefix("trust ")?;
+    let (trust, _) = *TRUST_NAMES.iter().find(|(_, known)| *known == name)?;
+    let mut record =
+        Record { uuid: uuid.to_be_bytes(), epoch, trust, dirty: true, primaries: None };
+    if heading == HEADING {
+        record.dirty = lines.next()?.strip_prefix("dirty ")?.parse().ok()?;
+        let names = lines.by_ref().map(|line| unescape(line.strip_prefix("primary ")?));
+        record.primaries = Some(names.collect::<Option<_>>()?);
+    } else if heading != HEADING_BEFORE {
+        return None;
+    }
+    lines.next().is_none().then_some(record)
+}
+
+/// Undoes `escape_default`.
+fn unescape(text: &str) -> Option<String> {
+    let mut out = String::new();
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        out.push(match rest.next()? {
+            't' => '\t',
+            'r' => '\r',
+            'n' => '\n',
+            'u' => {
+                let (digits, after) = rest.as_str().strip_prefix('{')?.split_once('}')?;
+                rest = after.chars();
+                char::from_u32(u32::from_str_radix(digits, 16).ok()?)?
+            }
+            other => other,
+        });
+    }
+    Some(out)
+}
+
+/// Records what the shards ask for, and tells them all when it is durable. Runs until the threads
+/// are gone. What cannot be recorded is tried again for ever: until then the shards hold back
+/// what depends on it.
+pub(crate) fn serve(
+    witness: &Witness,
+    mut record: Record,
+    asked: &Receiver<(usize, Trust)>,
+    mailboxes: &Arc<[Mailbox<Message>]>,
+) {
+    let mut wanted = vec![record.trust; mailboxes.len()];
+    let mut unrecorded = false;
+    loop {
+        let patience = if unrecorded { PATIENCE } else { PATIENCE_IDLE };
+        match asked.recv_timeout(patience) {
+            Ok((shard, trust)) => wanted[shard] = wanted[shard].max(trust),
+            Err(RecvTimeoutError::Timeout) if !unrecorded => continue,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        record.trust = record.trust.max(together(&wanted));
+        match witness.store(&record) {
+            Ok(()) => {
+                let trust = record.trust;
+                tracing::warn!("the cache device is trusted: {}", TRUST_NAMES[trust as usize].1);
+                mailboxes.iter().for_each(|one| one.send_one(Message::TrustRecorded(trust)));
+                unrecorded = false;
+            }
+            Err(error) => {
+                tracing::error!(%error, "the state of the cache device could not be recorded");
+                unrecorded = true;
+            }
+        }
+    }
+}
+
+/// What holds for the pool: less trust as soon as one shard asks for less, but none only when
+/// every shard has nothing left to save.
+fn together(wanted: &[Trust]) -> Trust {
+    let worst = wanted.iter().copied().max().unwrap_or_default();
+    let best = wanted.iter().copied().min().unwrap_or_default();
+    if best == Trust::Nothing { best } else { worst.min(Trust::DirtyOnly) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    const UUID: [u8; 16] = *b"0123456789abcdef";
+
+    fn record(trust: Trust) -> Record {
+        let primaries = ["file:/a b", "file:/odd\\\n'\u{e9}\u{1f600}", ""].map(String::from);
+        Record { uuid: UUID, epoch: 7, trust, dirty: true, primaries: Some(primaries.into()) }
+    }
+
+    #[test]
+    fn what_was_stored_is_loaded() {
+        let dir = TempDir::new();
+        let witness = Witness::open(&dir.path("state/deep")).unwrap();
+        assert_eq!(witness.load(UUID).unwrap(), None);
+        for (trust, _) in TRUST_NAMES {
+            for record in [record(trust), Record { primaries: None, ..record(trust) }] {
+                witness.store(&record).unwrap();
+                assert_eq!(witness.load(UUID).unwrap(), Some(record));
+            }
+        }
+        assert_eq!(witness.load([0; 16]).unwrap(), None);
+        fs::write(dir.path("state/deep/00.witness"), "rubbish").unwrap();
+        fs::write(dir.path("state/deep/other"), "").unwrap();
+        let found = witness.load_all().unwrap();
+        assert_eq!(found.iter().map(|one| one.uuid).collect::<Vec<_>>(), [UUID]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_and_not_a_blank() {
+        let dir = TempDir::new();
+        let witness = Witness::open(&dir.path("state")).unwrap();
+        let text = print(&record(Trust::Nothing));
+        for cut in 0..text.len() {
+            fs::write(witness.path(UUID), &text[..cut]).unwrap();
+            let error = witness.load(UUID).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData, "cut at {cut}");
+        }
+        fs::write(witness.path([0; 16]), &text).unwrap();
+        assert!(witness.load([0; 16]).is_err(), "a witness of another pool");
+    }
+
+    #[test]
+    fn nothing_is_trusted_only_when_every_shard_says_so() {
+        use Trust::{DirtyOnly, Full, Nothing};
+        let cases = [
+            (vec![Full, Full], Full),
+            (vec![Full, DirtyOnly], DirtyOnly),
+            (vec![Full, Nothing], DirtyOnly),
+            (vec![DirtyOnly, Nothing], DirtyOnly),
+            (vec![Nothing, Nothing], Nothing),
+            (vec![Nothing], Nothing),
+        ];
+        for (wanted, expected) in cases {
+            assert_eq!(together(&wanted), expected, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_is_named() {
+        let dir = TempDir::new();
+        fs::write(dir.path("file"), "").unwrap();
+        let error = Witness::open(&dir.path("file/below")).unwrap_err();
+        assert!(error.to_string().contains("file/below"), "{error}");
+    }
+}

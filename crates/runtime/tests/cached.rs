@@ -1,0 +1,218 @@
+//! The cache engine on shard threads: what clients wrote is there, also after a stop and a start,
+//! while a cache a fraction of the volume's size reclaims and destages all the time.
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use forebay_block::{
+    Arena, ByteRange, Completion, DeviceInfo, Endpoint, Io, IoBuf, IoOp, IoTag, Outbox, Session,
+    VolumeId,
+};
+use forebay_device::{BlockDevice, Clock, MemoryDevice};
+use forebay_engine::{Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig};
+use forebay_runtime::{Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
+use forebay_volume::{Registry, Volume};
+
+const SIZE: u64 = (48 << 20) + 512;
+const AREA: u64 = 4 << 20;
+const SHARDS: usize = 3;
+const VOLUME: VolumeId = VolumeId(0);
+
+fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
+    Box::new(move |buffers| -> Box<dyn Shard> {
+        let config = ShardConfig {
+            shard: shard as u16,
+            pool: 99,
+            area: ByteRange::new((1 << 20) + shard as u64 * AREA, AREA),
+            segment_size: 128 << 10,
+            volumes: vec![VolumeConfig {
+                id: VOLUME,
+                size: SIZE,
+                mode: Mode::WriteBack,
+                discard: true,
+                rotational: false,
+            }],
+            ram_bytes: 256 << 10,
+            index_blocks: AREA / 4096 * 3 / 2,
+            eviction: Eviction::Lru,
+            write_cache_depth: Duration::from_millis(50),
+            dirty_limit_percent: 50,
+            destage_depth: 16,
+            compress: true,
+            cache_volatile: true,
+            buffers,
+            fresh,
+            trust: Trust::Full,
+            epoch,
+        };
+        Box::new(Engine::new(config, Clock::start().now()))
+    })
+}
+
+/// A session that the test talks to through channels: one script of requests, sent in order.
+struct Scripted {
+    script: Vec<Io>,
+    answers: Sender<Completion>,
+    in_flight: usize,
+}
+
+impl Session for Scripted {
+    fn start(&mut self, out: &mut Outbox) {
+        self.in_flight = self.script.len();
+        out.ios.extend(self.script.drain(..).map(|io| (Endpoint(0), io)));
+    }
+
+    fn receive(&mut self, bytes: &[u8], _: &mut Outbox) -> usize {
+        bytes.len()
+    }
+
+    fn complete(&mut self, done: Completion, _: &mut Outbox) {
+        self.in_flight -= 1;
+        let _ = self.answers.send(done);
+    }
+
+    fn wants_input(&self) -> bool {
+        true
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn shutdown(&mut self, _: &mut Outbox) {}
+}
+
+struct World {
+    cache: Arc<dyn BlockDevice>,
+    primary: Arc<dyn BlockDevice>,
+    model: Vec<u8>,
+    seed: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let cache = Arc::new(MemoryDevice::new((1 << 20) + SHARDS as u64 * AREA));
+        let primary = Arc::new(MemoryDevice::new(SIZE));
+        Self { cache, primary, model: vec![0; SIZE as usize], seed: 1 }
+    }
+
+    /// An xorshift: the same numbers in every run.
+    fn number(&mut self) -> u64 {
+        self.seed ^= self.seed << 13;
+        self.seed ^= self.seed >> 7;
+        self.seed ^= self.seed << 17;
+        self.seed
+    }
+
+    fn pool(&self, epoch: u32) -> Pool {
+        let mut volume = Volume::new(VOLUME, "v", DeviceInfo::plain(SIZE, "memory"));
+        volume.sequential_threshold = 1 << 20;
+        let registry = Registry::new(vec![volume]).unwrap();
+        let shards = (0..SHARDS).map(|shard| maker(shard, epoch == 1, epoch)).collect();
+        let arena = Arena::new(6 << 20);
+        let mut config = PoolConfig::new(registry, vec![Arc::clone(&self.primary)], shards, arena);
+        config.cache = Some(Arc::clone(&self.cache));
+        Pool::start(config).unwrap()
+    }
+
+    /// Requests that do not overlap each other, and what the volume holds after them.
+    fn script(&mut self) -> Vec<Io> {
+        let mut script = Vec::new();
+        let mut at = self.number() % 300_000;
+        while script.len() < 40 && at < SIZE {
+            let tag = IoTag(at);
+            let roll = self.number();
+            let len = match roll % 8 {
+                0 => 1 + roll % 3_000_000,
+                1..4 => 1 + roll % 20_000,
+                _ => 4096,
+            };
+            let start = if roll.is_multiple_of(3) { at } else { at.next_multiple_of(4096) };
+            let len = len.min(SIZE.saturating_sub(start));
+            if len == 0 {
+                break;
+            }
+            let range = ByteRange::new(start, len);
+            let bytes = start as usize..(start + len) as usize;
+            script.push(match roll >> 32 & 15 {
+                0 => {
+                    self.model[bytes].fill(0);
+                    Io::bare(tag, IoOp::WriteZeroes, range)
+                }
+                1 => Io::flush(tag),
+                2..8 => Io::read(tag, range, IoBuf::zeroed(len as usize)),
+                _ => {
+                    let word = self.number();
+                    let content = &mut self.model[bytes];
+                    for (i, byte) in content.iter_mut().enumerate() {
+                        *byte = (word >> (i % 8 * 8)) as u8 ^ (i / 512) as u8;
+                    }
+                    let fua = roll.is_multiple_of(5);
+                    Io::write(tag, start, IoBuf::copy_of(content)).with_fua(fua)
+                }
+            });
+            at = start + len + self.number() % 700_000;
+        }
+        script
+    }
+
+    /// Runs a script on a connection of its own, and checks what it read against the model.
+    fn run(&mut self, pool: &Pool, name: &str) {
+        let script = self.script();
+        let count = script.len();
+        let reads: Vec<_> = script.iter().map(|io| (io.tag, io.op, io.range)).collect();
+        let answers = connect(pool, name, script);
+        for _ in 0..count {
+            let done = answers.recv_timeout(Duration::from_secs(30)).expect("it is answered");
+            done.result.unwrap();
+            let (_, op, range) = reads.iter().find(|(tag, ..)| *tag == done.tag).unwrap();
+            if *op == IoOp::Read {
+                let expected = &self.model[range.offset as usize..range.end() as usize];
+                assert!(done.buf[..] == *expected, "a read of {range} is not what was written");
+            }
+        }
+    }
+
+    fn check_primary(&self) {
+        let mut disk = Blocking::open(&*self.primary).unwrap();
+        let content = disk.read(ByteRange::new(0, SIZE)).unwrap();
+        let wrong = content.iter().zip(&self.model).position(|(a, b)| a != b);
+        assert_eq!(wrong, None, "the primary alone is complete after a drain");
+    }
+}
+
+fn connect(pool: &Pool, name: &str, script: Vec<Io>) -> Receiver<Completion> {
+    let (tell, hear) = channel();
+    let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+    let listener = Listener::bind(&Address::Unix { path: path.clone(), mode: 0o600 }).unwrap();
+    let script = std::sync::Mutex::new(script);
+    let factory = move || -> Box<dyn Session> {
+        let script = std::mem::take(&mut *script.lock().unwrap());
+        Box::new(Scripted { script, answers: tell.clone(), in_flight: 0 })
+    };
+    pool.listen(vec![listener], Arc::new(factory)).unwrap();
+    let _stream = std::os::unix::net::UnixStream::connect(path).unwrap();
+    hear
+}
+
+#[test]
+fn what_was_written_is_read_before_and_after_stops_and_after_a_drain() {
+    let mut world = World::new();
+    for epoch in 1..4 {
+        let pool = world.pool(epoch);
+        for i in 0..12 {
+            world.run(&pool, &format!("cached-{epoch}-{i}"));
+        }
+        let stats = pool.stats().unwrap().total;
+        let parts = stats.hits + stats.partial_hits + stats.misses + stats.bypasses;
+        assert_eq!(stats.lookups, parts, "every lookup has one outcome");
+        assert!(stats.log_records > 0 && stats.destaged_blocks > 0, "{stats:?}");
+        let last = epoch == 3;
+        let stopped = pool.stop(last);
+        assert!(stopped.complete);
+        assert!(!last || stopped.dirty_blocks == 0);
+    }
+    world.check_primary();
+}

@@ -1,0 +1,605 @@
+//! Pools of threads over devices in RAM, with a protocol made for these tests: a request is an
+//! operation, an offset, a length and the data; an answer is a status and the data.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_block::{
+    Arena, BufPool, ByteRange, Completion, DeviceInfo, Endpoint, Io, IoBuf, IoOp, IoQueue, IoTag,
+    Outbox, Session, VolumeId,
+};
+use forebay_device::{BlockDevice, MemoryDevice, Ring};
+use forebay_engine::Trust;
+use forebay_runtime::{
+    Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached, Witness,
+};
+use forebay_volume::{Registry, Volume};
+
+const HEAD: usize = 14;
+
+/// One connection: the endpoint, operation, offset and length are a request's head.
+struct Plain {
+    buffers: BufPool,
+    in_flight: usize,
+    greeted: bool,
+    ended: bool,
+}
+
+impl Session for Plain {
+    fn start(&mut self, out: &mut Outbox) {
+        out.bytes.extend(b"hello");
+    }
+
+    fn receive(&mut self, mut bytes: &[u8], out: &mut Outbox) -> usize {
+        let all = bytes.len();
+        while bytes.len() >= HEAD && self.wants_input() {
+            self.greeted = true;
+            let (endpoint, op) = (Endpoint(usize::from(bytes[0])), bytes[1]);
+            let offset = u64::from_le_bytes(bytes[2..10].try_into().unwrap());
+            let len = u32::from_le_bytes(bytes[10..14].try_into().unwrap()) as usize;
+            let range = ByteRange { offset, len: len as u64 };
+            let mut used = HEAD;
+            let io = match op {
+                0 => Io::read(IoTag(len as u64), range, self.buffers.get(len)),
+                1 if bytes.len() < HEAD + len => break,
+                1 => {
+                    used += len;
+                    Io::write(IoTag(0), offset, IoBuf::copy_of(&bytes[HEAD..used]))
+                }
+                2 => Io::flush(IoTag(0)),
+                _ => Io::bare(IoTag(0), IoOp::Discard, range),
+            };
+            out.ios.push((endpoint, io));
+            self.in_flight += 1;
+            bytes = &bytes[used..];
+        }
+        all - bytes.len()
+    }
+
+    fn complete(&mut self, done: Completion, out: &mut Outbox) {
+        self.in_flight -= 1;
+        out.bytes.push(done.result.map_or_else(|error| error.kind() as u8 + 1, |()| 0));
+        if done.tag.0 > 0 {
+            out.bytes.extend(&done.buf[..]);
+        }
+    }
+
+    fn wants_input(&self) -> bool {
+        !self.ended && self.in_flight < 64
+    }
+
+    fn is_negotiating(&self) -> bool {
+        !self.greeted
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn shutdown(&mut self, out: &mut Outbox) {
+        self.ended = true;
+        out.bytes.extend(b"bye");
+    }
+}
+
+/// A directory of sockets that goes with the test.
+struct Server {
+    pool: Pool,
+    path: PathBuf,
+    tcp: SocketAddr,
+}
+
+impl Server {
+    fn start(shards: usize, volumes: &[u64], change: impl FnOnce(&mut PoolConfig)) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let serial = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("forebay-pool-{}-{serial}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut config = config(shards, volumes);
+        change(&mut config);
+        let buffers = BufPool::new(Arc::clone(&config.arena));
+        let pool = Pool::start(config).unwrap();
+        let unix = Address::Unix { path: path.clone(), mode: 0o600 };
+        let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let listeners = [&unix, &tcp].map(|address| Listener::bind(address).unwrap());
+        let Address::Tcp(tcp) = *listeners[1].address() else { panic!("a TCP listener") };
+        let factory = move || -> Box<dyn Session> {
+            let buffers = buffers.clone();
+            Box::new(Plain { buffers, in_flight: 0, greeted: false, ended: false })
+        };
+        pool.listen(listeners.into(), Arc::new(factory)).unwrap();
+        Self { pool, path, tcp }
+    }
+
+    fn connect(&self) -> Client<UnixStream> {
+        Client::greet(UnixStream::connect(&self.path).unwrap())
+    }
+}
+
+fn config(shards: usize, volumes: &[u64]) -> PoolConfig {
+    let table = volumes.iter().zip(0..).map(|(&size, id)| {
+        Volume::new(VolumeId(id), format!("v{id}"), DeviceInfo::plain(size, "memory"))
+    });
+    let registry = Registry::new(table.collect()).unwrap();
+    let primaries = volumes.iter().map(|&size| memory(size)).collect();
+    let makers = (0..shards).map(|_| -> MakeShard { Box::new(|_| Box::<Uncached>::default()) });
+    PoolConfig::new(registry, primaries, makers.collect(), Arena::new(8 << 20))
+}
+
+fn memory(size: u64) -> Arc<dyn BlockDevice> {
+    Arc::new(MemoryDevice::new(size))
+}
+
+struct Client<S>(S);
+
+impl<S: Read + Write> Client<S> {
+    fn greet(stream: S) -> Self {
+        let mut client = Self(stream);
+        assert_eq!(client.take(5), b"hello");
+        client
+    }
+
+    fn send(&mut self, volume: u8, op: u8, offset: u64, len: usize, data: &[u8]) {
+        let mut head = vec![volume, op];
+        head.extend(offset.to_le_bytes());
+        head.extend((len as u32).to_le_bytes());
+        head.extend(data);
+        self.0.write_all(&head).unwrap();
+    }
+
+    fn take(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.0.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn write(&mut self, volume: u8, offset: u64, data: &[u8]) -> u8 {
+        self.send(volume, 1, offset, data.len(), data);
+        self.take(1)[0]
+    }
+
+    fn read(&mut self, volume: u8, offset: u64, len: usize) -> Vec<u8> {
+        self.send(volume, 0, offset, len, &[]);
+        assert_eq!(self.take(1), [0]);
+        self.take(len)
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn clients_on_every_thread_see_the_same_volumes() {
+    let server = Server::start(3, &[64 * MIB, 8 * MIB], |_| ());
+    let mut clients: Vec<_> = (0..6).map(|_| server.connect()).collect();
+    for (i, client) in (1u8..).zip(&mut clients) {
+        let offset = u64::from(i) * 8 * MIB - 1000;
+        assert_eq!(client.write(0, offset, &[i; 2000]), 0);
+        assert_eq!(client.write(1, u64::from(i) * MIB - 1, &[100 + i; 2]), 0);
+    }
+    let mut tcp = Client::greet(TcpStream::connect(server.tcp).unwrap());
+    tcp.send(0, 2, 0, 0, &[]);
+    assert_eq!(tcp.take(1), [0], "a flush is answered by all shards");
+    for i in 1..=6u8 {
+        assert_eq!(tcp.read(0, u64::from(i) * 8 * MIB - 1000, 2000), [i; 2000]);
+        assert_eq!(tcp.read(1, u64::from(i) * MIB - 1, 2), [100 + i; 2]);
+    }
+    let stats = server.pool.stats().unwrap();
+    assert_eq!(stats.clients, 7);
+    assert!(stats.shards.iter().all(|shard| shard.connections >= 2), "spread evenly");
+    assert_eq!(stats.volumes[0].latencies[0].count(), 6);
+    assert_eq!(stats.volumes[1].latencies[1].count(), 6);
+    assert_eq!(stats.total.lookups, stats.total.bypasses);
+    let stopped = server.pool.stop(false);
+    assert!(stopped.complete);
+    assert!(server.pool.stats().is_none());
+}
+
+#[test]
+fn many_requests_at_once_are_all_answered() {
+    let server = Server::start(2, &[64 * MIB], |_| ());
+    let threads: Vec<_> = (0..4u8)
+        .map(|i| {
+            let mut writer = server.connect();
+            let mut reader = Client(writer.0.try_clone().unwrap());
+            thread::spawn(move || {
+                let sender = thread::spawn(move || {
+                    for n in 0..5000u64 {
+                        let offset = (n * 4096 * 7 + u64::from(i) * 16 * MIB) % (60 * MIB);
+                        writer.send(0, 0, offset, 4096, &[]);
+                    }
+                    writer
+                });
+                for _ in 0..5000 {
+                    let answer = reader.take(4097);
+                    assert_eq!(answer, [0; 4097]);
+                }
+                sender.join().unwrap();
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let stats = server.pool.stats().unwrap();
+    assert_eq!(stats.volumes[0].latencies[0].count(), 20_000);
+    assert_eq!(stats.total.reads, 20_000);
+}
+
+#[test]
+fn errors_reach_the_client_that_asked() {
+    let server = Server::start(2, &[4 * MIB], |_| ());
+    let mut client = server.connect();
+    let out_of_range = forebay_block::ErrorKind::OutOfRange as u8 + 1;
+    assert_eq!(client.write(0, 4 * MIB - 10, &[1; 20]), out_of_range);
+    assert_eq!(client.write(0, 4 * MIB - 20, &[1; 20]), 0);
+    assert_eq!(client.read(0, 4 * MIB - 21, 21)[0], 0);
+}
+
+#[test]
+fn more_clients_than_the_limit_are_refused_until_one_leaves() {
+    let server = Server::start(2, &[MIB], |config| config.clients = 3);
+    let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    let mut refused = UnixStream::connect(&server.path).unwrap();
+    assert_eq!(refused.read(&mut [0; 1]).unwrap(), 0, "closed without a word");
+    assert_eq!(server.pool.stats().unwrap().clients_refused, 1);
+    clients.pop();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while server.pool.stats().unwrap().clients == 3 {
+        assert!(Instant::now() < deadline, "the place of a client that left is not free");
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(server.connect().read(0, 0, 1), [0]);
+}
+
+#[test]
+fn a_client_that_never_chooses_a_volume_is_disconnected() {
+    let server = Server::start(2, &[MIB], |config| config.handshake = Duration::from_millis(200));
+    let mut idle = server.connect();
+    let mut busy = server.connect();
+    assert_eq!(busy.read(0, 0, 1), [0]);
+    let mut rest = Vec::new();
+    idle.0.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    idle.0.read_to_end(&mut rest).unwrap();
+    assert_eq!(busy.read(0, 0, 1), [0], "one that has chosen stays");
+}
+
+#[test]
+fn a_stop_answers_what_is_in_flight_and_says_farewell() {
+    let server = Server::start(2, &[64 * MIB], |_| ());
+    let mut client = server.connect();
+    for i in 0..32 {
+        client.send(0, 0, i * MIB + 1000, 4096, &[]);
+    }
+    let first = client.take(4097);
+    assert_eq!(first[0], 0);
+    assert!(server.pool.stop(false).complete);
+    let mut rest = Vec::new();
+    client.0.read_to_end(&mut rest).unwrap();
+    assert!(rest.windows(3).any(|three| three == b"bye"));
+    assert_eq!((rest.len() - 3) % 4097, 0, "answers are whole");
+    assert!(!server.path.exists());
+    assert!(UnixStream::connect(&server.path).is_err());
+}
+
+#[test]
+fn a_client_that_does_not_read_is_cut_off_at_a_stop_and_costs_little_before() {
+    let server = Server::start(1, &[64 * MIB], |config| {
+        config.farewell = Duration::from_millis(300);
+    });
+    let mut client = server.connect();
+    client.0.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut head = vec![0, 0];
+    head.extend(0u64.to_le_bytes());
+    head.extend((MIB as u32).to_le_bytes());
+    let mut taken = 0;
+    while taken < 1_000_000 && client.0.write_all(&head).is_ok() {
+        taken += 1;
+    }
+    assert!(taken < 1_000_000, "a client that does not read is not read from");
+    let reads = server.pool.stats().unwrap().total.reads;
+    assert!(reads <= 256, "{reads} MiB of answers were made for nobody");
+    let before = Instant::now();
+    assert!(server.pool.stop(false).complete);
+    assert!(before.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_pool_that_is_dropped_ends_its_threads() {
+    let server = Server::start(2, &[MIB], |_| ());
+    let mut client = server.connect();
+    assert_eq!(client.read(0, 0, 1), [0]);
+    drop(server);
+    let mut rest = Vec::new();
+    client.0.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"bye");
+}
+
+#[test]
+fn clients_that_leave_in_the_middle_leave_nothing_behind() {
+    let server = Server::start(3, &[64 * MIB], |config| config.clients = 64);
+    let path = server.path.clone();
+    let threads: Vec<_> = (0..6u64)
+        .map(|i| {
+            let path = path.clone();
+            thread::spawn(move || {
+                for round in 0..40u64 {
+                    let mut client = Client(UnixStream::connect(&path).unwrap());
+                    let n = i * 40 + round;
+                    match n % 4 {
+                        0 => {}
+                        1 => client.send(0, 1, n * 4096, 100_000, &[1; 5000]),
+                        2 => (0..20).for_each(|k| client.send(0, 0, k * MIB + 7, 65_536, &[])),
+                        _ => {
+                            client.send(0, 2, 0, 0, &[]);
+                            client.send(0, 3, n * MIB % (60 * MIB), MIB as usize, &[]);
+                            client.take(6);
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let stats = server.pool.stats().unwrap();
+        let left: usize = stats.shards.iter().map(|shard| shard.connections).sum();
+        if stats.clients == 0 && left == 0 && stats.total.requests_in_flight == 0 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{left} connections are left");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.connect().read(0, 0, 1), [0]);
+}
+
+#[test]
+fn what_shards_want_recorded_is_recorded_before_they_are_told() {
+    let dir = std::env::temp_dir().join(format!("forebay-witness-{}", std::process::id()));
+    let witness = Witness::open(&dir).unwrap();
+    let (trust, primaries) = (Trust::Full, Some(vec!["file:/disk".to_owned()]));
+    let record = Record { uuid: [7; 16], epoch: 3, trust, dirty: true, primaries };
+    let told: Vec<_> = (0..2).map(|_| Arc::new(Mutex::new(Vec::new()))).collect();
+    // The first record cannot be written: a directory is in its place.
+    let aside = dir.join(format!("{:032x}.new", u128::from_be_bytes([7; 16])));
+    std::fs::create_dir(&aside).unwrap();
+    let server = Server::start(2, &[MIB], |config| {
+        config.witness = Some((witness.clone(), record.clone()));
+        for (shard, told) in config.shards.iter_mut().zip(&told) {
+            let told = Arc::clone(told);
+            *shard = Box::new(|_| -> Box<dyn Shard> { Box::new(odd::Failing::new(told)) });
+        }
+    });
+    thread::sleep(Duration::from_millis(100));
+    assert!(told.iter().all(|told| told.lock().unwrap().is_empty()), "told without a record");
+    std::fs::remove_dir(&aside).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while told.iter().any(|told| told.lock().unwrap().last() != Some(&Trust::Nothing)) {
+        assert!(Instant::now() < deadline, "{told:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(witness.load([7; 16]).unwrap(), Some(Record { trust: Trust::Nothing, ..record }));
+    for told in &told {
+        assert_eq!(told.lock().unwrap().first(), Some(&Trust::DirtyOnly), "one step at a time");
+    }
+    assert!(server.pool.stop(false).complete);
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// A device that opens no queue.
+struct Stubborn(DeviceInfo);
+
+impl BlockDevice for Stubborn {
+    fn info(&self) -> &DeviceInfo {
+        &self.0
+    }
+
+    fn open_queue(&self, _ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        Err(io::Error::other("no queue today"))
+    }
+}
+
+#[test]
+fn a_device_without_a_queue_fails_the_start_at_once() {
+    let mut config = config(3, &[MIB]);
+    config.primaries[0] = Arc::new(Stubborn(DeviceInfo::plain(MIB, "stubborn")));
+    let before = Instant::now();
+    let Err(error) = Pool::start(config) else { panic!("it started") };
+    assert!(matches!(error, StartError::Io(_)));
+    assert!(error.to_string().contains("no queue today"), "{error}");
+    assert!(before.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_shard_that_refuses_its_cache_fails_the_start() {
+    let mut config = config(3, &[MIB]);
+    config.shards[1] = Box::new(|_| -> Box<dyn Shard> { Box::new(odd::Refusing::default()) });
+    let Err(error) = Pool::start(config) else { panic!("it started") };
+    assert_eq!(error.to_string(), "shard 1 cannot use the cache: it is someone else's");
+}
+
+#[test]
+fn a_drain_before_a_stop_can_be_watched_and_given_up() {
+    let server = Server::start(2, &[MIB], |config| {
+        for shard in &mut config.shards {
+            *shard = Box::new(|_| -> Box<dyn Shard> { Box::new(odd::Dirty::default()) });
+        }
+    });
+    let pool = server.pool.clone();
+    let stop = thread::spawn(move || pool.stop(true));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while UnixStream::connect(&server.path).is_ok() {
+        assert!(Instant::now() < deadline, "clients are still taken");
+        thread::sleep(Duration::from_millis(2));
+    }
+    let stats = server.pool.stats().expect("it can be asked while it drains");
+    assert_eq!(stats.shards.iter().map(|shard| shard.dirty_blocks).sum::<u64>(), 14);
+    assert!(!stop.is_finished());
+    // The stop begins its drain soon after it has closed the listeners.
+    while !stop.is_finished() {
+        assert!(Instant::now() < deadline, "the drain is not given up");
+        server.pool.set_drain(false);
+        thread::sleep(Duration::from_millis(2));
+    }
+    let stopped = stop.join().unwrap();
+    let late = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+    let factory = || -> Box<dyn Session> { unreachable!("nobody is served any more") };
+    assert!(server.pool.listen(vec![late], Arc::new(factory)).is_err());
+    assert!(stopped.complete);
+    assert_eq!(stopped.dirty_blocks, 14);
+    assert_eq!(server.pool.stop(false), stopped, "a second stop gives the same answer");
+}
+
+mod odd {
+    //! Shards that do not do as others do.
+    use std::sync::{Arc, Mutex};
+
+    use forebay_block::{Completion, Instant, IoError, VolumeId};
+    use forebay_engine::{Effects, Health, Mode, Request, State, Stats, Target, Trust};
+    use forebay_runtime::{Shard, Uncached};
+
+    /// It reads its cache and then refuses it.
+    pub struct Refusing {
+        state: State,
+    }
+
+    impl Default for Refusing {
+        fn default() -> Self {
+            Self { state: State::Recovering }
+        }
+    }
+
+    impl Shard for Refusing {
+        fn start(&mut self, now: Instant, fx: &mut Effects) {
+            fx.deadline = Some(now);
+        }
+        fn submit(&mut self, _: Instant, _: Request, _: &mut Effects) {
+            unreachable!("it never serves");
+        }
+        fn complete(&mut self, _: Instant, _: Target, _: Completion, _: &mut Effects) {}
+        fn poll(&mut self, now: Instant, fx: &mut Effects) {
+            if self.state == State::Recovering {
+                self.state = State::Refused("it is someone else's".into());
+                fx.deadline = Some(now);
+            }
+        }
+        fn stop(&mut self, _: Instant, _: &mut Effects) {
+            self.state = State::Stopped;
+        }
+        fn state(&self) -> &State {
+            &self.state
+        }
+        fn health(&self) -> Health {
+            Health::Good
+        }
+        fn stats(&self, _: Instant) -> Stats {
+            Stats::default()
+        }
+        fn set_drain(&mut self, _: bool) {}
+        fn dirty_blocks(&self) -> u64 {
+            0
+        }
+        fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+        fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
+        fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
+    }
+
+    /// It has dirty blocks that it never gets rid of.
+    #[derive(Default)]
+    pub struct Dirty(Uncached);
+
+    impl Shard for Dirty {
+        fn start(&mut self, now: Instant, fx: &mut Effects) {
+            self.0.start(now, fx);
+        }
+        fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
+            self.0.submit(now, request, fx);
+        }
+        fn complete(&mut self, now: Instant, target: Target, io: Completion, fx: &mut Effects) {
+            self.0.complete(now, target, io, fx);
+        }
+        fn poll(&mut self, now: Instant, fx: &mut Effects) {
+            self.0.poll(now, fx);
+        }
+        fn stop(&mut self, now: Instant, fx: &mut Effects) {
+            self.0.stop(now, fx);
+        }
+        fn state(&self) -> &State {
+            self.0.state()
+        }
+        fn health(&self) -> Health {
+            Health::Good
+        }
+        fn stats(&self, now: Instant) -> Stats {
+            self.0.stats(now)
+        }
+        fn set_drain(&mut self, _: bool) {}
+        fn dirty_blocks(&self) -> u64 {
+            7
+        }
+        fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+        fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
+        fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
+    }
+
+    /// Its cache device fails at once; when that is recorded, it has nothing to save.
+    pub struct Failing {
+        state: State,
+        trust: Trust,
+        told: Arc<Mutex<Vec<Trust>>>,
+    }
+
+    impl Failing {
+        pub fn new(told: Arc<Mutex<Vec<Trust>>>) -> Self {
+            Self { state: State::Serving, trust: Trust::Full, told }
+        }
+    }
+
+    impl Shard for Failing {
+        fn start(&mut self, _: Instant, _: &mut Effects) {}
+        fn submit(&mut self, _: Instant, _: Request, _: &mut Effects) {
+            unreachable!("nobody connects");
+        }
+        fn complete(&mut self, _: Instant, _: Target, _: Completion, _: &mut Effects) {}
+        fn poll(&mut self, _: Instant, fx: &mut Effects) {
+            fx.record_trust = match self.trust {
+                Trust::Full => Some(Trust::DirtyOnly),
+                Trust::DirtyOnly => Some(Trust::Nothing),
+                Trust::Nothing => None,
+            };
+        }
+        fn stop(&mut self, _: Instant, _: &mut Effects) {
+            self.state = State::Stopped;
+        }
+        fn state(&self) -> &State {
+            &self.state
+        }
+        fn health(&self) -> Health {
+            Health::Draining
+        }
+        fn stats(&self, _: Instant) -> Stats {
+            Stats::default()
+        }
+        fn set_drain(&mut self, _: bool) {}
+        fn dirty_blocks(&self) -> u64 {
+            0
+        }
+        fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+        fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
+        fn trust_recorded(&mut self, _: Instant, trust: Trust, _: &mut Effects) {
+            self.trust = self.trust.max(trust);
+            self.told.lock().unwrap().push(trust);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Which faults a run may meet, and what must come of them.
+//!
+//! Whatever happens, no read returns what the model does not allow. The atlas says what else must
+//! hold: whether a request may fail, whether a start may be refused.
+
+use crate::rng::Rng;
+
+/// What goes wrong in a run besides crashes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scenario {
+    /// Nothing.
+    Crashes,
+    /// Nothing, and modes are switched while serving.
+    ModeSwitches,
+    /// Reads of the cache device fail now and then.
+    CacheReadErrors,
+    /// A few writes of the cache device fail, and then work again.
+    CacheWriteErrors,
+    /// Writes of the cache device fail from some time on.
+    CacheWritesFail,
+    /// Flushes of the cache device fail.
+    CacheFlushErrors,
+    /// The cache device is full: writes fail for want of space.
+    CacheFull,
+    /// The cache device stops answering, for good.
+    CacheVanishes,
+    /// Bits of the cache device flip while it serves.
+    CacheRot,
+    /// The cache device acknowledges writes that it does not store, while it serves.
+    CacheLosesWrites,
+    /// The cache device stores writes elsewhere, while it serves.
+    CacheMisdirects,
+    /// Some requests of the cache device take seconds.
+    CacheSlow,
+    /// Reads of the primary fail now and then.
+    PrimaryReadErrors,
+    /// Writes of the primary fail now and then, some in part.
+    PrimaryWriteErrors,
+    /// Flushes of the primary fail now and then.
+    PrimaryFlushErrors,
+    /// The primary stops answering, and comes back.
+    PrimaryVanishes,
+    /// The cache device is lost at a crash.
+    CacheLost,
+    /// After a crash the cache device holds an older state of itself.
+    CacheStale,
+}
+
+/// What must come of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// Whether client requests may fail while the fault lasts.
+    pub errors: bool,
+    /// Whether errors may stay after the fault has ended, until the next start.
+    pub errors_stay: bool,
+    /// Whether a start may be refused.
+    pub refusal: bool,
+    /// Whether crashes may come while the fault lasts or after it.
+    pub crashes: bool,
+}
+
+impl Scenario {
+    /// Every scenario, with its weight.
+    pub const ALL: [(Self, u64); 18] = [
+        (Self::Crashes, 50),
+        (Self::ModeSwitches, 8),
+        (Self::CacheReadErrors, 3),
+        (Self::CacheWriteErrors, 4),
+        (Self::CacheWritesFail, 4),
+        (Self::CacheFlushErrors, 4),
+        (Self::CacheFull, 2),
+        (Self::CacheVanishes, 4),
+        (Self::CacheRot, 4),
+        (Self::CacheLosesWrites, 2),
+        (Self::CacheMisdirects, 2),
+        (Self::CacheSlow, 2),
+        (Self::PrimaryReadErrors, 3),
+        (Self::PrimaryWriteErrors, 4),
+        (Self::PrimaryFlushErrors, 4),
+        (Self::PrimaryVanishes, 3),
+        (Self::CacheLost, 4),
+        (Self::CacheStale, 3),
+    ];
+
+    /// One of them, by weight.
+    pub fn from_rng(rng: &mut Rng) -> Self {
+        let total = Self::ALL.iter().map(|(_, weight)| weight).sum();
+        let mut at = rng.below(total);
+        for (scenario, weight) in Self::ALL {
+            if at < weight {
+                return scenario;
+            }
+            at -= weight;
+        }
+        Self::Crashes
+    }
+
+    /// What must come of it.
+    #[must_use]
+    pub fn outcome(self) -> Outcome {
+        let silent = Outcome { errors: false, errors_stay: false, refusal: false, crashes: true };
+        match self {
+            Self::Crashes | Self::ModeSwitches | Self::CacheSlow => silent,
+            Self::PrimaryReadErrors
+            | Self::PrimaryWriteErrors
+            | Self::PrimaryFlushErrors
+            | Self::PrimaryVanishes => Outcome { errors: true, ..silent },
+            // A dirty block that could not be read back stays fenced.
+            Self::CacheReadErrors => Outcome { errors: true, errors_stay: true, ..silent },
+            Self::CacheWriteErrors
+            | Self::CacheWritesFail
+            | Self::CacheFlushErrors
+            | Self::CacheFull => {
+                Outcome { errors: true, errors_stay: true, refusal: true, crashes: true }
+            }
+            // A record that is lost or rots before it is covered by a later one cannot be told
+            // from one that a crash undid, so no crash comes after these.
+            Self::CacheVanishes
+            | Self::CacheRot
+            | Self::CacheLosesWrites
+            | Self::CacheMisdirects => {
+                Outcome { errors: true, errors_stay: true, refusal: true, crashes: false }
+            }
+            Self::CacheStale => Outcome { refusal: true, ..silent },
+            Self::CacheLost => silent,
+        }
+    }
+
+    /// Whether a start that was refused must succeed once the fault has ended: the refusal was for
+    /// the fault, and changed nothing.
+    #[must_use]
+    pub fn refusal_ends(self) -> bool {
+        self.outcome().crashes
+    }
+
+    /// Whether what is on a primary in write-back is seen through the cache only.
+    #[must_use]
+    pub fn keeps_cache_and_modes(self) -> bool {
+        !self.changes_modes() && !self.outcome().errors_stay && self != Self::CacheLost
+    }
+
+    /// Whether a volume's mode may be another than at the start.
+    #[must_use]
+    pub fn changes_modes(self) -> bool {
+        matches!(self, Self::ModeSwitches)
+    }
+}

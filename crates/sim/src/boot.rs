@@ -1,0 +1,276 @@
+//! How a server starts and ends around its engines, as the real one does: superblocks are read,
+//! the engine's `pool::open` decides, the next superblock is written and flushed, the witness is
+//! stored, then the shards start. After an orderly stop the superblock says so, with a
+//! fingerprint of each primary. A crash may come between any two of these.
+
+use std::collections::VecDeque;
+
+use forebay_block::VolumeId;
+use forebay_block::{Completion, Io, IoBuf, IoTag};
+use forebay_codec::crc32c;
+use forebay_engine::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
+use forebay_engine::{Health, Target, Trust};
+use forebay_format::{
+    ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
+};
+
+use crate::pages::Pages;
+use crate::server::{Server, Start};
+use crate::world::{Failure, World};
+
+/// Device states kept, to bring one back later.
+const SNAPSHOTS_MAX: usize = 8;
+
+/// What is left to be written before the shards start, or after they stopped.
+#[derive(Debug)]
+pub(crate) struct Errand {
+    superblock: Superblock,
+    steps: VecDeque<Act>,
+    /// How the shards start afterwards; nothing after a stop.
+    start: Option<Start>,
+}
+
+#[derive(Debug)]
+enum Act {
+    Write(u64, IoBuf),
+    Flush,
+    /// These witnesses are stored; they are of a start.
+    Witnesses(Vec<Witness>),
+    /// The witness says that nothing is dirty.
+    NothingDirty,
+}
+
+/// What lives outside of the server's memory, and what a running server knows of its pool.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    /// What is kept outside of the cache device.
+    pub witnesses: Vec<Witness>,
+    /// The superblock of the running server, and the copy to write next.
+    current: Option<(Superblock, usize)>,
+    errand: Option<Errand>,
+    /// Why the last start was refused.
+    pub refused: Option<String>,
+    /// Earlier states of the cache device, with the start they are from.
+    snapshots: VecDeque<(u32, Pages)>,
+    /// The device was set back, so the next start must be refused.
+    pub stale: bool,
+    made: u64,
+}
+
+impl World {
+    /// Starts a server; with `reset` whatever the cache device holds.
+    pub(crate) fn boot(&mut self, reset: bool) {
+        self.pool.errand = None;
+        self.pool.refused = None;
+        self.forget_wanted_trust();
+        if self.cache.is_gone() {
+            self.pool.refused = Some("the cache device cannot be read".into());
+            return;
+        }
+        let read = |offset| {
+            let mut bytes = vec![0; SUPERBLOCK_BYTES];
+            self.cache.view().read(offset, &mut bytes);
+            bytes
+        };
+        let (copies, announcement) = (SUPERBLOCK_OFFSETS.map(read), read(ANNOUNCEMENT_OFFSET));
+        self.pool.made += 1;
+        let volumes = self.specs();
+        let request = OpenRequest {
+            device_size: self.cache.size(),
+            copies: [&copies[0], &copies[1]],
+            announcement: &announcement,
+            volumes: &volumes,
+            witnesses: &self.pool.witnesses,
+            shards: self.setup.shards as u16,
+            reset,
+            uuid: u128::from(self.setup.seed << 16 | self.pool.made).to_le_bytes(),
+            now_unix: 0,
+        };
+        let mut opened = match open(&request) {
+            Ok(opened) => opened,
+            Err(refusal) => {
+                self.trace.line(self.now, || format!("refused: {refusal}"));
+                self.pool.refused = Some(refusal.to_string());
+                return;
+            }
+        };
+        if opened.fresh {
+            self.use_small_geometry(&mut opened.superblock);
+        }
+        let writes = opened.writes().into_iter();
+        let mut steps: VecDeque<Act> =
+            writes.flat_map(|(at, bytes)| [Act::Write(at, bytes), Act::Flush]).collect();
+        steps.push_back(Act::Witnesses(opened.witnesses));
+        let next = if opened.fresh { opened.copy } else { 1 - opened.copy };
+        let superblock = opened.superblock;
+        let start = Start {
+            pool: superblock.pool,
+            epoch: superblock.epoch,
+            fresh: opened.fresh,
+            trust: opened.trust,
+        };
+        self.pool.current = Some((superblock.clone(), next));
+        self.pool.errand = Some(Errand { superblock, steps, start: Some(start) });
+        self.run_errand();
+    }
+
+    /// The segments of a simulated pool are smaller than those a real one would get.
+    fn use_small_geometry(&self, superblock: &mut Superblock) {
+        let len = self.setup.segments * u64::from(self.setup.segment_size);
+        let area = |i| ShardArea { offset: (1 << 20) + i * len, len };
+        superblock.segment_size = self.setup.segment_size;
+        superblock.shards = (0..self.setup.shards as u64).map(area).collect();
+    }
+
+    fn specs(&self) -> Vec<VolumeSpec> {
+        let spec = |(i, volume): (usize, &crate::config::VolumeSetup)| VolumeSpec {
+            name: format!("volume{i}"),
+            size: volume.size,
+            identity: format!("primary{i}"),
+            fingerprint: self.fingerprint(i),
+        };
+        self.setup.volumes.iter().enumerate().map(spec).collect()
+    }
+
+    /// A digest of all that clients may have changed on a primary, if it answers.
+    fn fingerprint(&self, volume: usize) -> Option<u64> {
+        if self.primaries[volume].is_gone() {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        for window in &self.setup.volumes[volume].windows {
+            let from = bytes.len();
+            bytes.resize(from + window.len as usize, 0);
+            self.primaries[volume].view().read(window.offset, &mut bytes[from..]);
+        }
+        Some(u64::from(crc32c(&bytes)))
+    }
+
+    /// Records that the server stopped in order. False when the device is out of use.
+    pub(crate) fn close(&mut self) -> bool {
+        let health = self.server.as_ref().map_or(Health::Detached, Server::health);
+        let Some((last, copy)) = self.pool.current.take() else { return false };
+        if health != Health::Good {
+            return false;
+        }
+        // A fingerprint must be of what power failure leaves.
+        self.primaries.iter_mut().for_each(crate::disk::SimDisk::flush_all);
+        let prints: Vec<_> =
+            (0..self.primaries.len()).map(|i| (VolumeId(i as u8), self.fingerprint(i))).collect();
+        let superblock = closed(last, &prints);
+        let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
+        superblock.encode(&mut bytes);
+        let mut steps = VecDeque::from([Act::Write(SUPERBLOCK_OFFSETS[copy], bytes), Act::Flush]);
+        let stats = self.server.as_ref().map(|server| server.stats(self.now));
+        if stats.is_some_and(|all| all.iter().all(|shard| shard.dirty_blocks == 0)) {
+            steps.push_back(Act::NothingDirty);
+        }
+        self.pool.errand = Some(Errand { superblock, steps, start: None });
+        self.run_errand();
+        true
+    }
+
+    /// Whether a start or an end is under way.
+    pub(crate) fn is_on_errand(&self) -> bool {
+        self.pool.errand.is_some()
+    }
+
+    /// Everything in memory is gone.
+    pub(crate) fn drop_errand(&mut self) {
+        self.pool.errand = None;
+        self.pool.current = None;
+    }
+
+    /// The next step of a start or an end; the last one lets the shards start.
+    fn run_errand(&mut self) {
+        let Some(errand) = &mut self.pool.errand else { return };
+        match errand.steps.pop_front() {
+            Some(Act::Write(at, bytes)) => self.errand_io(Io::write(IoTag(0), at, bytes)),
+            Some(Act::Flush) => self.errand_io(Io::flush(IoTag(0))),
+            Some(Act::Witnesses(stored)) => {
+                let epoch = errand.superblock.epoch;
+                for one in stored {
+                    self.pool.witnesses.retain(|witness| witness.uuid != one.uuid);
+                    self.pool.witnesses.push(one);
+                }
+                self.keep_snapshot(epoch);
+                self.run_errand();
+            }
+            Some(Act::NothingDirty) => {
+                let uuid = errand.superblock.uuid;
+                let own = self.pool.witnesses.iter_mut().find(|one| one.uuid == uuid);
+                own.into_iter().for_each(|own| own.dirty = false);
+                self.run_errand();
+            }
+            None => {
+                let start = self.pool.errand.take().and_then(|errand| errand.start);
+                if let Some(start) = start {
+                    self.start_server(start);
+                }
+            }
+        }
+    }
+
+    fn errand_io(&mut self, io: Io) {
+        self.start_io(Self::ERRAND, Target::Cache, io);
+    }
+
+    /// A step of a start or an end is done.
+    pub(crate) fn errand_done(&mut self, done: &Completion) {
+        match &done.result {
+            Ok(()) => self.run_errand(),
+            Err(error) => {
+                let starting = self.pool.errand.take().is_some_and(|e| e.start.is_some());
+                if starting {
+                    self.pool.refused = Some(format!("the superblock cannot be written: {error}"));
+                }
+            }
+        }
+    }
+
+    /// How far the device may be trusted is recorded.
+    pub(crate) fn store_trust(&mut self, trust: Trust) -> Trust {
+        let uuid = self.pool.current.as_ref().map(|(superblock, _)| superblock.uuid);
+        let witness = self.pool.witnesses.iter_mut().find(|w| Some(w.uuid) == uuid);
+        let Some(witness) = witness else { return trust };
+        witness.trust = witness.trust.max(trust);
+        witness.trust
+    }
+
+    fn keep_snapshot(&mut self, epoch: u32) {
+        if self.setup.scenario != crate::atlas::Scenario::CacheStale {
+            return;
+        }
+        self.pool.snapshots.push_back((epoch, self.cache.image().clone()));
+        if self.pool.snapshots.len() > SNAPSHOTS_MAX {
+            self.pool.snapshots.pop_front();
+        }
+    }
+
+    /// Sets the cache device back to what it was in an earlier start, if there was one.
+    pub(crate) fn set_back(&mut self) {
+        let Some((newest, _)) = self.pool.snapshots.back() else { return };
+        let newest = *newest;
+        let earlier: Vec<_> = self.pool.snapshots.iter().filter(|(e, _)| *e < newest).collect();
+        if earlier.is_empty() {
+            return;
+        }
+        let (_, image) = earlier[self.rng.below(earlier.len() as u64) as usize].clone();
+        self.cache.replace(image);
+        self.pool.stale = true;
+    }
+
+    /// Why the start was refused, by the pool or by an engine.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        let of_engine = || self.server.as_ref().and_then(Server::refusal);
+        self.pool.refused.clone().or_else(of_engine)
+    }
+
+    /// A failure if a device that was set back was taken.
+    pub(crate) fn check_stale(&self) -> Result<(), Failure> {
+        if self.pool.stale {
+            return Err(self.fail("an older copy of the cache device was not refused"));
+        }
+        Ok(())
+    }
+}

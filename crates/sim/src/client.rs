@@ -1,0 +1,171 @@
+//! The clients: they submit requests, and compare every answer with the model.
+
+use forebay_block::{ByteRange, Io, IoBuf, IoFlags, IoOp, IoTag};
+use forebay_model::{Change, Model, Token, Violation};
+use forebay_volume::Done;
+
+use crate::world::{Failure, World};
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+pub struct Client {
+    volume: usize,
+    op: IoOp,
+    range: ByteRange,
+    fua: bool,
+    token: Option<Token>,
+    submitted: u64,
+}
+
+impl World {
+    /// Submits a client's request. One that the model could not follow becomes a simpler one: a
+    /// change next to an unfinished change of the same sector becomes a read, and one of a part of
+    /// a sector that may hold several things is widened to whole sectors.
+    pub(crate) fn request(
+        &mut self,
+        volume: usize,
+        op: IoOp,
+        range: ByteRange,
+        fua: bool,
+    ) -> Result<(), Failure> {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        let model = &mut self.models[volume];
+        let (mut op, mut range) = (op, range);
+        if op.changes_data() && !model.is_free(range) {
+            op = IoOp::Read;
+        }
+        let mut token = None;
+        let mut buf = IoBuf::empty();
+        match op {
+            IoOp::Read => {
+                token = Some(model.begin_read());
+                buf = IoBuf::zeroed(range.len as usize);
+            }
+            IoOp::Flush => token = Some(model.begin_flush()),
+            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
+                let change = match op {
+                    IoOp::Write => Change::Stamp,
+                    IoOp::WriteZeroes => Change::Zero,
+                    _ => Change::Discard,
+                };
+                let data = model.begin_write(tag, range, change).or_else(|| {
+                    range = widened(range);
+                    model.is_free(range).then(|| model.begin_write(tag, range, change)).flatten()
+                });
+                match data {
+                    Some(data) if op == IoOp::Write => buf = IoBuf::copy_of(&data),
+                    Some(_) => {}
+                    None => return Ok(()),
+                }
+            }
+        }
+        let fua = fua && op.changes_data();
+        let client = Client { volume, op, range, fua, token, submitted: self.now };
+        self.clients.insert(tag, client);
+        self.trace.line(self.now, || {
+            format!("client {tag}: volume {volume} {op:?} {range}{}", if fua { " fua" } else { "" })
+        });
+        self.trace.mix(&[self.now, tag, op as u64, range.offset, range.len]);
+        let flags = IoFlags { fua, ..IoFlags::default() };
+        let io = Io { tag: IoTag(tag), op, range, flags, client: None, buf };
+        let mut done = Vec::new();
+        let Some(server) = self.server.as_mut() else {
+            return Err(self.fail("no server to ask"));
+        };
+        server.submit(self.now, tag, volume, io, &mut done);
+        self.answers(done)?;
+        self.wake();
+        Ok(())
+    }
+
+    /// Takes the answer of a request.
+    pub(crate) fn answer(&mut self, done: Done) -> Result<(), Failure> {
+        let tag = done.client.0;
+        let Some(client) = self.clients.remove(&tag) else {
+            return Err(self.fail(format!("request {tag} is answered twice")));
+        };
+        let Client { volume, op, range, fua, token, .. } = client;
+        let completion = done.completion;
+        let ok = completion.result.is_ok();
+        self.tally.requests += 1;
+        self.trace.mix(&[self.now, tag, u64::from(ok)]);
+        self.trace.mix_bytes(&completion.buf);
+        self.trace.line(self.now, || match &completion.result {
+            Ok(()) => format!("client {tag}: {op:?} ok"),
+            Err(error) => format!("client {tag}: {op:?} failed: {error}"),
+        });
+        let model = &mut self.models[volume];
+        match (op, token) {
+            (IoOp::Read, Some(token)) => {
+                let data = ok.then_some(&completion.buf[..]);
+                self.tally.checked += range.len;
+                if let (true, Some(data)) = (self.strict, data) {
+                    let verdict = unmixed(model, range, data);
+                    verdict.map_err(|violation| self.violated(&violation))?;
+                }
+                let model = &mut self.models[volume];
+                let verdict = model.end_read(token, range, data);
+                verdict.map_err(|violation| self.violated(&violation))?;
+            }
+            (IoOp::Flush, Some(token)) if ok => model.end_flush(token),
+            (IoOp::Flush, _) => model.fail_flush(),
+            _ => model.end_write(tag, ok, fua),
+        }
+        if let Err(error) = completion.result {
+            self.tally.failed += 1;
+            if !(self.broken && self.setup.scenario.outcome().errors) {
+                let what = format!("{op:?} of {range} on volume {volume} failed: {error}");
+                return Err(self.fail(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// What hangs, in words: the request that waits longest, and how full the shards are.
+    pub(crate) fn what_hangs(&self) -> String {
+        let mut text = self.oldest_request();
+        let stats = self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default();
+        for s in stats {
+            text += &format!(
+                "; {} of {} segments free, {} blocks dirty (limit {}), {} cached, {} fenced",
+                s.segments_free,
+                s.segments,
+                s.dirty_blocks,
+                s.dirty_limit_blocks,
+                s.cached_blocks,
+                s.fenced_blocks
+            );
+        }
+        text
+    }
+
+    fn oldest_request(&self) -> String {
+        match self.clients.iter().min_by_key(|(_, client)| client.submitted) {
+            Some((tag, c)) => format!(
+                "request {tag}, {:?} of {} on volume {}, waits for {} ms",
+                c.op,
+                c.range,
+                c.volume,
+                (self.now - c.submitted) / 1_000_000
+            ),
+            None => "no request waits".into(),
+        }
+    }
+}
+
+/// The whole sectors that hold a byte of `range`.
+fn widened(range: ByteRange) -> ByteRange {
+    let start = range.offset / 512 * 512;
+    ByteRange::new(start, range.end().next_multiple_of(512) - start)
+}
+
+/// Checks each whole block of a read that came first after a crash.
+fn unmixed(model: &Model, range: ByteRange, data: &[u8]) -> Result<(), Violation> {
+    let whole = range.offset.div_ceil(4096)..range.end() / 4096;
+    for block in whole {
+        let at = (block * 4096 - range.offset) as usize;
+        model.check_unmixed(block, &data[at..at + 4096])?;
+    }
+    Ok(())
+}

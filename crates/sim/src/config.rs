@@ -1,0 +1,212 @@
+//! From a seed to the world it is run in: geometry, modes, sizes, disks. Swarm testing: each
+//! seed leaves some things out altogether and exaggerates others.
+
+use std::time::Duration;
+
+use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
+use forebay_engine::{Eviction, Mode};
+
+use crate::atlas::Scenario;
+use crate::disk::DiskProfile;
+use crate::rng::Rng;
+
+const KIB: u64 = 1 << 10;
+const MICRO: u64 = 1_000;
+const MILLI: u64 = 1_000_000;
+/// Most bytes of a volume that a run touches and checks after each crash.
+const WINDOWS_BYTES_MAX: u64 = 512 * KIB;
+
+/// A volume and how clients use it.
+#[derive(Clone, Debug)]
+pub struct VolumeSetup {
+    /// Bytes.
+    pub size: u64,
+    /// Mode at the start.
+    pub mode: Mode,
+    /// Bytes after which a sequential stream bypasses; 0 for never.
+    pub sequential_threshold: u64,
+    /// Where clients read and write, in whole sectors.
+    pub windows: Vec<ByteRange>,
+    /// Whether the primary holds data in the windows at first.
+    pub filled: bool,
+    /// Whether the primary takes discards.
+    pub discard: bool,
+    /// Whether the primary's seeks cost.
+    pub rotational: bool,
+}
+
+/// Everything that a run depends on besides its script.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Where it came from.
+    pub seed: u64,
+    /// Number of shards.
+    pub shards: usize,
+    /// The volumes.
+    pub volumes: Vec<VolumeSetup>,
+    /// Bytes in a segment.
+    pub segment_size: u32,
+    /// Segments of each shard.
+    pub segments: u64,
+    /// Bytes of RAM of each shard.
+    pub ram_bytes: u64,
+    /// Blocks that the index of each shard holds.
+    pub index_blocks: u64,
+    /// How clean blocks leave.
+    pub eviction: Eviction,
+    /// The longest a block may stay dirty.
+    pub write_cache_depth: Duration,
+    /// Dirty share of the log at most, in percent.
+    pub dirty_limit_percent: u8,
+    /// Destage writes in flight at most.
+    pub destage_depth: u32,
+    /// Whether payloads are compressed.
+    pub compress: bool,
+    /// The cache device.
+    pub cache: DiskProfile,
+    /// Every primary, but for its size.
+    pub primary: DiskProfile,
+    /// Requests that clients keep in flight at most.
+    pub client_depth: usize,
+    /// Longest time between two submissions of the clients, in nanoseconds.
+    pub think: u64,
+    /// What goes wrong besides crashes.
+    pub scenario: Scenario,
+    /// Whether a crash is a power failure, or the process alone dies.
+    pub power: bool,
+    /// Chance in a hundred that everything is read and checked after a restart.
+    pub verify_percent: u64,
+}
+
+impl Setup {
+    /// The setup of a seed.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x005e_7009);
+        let shards = rng.pick(&[1, 1, 1, 2, 3]);
+        let count = rng.pick(&[1, 1, 1, 2]);
+        let modes = mode_set(&mut rng);
+        let scenario = Scenario::from_rng(&mut rng);
+        let volumes: Vec<_> = (0..count)
+            .map(|_| {
+                let mode = rng.pick(&modes);
+                volume(&mut rng, mode, WINDOWS_BYTES_MAX / count)
+            })
+            .collect();
+        let segment_size = rng.pick(&[64 * KIB, 64 * KIB, 128 * KIB, 256 * KIB]) as u32;
+        let segments = rng.pick(&[8, 9, 10, 12, 16, 24, 40]);
+        let index_all = segments * u64::from(segment_size) / 4096;
+        let fast = rng.percent(60);
+        let garbles = rng.percent(70);
+        let areas = shards as u64 * segments * u64::from(segment_size);
+        // With the share that a pool leaves unused.
+        let cache_size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
+        let cache = DiskProfile {
+            size: cache_size,
+            volatile: rng.percent(75),
+            garbles,
+            latency: (10 * MICRO, if fast { 40 * MICRO } else { 2 * MILLI }),
+            flush: (20 * MICRO, if fast { 300 * MICRO } else { 5 * MILLI }),
+            slow_percent: rng.pick(&[0, 0, 2, 10]),
+        };
+        // What the primary holds alone, in some modes, must be as the client wrote it: garbage in
+        // it would be the disk's, not the cache's. A discard may bring back what is there, too.
+        let through_the_log =
+            volumes.iter().all(|v| is_back(v.mode) && v.sequential_threshold == 0 && !v.discard);
+        let primary = DiskProfile {
+            size: 0,
+            volatile: rng.percent(75),
+            garbles: garbles && through_the_log && scenario.keeps_cache_and_modes(),
+            latency: (50 * MICRO, rng.pick(&[200 * MICRO, 8 * MILLI])),
+            flush: (50 * MICRO, rng.pick(&[500 * MICRO, 20 * MILLI])),
+            slow_percent: rng.pick(&[0, 0, 2, 10]),
+        };
+        Self {
+            seed,
+            shards,
+            volumes,
+            segment_size,
+            segments,
+            ram_bytes: rng.pick(&[0, 16 * KIB, 64 * KIB, 256 * KIB, 4096 * KIB]),
+            index_blocks: rng.pick(&[index_all, index_all * 3 / 2, index_all * 3 / 2]),
+            eviction: rng.pick(&Eviction::NAMES.map(|(_, eviction)| eviction)),
+            write_cache_depth: Duration::from_millis(rng.pick(&[2, 20, 200, 30_000])),
+            dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
+            destage_depth: rng.pick(&[1, 2, 8, 32]),
+            compress: rng.percent(70),
+            cache,
+            primary,
+            client_depth: rng.pick(&[1, 2, 4, 8, 16, 32]),
+            think: rng.pick(&[0, 10 * MICRO, 100 * MICRO, 2 * MILLI]),
+            scenario,
+            power: rng.percent(85),
+            verify_percent: rng.pick(&[30, 80, 100]),
+        }
+    }
+
+    /// Whether a 4 KiB block of this volume must never be mixed after a crash.
+    #[must_use]
+    pub fn is_atomic(&self, volume: usize) -> bool {
+        let setup = &self.volumes[volume];
+        is_logged(setup.mode) && setup.sequential_threshold == 0 && !self.scenario.changes_modes()
+    }
+
+    /// Whether the primary alone must be complete at any time.
+    #[must_use]
+    pub fn is_complete(&self, volume: usize) -> bool {
+        use Mode::{PassThrough, WriteAround, WriteThrough};
+        let mode = self.volumes[volume].mode;
+        matches!(mode, PassThrough | WriteAround | WriteThrough) && !self.scenario.changes_modes()
+    }
+}
+
+/// Whether every write of this mode goes through the log first.
+fn is_logged(mode: Mode) -> bool {
+    matches!(mode, Mode::WriteBack | Mode::WriteThrough | Mode::WriteOnly)
+}
+
+/// Whether what is on the primary alone means nothing to the client.
+fn is_back(mode: Mode) -> bool {
+    matches!(mode, Mode::WriteBack | Mode::WriteOnly)
+}
+
+fn mode_set(rng: &mut Rng) -> Vec<Mode> {
+    match rng.below(10) {
+        0..=4 => vec![Mode::WriteBack],
+        5 => vec![Mode::WriteThrough],
+        6 => vec![Mode::WriteAround],
+        7 => vec![Mode::WriteOnly],
+        8 => vec![Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround],
+        _ => Mode::NAMES.iter().map(|&(_, mode)| mode).collect(),
+    }
+}
+
+fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
+    let sector = SECTOR_SIZE as u64;
+    let stripes = rng.within(1, 4);
+    let odd = if rng.percent(50) { 0 } else { rng.below(STRIPE_SIZE / sector / 2) * sector };
+    let size = stripes * STRIPE_SIZE - odd;
+    let count = rng.within(1, 4);
+    let mut windows = Vec::new();
+    for i in 0..count {
+        let len = rng.pick(&[4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, windows_max]);
+        let len = len.min(windows_max / count / 4096 * 4096).min(size);
+        // The first lies at the end of the volume, the others mostly across an edge of stripes.
+        let around = rng.within(0, stripes) * STRIPE_SIZE;
+        let start = match i {
+            0 => size - len,
+            _ if rng.percent(70) => around.saturating_sub(len / 2 / 4096 * 4096),
+            _ => rng.below(size / sector) * sector,
+        };
+        windows.push(ByteRange::new(start.min(size - len), len));
+    }
+    VolumeSetup {
+        size,
+        mode,
+        sequential_threshold: rng.pick(&[0, 0, 0, 32 * KIB]),
+        windows,
+        filled: rng.percent(70),
+        discard: rng.percent(70),
+        rotational: rng.percent(50),
+    }
+}

@@ -1,0 +1,482 @@
+//! A simulated disk: what it holds for good, what a crash may still undo, and its faults.
+//!
+//! Assumed of a real disk, and no more: a completed flush makes durable what completed before its
+//! submission; a completed write with force unit access is durable; a read returns what completed
+//! writes left, and for sectors being written either content; of writes that overlap in time
+//! either may win. A crash keeps, drops or tears each write that is not durable, each on its own;
+//! it may leave garbage in the sectors of such a write, and in no other.
+//!
+//! Faults ([`Fault`]) are what a disk must not do. Which of them the cache must survive is the
+//! atlas's business.
+
+use forebay_block::{ByteRange, Completion, ErrorKind, Io, IoOp, SECTOR_SIZE};
+
+use crate::pages::Pages;
+use crate::rng::Rng;
+
+const SECTOR: u64 = SECTOR_SIZE as u64;
+
+/// How a disk behaves when nothing is wrong with it.
+#[derive(Clone, Debug)]
+pub struct DiskProfile {
+    /// Bytes.
+    pub size: u64,
+    /// Whether completed writes may be lost by a crash before a flush.
+    pub volatile: bool,
+    /// Whether a crash may leave garbage in sectors being written.
+    pub garbles: bool,
+    /// Shortest and longest usual time of a read or write, in nanoseconds.
+    pub latency: (u64, u64),
+    /// The same for a flush.
+    pub flush: (u64, u64),
+    /// How many requests in a hundred take twenty times as long.
+    pub slow_percent: u64,
+}
+
+/// What a disk does wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Requests fail with this error and change nothing.
+    Error(ErrorKind),
+    /// Writes fail, and reach the disk in part.
+    TornError,
+    /// Writes are acknowledged and not stored.
+    Lost,
+    /// Writes are stored this many bytes further on.
+    Misdirected(u64),
+    /// Requests take this many nanoseconds.
+    Slow(u64),
+}
+
+/// When a fault strikes.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    /// What happens.
+    pub fault: Fault,
+    /// To which operations.
+    pub ops: &'static [IoOp],
+    /// Where; flushes are everywhere.
+    pub range: ByteRange,
+    /// How often still.
+    pub times: u32,
+}
+
+/// What becomes of one unfinished write at a crash.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It reaches the disk.
+    Keep,
+    /// It does not.
+    Drop,
+    /// Its first sectors do.
+    Prefix(u64),
+    /// Each sector on its own, as chance wants; the number seeds it.
+    Scatter(u64),
+    /// As `Scatter`, with garbage in some sectors.
+    Garble(u64),
+}
+
+#[derive(Debug)]
+enum Data {
+    Bytes(Vec<u8>),
+    Zeros,
+}
+
+/// A write that a crash may undo.
+#[derive(Debug)]
+struct Pending {
+    range: ByteRange,
+    data: Data,
+    /// Written with force unit access: here only to stay in order with its neighbours.
+    durable: bool,
+    /// A failed flush gave it up: reads see it, but it never becomes durable.
+    given_up: bool,
+}
+
+impl Pending {
+    fn new(range: ByteRange, data: Data, durable: bool) -> Self {
+        Self { range, data, durable, given_up: false }
+    }
+}
+
+#[derive(Debug)]
+struct Flight {
+    io: Io,
+    /// The writes completed when a flush was submitted.
+    completed: u64,
+    fault: Option<Fault>,
+}
+
+/// A request in flight, by its place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Slot(pub usize);
+
+/// One disk.
+#[derive(Debug)]
+pub struct SimDisk {
+    profile: DiskProfile,
+    durable: Pages,
+    view: Pages,
+    pending: Vec<Pending>,
+    /// Writes that left `pending` at its front.
+    settled: u64,
+    flights: Vec<Option<Flight>>,
+    rules: Vec<Rule>,
+    gone: bool,
+    rng: Rng,
+    /// Requests that a fault struck.
+    pub struck: u64,
+}
+
+impl SimDisk {
+    /// A disk that holds `image`.
+    #[must_use]
+    pub fn new(profile: DiskProfile, image: Pages, rng: Rng) -> Self {
+        Self {
+            profile,
+            view: image.clone(),
+            durable: image,
+            pending: Vec::new(),
+            settled: 0,
+            flights: Vec::new(),
+            rules: Vec::new(),
+            gone: false,
+            rng,
+            struck: 0,
+        }
+    }
+
+    /// Bytes on it.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.profile.size
+    }
+
+    /// Whether a request is one that a disk can take.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn would_take(&self, io: &Io) -> Result<(), String> {
+        if !io.range.is_aligned(SECTOR) {
+            return Err(format!("{} are not whole sectors", io.range));
+        }
+        if io.range.end() > self.profile.size {
+            return Err(format!("{} are not on the disk", io.range));
+        }
+        if io.range.is_empty() != (io.op == IoOp::Flush) {
+            return Err("a range is empty for a flush, and only then".into());
+        }
+        Ok(())
+    }
+
+    /// Takes a request; says under which name it is in flight and how long it takes.
+    ///
+    /// # Panics
+    /// If [`SimDisk::would_take`] says no.
+    pub fn submit(&mut self, io: Io) -> (Slot, u64) {
+        if let Err(why) = self.would_take(&io) {
+            panic!("{why}");
+        }
+        let fault = self.strike(&io);
+        let (low, high) =
+            if io.op == IoOp::Flush { self.profile.flush } else { self.profile.latency };
+        let mut took = self.rng.within(low, high);
+        if self.rng.percent(self.profile.slow_percent) {
+            took *= 20;
+        }
+        if let Some(Fault::Slow(nanos)) = fault {
+            took = nanos;
+        }
+        let completed = self.settled + self.pending.len() as u64;
+        let flight = Flight { io, completed, fault };
+        let free = self.flights.iter().position(Option::is_none);
+        let place = free.unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() - 1
+        });
+        self.flights[place] = Some(flight);
+        (Slot(place), took)
+    }
+
+    fn strike(&mut self, io: &Io) -> Option<Fault> {
+        if self.gone {
+            self.struck += 1;
+            return Some(Fault::Error(ErrorKind::DeviceGone));
+        }
+        let hit = |rule: &&mut Rule| {
+            let here = io.op == IoOp::Flush || rule.range.overlaps(&io.range);
+            rule.times > 0 && here && rule.ops.contains(&io.op)
+        };
+        let rule = self.rules.iter_mut().find(hit)?;
+        rule.times -= 1;
+        self.struck += 1;
+        Some(rule.fault)
+    }
+
+    /// What is in flight at `slot`.
+    #[must_use]
+    pub fn request(&self, slot: Slot) -> Option<&Io> {
+        self.flights.get(slot.0)?.as_ref().map(|flight| &flight.io)
+    }
+
+    /// Ends a request.
+    ///
+    /// # Panics
+    /// If nothing is in flight there.
+    pub fn finish(&mut self, slot: Slot) -> Completion {
+        let Flight { mut io, completed, fault } =
+            self.flights[slot.0].take().expect("a request ends once");
+        if self.gone {
+            return io.complete(Err(ErrorKind::DeviceGone.into()));
+        }
+        match fault {
+            Some(Fault::Error(kind)) => {
+                if io.op == IoOp::Flush {
+                    self.give_up(completed);
+                }
+                return io.complete(Err(kind.into()));
+            }
+            Some(Fault::TornError) if io.op == IoOp::Write => {
+                let half = (io.range.len / SECTOR).div_ceil(2) * SECTOR;
+                let range = ByteRange::new(io.range.offset, half);
+                let data = Data::Bytes(io.buf[..half as usize].to_vec());
+                self.take(Pending::new(range, data, false));
+                return io.complete(Err(ErrorKind::Media.into()));
+            }
+            Some(Fault::TornError) => return io.complete(Err(ErrorKind::Media.into())),
+            Some(Fault::Lost) => return io.complete(Ok(())),
+            Some(Fault::Misdirected(by)) => {
+                io.range.offset = (io.range.offset + by) % (self.profile.size - io.range.len + 1);
+                io.range.offset -= io.range.offset % SECTOR;
+            }
+            Some(Fault::Slow(_)) | None => {}
+        }
+        match io.op {
+            IoOp::Read => self.read(&mut io),
+            IoOp::Flush => self.flush(completed),
+            IoOp::Write => {
+                let data = Data::Bytes(io.buf.to_vec());
+                self.take(Pending::new(io.range, data, io.flags.fua));
+            }
+            IoOp::WriteZeroes => {
+                let data = Data::Zeros;
+                self.take(Pending::new(io.range, data, io.flags.fua));
+            }
+            IoOp::Discard => self.discard(io.range),
+        }
+        io.complete(Ok(()))
+    }
+
+    /// A read sees what completed; sectors being written may show the newer content already.
+    fn read(&mut self, io: &mut Io) {
+        self.view.read(io.range.offset, &mut io.buf);
+        let writes = self.flights.iter().flatten().filter(|f| {
+            matches!(f.io.op, IoOp::Write | IoOp::WriteZeroes) && f.io.range.overlaps(&io.range)
+        });
+        for write in writes {
+            let both = write.io.range.intersection(&io.range);
+            for sector in 0..both.len / SECTOR {
+                if !self.rng.percent(50) {
+                    continue;
+                }
+                let at = both.offset + sector * SECTOR;
+                let to = (at - io.range.offset) as usize;
+                let from = (at - write.io.range.offset) as usize;
+                let out = &mut io.buf[to..to + SECTOR_SIZE];
+                match write.io.op {
+                    IoOp::Write => out.copy_from_slice(&write.io.buf[from..from + SECTOR_SIZE]),
+                    _ => out.fill(0),
+                }
+            }
+        }
+    }
+
+    fn discard(&mut self, range: ByteRange) {
+        let stays = self.rng.below(3);
+        let part = match stays {
+            0 => return,
+            1 => ByteRange::new(range.offset, range.len / 2 / SECTOR * SECTOR),
+            _ => range,
+        };
+        self.take(Pending::new(part, Data::Zeros, false));
+    }
+
+    fn take(&mut self, mut write: Pending) {
+        write.durable |= !self.profile.volatile;
+        apply(&mut self.view, &write);
+        if write.durable && self.pending.is_empty() {
+            apply(&mut self.durable, &write);
+            self.settled += 1;
+        } else {
+            self.pending.push(write);
+        }
+    }
+
+    fn flush(&mut self, completed: u64) {
+        let count = (completed.saturating_sub(self.settled) as usize).min(self.pending.len());
+        for write in self.pending.drain(..count).filter(|write| !write.given_up) {
+            apply(&mut self.durable, &write);
+        }
+        self.settled += count as u64;
+    }
+
+    /// A flush that takes no time, unless the disk does not answer.
+    pub fn flush_all(&mut self) {
+        if !self.gone {
+            self.flush(u64::MAX);
+        }
+    }
+
+    /// A failed flush gives up some of what it should have made durable.
+    fn give_up(&mut self, completed: u64) {
+        let count = (completed.saturating_sub(self.settled) as usize).min(self.pending.len());
+        for write in &mut self.pending[..count] {
+            write.given_up |= !write.durable && self.rng.percent(50);
+        }
+    }
+
+    /// How many writes have no certain end if the crash comes now; `crash` wants as many fates.
+    #[must_use]
+    pub fn uncertain(&self) -> usize {
+        let flights = self.flights.iter().flatten().filter(|f| f.io.op.changes_data());
+        self.pending.iter().filter(|w| !w.durable).count() + flights.count()
+    }
+
+    /// Power fails. `fates` are asked in the order in which the writes completed, those in flight
+    /// last; each is told how many sectors the write has.
+    pub fn crash(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
+        for write in std::mem::take(&mut self.pending) {
+            let fate = if write.durable { Fate::Keep } else { fates(write.range.len / SECTOR) };
+            if !write.given_up {
+                self.settle(&write, fate);
+            }
+        }
+        for flight in std::mem::take(&mut self.flights).into_iter().flatten() {
+            let Flight { io, fault, .. } = flight;
+            if !io.op.changes_data() {
+                continue;
+            }
+            let fate = fates(io.range.len / SECTOR);
+            if matches!(fault, None | Some(Fault::Slow(_) | Fault::TornError)) && !self.gone {
+                let data = match io.op {
+                    IoOp::Write => Data::Bytes(io.buf.to_vec()),
+                    _ => Data::Zeros,
+                };
+                self.settle(&Pending::new(io.range, data, false), fate);
+            }
+        }
+        self.settled = 0;
+        self.view = self.durable.clone();
+    }
+
+    fn settle(&mut self, write: &Pending, fate: Fate) {
+        let sectors = write.range.len / SECTOR;
+        // Zeros carry no data that could arrive damaged.
+        let garbles = self.profile.garbles
+            && matches!((&write.data, fate), (Data::Bytes(_), Fate::Garble(_)));
+        let mut chance = match fate {
+            Fate::Drop => return,
+            Fate::Keep => return apply(&mut self.durable, write),
+            Fate::Prefix(_) => Rng::new(0),
+            Fate::Scatter(seed) | Fate::Garble(seed) => Rng::new(seed),
+        };
+        for sector in 0..sectors {
+            let range = ByteRange::new(write.range.offset + sector * SECTOR, SECTOR);
+            let kept = match fate {
+                Fate::Prefix(count) => sector < count,
+                _ => chance.percent(50),
+            };
+            if kept {
+                let from = (sector * SECTOR) as usize;
+                let data = match &write.data {
+                    Data::Bytes(bytes) => Data::Bytes(bytes[from..from + SECTOR_SIZE].to_vec()),
+                    Data::Zeros => Data::Zeros,
+                };
+                apply(&mut self.durable, &Pending::new(range, data, true));
+            } else if garbles && chance.percent(50) {
+                let garbage: Vec<u8> = (0..SECTOR).map(|_| chance.number() as u8).collect();
+                self.durable.write(range.offset, &garbage);
+            }
+        }
+    }
+
+    /// The process died and the machine lives on: what completed stays as it is, what is in
+    /// flight ends in some way.
+    pub fn abandon(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
+        let volatile = std::mem::take(&mut self.pending);
+        for write in &volatile {
+            apply(&mut self.durable, write);
+        }
+        self.crash(fates);
+    }
+
+    /// Adds a fault.
+    pub fn add_rule(&mut self, rule: Rule) {
+        self.rules.push(rule);
+    }
+
+    /// Ends every fault; a disk that was gone answers again, and kept what it had.
+    pub fn heal(&mut self) {
+        self.rules.clear();
+        self.gone = false;
+    }
+
+    /// Whether it does not answer.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    /// Nobody waits for what is in flight any more; there are no writes among it.
+    ///
+    /// # Panics
+    /// If there are: a server that stopped in order leaves none behind.
+    pub fn forget_reads(&mut self) {
+        let mut left = self.flights.iter().flatten();
+        assert!(left.all(|f| !f.io.op.changes_data()), "a write is in flight after the stop");
+        self.flights.clear();
+    }
+
+    /// The disk does not answer any more.
+    pub fn vanish(&mut self) {
+        self.gone = true;
+    }
+
+    /// Inverts a bit of what is stored.
+    pub fn rot(&mut self, offset: u64, bit: u32) {
+        self.struck += 1;
+        self.durable.flip(offset, bit);
+        self.view.flip(offset, bit);
+    }
+
+    /// What it holds for good.
+    #[must_use]
+    pub fn image(&self) -> &Pages {
+        &self.durable
+    }
+
+    /// What a read returns now.
+    #[must_use]
+    pub fn view(&self) -> &Pages {
+        &self.view
+    }
+
+    /// Puts other content in its place: the disk was swapped, or set back to an older state.
+    pub fn replace(&mut self, image: Pages) {
+        self.pending.clear();
+        self.flights.clear();
+        self.settled = 0;
+        self.view = image.clone();
+        self.durable = image;
+    }
+}
+
+fn apply(pages: &mut Pages, write: &Pending) {
+    match &write.data {
+        Data::Bytes(bytes) => pages.write(write.range.offset, bytes),
+        Data::Zeros => pages.zero(write.range.offset, write.range.len),
+    }
+}
+
+#[cfg(test)]
+mod tests;

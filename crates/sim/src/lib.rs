@@ -1,0 +1,27 @@
+//! The deterministic simulator: the real volume and engine over simulated disks.
+//!
+//! A seed makes a [`config::Setup`] and a [`script`]; [`run::run`] runs them in a [`world`] of
+//! simulated [`disk`]s and compares every answer with the reference model. Crashes come between
+//! any two events, also during recovery.
+
+pub mod atlas;
+mod boot;
+mod client;
+pub mod config;
+pub mod disk;
+mod forge;
+pub mod pages;
+pub mod planted;
+pub mod rng;
+pub mod run;
+pub mod runner;
+pub mod script;
+pub mod server;
+pub mod shard;
+pub mod systematic;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod toy;
+pub mod trace;
+pub mod world;

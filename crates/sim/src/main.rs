@@ -1,0 +1,190 @@
+//! `forebay-sim`: runs the simulator from the command line.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use forebay_sim::config::Setup;
+use forebay_sim::planted::Bug;
+use forebay_sim::runner::{
+    Keep, Totals, catch, name_the_seed_in_panics, run_seed, run_seeds, shrink,
+};
+use forebay_sim::script::script;
+use forebay_sim::shard::real;
+use forebay_sim::systematic;
+
+/// Seeds that a planted bug may hide from.
+const PLANTED_SEEDS: u64 = 1000;
+
+#[derive(Parser)]
+#[command(name = "forebay-sim", about = "Crashes the cache in a simulated world.")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run many seeds: forebay-sim run --seeds 0..1000
+    Run {
+        /// First seed, and the one after the last.
+        #[arg(long, default_value = "0..1000", value_parser = seeds)]
+        seeds: (u64, u64),
+        /// Threads.
+        #[arg(long, default_value_t = 1)]
+        jobs: usize,
+        /// Stop after so many simulated crashes.
+        #[arg(long, default_value_t = u64::MAX)]
+        crashes: u64,
+        /// Stop after so many failing seeds.
+        #[arg(long, default_value_t = 10)]
+        failures: usize,
+    },
+    /// Run one seed and print what happens: forebay-sim replay 42
+    Replay {
+        /// The seed.
+        seed: u64,
+        /// Steps of the script to keep, such as 0-5,8.
+        #[arg(long, default_value = "0-1000000")]
+        keep: Keep,
+        /// Print the result only.
+        #[arg(long)]
+        quiet: bool,
+        /// Print setup and script too.
+        #[arg(long)]
+        script: bool,
+        /// Plant this bug.
+        #[arg(long, value_parser = bug)]
+        plant: Option<Bug>,
+    },
+    /// Drop steps from a failing seed as long as it fails: forebay-sim shrink 42
+    Shrink {
+        /// The seed.
+        seed: u64,
+        /// Steps of the script to begin with.
+        #[arg(long)]
+        keep: Option<Keep>,
+    },
+    /// Crash short scripts after every event with every outcome: forebay-sim systematic
+    Systematic,
+    /// Plant each bug and look for a seed that finds it: forebay-sim planted
+    Planted,
+}
+
+fn seeds(text: &str) -> Result<(u64, u64), String> {
+    let hint = || format!("'{text}' is not a range of seeds: write for example 0..1000");
+    let (from, to) = text.split_once("..").ok_or_else(hint)?;
+    Ok((from.parse().map_err(|_| hint())?, to.parse().map_err(|_| hint())?))
+}
+
+fn bug(text: &str) -> Result<Bug, String> {
+    Bug::ALL
+        .into_iter()
+        .find(|bug| format!("{bug:?}") == text)
+        .ok_or_else(|| format!("'{text}' is not a planted bug; there are {:?}", Bug::ALL))
+}
+
+fn main() -> ExitCode {
+    name_the_seed_in_panics();
+    let good = match Arguments::parse().command {
+        Command::Run { seeds, jobs, crashes, failures } => {
+            let totals = run_seeds(seeds, jobs, (crashes, failures), |totals| {
+                eprintln!("{}", line(totals));
+                if let Some((seed, failure)) = totals.failures.last() {
+                    eprintln!("  last failing seed {seed}: {failure}");
+                }
+            });
+            println!("{}", line(&totals));
+            for (seed, failure) in &totals.failures {
+                println!("seed {seed} failed {failure}\n  forebay-sim replay {seed}");
+            }
+            totals.failures.is_empty()
+        }
+        Command::Replay { seed, keep, quiet, script: show, plant } => {
+            if show {
+                print_script(seed, &keep);
+            }
+            replay(seed, &keep, plant, !quiet)
+        }
+        Command::Shrink { seed, keep } => match shrink(seed, &keep.unwrap_or_default()) {
+            Ok(keep) => {
+                println!("forebay-sim replay {seed} --script --keep {keep}");
+                true
+            }
+            Err(why) => {
+                eprintln!("{why}");
+                false
+            }
+        },
+        Command::Systematic => match systematic::every_crash(real, |script, mode, crashes| {
+            println!("{script}, {}: {crashes} crashes", mode.name());
+        }) {
+            Ok(crashes) => {
+                println!("{crashes} crashes, none went wrong");
+                true
+            }
+            Err(found) => {
+                println!("{found}");
+                false
+            }
+        },
+        Command::Planted => planted(),
+    };
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn line(totals: &Totals) -> String {
+    let t = &totals.tally;
+    format!(
+        "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
+         {} refused starts, {} MiB checked, {} events, {} failing seeds",
+        totals.seeds,
+        t.crashes,
+        t.recovery_crashes,
+        t.requests,
+        t.failed,
+        t.struck,
+        t.refusals,
+        t.checked >> 20,
+        t.events,
+        totals.failures.len()
+    )
+}
+
+fn print_script(seed: u64, keep: &Keep) {
+    let setup = Setup::from_seed(seed);
+    println!("{setup:#?}");
+    for (i, step) in keep.of(script(&setup)).iter().enumerate() {
+        println!("{i:>4}  {step:?}");
+    }
+}
+
+fn replay(seed: u64, keep: &Keep, plant: Option<Bug>, verbose: bool) -> bool {
+    match run_seed(seed, keep, plant, verbose) {
+        Ok(report) => {
+            println!("seed {seed} holds; trace {:016x}; {:?}", report.hash, report.tally);
+            true
+        }
+        Err(failure) => {
+            println!("seed {seed} failed {failure}");
+            false
+        }
+    }
+}
+
+fn planted() -> bool {
+    let mut good = true;
+    for bug in Bug::ALL {
+        match catch(bug, PLANTED_SEEDS) {
+            Ok(Some((seed, how))) => println!("{bug:?}: caught by seed {seed}: {how}"),
+            Ok(None) => {
+                println!("{bug:?}: NOT caught by {PLANTED_SEEDS} seeds");
+                good = false;
+            }
+            Err(why) => {
+                eprintln!("{why}");
+                return false;
+            }
+        }
+    }
+    good
+}

@@ -1,0 +1,73 @@
+//! The bytes of a simulated disk: pages that copies of the disk share until one is changed.
+
+use std::rc::Rc;
+
+const PAGE: usize = 4096;
+
+/// An image whose pages were zeros before they were written. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Pages {
+    pages: Vec<Option<Rc<[u8; PAGE]>>>,
+}
+
+impl Pages {
+    /// `size` zero bytes.
+    #[must_use]
+    pub fn new(size: u64) -> Self {
+        Self { pages: vec![None; (size as usize).div_ceil(PAGE)] }
+    }
+
+    /// Fills `out` from `offset`.
+    pub fn read(&self, offset: u64, out: &mut [u8]) {
+        for (page, at, part) in parts(offset, out.len()) {
+            let len = part.len();
+            match &self.pages[page] {
+                Some(bytes) => out[part].copy_from_slice(&bytes[at..at + len]),
+                None => out[part].fill(0),
+            }
+        }
+    }
+
+    /// Puts `data` at `offset`.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        for (page, at, part) in parts(offset, data.len()) {
+            let len = part.len();
+            let bytes = self.pages[page].get_or_insert_with(|| Rc::new([0; PAGE]));
+            Rc::make_mut(bytes)[at..at + len].copy_from_slice(&data[part]);
+        }
+    }
+
+    /// Puts `len` zeros at `offset`.
+    pub fn zero(&mut self, offset: u64, len: u64) {
+        for (page, at, part) in parts(offset, len as usize) {
+            if part.len() == PAGE {
+                self.pages[page] = None;
+            } else if let Some(bytes) = &mut self.pages[page] {
+                Rc::make_mut(bytes)[at..at + part.len()].fill(0);
+            }
+        }
+    }
+
+    /// Inverts a bit.
+    pub fn flip(&mut self, offset: u64, bit: u32) {
+        let mut byte = [0];
+        self.read(offset, &mut byte);
+        self.write(offset, &[byte[0] ^ 1 << (bit % 8)]);
+    }
+}
+
+/// The pages of a range: page, first byte in it, and the range's part that lies there.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
+    let offset = offset as usize;
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done == len {
+            return None;
+        }
+        let at = (offset + done) % PAGE;
+        let take = (PAGE - at).min(len - done);
+        let item = ((offset + done) / PAGE, at, done..done + take);
+        done += take;
+        Some(item)
+    })
+}

@@ -1,0 +1,245 @@
+//! Planted bugs: deliberate mistakes between the engine and its disks, to prove that the
+//! simulator finds such mistakes. The engine is the real one and knows nothing of this.
+//!
+//! Each bug stands for one that an engine could have: what it forgets to do is left out here,
+//! what it would do wrong is done wrong here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
+use forebay_engine::Target;
+
+use crate::disk::Slot;
+use crate::forge::{self, Forger, Forgery};
+use crate::rng::Rng;
+
+/// A deliberate mistake.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Bug {
+    /// A flush of the log is acknowledged without flushing the cache device.
+    CacheFlushSkipped,
+    /// Blocks become clean when the primary has written them, not when it has flushed.
+    PrimaryFlushSkipped,
+    /// Force unit access is forgotten on the way to a device.
+    FuaIgnored,
+    /// A record counts as written when it was submitted.
+    RecordAckedEarly,
+    /// A destage is acknowledged before it is done, so that a later one may overtake it.
+    DestageAckedEarly,
+    /// Some destage writes are never done.
+    DestageDropped,
+    /// A miss is filled with what the primary held before the last write.
+    StaleFill,
+    /// The last pages of some records are not written.
+    RecordTruncated,
+    /// A read of the primary returns the neighbouring block.
+    WrongBlockRead,
+    /// Recovery takes dirty blocks for clean ones.
+    DirtyForgotten,
+    /// Recovery does not see invalidations.
+    InvalidationForgotten,
+    /// Records say that all before them is clean.
+    CleanTooEarly,
+    /// Entries name the block after theirs.
+    EntryOffByOne,
+    /// Recovery applies the records of a segment from the last to the first.
+    ReplayedBackwards,
+    /// Footers are never written.
+    FooterSkipped,
+    /// Recovery takes a torn record at the end of the log for a whole one.
+    TornRecordAccepted,
+}
+
+impl Bug {
+    /// Every planted bug.
+    pub const ALL: [Self; 16] = [
+        Self::CacheFlushSkipped,
+        Self::PrimaryFlushSkipped,
+        Self::FuaIgnored,
+        Self::RecordAckedEarly,
+        Self::DestageAckedEarly,
+        Self::DestageDropped,
+        Self::StaleFill,
+        Self::RecordTruncated,
+        Self::WrongBlockRead,
+        Self::DirtyForgotten,
+        Self::InvalidationForgotten,
+        Self::CleanTooEarly,
+        Self::EntryOffByOne,
+        Self::ReplayedBackwards,
+        Self::FooterSkipped,
+        Self::TornRecordAccepted,
+    ];
+
+    fn forgery(self) -> Option<Forgery> {
+        match self {
+            Self::DirtyForgotten => Some(Forgery::Clean),
+            Self::InvalidationForgotten => Some(Forgery::NoInvalidations),
+            Self::CleanTooEarly => Some(Forgery::AllClean),
+            Self::EntryOffByOne => Some(Forgery::NextBlock),
+            _ => None,
+        }
+    }
+}
+
+/// What becomes of a request to a disk.
+pub enum Deed {
+    /// It goes to the disk.
+    Pass(Io),
+    /// It is answered at once and never reaches the disk.
+    Answer(Io),
+    /// It is answered at once with this, and reaches the disk in its own time.
+    Both(Io, Completion),
+}
+
+/// The planted bug at work; without a bug everything passes.
+pub struct Mischief {
+    bug: Option<Bug>,
+    rng: Rng,
+    /// Requests whose answer was given already.
+    swallowed: BTreeSet<(Target, Slot)>,
+    /// What reads of the primary returned first, by range.
+    earlier: BTreeMap<(Target, u64, u64), Vec<u8>>,
+    forger: Option<Forger>,
+    /// How often the bug had a part in what happened.
+    pub deeds: u64,
+}
+
+impl Mischief {
+    /// No bug.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::planted(None, 0)
+    }
+
+    /// This bug.
+    #[must_use]
+    pub fn planted(bug: Option<Bug>, seed: u64) -> Self {
+        Self {
+            bug,
+            rng: Rng::new(seed ^ 0x0bad_cafe),
+            swallowed: BTreeSet::new(),
+            earlier: BTreeMap::new(),
+            forger: bug.and_then(Bug::forgery).map(Forger::new),
+            deeds: 0,
+        }
+    }
+
+    /// A request on its way to a disk.
+    pub fn beginning(&mut self, target: Target, mut io: Io) -> Deed {
+        let Some(bug) = self.bug else { return Deed::Pass(io) };
+        let cache = target == Target::Cache;
+        let write = io.op == IoOp::Write;
+        match bug {
+            Bug::CacheFlushSkipped if cache && io.op == IoOp::Flush => self.answer(io),
+            Bug::PrimaryFlushSkipped if !cache && io.op == IoOp::Flush => self.answer(io),
+            Bug::DestageDropped if !cache && write && self.rng.percent(20) => self.answer(io),
+            Bug::FuaIgnored if io.flags.fua => {
+                self.deeds += 1;
+                io.flags.fua = false;
+                Deed::Pass(io)
+            }
+            Bug::FooterSkipped if cache && write && forge::is_footer(&io.buf) => self.answer(io),
+            Bug::RecordAckedEarly if cache && write => self.both(io),
+            Bug::DestageAckedEarly if !cache && write => self.both(io),
+            Bug::RecordTruncated if cache && write && self.rng.percent(5) => self.truncate(io),
+            Bug::WrongBlockRead
+                if !cache
+                    && io.op == IoOp::Read
+                    && io.range.offset >= 4096
+                    && self.rng.percent(10) =>
+            {
+                self.deeds += 1;
+                io.range.offset -= 4096;
+                Deed::Pass(io)
+            }
+            _ if cache && write => {
+                if let Some(forger) = &mut self.forger {
+                    self.deeds += u64::from(forger.forge(&mut io));
+                }
+                Deed::Pass(io)
+            }
+            _ => Deed::Pass(io),
+        }
+    }
+
+    fn answer(&mut self, io: Io) -> Deed {
+        self.deeds += 1;
+        Deed::Answer(io)
+    }
+
+    fn both(&mut self, io: Io) -> Deed {
+        self.deeds += 1;
+        let early = Completion { tag: io.tag, result: Ok(()), buf: IoBuf::copy_of(&io.buf) };
+        Deed::Both(io, early)
+    }
+
+    fn truncate(&mut self, io: Io) -> Deed {
+        if io.range.len <= 4096 {
+            return Deed::Pass(io);
+        }
+        let early = Completion { tag: io.tag, result: Ok(()), buf: IoBuf::copy_of(&io.buf) };
+        self.deeds += 1;
+        let kept = io.range.len - 4096;
+        let range = ByteRange::new(io.range.offset, kept);
+        let buf = IoBuf::copy_of(&io.buf[..kept as usize]);
+        Deed::Both(Io { range, buf, ..io }, early)
+    }
+
+    /// The answer of this request was given already.
+    pub fn swallow(&mut self, target: Target, slot: Slot) {
+        self.swallowed.insert((target, slot));
+    }
+
+    /// Whether it was.
+    pub fn is_swallowed(&mut self, target: Target, slot: Slot) -> bool {
+        self.swallowed.remove(&(target, slot))
+    }
+
+    /// A request on its way back.
+    pub fn ending(
+        &mut self,
+        target: Target,
+        op: IoOp,
+        range: ByteRange,
+        mut done: Completion,
+    ) -> Completion {
+        match self.bug {
+            Some(Bug::StaleFill) if target != Target::Cache && op == IoOp::Read => {
+                let key = (target, range.offset, range.len);
+                let first = self.earlier.entry(key).or_insert_with(|| done.buf.to_vec());
+                if **first != *done.buf {
+                    self.deeds += 1;
+                    done.buf.copy_from_slice(first);
+                }
+                done
+            }
+            Some(Bug::ReplayedBackwards)
+                if target == Target::Cache
+                    && op == IoOp::Read
+                    && forge::backwards(&mut done.buf) =>
+            {
+                self.deeds += 1;
+                done
+            }
+            Some(Bug::TornRecordAccepted)
+                if target == Target::Cache
+                    && op == IoOp::Read
+                    && forge::accept_torn(&mut done.buf) =>
+            {
+                self.deeds += 1;
+                done
+            }
+            _ => done,
+        }
+    }
+
+    /// Everything in memory is gone.
+    pub fn crash(&mut self) {
+        self.swallowed.clear();
+        self.earlier.clear();
+        if let Some(forger) = &mut self.forger {
+            forger.crash();
+        }
+    }
+}

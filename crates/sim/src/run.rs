@@ -1,0 +1,571 @@
+//! A whole run: start, script with crashes, then heal, and everything must finish.
+//!
+//! Safety phase: whatever the script does, no answer differs from what the model allows. Liveness
+//! phase: faults are over, every request is answered, everything dirty is destaged, and the
+//! primaries alone hold the content.
+
+use forebay_block::{ByteRange, ErrorKind, IoOp};
+use forebay_engine::{Eviction, Health, State, Stats, Trust};
+
+use crate::atlas::Scenario;
+use crate::config::Setup;
+use crate::disk::{Fate, Fault, Rule};
+use crate::pages::Pages;
+use crate::planted::Mischief;
+use crate::rng::Rng;
+use crate::script::Step;
+use crate::shard::Maker;
+use crate::world::{Failure, Tally, World};
+
+const SECOND: u64 = 1_000_000_000;
+/// Virtual time in which a request must be answered once nothing is wrong any more.
+const ANSWER_MAX: u64 = 300 * SECOND;
+/// Virtual time after which clients no longer wait for a fault to end by itself.
+const PATIENCE: u64 = 5 * SECOND;
+/// Bytes of the reads that check everything.
+const CHECK_BYTES: u64 = 32 << 10;
+
+/// The result of a run that did not fail.
+#[derive(Debug)]
+pub struct Report {
+    /// What happened.
+    pub tally: Tally,
+    /// Everything that happened, as a number.
+    pub hash: u64,
+    /// Virtual nanoseconds.
+    pub time: u64,
+    /// Counters of the engines at the end.
+    pub stats: Stats,
+}
+
+/// How a run is run.
+#[derive(Clone, Default, Debug)]
+pub struct Options {
+    /// Whether everything that happens is printed.
+    pub verbose: bool,
+    /// The outcomes of the writes that are uncertain at the first crash; those beyond are dropped.
+    pub fates: Option<Vec<Fate>>,
+}
+
+/// Runs `steps` in the world of `setup`.
+///
+/// # Errors
+/// The first thing that must not be.
+pub fn run(
+    setup: Setup,
+    steps: &[Step],
+    make: Maker,
+    mischief: Mischief,
+    options: Options,
+) -> Result<Report, Failure> {
+    let mut world = World::new(setup, make, mischief, options.verbose);
+    world.fates = options.fates;
+    world.boot(false);
+    let mut over = !world.recover(Vec::new(), false)?;
+    for (i, step) in steps.iter().enumerate() {
+        world.step = i;
+        if over {
+            break;
+        }
+        world.act(step)?;
+        over = world.server.is_none();
+    }
+    world.step = steps.len();
+    let mut stats = Stats::default();
+    if !over {
+        world.finish()?;
+    }
+    if let Some(server) = &world.server {
+        stats = server.stats(world.now).into_iter().next().unwrap_or_default();
+    }
+    world.tally.struck = world.cache.struck + world.primaries.iter().map(|d| d.struck).sum::<u64>();
+    let (hash, time) = (world.trace.hash(), world.now);
+    Ok(Report { tally: world.tally, hash, time, stats })
+}
+
+impl World {
+    /// One step of the script.
+    fn act(&mut self, step: &Step) -> Result<(), Failure> {
+        match step {
+            Step::Request { volume, op, range, fua } => {
+                let depth = self.setup.client_depth;
+                self.wait("room for a request", |world| world.clients.len() < depth)?;
+                let think = self.setup.think;
+                let pause = if think == 0 { 0 } else { self.rng.below(think) };
+                self.pass(pause)?;
+                if self.server.is_some() {
+                    self.request(*volume, *op, *range, *fua)?;
+                }
+                Ok(())
+            }
+            Step::Pause(nanos) => self.pass(*nanos),
+            Step::Settle => self.settle(),
+            Step::Crash { after, recoveries } => {
+                if self.crash_in.is_none() {
+                    self.crash_in = Some((*after, recoveries.clone()));
+                }
+                Ok(())
+            }
+            Step::Restart => self.restart(),
+            Step::SetMode(volume, mode) => {
+                self.setup.volumes[*volume].mode = *mode;
+                let id = forebay_block::VolumeId(*volume as u8);
+                let mode = *mode;
+                // Another policy with every mode: all pairs come up in time.
+                let eviction = Eviction::NAMES[mode as usize % Eviction::NAMES.len()].1;
+                self.setup.eviction = eviction;
+                if let Some(server) = self.server.as_mut() {
+                    server.each(|engine| {
+                        engine.set_mode(id, mode);
+                        engine.set_eviction(eviction);
+                    });
+                }
+                Ok(())
+            }
+            Step::Drain(on) => {
+                self.drain(*on);
+                Ok(())
+            }
+            Step::Break(seed) => {
+                self.break_something(*seed);
+                Ok(())
+            }
+            Step::Heal => {
+                self.heal();
+                Ok(())
+            }
+        }
+    }
+
+    fn drain(&mut self, on: bool) {
+        if let Some(server) = self.server.as_mut() {
+            server.each(|engine| engine.set_drain(on));
+        }
+    }
+
+    /// Ends faults that can end.
+    fn heal(&mut self) {
+        if self.setup.scenario != Scenario::CacheVanishes {
+            self.cache.heal();
+        }
+        self.primaries.iter_mut().for_each(crate::disk::SimDisk::heal);
+    }
+
+    /// The next event, and the crash if its time has come. False when nothing is to come.
+    fn advance(&mut self) -> Result<bool, Failure> {
+        if let Some((left, recoveries)) = self.crash_in.take() {
+            if left == 0 {
+                self.crash(recoveries)?;
+                return Ok(true);
+            }
+            self.crash_in = Some((left - 1, recoveries));
+        }
+        self.event()
+    }
+
+    /// Lets events happen until `enough`.
+    fn wait(&mut self, what: &str, enough: impl Fn(&Self) -> bool) -> Result<(), Failure> {
+        let mut since = self.now;
+        while self.server.is_some() && !enough(self) {
+            if !self.advance()? {
+                let oldest = self.what_hangs();
+                return Err(self.fail(format!("stuck, waiting for {what}: {oldest}")));
+            }
+            if self.now - since > PATIENCE && self.broken {
+                self.heal();
+            }
+            if self.now - since > ANSWER_MAX {
+                let oldest = self.what_hangs();
+                return Err(self.fail(format!("too slow, waiting for {what}: {oldest}")));
+            }
+            since = since.min(self.now);
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self) -> Result<(), Failure> {
+        self.wait("the requests in flight", Self::is_idle)
+    }
+
+    /// Lets `nanos` pass.
+    fn pass(&mut self, nanos: u64) -> Result<(), Failure> {
+        let until = self.now + nanos;
+        while self.next_at().is_some_and(|at| at <= until) && self.server.is_some() {
+            self.advance()?;
+        }
+        self.now = self.now.max(until);
+        Ok(())
+    }
+
+    /// The crash, and the start after it.
+    fn crash(&mut self, recoveries: Vec<u64>) -> Result<(), Failure> {
+        self.cut();
+        self.check_primaries()?;
+        let lost = std::mem::take(&mut self.lose_cache);
+        if lost {
+            self.cache.replace(Pages::new(self.cache.size()));
+            self.check_losses()?;
+            self.refuse_blank()?;
+            if (0..self.models.len()).any(|v| !self.setup.is_complete(v)) {
+                return Ok(());
+            }
+        }
+        if std::mem::take(&mut self.turn_back) {
+            self.set_back();
+        }
+        self.now += 1;
+        self.boot(lost);
+        if self.recover(recoveries, lost)? && self.rng.percent(self.setup.verify_percent) {
+            self.check_all(!lost)?;
+        }
+        Ok(())
+    }
+
+    /// A blank device in the place of one with which the primaries were served is not taken.
+    fn refuse_blank(&mut self) -> Result<(), Failure> {
+        let known = self.pool.witnesses.iter().any(|one| {
+            let served = one.primaries.as_ref().is_some_and(|all| !all.is_empty());
+            one.dirty && one.trust != Trust::Nothing && served
+        });
+        self.boot(false);
+        let refused = self.refusal().is_some_and(|why| why.contains("is blank"));
+        self.tally.refusals += u64::from(refused);
+        self.shut();
+        if refused == known { Ok(()) } else { Err(self.fail("a blank cache device was taken")) }
+    }
+
+    /// Waits until the server serves; recovery is cut off after each of `cuts` events. False when
+    /// the start was refused, which ends the run. With `reset` the cache was given up: a start that
+    /// was cut off before the device knew of it is told so again.
+    fn recover(&mut self, mut cuts: Vec<u64>, reset: bool) -> Result<bool, Failure> {
+        let mut left = cuts.pop();
+        let mut healed = false;
+        let since = self.now;
+        loop {
+            if self.all_in(&State::Serving) {
+                self.check_stale()?;
+                return Ok(true);
+            }
+            if let Some(why) = self.refusal() {
+                self.tally.refusals += 1;
+                if reset && why.contains("is blank") {
+                    self.boot(true);
+                    continue;
+                }
+                if self.is_final(&why) {
+                    self.shut();
+                    return Ok(false);
+                }
+                let outcome = self.setup.scenario.outcome();
+                if !outcome.refusal || !self.broken || healed {
+                    return Err(self.fail(format!("the start was refused: {why}")));
+                }
+                self.shut();
+                if !self.setup.scenario.refusal_ends() {
+                    return Ok(false);
+                }
+                self.heal();
+                healed = true;
+                self.boot(false);
+                continue;
+            }
+            if left == Some(0) {
+                self.tally.recovery_crashes += 1;
+                self.cut();
+                self.check_primaries()?;
+                self.boot(false);
+                left = cuts.pop();
+                continue;
+            }
+            left = left.map(|n| n - 1);
+            if !self.event()? {
+                return Err(self.fail("recovery is stuck"));
+            }
+            if self.now - since > ANSWER_MAX {
+                return Err(self.fail("recovery does not end"));
+            }
+        }
+    }
+
+    /// Whether a refusal is right and stays, so that the run ends with it.
+    fn is_final(&self, why: &str) -> bool {
+        match self.setup.scenario {
+            Scenario::CacheStale => self.pool.stale && why.contains("older copy"),
+            // What its flush lost makes a primary another one than was left.
+            Scenario::PrimaryFlushErrors | Scenario::PrimaryVanishes => {
+                self.was_broken && why.contains("was changed since")
+            }
+            // One shard's failed flush may have lost what the next flush of another one covered.
+            Scenario::CacheFlushErrors => self.was_broken && why.contains("were durable"),
+            _ => false,
+        }
+    }
+
+    /// Stops in order, maybe switches the machine off, and starts again.
+    fn restart(&mut self) -> Result<(), Failure> {
+        self.settle()?;
+        if self.server.is_none() {
+            return Ok(());
+        }
+        let crashes = self.tally.crashes;
+        let good = self.server.as_ref().is_some_and(|s| s.health() == Health::Good);
+        self.ask_to_stop()?;
+        self.wait("the server to stop", |world| {
+            world.all_in(&State::Stopped) || world.tally.crashes > crashes
+        })?;
+        if self.tally.crashes == crashes && self.close() {
+            while self.is_on_errand() && self.tally.crashes == crashes {
+                self.advance()?;
+            }
+        }
+        if self.tally.crashes > crashes {
+            return Ok(());
+        }
+        let flushes_fail =
+            matches!(self.setup.scenario, Scenario::PrimaryFlushErrors | Scenario::PrimaryVanishes);
+        if self.was_broken && flushes_fail {
+            // The last flush may have failed, and nobody was there to be told.
+            self.models.iter_mut().for_each(forebay_model::Model::fail_flush);
+        }
+        if self.rng.percent(50) {
+            self.cut();
+        } else {
+            self.shut();
+        }
+        if !good {
+            // Blocks whose records could not be written were in memory only.
+            self.models.iter_mut().for_each(forebay_model::Model::crash);
+        }
+        self.boot(false);
+        if self.recover(Vec::new(), false)? && self.rng.percent(self.setup.verify_percent) {
+            self.check_all(true)?;
+        }
+        Ok(())
+    }
+
+    /// The fault of the scenario begins.
+    fn break_something(&mut self, seed: u64) {
+        let mut rng = Rng::new(seed);
+        self.broken = true;
+        self.was_broken = true;
+        if !self.setup.scenario.outcome().crashes {
+            self.crash_in = None;
+        }
+        let everywhere = ByteRange::new(0, u64::MAX);
+        let some = rng.within(1, 6) as u32;
+        let rule = |fault, ops, times| Rule { fault, ops, range: everywhere, times };
+        let media = Fault::Error(ErrorKind::Media);
+        let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
+        let chosen = rng.below(self.primaries.len() as u64) as usize;
+        match self.setup.scenario {
+            Scenario::Crashes | Scenario::ModeSwitches => {}
+            Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
+            Scenario::CacheWriteErrors => {
+                let fault = rng.pick(&[media, Fault::TornError]);
+                self.cache.add_rule(rule(fault, write, some));
+            }
+            Scenario::CacheWritesFail => {
+                let fault = rng.pick(&[media, Fault::TornError]);
+                self.cache.add_rule(rule(fault, write, u32::MAX));
+            }
+            Scenario::CacheFlushErrors => self.cache.add_rule(rule(media, &[IoOp::Flush], some)),
+            Scenario::CacheFull => {
+                let full = Fault::Error(ErrorKind::NoSpace);
+                self.cache.add_rule(rule(full, write, u32::MAX));
+            }
+            Scenario::CacheVanishes => self.cache.vanish(),
+            Scenario::CacheRot => {
+                let area = self.cache.size() - (1 << 20);
+                for _ in 0..rng.within(1, 200) {
+                    let at = (1 << 20) + rng.below(area);
+                    self.cache.rot(at, rng.below(8) as u32);
+                }
+            }
+            Scenario::CacheLosesWrites => self.cache.add_rule(rule(Fault::Lost, write, some)),
+            Scenario::CacheMisdirects => {
+                let by = rng.within(1, 64) * 4096;
+                self.cache.add_rule(rule(Fault::Misdirected(by), write, some));
+            }
+            Scenario::CacheSlow => {
+                let slow = Fault::Slow(rng.below(4 * SECOND));
+                self.cache.add_rule(rule(slow, &[IoOp::Read, IoOp::Write, IoOp::Flush], some));
+            }
+            Scenario::PrimaryReadErrors => {
+                self.primaries[chosen].add_rule(rule(media, &[IoOp::Read], some));
+            }
+            Scenario::PrimaryWriteErrors => {
+                let fault = rng.pick(&[media, Fault::TornError]);
+                self.primaries[chosen].add_rule(rule(fault, write, some));
+            }
+            Scenario::PrimaryFlushErrors => {
+                self.primaries[chosen].add_rule(rule(media, &[IoOp::Flush], some));
+            }
+            Scenario::PrimaryVanishes => self.primaries[chosen].vanish(),
+            Scenario::CacheLost => self.lose_cache = true,
+            Scenario::CacheStale => self.turn_back = true,
+        }
+    }
+
+    /// Faults are over: everything must finish.
+    fn finish(&mut self) -> Result<(), Failure> {
+        self.heal();
+        self.wait("the last crash and the requests in flight", |world| {
+            world.crash_in.is_none() || world.is_idle()
+        })?;
+        if let Some((_, recoveries)) = self.crash_in.take() {
+            self.tally.crashed_at_end = true;
+            self.crash(recoveries)?;
+        }
+        self.settle()?;
+        if self.server.is_none() {
+            return Ok(());
+        }
+        self.check_all(false)?;
+        self.check_stats()?;
+        let outcome = self.setup.scenario.outcome();
+        self.drain(true);
+        let clean = |world: &Self| world.server.as_ref().is_none_or(|s| s.dirty_blocks() == 0);
+        if outcome.errors_stay {
+            // What cannot be read back any more stays dirty for good.
+            self.pass(120 * SECOND)?;
+        } else {
+            self.wait("everything to be destaged", clean)?;
+        }
+        let drained = clean(self);
+        let failed = self.tally.failed;
+        for volume in 0..self.models.len() {
+            self.request(volume, IoOp::Flush, ByteRange::default(), false)?;
+        }
+        self.settle()?;
+        if drained && self.tally.failed == failed {
+            self.check_alone()?;
+        }
+        self.check_all(false)?;
+        self.check_stats()?;
+        self.ask_to_stop()?;
+        self.wait("the server to stop", |world| world.all_in(&State::Stopped))?;
+        if outcome.crashes && self.rng.percent(30) {
+            self.cut();
+            self.boot(false);
+            if self.recover(Vec::new(), false)? {
+                self.check_all(true)?;
+                self.settle()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything that clients touched and compares; after a crash also that no block is
+    /// of two times.
+    fn check_all(&mut self, after_crash: bool) -> Result<(), Failure> {
+        self.settle()?;
+        for volume in 0..self.setup.volumes.len() {
+            let windows = self.setup.volumes[volume].windows.clone();
+            // Without its cache, a volume tears blocks as its primary does.
+            let scenario = self.setup.scenario;
+            let may_lack = scenario.outcome().errors_stay || scenario == Scenario::CacheLost;
+            let cached = !(self.was_broken && may_lack);
+            self.strict = after_crash && cached && self.setup.is_atomic(volume);
+            for window in windows {
+                let mut at = window.offset;
+                while at < window.end() && self.server.is_some() {
+                    let len = CHECK_BYTES.min(window.end() - at);
+                    let depth = self.setup.client_depth;
+                    self.wait("a check", |world| world.clients.len() < depth)?;
+                    if self.server.is_some() {
+                        self.request(volume, IoOp::Read, ByteRange::new(at, len), false)?;
+                    }
+                    at += len;
+                }
+            }
+            self.settle()?;
+            self.strict = false;
+        }
+        Ok(())
+    }
+
+    /// Conservation of counters.
+    fn check_stats(&mut self) -> Result<(), Failure> {
+        let Some(server) = &self.server else { return Ok(()) };
+        if server.health() != Health::Good {
+            return Ok(());
+        }
+        for (shard, s) in server.stats(self.now).iter().enumerate() {
+            let sum = s.hits + s.partial_hits + s.misses + s.bypasses;
+            if s.lookups != sum {
+                let what = format!("shard {shard}: {} lookups, but {sum} outcomes", s.lookups);
+                return Err(self.fail(what));
+            }
+            if s.fenced_blocks > s.dirty_blocks {
+                let what = format!(
+                    "shard {shard}: {} blocks fenced, but {} dirty",
+                    s.fenced_blocks, s.dirty_blocks
+                );
+                return Err(self.fail(what));
+            }
+            if s.dirty_blocks > s.cached_blocks {
+                let what = format!(
+                    "shard {shard}: {} blocks dirty of {} cached",
+                    s.dirty_blocks, s.cached_blocks
+                );
+                return Err(self.fail(what));
+            }
+            if self.is_idle() && s.requests_in_flight != 0 {
+                let what = format!("shard {shard}: {} requests never end", s.requests_in_flight);
+                return Err(self.fail(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the primaries as they are with the content, where they must be complete.
+    fn check_primaries(&mut self) -> Result<(), Failure> {
+        for volume in 0..self.models.len() {
+            if self.setup.is_complete(volume) {
+                self.compare(volume)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The primaries alone hold the content, whatever happens to cache and power now.
+    fn check_alone(&mut self) -> Result<(), Failure> {
+        for volume in 0..self.models.len() {
+            let model = self.models[volume].clone();
+            self.models[volume].crash();
+            let verdict = self.compare(volume);
+            self.models[volume] = model;
+            verdict?;
+        }
+        Ok(())
+    }
+
+    fn compare(&mut self, volume: usize) -> Result<(), Failure> {
+        for window in self.setup.volumes[volume].windows.clone() {
+            let data = self.stored(volume, window);
+            self.tally.checked += window.len;
+            let verdict = self.models[volume].check(window.offset / 512, &data);
+            verdict.map_err(|v| self.fail(format!("on the primary alone: {v}")))?;
+        }
+        Ok(())
+    }
+
+    /// The cache is lost: the primaries hold, where they are not complete, older content of the
+    /// same place and nothing else.
+    fn check_losses(&mut self) -> Result<(), Failure> {
+        for volume in 0..self.models.len() {
+            for window in self.setup.volumes[volume].windows.clone() {
+                let data = self.stored(volume, window);
+                let verdict = self.models[volume].check_origin(window.offset / 512, &data);
+                verdict.map_err(|v| self.fail(format!("on the primary alone: {v}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stored(&self, volume: usize, range: ByteRange) -> Vec<u8> {
+        let mut data = vec![0; range.len as usize];
+        self.primaries[volume].image().read(range.offset, &mut data);
+        data
+    }
+}

@@ -1,0 +1,246 @@
+//! Runs seeds, one after another or on several threads, and shrinks one that fails.
+
+use std::cell::Cell;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::config::Setup;
+use crate::planted::{Bug, Mischief};
+use crate::run::{Options, Report, run};
+use crate::script::{Step, script};
+use crate::shard::real;
+use crate::world::{Failure, Tally};
+
+thread_local! {
+    /// The seed that this thread runs, for the message of a panic.
+    static RUNNING: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Which steps of a script are kept: all, or ranges of their numbers.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Keep(pub Option<Vec<(usize, usize)>>);
+
+impl std::str::FromStr for Keep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| {
+            text.parse().map_err(|_| format!("'{text}' is not a step: write for example 0-5,8"))
+        };
+        let range = |part: &str| match part.split_once('-') {
+            Some((from, to)) => Ok((number(from)?, number(to)?)),
+            None => number(part).map(|n| (n, n)),
+        };
+        text.split(',').map(range).collect::<Result<_, String>>().map(|ranges| Self(Some(ranges)))
+    }
+}
+
+impl Keep {
+    fn from_numbers(numbers: &[usize]) -> Self {
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
+        for &n in numbers {
+            match ranges.last_mut() {
+                Some((_, to)) if *to + 1 == n => *to = n,
+                _ => ranges.push((n, n)),
+            }
+        }
+        Self(Some(ranges))
+    }
+
+    /// The steps that are kept.
+    #[must_use]
+    pub fn of(&self, steps: Vec<Step>) -> Vec<Step> {
+        let Some(ranges) = &self.0 else { return steps };
+        let kept = |n: usize| ranges.iter().any(|&(from, to)| (from..=to).contains(&n));
+        steps.into_iter().enumerate().filter(|&(n, _)| kept(n)).map(|(_, step)| step).collect()
+    }
+}
+
+impl std::fmt::Display for Keep {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Some(ranges) = &self.0 else { return f.write_str("all") };
+        for (i, (from, to)) in ranges.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            if from == to {
+                write!(f, "{comma}{from}")?;
+            } else {
+                write!(f, "{comma}{from}-{to}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs one seed with the real engine.
+///
+/// # Errors
+/// What must not be.
+pub fn run_seed(
+    seed: u64,
+    keep: &Keep,
+    bug: Option<Bug>,
+    verbose: bool,
+) -> Result<Report, Failure> {
+    RUNNING.set(Some(seed));
+    let setup = Setup::from_seed(seed);
+    let steps = keep.of(script(&setup));
+    let options = Options { verbose, fates: None };
+    let report = run(setup, &steps, real, Mischief::planted(bug, seed), options);
+    RUNNING.set(None);
+    report
+}
+
+/// Makes panics say which seed was running and how to run it again.
+pub fn name_the_seed_in_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        usual(info);
+        if let Some(seed) = RUNNING.get() {
+            eprintln!("seed {seed} failed: forebay-sim replay {seed}");
+        }
+    }));
+}
+
+/// What many seeds came to.
+#[derive(Debug, Default)]
+pub struct Totals {
+    /// Seeds that were run.
+    pub seeds: u64,
+    /// Everything that happened.
+    pub tally: Tally,
+    /// Seeds that failed, and how.
+    pub failures: Vec<(u64, Failure)>,
+}
+
+/// Runs seeds from `first` up to `end` on `jobs` threads, until `crashes` were simulated or
+/// `failures_max` seeds failed. `progress` is called now and then, and at each failure.
+pub fn run_seeds(
+    (first, end): (u64, u64),
+    jobs: usize,
+    (crashes, failures_max): (u64, usize),
+    progress: impl Fn(&Totals) + Sync,
+) -> Totals {
+    let next = AtomicU64::new(first);
+    let totals = Mutex::new(Totals::default());
+    let work = || loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        if seed >= end {
+            return;
+        }
+        let result = run_seed(seed, &Keep::default(), None, false);
+        let mut totals = totals.lock().expect("no thread panics: that ends the process");
+        if totals.failures.len() >= failures_max || totals.tally.crashes >= crashes {
+            return;
+        }
+        totals.seeds += 1;
+        match result {
+            Ok(report) => totals.tally.add(&report.tally),
+            Err(failure) => {
+                totals.failures.push((seed, failure));
+                progress(&totals);
+            }
+        }
+        if totals.seeds.is_multiple_of(500) {
+            progress(&totals);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..jobs {
+            scope.spawn(work);
+        }
+        work();
+    });
+    totals.into_inner().expect("no thread panics: that ends the process")
+}
+
+/// Drops steps from a failing seed's script as long as it still fails, each attempt in a process
+/// of its own, since a failure may be a panic.
+///
+/// # Errors
+/// If the seed does not fail, or no process can be started.
+pub fn shrink(seed: u64, keep: &Keep) -> Result<Keep, String> {
+    let count = script(&Setup::from_seed(seed)).len();
+    let mut kept: Vec<usize> = match &keep.0 {
+        Some(ranges) => ranges.iter().flat_map(|&(from, to)| from..=to).collect(),
+        None => (0..count).collect(),
+    };
+    let Some(how) = failing(seed, &Keep::from_numbers(&kept))? else {
+        return Err(format!("seed {seed} does not fail: nothing to shrink"));
+    };
+    let same = |kept: &[usize]| {
+        failing(seed, &Keep::from_numbers(kept)).map(|failing| failing == Some(how))
+    };
+    let mut chunk = kept.len().div_ceil(2);
+    while chunk > 0 {
+        let mut at = 0;
+        let mut dropped = false;
+        while at < kept.len() {
+            let mut fewer = kept.clone();
+            fewer.drain(at..(at + chunk).min(kept.len()));
+            if !fewer.is_empty() && same(&fewer)? {
+                kept = fewer;
+                dropped = true;
+            } else {
+                at += chunk;
+            }
+        }
+        if !dropped || chunk > 1 {
+            chunk = if chunk == 1 { 0 } else { chunk.div_ceil(2).min(chunk - 1) };
+        }
+    }
+    Ok(Keep::from_numbers(&kept))
+}
+
+/// How a seed fails, in one word that stays the same while its script shrinks; nothing if it
+/// holds.
+fn failing(seed: u64, keep: &Keep) -> Result<Option<&'static str>, String> {
+    let text = replay(seed, &["--keep", &keep.to_string()])?;
+    let Some(text) = text else { return Ok(None) };
+    let known = ["alone", "mixed", "refused", "stuck", "too slow", "no end", "found", "failed:"];
+    Ok(Some(known.into_iter().find(|word| text.contains(word)).unwrap_or("panic")))
+}
+
+/// Replays a seed in a process of its own: what it printed, if it failed.
+fn replay(seed: u64, more: &[&str]) -> Result<Option<String>, String> {
+    let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
+    let output = Command::new(program)
+        .args(["replay", &seed.to_string(), "--quiet"])
+        .args(more)
+        .stderr(Stdio::null())
+        .output()
+        .map_err(|e| format!("cannot start a process: {e}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).trim().to_string();
+    Ok((!output.status.success()).then_some(text))
+}
+
+/// Looks for a seed below `end` that fails with this bug planted and holds without; says which
+/// and how.
+///
+/// # Errors
+/// If no process can be started.
+pub fn catch(bug: Bug, end: u64) -> Result<Option<(u64, String)>, String> {
+    for seed in 0..end {
+        if let Some(text) = replay(seed, &["--plant", &format!("{bug:?}")])?
+            && replay(seed, &[])?.is_none()
+        {
+            let how = if text.is_empty() { "an assertion of the engine".into() } else { text };
+            return Ok(Some((seed, how)));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_to_keep_are_written_as_they_are_read() {
+        for text in ["0", "0-5,8", "1,3-4,9-12"] {
+            assert_eq!(text.parse::<Keep>().expect("valid").to_string(), text);
+        }
+        assert!("1-".parse::<Keep>().is_err());
+        assert_eq!(Keep::from_numbers(&[0, 1, 2, 5]).to_string(), "0-2,5");
+    }
+}

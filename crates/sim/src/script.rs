@@ -1,0 +1,213 @@
+//! What clients and the world do in a run: a list of steps that follows from the seed. Shrinking
+//! a failure drops steps from it.
+
+use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
+use forebay_engine::Mode;
+
+use crate::atlas::Scenario;
+use crate::config::Setup;
+use crate::rng::Rng;
+
+/// Bytes of zeros that go through the log.
+const ZEROES_MAX: u64 = 60 * 4096;
+
+/// One step. Requests are submitted as soon as the clients' depth allows; the other steps happen
+/// in their place in that order.
+#[derive(Clone, Debug)]
+pub enum Step {
+    /// A client's request; `fua` for those that change data.
+    Request {
+        /// Which volume.
+        volume: usize,
+        /// What.
+        op: IoOp,
+        /// Where; empty for a flush.
+        range: ByteRange,
+        /// Whether it must be durable when it completes.
+        fua: bool,
+    },
+    /// Nothing is submitted for this many nanoseconds.
+    Pause(u64),
+    /// Nothing is submitted until every request is answered.
+    Settle,
+    /// Power fails after so many more events; recovery itself is cut off, that many times.
+    Crash {
+        /// Events from now.
+        after: u64,
+        /// After how many events each attempt to recover is cut off.
+        recoveries: Vec<u64>,
+    },
+    /// The server stops in order and starts again.
+    Restart,
+    /// A volume's mode changes.
+    SetMode(usize, Mode),
+    /// Everything is destaged while requests go on, or no more.
+    Drain(bool),
+    /// The fault of the scenario begins; the number seeds its details.
+    Break(u64),
+    /// Faults end.
+    Heal,
+}
+
+/// The script of a setup.
+#[must_use]
+pub fn script(setup: &Setup) -> Vec<Step> {
+    let mut rng = Rng::new(setup.seed ^ 0x5c21_77aa);
+    let count = rng.pick(&[20, 60, 120, 240]);
+    let mut mix = Mix::from_rng(&mut rng);
+    if setup.scenario == Scenario::CacheLost {
+        // Older content of a sector written in part could not be told from damage.
+        mix.bytes = 0;
+    }
+    let outcome = setup.scenario.outcome();
+    let mut steps = Vec::new();
+    let mut streams: Vec<Option<u64>> = vec![None; setup.volumes.len()];
+    let mut broken = false;
+    for i in 0..count {
+        let may_crash = outcome.crashes || !broken;
+        if may_crash && rng.percent(mix.crash_percent) {
+            steps.push(crash(&mut rng));
+        } else if may_crash && rng.percent(1) {
+            steps.push(Step::Restart);
+        } else if rng.percent(mix.pause_percent) {
+            steps.push(pause(&mut rng));
+        } else if rng.percent(1) {
+            steps.push(Step::Drain(rng.percent(50)));
+        } else if setup.scenario.changes_modes() && rng.percent(5) {
+            let volume = rng.below(setup.volumes.len() as u64) as usize;
+            let mode = rng.below(Mode::NAMES.len() as u64) as usize;
+            steps.push(Step::SetMode(volume, Mode::NAMES[mode].1));
+        } else {
+            steps.push(mix.request(setup, &mut rng, &mut streams));
+        }
+        if i >= count / 4 && !broken {
+            steps.push(Step::Break(rng.number()));
+            broken = true;
+        }
+        if broken && outcome.crashes && rng.percent(3) {
+            steps.push(if rng.percent(50) { Step::Heal } else { Step::Break(rng.number()) });
+        }
+    }
+    if outcome.crashes && rng.percent(70) {
+        steps.push(crash(&mut rng));
+    }
+    steps
+}
+
+fn crash(rng: &mut Rng) -> Step {
+    let after = match rng.below(3) {
+        0 => rng.below(4),
+        1 => rng.below(40),
+        _ => rng.below(400),
+    };
+    let again = if rng.percent(30) { rng.within(1, 3) } else { 0 };
+    Step::Crash { after, recoveries: (0..again).map(|_| rng.below(60)).collect() }
+}
+
+fn pause(rng: &mut Rng) -> Step {
+    match rng.below(4) {
+        0 => Step::Settle,
+        1 => Step::Pause(rng.below(1_000_000_000)),
+        _ => Step::Pause(rng.below(10_000_000)),
+    }
+}
+
+/// How often each thing happens, in a hundred, and how requests look.
+struct Mix {
+    write: u64,
+    flush: u64,
+    fua: u64,
+    zero: u64,
+    discard: u64,
+    sequential: u64,
+    odd: u64,
+    bytes: u64,
+    hot: u64,
+    blocks_max: u64,
+    crash_percent: u64,
+    pause_percent: u64,
+}
+
+impl Mix {
+    fn from_rng(rng: &mut Rng) -> Self {
+        Self {
+            write: rng.pick(&[20, 50, 80, 95]),
+            flush: rng.pick(&[0, 3, 10, 30]),
+            fua: rng.pick(&[0, 0, 10, 50]),
+            zero: rng.pick(&[0, 0, 5, 20]),
+            discard: rng.pick(&[0, 0, 5, 20]),
+            sequential: rng.pick(&[0, 0, 20, 80]),
+            odd: rng.pick(&[0, 10, 50]),
+            bytes: rng.pick(&[0, 0, 10]),
+            hot: rng.pick(&[0, 50, 90]),
+            blocks_max: rng.pick(&[1, 2, 8, 32, 80]),
+            crash_percent: rng.pick(&[1, 3, 6, 12]),
+            pause_percent: rng.pick(&[0, 2, 8]),
+        }
+    }
+
+    fn request(&self, setup: &Setup, rng: &mut Rng, streams: &mut [Option<u64>]) -> Step {
+        let volume = rng.below(setup.volumes.len() as u64) as usize;
+        if rng.percent(self.flush) {
+            return Step::Request {
+                volume,
+                op: IoOp::Flush,
+                range: ByteRange::default(),
+                fua: false,
+            };
+        }
+        let op = if !rng.percent(self.write) {
+            IoOp::Read
+        } else if rng.percent(self.zero) {
+            IoOp::WriteZeroes
+        } else if rng.percent(self.discard) {
+            IoOp::Discard
+        } else {
+            IoOp::Write
+        };
+        let fua = op.changes_data() && rng.percent(self.fua);
+        let windows = &setup.volumes[volume].windows;
+        let window = if rng.percent(self.hot) { windows[0] } else { rng.pick(windows) };
+        let stream = rng.percent(self.sequential).then_some(&mut streams[volume]);
+        let mut range = self.range(rng, window, stream);
+        if op == IoOp::WriteZeroes && setup.is_atomic(volume) {
+            // Longer ones go to the primary directly, which may tear blocks at a crash.
+            range.len = range.len.min(ZEROES_MAX);
+        }
+        Step::Request { volume, op, range, fua }
+    }
+
+    /// A range within the window.
+    fn range(
+        &self,
+        rng: &mut Rng,
+        window: ByteRange,
+        stream: Option<&mut Option<u64>>,
+    ) -> ByteRange {
+        let sector = SECTOR_SIZE as u64;
+        let unit = if rng.percent(self.bytes) {
+            1
+        } else if rng.percent(self.odd) {
+            sector
+        } else {
+            4096
+        };
+        let len = match unit {
+            4096 => rng.within(1, self.blocks_max) * 4096,
+            _ => rng.within(1, self.blocks_max * 4096 / unit) * unit,
+        };
+        let offset = match stream {
+            Some(next) => {
+                let at = next.filter(|&at| at >= window.offset && at < window.end());
+                let at = at.unwrap_or(window.offset);
+                *next = Some(at + len);
+                at
+            }
+            None => {
+                let at = window.offset + rng.below(window.len);
+                (at - at % unit).max(window.offset)
+            }
+        };
+        ByteRange::new(offset, len.min(window.end() - offset))
+    }
+}

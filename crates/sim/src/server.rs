@@ -1,0 +1,280 @@
+//! The server as it runs in production, without threads: a router, the shards with their
+//! mailboxes, and the turns of their event loops. Dies with everything it has in memory.
+
+use std::collections::VecDeque;
+
+use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
+use forebay_engine::{
+    Effects, Health, Request, ShardConfig, State, Stats, Target, Trust, VolumeConfig,
+};
+use forebay_volume::{ClientKey, Done, Registry, Router, RouterConfig, ShardPort, Volume};
+
+use crate::config::Setup;
+use crate::shard::{Maker, Shard};
+
+/// What reaches a shard from outside.
+#[derive(Debug)]
+enum Input {
+    Request(Request),
+    Done(Target, Completion),
+    Trust(Trust),
+    FlushFailed(Target, IoError),
+}
+
+/// A shard's thread.
+struct Unit {
+    engine: Box<dyn Shard>,
+    inbox: VecDeque<Input>,
+    requests: usize,
+    /// When its next turn is.
+    turn_at: Option<u64>,
+    /// Devices of which it has learned that a flush failed.
+    told: Vec<Target>,
+}
+
+/// How a server is started.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// Name of the pool.
+    pub pool: u64,
+    /// How many starts there were.
+    pub epoch: u32,
+    /// Whether the pool was just made.
+    pub fresh: bool,
+    /// What the witness says.
+    pub trust: Trust,
+}
+
+/// Router and shards.
+pub struct Server {
+    units: Vec<Unit>,
+    router: Router,
+    mailbox: usize,
+}
+
+/// The router's way to the mailboxes.
+struct Port<'a> {
+    units: &'a mut [Unit],
+    limit: usize,
+}
+
+impl ShardPort for Port<'_> {
+    fn submit(&mut self, shard: usize, request: Request) -> Result<(), Request> {
+        let unit = &mut self.units[shard];
+        if unit.requests >= self.limit {
+            return Err(request);
+        }
+        unit.requests += 1;
+        unit.inbox.push_back(Input::Request(request));
+        Ok(())
+    }
+}
+
+impl Server {
+    /// A server that begins to recover; what its engines want done is in the effects, by shard.
+    #[must_use]
+    pub fn start(setup: &Setup, start: Start, make: Maker, now: u64) -> (Self, Vec<Effects>) {
+        let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| Volume {
+            id: VolumeId(i as u8),
+            name: format!("volume{i}"),
+            info: DeviceInfo { discard: v.discard, ..DeviceInfo::plain(v.size, "simulated") },
+            read_only: false,
+            sequential_threshold: v.sequential_threshold,
+        });
+        let registry = Registry::new(volumes.collect()).expect("the volumes' names differ");
+        let router = Router::new(RouterConfig {
+            origin: 0,
+            shards: setup.shards,
+            registry: &registry,
+            buffers: BufPool::default(),
+        });
+        let mut units = Vec::new();
+        let mut effects = Vec::new();
+        for shard in 0..setup.shards {
+            let mut engine = make(shard_config(setup, start, shard), Instant(now));
+            let mut fx = Effects::default();
+            engine.start(Instant(now), &mut fx);
+            let (inbox, requests, turn_at, told) = (VecDeque::new(), 0, None, Vec::new());
+            units.push(Unit { engine, inbox, requests, turn_at, told });
+            effects.push(fx);
+        }
+        let mailbox = 4 + setup.seed as usize % 61;
+        (Self { units, router, mailbox }, effects)
+    }
+
+    /// Takes a client's request.
+    pub fn submit(&mut self, now: u64, tag: u64, volume: usize, io: Io, done: &mut Vec<Done>) {
+        let mut port = Port { units: &mut self.units, limit: self.mailbox };
+        let whom = (ClientKey(tag), VolumeId(volume as u8));
+        let taken = self.router.submit(Instant(now), whom, io, &mut port, done);
+        taken.expect("the router has room for what simulated clients ask");
+    }
+
+    /// Takes the completion of a disk.
+    pub fn complete(&mut self, shard: usize, target: Target, done: Completion) {
+        self.units[shard].inbox.push_back(Input::Done(target, done));
+    }
+
+    /// The witness was written.
+    pub fn trust_recorded(&mut self, trust: Trust) {
+        for unit in &mut self.units {
+            unit.inbox.push_back(Input::Trust(trust));
+        }
+    }
+
+    /// A flush of a device failed: every shard is told.
+    pub fn flush_failed(&mut self, target: Target, error: &IoError) {
+        for unit in &mut self.units {
+            unit.inbox.push_back(Input::FlushFailed(target, error.clone()));
+        }
+    }
+
+    /// Devices of which a shard has learned in its last turn that a flush failed.
+    pub fn told(&mut self, shard: usize) -> Vec<Target> {
+        std::mem::take(&mut self.units[shard].told)
+    }
+
+    /// Shards that have input and no turn before `at`: their turn is then.
+    pub fn wake(&mut self, mut at: impl FnMut() -> u64) -> Vec<(usize, u64)> {
+        let mut woken = Vec::new();
+        for (shard, unit) in self.units.iter_mut().enumerate() {
+            if unit.inbox.is_empty() {
+                continue;
+            }
+            let at = at();
+            if unit.turn_at.is_none_or(|turn| turn > at) {
+                unit.turn_at = Some(at);
+                woken.push((shard, at));
+            }
+        }
+        woken
+    }
+
+    /// A turn of a shard's event loop, if it is due at `now`. Answers go to `done`.
+    pub fn turn(&mut self, shard: usize, now: u64, done: &mut Vec<Done>) -> Option<Effects> {
+        let unit = &mut self.units[shard];
+        if unit.turn_at != Some(now) {
+            return None;
+        }
+        unit.turn_at = None;
+        let at = Instant(now);
+        let mut fx = Effects::default();
+        for input in std::mem::take(&mut unit.inbox) {
+            match input {
+                Input::Request(request) => {
+                    unit.requests -= 1;
+                    unit.engine.submit(at, request, &mut fx);
+                }
+                Input::Done(target, completion) => {
+                    unit.engine.complete(at, target, completion, &mut fx);
+                }
+                Input::Trust(trust) => unit.engine.trust_recorded(at, trust, &mut fx),
+                Input::FlushFailed(target, error) => {
+                    unit.engine.flush_failed(at, target, &error, &mut fx);
+                    unit.told.push(target);
+                }
+            }
+        }
+        unit.engine.poll(at, &mut fx);
+        for reply in std::mem::take(&mut fx.replies) {
+            self.router.reply(reply, done);
+        }
+        let mut port = Port { units: &mut self.units, limit: self.mailbox };
+        self.router.pump(&mut port);
+        Some(fx)
+    }
+
+    /// The next turn of a shard is at `at`, unless it has one before.
+    pub fn set_deadline(&mut self, shard: usize, at: u64) -> bool {
+        let unit = &mut self.units[shard];
+        let sooner = unit.turn_at.is_none_or(|turn| turn > at);
+        if sooner {
+            unit.turn_at = Some(at);
+        }
+        sooner
+    }
+
+    /// Lets every engine stop; what they want done is in the effects.
+    pub fn stop(&mut self, now: u64, done: &mut Vec<Done>) -> Vec<Effects> {
+        let mut effects = Vec::new();
+        for unit in &mut self.units {
+            let mut fx = Effects::default();
+            unit.engine.stop(Instant(now), &mut fx);
+            for reply in std::mem::take(&mut fx.replies) {
+                self.router.reply(reply, done);
+            }
+            effects.push(fx);
+        }
+        effects
+    }
+
+    /// Calls every engine.
+    pub fn each(&mut self, mut act: impl FnMut(&mut dyn Shard)) {
+        self.units.iter_mut().for_each(|unit| act(&mut *unit.engine));
+    }
+
+    /// Whether every engine is in this state.
+    #[must_use]
+    pub fn all_in(&self, state: &State) -> bool {
+        self.units.iter().all(|unit| unit.engine.state() == state)
+    }
+
+    /// Why an engine refuses its log, if one does.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        self.units.iter().find_map(|unit| match unit.engine.state() {
+            State::Refused(why) => Some(why.clone()),
+            _ => None,
+        })
+    }
+
+    /// Each shard's counters.
+    #[must_use]
+    pub fn stats(&self, now: u64) -> Vec<Stats> {
+        self.units.iter().map(|unit| unit.engine.stats(Instant(now))).collect()
+    }
+
+    /// Dirty blocks of all shards.
+    #[must_use]
+    pub fn dirty_blocks(&self) -> u64 {
+        self.units.iter().map(|unit| unit.engine.dirty_blocks()).sum()
+    }
+
+    /// The worst health of a shard: good, draining or detached.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        let of = |unit: &Unit| unit.engine.health();
+        let rank = |health: &Health| *health as u8;
+        self.units.iter().map(of).max_by_key(rank).unwrap_or_default()
+    }
+}
+
+fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
+    let len = setup.segments * u64::from(setup.segment_size);
+    let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| VolumeConfig {
+        id: VolumeId(i as u8),
+        size: v.size,
+        mode: v.mode,
+        discard: v.discard,
+        rotational: v.rotational,
+    });
+    ShardConfig {
+        shard: shard as u16,
+        pool: start.pool,
+        area: ByteRange::new((1 << 20) + shard as u64 * len, len),
+        segment_size: setup.segment_size,
+        volumes: volumes.collect(),
+        ram_bytes: setup.ram_bytes,
+        index_blocks: setup.index_blocks,
+        eviction: setup.eviction,
+        write_cache_depth: setup.write_cache_depth,
+        dirty_limit_percent: setup.dirty_limit_percent,
+        destage_depth: setup.destage_depth,
+        compress: setup.compress,
+        cache_volatile: setup.cache.volatile,
+        buffers: BufPool::default(),
+        fresh: start.fresh,
+        trust: start.trust,
+        epoch: start.epoch,
+    }
+}

@@ -1,0 +1,529 @@
+//! The world of a run: disks, server, clients and the clock that moves from event to event.
+//!
+//! Everything happens in [`World::event`], in order of time and, at the same time, of number. So
+//! a run follows from its setup and script alone. A crash comes between two events.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use forebay_block::{Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
+use forebay_engine::{Effects, State, Target, Trust};
+use forebay_model::{Content, Model, Violation};
+use forebay_volume::{Ask, Asked, Done, FlushGate};
+
+use crate::boot::Pool;
+use crate::client::Client;
+use crate::config::Setup;
+use crate::disk::{Fate, SimDisk, Slot};
+use crate::pages::Pages;
+use crate::planted::{Deed, Mischief};
+use crate::rng::Rng;
+use crate::server::{Server, Start};
+use crate::shard::Maker;
+use crate::trace::Trace;
+
+/// Longest delay of a turn after its cause, in nanoseconds: several causes meet in one turn.
+const TURN_DELAY: u64 = 5_000;
+/// Time that recording trust in the witness takes at most.
+const WITNESS_DELAY: u64 = 3_000_000;
+/// Events in a run at most: beyond that it runs in a circle.
+const EVENTS_MAX: u64 = 4_000_000;
+
+/// Why a run failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What was wrong.
+    pub what: String,
+    /// At which step of the script.
+    pub step: usize,
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "at step {}: {}", self.step, self.what)
+    }
+}
+
+/// What happened in a run.
+#[derive(Clone, Default, Debug)]
+pub struct Tally {
+    /// Events.
+    pub events: u64,
+    /// Crashes, those during recovery among them.
+    pub crashes: u64,
+    /// Crashes during recovery.
+    pub recovery_crashes: u64,
+    /// Requests of clients that were answered.
+    pub requests: u64,
+    /// Requests of clients that failed.
+    pub failed: u64,
+    /// Starts that were refused.
+    pub refusals: u64,
+    /// Disk requests that a fault struck.
+    pub struck: u64,
+    /// Bytes compared with the model.
+    pub checked: u64,
+    /// Writes that were uncertain at the first crash.
+    pub uncertain: Option<usize>,
+    /// The last crash came after the whole script.
+    pub crashed_at_end: bool,
+}
+
+impl Tally {
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &Self) {
+        self.events += other.events;
+        self.crashes += other.crashes;
+        self.recovery_crashes += other.recovery_crashes;
+        self.requests += other.requests;
+        self.failed += other.failed;
+        self.refusals += other.refusals;
+        self.struck += other.struck;
+        self.checked += other.checked;
+    }
+}
+
+/// What waits for its time.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Event {
+    /// A disk ends a request of a shard.
+    Disk(Target, Slot, usize),
+    /// A shard's event loop turns.
+    Turn(usize),
+    /// The witness is written.
+    Witness(Trust),
+}
+
+/// Disks, server and clients of a run.
+pub struct World {
+    pub(crate) setup: Setup,
+    pub(crate) now: u64,
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    number: u64,
+    pub(crate) rng: Rng,
+    pub(crate) cache: SimDisk,
+    pub(crate) primaries: Vec<SimDisk>,
+    pub(crate) server: Option<Server>,
+    gates: BTreeMap<u64, FlushGate>,
+    pub(crate) models: Vec<Model>,
+    pub(crate) clients: BTreeMap<u64, Client>,
+    pub(crate) next_tag: u64,
+    /// What each shard wants to be recorded.
+    wanted: Vec<Trust>,
+    pub(crate) pool: Pool,
+    make: Maker,
+    pub(crate) trace: Trace,
+    pub(crate) tally: Tally,
+    pub(crate) mischief: Mischief,
+    /// A fault has begun.
+    pub(crate) broken: bool,
+    /// One has begun at some time.
+    pub(crate) was_broken: bool,
+    /// The cache device is to be lost at the next crash.
+    pub(crate) lose_cache: bool,
+    /// It is to be set back to an earlier state then.
+    pub(crate) turn_back: bool,
+    pub(crate) step: usize,
+    /// What no engine may ask of a disk.
+    misuse: Option<String>,
+    /// Reads are the first after a crash, and their blocks must not be mixed.
+    pub(crate) strict: bool,
+    /// Events until power fails, and until each later recovery is cut off.
+    pub(crate) crash_in: Option<(u64, Vec<u64>)>,
+    /// What fates a crash deals, when a script wants certain ones.
+    pub(crate) fates: Option<Vec<Fate>>,
+}
+
+impl World {
+    /// In place of a shard, for requests of the server itself.
+    pub(crate) const ERRAND: usize = usize::MAX;
+    /// In place of a shard, for flushes that a gate sends.
+    const GATE: usize = usize::MAX - 1;
+
+    /// A world before its server's first start.
+    #[must_use]
+    pub fn new(setup: Setup, make: Maker, mischief: Mischief, verbose: bool) -> Self {
+        let mut rng = Rng::new(setup.seed ^ 0x0030_8d1d);
+        let cache = SimDisk::new(setup.cache.clone(), Pages::new(setup.cache.size), rng.fork());
+        let mut primaries = Vec::new();
+        let mut models = Vec::new();
+        for (i, volume) in setup.volumes.iter().enumerate() {
+            let id = VolumeId(i as u8);
+            let filled = |sector: u64| {
+                let inside = |w: &forebay_block::ByteRange| {
+                    (w.offset..w.end()).contains(&(sector * 512)) && volume.filled
+                };
+                volume.windows.iter().any(inside)
+            };
+            let initial = |sector| if filled(sector) { Content::Stamp(0) } else { Content::Zero };
+            let mut image = Pages::new(volume.size);
+            let mut bytes = [0; 512];
+            for sector in (0..volume.size / 512).filter(|&sector| filled(sector)) {
+                Content::Stamp(0).fill(id, sector, &mut bytes);
+                image.write(sector * 512, &bytes);
+            }
+            let profile = crate::disk::DiskProfile { size: volume.size, ..setup.primary.clone() };
+            primaries.push(SimDisk::new(profile, image, rng.fork()));
+            let model = Model::new(id, volume.size, initial);
+            models.push(if setup.is_complete(i) { model.by_flushes_alone() } else { model });
+        }
+        Self {
+            now: 0,
+            events: BinaryHeap::new(),
+            number: 0,
+            cache,
+            primaries,
+            server: None,
+            gates: BTreeMap::new(),
+            models,
+            clients: BTreeMap::new(),
+            next_tag: 1,
+            wanted: vec![Trust::Full; setup.shards],
+            pool: Pool::default(),
+            make,
+            trace: Trace::new(verbose),
+            tally: Tally::default(),
+            mischief,
+            broken: false,
+            was_broken: false,
+            lose_cache: false,
+            turn_back: false,
+            step: 0,
+            misuse: None,
+            strict: false,
+            crash_in: None,
+            fates: None,
+            rng,
+            setup,
+        }
+    }
+
+    /// A failure at this point of the run.
+    pub(crate) fn fail(&self, what: impl Into<String>) -> Failure {
+        Failure { what: what.into(), step: self.step }
+    }
+
+    pub(crate) fn violated(&self, violation: &Violation) -> Failure {
+        self.fail(violation.to_string())
+    }
+
+    fn schedule(&mut self, at: u64, event: Event) {
+        self.number += 1;
+        self.events.push(Reverse((at, self.number, event)));
+    }
+
+    /// When the next event is.
+    pub(crate) fn next_at(&self) -> Option<u64> {
+        self.events.peek().map(|Reverse((at, _, _))| *at)
+    }
+
+    /// Starts the shards.
+    pub(crate) fn start_server(&mut self, start: Start) {
+        self.trace.line(self.now, || format!("start: {start:?}"));
+        let (server, effects) = Server::start(&self.setup, start, self.make, self.now);
+        self.server = Some(server);
+        self.gates.clear();
+        for (shard, fx) in effects.into_iter().enumerate() {
+            self.carry_out(shard, fx);
+        }
+    }
+
+    pub(crate) fn forget_wanted_trust(&mut self) {
+        self.wanted.fill(Trust::Full);
+    }
+
+    /// Lets the engines stop in order.
+    pub(crate) fn ask_to_stop(&mut self) -> Result<(), Failure> {
+        let Some(server) = self.server.as_mut() else { return Ok(()) };
+        let mut done = Vec::new();
+        for (shard, fx) in server.stop(self.now, &mut done).into_iter().enumerate() {
+            self.carry_out(shard, fx);
+            self.turn_soon(shard);
+        }
+        self.answers(done)
+    }
+
+    fn turn_soon(&mut self, shard: usize) {
+        let at = self.now + 1;
+        if self.server.as_mut().is_some_and(|server| server.set_deadline(shard, at)) {
+            self.schedule(at, Event::Turn(shard));
+        }
+    }
+
+    /// The server's process ends after it stopped; the machine lives on.
+    pub(crate) fn shut(&mut self) {
+        self.server = None;
+        self.drop_errand();
+        self.events.clear();
+        self.cache.forget_reads();
+        self.primaries.iter_mut().for_each(SimDisk::forget_reads);
+        self.mischief.crash();
+        self.now += 1;
+        self.trace.line(self.now, || "the server ended".into());
+    }
+
+    /// Whether every engine is in this state.
+    pub(crate) fn all_in(&self, state: &State) -> bool {
+        self.server.as_ref().is_some_and(|server| server.all_in(state))
+    }
+
+    /// The next event happens. False when nothing is to come.
+    pub(crate) fn event(&mut self) -> Result<bool, Failure> {
+        let Some(Reverse((at, _, event))) = self.events.pop() else { return Ok(false) };
+        self.now = at;
+        self.tally.events += 1;
+        if self.tally.events > EVENTS_MAX {
+            return Err(self.fail(format!("no end after {EVENTS_MAX} events")));
+        }
+        match event {
+            Event::Disk(target, slot, shard) => self.disk_event(target, slot, shard),
+            Event::Turn(shard) => self.turn_event(shard)?,
+            Event::Witness(trust) => {
+                let trust = self.store_trust(trust);
+                if let Some(server) = self.server.as_mut() {
+                    server.trust_recorded(trust);
+                }
+            }
+        }
+        if let Some(misuse) = self.misuse.take() {
+            return Err(self.fail(misuse));
+        }
+        self.wake();
+        Ok(true)
+    }
+
+    /// Shards with input get a turn.
+    pub(crate) fn wake(&mut self) {
+        let (now, rng) = (self.now, &mut self.rng);
+        let Some(server) = self.server.as_mut() else { return };
+        for (shard, at) in server.wake(|| now + rng.below(TURN_DELAY)) {
+            self.schedule(at, Event::Turn(shard));
+        }
+    }
+
+    /// The disk behind a target.
+    pub(crate) fn disk(&mut self, target: Target) -> &mut SimDisk {
+        match target {
+            Target::Cache => &mut self.cache,
+            Target::Primary(volume) => &mut self.primaries[usize::from(volume.0)],
+        }
+    }
+
+    fn disk_event(&mut self, target: Target, slot: Slot, shard: usize) {
+        let (op, range) = match self.disk(target).request(slot) {
+            Some(io) => (io.op, io.range),
+            None => return,
+        };
+        let done = self.disk(target).finish(slot);
+        if self.mischief.is_swallowed(target, slot) {
+            return;
+        }
+        let done = self.mischief.ending(target, op, range, done);
+        self.trace.mix(&[self.now, target_number(target), op as u64, range.offset, range.len]);
+        self.trace.mix(&[shard as u64, done.tag.0, u64::from(done.result.is_ok())]);
+        self.trace.mix_bytes(&done.buf);
+        self.trace.line(self.now, || {
+            let result = done.result.as_ref().map_or_else(|e| e.to_string(), |()| "ok".into());
+            format!("shard {shard}: {target:?} {op:?} {range}: {result}")
+        });
+        if shard == Self::ERRAND {
+            self.errand_done(&done);
+        } else {
+            self.deliver(shard, target, done);
+        }
+    }
+
+    fn deliver(&mut self, shard: usize, target: Target, done: Completion) {
+        if shard == Self::GATE {
+            return self.flush_ended(target, &done.result);
+        }
+        if let Some(server) = self.server.as_mut() {
+            server.complete(shard, target, done);
+        }
+    }
+
+    fn turn_event(&mut self, shard: usize) -> Result<(), Failure> {
+        let now = self.now;
+        let Some(server) = self.server.as_mut() else { return Ok(()) };
+        let mut done = Vec::new();
+        let Some(fx) = server.turn(shard, now, &mut done) else { return Ok(()) };
+        for target in self.server.as_mut().map(|server| server.told(shard)).unwrap_or_default() {
+            self.gate(target).told(shard);
+        }
+        self.carry_out(shard, fx);
+        self.answers(done)
+    }
+
+    /// Takes the answers of clients' requests.
+    pub(crate) fn answers(&mut self, done: Vec<Done>) -> Result<(), Failure> {
+        for done in done {
+            self.answer(done)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, shard: usize, mut fx: Effects) {
+        for (target, io) in fx.ios.drain(..) {
+            self.ask_io(shard, target, io);
+        }
+        if let Some(trust) = fx.record_trust.filter(|&trust| trust != self.wanted[shard]) {
+            self.wanted[shard] = trust;
+            self.record_trust();
+        }
+        let now = self.now;
+        let deadline = fx.deadline.filter(|&at| at != Instant::NEVER);
+        if let (Some(at), Some(server)) = (deadline, self.server.as_mut()) {
+            let at = at.0.max(now + 1);
+            if server.set_deadline(shard, at) {
+                self.schedule(at, Event::Turn(shard));
+            }
+        }
+        assert!(fx.replies.is_empty(), "the server took the answers");
+    }
+
+    /// The pool is trusted less as soon as one shard asks for it, but not at all only when every
+    /// shard does: until then one of them may still hold what no primary has.
+    fn record_trust(&mut self) {
+        let worst = self.wanted.iter().copied().max().unwrap_or_default();
+        let best = self.wanted.iter().copied().min().unwrap_or_default();
+        let trust = if best == Trust::Nothing { best } else { worst.min(Trust::DirtyOnly) };
+        self.trace.line(self.now, || format!("record trust {trust:?}"));
+        let at = self.now + 1 + self.rng.below(WITNESS_DELAY);
+        self.schedule(at, Event::Witness(trust));
+    }
+
+    /// The gate that the shards' flushes of a disk pass.
+    fn gate(&mut self, target: Target) -> &mut FlushGate {
+        let shards = self.setup.shards;
+        self.gates.entry(target_number(target)).or_insert_with(|| FlushGate::new(shards))
+    }
+
+    /// The flush that a gate had sent has ended.
+    fn flush_ended(&mut self, target: Target, result: &IoResult<()>) {
+        let ended = self.gate(target).ended(result);
+        for Asked { shard, tag } in ended.answered {
+            self.deliver(shard, target, Io::flush(tag).complete(result.clone()));
+        }
+        if let (true, Err(error), Some(server)) = (ended.failed, result, self.server.as_mut()) {
+            server.flush_failed(target, error);
+        }
+        if ended.again {
+            self.start_io(Self::GATE, target, Io::flush(IoTag(0)));
+        }
+    }
+
+    /// A shard's request; flushes pass the gate of their disk.
+    fn ask_io(&mut self, shard: usize, target: Target, io: Io) {
+        if io.op != IoOp::Flush {
+            return self.start_io(shard, target, io);
+        }
+        match self.gate(target).ask(Asked { shard, tag: io.tag }) {
+            Ask::Send => self.start_io(Self::GATE, target, io),
+            Ask::Wait => {}
+            Ask::Fail(error) => self.deliver(shard, target, io.complete(Err(error))),
+        }
+    }
+
+    /// Hands a request to its disk.
+    pub(crate) fn start_io(&mut self, shard: usize, target: Target, io: Io) {
+        if let Err(why) = self.disk(target).would_take(&io) {
+            self.misuse.get_or_insert(format!("shard {shard}, {target:?} {:?}: {why}", io.op));
+            return;
+        }
+        self.trace
+            .line(self.now, || format!("shard {shard}: {target:?} {:?} {} ...", io.op, io.range));
+        self.trace.mix(&[self.now, target_number(target), io.op as u64, io.range.offset]);
+        match self.mischief.beginning(target, io) {
+            Deed::Pass(io) => {
+                let (slot, took) = self.disk(target).submit(io);
+                self.schedule(self.now + took, Event::Disk(target, slot, shard));
+            }
+            Deed::Answer(io) => self.deliver(shard, target, io.complete(Ok(()))),
+            Deed::Both(io, early) => {
+                let (slot, took) = self.disk(target).submit(io);
+                self.mischief.swallow(target, slot);
+                self.schedule(self.now + took, Event::Disk(target, slot, shard));
+                self.deliver(shard, target, early);
+            }
+        }
+    }
+
+    /// Power fails, or the server dies: everything in memory is gone.
+    pub(crate) fn cut(&mut self) {
+        self.server = None;
+        self.drop_errand();
+        self.events.clear();
+        self.clients.clear();
+        self.mischief.crash();
+        self.tally.crashes += 1;
+        let mut dealer = Dealer::new(self.rng.fork(), self.fates.take());
+        let power = self.setup.power;
+        for disk in std::iter::once(&mut self.cache).chain(&mut self.primaries) {
+            let mut fates = |sectors| dealer.deal(sectors);
+            if power {
+                disk.crash(&mut fates);
+            } else {
+                disk.abandon(&mut fates);
+            }
+        }
+        for model in &mut self.models {
+            model.crash();
+        }
+        self.tally.uncertain.get_or_insert(dealer.dealt.len());
+        self.trace.mix(&[self.now, 0xdead]);
+        self.trace.line(self.now, || format!("crash; fates: {:?}", dealer.dealt));
+    }
+
+    /// Whether no request is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.clients.is_empty()
+    }
+}
+
+fn target_number(target: Target) -> u64 {
+    match target {
+        Target::Cache => 0,
+        Target::Primary(volume) => 1 + u64::from(volume.0),
+    }
+}
+
+/// Deals out fates at a crash: each crash leans one way, since all ways at once hide each other.
+struct Dealer {
+    rng: Rng,
+    style: u64,
+    scripted: Option<std::vec::IntoIter<Fate>>,
+    dealt: Vec<Fate>,
+}
+
+impl Dealer {
+    fn new(mut rng: Rng, scripted: Option<Vec<Fate>>) -> Self {
+        let style = rng.below(6);
+        Self { rng, style, scripted: scripted.map(Vec::into_iter), dealt: Vec::new() }
+    }
+
+    fn deal(&mut self, sectors: u64) -> Fate {
+        let fate = match &mut self.scripted {
+            Some(fates) => fates.next().unwrap_or(Fate::Drop),
+            None => self.draw(sectors),
+        };
+        self.dealt.push(fate);
+        fate
+    }
+
+    fn draw(&mut self, sectors: u64) -> Fate {
+        let rng = &mut self.rng;
+        match self.style {
+            0 => Fate::Drop,
+            1 => Fate::Keep,
+            2 if rng.percent(80) => Fate::Keep,
+            3 if rng.percent(80) => Fate::Drop,
+            _ => match rng.below(6) {
+                0 | 1 => Fate::Keep,
+                2 => Fate::Drop,
+                3 => Fate::Prefix(rng.below(sectors + 1)),
+                4 => Fate::Scatter(rng.number()),
+                _ => Fate::Garble(rng.number()),
+            },
+        }
+    }
+}

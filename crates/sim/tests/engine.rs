@@ -1,0 +1,76 @@
+//! The real engine and volume in the simulator: the seeds that once failed, some more, the
+//! systematic crashes of the shortest scripts, and every planted bug.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use forebay_engine::Mode;
+use forebay_sim::planted::Bug;
+use forebay_sim::runner::{Keep, run_seed};
+use forebay_sim::shard::real;
+use forebay_sim::systematic::{crash_everywhere, scripts};
+
+/// Seeds that are run besides those that once failed.
+const SEEDS: u64 = 150;
+/// Seeds in which a planted bug must be found.
+const PLANTED_SEEDS: u64 = 300;
+
+fn known_seeds() -> Vec<u64> {
+    let seed = |line: &str| line.split_whitespace().next()?.parse().ok();
+    include_str!("../seeds.txt").lines().filter_map(seed).collect()
+}
+
+fn check(seed: u64) -> u64 {
+    match run_seed(seed, &Keep::default(), None, false) {
+        Ok(report) => report.tally.crashes,
+        Err(failure) => panic!("seed {seed} failed {failure}; forebay-sim replay {seed}"),
+    }
+}
+
+#[test]
+fn seeds_that_once_failed_hold() {
+    let seeds = known_seeds();
+    assert!(!seeds.is_empty());
+    seeds.into_iter().for_each(|seed| {
+        check(seed);
+    });
+}
+
+#[test]
+fn some_seeds_hold() {
+    let crashes: u64 = (0..SEEDS).map(check).sum();
+    assert!(crashes > SEEDS, "only {crashes} crashes");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in 0..30 {
+        let hash = || run_seed(seed, &Keep::default(), None, false).map(|report| report.hash);
+        assert_eq!(hash(), hash(), "seed {seed}");
+    }
+}
+
+#[test]
+fn short_scripts_survive_a_crash_after_every_event() {
+    let mut crashes = 0;
+    for (name, steps) in scripts().into_iter().take(4) {
+        for mode in [Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround] {
+            let result = crash_everywhere(name, &steps, mode, real);
+            crashes += result.unwrap_or_else(|found| panic!("{found}"));
+        }
+    }
+    assert!(crashes > 300, "only {crashes} crashes");
+}
+
+#[test]
+fn every_planted_bug_is_caught() {
+    let missed: Vec<Bug> = Bug::ALL.into_iter().filter(|&bug| !is_caught(bug)).collect();
+    assert!(missed.is_empty(), "not caught in {PLANTED_SEEDS} seeds: {missed:?}");
+}
+
+/// Whether a seed fails with this bug planted; an assertion of the engine counts.
+fn is_caught(bug: Bug) -> bool {
+    (0..PLANTED_SEEDS).any(|seed| {
+        let run = || run_seed(seed, &Keep::default(), Some(bug), false).is_err();
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or(true)
+    })
+}

@@ -1,0 +1,233 @@
+//! Bugs that were found, each with its story and a world in which it is likely.
+
+use std::time::Duration;
+
+use forebay_block::{ByteRange, IoOp};
+use forebay_engine::Mode;
+use forebay_sim::atlas::Scenario;
+use forebay_sim::config::Setup;
+use forebay_sim::planted::Mischief;
+use forebay_sim::run::{Options, run};
+use forebay_sim::script::Step;
+use forebay_sim::shard::real;
+
+/// A world without faults: one shard, one volume in this mode, a log of eight small segments.
+fn small(seed: u64, mode: Mode) -> Setup {
+    let mut setup = Setup::from_seed(seed);
+    setup.scenario = Scenario::Crashes;
+    setup.shards = 1;
+    setup.volumes.truncate(1);
+    let volume = &mut setup.volumes[0];
+    volume.size = 4 << 20;
+    volume.mode = mode;
+    volume.sequential_threshold = 0;
+    volume.windows = vec![ByteRange::new(0, 256 << 10)];
+    setup.segment_size = 64 << 10;
+    setup.segments = 8;
+    setup.index_blocks = 192;
+    setup.compress = false;
+    setup.cache.size = (2 << 20) + (576 << 10);
+    setup.primary.garbles = false;
+    setup
+}
+
+fn request(op: IoOp, offset: u64, len: u64) -> Step {
+    Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua: false }
+}
+
+fn hold(setup: Setup, steps: &[Step]) {
+    let seed = setup.seed;
+    let result = run(setup, steps, real, Mischief::none(), Options::default());
+    if let Err(failure) = result {
+        panic!("seed {seed} {failure}");
+    }
+}
+
+/// A destage remembered the place of the version it wrote. While it waited for the primary's
+/// flush the block was rewritten, its segment freed and used again, and the newest version came
+/// to lie in the very same place: it was taken for the one that had been destaged, and counted
+/// as clean.
+#[test]
+fn a_newer_version_in_the_place_of_a_destaged_one_stays_dirty() {
+    for seed in 0..60 {
+        let mut setup = small(seed, Mode::WriteBack);
+        setup.primary.latency = (10_000, 50_000);
+        setup.primary.flush = (50_000_000, 100_000_000);
+        setup.write_cache_depth = Duration::from_millis(2);
+        setup.dirty_limit_percent = 70;
+        setup.ram_bytes = 256 << 10;
+        setup.client_depth = 1 + seed as usize % 3;
+        let blocks = 7 + seed % 29;
+        let mut steps = Vec::new();
+        for round in 0..40 {
+            steps.push(request(IoOp::Write, 0, blocks * 4096));
+            if round % 3 == seed % 3 {
+                steps.push(request(IoOp::Flush, 0, 0));
+            }
+            steps.push(Step::Pause(seed % 5 * 1_000_000));
+        }
+        hold(setup, &steps);
+    }
+}
+
+/// The record builder held blocks read from the primary, about to be admitted, when a direct
+/// write changed one of them: the old bytes were admitted afterwards.
+#[test]
+fn an_admission_does_not_outlive_a_direct_write() {
+    for seed in 0..60 {
+        let mut setup = small(seed, Mode::WriteAround);
+        setup.primary.volatile = false;
+        setup.primary.latency = (10_000, 200_000);
+        setup.cache.latency = (10_000, 2_000_000);
+        setup.client_depth = 16;
+        setup.think = 20_000;
+        let mut steps = Vec::new();
+        for round in 0..60u64 {
+            let at = (round * 7 + seed) % 16 * 4096;
+            steps.push(request(IoOp::Read, at, 8192));
+            steps.push(request(IoOp::Write, at, 4096));
+        }
+        hold(setup, &steps);
+    }
+}
+
+/// A direct write with one edge inside a sector was widened to whole blocks, but only that edge
+/// was read before: the rest of the other edge's block became zeros.
+#[test]
+fn a_direct_write_keeps_what_lies_around_it() {
+    for seed in 0..40 {
+        let mut setup = small(seed, Mode::WriteAround);
+        setup.volumes[0].filled = true;
+        let steps: Vec<Step> = (0..40u64)
+            .map(|i| {
+                let (start, len) = (i * 1237 % 60_000, 512 + (i * 911 + seed * 77) % 20_000);
+                let start = if i % 2 == 0 { start / 512 * 512 } else { start };
+                let end = if i % 3 == 0 { start + len } else { (start + len) / 512 * 512 };
+                request(IoOp::Write, start, (end - start).max(1))
+            })
+            .collect();
+        hold(setup, &steps);
+    }
+}
+
+/// Every recovery took a segment of a log that was nearly full, until none was left to free
+/// another with.
+#[test]
+fn many_crashes_in_a_row_leave_room_in_the_log() {
+    for seed in 0..20 {
+        let mut setup = small(seed, Mode::WriteBack);
+        setup.verify_percent = 30;
+        let mut steps = Vec::new();
+        for round in 0..30u64 {
+            for i in 0..6 {
+                steps.push(request(IoOp::Write, (round * 5 + i) % 14 * 16384, 16384));
+            }
+            steps.push(Step::Crash { after: seed * 7 + round * 3, recoveries: vec![20, 40, 60] });
+            steps.push(Step::Settle);
+        }
+        hold(setup, &steps);
+    }
+}
+
+/// A cache device vanished while writes waited at the dirty limit. Nothing was written to it any
+/// more, so it never counted as failed, and the dirty blocks could not be read: they waited on.
+#[test]
+fn a_cache_that_vanishes_at_the_dirty_limit_is_given_up() {
+    for seed in 0..20 {
+        let mut setup = small(seed, Mode::WriteBack);
+        setup.scenario = Scenario::CacheVanishes;
+        setup.ram_bytes = 0;
+        setup.dirty_limit_percent = 10;
+        setup.write_cache_depth = Duration::from_secs(30);
+        setup.primary.latency = (1_000_000, 20_000_000);
+        setup.primary.flush = (50_000_000, 100_000_000);
+        setup.client_depth = 16;
+        setup.think = 0;
+        let mut steps: Vec<Step> = (0..14).map(|i| request(IoOp::Write, i * 8192, 4096)).collect();
+        steps.push(Step::Pause(seed * 500_000));
+        steps.push(Step::Break(seed));
+        steps.push(Step::Settle);
+        hold(setup, &steps);
+    }
+}
+
+/// A reader found the copy of a dirty block bad while its good bytes were on their way to the
+/// primary: the block stayed fenced after it had become clean, and fewer blocks than none counted
+/// against the dirty limit.
+#[test]
+fn a_block_with_a_bad_copy_that_reaches_the_primary_can_be_read() {
+    for seed in 0..60 {
+        let mut setup = small(seed, Mode::WriteBack);
+        setup.scenario = Scenario::CacheRot;
+        setup.ram_bytes = 0;
+        setup.write_cache_depth = Duration::from_millis(2);
+        setup.primary.latency = (1_000_000, 20_000_000);
+        setup.primary.flush = (20_000_000, 40_000_000);
+        let mut steps = vec![request(IoOp::Write, 0, 64 << 10), request(IoOp::Flush, 0, 0)];
+        steps.push(Step::Pause(seed % 12 * 1_000_000));
+        for again in 0..4 {
+            steps.push(Step::Break(seed * 4 + again));
+        }
+        steps.push(request(IoOp::Read, 0, 64 << 10));
+        steps.push(Step::Pause(200_000_000));
+        steps.push(request(IoOp::Write, 128 << 10, 4096));
+        hold(setup, &steps);
+    }
+}
+
+/// A write's bytes were in RAM before they had a place in the log. Destaging took them from there
+/// for the version before, and readers saw them; then the cache device failed, the write failed
+/// with it, and its bytes came and went.
+#[test]
+fn what_has_no_place_in_the_log_is_neither_read_nor_destaged() {
+    for seed in 0..80 {
+        let mut setup = small(seed, Mode::WriteBack);
+        setup.scenario = Scenario::CacheWritesFail;
+        setup.ram_bytes = 256 << 10;
+        setup.write_cache_depth = Duration::from_millis(2);
+        setup.primary.latency = (50_000, 2_000_000);
+        setup.client_depth = 8;
+        setup.think = 10_000;
+        let mut steps = Vec::new();
+        for round in 0..6u64 {
+            for i in 0..4 {
+                steps.push(request(IoOp::Write, (round + i * 3) % 9 * 16384, 24576));
+                steps.push(request(IoOp::Read, (round * 5 + i) % 12 * 12288, 16384));
+            }
+            if round == seed % 6 {
+                steps.push(Step::Break(seed));
+            }
+        }
+        hold(setup, &steps);
+    }
+}
+
+/// One shard's flush of a primary failed, and the primary gave up what another shard had written.
+/// That one's own flush succeeded a little later: what it covered counted as clean, and was lost.
+#[test]
+fn a_failed_flush_of_a_primary_is_every_shards() {
+    for seed in 0..60 {
+        let mut setup = small(seed, Mode::WriteBack);
+        setup.shards = 3;
+        setup.cache.size += 2 * (576 << 10);
+        setup.volumes[0].windows = (0..4).map(|i| ByteRange::new(i << 20, 64 << 10)).collect();
+        setup.scenario = Scenario::PrimaryFlushErrors;
+        setup.power = true;
+        setup.write_cache_depth = Duration::from_millis(2);
+        setup.primary.volatile = true;
+        setup.primary.latency = (10_000, 500_000);
+        setup.primary.flush = (1_000_000, 20_000_000);
+        setup.client_depth = 4;
+        let mut steps = vec![Step::Break(seed)];
+        for round in 0..6u64 {
+            for i in 0..4 {
+                steps.push(request(IoOp::Write, (i << 20) + round * 8192, 8192));
+            }
+            steps.push(Step::Pause((seed % 7 + 1) * 5_000_000));
+        }
+        steps.push(Step::Pause(400_000_000));
+        steps.push(Step::Crash { after: 0, recoveries: Vec::new() });
+        steps.push(Step::Settle);
+        hold(setup, &steps);
+    }
+}

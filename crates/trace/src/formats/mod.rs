@@ -1,0 +1,92 @@
+//! The formats by name, and how one is told from another.
+//!
+//! | name | what |
+//! |---|---|
+//! | `forebay` | what `forebay trace record` writes; see `own` |
+//! | `csv` | `t_us,rwbs,sector,nsect`: microseconds, blktrace's letters, 512-byte sectors |
+//! | `msr` | MSR Cambridge: `timestamp,host,disk,type,offset,size,response` |
+//! | `cloudphysics` | `version,time,op,size,lbn`: seconds, SCSI operation codes, 512-byte blocks |
+//! | `vscsi1`, `vscsi2` | VMware's binary records of the same, 32 and 40 bytes |
+//! | `blkparse` | the default text output of `blkparse` |
+//! | `iolog` | fio, versions 2 and 3 |
+
+pub mod blkparse;
+pub mod csv;
+pub mod iolog;
+pub mod own;
+pub mod text;
+pub mod vscsi;
+
+/// A trace's format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// Forebay's own.
+    Forebay,
+    /// `t_us,rwbs,sector,nsect`.
+    Csv,
+    /// MSR Cambridge.
+    Msr,
+    /// CloudPhysics as text.
+    CloudPhysics,
+    /// CloudPhysics as 32-byte records.
+    Vscsi1,
+    /// CloudPhysics as 40-byte records.
+    Vscsi2,
+    /// Text of `blkparse`.
+    Blkparse,
+    /// fio, versions 2 and 3.
+    Iolog,
+}
+
+impl Format {
+    /// Every format with its name.
+    pub const NAMES: [(&'static str, Self); 8] = [
+        ("forebay", Self::Forebay),
+        ("csv", Self::Csv),
+        ("msr", Self::Msr),
+        ("cloudphysics", Self::CloudPhysics),
+        ("vscsi1", Self::Vscsi1),
+        ("vscsi2", Self::Vscsi2),
+        ("blkparse", Self::Blkparse),
+        ("iolog", Self::Iolog),
+    ];
+
+    /// The format's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    /// The format of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, format)| format)
+    }
+
+    /// The format that a trace which begins like this is in.
+    #[must_use]
+    pub fn guess(head: &[u8]) -> Option<Self> {
+        if head.starts_with(&own::MAGIC) {
+            return Some(Self::Forebay);
+        }
+        if let Some(version) = vscsi::guess(head) {
+            return Some(version);
+        }
+        let mut lines = head.split(|&byte| byte == b'\n');
+        let first = lines.find_map(|line| {
+            let line = std::str::from_utf8(line.trim_ascii()).ok()?;
+            (!line.is_empty()).then_some(line)
+        })?;
+        if iolog::version(first).is_some() {
+            Some(Self::Iolog)
+        } else if csv::is_csv(first) {
+            Some(Self::Csv)
+        } else if csv::is_msr(first) {
+            Some(Self::Msr)
+        } else if csv::is_cloudphysics(first) {
+            Some(Self::CloudPhysics)
+        } else {
+            blkparse::is_one(first).then_some(Self::Blkparse)
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! A trace in any format, request by request.
+//!
+//! Times are counted from the first request and never go back: a request whose time is before
+//! that of the one before it gets that one's. Reading takes memory for one line, record or chunk.
+
+use std::io::{BufRead, Chain, Cursor, Read};
+
+use crate::TraceError;
+use crate::formats::blkparse::Blkparse;
+use crate::formats::csv::{Found, Msr, cloudphysics, csv};
+use crate::formats::iolog::Iolog;
+use crate::formats::own::OwnReader;
+use crate::formats::text::Lines;
+use crate::formats::{Format, vscsi};
+use crate::request::TraceRequest;
+
+/// Bytes that the format is guessed from.
+const HEAD_BYTES: u64 = 4096;
+
+/// Bytes of the longest read or write.
+const DATA_MAX: u64 = 1 << 30;
+
+type Input<R> = Chain<Cursor<Vec<u8>>, R>;
+
+/// Reads a trace.
+pub struct TraceReader<R> {
+    format: Format,
+    source: Source<Input<R>>,
+    /// What the last line said, and is still to be given.
+    waiting: [Option<TraceRequest>; 2],
+    first: Option<u64>,
+    last: u64,
+}
+
+enum Source<R> {
+    Own(R, OwnReader),
+    Records { input: R, format: Format, offset: u64 },
+    Lines(Lines<R>, Kind),
+}
+
+enum Kind {
+    Csv,
+    Msr(Msr),
+    CloudPhysics,
+    Blkparse(Blkparse),
+    Iolog(Iolog),
+}
+
+impl<R: BufRead> TraceReader<R> {
+    /// Begins to read `input`, in the format given or in the one that it seems to be in.
+    ///
+    /// # Errors
+    /// When it cannot be read, or its format is not known.
+    pub fn new(mut input: R, format: Option<Format>) -> Result<Self, TraceError> {
+        let mut head = Vec::new();
+        (&mut input).take(HEAD_BYTES).read_to_end(&mut head)?;
+        let format = format.or_else(|| Format::guess(&head)).ok_or(TraceError::Unknown)?;
+        let input = Cursor::new(head).chain(input);
+        let lines = |input, kind| Source::Lines(Lines::new(input), kind);
+        let source = match format {
+            Format::Forebay => Source::Own(input, OwnReader::new()),
+            Format::Vscsi1 | Format::Vscsi2 => Source::Records { input, format, offset: 0 },
+            Format::Csv => lines(input, Kind::Csv),
+            Format::Msr => lines(input, Kind::Msr(Msr::default())),
+            Format::CloudPhysics => lines(input, Kind::CloudPhysics),
+            Format::Blkparse => lines(input, Kind::Blkparse(Blkparse::default())),
+            Format::Iolog => lines(input, Kind::Iolog(Iolog::default())),
+        };
+        Ok(Self { format, source, waiting: [None, None], first: None, last: 0 })
+    }
+
+    /// The trace's format.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The size that the trace says its volume has, once its first request is read.
+    #[must_use]
+    pub fn volume_size(&self) -> Option<u64> {
+        match &self.source {
+            Source::Own(_, own) => own.head.as_ref().map(|head| head.size),
+            _ => None,
+        }
+    }
+
+    /// Requests that the trace says were dropped when it was recorded, as far as it is read.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        match &self.source {
+            Source::Own(_, own) => own.dropped,
+            _ => 0,
+        }
+    }
+
+    /// The next request; none at the end.
+    ///
+    /// # Errors
+    /// When the trace cannot be read any further; do not go on then.
+    pub fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
+        loop {
+            let waiting = self.waiting[0].take().or_else(|| self.waiting[1].take());
+            if let Some(request) = waiting {
+                return Ok(Some(self.in_time(request)));
+            }
+            match self.read()? {
+                Some(found) => self.waiting = found,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Counts the request's time from the first one's, and never back.
+    fn in_time(&mut self, mut request: TraceRequest) -> TraceRequest {
+        // A recording of Forebay begins when it was started, not with its first request.
+        let own = matches!(self.source, Source::Own(..));
+        let first = *self.first.get_or_insert(if own { 0 } else { request.nanos });
+        self.last = self.last.max(request.nanos.saturating_sub(first));
+        request.nanos = self.last;
+        request
+    }
+
+    fn read(&mut self) -> Result<Option<Found>, TraceError> {
+        match &mut self.source {
+            Source::Own(input, own) => {
+                let Some(request) = own.next(input)? else { return Ok(None) };
+                let found = check([None, Some(request)]);
+                found.map(Some).map_err(|reason| TraceError::bytes(own.offset(), reason))
+            }
+            Source::Records { input, format, offset } => read_record(input, *format, offset),
+            Source::Lines(lines, kind) => {
+                let Some(line) = lines.next()? else { return Ok(None) };
+                let found = match kind {
+                    Kind::Csv => csv(line),
+                    Kind::Msr(msr) => msr.line(line),
+                    Kind::CloudPhysics => cloudphysics(line),
+                    Kind::Blkparse(blkparse) => blkparse.line(line),
+                    Kind::Iolog(iolog) => iolog.line(line),
+                };
+                let number = lines.number;
+                let found = found.and_then(check);
+                found.map(Some).map_err(|reason| TraceError::line(number, reason))
+            }
+        }
+    }
+}
+
+/// Refuses what no client asks for, so that nobody who works block by block is kept busy for ever.
+fn check(found: Found) -> Result<Found, String> {
+    match found[1] {
+        Some(request) if request.carries_data() && request.range.len > DATA_MAX => Err(format!(
+            "a request of {} bytes; no client reads or writes more than {DATA_MAX} at once",
+            request.range.len
+        )),
+        _ => Ok(found),
+    }
+}
+
+fn read_record(
+    input: &mut impl BufRead,
+    format: Format,
+    offset: &mut u64,
+) -> Result<Option<Found>, TraceError> {
+    let size = vscsi::RECORD_BYTES[usize::from(format == Format::Vscsi2)];
+    let mut record = Vec::with_capacity(size);
+    input.take(size as u64).read_to_end(&mut record)?;
+    match record.len() {
+        0 => Ok(None),
+        len if len < size => {
+            let reason = format!("it ends after {len} of the {size} bytes of a record");
+            Err(TraceError::bytes(*offset, reason))
+        }
+        _ => {
+            let found = vscsi::record(format, &record).and_then(|request| check([None, request]));
+            let found = found.map_err(|reason| TraceError::bytes(*offset, reason))?;
+            *offset += size as u64;
+            Ok(Some(found))
+        }
+    }
+}
+
+impl<R: BufRead> Iterator for TraceReader<R> {
+    type Item = Result<TraceRequest, TraceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_request().transpose()
+    }
+}

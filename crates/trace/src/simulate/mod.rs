@@ -1,0 +1,228 @@
+//! One cache of one size under one policy, run over a trace.
+//!
+//! It is the engine without bytes, time and errors: the same circular log of segments, reclaimed
+//! oldest first, with the same number of free segments and the same share copied forward; the
+//! same RAM tier before it, the same sequential bypass, and the policies of the engine themselves.
+//! Writes go into the log (`write-back`). What it leaves out: blocks are not compressed, a record
+//! costs its blocks only, and every block has been destaged by the time its segment is reclaimed.
+
+mod log;
+mod ram;
+
+use forebay_block::{BLOCK_SIZE, BlockRange, IoOp};
+use forebay_policy::{Eviction, EvictionPolicy, SequentialDetector};
+
+use crate::request::TraceRequest;
+use log::Log;
+pub use ram::KeyHash;
+use ram::Recent;
+
+/// Sequential streams that are told apart, as in a volume.
+const STREAMS_MAX: usize = 64;
+
+/// What is simulated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SimulateConfig {
+    /// Bytes of the cache device that hold segments.
+    pub cache_bytes: u64,
+    /// Bytes of the RAM tier.
+    pub ram_bytes: u64,
+    /// The policy.
+    pub eviction: Eviction,
+    /// Bytes after which a sequential stream goes past the cache; 0 for never.
+    pub sequential_threshold: u64,
+}
+
+/// What came of it so far. Blocks are of 4 KiB; a block that a request covers in part counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Outcome {
+    /// Reads.
+    pub read_requests: u64,
+    /// Reads of which a block was not cached.
+    pub read_requests_missed: u64,
+    /// Blocks read.
+    pub read_blocks: u64,
+    /// Blocks read that were not cached.
+    pub read_blocks_missed: u64,
+    /// Blocks read that were in RAM.
+    pub ram_hit_blocks: u64,
+    /// Blocks written.
+    pub write_blocks: u64,
+    /// Blocks written that were not cached.
+    pub write_blocks_missed: u64,
+    /// Blocks read or written past the cache, since they belong to a sequential stream.
+    pub bypassed_blocks: u64,
+    /// Blocks written to the cache device since a client wrote them.
+    pub logged_blocks: u64,
+    /// Blocks written to the cache device since a client read them.
+    pub admitted_blocks: u64,
+    /// Blocks written to the cache device again, to keep them.
+    pub copied_blocks: u64,
+}
+
+impl Outcome {
+    /// The share of the blocks read that were not cached.
+    #[must_use]
+    pub fn block_miss_ratio(&self) -> f64 {
+        ratio(self.read_blocks_missed, self.read_blocks)
+    }
+
+    /// The share of the reads of which a block was not cached.
+    #[must_use]
+    pub fn request_miss_ratio(&self) -> f64 {
+        ratio(self.read_requests_missed, self.read_requests)
+    }
+
+    /// The share of the blocks read or written that were not cached: what papers on policies give.
+    #[must_use]
+    pub fn reference_miss_ratio(&self) -> f64 {
+        let missed = self.read_blocks_missed + self.write_blocks_missed;
+        ratio(missed, self.read_blocks + self.write_blocks)
+    }
+
+    /// Bytes written to the cache device.
+    #[must_use]
+    pub fn ssd_bytes(&self) -> u64 {
+        let blocks = self.logged_blocks + self.admitted_blocks + self.copied_blocks;
+        blocks * BLOCK_SIZE as u64
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// A cache being simulated.
+pub struct Simulator {
+    log: Log,
+    ram: Recent,
+    policy: Box<dyn EvictionPolicy + Send>,
+    detector: SequentialDetector,
+    outcome: Outcome,
+}
+
+impl Simulator {
+    /// The smallest cache, in bytes: a log needs some segments.
+    pub const CACHE_BYTES_MIN: u64 = (log::SEGMENTS_MIN * BLOCK_SIZE) as u64;
+
+    /// An empty cache.
+    ///
+    /// # Panics
+    /// If it is smaller than [`Simulator::CACHE_BYTES_MIN`].
+    #[must_use]
+    pub fn new(config: &SimulateConfig) -> Self {
+        Self::with_policy(config, config.eviction.policy(config.cache_bytes / BLOCK_SIZE as u64))
+    }
+
+    /// An empty cache under a policy that has no name.
+    ///
+    /// # Panics
+    /// As for [`Simulator::new`].
+    #[must_use]
+    pub fn with_policy(config: &SimulateConfig, policy: Box<dyn EvictionPolicy + Send>) -> Self {
+        assert!(config.cache_bytes >= Self::CACHE_BYTES_MIN, "{} bytes", config.cache_bytes);
+        let blocks = config.cache_bytes / BLOCK_SIZE as u64;
+        let ram = usize::try_from(config.ram_bytes / BLOCK_SIZE as u64);
+        Self {
+            log: Log::new(blocks),
+            ram: Recent::new(ram.expect("the RAM tier fits memory")),
+            policy,
+            detector: SequentialDetector::new(config.sequential_threshold, STREAMS_MAX),
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// What came of it so far.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        Outcome { copied_blocks: self.log.copied, ..self.outcome }
+    }
+
+    /// Takes the next request of the trace.
+    pub fn take(&mut self, request: &TraceRequest) {
+        let blocks = request.range.blocks();
+        match request.op {
+            IoOp::Read => {
+                let bypass = self.observe(request);
+                self.read(blocks, bypass);
+            }
+            IoOp::Write => {
+                let bypass = self.observe(request);
+                self.write(blocks, bypass);
+            }
+            IoOp::WriteZeroes => self.write(blocks, false),
+            IoOp::Discard => self.drop_blocks(blocks),
+            IoOp::Flush => {}
+        }
+    }
+
+    fn observe(&mut self, request: &TraceRequest) -> bool {
+        let bypass = self.detector.observe(request.range, request.op == IoOp::Write);
+        self.outcome.bypassed_blocks += u64::from(bypass) * request.range.blocks().count;
+        bypass
+    }
+
+    fn read(&mut self, blocks: BlockRange, bypass: bool) {
+        let missed_before = self.outcome.read_blocks_missed;
+        for key in blocks.iter() {
+            if !bypass {
+                self.policy.asked(key);
+            }
+            let cached = self.log.hit(key, &*self.policy);
+            if self.ram.touch(key) {
+                self.outcome.ram_hit_blocks += 1;
+            } else if cached {
+                self.ram.put(key);
+            } else {
+                self.outcome.read_blocks_missed += 1;
+                if !bypass {
+                    self.ram.put(key);
+                    self.offer(key);
+                }
+            }
+        }
+        self.outcome.read_blocks += blocks.count;
+        self.outcome.read_requests += 1;
+        let missed = self.outcome.read_blocks_missed > missed_before;
+        self.outcome.read_requests_missed += u64::from(missed);
+    }
+
+    fn offer(&mut self, key: u64) {
+        if self.policy.admits(key) {
+            self.log.append(key, &mut *self.policy);
+            self.outcome.admitted_blocks += 1;
+        }
+    }
+
+    fn write(&mut self, blocks: BlockRange, bypass: bool) {
+        for key in blocks.iter() {
+            let cached = self.ram.contains(key) || self.log.contains(key);
+            self.outcome.write_blocks_missed += u64::from(!cached);
+            if bypass {
+                continue;
+            }
+            self.policy.asked(key);
+            self.log.append(key, &mut *self.policy);
+            self.outcome.logged_blocks += 1;
+            self.ram.put(key);
+        }
+        self.outcome.write_blocks += blocks.count;
+        if bypass {
+            self.drop_blocks(blocks);
+        }
+    }
+
+    fn drop_blocks(&mut self, blocks: BlockRange) {
+        let cached = self.log.len() + self.ram.len() as u64;
+        if blocks.count > cached {
+            // A discard may be of a whole volume.
+            self.log.retain(|key| !(blocks.first..blocks.end()).contains(&key));
+            self.ram.retain(|key| !(blocks.first..blocks.end()).contains(&key));
+            return;
+        }
+        for key in blocks.iter() {
+            self.log.forget(key);
+            self.ram.forget(key);
+        }
+    }
+}

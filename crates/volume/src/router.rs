@@ -1,0 +1,441 @@
+//! The way of a client's request to the shards and back.
+//!
+//! A request within one stripe passes as it is; its buffer moves. Others are cut at the edges of
+//! stripes, at most [`WAVE`] pieces of a request in flight, and joined: the first error wins, and
+//! an error stops what was not yet sent. A flush goes to every shard and is complete when all
+//! have answered.
+//!
+//! Invariants: every request taken ends in exactly one [`Done`]; requests reach a shard in the
+//! order in which they were made; what waits here is bounded by [`REQUESTS_MAX`] and
+//! [`PIECES_MAX`]. Order between overlapping requests is the shard's care: all of a block's
+//! requests meet there.
+
+use std::collections::VecDeque;
+
+use forebay_block::{
+    BufPool, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag,
+    REQUEST_MAX, STRIPE_SIZE, VolumeId,
+};
+use forebay_engine::{Bypass, Reply, Request, RequestId};
+use forebay_policy::SequentialDetector;
+
+use crate::port::ShardPort;
+use crate::record::Recorded;
+use crate::registry::Registry;
+use crate::slab::Slab;
+use crate::split::{SHARDS_MAX, next_piece, shard_of};
+
+/// Most client requests in flight in one router.
+pub const REQUESTS_MAX: usize = 1 << 16;
+/// Most pieces of split requests in flight in one router.
+pub const PIECES_MAX: usize = 4096;
+/// Most pieces of one request in flight.
+pub const WAVE: u32 = 64;
+/// Bytes in the longest discard or write-zeroes request.
+pub const DISCARD_MAX: u64 = 4 << 30;
+/// Sequential streams that are told apart in a volume.
+const STREAMS_MAX: usize = 64;
+/// Bits of a request's id that number it within its router; the others are the router's own.
+const NUMBER_BITS: u32 = 48;
+
+const _: () = assert!(SHARDS_MAX <= WAVE as usize, "a flush is one wave");
+const _: () = assert!(PIECES_MAX >= WAVE as usize);
+
+/// Which client a request came from: the owner's name for it, handed back.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClientKey(pub u64);
+
+/// The end of a client's request, with what statistics want to know of it.
+#[derive(Debug)]
+pub struct Done {
+    /// Who asked.
+    pub client: ClientKey,
+    /// For which volume.
+    pub volume: VolumeId,
+    /// What was asked.
+    pub op: IoOp,
+    /// When it was taken.
+    pub started: Instant,
+    /// The answer.
+    pub completion: Completion,
+}
+
+/// What a router is made from.
+#[derive(Debug)]
+pub struct RouterConfig<'a> {
+    /// Which router this is: the upper bits of every [`RequestId`] it makes.
+    pub origin: u16,
+    /// Number of shards.
+    pub shards: usize,
+    /// The volumes.
+    pub registry: &'a Registry,
+    /// Where the buffers of pieces come from.
+    pub buffers: BufPool,
+}
+
+/// The router that made a request.
+#[must_use]
+pub fn origin_of(id: RequestId) -> usize {
+    (id.0 >> NUMBER_BITS) as usize
+}
+
+/// One thread's way to the shards. Deterministic, without I/O.
+pub struct Router {
+    origin: u64,
+    shards: usize,
+    buffers: BufPool,
+    /// By volume id.
+    volumes: Vec<Option<VolumeState>>,
+    sent: Slab<Sent>,
+    joins: Slab<Join>,
+    /// Pieces in flight.
+    pieces: usize,
+    /// Requests with pieces still to be made, and room in their wave.
+    ready: VecDeque<u32>,
+    /// Requests that a shard had no room for.
+    backlog: Vec<VecDeque<Request>>,
+}
+
+struct VolumeState {
+    size: u64,
+    read_only: bool,
+    detector: SequentialDetector,
+    recorded: Option<Recorded>,
+}
+
+/// A client's request, as far as its answer needs it.
+#[derive(Clone, Copy)]
+struct Origin {
+    client: ClientKey,
+    tag: IoTag,
+    volume: VolumeId,
+    op: IoOp,
+    started: Instant,
+}
+
+impl Origin {
+    fn done(self, result: Result<(), IoError>, buf: IoBuf) -> Done {
+        let Self { client, tag, volume, op, started } = self;
+        Done { client, volume, op, started, completion: Completion { tag, result, buf } }
+    }
+}
+
+/// What was sent to a shard.
+enum Sent {
+    Whole(Origin),
+    /// A piece of a join, from byte `at` of its buffer.
+    Piece {
+        join: u32,
+        at: u64,
+    },
+}
+
+/// A request in several pieces.
+struct Join {
+    origin: Origin,
+    flags: IoFlags,
+    bypass: Option<Bypass>,
+    buf: IoBuf,
+    start: u64,
+    /// What no piece was made for yet; for a flush the shards, counted as bytes.
+    rest: ByteRange,
+    in_flight: u32,
+    error: Option<IoError>,
+    /// Whether it is in `ready`.
+    ready: bool,
+}
+
+impl Router {
+    /// A router without requests.
+    ///
+    /// # Panics
+    /// If the number of shards is not 1 to [`SHARDS_MAX`].
+    #[must_use]
+    pub fn new(config: RouterConfig<'_>) -> Self {
+        assert!((1..=SHARDS_MAX).contains(&config.shards), "1 to {SHARDS_MAX} shards");
+        let mut volumes = Vec::new();
+        for volume in config.registry.volumes() {
+            let at = usize::from(volume.id.0);
+            volumes.resize_with(volumes.len().max(at + 1), || None);
+            volumes[at] = Some(VolumeState {
+                size: volume.info.size,
+                read_only: volume.read_only,
+                detector: SequentialDetector::new(volume.sequential_threshold, STREAMS_MAX),
+                recorded: None,
+            });
+        }
+        Self {
+            origin: u64::from(config.origin) << NUMBER_BITS,
+            shards: config.shards,
+            buffers: config.buffers,
+            volumes,
+            sent: Slab::new((REQUESTS_MAX + PIECES_MAX) as u32),
+            joins: Slab::new(REQUESTS_MAX as u32),
+            pieces: 0,
+            ready: VecDeque::new(),
+            backlog: (0..config.shards).map(|_| VecDeque::new()).collect(),
+        }
+    }
+
+    /// Client requests in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.sent.len() - self.pieces + self.joins.len()
+    }
+
+    /// Takes a client's request. What can be answered at once is appended to `done`.
+    ///
+    /// # Errors
+    /// Gives the request back when [`REQUESTS_MAX`] are in flight; try again after an answer.
+    ///
+    /// # Panics
+    /// If the volume is not of the registry, or the buffer does not fit the request.
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        (client, volume): (ClientKey, VolumeId),
+        io: Io,
+        port: &mut dyn ShardPort,
+        done: &mut Vec<Done>,
+    ) -> Result<(), Io> {
+        if self.in_flight() >= REQUESTS_MAX {
+            return Err(io);
+        }
+        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        let state = state.expect("the registry knows the volume");
+        if let Some(recorded) = &mut state.recorded {
+            recorded.note(now, &io);
+        }
+        let origin = Origin { client, tag: io.tag, volume, op: io.op, started: now };
+        if let Some(result) = self.answer_at_once(volume, &io) {
+            done.push(origin.done(result, io.buf));
+            return Ok(());
+        }
+        let bypass = self.observe(volume, &io);
+        if self.fits_one_shard(&io) {
+            self.send_whole(origin, io, bypass, port);
+        } else {
+            self.start_join(origin, io, bypass);
+            self.make_pieces(port);
+        }
+        Ok(())
+    }
+
+    /// Begins to record what is asked of a volume, anew; or ends that and forgets what is left.
+    ///
+    /// # Panics
+    /// If the volume is not of the registry.
+    pub fn record(&mut self, volume: VolumeId, on: bool) {
+        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        let state = state.expect("the registry knows the volume");
+        state.recorded = on.then(Recorded::default);
+    }
+
+    /// What was asked of a volume that is being recorded, and not taken away.
+    #[must_use]
+    pub fn recorded(&mut self, volume: VolumeId) -> Option<&mut Recorded> {
+        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        state.and_then(|state| state.recorded.as_mut())
+    }
+
+    /// Takes a shard's answer. Call [`Router::pump`] afterwards: it may have made room.
+    ///
+    /// # Panics
+    /// If this router did not ask.
+    pub fn reply(&mut self, reply: Reply, done: &mut Vec<Done>) {
+        let number = reply.id.0 ^ self.origin;
+        let at = u32::try_from(number).expect("the request is of this router");
+        let sent = self.sent.remove(at).expect("a request is answered once");
+        match sent {
+            Sent::Whole(origin) => done.push(origin.done(reply.result, reply.buf)),
+            Sent::Piece { join, at } => self.join_piece(join, at, reply, done),
+        }
+    }
+
+    /// Sends what waits for room: call it once a turn of the event loop, after the answers.
+    pub fn pump(&mut self, port: &mut dyn ShardPort) {
+        for (shard, waiting) in self.backlog.iter_mut().enumerate() {
+            while let Some(request) = waiting.pop_front() {
+                if let Err(request) = port.submit(shard, request) {
+                    waiting.push_front(request);
+                    break;
+                }
+            }
+        }
+        self.make_pieces(port);
+    }
+
+    /// The answer of a request that no shard is needed for.
+    fn answer_at_once(&self, volume: VolumeId, io: &Io) -> Option<Result<(), IoError>> {
+        let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
+        let state = state.expect("the registry knows the volume");
+        let longest = match io.op {
+            IoOp::Flush => return None,
+            IoOp::Read | IoOp::Write => {
+                assert_eq!(io.buf.len() as u64, io.range.len, "the buffer fits the range");
+                REQUEST_MAX
+            }
+            IoOp::Discard | IoOp::WriteZeroes => DISCARD_MAX,
+        };
+        if io.op.changes_data() && state.read_only {
+            return Some(Err(ErrorKind::ReadOnly.into()));
+        }
+        let end = io.range.offset.checked_add(io.range.len);
+        if io.range.len > longest || end.is_none_or(|end| end > state.size) {
+            return Some(Err(ErrorKind::OutOfRange.into()));
+        }
+        io.range.is_empty().then_some(Ok(()))
+    }
+
+    /// Whether the request belongs to a stream that goes past the cache.
+    fn observe(&mut self, volume: VolumeId, io: &Io) -> Option<Bypass> {
+        if !matches!(io.op, IoOp::Read | IoOp::Write) {
+            return None;
+        }
+        let state = self.volumes[usize::from(volume.0)].as_mut().expect("checked before");
+        let streams = state.detector.observe(io.range, io.op == IoOp::Write);
+        streams.then_some(Bypass::Sequential)
+    }
+
+    fn fits_one_shard(&self, io: &Io) -> bool {
+        match io.op {
+            IoOp::Flush => self.shards == 1,
+            _ => next_piece(io.range) == io.range,
+        }
+    }
+
+    fn send_whole(
+        &mut self,
+        origin: Origin,
+        io: Io,
+        bypass: Option<Bypass>,
+        port: &mut dyn ShardPort,
+    ) {
+        let shard = shard_of(origin.volume, io.range.offset / STRIPE_SIZE, self.shards);
+        let request = Request {
+            id: self.name(Sent::Whole(origin)),
+            volume: origin.volume,
+            op: io.op,
+            range: if io.op == IoOp::Flush { ByteRange::default() } else { io.range },
+            flags: io.flags,
+            buf: io.buf,
+            bypass,
+        };
+        self.send(shard, request, port);
+    }
+
+    fn name(&mut self, sent: Sent) -> RequestId {
+        RequestId(self.origin | u64::from(self.sent.insert(sent)))
+    }
+
+    fn send(&mut self, shard: usize, request: Request, port: &mut dyn ShardPort) {
+        let waiting = &mut self.backlog[shard];
+        if !waiting.is_empty() {
+            waiting.push_back(request);
+        } else if let Err(request) = port.submit(shard, request) {
+            waiting.push_back(request);
+        }
+    }
+
+    fn start_join(&mut self, origin: Origin, io: Io, bypass: Option<Bypass>) {
+        let rest = match io.op {
+            IoOp::Flush => ByteRange { offset: 0, len: self.shards as u64 },
+            _ => io.range,
+        };
+        let join = Join {
+            origin,
+            flags: io.flags,
+            bypass,
+            buf: io.buf,
+            start: rest.offset,
+            rest,
+            in_flight: 0,
+            error: None,
+            ready: true,
+        };
+        let at = self.joins.insert(join);
+        self.ready.push_back(at);
+    }
+
+    fn make_pieces(&mut self, port: &mut dyn ShardPort) {
+        while self.pieces < PIECES_MAX {
+            let Some(&at) = self.ready.front() else { return };
+            let join = self.joins.get_mut(at).expect("a ready request is in flight");
+            if join.rest.is_empty() || join.in_flight == WAVE {
+                join.ready = false;
+                self.ready.pop_front();
+                continue;
+            }
+            let (shard, piece) = join.next(self.shards);
+            let buf = join.piece_buffer(piece, &self.buffers);
+            let mut request = Request {
+                id: RequestId(0),
+                volume: join.origin.volume,
+                op: join.origin.op,
+                range: piece,
+                flags: join.flags,
+                buf,
+                bypass: join.bypass,
+            };
+            let from = piece.offset.saturating_sub(join.start);
+            request.id = self.name(Sent::Piece { join: at, at: from });
+            self.pieces += 1;
+            self.send(shard, request, port);
+        }
+    }
+
+    fn join_piece(&mut self, at: u32, from: u64, reply: Reply, done: &mut Vec<Done>) {
+        self.pieces -= 1;
+        let join = self.joins.get_mut(at).expect("a request lives as long as its pieces");
+        join.in_flight -= 1;
+        match reply.result {
+            Ok(()) if join.origin.op == IoOp::Read && join.error.is_none() => {
+                let from = usize::try_from(from).expect("within a buffer");
+                join.buf[from..from + reply.buf.len()].copy_from_slice(&reply.buf);
+            }
+            Ok(()) => {}
+            Err(error) => {
+                join.rest.len = 0;
+                join.error.get_or_insert(error);
+            }
+        }
+        if join.rest.is_empty() && join.in_flight == 0 {
+            let join = self.joins.remove(at).expect("seen just now");
+            if join.ready {
+                self.ready.retain(|&other| other != at);
+            }
+            done.push(join.origin.done(join.error.map_or(Ok(()), Err), join.buf));
+        } else if !join.rest.is_empty() && !join.ready {
+            join.ready = true;
+            self.ready.push_back(at);
+        }
+    }
+}
+
+impl Join {
+    /// Takes the next piece off the rest: where it goes, and its range.
+    fn next(&mut self, shards: usize) -> (usize, ByteRange) {
+        self.in_flight += 1;
+        if self.origin.op == IoOp::Flush {
+            let shard = usize::try_from(self.rest.offset).expect("below the number of shards");
+            self.rest = ByteRange { offset: self.rest.offset + 1, len: self.rest.len - 1 };
+            return (shard, ByteRange::default());
+        }
+        let piece = next_piece(self.rest);
+        self.rest = ByteRange { offset: piece.end(), len: self.rest.len - piece.len };
+        (shard_of(self.origin.volume, piece.offset / STRIPE_SIZE, shards), piece)
+    }
+
+    fn piece_buffer(&self, piece: ByteRange, buffers: &BufPool) -> IoBuf {
+        if !matches!(self.origin.op, IoOp::Read | IoOp::Write) {
+            return IoBuf::empty();
+        }
+        let from = usize::try_from(piece.offset - self.start).expect("within a buffer");
+        let len = usize::try_from(piece.len).expect("at most a stripe");
+        let mut buf = buffers.get(len);
+        if self.origin.op == IoOp::Write {
+            buf.copy_from_slice(&self.buf[from..from + len]);
+        }
+        buf
+    }
+}

@@ -1,0 +1,59 @@
+//! Tests that documents name must exist: a table "What shows it" is a promise, and a renamed test
+//! would break it in silence.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The documents with such a table.
+const DOCUMENTS: [&str; 2] = ["docs/fault-model.md", "docs/recovery.md"];
+/// The heading below which every name in back quotes is looked for.
+const HEADING: &str = "## What shows it";
+
+/// Appends a problem for each name of a test or scenario that no file of `files` has.
+pub fn check(root: &Path, files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), io::Error> {
+    let sources = files.iter().map(fs::read_to_string).collect::<Result<Vec<_>, _>>()?;
+    for name in DOCUMENTS {
+        let text = fs::read_to_string(root.join(name))?;
+        let Some((_, section)) = text.split_once(HEADING) else {
+            problems.push(format!("{name}: the section {HEADING:?} is gone"));
+            continue;
+        };
+        for missing in missing(section, &sources) {
+            problems.push(format!("{name}: no test or scenario {missing}; name one that exists"));
+        }
+    }
+    Ok(())
+}
+
+/// The names in `section` that are not in `sources`.
+fn missing<'a>(section: &'a str, sources: &[String]) -> Vec<&'a str> {
+    let exists = |declared: &str| sources.iter().any(|source| source.contains(declared));
+    let quoted = section.split('`').skip(1).step_by(2);
+    quoted
+        .filter(|name| match name.strip_prefix("Scenario::") {
+            Some(scenario) => !exists(&format!("Self::{scenario}")),
+            None if is_test(name) => !exists(&format!("fn {name}()")),
+            None => false,
+        })
+        .collect()
+}
+
+/// Tests are sentences; paths and commands are not.
+fn is_test(name: &str) -> bool {
+    name.matches('_').count() >= 2 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_does_not_exist_is_found() {
+        let sources = ["fn it_is_there() {}".to_owned(), "(Self::CacheRot, 4)".to_owned()];
+        let section = "`it_is_there`, `Scenario::CacheRot`, `make sim`, `crates/sim/src/x_y_z.rs`";
+        assert!(missing(section, &sources).is_empty());
+        let section = "`it_was_there`, `Scenario::CacheGone`";
+        assert_eq!(missing(section, &sources), ["it_was_there", "Scenario::CacheGone"]);
+    }
+}

@@ -1,0 +1,53 @@
+//! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
+//! `cargo xtask layers` (who may depend on whom) and `cargo xtask style` (what a source file may
+//! look like). Each prints what is wrong and what to do, and exits with 1 if there was anything.
+
+mod docs;
+mod layers;
+mod scan;
+mod style;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let found = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["layers"] => layers::workspace(&root()),
+        ["style"] => style::workspace(&root()),
+        _ => {
+            eprintln!("usage: cargo xtask layers | style");
+            return ExitCode::from(2);
+        }
+    };
+    match found {
+        Ok(report) if report.problems.is_empty() => {
+            println!("{}", report.summary);
+            ExitCode::SUCCESS
+        }
+        Ok(report) => {
+            for problem in &report.problems {
+                eprintln!("{problem}");
+            }
+            ExitCode::from(1)
+        }
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+/// What a check has found.
+struct Report {
+    /// One line for each violation; none when all is well.
+    problems: Vec<String>,
+    /// What was looked at, for people.
+    summary: String,
+}
+
+/// The workspace's directory.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("this crate lies two directories deep").to_owned()
+}

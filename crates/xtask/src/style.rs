@@ -1,0 +1,138 @@
+//! What every source file must look like: a head that says what it owns, a bounded length and
+//! width, and `unsafe` only where it is expected. The rest of the style is rustfmt's and clippy's.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::Report;
+use crate::docs;
+use crate::scan::{code_of, has_word};
+
+/// Lines in the longest file allowed; most should stay under 600.
+const LINES_MAX: usize = 1000;
+/// Columns in the widest line allowed, tables aside: their rows cannot be broken.
+const COLUMNS_MAX: usize = 100;
+/// The files that may hold `unsafe`, and why.
+const UNSAFE_FILES: [(&str, &str); 4] = [
+    ("crates/block/src/buf.rs", "buffers that the kernel reads and writes"),
+    ("crates/device/src/ring/mod.rs", "io_uring"),
+    ("crates/device/src/ring/uring.rs", "its queue, and submissions of 128 bytes"),
+    ("crates/bench/examples/adr0001.rs", "a bare io_uring to compare with"),
+];
+
+/// Checks every Rust file under `crates` and `fuzz`.
+pub fn workspace(root: &Path) -> Result<Report, io::Error> {
+    let mut files = Vec::new();
+    for top in ["crates", "fuzz"] {
+        if root.join(top).is_dir() {
+            collect(&root.join(top), &mut files)?;
+        }
+    }
+    files.sort();
+    let mut problems = Vec::new();
+    for path in &files {
+        let text = fs::read_to_string(path)?;
+        let name = path.strip_prefix(root).unwrap_or(path).to_string_lossy();
+        check(&name, &text, &mut problems);
+    }
+    if root.join("docs").is_dir() {
+        docs::check(root, &files, &mut problems)?;
+    }
+    if files.is_empty() {
+        problems.push(format!("{}: no source file found", root.display()));
+    }
+    Ok(Report { problems, summary: format!("style: {} files are in order", files.len()) })
+}
+
+fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), io::Error> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            if entry.file_name() != "target" {
+                collect(&path, files)?;
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// Checks one file, named as seen from the workspace's directory.
+fn check(name: &str, text: &str, problems: &mut Vec<String>) {
+    if !text.starts_with("//!") {
+        problems.push(format!("{name}:1: no head; begin with //! and say what the file owns"));
+    }
+    let lines = text.lines().count();
+    if lines > LINES_MAX {
+        problems.push(format!("{name}: {lines} lines, {LINES_MAX} at most; split it by noun"));
+    }
+    for (number, line) in text.lines().enumerate() {
+        let columns = line.chars().count();
+        let table =
+            line.trim_start().starts_with("//! |") || line.trim_start().starts_with("/// |");
+        if columns > COLUMNS_MAX && !table {
+            let number = number + 1;
+            problems.push(format!("{name}:{number}: {columns} columns, {COLUMNS_MAX} at most"));
+        }
+    }
+    if UNSAFE_FILES.iter().all(|(known, _)| *known != name) {
+        unsafe_lines(name, text, problems);
+    }
+}
+
+fn unsafe_lines(name: &str, text: &str, problems: &mut Vec<String>) {
+    for (number, line) in code_of(text).lines().enumerate() {
+        if has_word(line, "unsafe") {
+            problems.push(format!(
+                "{name}:{}: unsafe; use what the files in UNSAFE_FILES of xtask's style.rs offer",
+                number + 1
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems_of(name: &str, text: &str) -> Vec<String> {
+        let mut problems = Vec::new();
+        check(name, text, &mut problems);
+        problems
+    }
+
+    #[test]
+    fn each_rule_is_broken_by_what_it_forbids() {
+        let planted = [
+            ("fn main() {}\n".to_owned(), "no head"),
+            (format!("//! Head.\n{}", "\n".repeat(LINES_MAX)), "lines"),
+            (format!("//! Head.\n// {}\n", "é".repeat(COLUMNS_MAX)), "columns"),
+            ("//! Head.\nfn f() { unsafe { g() } }\n".to_owned(), "unsafe"),
+        ];
+        for (text, word) in planted {
+            let problems = problems_of("crates/engine/src/x.rs", &text);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].contains(word), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_allowed_passes() {
+        let text = format!("//! Head: no unsafe.\n// {}\n", "é".repeat(COLUMNS_MAX - 3));
+        assert!(problems_of("crates/engine/src/x.rs", &text).is_empty());
+        let text = format!("//! Head.\n//! | {} |\n", "x".repeat(COLUMNS_MAX));
+        assert!(problems_of("crates/engine/src/x.rs", &text).is_empty());
+        let text = "//! Head.\nunsafe impl Send for A {}\n";
+        assert!(problems_of(UNSAFE_FILES[0].0, text).is_empty());
+    }
+
+    #[test]
+    fn an_empty_workspace_is_a_failure() {
+        let nowhere = Path::new("/nonexistent/workspace");
+        let report = workspace(nowhere).expect("missing directories are skipped");
+        assert_eq!(report.problems.len(), 1);
+    }
+}

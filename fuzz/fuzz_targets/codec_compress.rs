@@ -1,0 +1,16 @@
+//! The compressor: what it makes of any block decodes to that block.
+#![no_main]
+
+use forebay_codec::{BLOCK_BYTES, COMPRESSED_MAX, Compressor, decompress};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let block = forebay_fuzz::block(data);
+    let mut payload = [0; BLOCK_BYTES];
+    if let Some(len) = Compressor::new().compress(&block, &mut payload) {
+        assert!(len <= COMPRESSED_MAX);
+        let mut back = [0; BLOCK_BYTES];
+        decompress(&payload[..len], &mut back).expect("a payload decodes");
+        assert!(back == *block);
+    }
+});
