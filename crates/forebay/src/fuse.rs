@@ -38,6 +38,8 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const PROCESSORS: &str = "/sys/devices/system/cpu/possible";
 /// How long the kernel may take for its first message, and a file for its first answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a file may stay busy after it was closed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long file systems on our disks may take to write what they have.
 const SYNC_PATIENCE: Duration = Duration::from_secs(30);
 /// Bytes that the slots of all queues may take; and slots of a queue, at least and at most.
@@ -62,7 +64,7 @@ impl MountPoint {
 
     /// Unmounts, unless a file is in use; says then by whom, as far as that can be told.
     pub fn leave_unused(&self) -> Result<(), String> {
-        match self.unmount(UnmountFlags::NOFOLLOW) {
+        match self.unmount_when_closed() {
             Ok(()) => Ok(()),
             Err(Errno::BUSY) => {
                 let devices = self.devices();
@@ -97,6 +99,19 @@ impl MountPoint {
         }
         if let Err(error) = self.unmount(CUT_OFF) {
             tracing::warn!(%error, place = %self.place.display(), "not unmounted");
+        }
+    }
+
+    /// A file that was just closed may be busy for a moment: a process that somebody starts holds
+    /// what its parent has open until it runs its own program.
+    fn unmount_when_closed(&self) -> Result<(), Errno> {
+        let limit = Instant::now() + CLOSE_PATIENCE;
+        loop {
+            let result = self.unmount(UnmountFlags::NOFOLLOW);
+            if result != Err(Errno::BUSY) || !self.devices().is_empty() || Instant::now() >= limit {
+                return result;
+            }
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
