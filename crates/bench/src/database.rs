@@ -21,9 +21,10 @@ const CONNECTIONS: u32 = 1100;
 /// The buffer pool for loading and checking.
 const LARGE_POOL: u64 = 1 << 30;
 /// The programs that every database benchmark needs, with their packages.
-pub const TOOLS: [(&str, &str); 6] = [
+pub const TOOLS: [(&str, &str); 7] = [
     ("mariadbd", "mariadb-server-core"),
     ("mariadb-install-db", "mariadb-server-core"),
+    ("my_print_defaults", "mariadb-client-core"),
     ("mkfs.xfs", "xfsprogs"),
     ("losetup", "mount"),
     ("nbdkit", "nbdkit"),

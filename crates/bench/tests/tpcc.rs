@@ -42,7 +42,10 @@ fn plant(server: &MariaDb, statement: &str, undo: &str, what: &str) {
 
 #[test]
 fn transactions_keep_the_database_consistent_and_a_kill_loses_no_order() {
-    if let Err(error) = options::tools(&[("mariadbd", "mariadb-server-core")]) {
+    if let Err(error) = options::tools(&[
+        ("mariadbd", "mariadb-server-core"),
+        ("my_print_defaults", "mariadb-client-core"),
+    ]) {
         panic!("{error}");
     }
     let place = Place::new(None).expect("a directory");
