@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use forebay_bench::developer::{self, Part};
+use forebay_device::HugePages;
 
 /// Measures what the parts of Forebay cost.
 #[derive(Parser)]
@@ -12,6 +13,10 @@ struct Cli {
     #[command(subcommand)]
     part: Part,
 }
+
+/// The RAM tier and the tables beside it are looked at in random places.
+#[global_allocator]
+static ALLOCATOR: HugePages = HugePages;
 
 fn main() -> ExitCode {
     match developer::run(&Cli::parse().part) {

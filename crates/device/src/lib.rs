@@ -1,13 +1,14 @@
 //! Files, block devices, memory and NBD exports behind one trait, and layers that stack.
 //!
 //! A [`BlockDevice`] is the control side, shared by threads; each thread opens a queue of its
-//! own on its [`Ring`]. `unsafe` lives in the ring alone.
+//! own on its [`Ring`]. `unsafe` lives in the ring, and in the programs' allocator, alone.
 
 mod clock;
 mod device;
 mod emulate;
 mod error;
 mod file;
+mod huge;
 mod layer;
 mod memory;
 mod nbd;
@@ -22,6 +23,7 @@ pub use device::BlockDevice;
 pub use emulate::{EmulatedDevice, Profile};
 pub use error::OpenError;
 pub use file::{Direct, FileDevice, OpenMode};
+pub use huge::HugePages;
 pub use layer::delay::{DelayDevice, Delays};
 pub use layer::fault::{Fault, FaultDevice, Harm, Often};
 pub use layer::trace::{TraceDevice, TraceRecord};

@@ -26,6 +26,7 @@ mod trace;
 use std::process::ExitCode;
 
 use clap::Parser;
+use forebay_device::HugePages;
 
 use cli::{Cli, Command};
 
@@ -40,6 +41,10 @@ impl std::fmt::Display for WrongUsage {
 }
 
 impl std::error::Error for WrongUsage {}
+
+/// The RAM tier and the tables beside it are looked at in random places.
+#[global_allocator]
+static ALLOCATOR: HugePages = HugePages;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {

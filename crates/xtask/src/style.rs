@@ -14,8 +14,9 @@ const LINES_MAX: usize = 1000;
 /// Columns in the widest line allowed, tables aside: their rows cannot be broken.
 const COLUMNS_MAX: usize = 100;
 /// The files that may hold `unsafe`, and why.
-const UNSAFE_FILES: [(&str, &str); 4] = [
+const UNSAFE_FILES: [(&str, &str); 5] = [
     ("crates/block/src/buf.rs", "buffers that the kernel reads and writes"),
+    ("crates/device/src/huge.rs", "the allocator, and huge pages for what is large"),
     ("crates/device/src/ring/mod.rs", "io_uring"),
     ("crates/device/src/ring/uring.rs", "its queue, and submissions of 128 bytes"),
     ("crates/bench/examples/adr0001.rs", "a bare io_uring to compare with"),
