@@ -87,6 +87,7 @@ pub struct Engine {
     pub(crate) throttle: WriteThrottle,
     pub(crate) pacer: DestagePacer,
     pub(crate) drain_rate: DrainRate,
+    /// By id, up to the highest: every turn looks at all of them.
     pub(crate) volumes: Vec<Option<Volume>>,
     pub(crate) ops: Slab<Op>,
     pub(crate) ios: Slab<InFlight>,
@@ -134,7 +135,8 @@ impl Engine {
         assert!(segment >= SEGMENT_SIZE_MIN && u64::from(segment) <= SEGMENT_BYTES_MAX);
         assert!((segment as usize).is_multiple_of(PAGE) && config.area.is_aligned(PAGE as u64));
         let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
-        let mut volumes: Vec<Option<Volume>> = (0..=u8::MAX).map(|_| None).collect();
+        let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);
+        let mut volumes: Vec<Option<Volume>> = (0..=last).map(|_| None).collect();
         let mut rotational = false;
         for volume in &config.volumes {
             rotational |= volume.rotational;
@@ -223,7 +225,7 @@ impl Engine {
             State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
             State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
         }
-        let Some(volume) = self.volumes[usize::from(request.volume.0)].as_ref() else {
+        let Some(volume) = self.known_volume(request.volume) else {
             return Err(ErrorKind::OutOfRange);
         };
         let range = request.range;
@@ -317,8 +319,8 @@ impl Engine {
 
     /// Changes what the cache does for a volume; requests from now on follow it.
     pub fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
-        if let Some(state) = self.volumes[usize::from(volume.0)].as_mut() {
-            state.config.mode = mode;
+        if self.known_volume(volume).is_some() {
+            self.volume_mut(volume).config.mode = mode;
             self.note_leftover(volume);
         }
     }
@@ -362,8 +364,12 @@ impl Engine {
 
     // What the paths share.
 
+    pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
+        self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
+    }
+
     pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
-        self.volumes[usize::from(id.0)].as_ref().expect("requests name volumes there are")
+        self.known_volume(id).expect("requests name volumes there are")
     }
 
     pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {

@@ -158,7 +158,9 @@ impl Engine {
 
     fn touch(&mut self, key: Key) {
         let policy = &self.policy;
-        self.index.update(key, |place| place.meta = policy.hit(place.meta));
+        if policy.notes_hits() {
+            self.index.update(key, |place| place.meta = policy.hit(place.meta));
+        }
     }
 
     fn fetch_missing(&mut self, op: Id, volume: VolumeId, run: BlockRange, fx: &mut Effects) {

@@ -311,7 +311,7 @@ impl Engine {
     }
 
     fn apply_entry(&mut self, index: usize, ordinal: usize, entry: &Entry, dirty: bool) {
-        let known = self.volumes[usize::from(entry.volume.0)].is_some();
+        let known = self.known_volume(entry.volume).is_some();
         if !known || entry.kind == EntryKind::Checkpoint {
             return;
         }

@@ -99,8 +99,16 @@ pub trait EvictionPolicy {
     /// Metadata of a block that is inserted, or copied forward, now.
     fn inserted(&self) -> u8;
 
+    /// Whether metadata changes when a block is hit. If not, nobody need look for it then: that
+    /// is a random look into the index, for every block that is read from RAM.
+    fn notes_hits(&self) -> bool {
+        false
+    }
+
     /// Metadata of a block with `meta` that is hit now.
-    fn hit(&self, meta: u8) -> u8;
+    fn hit(&self, meta: u8) -> u8 {
+        meta
+    }
 
     /// A segment was filled; `live_segments` is how many the log now has. This is the policy's
     /// clock.
@@ -117,10 +125,6 @@ pub struct Fifo;
 impl EvictionPolicy for Fifo {
     fn inserted(&self) -> u8 {
         0
-    }
-
-    fn hit(&self, meta: u8) -> u8 {
-        meta
     }
 
     fn sealed(&mut self, _live_segments: u64) {}
@@ -172,6 +176,10 @@ impl EvictionPolicy for Lru {
         0
     }
 
+    fn notes_hits(&self) -> bool {
+        true
+    }
+
     fn hit(&self, _meta: u8) -> u8 {
         1 + self.epoch
     }
@@ -217,6 +225,18 @@ mod tests {
         let mut blocks: Vec<_> = (0..=META_MAX).map(|meta| block(1, fifo.hit(meta))).collect();
         fifo.choose(&mut blocks, 1 << 20);
         assert!(blocks.iter().all(|block| !block.keep));
+    }
+
+    #[test]
+    fn who_notes_no_hits_leaves_metadata_as_it_is() {
+        for (name, eviction) in Eviction::NAMES {
+            let mut policy = eviction.policy(1000);
+            for _ in 0..100 {
+                policy.sealed(12);
+                let same = (0..=META_MAX).all(|meta| policy.hit(meta) == meta);
+                assert!(policy.notes_hits() || same, "{name}");
+            }
+        }
     }
 
     #[test]

@@ -52,10 +52,6 @@ impl EvictionPolicy for Frequency {
         0
     }
 
-    fn hit(&self, meta: u8) -> u8 {
-        meta
-    }
-
     fn sealed(&mut self, _live_segments: u64) {}
 
     fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64) {
