@@ -203,6 +203,36 @@ impl Engine {
         self.set_deadline(fx);
     }
 
+    /// Looks at the memory that requests will need which come next, and changes nothing. A block
+    /// lies in a random place, as does all that is known of it, so that each step of a read waits
+    /// for memory; steps of different reads can wait together.
+    pub fn warm(&self, requests: &[Request]) {
+        if let [alone] = requests
+            && alone.range.len <= BLOCK_SIZE as u64
+        {
+            return;
+        }
+        let reads = requests.iter().filter(|r| r.op == IoOp::Read && r.bypass.is_none());
+        let reads = reads.filter(|read| self.refusal(read).is_ok());
+        let keys = reads.flat_map(|r| r.range.blocks().iter().map(|b| Key::new(r.volume, b)));
+        let mut slots = [0; WARM_BLOCKS];
+        let mut found = 0;
+        for key in keys.take(WARM_BLOCKS) {
+            self.policy.warm(key.0);
+            let slot = self.ram.find(key);
+            if slot.is_none() || self.policy.notes_hits() {
+                self.index.warm(key);
+            }
+            if let Some(slot) = slot {
+                slots[found] = slot;
+                found += 1;
+            }
+        }
+        let slots = &slots[..found];
+        slots.iter().for_each(|&slot| self.ram.warm(slot));
+        slots.iter().for_each(|&slot| self.ram.warm_neighbours(slot));
+    }
+
     /// Takes a client's request. It is answered through [`Effects::replies`].
     pub fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
         self.now = now;
@@ -463,6 +493,8 @@ impl Engine {
     }
 }
 
+/// Blocks that are looked at ahead at most: what is fetched for them fits the nearest cache.
+const WARM_BLOCKS: usize = 64;
 /// The shortest wait for a write that is held back.
 const THROTTLE_TICK: Duration = Duration::from_micros(100);
 /// How often it is looked whether a primary wants a flush.

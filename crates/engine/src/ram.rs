@@ -4,6 +4,7 @@
 //! need not ask the index. It is fixed in size; a size of zero is allowed.
 
 use std::hash::{BuildHasherDefault, Hasher};
+use std::hint::black_box;
 
 use forebay_block::BLOCK_SIZE;
 use hashbrown::HashMap;
@@ -72,6 +73,27 @@ impl Ram {
     /// Blocks in it.
     pub fn len(&self) -> usize {
         self.map.len()
+    }
+
+    /// The place of a block, for [`Ram::warm`].
+    pub fn find(&self, key: Key) -> Option<u32> {
+        self.map.get(&key).copied()
+    }
+
+    /// Looks at what [`Ram::get`] will need of a place: its neighbours' numbers, and where its
+    /// bytes begin, from where on the processor fetches by itself.
+    pub fn warm(&self, slot: u32) {
+        let link = &self.links[slot as usize];
+        let start = slot as usize * BLOCK_SIZE;
+        black_box(link.newer ^ u32::from(self.bytes[start]));
+    }
+
+    /// Looks at the neighbours of a place that was looked at before.
+    pub fn warm_neighbours(&self, slot: u32) {
+        let link = &self.links[slot as usize];
+        for near in [link.newer, link.older] {
+            black_box(self.links.get(near as usize).map(|link| link.newer));
+        }
     }
 
     /// The block's bytes, which become the most recent.
@@ -184,6 +206,18 @@ mod tests {
         assert_eq!(ram.peek(Key(0)), None);
         assert_eq!(ram.peek(Key(2)), Some(&block(9)[..]));
         assert_eq!(ram.len(), 3);
+    }
+
+    #[test]
+    fn looking_ahead_makes_nothing_recent() {
+        let mut ram = Ram::new(2 * BLOCK_SIZE as u64);
+        ram.put(Key(0), &block(0));
+        ram.put(Key(1), &block(1));
+        let slots = [0, 1].map(|n| ram.find(Key(n)).unwrap());
+        slots.iter().rev().for_each(|&slot| ram.warm(slot));
+        slots.iter().rev().for_each(|&slot| ram.warm_neighbours(slot));
+        ram.put(Key(2), &block(2));
+        assert_eq!((ram.find(Key(0)), ram.find(Key(1))), (None, Some(slots[1])));
     }
 
     #[test]

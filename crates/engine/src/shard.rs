@@ -12,6 +12,9 @@ use crate::{Engine, Stats};
 pub trait Shard {
     /// Begins; requests are taken once the state is serving.
     fn start(&mut self, now: Instant, fx: &mut Effects);
+    /// These requests will be submitted next: what they need of memory may be fetched, nothing
+    /// else happens.
+    fn warm(&self, _requests: &[Request]) {}
     /// Takes a request.
     fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects);
     /// Takes the completion of an I/O it asked for.
@@ -45,6 +48,10 @@ pub trait Shard {
 impl Shard for Engine {
     fn start(&mut self, now: Instant, fx: &mut Effects) {
         Engine::start(self, now, fx);
+    }
+
+    fn warm(&self, requests: &[Request]) {
+        Engine::warm(self, requests);
     }
 
     fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {

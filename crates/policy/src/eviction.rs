@@ -91,6 +91,9 @@ pub trait EvictionPolicy {
     /// A client asked for a block, to read or to write it, whether it is cached or not.
     fn asked(&mut self, _key: u64) {}
 
+    /// Looks at the memory that [`EvictionPolicy::asked`] will need for a block soon.
+    fn warm(&self, _key: u64) {}
+
     /// Whether a missed block enters the cache device.
     fn admits(&mut self, _key: u64) -> bool {
         true

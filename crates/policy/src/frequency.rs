@@ -43,6 +43,10 @@ impl EvictionPolicy for Frequency {
         }
     }
 
+    fn warm(&self, key: u64) {
+        self.sketch.warm(key);
+    }
+
     fn admits(&mut self, key: u64) -> bool {
         let Some(mean) = self.mean else { return true };
         f32::from(self.sketch.estimate(key)) > mean.max(ONCE)

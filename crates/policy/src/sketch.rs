@@ -38,11 +38,12 @@ impl Sketch {
 
     /// Counts a block once more; true when that halved all counts.
     pub fn count(&mut self, key: u64) -> bool {
-        let least = self.estimate(key);
+        let (line, spots) = self.spots(key);
+        let line = &mut self.lines[line];
+        let least = least(line, spots);
         if least < COUNT_MAX {
-            let (line, spots) = self.spots(key);
             for spot in spots {
-                let word = &mut self.lines[line][spot as usize / 16];
+                let word = &mut line[spot as usize / 16];
                 let shift = spot % 16 * 4;
                 // Conservative update: only the lowest counters grow.
                 if (*word >> shift & 0xf) as u8 == least {
@@ -65,20 +66,33 @@ impl Sketch {
     #[must_use]
     pub fn estimate(&self, key: u64) -> u8 {
         let (line, spots) = self.spots(key);
-        let line = &self.lines[line];
-        let count = |spot: u32| (line[spot as usize / 16] >> (spot % 16 * 4) & 0xf) as u8;
-        spots.into_iter().map(count).min().unwrap_or(0)
+        least(&self.lines[line], spots)
+    }
+
+    /// Looks at the memory that the block's counters are in.
+    pub fn warm(&self, key: u64) {
+        std::hint::black_box(self.lines[self.line(scramble(key))][0]);
+    }
+
+    fn line(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
     }
 
     /// The block's line, and its counters in it: one in each quarter.
     fn spots(&self, key: u64) -> (usize, [u32; ROWS as usize]) {
         let hash = scramble(key);
-        let line = ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize;
+        let line = self.line(hash);
         let quarter = LINE_COUNTERS as u32 / ROWS;
         let low = scramble(hash);
         let spot = |row: u32| row * quarter + (low >> (row * 8)) as u32 % quarter;
         (line, [spot(0), spot(1), spot(2), spot(3)])
     }
+}
+
+/// The lowest of these counters of a line.
+fn least(line: &[u64; LINE_WORDS], spots: [u32; ROWS as usize]) -> u8 {
+    let count = |spot: u32| (line[spot as usize / 16] >> (spot % 16 * 4) & 0xf) as u8;
+    spots.into_iter().map(count).min().unwrap_or(0)
 }
 
 /// Spreads keys that lie near each other (the finalizer of SplitMix64).

@@ -27,6 +27,8 @@ use crate::record::Taps;
 
 /// Submissions that a ring takes between two turns.
 const RING_ENTRIES: u32 = 1024;
+/// Requests that the shard looks at ahead.
+const AHEAD: usize = 32;
 
 /// What a thread is made from. Everything in it may cross to the thread; the rest is made there.
 pub struct Plan {
@@ -132,6 +134,8 @@ struct Shards {
     deadline: Option<Instant>,
     /// Whether the own shard was given something since it was last polled.
     unpolled: bool,
+    /// Requests for the own shard.
+    incoming: Vec<Request>,
     /// Messages for each other thread.
     outgoing: Vec<Vec<Message>>,
     /// Requests that each other thread has from this one.
@@ -155,8 +159,20 @@ impl ShardPort for Shards {
 
 impl Shards {
     fn take(&mut self, request: Request) {
-        self.unpolled = true;
-        self.shard.submit(self.now, request, &mut self.fx);
+        self.incoming.push(request);
+    }
+
+    /// Hands the own shard the requests for it, in the order they came.
+    fn serve(&mut self) {
+        self.unpolled |= !self.incoming.is_empty();
+        let mut rest = self.incoming.drain(..);
+        while !rest.as_slice().is_empty() {
+            let count = rest.len().min(AHEAD);
+            self.shard.warm(&rest.as_slice()[..count]);
+            for request in rest.by_ref().take(count) {
+                self.shard.submit(self.now, request, &mut self.fx);
+            }
+        }
     }
 }
 
@@ -190,6 +206,7 @@ impl Thread {
             fx: Effects::default(),
             deadline: None,
             unpolled: true,
+            incoming: Vec::new(),
             outgoing: (0..threads).map(|_| Vec::new()).collect(),
             lent: vec![0; threads],
         };
@@ -270,6 +287,7 @@ impl Thread {
             if let Some(channel) = channel {
                 channel.feed(&mut submit);
             }
+            self.shards.serve();
             self.apply_effects();
             if self.done.is_empty() {
                 return;
@@ -369,6 +387,8 @@ impl Thread {
     }
 
     fn obey(&mut self, command: Command) {
+        // A command finds the requests served that came before it.
+        self.shards.serve();
         // Some commands change what the shard wants to do next.
         self.shards.unpolled = true;
         match command {

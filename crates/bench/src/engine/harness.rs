@@ -198,6 +198,7 @@ impl Harness {
         let wanted = self.answered + count;
         let (engine, fx, now) = (&mut self.engine, &mut self.fx, self.now);
         self.spent += timed(|| {
+            engine.warm(&requests);
             for request in requests.drain(..) {
                 engine.submit(now, request, fx);
             }
