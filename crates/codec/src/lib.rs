@@ -1,4 +1,4 @@
-//! Zero detection, LZ4 and checksums for 4 KiB blocks.
+//! Zero detection, LZ4, deltas and checksums for 4 KiB blocks.
 //!
 //! A payload made here is decoded here, and to exactly one block: a payload that yields fewer
 //! bytes, or more, is refused. Whether a payload is the one that was written is the checksum's
@@ -9,7 +9,7 @@
 mod lz4;
 mod zero;
 
-pub use lz4::{COMPRESSED_MAX, Compressor, DecodeError, decompress};
+pub use lz4::{COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, decompress};
 pub use zero::is_zero;
 
 /// Bytes of a block, the unit of everything here.

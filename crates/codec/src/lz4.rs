@@ -1,4 +1,5 @@
-//! LZ4 for single blocks: a compressor of our own, and decoding by `lz4_flex`.
+//! LZ4 for single blocks, also against an older version of the block: a compressor of our own, and
+//! decoding by `lz4_flex`.
 //!
 //! The compressor writes the LZ4 block format
 //! (<https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md>), which any LZ4 decoder reads.
@@ -7,11 +8,15 @@
 //! matches, and it gives up as soon as the payload would be too long. `lz4_flex` with safe code
 //! takes 1.1 to 1.9 times as long, except for regular database rows (0.9), and its payloads are
 //! 1 to 7 % shorter; `examples/cost.rs` measures both.
+//!
+//! A delta is a block compressed with its base as the dictionary: the base's bytes are what comes
+//! before the block, so that a match may lie in them. Most of a rewritten database page stays where
+//! it was, so the same place in the base is looked at first, then the distance of the last match.
 
-use lz4_flex::block::decompress_into;
+use lz4_flex::block::{decompress_into, decompress_into_with_dict};
 use thiserror::Error;
 
-use crate::BLOCK_BYTES;
+use crate::{BLOCK_BYTES, crc32c};
 
 /// Bytes of the longest payload: compression must save at least an eighth to be worth the time
 /// of every later read.
@@ -34,12 +39,23 @@ const LONG: usize = 15;
 /// Literals are copied in chunks of this length where there is room.
 const CHUNK: usize = 32;
 
+/// Bytes of the longest delta: with a longer one the block is better stored by itself, and is the
+/// base of what comes after.
+pub const DELTA_MAX: usize = 1024;
+/// A delta begins with the CRC of the block that it makes: a wrong base is found out by it.
+const DELTA_CRC: usize = 4;
+/// A base, then the block.
+const WINDOW: usize = 2 * BLOCK_BYTES;
+/// Every so many bytes of the base are found where they are not in the same place.
+const BASE_STEP: usize = 8;
+
 type Block = [u8; BLOCK_BYTES];
 
 /// Compresses blocks, one after another.
 pub struct Compressor {
-    /// Where bytes with this hash were last seen in the block.
+    /// Where bytes with this hash were last seen.
     table: Box<[u16; 1 << TABLE_BITS]>,
+    window: Box<[u8; WINDOW]>,
 }
 
 impl Default for Compressor {
@@ -49,10 +65,10 @@ impl Default for Compressor {
 }
 
 impl Compressor {
-    /// A compressor with a table of its own, 4 KiB.
+    /// A compressor with a table of its own, 4 KiB, and room for two blocks.
     #[must_use]
     pub fn new() -> Self {
-        Self { table: Box::new([0; 1 << TABLE_BITS]) }
+        Self { table: Box::new([0; 1 << TABLE_BITS]), window: Box::new([0; WINDOW]) }
     }
 
     /// Compresses a block to the front of `out` and returns the payload's length, or nothing if
@@ -64,7 +80,8 @@ impl Compressor {
         let block: &Block = block.try_into().expect("only whole blocks are compressed");
         let out = out.first_chunk_mut::<BLOCK_BYTES>().expect("a payload has room for a block");
         self.table.fill(0);
-        let mut payload = Payload { block, out, len: 0, literals_from: 0 };
+        let mut payload =
+            Payload { bytes: block, out, len: 0, max: COMPRESSED_MAX, literals_from: 0 };
         let mut at = 1;
         while let Some((start, candidate)) = self.find(block, at) {
             let (start, candidate) = extend_back(block, start, candidate, payload.literals_from);
@@ -75,6 +92,37 @@ impl Compressor {
             }
             self.table[hash(word(block, end - 2))] = (end - 2) as u16;
             at = end;
+        }
+        payload.finish()
+    }
+
+    /// Compresses a block against an older version of it to the front of `out` and returns the
+    /// delta's length, or nothing if it would be more than [`DELTA_MAX`]. The rest of `out` is left
+    /// with unspecified bytes.
+    ///
+    /// # Panics
+    /// If `base` or `block` is not one block, or `out` is shorter than a block.
+    pub fn compress_delta(&mut self, base: &[u8], block: &[u8], out: &mut [u8]) -> Option<usize> {
+        let out = out.first_chunk_mut::<BLOCK_BYTES>().expect("a payload has room for a block");
+        self.window[..BLOCK_BYTES].copy_from_slice(base);
+        self.window[BLOCK_BYTES..].copy_from_slice(block);
+        let window = &*self.window;
+        self.table.fill(0);
+        for at in (0..BLOCK_BYTES).step_by(BASE_STEP) {
+            self.table[hash(word(window, at))] = at as u16;
+        }
+        out[..DELTA_CRC].copy_from_slice(&crc32c(block).to_le_bytes());
+        let (len, literals_from) = (DELTA_CRC, BLOCK_BYTES);
+        let mut payload = Payload { bytes: window, out, len, max: DELTA_MAX, literals_from };
+        let (mut at, mut distance) = (BLOCK_BYTES, BLOCK_BYTES);
+        while let Some((start, candidate)) = find_near(window, &mut self.table, at, distance) {
+            let (start, candidate) = extend_back(window, start, candidate, payload.literals_from);
+            let end = match_end(window, start, candidate);
+            payload.put_match(start, end, candidate)?;
+            if end > WINDOW - MATCH_BEFORE_END {
+                break;
+            }
+            (at, distance) = (end, start - candidate);
         }
         payload.finish()
     }
@@ -99,16 +147,43 @@ impl Compressor {
     }
 }
 
+/// The next match from `at` on, where the block is the second half of `window`: in the same place of
+/// the base, at the distance of the last match, or anywhere.
+#[inline]
+fn find_near(
+    window: &[u8; WINDOW],
+    table: &mut [u16; 1 << TABLE_BITS],
+    mut at: usize,
+    distance: usize,
+) -> Option<(usize, usize)> {
+    let mut tries = 1 << STEP_SHIFT;
+    while at <= WINDOW - MATCH_BEFORE_END {
+        let bytes = word(window, at);
+        let seen = &mut table[hash(bytes)];
+        let candidates = [at - BLOCK_BYTES, at - distance, usize::from(*seen)];
+        *seen = at as u16;
+        for candidate in candidates {
+            let differs = (word(window, candidate) ^ bytes) << (64 - 8 * MATCH_FOUND);
+            if differs == 0 && candidate < at {
+                return Some((at, candidate));
+            }
+        }
+        at += tries >> STEP_SHIFT;
+        tries += 1;
+    }
+    None
+}
+
 /// The eight bytes at `at`.
 #[inline]
-fn word(block: &Block, at: usize) -> u64 {
+fn word<const N: usize>(block: &[u8; N], at: usize) -> u64 {
     let bytes = block[at..].first_chunk().expect("a match is sought and found before the end");
     u64::from_le_bytes(*bytes)
 }
 
 /// The sixteen bytes at `at`.
 #[inline]
-fn wide(block: &Block, at: usize) -> u128 {
+fn wide<const N: usize>(block: &[u8; N], at: usize) -> u128 {
     let bytes = block[at..].first_chunk().expect("the caller left room before the end");
     u128::from_le_bytes(*bytes)
 }
@@ -123,7 +198,12 @@ fn hash(word: u64) -> usize {
 
 /// Moves a match back over up to eight equal bytes before it, but not before `from`.
 #[inline]
-fn extend_back(block: &Block, start: usize, candidate: usize, from: usize) -> (usize, usize) {
+fn extend_back<const N: usize>(
+    block: &[u8; N],
+    start: usize,
+    candidate: usize,
+    from: usize,
+) -> (usize, usize) {
     if candidate < 8 {
         return (start, candidate);
     }
@@ -135,9 +215,9 @@ fn extend_back(block: &Block, start: usize, candidate: usize, from: usize) -> (u
 
 /// First byte after a match.
 #[inline]
-fn match_end(block: &Block, start: usize, candidate: usize) -> usize {
+fn match_end<const N: usize>(block: &[u8; N], start: usize, candidate: usize) -> usize {
     let (mut end, distance) = (start + MATCH_MIN, start - candidate);
-    let limit = BLOCK_BYTES - LAST_LITERALS;
+    let limit = N - LAST_LITERALS;
     while end + 16 <= limit {
         let differs = wide(block, end) ^ wide(block, end - distance);
         if differs != 0 {
@@ -152,22 +232,25 @@ fn match_end(block: &Block, start: usize, candidate: usize) -> usize {
 }
 
 /// A payload in the making.
-struct Payload<'a> {
-    block: &'a Block,
+struct Payload<'a, const N: usize> {
+    /// The block, and before it its base if it has one.
+    bytes: &'a [u8; N],
     out: &'a mut Block,
     len: usize,
+    /// The longest that it may become.
+    max: usize,
     /// Bytes of the block before this one are in the payload.
     literals_from: usize,
 }
 
-impl Payload<'_> {
+impl<const N: usize> Payload<'_, N> {
     /// Puts the literals up to `start` and the match from there to `end`, or gives up.
     #[inline]
     fn put_match(&mut self, start: usize, end: usize, candidate: usize) -> Option<()> {
         let (literals, matched) = (start - self.literals_from, end - start - MATCH_MIN);
         // A token, a distance, and at most one byte of length for each 128, rounded up.
         let most = 1 + literals + 2 + (literals >> 7) + 1 + (matched >> 7) + 1;
-        if self.len + most > COMPRESSED_MAX {
+        if self.len + most > self.max {
             return None;
         }
         let token = self.len;
@@ -184,8 +267,8 @@ impl Payload<'_> {
 
     /// Puts the literals that are left and returns the length, or gives up.
     fn finish(mut self) -> Option<usize> {
-        let literals = BLOCK_BYTES - self.literals_from;
-        if self.len + 1 + literals + (literals >> 7) + 1 > COMPRESSED_MAX {
+        let literals = N - self.literals_from;
+        if self.len + 1 + literals + (literals >> 7) + 1 > self.max {
             return None;
         }
         self.out[self.len] = (literals.min(LONG) << 4) as u8;
@@ -198,7 +281,7 @@ impl Payload<'_> {
     #[inline]
     fn put_literals(&mut self, count: usize) {
         self.put_length(count);
-        let from = &self.block[self.literals_from..];
+        let from = &self.bytes[self.literals_from..];
         let to = &mut self.out[self.len..];
         match (from.first_chunk::<CHUNK>(), to.first_chunk_mut::<CHUNK>()) {
             // Most are few, and a copy of fixed length is faster than one of the right length.
@@ -234,6 +317,9 @@ pub enum DecodeError {
     /// The payload is sound and ends early.
     #[error("the payload decodes to {0} bytes instead of {BLOCK_BYTES}")]
     Short(usize),
+    /// A delta, and what it makes of the base is not the block that it was made from.
+    #[error("the delta does not fit its base")]
+    OtherBase,
 }
 
 /// Decodes a payload into a block. On an error the block's content is unspecified.
@@ -251,6 +337,26 @@ pub fn decompress(payload: &[u8], block: &mut [u8]) -> Result<(), DecodeError> {
     }
 }
 
+/// Makes a block of a delta and the base it was made with. On an error the block's content is
+/// unspecified.
+///
+/// # Errors
+/// If the delta does not decode to the block that it was made from.
+///
+/// # Panics
+/// If `base` or `block` is not one block.
+pub fn apply_delta(base: &[u8], delta: &[u8], block: &mut [u8]) -> Result<(), DecodeError> {
+    assert!(block.len() == BLOCK_BYTES, "a block of {} bytes", block.len());
+    assert!(base.len() == BLOCK_BYTES, "a base of {} bytes", base.len());
+    let (crc, delta) = delta.split_first_chunk().ok_or(DecodeError::Short(0))?;
+    match decompress_into_with_dict(delta, block, base)? {
+        BLOCK_BYTES if crc32c(block) == u32::from_le_bytes(*crc) => Ok(()),
+        BLOCK_BYTES => Err(DecodeError::OtherBase),
+        len => Err(DecodeError::Short(len)),
+    }
+}
+
+const _: () = assert!(WINDOW <= u16::MAX as usize && DELTA_MAX <= COMPRESSED_MAX);
 const _: () = assert!(BLOCK_BYTES <= u16::MAX as usize, "positions fit the table");
 const _: () = assert!(COMPRESSED_MAX + CHUNK <= BLOCK_BYTES, "a payload's end has room to copy");
 const _: () = assert!(MATCH_FOUND as usize >= MATCH_MIN && MATCH_FOUND <= 8);

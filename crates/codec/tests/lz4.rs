@@ -1,6 +1,8 @@
 //! The compressor against a decoder that is not ours, on blocks of every texture.
 
-use forebay_codec::{BLOCK_BYTES, COMPRESSED_MAX, Compressor, decompress};
+use forebay_codec::{
+    BLOCK_BYTES, COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, decompress,
+};
 use proptest::prelude::*;
 
 /// Compresses, decodes and compares; the payload's length, if there was a payload.
@@ -54,8 +56,89 @@ fn block() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
+/// What is done to a block before it is written again.
+#[derive(Clone, Debug)]
+enum Edit {
+    Replace(usize, Vec<u8>),
+    Insert(usize, Vec<u8>),
+    Remove(usize, usize),
+}
+
+fn edits() -> impl Strategy<Value = Vec<Edit>> {
+    let bytes = || prop::collection::vec(any::<u8>(), 1..60);
+    let at = || 0..BLOCK_BYTES;
+    let edit = prop_oneof![
+        (at(), bytes()).prop_map(|(at, bytes)| Edit::Replace(at, bytes)),
+        (at(), bytes()).prop_map(|(at, bytes)| Edit::Insert(at, bytes)),
+        (at(), 1usize..60).prop_map(|(at, len)| Edit::Remove(at, len)),
+    ];
+    prop::collection::vec(edit, 0..12)
+}
+
+fn edited(base: &[u8], edits: &[Edit]) -> Vec<u8> {
+    let mut block = base.to_vec();
+    for edit in edits {
+        match edit {
+            Edit::Replace(at, bytes) => {
+                let end = (at + bytes.len()).min(block.len());
+                block.splice(*at..end, bytes.iter().copied().take(end - at));
+            }
+            Edit::Insert(at, bytes) => drop(block.splice(at..at, bytes.iter().copied())),
+            Edit::Remove(at, len) => drop(block.drain(*at..(at + len).min(BLOCK_BYTES))),
+        }
+        block.resize(BLOCK_BYTES, 0);
+    }
+    block
+}
+
+fn delta(base: &[u8], block: &[u8]) -> Option<Vec<u8>> {
+    let mut out = [0xee; BLOCK_BYTES];
+    let len = Compressor::new().compress_delta(base, block, &mut out)?;
+    assert!(len <= DELTA_MAX);
+    Some(out[..len].to_vec())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_delta_makes_the_block_of_its_base(base in block(), edits in edits()) {
+        let block = edited(&base, &edits);
+        let delta = delta(&base, &block);
+        let noise: usize = edits.iter().map(|edit| match edit {
+            Edit::Replace(_, bytes) | Edit::Insert(_, bytes) => bytes.len(),
+            Edit::Remove(..) => 0,
+        }).sum();
+        // A match after each edit and at its end, with lengths; and up to a step of the base.
+        prop_assert!(delta.as_ref().map_or(DELTA_MAX, Vec::len) <= 128 + noise + 128 * edits.len());
+        if let Some(delta) = delta {
+            let mut back = [0xdd; BLOCK_BYTES];
+            apply_delta(&base, &delta, &mut back).expect("a delta decodes");
+            prop_assert!(back == *block, "a delta makes its block");
+        }
+    }
+
+    #[test]
+    fn a_delta_on_another_base_is_an_error(
+        base in block(), edits in edits(), at in any::<prop::sample::Index>(), bit in 0u32..8,
+    ) {
+        let block = edited(&base, &edits);
+        let Some(delta) = delta(&base, &block) else { return Ok(()) };
+        let mut other = base;
+        other[at.index(BLOCK_BYTES)] ^= 1u8 << bit;
+        let mut back = [0; BLOCK_BYTES];
+        match apply_delta(&other, &delta, &mut back) {
+            // The byte that differs is one that the delta replaces.
+            Ok(()) => prop_assert!(back == *block),
+            Err(error) => prop_assert!(matches!(error, DecodeError::OtherBase)),
+        }
+    }
+
+    #[test]
+    fn any_delta_is_answered(base in block(), delta in prop::collection::vec(any::<u8>(), 0..1500)) {
+        let mut block = [0; BLOCK_BYTES];
+        let _ = apply_delta(&base, &delta, &mut block);
+    }
 
     #[test]
     fn a_payload_decodes_to_its_block(first in block(), second in block()) {

@@ -49,6 +49,9 @@ pub struct CacheStatus {
     /// How clean blocks are chosen to leave: `fifo`, `lru`, `frequency`.
     #[serde(default)]
     pub eviction: String,
+    /// How rewritten blocks are stored: `independent`, `rewrite`.
+    #[serde(default)]
+    pub content: String,
     /// Bytes of blocks in it, before compression.
     pub cached_bytes: u64,
     /// Bytes newer than on the primary: what is at risk should the device be lost.
@@ -141,6 +144,9 @@ pub struct VolumeSettings {
     /// `fifo`, `lru` or `frequency`; of all the volumes that share the cache.
     #[serde(default)]
     pub eviction: Option<String>,
+    /// `independent` or `rewrite`; of all the volumes that share the cache.
+    #[serde(default)]
+    pub content: Option<String>,
 }
 
 /// A recording to begin.
@@ -262,6 +268,7 @@ impl CacheStatus {
             path: pool.cache_path.clone(),
             size: pool.cache_bytes,
             eviction: pool.eviction.name().to_owned(),
+            content: pool.content.name().to_owned(),
             cached_bytes: bytes("cached_blocks"),
             dirty_bytes: bytes("dirty_blocks"),
             dirty_limit_bytes: bytes("dirty_limit_blocks"),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use forebay_engine::{Eviction, Mode};
+use forebay_engine::{ContentLocality, Eviction, Mode};
 use forebay_format::{NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 use serde::{Deserialize, Deserializer};
 
@@ -68,6 +68,9 @@ pub struct CacheConfig {
     /// Whether blocks are compressed.
     #[serde(default = "default_compress")]
     pub compress: bool,
+    /// How rewritten blocks are stored.
+    #[serde(default, deserialize_with = "content")]
+    pub content: ContentLocality,
 }
 
 impl CacheConfig {
@@ -82,6 +85,7 @@ impl CacheConfig {
             dirty_limit: default_dirty_limit(),
             write_cache_depth: default_write_cache_depth(),
             compress: default_compress(),
+            content: ContentLocality::default(),
         }
     }
 }
@@ -243,6 +247,11 @@ pub fn parse_eviction(name: &str) -> Result<Eviction, String> {
     one_of("eviction policy", name, &Eviction::NAMES)
 }
 
+/// The content setting of that name, or what to say.
+pub fn parse_content(name: &str) -> Result<ContentLocality, String> {
+    one_of("content setting", name, &ContentLocality::NAMES)
+}
+
 /// The TLS policy of that name, or what to say.
 pub fn parse_tls_policy(name: &str) -> Result<TlsPolicy, String> {
     one_of("TLS policy", name, &TLS_POLICIES)
@@ -267,6 +276,10 @@ fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
 
 fn eviction<'de, D: Deserializer<'de>>(from: D) -> Result<Eviction, D::Error> {
     parse_eviction(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+fn content<'de, D: Deserializer<'de>>(from: D) -> Result<ContentLocality, D::Error> {
+    parse_content(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
 fn fuse_transport<'de, D: Deserializer<'de>>(from: D) -> Result<FuseTransport, D::Error> {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_engine::{Eviction, Health, Mode, State, Stats};
+use forebay_engine::{ContentLocality, Eviction, Health, Mode, State, Stats};
 
 use crate::ControlError;
 
@@ -28,6 +28,12 @@ pub trait PoolControl: Send + Sync + 'static {
     /// # Errors
     /// When a shard does not answer.
     fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError>;
+
+    /// Changes how rewritten blocks are stored, for all volumes.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    fn set_content(&self, content: ContentLocality) -> Result<(), ControlError>;
 
     /// Starts, or stops, destaging everything as fast as the primaries take it.
     ///
@@ -101,6 +107,8 @@ pub struct PoolSnapshot {
     pub cache_bytes: u64,
     /// How clean blocks are chosen to leave.
     pub eviction: Eviction,
+    /// How rewritten blocks are stored.
+    pub content: ContentLocality,
     /// The longest a dirty block may wait.
     pub write_cache_depth: Duration,
     /// Where clients connect.

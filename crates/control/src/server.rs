@@ -22,7 +22,7 @@ use crate::api::{
     Accepted, ErrorBody, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, VolumeSettings,
     VolumeStatus,
 };
-use crate::config::{parse_eviction, parse_mode};
+use crate::config::{parse_content, parse_eviction, parse_mode};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::job::Jobs;
 use crate::metrics::exposition;
@@ -395,11 +395,14 @@ async fn set(
         let mode = settings.mode.as_deref().map(parse_mode).transpose().map_err(invalid)?;
         let eviction = settings.eviction.as_deref().map(parse_eviction).transpose();
         let eviction = eviction.map_err(invalid)?;
-        if mode.is_none() && eviction.is_none() {
+        let content = settings.content.as_deref().map(parse_content).transpose();
+        let content = content.map_err(invalid)?;
+        if mode.is_none() && eviction.is_none() && content.is_none() {
             return Err(invalid("no setting is given".to_owned()));
         }
         mode.map_or(Ok(()), |mode| shared.pool.set_mode(&name, mode))?;
         eviction.map_or(Ok(()), |eviction| shared.pool.set_eviction(eviction))?;
+        content.map_or(Ok(()), |content| shared.pool.set_content(content))?;
         Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))
     })
     .await

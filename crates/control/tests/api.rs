@@ -13,7 +13,7 @@ use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, METRICS,
     PoolControl, PoolSnapshot, Server, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
-use forebay_engine::{Eviction, Health, Mode, State, Stats};
+use forebay_engine::{ContentLocality, Eviction, Health, Mode, State, Stats};
 
 /// A pool of two shards and one volume, without threads or devices.
 struct Table {
@@ -54,6 +54,7 @@ impl PoolControl for Table {
             cache_path: "/dev/cache".to_owned(),
             cache_bytes: 1 << 30,
             eviction: Eviction::Lru,
+            content: ContentLocality::Rewrite,
             write_cache_depth: Duration::from_secs(30),
             endpoints: vec!["unix:/run/nbd.sock".to_owned()],
             clients: 3,
@@ -84,6 +85,10 @@ impl PoolControl for Table {
 
     fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError> {
         self.ask(format!("eviction {}", eviction.name()))
+    }
+
+    fn set_content(&self, content: ContentLocality) -> Result<(), ControlError> {
+        self.ask(format!("content {}", content.name()))
     }
 
     fn set_drain(&self, on: bool) -> Result<(), ControlError> {
@@ -239,7 +244,8 @@ fn a_drain_can_be_cancelled() {
 #[test]
 fn the_mode_is_changed_or_nothing_is() {
     let served = Served::new();
-    let to = |mode: Option<&str>| VolumeSettings { mode: mode.map(str::to_owned), eviction: None };
+    let to =
+        |mode: Option<&str>| VolumeSettings { mode: mode.map(str::to_owned), ..Default::default() };
     let volume = served.client.set("d b", &to(Some("write-around"))).expect("it is a mode");
     assert_eq!(volume.mode, "write-around");
     let (status, message) = refused(served.client.set("d b", &to(Some("writeback"))));

@@ -99,6 +99,28 @@ pub enum Trust {
     Nothing,
 }
 
+/// How blocks are stored that are like others.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum ContentLocality {
+    /// Each by itself.
+    Independent,
+    /// A rewritten block as a delta against its older version, while that is in RAM.
+    #[default]
+    Rewrite,
+}
+
+impl ContentLocality {
+    /// Every setting with its name in commands, configuration and metrics.
+    pub const NAMES: [(&'static str, Self); 2] =
+        [("independent", Self::Independent), ("rewrite", Self::Rewrite)];
+
+    /// The setting's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+}
+
 /// What the cache does with reads and writes of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u8)]
@@ -181,6 +203,8 @@ pub struct ShardConfig {
     pub destage_depth: u32,
     /// Whether payloads are compressed.
     pub compress: bool,
+    /// How rewritten blocks are stored.
+    pub content: ContentLocality,
     /// Whether the device keeps its writes only after a flush.
     pub cache_volatile: bool,
     /// Where buffers come from.

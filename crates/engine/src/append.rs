@@ -46,7 +46,7 @@ impl Engine {
     fn checkpoint_if_needed(&mut self, fx: &mut Effects) {
         let waits = self.log.freeing.iter().any(|&(_, lsn)| lsn == self.log.next_lsn)
             || self.log.barrier >= self.log.next_lsn && !self.log.waiters.is_empty();
-        if waits && !self.builder.pending.iter().any(|item| item.expect == Expect::Always) {
+        if waits && !self.builder.pending.iter().any(|item| item.expect.is_certain()) {
             self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
     }
@@ -227,6 +227,11 @@ impl Engine {
         for mut item in pending.iter().copied() {
             match item.expect {
                 Expect::Always => {}
+                Expect::Over(base) => {
+                    let now = self.base_of(item.key);
+                    let same = now.is_some_and(|now| now.is_same_version(&base));
+                    assert!(same, "a base stays until its delta is in the log");
+                }
                 Expect::Absent if self.index.get(item.key).is_none() => {}
                 Expect::At(place) => match self.index.get(item.key) {
                     Some(now) if now.is_same_version(&place) => {
@@ -280,43 +285,6 @@ impl Engine {
         }
         self.builder.pending.clear();
         entries
-    }
-
-    /// Makes `place` the newest version of a block.
-    pub(crate) fn place_block(&mut self, key: Key, place: Place) {
-        let was = self.index.insert(key, place);
-        let segment = &mut self.log.segments[place.segment as usize];
-        segment.live += 1;
-        segment.dirty += u32::from(place.dirty);
-        if let Some(was) = was {
-            let segment = &mut self.log.segments[was.segment as usize];
-            segment.live -= 1;
-            segment.dirty -= u32::from(was.dirty);
-        }
-        if place.dirty {
-            // A copy forward keeps its age; a rewrite is as old as its stripe says.
-            self.dirty.insert(self.now, key);
-        } else {
-            self.dirty.remove(key);
-        }
-        if place.kind == EntryKind::Lost && place.dirty {
-            self.fenced.insert(key);
-        } else if !self.fenced.is_empty() {
-            self.fenced.remove(&key);
-        }
-    }
-
-    /// Takes a block out of the cache.
-    pub(crate) fn forget_block(&mut self, key: Key) {
-        if let Some(was) = self.index.remove(key) {
-            let segment = &mut self.log.segments[was.segment as usize];
-            segment.live -= 1;
-            segment.dirty -= u32::from(was.dirty);
-            if was.dirty {
-                self.dirty.remove(key);
-            }
-        }
-        self.fenced.remove(&key);
     }
 
     /// Finds room for a record, in a new segment if need be: position and offset.

@@ -18,6 +18,15 @@ pub enum Expect {
     Absent,
     /// The block still lies there: a copy forward.
     At(Place),
+    /// Always: a client's write, as a delta against the version there.
+    Over(Place),
+}
+
+impl Expect {
+    /// Whether the entry is sure to be in the record.
+    pub fn is_certain(self) -> bool {
+        matches!(self, Self::Always | Self::Over(_))
+    }
 }
 
 /// Where an entry's payload is in the builder.
@@ -144,6 +153,19 @@ impl Builder {
     pub fn admits(&self, first: Key, count: u64) -> bool {
         let range = first.0..first.0 + count;
         self.pending.iter().any(|item| item.expect == Expect::Absent && range.contains(&item.key.0))
+    }
+
+    /// Whether an entry that may not count says something of the block.
+    pub fn may_change(&self, key: Key) -> bool {
+        let of = |item: &Pending| (item.key.0..item.key.0 + u64::from(item.count)).contains(&key.0);
+        self.pending.iter().any(|item| !item.expect.is_certain() && of(item))
+    }
+
+    /// Whether a delta in it is against a version in the segment at that position.
+    pub fn has_base_in(&self, segment: u32) -> bool {
+        let in_it =
+            |item: &Pending| matches!(item.expect, Expect::Over(base) if base.segment == segment);
+        self.pending.iter().any(in_it)
     }
 
     /// Notes that `op` waits for the record; says whether it did not yet.

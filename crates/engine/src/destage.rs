@@ -15,9 +15,10 @@ use forebay_policy::DestageState;
 
 use crate::Engine;
 use crate::api::{Effects, Health, Mode, State, Target, Trust};
+use crate::associate::AssociateOwner;
 use crate::index::{Key, Place};
 use crate::limits::DESTAGED_UNFLUSHED_MAX;
-use crate::op::Ticket;
+use crate::op::{SsdItem, Ticket};
 use crate::read::decode;
 use crate::slab::Id;
 
@@ -27,6 +28,8 @@ use crate::slab::Id;
 struct Version {
     place: Place,
     seq: SegmentSeq,
+    /// What a delta is against.
+    base: Option<Place>,
 }
 
 /// Neighbouring dirty blocks on their way to the primary.
@@ -182,12 +185,16 @@ impl Engine {
         let place = self.index.get(key)?;
         // After the device failed nothing becomes durable any more, and once that is recorded
         // nothing in the log is trusted over the primary but what is dirty now.
+        let base = (place.kind == EntryKind::Delta).then(|| self.base_of_delta(key));
         let ready = match self.health {
             Health::Good => self.log.is_durable(place.segment, place.offset),
-            _ => self.trust > Trust::Full && self.log.is_written(place.segment, place.offset),
+            _ => {
+                self.trust > Trust::Full
+                    && self.is_associate_written(&base.unwrap_or(place), &place)
+            }
         };
         let seq = self.log.segments[place.segment as usize].seq;
-        ready.then_some(Version { place, seq })
+        ready.then_some(Version { place, seq, base })
     }
 
     /// Whether a version is what the log has of a block now.
@@ -265,6 +272,7 @@ impl Engine {
         let volume = destage.volume;
         let mut buf = std::mem::take(&mut destage.buf);
         let mut from_device = Vec::new();
+        let mut deltas = Vec::new();
         for (i, block) in destage.blocks.iter().enumerate() {
             let key = Key::new(volume, block);
             let place = destage.versions[i].place;
@@ -277,6 +285,8 @@ impl Engine {
                 room.copy_from_slice(bytes);
             } else if place.kind == EntryKind::Zero {
                 room.fill(0);
+            } else if let Some(base) = destage.versions[i].base {
+                deltas.push((i, SsdItem { key, place }, base));
             } else if let Some(payload) =
                 self.log.failed_payload(place.segment, place.offset, place.len)
             {
@@ -290,7 +300,10 @@ impl Engine {
             }
         }
         destage.buf = buf;
-        destage.reads += from_device.len() as u32;
+        destage.reads += (from_device.len() + deltas.len()) as u32;
+        for (block, item, base) in deltas {
+            self.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
+        }
         for (block, place) in from_device {
             let page = PAGE as u32;
             let at = place.offset / page * page;
@@ -319,15 +332,26 @@ impl Engine {
         let start = (place.offset - at) as usize;
         let payload = done.buf.get(start..start + usize::from(place.len));
         let mut spare = [0; BLOCK_SIZE];
-        if let Err(error) = done.result {
-            destage.error = Some(error);
-            return self.gathered(id, fx);
-        }
-        match payload.and_then(|payload| decode(&place, payload, &mut spare)) {
-            Some(bytes) => {
+        let bytes = payload.and_then(|payload| decode(&place, payload, &mut spare));
+        self.destage_block_read(id, block, bytes, done.result.err(), fx);
+    }
+
+    /// A block of a destage is there, or could not be read, or is not what was written.
+    pub(crate) fn destage_block_read(
+        &mut self,
+        id: Id,
+        block: usize,
+        bytes: Option<&[u8]>,
+        error: Option<IoError>,
+        fx: &mut Effects,
+    ) {
+        let destage = self.destages.get_mut(id);
+        match (error, bytes) {
+            (Some(error), _) => destage.error = Some(error),
+            (None, Some(bytes)) => {
                 destage.buf[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE].copy_from_slice(bytes);
             }
-            None => destage.bad.push(block),
+            (None, None) => destage.bad.push(block),
         }
         self.gathered(id, fx);
     }
@@ -477,11 +501,7 @@ impl Engine {
                 segment.destaging -= 1;
             }
             if durable && newest && self.dirty.contains(key) {
-                segment.dirty -= 1;
-                self.index.update(key, |place| place.dirty = false);
-                self.dirty.remove(key);
-                // A reader may have found its copy here bad meanwhile: the primary has it now.
-                self.fenced.remove(&key);
+                self.mark_clean(key, &version.place);
             }
             self.dirty.set_destaging(key, false, started);
         }

@@ -19,11 +19,12 @@ use crate::api::{
     Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig, State, Target, Trust,
     VolumeConfig,
 };
+use crate::associate::Associate;
 use crate::builder::Builder;
 use crate::destage::Destage;
 use crate::dirty::Dirty;
 use crate::fetch::Fetch;
-use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::index::{Index, Key, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::locks::Locks;
 use crate::log::Log;
@@ -75,6 +76,9 @@ pub struct Engine {
     pub(crate) trust_wanted: Trust,
     pub(crate) index: Index,
     pub(crate) ram: Ram,
+    /// What the blocks that are stored as deltas are deltas against.
+    pub(crate) bases: KeyMap<Place>,
+    pub(crate) associates: Slab<Associate>,
     pub(crate) dirty: Dirty,
     pub(crate) locks: Locks,
     pub(crate) log: Log,
@@ -152,6 +156,8 @@ impl Engine {
             trust_wanted: config.trust,
             index: Index::new(config.index_blocks),
             ram: Ram::new(config.ram_bytes),
+            bases: KeyMap::default(),
+            associates: Slab::default(),
             dirty: Dirty::default(),
             locks: Locks::default(),
             log: Log::new(usize::try_from(segments).expect("segments fit memory")),
@@ -289,6 +295,9 @@ impl Engine {
             Ticket::SsdRead { op, index, at, items } => {
                 self.ssd_read(op, index, at, &items, done, fx);
             }
+            Ticket::Associate { associate, index, part, at } => {
+                self.associate_read(associate, index, part, at, done, fx);
+            }
             Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
             Ticket::DestageRead { destage, index, at, block } => {
                 self.destage_read(destage, index, at, block, done, fx);
@@ -382,6 +391,7 @@ impl Engine {
             dirty_limit_blocks: self.dirty_limit(),
             fenced_blocks: self.fenced.len() as u64,
             ram_blocks: self.ram.len() as u64,
+            bases: self.bases.len() as u64,
             index_bytes: self.index.bytes(),
             index_capacity: self.index.capacity(),
             segments: self.log.segments.len() as u64,

@@ -73,7 +73,7 @@ impl Engine {
     /// Ends the writes that wait for a place in the log.
     fn fail_builder(&mut self, error: &IoError, fx: &mut Effects) {
         for item in &self.builder.pending {
-            if item.expect == Expect::Always && item.kind != EntryKind::Checkpoint {
+            if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
                 // RAM has the bytes of a write that never reached the log.
                 self.ram.remove(item.key);
             }
@@ -120,6 +120,7 @@ impl Engine {
         if self.trust == Trust::Nothing && self.dirty.blocks() == 0 {
             self.health = Health::Detached;
             self.index = crate::index::Index::new(1);
+            self.bases.clear();
         }
         self.poll(now, fx);
     }

@@ -120,6 +120,7 @@ impl Slot {
             2 => EntryKind::Lz4,
             3 => EntryKind::Zero,
             4 => EntryKind::Lost,
+            5 => EntryKind::Delta,
             other => unreachable!("kind {other} is never put into the index"),
         };
         Place {
@@ -141,6 +142,7 @@ fn kind_bits(kind: EntryKind) -> u8 {
         EntryKind::Lz4 => 2,
         EntryKind::Zero => 3,
         EntryKind::Lost => 4,
+        EntryKind::Delta => 5,
         other => unreachable!("{other:?} is never put into the index"),
     }
 }
@@ -260,6 +262,15 @@ impl Index {
             self.overflow.push(homeless);
         }
         None
+    }
+
+    /// The clean blocks in it.
+    pub fn clean_keys(&self) -> Vec<Key> {
+        let used = self.slots.iter().enumerate().filter(|(_, slot)| !slot.is_free());
+        let clean = used.filter(|(_, slot)| !slot.place().dirty);
+        let keys = clean.map(|(i, &slot)| self.key_of((i / SLOTS) as u64, slot));
+        let overflow = self.overflow.iter().filter(|(_, place)| !place.dirty).map(|&(key, _)| key);
+        keys.chain(overflow).collect()
     }
 
     /// Takes a block out; returns where it was.

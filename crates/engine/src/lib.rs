@@ -5,6 +5,8 @@
 
 mod api;
 mod append;
+mod associate;
+mod bases;
 mod builder;
 mod destage;
 mod dirty;
@@ -33,8 +35,8 @@ mod survey;
 mod write;
 
 pub use api::{
-    Bypass, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig, State, Target,
-    Trust, VolumeConfig,
+    Bypass, ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId,
+    ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use engine::Engine;
 pub use shard::Shard;

@@ -27,6 +27,11 @@ pub const SEGMENT_READ_MAX: usize = 256 << 10;
 pub const RECOVERY_READS: usize = 32;
 /// Whole blocks from which a write of zeros goes to the primary instead of the log.
 pub const ZEROES_DIRECT_BLOCKS: u64 = 64;
+/// One part in so many of the index may be stored as deltas, which bounds the memory that their
+/// bases take, and one part of the log, the oldest, is not used for bases.
+pub const BASES_SHARE: u64 = 8;
+/// Blocks stored as deltas that reclaim puts together at once.
+pub const REBASES_MAX: usize = 32;
 /// Destage writes of one volume that may wait for the primary's flush.
 pub const DESTAGED_UNFLUSHED_MAX: usize = 4096;
 

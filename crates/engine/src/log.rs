@@ -127,6 +127,8 @@ pub struct Log {
     pub head: SegmentSeq,
     /// The oldest live segment.
     pub start: SegmentSeq,
+    /// The last segment of which blocks were evicted.
+    pub evicted_from: SegmentSeq,
     /// No segment before this one has a dirty block.
     pub dirty_floor: SegmentSeq,
     /// Number of the next record.
@@ -172,6 +174,7 @@ impl Log {
             sealing: VecDeque::new(),
             head: SegmentSeq(1),
             start: SegmentSeq(1),
+            evicted_from: SegmentSeq(0),
             dirty_floor: SegmentSeq(1),
             next_lsn: Lsn(1),
             last_crc: 0,
@@ -196,7 +199,7 @@ impl Log {
         (seq.0 % self.segments.len() as u64) as usize
     }
 
-    /// Every entry of a record below this one is clean.
+    /// Every entry of a record below this one is clean, and no dirty delta is against it.
     pub fn clean(&mut self) -> Lsn {
         while self.dirty_floor < self.head {
             let segment = &self.segments[self.position(self.dirty_floor)];

@@ -232,7 +232,9 @@ fn apply(
     }
     for block in entry.block..entry.block + u64::from(entry.count) {
         let key = Key::new(entry.volume, block);
-        if entry.kind == EntryKind::Invalidate {
+        let based = |known: &BlockInfo| known.kind.is_whole() || known.kind == EntryKind::Delta;
+        let orphan = entry.kind == EntryKind::Delta && !blocks.get(&key).is_some_and(based);
+        if entry.kind == EntryKind::Invalidate || orphan {
             blocks.remove(&key);
             continue;
         }

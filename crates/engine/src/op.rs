@@ -163,6 +163,17 @@ pub enum Ticket {
         /// What is in it.
         items: Vec<SsdItem>,
     },
+    /// A read of a block's base or delta.
+    Associate {
+        /// The block being put together.
+        associate: Id,
+        /// The segment's position.
+        index: usize,
+        /// Which of both: 0 is the base.
+        part: usize,
+        /// Where the read starts in the segment.
+        at: u32,
+    },
     /// A read of a primary.
     Fetch(Id),
     /// A read of the cache device for a destage write.

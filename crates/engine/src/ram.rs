@@ -131,6 +131,15 @@ impl Ram {
         self.bytes[start..start + BLOCK_SIZE].copy_from_slice(block);
     }
 
+    /// Moves a block's bytes to another key, in place of what it had.
+    pub fn rename(&mut self, from: Key, to: Key) {
+        self.remove(to);
+        if let Some(slot) = self.map.remove(&from) {
+            self.links[slot as usize].key = to;
+            self.map.insert(to, slot);
+        }
+    }
+
     /// Forgets a block.
     pub fn remove(&mut self, key: Key) {
         if let Some(slot) = self.map.remove(&key) {

@@ -10,6 +10,7 @@ use forebay_format::{EntryKind, PAGE};
 
 use crate::Engine;
 use crate::api::{Bypass, Effects, Health, Mode, Request};
+use crate::associate::AssociateOwner;
 use crate::builder::Expect;
 use crate::index::{Key, Place};
 use crate::op::{Op, ReadOp, ReadOwner, SsdItem, Ticket};
@@ -146,6 +147,9 @@ impl Engine {
             } else if place.kind == EntryKind::Zero {
                 self.stats.ram_hit_blocks += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
+            } else if place.kind == EntryKind::Delta {
+                self.stats.ssd_hit_blocks += 1;
+                self.read_delta(op, SsdItem { key, place }, fx);
             } else if !self.read_from_failed_record(op, key, &place) {
                 ssd.push(SsdItem { key, place });
             }
@@ -183,6 +187,17 @@ impl Engine {
             copy_into(read, key.block(), block);
         }
         true
+    }
+
+    /// Reads a block that is stored as a delta, once its record has been written.
+    fn read_delta(&mut self, op: Id, item: SsdItem, fx: &mut Effects) {
+        let base = self.base_of_delta(item.key);
+        self.add_part(op);
+        if self.is_associate_written(&base, &item.place) {
+            self.read_associate(AssociateOwner::Read(op), item, base, fx);
+        } else {
+            self.log.read_waiters.push((op, item.key));
+        }
     }
 
     /// Reads payloads from the cache device, neighbours in one go. Those whose record is still
@@ -243,6 +258,25 @@ impl Engine {
                 }
                 None => self.bad_payload(op, item, done.result.as_ref().err(), fx),
             }
+        }
+        self.part_done(op, Ok(()), fx);
+    }
+
+    /// A block that is stored as a delta has been put together, or could not be.
+    pub(crate) fn block_read(
+        &mut self,
+        op: Id,
+        item: &SsdItem,
+        block: Option<&[u8]>,
+        error: Option<&IoError>,
+        fx: &mut Effects,
+    ) {
+        match block {
+            Some(block) => {
+                self.fill_read(op, item.key.block(), block);
+                self.promote(item, block);
+            }
+            None => self.bad_payload(op, item, error, fx),
         }
         self.part_done(op, Ok(()), fx);
     }

@@ -13,10 +13,12 @@ use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
 use crate::Engine;
 use crate::api::{Effects, Health, State};
+use crate::associate::AssociateOwner;
 use crate::builder::Expect;
 use crate::index::{Key, Place};
 use crate::limits::{
-    COPY_BYTES_MAX, RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX, SEALING_MAX, SEGMENT_READ_MAX,
+    COPY_BYTES_MAX, REBASES_MAX, RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX, SEALING_MAX,
+    SEGMENT_READ_MAX,
 };
 use crate::log::SegmentState;
 use crate::op::{SsdItem, Ticket};
@@ -34,6 +36,16 @@ pub struct Reclaim {
     bytes: usize,
     reading: bool,
     scanned: bool,
+    /// Blocks stored as deltas against a version in it: they have to be written whole.
+    to_rebase: VecDeque<SsdItem>,
+    /// How many of them are being read.
+    rebasing: usize,
+}
+
+impl Reclaim {
+    fn is_reading(&self) -> bool {
+        self.reading || self.rebasing > 0
+    }
 }
 
 /// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
@@ -54,6 +66,7 @@ impl Engine {
             return;
         }
         self.read_copies(fx);
+        self.read_rebases(fx);
         self.give_up_copying(fx);
         self.finish_reclaim();
     }
@@ -62,7 +75,7 @@ impl Engine {
     fn give_up_copying(&mut self, fx: &mut Effects) {
         let Some(reclaim) = &self.reclaim else { return };
         let index = self.log.position(reclaim.seq);
-        let settled = reclaim.scanned && !reclaim.reading && self.log.segments[index].live > 0;
+        let settled = reclaim.scanned && !reclaim.is_reading() && self.log.segments[index].live > 0;
         let busy = self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX
             || self.log.sealing.len() >= SEALING_MAX;
         if self.is_emergency() && settled && !busy && !self.close_record(fx) {
@@ -113,6 +126,9 @@ impl Engine {
         if self.log_pressed || segment.destaging > 0 && free > low && !tight {
             return false;
         }
+        if self.builder.has_base_in(index as u32) && !self.close_record(fx) {
+            return false;
+        }
         let bytes = footer_bytes(self.log.segments[index].entries as usize);
         let at = self.config.segment_size - bytes as u32;
         self.log.segments[index].readers += 1;
@@ -123,6 +139,8 @@ impl Engine {
             bytes: 0,
             reading: false,
             scanned: false,
+            to_rebase: VecDeque::new(),
+            rebasing: 0,
         });
         if self.log.segments[index].live == 0 {
             self.log.segments[index].readers -= 1;
@@ -168,8 +186,27 @@ impl Engine {
             for block in entry.block..entry.block + u64::from(entry.count) {
                 let key = Key::new(entry.volume, block);
                 let Some(place) = self.index.get(key) else { continue };
+                let is_base = place.kind == EntryKind::Delta && entry.kind.is_whole() && {
+                    let base = self.base_of_delta(key);
+                    base.segment as usize == index && base.offset == entry.offset
+                };
+                if is_base {
+                    let bytes = u32::from(entry.len) + u32::from(place.len) + ENTRY_BYTES as u32;
+                    match place.dirty {
+                        true => reclaim.to_rebase.push_back(SsdItem { key, place }),
+                        false => clean.push(Candidate {
+                            key: key.0,
+                            meta: place.meta,
+                            bytes,
+                            keep: false,
+                        }),
+                    }
+                    continue;
+                }
+                // A delta goes with its base, which is no newer.
                 let here = place.segment as usize == index
                     && entry.kind == place.kind
+                    && entry.kind != EntryKind::Delta
                     && (entry.offset == place.offset || !entry.kind.has_payload());
                 // Of entries without payload in one segment, it is not told which is the newest.
                 if !here || !entry.kind.has_payload() && bare.insert(key, ()).is_some() {
@@ -188,7 +225,9 @@ impl Engine {
         for block in clean {
             let key = Key(block.key);
             let place = self.index.get(key).expect("it was there a moment ago");
-            if block.keep {
+            if block.keep && place.kind == EntryKind::Delta {
+                reclaim.to_rebase.push_back(SsdItem { key, place });
+            } else if block.keep {
                 reclaim.to_read.push_back(SsdItem { key, place });
             } else {
                 self.stats.evicted_blocks += 1;
@@ -197,10 +236,85 @@ impl Engine {
         }
         // Whatever happens next, a direct write must find this durable first.
         self.log.barrier = self.log.barrier.max(self.log.next_lsn);
+        self.log.evicted_from = reclaim.seq;
         reclaim.scanned = true;
         reclaim.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.reclaim = Some(reclaim);
         self.read_copies(fx);
+        self.read_rebases(fx);
+    }
+
+    /// Reads the next blocks whose base is in the segment, to be written whole.
+    fn read_rebases(&mut self, fx: &mut Effects) {
+        loop {
+            let Some(reclaim) = self.reclaim.as_mut() else { return };
+            let busy = reclaim.rebasing >= REBASES_MAX || reclaim.bytes >= COPY_BYTES_MAX;
+            if busy || self.reclaim_retry_at > self.now {
+                return;
+            }
+            let Some(item) = reclaim.to_rebase.pop_front() else { return };
+            let SsdItem { key, place } = item;
+            if !self.index.get(key).is_some_and(|now| now.is_same_version(&place)) {
+                continue;
+            }
+            let base = self.base_of_delta(key);
+            // While it is locked, RAM may have a version that has no place in the log yet.
+            let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
+            if let Some(block) = in_ram.map(<[u8]>::to_vec) {
+                self.rebase(&item, block);
+            } else if self.is_associate_written(&base, &place) {
+                self.reclaim.as_mut().expect("it goes on").rebasing += 1;
+                self.read_associate(AssociateOwner::Rebase, item, base, fx);
+            } else {
+                self.reclaim.as_mut().expect("it goes on").to_rebase.push_front(item);
+                return;
+            }
+        }
+    }
+
+    /// A block to be written whole has been put together, or could not be.
+    pub(crate) fn rebase_read(
+        &mut self,
+        item: &SsdItem,
+        block: Option<&[u8]>,
+        error: Option<&IoError>,
+        fx: &mut Effects,
+    ) {
+        let Some(reclaim) = self.reclaim.as_mut() else { return };
+        reclaim.rebasing -= 1;
+        let now = self.index.get(item.key).filter(|now| now.is_same_version(&item.place));
+        match (now, block, error) {
+            (None, ..) => {}
+            (Some(_), Some(block), _) => {
+                self.reclaim_failures = 0;
+                self.rebase(item, block.to_vec());
+            }
+            (Some(_), None, Some(error)) => {
+                reclaim.to_rebase.push_front(*item);
+                return self.pause_reclaim(error, fx);
+            }
+            (Some(now), None, None) if now.dirty => {
+                let mut reclaim = self.reclaim.take().expect("it goes on");
+                self.rescue(&mut reclaim, item.key, now);
+                self.reclaim = Some(reclaim);
+            }
+            (Some(_), None, None) => {
+                self.stats.corrupt_clean += 1;
+                self.forget_block(item.key);
+            }
+        }
+        self.read_rebases(fx);
+        self.pump_copies(fx);
+        self.finish_reclaim();
+    }
+
+    /// Hands a block over to be written whole.
+    fn rebase(&mut self, item: &SsdItem, block: Vec<u8>) {
+        self.stats.rebased_blocks += 1;
+        let whole = Place { kind: EntryKind::Raw, ..item.place };
+        let reclaim = self.reclaim.as_mut().expect("it goes on");
+        reclaim.bytes += block.len();
+        reclaim.to_copy.push_back((item.key, whole, block));
     }
 
     /// Reads the next payloads to copy, neighbours in one go.
@@ -342,7 +456,7 @@ impl Engine {
             };
             if !done {
                 reclaim.to_copy.push_front((key, place, bytes));
-                if self.is_emergency() && !reclaim.reading {
+                if self.is_emergency() && !reclaim.is_reading() {
                     // Begin again, evicting and destaging instead of copying.
                     self.reclaim_retry_at = self.now + READ_PAUSE;
                     return;
@@ -359,7 +473,7 @@ impl Engine {
     fn finish_reclaim(&mut self) {
         let Some(reclaim) = &self.reclaim else { return };
         let index = self.log.position(reclaim.seq);
-        if !reclaim.scanned || reclaim.reading || self.log.segments[index].live > 0 {
+        if !reclaim.scanned || reclaim.is_reading() || self.log.segments[index].live > 0 {
             return;
         }
         self.reclaim = None;

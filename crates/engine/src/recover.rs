@@ -245,6 +245,8 @@ impl Engine {
         if self.index.len() > 0 {
             self.index = crate::index::Index::new(self.config.index_blocks);
         }
+        self.bases.clear();
+        self.fenced.clear();
         self.dirty = crate::dirty::Dirty::default();
         self.log.segments.fill(Segment::default());
         self.log.free = self.log.segments.len() as u64;
@@ -324,10 +326,11 @@ impl Engine {
             dirty,
             meta: self.policy.inserted(),
         };
-        let only_dirty = self.config.trust == Trust::DirtyOnly;
         for block in entry.block..entry.block + u64::from(entry.count) {
             let key = Key::new(entry.volume, block);
-            if entry.kind == EntryKind::Invalidate || only_dirty && !dirty {
+            // Its base has left the log: so it was evicted, or a later record has the block.
+            let orphan = entry.kind == EntryKind::Delta && self.base_of(key).is_none();
+            if entry.kind == EntryKind::Invalidate || orphan {
                 self.forget_block(key);
             } else {
                 self.place_block(key, place);
@@ -335,8 +338,18 @@ impl Engine {
         }
     }
 
+    /// Where clean blocks are not to be trusted, they were needed as bases at most.
+    fn forget_clean(&mut self) {
+        for key in self.index.clean_keys() {
+            self.forget_block(key);
+        }
+    }
+
     /// After loading: erase what was never durable, before anything else is written.
     fn plan_erasing(&mut self) {
+        if self.config.trust == Trust::DirtyOnly {
+            self.forget_clean();
+        }
         let r = self.recovery.as_mut().expect("recovering");
         let orphans = match self.config.trust {
             Trust::Full => r.survey.orphans.clone(),

@@ -26,9 +26,9 @@ pub struct Scanned {
     pub entries: Vec<Entry>,
     /// Bytes of the good records.
     pub used: u32,
-    /// The highest start, clean and durable that a good record tells.
+    /// The highest start that a good record tells.
     pub start: SegmentSeq,
-    /// See `start`.
+    /// What the last good record says: it falls when a delta is made against what was clean.
     pub clean: Lsn,
     /// The highest durable LSN that any record tells, also beyond the break.
     pub durable: Lsn,
@@ -55,7 +55,7 @@ pub fn scan_segment(bytes: &[u8], owner: Owner, seq: SegmentSeq) -> Scanned {
         }
         out.last = Some(Link { lsn: header.lsn, crc });
         out.start = out.start.max(header.start);
-        out.clean = out.clean.max(header.clean);
+        out.clean = header.clean;
         out.durable = out.durable.max(header.durable);
         out.entries.extend(entries);
         at += usize::from(header.pages) * PAGE;

@@ -4,7 +4,7 @@ use forebay_block::{Completion, Instant, IoError, VolumeId};
 
 use forebay_policy::Eviction;
 
-use crate::api::{Effects, Health, Mode, Request, State, Target, Trust};
+use crate::api::{ContentLocality, Effects, Health, Mode, Request, State, Target, Trust};
 use crate::{Engine, Stats};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in
@@ -37,6 +37,8 @@ pub trait Shard {
     fn set_mode(&mut self, volume: VolumeId, mode: Mode);
     /// How clean blocks are chosen to leave from now on; nothing where there is no choice.
     fn set_eviction(&mut self, _eviction: Eviction) {}
+    /// How rewritten blocks are stored from now on; nothing where there is no choice.
+    fn set_content(&mut self, _content: ContentLocality) {}
     /// So much trust in the cache device is recorded for the whole pool; another shard may have
     /// asked for it with [`Effects::record_trust`].
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects);
@@ -92,6 +94,10 @@ impl Shard for Engine {
 
     fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
         Engine::set_mode(self, volume, mode);
+    }
+
+    fn set_content(&mut self, content: ContentLocality) {
+        Engine::set_content(self, content);
     }
 
     fn set_eviction(&mut self, eviction: Eviction) {

@@ -247,7 +247,7 @@ impl Survey {
             };
             let scanned = scanned.expect("it has links");
             self.start = self.start.max(scanned.start);
-            self.clean = self.clean.max(scanned.clean);
+            self.clean = scanned.clean;
             self.last = last;
             self.log.insert(next, i);
             next = next.next();

@@ -264,7 +264,9 @@ impl Engine {
             _ => self.write(id).path = Path::Direct,
         }
         let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let mut cached = false;
+        // What reclaim takes out of the cache is gone after a crash only when the segment is: until
+        // then the log has to say it, or an old version would come back.
+        let mut cached = self.log.evicted_from >= self.log.start;
         for key in keys {
             self.ram.remove(key);
             cached |= self.index.get(key).is_some();
@@ -296,10 +298,8 @@ impl Engine {
                 BlockBytes::Zero => {
                     self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always)
                 }
-                BlockBytes::Whole(bytes) => self.push_block(fx, key, bytes, true, Expect::Always),
-                BlockBytes::Short(bytes) => {
-                    self.push_block(fx, key, &bytes[..], true, Expect::Always)
-                }
+                BlockBytes::Whole(bytes) => self.push_written(fx, key, bytes),
+                BlockBytes::Short(bytes) => self.push_written(fx, key, &bytes[..]),
             };
             if room {
                 match &bytes {

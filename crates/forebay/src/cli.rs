@@ -7,12 +7,12 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use forebay_control::config::{
     CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, Listen, MemoryConfig,
-    ServerConfig, TlsPolicy, VolumeConfig, parse_eviction, parse_fuse_transport, parse_mode,
-    parse_tls_policy,
+    ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction, parse_fuse_transport,
+    parse_mode, parse_tls_policy,
 };
 use forebay_control::units::{Percent, Size, Time};
 use forebay_control::{Client, default_socket};
-use forebay_engine::{Eviction, Mode};
+use forebay_engine::{ContentLocality, Eviction, Mode};
 
 use crate::trace::args::TraceCommand;
 
@@ -158,6 +158,9 @@ pub struct ServeFlags {
     /// How blocks are chosen to enter and to leave: frequency, lru, fifo [default: frequency]
     #[arg(long, value_name = "POLICY", value_parser = parse_eviction)]
     eviction: Option<Eviction>,
+    /// How rewritten blocks are stored: rewrite (as deltas), independent [default: rewrite]
+    #[arg(long, value_name = "SETTING", value_parser = parse_content)]
+    content: Option<ContentLocality>,
     /// Store blocks as they are
     #[arg(long)]
     no_compression: bool,
@@ -213,6 +216,7 @@ impl ServeFlags {
         set(&mut cache_config.eviction, &self.eviction);
         set(&mut cache_config.dirty_limit, &self.dirty_limit);
         set(&mut cache_config.write_cache_depth, &self.write_cache_depth);
+        set(&mut cache_config.content, &self.content);
         cache_config.compress = !self.no_compression;
         let mut volume = VolumeConfig::on(name, primary);
         set(&mut volume.mode, &self.mode);

@@ -8,7 +8,7 @@ use forebay_control::{
     ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, ShardSnapshot,
     TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
-use forebay_engine::{Eviction, Mode};
+use forebay_engine::{ContentLocality, Eviction, Mode};
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -24,6 +24,7 @@ pub struct Facts {
     pub cache_bytes: u64,
     /// How clean blocks are chosen to leave, at the start.
     pub eviction: Eviction,
+    pub content: ContentLocality,
     /// The longest a dirty block may wait.
     pub write_cache_depth: Duration,
     /// Where clients connect.
@@ -39,6 +40,7 @@ pub struct Running {
     facts: Facts,
     modes: Mutex<Vec<Mode>>,
     eviction: Mutex<Eviction>,
+    content: Mutex<ContentLocality>,
     /// The recordings, under way or the last ones, by volume.
     traces: Mutex<Vec<Option<Trace>>>,
     began: Instant,
@@ -58,9 +60,10 @@ impl Running {
         let modes = Mutex::new(facts.volumes.iter().map(|volume| volume.mode).collect());
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let eviction = Mutex::new(facts.eviction);
+        let content = Mutex::new(facts.content);
         let stopping = AtomicBool::new(false);
         let began = Instant::now();
-        Self { pool, facts, modes, eviction, traces, began, stopping, mount, stop }
+        Self { pool, facts, modes, eviction, content, traces, began, stopping, mount, stop }
     }
 
     /// From now on the state is `stopping`.
@@ -146,6 +149,7 @@ impl PoolControl for Running {
             cache_path: self.facts.cache_path.clone(),
             cache_bytes: self.facts.cache_bytes,
             eviction: *self.eviction.lock().unwrap_or_else(PoisonError::into_inner),
+            content: *self.content.lock().unwrap_or_else(PoisonError::into_inner),
             write_cache_depth: self.facts.write_cache_depth,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
@@ -172,6 +176,14 @@ impl PoolControl for Running {
         self.pool.set_eviction(eviction);
         *shown = eviction;
         tracing::info!(eviction = eviction.name(), "eviction policy changed");
+        Ok(())
+    }
+
+    fn set_content(&self, content: ContentLocality) -> Result<(), ControlError> {
+        let mut shown = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pool.set_content(content);
+        *shown = content;
+        tracing::info!(content = content.name(), "content setting changed");
         Ok(())
     }
 

@@ -186,6 +186,7 @@ fn facts(
         cache_path: config.cache.path.display().to_string(),
         cache_bytes: cache.bytes(),
         eviction: config.cache.eviction,
+        content: config.cache.content,
         write_cache_depth: config.cache.write_cache_depth.0,
         endpoints,
         volumes: volumes.collect(),

@@ -11,8 +11,12 @@ pub fn run(args: &SetArgs) -> anyhow::Result<()> {
     let settings = settings(&args.settings)?;
     let client = args.daemon.client();
     let volume = client.set(&args.volume, &settings)?;
-    let eviction = client.status()?.cache.eviction;
-    Ok(output::line(&format!("{}: mode={} eviction={eviction}", volume.name, volume.mode))?)
+    let cache = client.status()?.cache;
+    let (mode, eviction, content) = (volume.mode, cache.eviction, cache.content);
+    Ok(output::line(&format!(
+        "{}: mode={mode} eviction={eviction} content={content}",
+        volume.name
+    ))?)
 }
 
 fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {
@@ -21,9 +25,10 @@ fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {
         let place = match key.as_str() {
             "mode" => &mut settings.mode,
             "eviction" => &mut settings.eviction,
+            "content" => &mut settings.content,
             _ => {
                 return Err(WrongUsage(format!(
-                    "unknown setting {key:?}; use one of: mode, eviction"
+                    "unknown setting {key:?}; use one of: mode, eviction, content"
                 )));
             }
         };

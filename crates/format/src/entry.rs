@@ -37,7 +37,8 @@ pub enum EntryKind {
     /// The block's newest version was dirty and could not be read back; no payload. A read of it is
     /// an error until it is written again.
     Lost = 6,
-    /// Reserved: the payload is a difference to another block.
+    /// The payload makes the block of an older version of it, at a multiple of 8 bytes: of the newest
+    /// one before it in the log that is stored whole.
     Delta = 7,
     /// Reserved: the block equals another block.
     Reference = 8,
@@ -56,8 +57,15 @@ impl EntryKind {
             4 => Some(Self::Invalidate),
             5 => Some(Self::Checkpoint),
             6 => Some(Self::Lost),
+            7 => Some(Self::Delta),
             _ => None,
         }
+    }
+
+    /// Whether the block can be made of an entry's payload alone.
+    #[must_use]
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::Raw | Self::Lz4)
     }
 
     /// Whether entries of this kind have a payload.
@@ -144,7 +152,7 @@ impl Entry {
                 let misaligned = offset % PAGE as u64;
                 ensure_eq("raw payload's offset within a page", at + 8, misaligned, 0)?;
             }
-            EntryKind::Lz4 => {
+            EntryKind::Lz4 | EntryKind::Delta => {
                 ensure_min("length of a compressed payload", at + 12, len, 1)?;
                 ensure_max("length of a compressed payload", at + 12, len, block - 1)?;
                 let misaligned = offset % u64::from(PACKED_ALIGN);
@@ -155,7 +163,7 @@ impl Entry {
                 ensure_eq("length without a payload", at + 12, len, 0)?;
                 ensure_eq("CRC without a payload", at + 18, u64::from(self.crc), 0)?;
             }
-            EntryKind::Delta | EntryKind::Reference | EntryKind::Zstd => {
+            EntryKind::Reference | EntryKind::Zstd => {
                 ensure_kind(self.kind as u8, at)?;
             }
         }
@@ -169,5 +177,5 @@ impl Entry {
 /// An error unless this version of the format has an entry kind of this number.
 fn ensure_kind(number: u8, at: usize) -> Result<(), FormatError> {
     ensure_min("entry kind", at + 6, u64::from(number), EntryKind::Raw as u64)?;
-    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Lost as u64)
+    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Delta as u64)
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use forebay_block::{IoError, IoResult, IoTag, VolumeId};
-use forebay_engine::{Eviction, Health, Mode, Reply, Request, State, Stats, Target, Trust};
+use forebay_engine::{
+    ContentLocality, Eviction, Health, Mode, Reply, Request, State, Stats, Target, Trust,
+};
 
 use crate::channel::{Ask, Mount};
 use crate::clients::{Arrival, SessionFactory};
@@ -56,6 +58,8 @@ pub enum Command {
     SetMode(VolumeId, Mode),
     /// Change how clean blocks are chosen to leave.
     SetEviction(Eviction),
+    /// How rewritten blocks are stored from now on.
+    SetContent(ContentLocality),
     /// Hand what is asked of a volume to this sink, or not any more.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use forebay_block::{Arena, BufPool, VolumeId};
 use forebay_device::{BlockDevice, Clock};
-use forebay_engine::{Eviction, Mode, Shard, Stats, Trust};
+use forebay_engine::{ContentLocality, Eviction, Mode, Shard, Stats, Trust};
 use forebay_volume::{Registry, SHARDS_MAX};
 
 use crate::blocking::clock;
@@ -363,6 +363,11 @@ impl Pool {
     /// Changes how clean blocks are chosen to leave, for all volumes: they share the cache.
     pub fn set_eviction(&self, eviction: Eviction) {
         self.command_all(|| Command::SetEviction(eviction));
+    }
+
+    /// Changes how rewritten blocks are stored, for all volumes.
+    pub fn set_content(&self, content: ContentLocality) {
+        self.command_all(|| Command::SetContent(content));
     }
 
     /// Records what clients ask of a volume, from now on until [`Pool::stop_recording`] or for so

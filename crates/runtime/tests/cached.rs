@@ -11,7 +11,7 @@ use forebay_block::{
     VolumeId,
 };
 use forebay_device::{BlockDevice, Clock, MemoryDevice};
-use forebay_engine::{Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig};
+use forebay_engine::{ContentLocality, Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig};
 use forebay_runtime::{Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
 use forebay_volume::{Registry, Volume};
 
@@ -41,6 +41,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             dirty_limit_percent: 50,
             destage_depth: 16,
             compress: true,
+            content: ContentLocality::Rewrite,
             cache_volatile: true,
             buffers,
             fresh,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
-use forebay_engine::{Eviction, Mode};
+use forebay_engine::{ContentLocality, Eviction, Mode};
 
 use crate::atlas::Scenario;
 use crate::disk::DiskProfile;
@@ -62,6 +62,8 @@ pub struct Setup {
     pub destage_depth: u32,
     /// Whether payloads are compressed.
     pub compress: bool,
+    /// How rewritten blocks are stored.
+    pub content: ContentLocality,
     /// The cache device.
     pub cache: DiskProfile,
     /// Every primary, but for its size.
@@ -134,6 +136,10 @@ impl Setup {
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),
+            content: match Rng::new(seed ^ 0x0c0a_7e47).percent(75) {
+                true => ContentLocality::Rewrite,
+                false => ContentLocality::Independent,
+            },
             cache,
             primary,
             client_depth: rng.pick(&[1, 2, 4, 8, 16, 32]),

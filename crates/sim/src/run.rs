@@ -5,7 +5,7 @@
 //! primaries alone hold the content.
 
 use forebay_block::{ByteRange, ErrorKind, IoOp};
-use forebay_engine::{Eviction, Health, State, Stats, Trust};
+use forebay_engine::{ContentLocality, Eviction, Health, State, Stats, Trust};
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
@@ -114,10 +114,14 @@ impl World {
                 // Another policy with every mode: all pairs come up in time.
                 let eviction = Eviction::NAMES[mode as usize % Eviction::NAMES.len()].1;
                 self.setup.eviction = eviction;
+                let content =
+                    ContentLocality::NAMES[mode as usize % ContentLocality::NAMES.len()].1;
+                self.setup.content = content;
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
                         engine.set_mode(id, mode);
                         engine.set_eviction(eviction);
+                        engine.set_content(content);
                     });
                 }
                 Ok(())

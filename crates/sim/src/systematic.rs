@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::Mode;
+use forebay_engine::{ContentLocality, Mode};
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
@@ -199,6 +199,7 @@ fn setup(mode: Mode) -> Setup {
     setup.dirty_limit_percent = 50;
     setup.destage_depth = 4;
     setup.compress = true;
+    setup.content = ContentLocality::Rewrite;
     setup.cache.size = (2 << 20) + (576 << 10);
     setup.cache.volatile = true;
     setup.cache.garbles = true;

@@ -8,8 +8,8 @@ use forebay_block::{
     Arena, BufPool, ByteRange, Completion, Instant, Io, IoBuf, IoFlags, IoOp, VolumeId,
 };
 use forebay_engine::{
-    Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, State, Stats, Target, Trust,
-    VolumeConfig,
+    ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, State,
+    Stats, Target, Trust, VolumeConfig,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -273,6 +273,7 @@ fn config(layout: &Layout) -> ShardConfig {
         dirty_limit_percent: 50,
         destage_depth: 32,
         compress: true,
+        content: ContentLocality::Rewrite,
         cache_volatile: true,
         buffers: BufPool::new(Arena::new(48 << 20)),
         fresh: true,

@@ -1,0 +1,181 @@
+//! Bases: of a block that is stored as a delta, the older version that the delta is against.
+//!
+//! A block's base is the newest version of it in the log that is stored whole, so recovery finds it
+//! again by reading the log in order, and it lies in a segment at most as new as the delta's. It
+//! counts as living in its segment. When that is reclaimed, the block is written whole again or
+//! leaves the cache, so a delta never outlives its base.
+//!
+//! A write becomes a delta if its base is in RAM: as the block's newest version, or kept there for
+//! this purpose under a key of its own. While a base waits in the builder nothing changes it: the
+//! write holds the block's lock, blocks of the segment being reclaimed are no bases, and
+//! [`Engine::start_reclaim`] closes the record first if it has deltas against the segment.
+
+use forebay_codec::is_zero;
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::{ContentLocality, Effects};
+use crate::builder::{Expect, Pending};
+use crate::index::{Key, Place};
+use crate::limits::BASES_SHARE;
+
+/// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
+fn base_key(key: Key) -> Key {
+    Key(key.0 | 1 << 63)
+}
+
+impl Engine {
+    /// Changes how rewritten blocks are stored from now on.
+    pub fn set_content(&mut self, content: ContentLocality) {
+        self.config.content = content;
+    }
+
+    /// What a delta of the block is against, or would be.
+    pub(crate) fn base_of(&self, key: Key) -> Option<Place> {
+        let now = self.index.get(key)?;
+        match now.kind {
+            EntryKind::Delta => self.bases.get(&key).copied(),
+            kind => kind.is_whole().then_some(now),
+        }
+    }
+
+    /// Encodes a block that a client wrote, as a delta if that can be; false when there is no room
+    /// now.
+    pub(crate) fn push_written(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
+        if self.config.content == ContentLocality::Independent || is_zero(block) {
+            return self.push_block(fx, key, block, true, Expect::Always);
+        }
+        if !self.builder.fits_block() && !self.close_record(fx) {
+            return false;
+        }
+        if let Some(base) = self.usable_base(key)
+            && self.push_delta(key, block, base)
+        {
+            return true;
+        }
+        self.push_block(fx, key, block, true, Expect::Always)
+    }
+
+    /// The block's base, if a delta against it is worth making: the oldest segments are about to be
+    /// reclaimed, and the block would have to be written whole soon.
+    fn usable_base(&self, key: Key) -> Option<Place> {
+        let base = self.base_of(key)?;
+        let live = self.log.head.0 - self.log.start.0;
+        let seq = self.log.segments[base.segment as usize].seq;
+        let young = seq.0 > self.log.start.0 + live / BASES_SHARE;
+        let room = self.bases.contains_key(&key)
+            || (self.bases.len() as u64) < self.index.capacity() / BASES_SHARE;
+        // What is to happen to the block when the record is closed may take its base away.
+        (young && room && !self.builder.may_change(key)).then_some(base)
+    }
+
+    /// Encodes a block against its base; false if that is not in RAM or the delta is too long.
+    fn push_delta(&mut self, key: Key, block: &[u8], base: Place) -> bool {
+        let newest_is_base = !self.bases.contains_key(&key);
+        let kept_at = if newest_is_base { key } else { base_key(key) };
+        let Some(old) = self.ram.get(kept_at) else { return false };
+        let Some(len) = self.codec.compress_delta(old, block, &mut self.codec_buf[..]) else {
+            return false;
+        };
+        let bytes = &self.codec_buf[..len];
+        let (payload, crc) = (self.builder.push_packed(bytes), forebay_codec::crc32c(bytes));
+        self.builder.pending.push(Pending {
+            key,
+            count: 1,
+            kind: EntryKind::Delta,
+            dirty: true,
+            payload,
+            len: len as u16,
+            crc,
+            expect: Expect::Over(base),
+        });
+        if newest_is_base {
+            self.ram.rename(key, base_key(key));
+        }
+        self.stats.delta_blocks += 1;
+        self.stats.delta_bytes += len as u64;
+        true
+    }
+
+    /// Makes `place` the newest version of a block.
+    pub(crate) fn place_block(&mut self, key: Key, place: Place) {
+        let was = self.index.insert(key, place);
+        self.count_in(&place);
+        match was {
+            Some(was) if place.kind == EntryKind::Delta && was.kind.is_whole() => {
+                self.bases.insert(key, was);
+            }
+            Some(was) => self.count_out(&was),
+            None => {}
+        }
+        if place.kind == EntryKind::Delta {
+            self.set_base_dirty(key, place.dirty);
+        } else {
+            self.release_base(key);
+        }
+        if place.dirty {
+            // A copy forward keeps its age; a rewrite is as old as its stripe says.
+            self.dirty.insert(self.now, key);
+        } else {
+            self.dirty.remove(key);
+        }
+        if place.kind == EntryKind::Lost && place.dirty {
+            self.fenced.insert(key);
+        } else if !self.fenced.is_empty() {
+            self.fenced.remove(&key);
+        }
+    }
+
+    /// Takes a block out of the cache.
+    pub(crate) fn forget_block(&mut self, key: Key) {
+        if let Some(was) = self.index.remove(key) {
+            self.count_out(&was);
+            if was.dirty {
+                self.dirty.remove(key);
+            }
+            self.release_base(key);
+        }
+        self.fenced.remove(&key);
+    }
+
+    /// Notes that the primary has a block's newest version.
+    pub(crate) fn mark_clean(&mut self, key: Key, place: &Place) {
+        self.log.segments[place.segment as usize].dirty -= 1;
+        self.index.update(key, |place| place.dirty = false);
+        self.set_base_dirty(key, false);
+        self.dirty.remove(key);
+        // A reader may have found its copy here bad meanwhile: the primary has it now.
+        self.fenced.remove(&key);
+    }
+
+    /// A base counts as dirty while its delta is: so its segment is not held to be dispensable.
+    fn set_base_dirty(&mut self, key: Key, dirty: bool) {
+        let Some(base) = self.bases.get_mut(&key) else { return };
+        let segment = &mut self.log.segments[base.segment as usize];
+        segment.dirty += u32::from(dirty);
+        segment.dirty -= u32::from(base.dirty);
+        base.dirty = dirty;
+        if dirty {
+            self.log.dirty_floor = self.log.dirty_floor.min(segment.seq);
+        }
+    }
+
+    fn release_base(&mut self, key: Key) {
+        if let Some(base) = self.bases.remove(&key) {
+            self.count_out(&base);
+            self.ram.remove(base_key(key));
+        }
+    }
+
+    fn count_in(&mut self, place: &Place) {
+        let segment = &mut self.log.segments[place.segment as usize];
+        segment.live += 1;
+        segment.dirty += u32::from(place.dirty);
+    }
+
+    fn count_out(&mut self, place: &Place) {
+        let segment = &mut self.log.segments[place.segment as usize];
+        segment.live -= 1;
+        segment.dirty -= u32::from(place.dirty);
+    }
+}
