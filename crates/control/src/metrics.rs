@@ -105,6 +105,7 @@ pub const METRICS: &[Metric] = table![
     Gauge dirty_limit_blocks "Dirty blocks at which writes wait for destaging."
     Gauge fenced_blocks "Dirty blocks that cannot be read back any more."
     Gauge ram_blocks "Blocks held in RAM."
+    Gauge associate_blocks "Blocks stored as deltas."
     Gauge index_bytes "Bytes of RAM that the index takes."
     Gauge index_capacity "Blocks that the index has room for."
     Gauge segments "Segments on the cache device."

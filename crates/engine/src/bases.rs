@@ -17,7 +17,7 @@ use crate::Engine;
 use crate::api::{ContentLocality, Effects};
 use crate::builder::{Expect, Pending};
 use crate::index::{Key, Place};
-use crate::limits::BASES_SHARE;
+use crate::limits::{BASES_SHARE, DELTA_TRY_ONE_IN, DELTAS_REFUSED_MAX};
 
 /// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
 fn base_key(key: Key) -> Key {
@@ -49,31 +49,52 @@ impl Engine {
             return false;
         }
         if let Some(base) = self.usable_base(key)
-            && self.push_delta(key, block, base)
+            && self.is_delta_likely()
         {
-            return true;
+            if self.push_delta(key, block, base) {
+                self.deltas_refused = 0;
+                return true;
+            }
+            self.deltas_refused = self.deltas_refused.saturating_add(1);
         }
         self.push_block(fx, key, block, true, Expect::Always)
     }
 
-    /// The block's base, if a delta against it is worth making: the oldest segments are about to be
+    /// Where many rewrites in a row had little of the older version, few are tried.
+    fn is_delta_likely(&mut self) -> bool {
+        if self.deltas_refused < DELTAS_REFUSED_MAX {
+            return true;
+        }
+        self.deltas_skipped = (self.deltas_skipped + 1) % DELTA_TRY_ONE_IN;
+        self.deltas_skipped == 0
+    }
+
+    /// The block's base, if a delta against it is worth making: what has lived long is about to be
     /// reclaimed, and the block would have to be written whole soon.
     fn usable_base(&self, key: Key) -> Option<Place> {
         let base = self.base_of(key)?;
-        let live = self.log.head.0 - self.log.start.0;
         let seq = self.log.segments[base.segment as usize].seq;
-        let young = seq.0 > self.log.start.0 + live / BASES_SHARE;
+        let (all, age) = (self.log.segments.len() as u64, self.log.head.0 - seq.0);
+        let young = seq > self.log.start && age < all - all / BASES_SHARE;
         let room = self.bases.contains_key(&key)
             || (self.bases.len() as u64) < self.index.capacity() / BASES_SHARE;
         // What is to happen to the block when the record is closed may take its base away.
-        (young && room && !self.builder.may_change(key)).then_some(base)
+        let usable = young
+            && room
+            && self.ram.peek(self.base_in_ram(key)).is_some()
+            && !self.builder.may_change(key);
+        usable.then_some(base)
     }
 
-    /// Encodes a block against its base; false if that is not in RAM or the delta is too long.
+    /// Where the RAM tier has a block's base, if it has it.
+    fn base_in_ram(&self, key: Key) -> Key {
+        if self.bases.contains_key(&key) { base_key(key) } else { key }
+    }
+
+    /// Encodes a block against its base, which is in RAM; false if the delta is too long.
     fn push_delta(&mut self, key: Key, block: &[u8], base: Place) -> bool {
-        let newest_is_base = !self.bases.contains_key(&key);
-        let kept_at = if newest_is_base { key } else { base_key(key) };
-        let Some(old) = self.ram.get(kept_at) else { return false };
+        let kept_at = self.base_in_ram(key);
+        let old = self.ram.get(kept_at).expect("a usable base is in RAM");
         let Some(len) = self.codec.compress_delta(old, block, &mut self.codec_buf[..]) else {
             return false;
         };
@@ -89,7 +110,7 @@ impl Engine {
             crc,
             expect: Expect::Over(base),
         });
-        if newest_is_base {
+        if kept_at == key {
             self.ram.rename(key, base_key(key));
         }
         self.stats.delta_blocks += 1;

@@ -79,6 +79,9 @@ pub struct Engine {
     /// What the blocks that are stored as deltas are deltas against.
     pub(crate) bases: KeyMap<Place>,
     pub(crate) associates: Slab<Associate>,
+    /// Deltas in a row that were too long, and blocks for which none was tried since the last.
+    pub(crate) deltas_refused: u32,
+    pub(crate) deltas_skipped: u32,
     pub(crate) dirty: Dirty,
     pub(crate) locks: Locks,
     pub(crate) log: Log,
@@ -158,6 +161,8 @@ impl Engine {
             ram: Ram::new(config.ram_bytes),
             bases: KeyMap::default(),
             associates: Slab::default(),
+            deltas_refused: 0,
+            deltas_skipped: 0,
             dirty: Dirty::default(),
             locks: Locks::default(),
             log: Log::new(usize::try_from(segments).expect("segments fit memory")),
@@ -391,7 +396,7 @@ impl Engine {
             dirty_limit_blocks: self.dirty_limit(),
             fenced_blocks: self.fenced.len() as u64,
             ram_blocks: self.ram.len() as u64,
-            bases: self.bases.len() as u64,
+            associate_blocks: self.bases.len() as u64,
             index_bytes: self.index.bytes(),
             index_capacity: self.index.capacity(),
             segments: self.log.segments.len() as u64,

@@ -17,6 +17,8 @@ pub enum Forgery {
     Clean,
     /// Invalidations are of a volume that does not exist.
     NoInvalidations,
+    /// Deltas are of a volume that does not exist.
+    NoDeltas,
     /// Everything before the record is said to be clean.
     AllClean,
     /// Entries with a payload are of the next block.
@@ -137,6 +139,7 @@ impl Forger {
                 Forgery::NoInvalidations if entry.kind == EntryKind::Invalidate => {
                     entry.volume.0 = 63;
                 }
+                Forgery::NoDeltas if entry.kind == EntryKind::Delta => entry.volume.0 = 63,
                 Forgery::NextBlock if entry.kind.has_payload() => entry.block += 1,
                 _ => continue,
             }

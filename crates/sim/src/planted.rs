@@ -38,6 +38,8 @@ pub enum Bug {
     DirtyForgotten,
     /// Recovery does not see invalidations.
     InvalidationForgotten,
+    /// Recovery does not see deltas, and takes the base for the newest version.
+    DeltaForgotten,
     /// Records say that all before them is clean.
     CleanTooEarly,
     /// Entries name the block after theirs.
@@ -52,7 +54,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -64,6 +66,7 @@ impl Bug {
         Self::WrongBlockRead,
         Self::DirtyForgotten,
         Self::InvalidationForgotten,
+        Self::DeltaForgotten,
         Self::CleanTooEarly,
         Self::EntryOffByOne,
         Self::ReplayedBackwards,
@@ -75,6 +78,7 @@ impl Bug {
         match self {
             Self::DirtyForgotten => Some(Forgery::Clean),
             Self::InvalidationForgotten => Some(Forgery::NoInvalidations),
+            Self::DeltaForgotten => Some(Forgery::NoDeltas),
             Self::CleanTooEarly => Some(Forgery::AllClean),
             Self::EntryOffByOne => Some(Forgery::NextBlock),
             _ => None,

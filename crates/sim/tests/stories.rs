@@ -231,3 +231,31 @@ fn a_failed_flush_of_a_primary_is_every_shards() {
         hold(setup, &steps);
     }
 }
+
+/// Reclaim evicted a block, and said so only when the whole segment was free. A direct write that
+/// came in between found nothing to invalidate; after a crash the segment was still part of the
+/// log, and the old version in it was served.
+#[test]
+fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
+    for seed in 0..200 {
+        let mut setup = small(seed, Mode::WriteAround);
+        setup.volumes[0].windows = vec![ByteRange::new(0, 1 << 20)];
+        setup.ram_bytes = 0;
+        setup.power = true;
+        setup.client_depth = 8;
+        setup.cache.latency = (200_000, 3_000_000);
+        setup.primary.latency = (10_000, 30_000);
+        let mut steps = Vec::new();
+        let hot = |n: u64| request(IoOp::Read, n % 24 * 4096, 4096);
+        for n in 0..400 {
+            steps.push(request(IoOp::Read, (24 + n * 7 % 200) * 4096, 4096));
+            steps.push(hot(n * 5));
+        }
+        for n in 0..40 {
+            steps.push(request(IoOp::Read, (24 + n * 7 % 200) * 4096, 4096));
+            steps.push(request(IoOp::Write, (24 + (n * 11 + seed) % 200) * 4096, 4096));
+        }
+        steps.push(Step::Crash { after: seed % 50, recoveries: Vec::new() });
+        hold(setup, &steps);
+    }
+}

@@ -35,19 +35,27 @@ pub struct Layout {
     cache_bytes: u64,
     ram_bytes: u64,
     content: Content,
+    /// A block is always written with nearly the same bytes.
+    rewrites: bool,
 }
 
 impl Layout {
     /// 64 MiB of data that fits the RAM tier.
     pub fn ram() -> Self {
         let (blocks, content) = (64 << 20 >> 12, Content::Random);
-        Self { blocks, cache_bytes: 256 << 20, ram_bytes: 96 << 20, content }
+        Self { blocks, cache_bytes: 256 << 20, ram_bytes: 96 << 20, content, rewrites: false }
+    }
+
+    /// 64 MiB of database rows that are written again with little changes; so much RAM.
+    pub fn rewrites(ram_bytes: u64) -> Self {
+        let (blocks, content) = (64 << 20 >> 12, Content::Database);
+        Self { blocks, cache_bytes: 1024 << 20, ram_bytes, content, rewrites: true }
     }
 
     /// 512 MiB of data that fits the cache device, with 8 MiB of RAM before it.
     pub fn ssd(content: Content) -> Self {
         let blocks = 512 << 20 >> 12;
-        Self { blocks, cache_bytes: 1536 << 20, ram_bytes: 8 << 20, content }
+        Self { blocks, cache_bytes: 1536 << 20, ram_bytes: 8 << 20, content, rewrites: false }
     }
 }
 
@@ -146,6 +154,16 @@ impl Harness {
         self.measure(IoOp::Read, ops, move |i, _| first + (i * 4099) % ops)
     }
 
+    /// Writes every block twice in a row, and makes all of it clean.
+    pub fn fill_twice(&mut self) -> anyhow::Result<()> {
+        for first in (0..self.layout.blocks).step_by(BATCH) {
+            for _ in 0..2 {
+                self.batch(IoOp::Write, BATCH as u64, |i, _| first + i)?;
+            }
+        }
+        self.drain()
+    }
+
     /// Writes `ops` random blocks; microseconds for each, to the acknowledgement.
     pub fn writes(&mut self, ops: u64) -> anyhow::Result<f64> {
         let bound = self.layout.blocks;
@@ -180,10 +198,17 @@ impl Harness {
             let block = block(i, &mut self.numbers);
             let Some(mut buf) = self.bufs.pop() else { bail!("a reply kept its buffer") };
             if op == IoOp::Write {
-                let from = self.numbers.below((self.data.len() / BLOCK) as u64) as usize * BLOCK;
+                let pool = (self.data.len() / BLOCK) as u64;
+                let random = self.numbers.below(pool);
+                let from = if self.layout.rewrites { block % pool } else { random };
+                let from = from as usize * BLOCK;
                 buf.copy_from_slice(&self.data[from..from + BLOCK]);
-                // No two writes are quite the same.
+                // No two writes are quite the same: a header, and where a row has changed.
                 buf[..8].copy_from_slice(&self.numbers.next().to_le_bytes());
+                if self.layout.rewrites {
+                    let row = 64 + self.numbers.below(BLOCK as u64 - 128) as usize;
+                    buf[row..row + 24].copy_from_slice(&[self.numbers.next() as u8; 24]);
+                }
             }
             requests.push(Request {
                 id: RequestId(i),

@@ -103,6 +103,8 @@ fn measurements() -> Vec<(String, Option<f64>, Measure)> {
         let measure = move |rounds| writes(content, rounds);
         all.push((format!("write, {name}"), Some(6.0), Box::new(measure)));
     }
+    all.push(("write, database rows as a delta".to_owned(), Some(6.0), Box::new(delta_writes)));
+    all.push(("read, SSD hit, a delta and its base".to_owned(), Some(7.0), Box::new(delta_reads)));
     all.push(("write, its destage included".to_owned(), None, Box::new(writes_for_good)));
     all
 }
@@ -167,6 +169,47 @@ fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
             let after = harness.stats();
             ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
             harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Writes of blocks whose older version is in RAM and little different.
+fn delta_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::rewrites(160 << 20))?;
+    harness.fill()?;
+    (0..rounds)
+        .map(|_| {
+            let ops = 20_000;
+            let before = harness.stats();
+            let cost = harness.writes(ops)?;
+            let after = harness.stats();
+            let deltas = after.delta_blocks - before.delta_blocks;
+            ensure!(deltas > ops * 95 / 100, "{deltas} of {ops} became deltas");
+            let (bytes, log) = (
+                (after.delta_bytes - before.delta_bytes) / deltas,
+                (after.log_bytes - before.log_bytes) / ops,
+            );
+            println!("a delta of {bytes} bytes; {log} bytes of log for each write");
+            harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Reads of blocks that are stored as deltas. The limit is that of an SSD hit, and 4 more.
+fn delta_reads(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::rewrites(8 << 20))?;
+    harness.fill_twice()?;
+    let ops = 50_000;
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            ensure!(before.associate_blocks > harness.layout().blocks * 9 / 10, "{before:?}");
+            let cost = harness.reads(ops, harness.layout().blocks)?;
+            let after = harness.stats();
+            let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
+            ensure!(hits > ops * 80 / 100, "{hits} of {ops} reads hit the SSD");
             Ok(cost)
         })
         .collect()
