@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::Mode;
+use forebay_engine::{Eviction, Mode};
 use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
 use forebay_sim::planted::Mischief;
@@ -237,25 +237,33 @@ fn a_failed_flush_of_a_primary_is_every_shards() {
 /// log, and the old version in it was served.
 #[test]
 fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
-    for seed in 0..200 {
+    for seed in 0..1500 {
         let mut setup = small(seed, Mode::WriteAround);
         setup.volumes[0].windows = vec![ByteRange::new(0, 1 << 20)];
+        setup.eviction = Eviction::Lru;
         setup.ram_bytes = 0;
         setup.power = true;
-        setup.client_depth = 8;
-        setup.cache.latency = (200_000, 3_000_000);
+        setup.client_depth = 4;
+        setup.think = 0;
+        setup.cache.latency = (200_000, 1_000_000);
+        setup.cache.flush = (20_000, 100_000);
         setup.primary.latency = (10_000, 30_000);
+        let cold = |n: u64| (24 + n % 200) * 4096;
         let mut steps = Vec::new();
-        let hot = |n: u64| request(IoOp::Read, n % 24 * 4096, 4096);
         for n in 0..400 {
-            steps.push(request(IoOp::Read, (24 + n * 7 % 200) * 4096, 4096));
-            steps.push(hot(n * 5));
+            steps.push(request(IoOp::Read, cold(n), 4096));
+            steps.push(request(IoOp::Read, n * 5 % 24 * 4096, 4096));
         }
-        for n in 0..40 {
-            steps.push(request(IoOp::Read, (24 + n * 7 % 200) * 4096, 4096));
-            steps.push(request(IoOp::Write, (24 + (n * 11 + seed) % 200) * 4096, 4096));
+        // What was read so long ago is being evicted about now.
+        let long = 30 + seed % 60;
+        for n in 400..440 {
+            steps.push(request(IoOp::Read, cold(n), 4096));
+            let range = ByteRange::new(cold(n - long), 4096);
+            steps.push(Step::Request { volume: 0, op: IoOp::Write, range, fua: true });
         }
-        steps.push(Step::Crash { after: seed % 50, recoveries: Vec::new() });
+        steps.insert(800, Step::Crash { after: 50 + seed * 7 % 400, recoveries: Vec::new() });
+        steps.push(Step::Settle);
+        steps.push(request(IoOp::Read, 0, 1 << 20));
         hold(setup, &steps);
     }
 }
