@@ -17,7 +17,7 @@ use crate::Engine;
 use crate::api::{Effects, Health, Mode, State, Target, Trust};
 use crate::associate::AssociateOwner;
 use crate::index::{Key, Place};
-use crate::limits::DESTAGED_UNFLUSHED_MAX;
+use crate::limits::{DESTAGED_UNFLUSHED_MAX, SEGMENT_READ_MAX};
 use crate::op::{SsdItem, Ticket};
 use crate::read::decode;
 use crate::slab::Id;
@@ -51,6 +51,19 @@ pub struct Destage {
     /// The primary has it; a flush has not covered it yet.
     written: bool,
     started: Instant,
+}
+
+impl Destage {
+    /// Takes a block's bytes, or why there are none.
+    fn take(&mut self, block: usize, bytes: Option<&[u8]>, error: Option<IoError>) {
+        match (error, bytes) {
+            (Some(error), _) => self.error = Some(error),
+            (None, Some(bytes)) => {
+                self.buf[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE].copy_from_slice(bytes);
+            }
+            (None, None) => self.bad.push(block),
+        }
+    }
 }
 
 /// How long written blocks wait for a flush of the primary that nobody asks for.
@@ -300,43 +313,61 @@ impl Engine {
             }
         }
         destage.buf = buf;
-        destage.reads += (from_device.len() + deltas.len()) as u32;
+        destage.reads += deltas.len() as u32;
         for (block, item, base) in deltas {
             self.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
         }
-        for (block, place) in from_device {
+        // What was written together lies together: one read for all of it.
+        from_device.sort_unstable_by_key(|(_, place)| (place.segment, place.offset));
+        let mut rest = from_device.into_iter().peekable();
+        while let Some((block, place)) = rest.next() {
             let page = PAGE as u32;
-            let at = place.offset / page * page;
-            let len = (place.offset + u32::from(place.len)).next_multiple_of(page) - at;
             let index = place.segment as usize;
+            let at = place.offset / page * page;
+            let mut end = (place.offset + u32::from(place.len)).next_multiple_of(page);
+            let mut blocks = vec![block];
+            while let Some((block, next)) = rest.next_if(|(_, next)| {
+                let next_end = next.offset + u32::from(next.len);
+                let near = next.segment == place.segment && next.offset <= end;
+                near && next_end - at <= SEGMENT_READ_MAX as u32
+            }) {
+                end = end.max((next.offset + u32::from(next.len)).next_multiple_of(page));
+                blocks.push(block);
+            }
             self.log.segments[index].readers += 1;
-            let ticket = Ticket::DestageRead { destage: id, index, at, block };
-            self.read_segment(fx, index, at, len as usize, ticket);
+            self.destages.get_mut(id).reads += 1;
+            let ticket = Ticket::DestageRead { destage: id, index, at, blocks };
+            self.read_segment(fx, index, at, (end - at) as usize, ticket);
         }
         self.gathered(id, fx);
     }
 
-    /// A block has been read back from the cache device.
+    /// Blocks have been read back from the cache device.
     pub(crate) fn destage_read(
         &mut self,
         id: Id,
         index: usize,
         at: u32,
-        block: usize,
+        blocks: &[usize],
         done: Completion,
         fx: &mut Effects,
     ) {
         self.log.segments[index].readers -= 1;
         let destage = self.destages.get_mut(id);
-        let place = destage.versions[block].place;
-        let start = (place.offset - at) as usize;
-        let payload = done.buf.get(start..start + usize::from(place.len));
-        let mut spare = [0; BLOCK_SIZE];
-        let bytes = payload.and_then(|payload| decode(&place, payload, &mut spare));
-        self.destage_block_read(id, block, bytes, done.result.err(), fx);
+        let error = done.result.err();
+        for &block in blocks {
+            let place = destage.versions[block].place;
+            let start = (place.offset - at) as usize;
+            let payload = done.buf.get(start..start + usize::from(place.len));
+            let mut spare = [0; BLOCK_SIZE];
+            let bytes = payload.and_then(|payload| decode(&place, payload, &mut spare));
+            destage.take(block, bytes, error.clone());
+        }
+        self.gathered(id, fx);
     }
 
-    /// A block of a destage is there, or could not be read, or is not what was written.
+    /// A block of a destage that is stored as a delta is there, or could not be read, or is not
+    /// what was written.
     pub(crate) fn destage_block_read(
         &mut self,
         id: Id,
@@ -345,14 +376,7 @@ impl Engine {
         error: Option<IoError>,
         fx: &mut Effects,
     ) {
-        let destage = self.destages.get_mut(id);
-        match (error, bytes) {
-            (Some(error), _) => destage.error = Some(error),
-            (None, Some(bytes)) => {
-                destage.buf[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE].copy_from_slice(bytes);
-            }
-            (None, None) => destage.bad.push(block),
-        }
+        self.destages.get_mut(id).take(block, bytes, error);
         self.gathered(id, fx);
     }
 

@@ -304,8 +304,8 @@ impl Engine {
                 self.associate_read(associate, index, part, at, done, fx);
             }
             Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
-            Ticket::DestageRead { destage, index, at, block } => {
-                self.destage_read(destage, index, at, block, done, fx);
+            Ticket::DestageRead { destage, index, at, blocks } => {
+                self.destage_read(destage, index, at, &blocks, done, fx);
             }
             Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
             ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),

@@ -184,8 +184,8 @@ pub enum Ticket {
         index: usize,
         /// Where the read starts in the segment.
         at: u32,
-        /// The block, by its place in the destage.
-        block: usize,
+        /// The blocks, by their places in the destage.
+        blocks: Vec<usize>,
     },
     /// A destage write.
     DestageWrite(Id),

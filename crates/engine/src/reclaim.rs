@@ -170,11 +170,11 @@ impl Engine {
         let keep_bytes = match self.index_is_tight() || self.is_emergency() {
             // Copying forward would not make room.
             true => 0,
-            // The more is dirty the less: copies must not take the room that writes wait for.
+            // Near the dirty limit less: copies must not take the room that writes wait for.
             false => {
                 let limit = self.dirty_limit();
-                let clean = limit - self.dirty.blocks().min(limit);
-                copy_bytes_max(u64::from(self.config.segment_size)) * clean / limit
+                let (clean, near) = (limit - self.dirty.blocks().min(limit), limit * 2 / 5 + 1);
+                copy_bytes_max(u64::from(self.config.segment_size)) * clean.min(near) / near
             }
         };
         let mut clean: Vec<Candidate> = Vec::new();

@@ -12,7 +12,7 @@ use crate::frequency::Frequency;
 
 /// Of a reclaimed segment, at most this share of its payload is copied forward for the policy's
 /// sake: the rest of what it would keep is dropped, so that reclaim always gains space.
-pub const COPY_SHARE_MAX_PERCENT: u64 = 50;
+pub const COPY_SHARE_MAX_PERCENT: u64 = 75;
 /// Largest value of a block's metadata.
 pub const META_MAX: u8 = 7;
 /// Share of the segments, in percent, that are kept free for the next writes.
