@@ -147,8 +147,8 @@ impl Compressor {
     }
 }
 
-/// The next match from `at` on, where the block is the second half of `window`: in the same place of
-/// the base, at the distance of the last match, or anywhere.
+/// The next match from `at` on, where the block is the second half of `window`: in the same place
+/// of the base, at the distance of the last match, or anywhere.
 #[inline]
 fn find_near(
     window: &[u8; WINDOW],

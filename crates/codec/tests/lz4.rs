@@ -135,7 +135,9 @@ proptest! {
     }
 
     #[test]
-    fn any_delta_is_answered(base in block(), delta in prop::collection::vec(any::<u8>(), 0..1500)) {
+    fn any_delta_is_answered(
+        base in block(), delta in prop::collection::vec(any::<u8>(), 0..1500),
+    ) {
         let mut block = [0; BLOCK_BYTES];
         let _ = apply_delta(&base, &delta, &mut block);
     }

@@ -48,6 +48,10 @@ impl Reclaim {
     }
 }
 
+/// Shares of the dirty limit, in percent: up to the one as much is copied forward as the policy
+/// may, from the other on nothing, so that copies do not take the room that writes wait for.
+const COPY_FULL_TO: u64 = 60;
+const COPY_NONE_FROM: u64 = 85;
 /// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
 /// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
 /// primary are clean, which a flush there may delay by a second; below, they are copied.
@@ -170,11 +174,11 @@ impl Engine {
         let keep_bytes = match self.index_is_tight() || self.is_emergency() {
             // Copying forward would not make room.
             true => 0,
-            // Near the dirty limit less: copies must not take the room that writes wait for.
             false => {
                 let limit = self.dirty_limit();
-                let (clean, near) = (limit - self.dirty.blocks().min(limit), limit * 2 / 5 + 1);
-                copy_bytes_max(u64::from(self.config.segment_size)) * clean.min(near) / near
+                let (full, none) = (limit * COPY_FULL_TO / 100, limit * COPY_NONE_FROM / 100);
+                let left = none.saturating_sub(self.dirty.blocks()).min(none - full);
+                copy_bytes_max(u64::from(self.config.segment_size)) * left / (none - full).max(1)
             }
         };
         let mut clean: Vec<Candidate> = Vec::new();

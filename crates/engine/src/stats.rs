@@ -35,8 +35,8 @@ pub struct Stats {
     /// Bytes written to the cache device: records, footers, copies.
     pub log_bytes: u64,
     pub copied_blocks: u64,
-    /// Blocks written as deltas, the bytes of those, and blocks written whole again since their base
-    /// was reclaimed.
+    /// Blocks written as deltas, the bytes of those, and blocks written whole again since their
+    /// base was reclaimed.
     pub delta_blocks: u64,
     pub delta_bytes: u64,
     pub rebased_blocks: u64,

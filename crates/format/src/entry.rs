@@ -37,8 +37,8 @@ pub enum EntryKind {
     /// The block's newest version was dirty and could not be read back; no payload. A read of it is
     /// an error until it is written again.
     Lost = 6,
-    /// The payload makes the block of an older version of it, at a multiple of 8 bytes: of the newest
-    /// one before it in the log that is stored whole.
+    /// The payload makes the block of an older version of it, at a multiple of 8 bytes: of the
+    /// newest one before it in the log that is stored whole.
     Delta = 7,
     /// Reserved: the block equals another block.
     Reference = 8,

@@ -122,7 +122,7 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 21] = [
     ("the last segment", 32, &[0xff; 8], 32),
     ("oldest segment after this one", 64, &[10], 64),
     ("reserved bytes of the header", 95, &[1], 95),
-    ("reserved kind", 96 + 6, &[7], 96 + 6),
+    ("reserved kind", 96 + 6, &[8], 96 + 6),
     ("unknown kind", 96 + 6, &[99], 96 + 6),
     ("unknown flag", 96 + 7, &[0x83], 96 + 7),
     ("first entry not marked", 96 + 7, &[1], 96 + 7),
