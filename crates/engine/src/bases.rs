@@ -75,7 +75,7 @@ impl Engine {
         let base = self.base_of(key)?;
         let seq = self.log.segments[base.segment as usize].seq;
         let (all, age) = (self.log.segments.len() as u64, self.log.head.0 - seq.0);
-        let young = seq > self.log.start && age < all - all / BASES_SHARE;
+        let young = !self.is_reclaiming(seq) && age < all - all / BASES_SHARE;
         let room = self.bases.contains_key(&key)
             || (self.bases.len() as u64) < self.index.capacity() / BASES_SHARE;
         // What is to happen to the block when the record is closed may take its base away.

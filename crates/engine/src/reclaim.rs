@@ -88,6 +88,11 @@ impl Engine {
         }
     }
 
+    /// Whether that segment is being reclaimed.
+    pub(crate) fn is_reclaiming(&self, seq: SegmentSeq) -> bool {
+        self.reclaim.as_ref().is_some_and(|reclaim| reclaim.seq == seq)
+    }
+
     /// Whether the index is nearly full and there are clean blocks to evict.
     fn index_is_tight(&self) -> bool {
         let margin = self.index.capacity() / INDEX_MARGIN;

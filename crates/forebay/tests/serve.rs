@@ -101,11 +101,43 @@ fn what_was_flushed_survives_a_kill() {
 }
 
 #[test]
+fn rewritten_blocks_are_deltas_and_survive_a_kill() {
+    let (place, arguments) = place();
+    let server = place.start(&arguments);
+    let deltas = |server: &support::Server| {
+        server.status()["counters"]["delta_blocks"].as_u64().expect("it is counted")
+    };
+    // Less than makes a stream.
+    let mut data = noise(5, 400 << 10);
+    write(&place, &data);
+    assert_eq!(deltas(&server), 0);
+    for round in 0..3 {
+        data.chunks_mut(4096).for_each(|block| block[100 * round + 7] ^= 0xff);
+        write(&place, &data);
+    }
+    assert_eq!(deltas(&server), 300);
+    server.kill();
+    assert_eq!(forebay(&["check", &place.text("cache.img")]).status.code(), Some(0));
+
+    let server = place.start(&arguments);
+    assert_eq!(read(&place, data.len()), data);
+    let said = server.ask(&["set", "disk", "content=independent"]);
+    assert!(said.ends_with("content=independent\n"), "{said}");
+    data.chunks_mut(4096).for_each(|block| block[1000] ^= 0xff);
+    write(&place, &data);
+    assert_eq!(deltas(&server), 0, "none since it was started");
+    assert_eq!(read(&place, data.len()), data);
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+    assert_eq!(primary(&place, data.len()), data);
+}
+
+#[test]
 fn the_mode_can_be_changed_while_serving() {
     let (place, arguments) = place();
     let server = place.start(&arguments);
     let said = server.ask(&["set", "disk", "mode=write-through"]);
-    assert_eq!(said, "disk: mode=write-through eviction=frequency\n");
+    assert_eq!(said, "disk: mode=write-through eviction=frequency content=rewrite\n");
     let data = noise(3, 1 << 20);
     write(&place, &data);
     assert_eq!(server.status()["volumes"][0]["mode"], "write-through");
