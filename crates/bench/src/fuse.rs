@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::cleanup::{self, Process};
 use crate::content::Content;
+use crate::fio::{RandomReads, median};
 use crate::load::{Load, Pattern};
 use crate::place::Place;
 use crate::report::{self, Table, verdict};
@@ -169,25 +170,9 @@ fn compare(args: &Args, both: [(&Process, &Path); 2], size: u64) -> anyhow::Resu
 }
 
 fn fio(args: &Args, device: &Path, size: u64) -> anyhow::Result<f64> {
-    let output = Command::new("fio")
-        .args(["--name=read", "--ioengine=io_uring", "--rw=randread", "--time_based=1"])
-        .args(["--output-format=json", "--randrepeat=0", "--bs=4096", "--direct=1"])
-        .arg(format!("--filename={}", device.display()))
-        .arg(format!("--iodepth={DEPTH}"))
-        .arg(format!("--runtime={}", args.seconds))
-        .arg(format!("--size={size}"))
-        .output()
-        .context("starting fio")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
-    let Some(start) = text.find('{') else { bail!("fio printed no JSON: {text}") };
-    let report: Value = serde_json::from_str(&text[start..])?;
-    report["jobs"][0]["read"]["iops"].as_f64().context("fio told no rate")
-}
-
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+    let file = format!("--filename={}", device.display());
+    let place = vec!["--ioengine=io_uring".to_owned(), "--direct=1".to_owned(), file];
+    RandomReads { place, depth: DEPTH, jobs: 1, size, seconds: args.seconds }.run()
 }
 
 fn present(setting: &Setting, figures: &Value) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ pub mod developer;
 pub mod disk;
 mod engine;
 mod fileio;
+mod fio;
 mod fuse;
 mod html;
 pub mod image;

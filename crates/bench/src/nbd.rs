@@ -3,13 +3,13 @@
 //!
 //! Both servers run all the time and are measured in turns; the ratio is that of the medians.
 
-use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use serde_json::{Value, json};
 
 use crate::content::Content;
+use crate::fio::{RandomReads, median};
 use crate::load::{Load, Pattern};
 use crate::place::Place;
 use crate::report::{self, Table, verdict};
@@ -184,27 +184,9 @@ fn own(args: &Args, server: &Server, size: u64, seed: u64) -> anyhow::Result<f64
 }
 
 fn fio(args: &Args, server: &Server, size: u64) -> anyhow::Result<f64> {
-    let depth = DEPTH / args.connections;
-    let output = Command::new("fio")
-        .args(["--name=read", "--ioengine=nbd", "--rw=randread", "--time_based=1"])
-        .args(["--output-format=json", "--group_reporting=1", "--randrepeat=0", "--bs=4096"])
-        .arg(format!("--uri={}", server.uri()))
-        .arg(format!("--iodepth={depth}"))
-        .arg(format!("--numjobs={}", args.connections))
-        .arg(format!("--runtime={}", args.seconds))
-        .arg(format!("--size={size}"))
-        .output()
-        .context("starting fio")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
-    let start = text.find('{').context("fio printed no JSON")?;
-    let report: Value = serde_json::from_str(&text[start..])?;
-    report["jobs"][0]["read"]["iops"].as_f64().context("fio told no rate")
-}
-
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
+    let place = vec!["--ioengine=nbd".to_owned(), format!("--uri={}", server.uri())];
+    let (depth, jobs) = (DEPTH / args.connections, args.connections);
+    RandomReads { place, depth, jobs, size, seconds: args.seconds }.run()
 }
 
 fn present(name: &str, other: &str, target: f64, figures: &Value) -> anyhow::Result<()> {

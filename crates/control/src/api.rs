@@ -54,6 +54,13 @@ pub struct CacheStatus {
     pub content: String,
     /// Bytes of blocks in it, before compression.
     pub cached_bytes: u64,
+    /// Bytes that those take on the cache device, compressed or as deltas, without headers.
+    #[serde(default)]
+    pub payload_bytes: u64,
+    /// Bytes written to the cache device for each byte that clients wrote, copies and admissions
+    /// included; `null` before the first.
+    #[serde(default)]
+    pub written_per_byte: Option<f64>,
     /// Bytes newer than on the primary: what is at risk should the device be lost.
     pub dirty_bytes: u64,
     /// Dirty bytes at which writes wait for destaging.
@@ -270,6 +277,9 @@ impl CacheStatus {
             eviction: pool.eviction.name().to_owned(),
             content: pool.content.name().to_owned(),
             cached_bytes: bytes("cached_blocks"),
+            payload_bytes: count("payload_bytes"),
+            written_per_byte: (count("write_bytes") > 0)
+                .then(|| count("log_bytes") as f64 / count("write_bytes") as f64),
             dirty_bytes: bytes("dirty_blocks"),
             dirty_limit_bytes: bytes("dirty_limit_blocks"),
             oldest_dirty_seconds: count("oldest_dirty_nanos") as f64 / 1e9,

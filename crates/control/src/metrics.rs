@@ -106,6 +106,7 @@ pub const METRICS: &[Metric] = table![
     Gauge fenced_blocks "Dirty blocks that cannot be read back any more."
     Gauge ram_blocks "Blocks held in RAM."
     Gauge associate_blocks "Blocks stored as deltas."
+    Gauge payload_bytes "Bytes that the blocks in the cache take, compressed or as deltas."
     Gauge index_bytes "Bytes of RAM that the index takes."
     Gauge index_capacity "Blocks that the index has room for."
     Gauge segments "Segments on the cache device."

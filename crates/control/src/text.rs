@@ -27,6 +27,17 @@ pub fn pool(status: &PoolStatus) -> String {
         Size(cache.cached_bytes),
         Size(cache.size)
     );
+    if cache.payload_bytes > 0 {
+        out += &format!(
+            "content  the data takes {}, {:.1} to 1",
+            Size(cache.payload_bytes),
+            cache.cached_bytes as f64 / cache.payload_bytes as f64
+        );
+        let written = cache.written_per_byte.map(|bytes| {
+            format!("; {bytes:.2} bytes went to the cache for each byte that clients wrote")
+        });
+        out += &(written.unwrap_or_default() + "\n");
+    }
     out += &format!(
         "at risk  {} not on the primaries yet, limit {}; the oldest waits {:.1} s of {:.0} s\n",
         Size(cache.dirty_bytes),

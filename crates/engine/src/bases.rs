@@ -192,11 +192,13 @@ impl Engine {
         let segment = &mut self.log.segments[place.segment as usize];
         segment.live += 1;
         segment.dirty += u32::from(place.dirty);
+        self.log.payload_bytes += u64::from(place.len);
     }
 
     fn count_out(&mut self, place: &Place) {
         let segment = &mut self.log.segments[place.segment as usize];
         segment.live -= 1;
         segment.dirty -= u32::from(place.dirty);
+        self.log.payload_bytes -= u64::from(place.len);
     }
 }

@@ -397,6 +397,7 @@ impl Engine {
             fenced_blocks: self.fenced.len() as u64,
             ram_blocks: self.ram.len() as u64,
             associate_blocks: self.bases.len() as u64,
+            payload_bytes: self.log.payload_bytes,
             index_bytes: self.index.bytes(),
             index_capacity: self.index.capacity(),
             segments: self.log.segments.len() as u64,

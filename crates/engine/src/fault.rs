@@ -121,6 +121,7 @@ impl Engine {
             self.health = Health::Detached;
             self.index = crate::index::Index::new(1);
             self.bases.clear();
+            self.log.payload_bytes = 0;
         }
         self.poll(now, fx);
     }

@@ -119,6 +119,8 @@ pub struct Log {
     pub segments: Vec<Segment>,
     /// Segments that are free.
     pub free: u64,
+    /// Bytes of the payloads that are blocks' newest versions, or bases of those.
+    pub payload_bytes: u64,
     /// The segment records are appended to.
     pub open: Option<OpenSegment>,
     /// Full segments without footer, oldest first.
@@ -170,6 +172,7 @@ impl Log {
         Self {
             segments: vec![Segment::default(); segments],
             free: segments as u64,
+            payload_bytes: 0,
             open: None,
             sealing: VecDeque::new(),
             head: SegmentSeq(1),

@@ -249,6 +249,7 @@ impl Engine {
         self.fenced.clear();
         self.dirty = crate::dirty::Dirty::default();
         self.log.segments.fill(Segment::default());
+        self.log.payload_bytes = 0;
         self.log.free = self.log.segments.len() as u64;
     }
 

@@ -62,6 +62,8 @@ pub struct Stats {
     pub ram_blocks: u64,
     /// Blocks stored as deltas.
     pub associate_blocks: u64,
+    /// Bytes on the cache device of the blocks in it, and of the bases of deltas.
+    pub payload_bytes: u64,
     pub index_bytes: u64,
     pub index_capacity: u64,
     pub segments: u64,
@@ -101,7 +103,7 @@ sums! {
     lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
     primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards,
     admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, copied_blocks,
-    delta_blocks, delta_bytes, rebased_blocks, associate_blocks,
+    delta_blocks, delta_bytes, rebased_blocks, associate_blocks, payload_bytes,
     evicted_blocks, segments_reclaimed, destaged_blocks, destage_writes, cache_flushes,
     primary_flushes, corrupt_clean, corrupt_dirty, cache_errors, primary_errors, throttled_nanos,
     cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks, ram_blocks, index_bytes,

@@ -136,7 +136,8 @@ fn line(totals: &Totals) -> String {
     let t = &totals.tally;
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
-         {} refused starts, {} MiB checked, {} events, {} failing seeds",
+         {} refused starts, {} MiB checked, {} deltas ({} written whole again), {} events, \
+         {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -145,6 +146,8 @@ fn line(totals: &Totals) -> String {
         t.struck,
         t.refusals,
         t.checked >> 20,
+        t.deltas,
+        t.rebased,
         t.events,
         totals.failures.len()
     )

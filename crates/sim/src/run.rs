@@ -75,6 +75,7 @@ pub fn run(
     if !over {
         world.finish()?;
     }
+    world.count_deltas();
     if let Some(server) = &world.server {
         stats = server.stats(world.now).into_iter().next().unwrap_or_default();
     }
@@ -511,6 +512,15 @@ impl World {
                 let what = format!(
                     "shard {shard}: {} blocks dirty of {} cached",
                     s.dirty_blocks, s.cached_blocks
+                );
+                return Err(self.fail(what));
+            }
+            if s.associate_blocks > s.cached_blocks
+                || s.payload_bytes > (s.cached_blocks + s.associate_blocks) * 4096
+            {
+                let what = format!(
+                    "shard {shard}: {} deltas and {} bytes of payload of {} blocks cached",
+                    s.associate_blocks, s.payload_bytes, s.cached_blocks
                 );
                 return Err(self.fail(what));
             }

@@ -63,6 +63,11 @@ pub struct Tally {
     pub struck: u64,
     /// Bytes compared with the model.
     pub checked: u64,
+    /// Blocks written as deltas, and written whole again at reclaim, by servers that did not stop
+    /// in order.
+    pub deltas: u64,
+    /// See `deltas`.
+    pub rebased: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
     /// The last crash came after the whole script.
@@ -80,6 +85,8 @@ impl Tally {
         self.refusals += other.refusals;
         self.struck += other.struck;
         self.checked += other.checked;
+        self.deltas += other.deltas;
+        self.rebased += other.rebased;
     }
 }
 
@@ -448,8 +455,17 @@ impl World {
         }
     }
 
+    /// Adds up what the servers wrote as deltas, before their counters are gone.
+    pub(crate) fn count_deltas(&mut self) {
+        for stats in self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default() {
+            self.tally.deltas += stats.delta_blocks;
+            self.tally.rebased += stats.rebased_blocks;
+        }
+    }
+
     /// Power fails, or the server dies: everything in memory is gone.
     pub(crate) fn cut(&mut self) {
+        self.count_deltas();
         self.server = None;
         self.drop_errand();
         self.events.clear();
