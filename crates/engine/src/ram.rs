@@ -3,192 +3,86 @@
 //! What it holds is always the newest applied version of a block, dirty or clean, so a reader
 //! need not ask the index. It is fixed in size; a size of zero is allowed.
 
-use std::hash::{BuildHasherDefault, Hasher};
 use std::hint::black_box;
 
 use forebay_block::BLOCK_SIZE;
+use forebay_policy::{KeyHash, Recent};
 use hashbrown::HashMap;
 
 use crate::index::Key;
 
-const NONE: u32 = u32::MAX;
-
-/// Scrambles block keys; the same in every run, so that runs can be repeated.
-#[derive(Default)]
-pub struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        let product = u128::from(self.0 ^ n ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
-        self.0 = (product >> 64) as u64 ^ product as u64;
-    }
-}
-
 /// A map from block keys with the same order in every run.
-pub type KeyMap<V> = HashMap<Key, V, BuildHasherDefault<KeyHasher>>;
-
-struct Link {
-    key: Key,
-    newer: u32,
-    older: u32,
-}
+pub type KeyMap<V> = HashMap<Key, V, KeyHash>;
 
 /// Recent blocks of one shard.
 pub struct Ram {
-    map: KeyMap<u32>,
-    links: Vec<Link>,
+    recent: Recent,
     bytes: Vec<u8>,
-    free: Vec<u32>,
-    newest: u32,
-    oldest: u32,
-    capacity: usize,
 }
 
 impl Ram {
     /// Room for `bytes / 4096` blocks.
     pub fn new(bytes: u64) -> Self {
         let capacity = usize::try_from(bytes).expect("the RAM tier fits memory") / BLOCK_SIZE;
-        assert!(capacity < NONE as usize, "the RAM tier of a shard is below 16 TiB");
-        Self {
-            map: KeyMap::default(),
-            links: Vec::new(),
-            bytes: vec![0; capacity * BLOCK_SIZE],
-            free: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
-            capacity,
-        }
+        Self { recent: Recent::new(capacity), bytes: vec![0; capacity * BLOCK_SIZE] }
     }
 
     /// Blocks in it.
     pub fn len(&self) -> usize {
-        self.map.len()
+        self.recent.len()
     }
 
     /// The place of a block, for [`Ram::warm`].
     pub fn find(&self, key: Key) -> Option<u32> {
-        self.map.get(&key).copied()
+        self.recent.find(key.0)
     }
 
     /// Looks at what [`Ram::get`] will need of a place: its neighbours' numbers, and where its
     /// bytes begin, from where on the processor fetches by itself.
-    pub fn warm(&self, slot: u32) {
-        let link = &self.links[slot as usize];
-        let start = slot as usize * BLOCK_SIZE;
-        black_box(link.newer ^ u32::from(self.bytes[start]));
+    pub fn warm(&self, place: u32) {
+        self.recent.warm(place);
+        black_box(self.bytes[place as usize * BLOCK_SIZE]);
     }
 
     /// Looks at the neighbours of a place that was looked at before.
-    pub fn warm_neighbours(&self, slot: u32) {
-        let link = &self.links[slot as usize];
-        for near in [link.newer, link.older] {
-            black_box(self.links.get(near as usize).map(|link| link.newer));
-        }
+    pub fn warm_neighbours(&self, place: u32) {
+        self.recent.warm_neighbours(place);
     }
 
     /// The block's bytes, which become the most recent.
     pub fn get(&mut self, key: Key) -> Option<&[u8]> {
-        let slot = *self.map.get(&key)?;
-        if self.newest != slot {
-            self.unlink(slot);
-            self.link_newest(slot);
-        }
-        let start = slot as usize * BLOCK_SIZE;
-        Some(&self.bytes[start..start + BLOCK_SIZE])
+        let place = self.recent.touch(key.0)?;
+        Some(&self.bytes[range(place)])
     }
 
     /// The block's bytes, without making them recent.
     pub fn peek(&self, key: Key) -> Option<&[u8]> {
-        let start = *self.map.get(&key)? as usize * BLOCK_SIZE;
-        Some(&self.bytes[start..start + BLOCK_SIZE])
+        let place = self.recent.find(key.0)?;
+        Some(&self.bytes[range(place)])
     }
 
     /// Stores the newest bytes of a block, in place of the least recent one if it is full.
     pub fn put(&mut self, key: Key, block: &[u8]) {
         assert_eq!(block.len(), BLOCK_SIZE, "the RAM tier holds whole blocks");
-        if self.capacity == 0 {
-            return;
+        if let Some(place) = self.recent.put(key.0) {
+            self.bytes[range(place)].copy_from_slice(block);
         }
-        let slot = match self.map.get(&key) {
-            Some(&slot) => {
-                self.unlink(slot);
-                slot
-            }
-            None => self.slot_for(key),
-        };
-        self.link_newest(slot);
-        let start = slot as usize * BLOCK_SIZE;
-        self.bytes[start..start + BLOCK_SIZE].copy_from_slice(block);
     }
 
     /// Moves a block's bytes to another key, in place of what it had.
     pub fn rename(&mut self, from: Key, to: Key) {
-        self.remove(to);
-        if let Some(slot) = self.map.remove(&from) {
-            self.links[slot as usize].key = to;
-            self.map.insert(to, slot);
-        }
+        self.recent.rename(from.0, to.0);
     }
 
     /// Forgets a block.
     pub fn remove(&mut self, key: Key) {
-        if let Some(slot) = self.map.remove(&key) {
-            self.unlink(slot);
-            self.free.push(slot);
-        }
+        self.recent.forget(key.0);
     }
+}
 
-    fn slot_for(&mut self, key: Key) -> u32 {
-        let slot = if let Some(slot) = self.free.pop() {
-            self.links[slot as usize].key = key;
-            slot
-        } else if self.links.len() < self.capacity {
-            self.links.push(Link { key, newer: NONE, older: NONE });
-            self.links.len() as u32 - 1
-        } else {
-            let slot = self.oldest;
-            self.unlink(slot);
-            let link = &mut self.links[slot as usize];
-            self.map.remove(&link.key);
-            link.key = key;
-            slot
-        };
-        self.map.insert(key, slot);
-        slot
-    }
-
-    fn link_newest(&mut self, slot: u32) {
-        let older = std::mem::replace(&mut self.newest, slot);
-        let link = &mut self.links[slot as usize];
-        link.newer = NONE;
-        link.older = older;
-        match older {
-            NONE => self.oldest = slot,
-            _ => self.links[older as usize].newer = slot,
-        }
-    }
-
-    fn unlink(&mut self, slot: u32) {
-        let Link { newer, older, .. } = self.links[slot as usize];
-        match newer {
-            NONE => self.newest = older,
-            _ => self.links[newer as usize].older = older,
-        }
-        match older {
-            NONE => self.oldest = newer,
-            _ => self.links[older as usize].newer = newer,
-        }
-    }
+fn range(place: u32) -> std::ops::Range<usize> {
+    let start = place as usize * BLOCK_SIZE;
+    start..start + BLOCK_SIZE
 }
 
 #[cfg(test)]

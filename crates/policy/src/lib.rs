@@ -1,4 +1,4 @@
-//! Pure decisions: eviction, sequential detection, destage pacing, write throttling.
+//! Pure decisions: eviction, recency, sequential detection, destage pacing, write throttling.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number:
 //! time is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly, and
@@ -9,6 +9,7 @@
 mod destage;
 mod eviction;
 mod frequency;
+mod recent;
 mod sequential;
 mod sketch;
 mod throttle;
@@ -19,6 +20,7 @@ pub use eviction::{
     copy_bytes_max, free_segments_wanted,
 };
 pub use frequency::Frequency;
+pub use recent::{KeyHash, Recent};
 pub use sequential::SequentialDetector;
 pub use sketch::Sketch;
 pub use throttle::{DELAY_MAX, WriteThrottle};

@@ -4,10 +4,9 @@
 //! bytes for each block that lies alone, usually a bit.
 
 use forebay_block::{BLOCK_SIZE, BlockRange};
+use forebay_policy::KeyHash;
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
-
-use crate::simulate::KeyHash;
 
 const WORDS: usize = 8;
 const PAGE_BLOCKS: u64 = WORDS as u64 * 64;

@@ -293,7 +293,7 @@ fn config(layout: &Layout) -> ShardConfig {
         }],
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
-        eviction: Eviction::Lru,
+        eviction: Eviction::default(),
         write_cache_depth: Duration::from_secs(3600),
         dirty_limit_percent: 50,
         destage_depth: 32,

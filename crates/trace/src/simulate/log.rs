@@ -3,10 +3,8 @@
 use std::collections::VecDeque;
 
 use forebay_block::BLOCK_SIZE;
-use forebay_policy::{Candidate, EvictionPolicy, copy_bytes_max, free_segments_wanted};
+use forebay_policy::{Candidate, EvictionPolicy, KeyHash, copy_bytes_max, free_segments_wanted};
 use hashbrown::HashMap;
-
-use super::ram::KeyHash;
 
 /// Segments of the smallest log, as in the engine.
 pub const SEGMENTS_MIN: usize = 8;

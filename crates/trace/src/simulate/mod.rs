@@ -7,15 +7,12 @@
 //! costs its blocks only, and every block has been destaged by the time its segment is reclaimed.
 
 mod log;
-mod ram;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, IoOp};
-use forebay_policy::{Eviction, EvictionPolicy, SequentialDetector};
+use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector};
 
 use crate::request::TraceRequest;
 use log::Log;
-pub use ram::KeyHash;
-use ram::Recent;
 
 /// Sequential streams that are told apart, as in a volume.
 const STREAMS_MAX: usize = 64;
@@ -169,7 +166,7 @@ impl Simulator {
                 self.policy.asked(key);
             }
             let cached = self.log.hit(key, &*self.policy);
-            if self.ram.touch(key) {
+            if self.ram.touch(key).is_some() {
                 self.outcome.ram_hit_blocks += 1;
             } else if cached {
                 self.ram.put(key);
@@ -196,7 +193,7 @@ impl Simulator {
 
     fn write(&mut self, blocks: BlockRange, bypass: bool) {
         for key in blocks.iter() {
-            let cached = self.ram.contains(key) || self.log.contains(key);
+            let cached = self.ram.find(key).is_some() || self.log.contains(key);
             self.outcome.write_blocks_missed += u64::from(!cached);
             if bypass {
                 continue;

@@ -1,0 +1,217 @@
+//! Which blocks are in a RAM tier: places for a fixed number of them, the least recently used out
+//! first. What lies in a place is the owner's business.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+use hashbrown::HashMap;
+
+const NONE: u32 = u32::MAX;
+
+/// Scrambles block keys; the same in every run, so that runs can be repeated.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct KeyHasher(u64);
+
+/// Makes [`KeyHasher`]s.
+pub type KeyHash = BuildHasherDefault<KeyHasher>;
+
+impl Hasher for KeyHasher {
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    #[inline]
+    fn write_u64(&mut self, n: u64) {
+        let product = u128::from(self.0 ^ n ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    key: u64,
+    newer: u32,
+    older: u32,
+}
+
+/// Recent blocks by key, each with a place, a number below the capacity.
+#[derive(Clone, Debug)]
+pub struct Recent {
+    map: HashMap<u64, u32, KeyHash>,
+    links: Vec<Link>,
+    free: Vec<u32>,
+    newest: u32,
+    oldest: u32,
+    capacity: usize,
+}
+
+impl Recent {
+    /// Room for so many blocks; none is allowed.
+    ///
+    /// # Panics
+    /// If places would not fit 32 bits.
+    #[must_use]
+    pub fn new(capacity: usize) -> Self {
+        assert!(capacity < NONE as usize, "a RAM tier is below 16 TiB");
+        Self {
+            map: HashMap::default(),
+            links: Vec::new(),
+            free: Vec::new(),
+            newest: NONE,
+            oldest: NONE,
+            capacity,
+        }
+    }
+
+    /// Blocks in it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    /// The block's place.
+    #[must_use]
+    #[inline]
+    pub fn find(&self, key: u64) -> Option<u32> {
+        self.map.get(&key).copied()
+    }
+
+    /// Makes a block the most recent, if it is in it; returns its place.
+    #[inline]
+    pub fn touch(&mut self, key: u64) -> Option<u32> {
+        let place = self.find(key)?;
+        if self.newest != place {
+            self.unlink(place);
+            self.link_newest(place);
+        }
+        Some(place)
+    }
+
+    /// Brings a block in, or makes it recent; returns its place, which may have been another
+    /// block's. Nothing where there is no room for any.
+    pub fn put(&mut self, key: u64) -> Option<u32> {
+        if self.capacity == 0 {
+            return None;
+        }
+        if let Some(place) = self.touch(key) {
+            return Some(place);
+        }
+        if self.map.len() == self.capacity {
+            let oldest = self.links[self.oldest as usize].key;
+            self.forget(oldest);
+        }
+        let link = Link { key, newer: NONE, older: NONE };
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.links[place as usize] = link;
+                place
+            }
+            None => {
+                self.links.push(link);
+                self.links.len() as u32 - 1
+            }
+        };
+        self.map.insert(key, place);
+        self.link_newest(place);
+        Some(place)
+    }
+
+    /// Gives a block's place to another key, which loses the one it had.
+    pub fn rename(&mut self, from: u64, to: u64) {
+        self.forget(to);
+        if let Some(place) = self.map.remove(&from) {
+            self.links[place as usize].key = to;
+            self.map.insert(to, place);
+        }
+    }
+
+    /// Takes a block out.
+    pub fn forget(&mut self, key: u64) {
+        if let Some(place) = self.map.remove(&key) {
+            self.unlink(place);
+            self.free.push(place);
+        }
+    }
+
+    /// Takes out all blocks but some.
+    pub fn retain(&mut self, keep: impl Fn(u64) -> bool) {
+        let gone: Vec<u64> = self.map.keys().copied().filter(|&key| !keep(key)).collect();
+        gone.into_iter().for_each(|key| self.forget(key));
+    }
+
+    /// Looks at what [`Recent::touch`] will need of a place, and changes nothing: memory that is
+    /// looked at for many blocks together is waited for once.
+    #[inline]
+    pub fn warm(&self, place: u32) {
+        std::hint::black_box(self.links[place as usize].newer);
+    }
+
+    /// The same for the neighbours of a place.
+    #[inline]
+    pub fn warm_neighbours(&self, place: u32) {
+        let link = &self.links[place as usize];
+        for near in [link.newer, link.older] {
+            std::hint::black_box(self.links.get(near as usize).map(|link| link.newer));
+        }
+    }
+
+    fn link_newest(&mut self, place: u32) {
+        let older = std::mem::replace(&mut self.newest, place);
+        let link = &mut self.links[place as usize];
+        (link.newer, link.older) = (NONE, older);
+        match older {
+            NONE => self.oldest = place,
+            _ => self.links[older as usize].newer = place,
+        }
+    }
+
+    fn unlink(&mut self, place: u32) {
+        let Link { newer, older, .. } = self.links[place as usize];
+        match newer {
+            NONE => self.newest = older,
+            _ => self.links[newer as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            _ => self.links[older as usize].newer = newer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renamed_block_keeps_its_place_and_its_age() {
+        let mut recent = Recent::new(3);
+        let places: Vec<_> = (0..3).map(|key| recent.put(key)).collect();
+        recent.rename(0, 9);
+        assert_eq!((recent.find(0), recent.find(9)), (None, places[0]));
+        assert_eq!(recent.put(5), places[0], "it was the least recent");
+        recent.rename(1, 2);
+        assert_eq!((recent.len(), recent.find(2)), (2, places[1]));
+        recent.rename(77, 2);
+        assert_eq!((recent.len(), recent.find(2)), (1, None));
+    }
+
+    #[test]
+    fn what_is_kept_stays_in_order() {
+        let mut recent = Recent::new(4);
+        (0..4).for_each(|key| assert!(recent.put(key).is_some()));
+        recent.retain(|key| key % 2 == 1);
+        recent.touch(1);
+        (10..13).for_each(|key| assert!(recent.put(key).is_some()));
+        assert!(recent.find(3).is_none() && recent.find(1).is_some());
+    }
+}
