@@ -49,8 +49,8 @@ pub struct Args {
     /// MiB of the buffer pool [default: a twentieth of the data]
     #[arg(long, value_name = "MIB")]
     pub buffer_pool_mib: Option<u64>,
-    /// MiB of the redo log
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    /// MiB of the redo log; it should be much smaller than the cache, as it is in practice
+    #[arg(long, value_name = "MIB", default_value_t = 48)]
     pub redo_log_mib: u64,
     /// A further setting of MariaDB, as --mariadb innodb-io-capacity=2000; may be repeated
     #[arg(long = "mariadb", value_name = "KEY=VALUE")]
