@@ -5,6 +5,8 @@
 
 use std::io::{BufRead, Chain, Cursor, Read};
 
+use forebay_block::{ByteRange, IoOp};
+
 use crate::TraceError;
 use crate::formats::blkparse::Blkparse;
 use crate::formats::csv::{Found, Msr, cloudphysics, csv};
@@ -110,8 +112,12 @@ impl<R: BufRead> TraceReader<R> {
         }
     }
 
-    /// Counts the request's time from the first one's, and never back.
+    /// Counts the request's time from the first one's, and never back. A flush is of all, whatever
+    /// range it names.
     fn in_time(&mut self, mut request: TraceRequest) -> TraceRequest {
+        if request.op == IoOp::Flush {
+            request.range = ByteRange::default();
+        }
         // A recording of Forebay begins when it was started, not with its first request.
         let own = matches!(self.source, Source::Own(..));
         let first = *self.first.get_or_insert(if own { 0 } else { request.nanos });

@@ -92,6 +92,15 @@ fn vscsi(version: u16, command: u16, lbn: u64, bytes: u32, micros: u64) -> Vec<u
 }
 
 #[test]
+fn a_flush_has_no_range() {
+    assert_eq!(read("3,333.1,35,66,3"), [TraceRequest::flush(0)]);
+    let mut trace = vscsi(1, 0x35, 8, 4096, 1);
+    trace.extend(vscsi(1, 0x2a, 8, 4096, 1));
+    let expected = [TraceRequest::flush(0), request(0, IoOp::Write, 8, 8)];
+    assert_eq!(read_as(&trace, None).unwrap(), expected);
+}
+
+#[test]
 fn vscsi_of_both_versions() {
     for version in [1, 2] {
         let mut trace = vscsi(version, 0x2a, 42_932_745, 512, 5_000);
