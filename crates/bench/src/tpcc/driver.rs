@@ -15,8 +15,10 @@ use super::transaction::{Kind, Order, Terminal};
 use super::values::Values;
 use crate::sample::{Latency, Recorder};
 
-/// Errors after which a transaction is run again: a deadlock, a lock waited for too long.
-const AGAIN: [u16; 2] = [1213, 1205];
+/// Whether a transaction is to be run again: after a deadlock, or a lock waited for too long.
+pub fn is_to_repeat(error: &Error) -> bool {
+    matches!(error, Error::MySqlError(error) if [1213, 1205].contains(&error.code))
+}
 
 /// A deck of clause 5.2.4.2: 43.5 % payments, 4.3 % of each of the smaller ones, the rest new
 /// orders.
@@ -171,7 +173,7 @@ fn once(
     let order = loop {
         match terminal.run(kind) {
             Ok(order) => break order,
-            Err(Error::MySqlError(error)) if AGAIN.contains(&error.code) => {
+            Err(error) if is_to_repeat(&error) => {
                 terminal.conn.query_drop("ROLLBACK")?;
                 shared.counts[6].fetch_add(1, Relaxed);
                 if shared.stop.load(Relaxed) || shared.recorder.is_over() {

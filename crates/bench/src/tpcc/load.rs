@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, LocalInfileHandler};
 
+use super::driver::is_to_repeat;
 use super::schema::{CREATE, DISTRICTS, Scale, TABLES};
 use super::values::{C_LAST_LOAD, Values, last_name, money};
 
@@ -16,6 +17,8 @@ use super::values::{C_LAST_LOAD, Values, last_name, money};
 const DATE: &str = "2026-01-01 00:00:00";
 /// Warehouses loaded at the same time.
 const WORKERS: usize = 2;
+/// How often a table of a warehouse is tried.
+const TRIES: u32 = 5;
 
 /// Makes and fills the tables in the database that connections are in; `progress` is told how
 /// many warehouses are there.
@@ -71,8 +74,16 @@ fn fill(conn: &mut Conn, scale: Scale, warehouse: u32, tables: &[&str]) -> anyho
     });
     conn.set_local_infile_handler(Some(handler));
     for table in tables {
-        conn.query_drop(format!("LOAD DATA LOCAL INFILE '{table}' INTO TABLE {table}"))
-            .with_context(|| format!("table {table}"))?;
+        let statement = format!("LOAD DATA LOCAL INFILE '{table}' INTO TABLE {table}");
+        let mut outcome = conn.query_drop(&statement);
+        // The first rows of an empty table lock all of it, so that two loaders may be in a deadlock.
+        for _ in 1..TRIES {
+            if !outcome.as_ref().is_err_and(is_to_repeat) {
+                break;
+            }
+            outcome = conn.query_drop(&statement);
+        }
+        outcome.with_context(|| format!("table {table}"))?;
     }
     conn.set_local_infile_handler(None);
     Ok(())
