@@ -2,20 +2,22 @@
 //!
 //! The log is reclaimed in order, so a policy cannot choose which segment goes. Of the clean blocks
 //! of the oldest segment those are copied forward that were asked for more than half as often as
-//! the mean of them, the most frequent first. A missed block is admitted when it was asked for more
+//! the mean of them, the most frequent first; where most of the segment is garbage, which leaves
+//! room for more, those that were asked for less often too. A missed block is admitted when it was asked for more
 //! often than a bar: half-way between that mean and the mean of those that had to leave. The next
 //! segment is much like it. Until a segment has been reclaimed there is room, and everything
 //! enters. Counts fade, and the bar with them, so that one from long ago does not keep everything
 //! out. Why it is so and not otherwise: `docs/adr/0006`.
 
-use crate::eviction::{Candidate, EvictionPolicy, take};
+use crate::eviction::{COPY_SHARE_MAX_PERCENT, Candidate, EvictionPolicy, take};
 use crate::sketch::Sketch;
 
 /// Counters of the sketch for each cached block: four bytes.
 const COUNTERS: u64 = 8;
 /// Requests, for each cached block, after which counts are halved.
 const PERIOD: u64 = 5;
-/// What a block must exceed to be copied forward, as a share of the mean.
+/// What a block must exceed to be copied forward, as a share of the mean, if all of the segment is
+/// clean blocks. Where only a part is, less, by the square of that part.
 const KEEP: f32 = 0.5;
 /// What any block must exceed: a block asked for once has not been asked for again.
 const ONCE: f32 = 1.0;
@@ -67,9 +69,13 @@ impl EvictionPolicy for Frequency {
         let mean = sum / blocks.len() as f32;
         let mut order: Vec<usize> = (0..blocks.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(counts[at]));
+        let bytes: u64 = blocks.iter().map(|block| u64::from(block.bytes)).sum();
+        let share = COPY_SHARE_MAX_PERCENT as f32 / 100.0;
+        let full = (bytes as f32 / copy_bytes.max(1) as f32 * share).min(1.0);
+        let keep = (mean * KEEP * full * full).max(ONCE);
         let mut left = copy_bytes;
         for at in order {
-            let worth = f32::from(counts[at]) > (mean * KEEP).max(ONCE);
+            let worth = f32::from(counts[at]) > keep;
             blocks[at].keep = worth && take(&mut left, blocks[at].bytes);
         }
         let gone = || blocks.iter().zip(&counts).filter(|(block, _)| !block.keep);
@@ -134,8 +140,12 @@ mod tests {
         policy.choose(&mut blocks, 2 * 4096 + 100);
         // The mean is 4.4: above half of it are 2, 3 and 4.
         assert_eq!(blocks.map(|block| block.keep), [false, true, false, true, false]);
-        policy.choose(&mut blocks, 1 << 20);
+        let segment = 5 * 4096;
+        policy.choose(&mut blocks, segment * 3 / 4);
         assert_eq!(blocks.map(|block| block.keep), [false, true, true, true, false]);
+        // The same blocks, but most of the segment is garbage: whoever was asked for twice stays.
+        policy.choose(&mut blocks, 2 * segment * 3 / 4);
+        assert_eq!(blocks.map(|block| block.keep), [false, true, true, true, true]);
     }
 
     #[test]
