@@ -1,4 +1,4 @@
-//! Zero detection, LZ4, deltas and checksums for 4 KiB blocks.
+//! Zero detection, LZ4, zstd, deltas and checksums for 4 KiB blocks.
 //!
 //! A payload made here is decoded here, and to exactly one block: a payload that yields fewer
 //! bytes, or more, is refused. Whether a payload is the one that was written is the checksum's
@@ -6,9 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+mod dense;
 mod lz4;
 mod zero;
 
+pub use dense::{DenseCompressor, decompress_dense};
 pub use lz4::{COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, decompress};
 pub use zero::is_zero;
 

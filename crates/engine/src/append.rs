@@ -92,7 +92,8 @@ impl Engine {
         true
     }
 
-    /// Adds a payload as it is in the log already; false when there is no room now.
+    /// Adds a payload that is in the log already, in a denser form if there is one; false when there
+    /// is no room now.
     pub(crate) fn push_copy(
         &mut self,
         fx: &mut Effects,
@@ -106,20 +107,19 @@ impl Engine {
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        let payload = match place.kind {
-            EntryKind::Raw => self.builder.push_whole(bytes),
-            _ => self.builder.push_packed(bytes),
+        let (kind, payload, len, crc) = match self.make_dense(bytes, &place) {
+            Some(len) => {
+                let bytes = &self.codec_buf[..len];
+                let payload = self.builder.push_packed(bytes);
+                (EntryKind::Zstd, payload, len as u16, crc32c(bytes))
+            }
+            None if place.kind == EntryKind::Raw => {
+                (place.kind, self.builder.push_whole(bytes), place.len, place.crc)
+            }
+            None => (place.kind, self.builder.push_packed(bytes), place.len, place.crc),
         };
-        self.builder.pending.push(Pending {
-            key,
-            count: 1,
-            kind: place.kind,
-            dirty: place.dirty,
-            payload,
-            len: place.len,
-            crc: place.crc,
-            expect: Expect::At(place),
-        });
+        let (count, dirty, expect) = (1, place.dirty, Expect::At(place));
+        self.builder.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect });
         true
     }
 
@@ -245,13 +245,18 @@ impl Engine {
                 },
                 Expect::Absent => continue,
             }
-            let offset = match item.payload {
-                Payload::None => 0,
-                Payload::Page(page) => at + (page * PAGE) as u32,
-                Payload::Packed(so_far) => at + (packed_at + so_far) as u32,
+            let (segment, offset) = match item.payload {
+                Payload::None => (index, 0),
+                Payload::Page(page) => (index, at + (page * PAGE) as u32),
+                Payload::Packed(so_far) => (index, at + (packed_at + so_far) as u32),
+                Payload::Shared(old) => (old.segment as usize, old.offset),
+            };
+            let shared = match item.payload {
+                Payload::Shared(old) => Some(self.share(item.key, &old, index)),
+                _ => None,
             };
             let place = Place {
-                segment: index as u32,
+                segment: segment as u32,
                 offset: if offset == 0 { at + 8 * (1 + entries.len() as u32) } else { offset },
                 len: item.len,
                 kind: item.kind,
@@ -270,6 +275,7 @@ impl Engine {
                 len: item.len,
                 count: item.count,
                 crc: item.crc,
+                shared,
             });
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {

@@ -11,13 +11,14 @@
 //! [`Engine::start_reclaim`] closes the record first if it has deltas against the segment.
 
 use forebay_codec::is_zero;
-use forebay_format::EntryKind;
+use forebay_format::{EntryKind, SegmentSeq};
 
 use crate::Engine;
 use crate::api::{ContentLocality, Effects};
 use crate::builder::{Expect, Pending};
+use crate::duplicates::fingerprint;
 use crate::index::{Key, Place};
-use crate::limits::{BASES_SHARE, DELTA_TRY_ONE_IN, DELTAS_REFUSED_MAX};
+use crate::limits::BASES_SHARE;
 
 /// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
 fn base_key(key: Key) -> Key {
@@ -39,8 +40,8 @@ impl Engine {
         }
     }
 
-    /// Encodes a block that a client wrote, as a delta if that can be; false when there is no room
-    /// now.
+    /// Encodes a block that a client wrote, as the duplicate of another or as a delta if that can
+    /// be; false when there is no room now.
     pub(crate) fn push_written(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
         if self.config.content == ContentLocality::Independent || is_zero(block) {
             return self.push_block(fx, key, block, true, Expect::Always);
@@ -48,34 +49,32 @@ impl Engine {
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        if let Some(base) = self.usable_base(key)
-            && self.is_delta_likely()
-        {
-            if self.push_delta(key, block, base) {
-                self.deltas_refused = 0;
-                return true;
-            }
-            self.deltas_refused = self.deltas_refused.saturating_add(1);
-        }
-        self.push_block(fx, key, block, true, Expect::Always)
-    }
-
-    /// Where many rewrites in a row had little of the older version, few are tried.
-    fn is_delta_likely(&mut self) -> bool {
-        if self.deltas_refused < DELTAS_REFUSED_MAX {
+        let print = fingerprint(block);
+        if let Some(place) = self.duplicate_of(key, block, print) {
+            self.push_duplicate(key, &place);
             return true;
         }
-        self.deltas_skipped = (self.deltas_skipped + 1) % DELTA_TRY_ONE_IN;
-        self.deltas_skipped == 0
+        if let Some(base) = self.usable_base(key)
+            && self.delta_tries.is_due()
+        {
+            let pushed = self.push_delta(key, block, base);
+            self.delta_tries.note(pushed);
+            if pushed {
+                return true;
+            }
+        }
+        let done = self.push_block(fx, key, block, true, Expect::Always);
+        if done {
+            self.duplicates.note(print, key);
+        }
+        done
     }
 
     /// The block's base, if a delta against it is worth making: what has lived long is about to be
     /// reclaimed, and the block would have to be written whole soon.
     fn usable_base(&self, key: Key) -> Option<Place> {
         let base = self.base_of(key)?;
-        let seq = self.log.segments[base.segment as usize].seq;
-        let (all, age) = (self.log.segments.len() as u64, self.log.head.0 - seq.0);
-        let young = !self.is_reclaiming(seq) && age < all - all / BASES_SHARE;
+        let young = self.is_young(self.log.segments[base.segment as usize].seq);
         let room = self.bases.contains_key(&key)
             || (self.bases.len() as u64) < self.index.capacity() / BASES_SHARE;
         // What is to happen to the block when the record is closed may take its base away.
@@ -84,6 +83,12 @@ impl Engine {
             && self.ram.peek(self.base_in_ram(key)).is_some()
             && !self.builder.may_change(key);
         usable.then_some(base)
+    }
+
+    /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.
+    pub(crate) fn is_young(&self, seq: SegmentSeq) -> bool {
+        let (all, age) = (self.log.segments.len() as u64, self.log.head.0 - seq.0);
+        !self.is_reclaiming(seq) && age < all - all / BASES_SHARE
     }
 
     /// Where the RAM tier has a block's base, if it has it.
@@ -192,6 +197,9 @@ impl Engine {
         let segment = &mut self.log.segments[place.segment as usize];
         segment.live += 1;
         segment.dirty += u32::from(place.dirty);
+        if place.dirty {
+            self.log.dirty_floor = self.log.dirty_floor.min(segment.seq);
+        }
         self.log.payload_bytes += u64::from(place.len);
     }
 

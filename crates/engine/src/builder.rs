@@ -4,7 +4,9 @@
 //! put behind the entries if they fit the header's page, else behind the last whole block.
 
 use forebay_block::{BufPool, IoBuf};
-use forebay_format::{ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES};
+use forebay_format::{
+    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq,
+};
 
 use crate::index::{Key, Place};
 use crate::slab::Id;
@@ -38,6 +40,19 @@ pub enum Payload {
     Page(usize),
     /// So far into the packed part.
     Packed(usize),
+    /// Elsewhere in the log: that of a block with the same bytes.
+    Shared(Shared),
+}
+
+/// A payload that is in the log already.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    /// The segment it lies in, by number.
+    pub seq: SegmentSeq,
+    /// The same by position.
+    pub segment: u32,
+    /// Bytes from the segment's start.
+    pub offset: u32,
 }
 
 /// An entry to be.
@@ -161,11 +176,13 @@ impl Builder {
         self.pending.iter().any(|item| !item.expect.is_certain() && of(item))
     }
 
-    /// Whether a delta in it is against a version in the segment at that position.
-    pub fn has_base_in(&self, segment: u32) -> bool {
-        let in_it =
-            |item: &Pending| matches!(item.expect, Expect::Over(base) if base.segment == segment);
-        self.pending.iter().any(in_it)
+    /// Whether an entry in it rests on a payload in the segment at that position: that of a delta's
+    /// base, or one that is shared.
+    pub fn rests_on(&self, segment: u32) -> bool {
+        self.pending.iter().any(|item| {
+            matches!(item.expect, Expect::Over(base) if base.segment == segment)
+                || matches!(item.payload, Payload::Shared(old) if old.segment == segment)
+        })
     }
 
     /// Notes that `op` waits for the record; says whether it did not yet.

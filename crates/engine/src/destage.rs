@@ -200,7 +200,10 @@ impl Engine {
         // nothing in the log is trusted over the primary but what is dirty now.
         let base = (place.kind == EntryKind::Delta).then(|| self.base_of_delta(key));
         let ready = match self.health {
-            Health::Good => self.log.is_durable(place.segment, place.offset),
+            Health::Good => {
+                self.log.is_durable(place.segment, place.offset)
+                    && self.duplicates.unsettled(key).is_none()
+            }
             _ => {
                 self.trust > Trust::Full
                     && self.is_associate_written(&base.unwrap_or(place), &place)
@@ -227,7 +230,7 @@ impl Engine {
             if self.dirty.contains(key)
                 && let Some(place) = self.index.get(key)
             {
-                self.want_block_durable(&place);
+                self.want_block_durable(key, &place);
             }
             return Err(Key(key.0 + 1));
         };
@@ -274,8 +277,10 @@ impl Engine {
     }
 
     /// Asks for a flush of the cache device, so that a block can go to the primary.
-    fn want_block_durable(&mut self, place: &Place) {
-        let lsn = self.log.segments[place.segment as usize].last_lsn.min(self.log.completed);
+    fn want_block_durable(&mut self, key: Key, place: &Place) {
+        let last = self.log.segments[place.segment as usize].last_lsn;
+        let last = self.duplicates.unsettled(key).map_or(last, |lsn| lsn.max(last));
+        let lsn = last.min(self.log.completed);
         self.log.want_durable(lsn);
     }
 

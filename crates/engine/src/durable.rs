@@ -82,6 +82,7 @@ impl Engine {
             self.log.segments[index].durable = end;
         }
         self.log.wanted.retain(|&wanted| wanted > lsn);
+        self.duplicates.durable(lsn);
         while let Some(&(at, op)) = self.log.waiters.first() {
             if at > lsn {
                 break;

@@ -21,8 +21,10 @@ use crate::api::{
 };
 use crate::associate::Associate;
 use crate::builder::Builder;
+use crate::dense::Dense;
 use crate::destage::Destage;
 use crate::dirty::Dirty;
+use crate::duplicates::Duplicates;
 use crate::fetch::Fetch;
 use crate::index::{Index, Key, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
@@ -34,6 +36,7 @@ use crate::reclaim::Reclaim;
 use crate::recover::Recovery;
 use crate::slab::{Id, Slab};
 use crate::stats::Stats;
+use crate::tries::Tries;
 
 /// A volume's part in one shard.
 #[derive(Debug)]
@@ -78,15 +81,16 @@ pub struct Engine {
     pub(crate) ram: Ram,
     /// What the blocks that are stored as deltas are deltas against.
     pub(crate) bases: KeyMap<Place>,
+    pub(crate) duplicates: Duplicates,
     pub(crate) associates: Slab<Associate>,
-    /// Deltas in a row that were too long, and blocks for which none was tried since the last.
-    pub(crate) deltas_refused: u32,
-    pub(crate) deltas_skipped: u32,
+    /// How making deltas went of late.
+    pub(crate) delta_tries: Tries,
     pub(crate) dirty: Dirty,
     pub(crate) locks: Locks,
     pub(crate) log: Log,
     pub(crate) builder: Builder,
     pub(crate) codec: Compressor,
+    pub(crate) dense: Dense,
     pub(crate) policy: Box<dyn EvictionPolicy + Send>,
     /// Blocks written to a primary that has not flushed them yet, and the most there were of late.
     pub(crate) unflushed_blocks: u64,
@@ -160,14 +164,15 @@ impl Engine {
             index: Index::new(config.index_blocks),
             ram: Ram::new(config.ram_bytes),
             bases: KeyMap::default(),
+            duplicates: Duplicates::new(),
             associates: Slab::default(),
-            deltas_refused: 0,
-            deltas_skipped: 0,
+            delta_tries: Tries::default(),
             dirty: Dirty::default(),
             locks: Locks::default(),
             log: Log::new(usize::try_from(segments).expect("segments fit memory")),
             builder: Builder::new(config.buffers.clone(), pages_max),
             codec: Compressor::new(),
+            dense: Dense::new(),
             policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
             unflushed_blocks: 0,
             unflushed_peak: 0,

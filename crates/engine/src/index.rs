@@ -121,6 +121,7 @@ impl Slot {
             3 => EntryKind::Zero,
             4 => EntryKind::Lost,
             5 => EntryKind::Delta,
+            6 => EntryKind::Zstd,
             other => unreachable!("kind {other} is never put into the index"),
         };
         Place {
@@ -143,6 +144,7 @@ fn kind_bits(kind: EntryKind) -> u8 {
         EntryKind::Zero => 3,
         EntryKind::Lost => 4,
         EntryKind::Delta => 5,
+        EntryKind::Zstd => 6,
         other => unreachable!("{other:?} is never put into the index"),
     }
 }

@@ -8,8 +8,10 @@ mod append;
 mod associate;
 mod bases;
 mod builder;
+mod dense;
 mod destage;
 mod dirty;
+mod duplicates;
 mod durable;
 mod engine;
 mod fault;
@@ -32,6 +34,7 @@ mod slab;
 mod stats;
 mod stop;
 mod survey;
+mod tries;
 mod write;
 
 pub use api::{

@@ -30,10 +30,10 @@ pub const ZEROES_DIRECT_BLOCKS: u64 = 64;
 /// One part in so many of the index may be stored as deltas, which bounds the memory that their
 /// bases take, and one part of the log, the oldest, is not used for bases.
 pub const BASES_SHARE: u64 = 8;
-/// Deltas in a row that are too long before fewer are tried: one in so many.
-pub const DELTAS_REFUSED_MAX: u32 = 64;
-/// See [`DELTAS_REFUSED_MAX`].
-pub const DELTA_TRY_ONE_IN: u32 = 16;
+/// Deltas, or dense forms, in a row that are too long before fewer are tried: one in so many.
+pub const TRIES_REFUSED_MAX: u32 = 64;
+/// See [`TRIES_REFUSED_MAX`].
+pub const TRY_ONE_IN: u32 = 16;
 /// Blocks stored as deltas that reclaim puts together at once.
 pub const REBASES_MAX: usize = 32;
 /// Destage writes of one volume that may wait for the primary's flush.

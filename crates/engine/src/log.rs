@@ -55,6 +55,9 @@ pub struct Segment {
     pub first_lsn: Lsn,
     /// Its last record.
     pub last_lsn: Lsn,
+    /// Blocks to which a later segment has given a payload that lies in this one, unless they have
+    /// got another since.
+    pub sharers: Vec<Key>,
 }
 
 /// The segment records are appended to.

@@ -209,7 +209,12 @@ impl Examiner {
                 let what = format!("{} block {}: bad payload", entry.volume, entry.block);
                 self.problem(seq, what, dirty);
             }
-            apply(entry, lsn, dirty, self.offset(i), blocks);
+            // Where a shared payload was; nowhere, once its segment has left the log.
+            let back = entry.shared.unwrap_or(0);
+            let from = seq.0.checked_sub(u64::from(back)).map(SegmentSeq);
+            let live = from.filter(|from| *from >= self.survey.start);
+            let at = live.and_then(|from| self.survey.log.get(&from)).map(|&i| self.offset(i));
+            apply(entry, lsn, dirty, at, blocks);
         }
     }
 }
@@ -217,14 +222,14 @@ impl Examiner {
 fn payload_is_good(entry: &Entry, segment: &[u8]) -> bool {
     let start = entry.offset as usize;
     let payload = segment.get(start..start + usize::from(entry.len));
-    !entry.kind.has_payload() || payload.is_some_and(|payload| crc32c(payload) == entry.crc)
+    !entry.has_own_payload() || payload.is_some_and(|payload| crc32c(payload) == entry.crc)
 }
 
 fn apply(
     entry: &Entry,
     lsn: Lsn,
     dirty: bool,
-    segment_offset: u64,
+    segment_offset: Option<u64>,
     blocks: &mut BTreeMap<Key, BlockInfo>,
 ) {
     if entry.kind == EntryKind::Checkpoint {
@@ -234,11 +239,12 @@ fn apply(
         let key = Key::new(entry.volume, block);
         let based = |known: &BlockInfo| known.kind.is_whole() || known.kind == EntryKind::Delta;
         let orphan = entry.kind == EntryKind::Delta && !blocks.get(&key).is_some_and(based);
-        if entry.kind == EntryKind::Invalidate || orphan {
+        let offset = segment_offset.map(|at| at + u64::from(entry.offset));
+        let (Some(offset), false, false) = (offset, entry.kind == EntryKind::Invalidate, orphan)
+        else {
             blocks.remove(&key);
             continue;
-        }
-        let offset = segment_offset + u64::from(entry.offset);
+        };
         let Entry { volume, kind, len, .. } = *entry;
         blocks.insert(key, BlockInfo { volume, block, kind, len, dirty, lsn, offset });
     }

@@ -5,7 +5,7 @@
 //! dropped and read from the primary; a dirty one is fenced and gives an error, never old data.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoError, VolumeId};
-use forebay_codec::{crc32c, decompress};
+use forebay_codec::{crc32c, decompress, decompress_dense};
 use forebay_format::{EntryKind, PAGE};
 
 use crate::Engine;
@@ -404,6 +404,7 @@ pub(crate) fn decode<'a>(
     match place.kind {
         EntryKind::Raw => Some(payload),
         EntryKind::Lz4 => decompress(payload, &mut room[..]).ok().map(|()| &room[..]),
+        EntryKind::Zstd => decompress_dense(payload, &mut room[..]).then_some(&room[..]),
         _ => None,
     }
 }

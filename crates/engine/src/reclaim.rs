@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
-use forebay_format::{ENTRY_BYTES, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes};
+use forebay_format::{
+    ENTRY_BYTES, Entry, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes,
+};
 use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
 use crate::Engine;
@@ -135,7 +137,7 @@ impl Engine {
         if self.log_pressed || segment.destaging > 0 && free > low && !tight {
             return false;
         }
-        if self.builder.has_base_in(index as u32) && !self.close_record(fx) {
+        if self.builder.rests_on(index as u32) && !self.close_record(fx) {
             return false;
         }
         let bytes = footer_bytes(self.log.segments[index].entries as usize);
@@ -187,46 +189,16 @@ impl Engine {
             }
         };
         let mut clean: Vec<Candidate> = Vec::new();
-        let mut bare = KeyMap::default();
-        for entry in &entries {
-            if matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint) {
-                continue;
-            }
-            for block in entry.block..entry.block + u64::from(entry.count) {
-                let key = Key::new(entry.volume, block);
-                let Some(place) = self.index.get(key) else { continue };
-                let is_base = place.kind == EntryKind::Delta && entry.kind.is_whole() && {
-                    let base = self.base_of_delta(key);
-                    base.segment as usize == index && base.offset == entry.offset
-                };
-                if is_base {
-                    let bytes = u32::from(entry.len) + u32::from(place.len) + ENTRY_BYTES as u32;
-                    match place.dirty {
-                        true => reclaim.to_rebase.push_back(SsdItem { key, place }),
-                        false => clean.push(Candidate {
-                            key: key.0,
-                            meta: place.meta,
-                            bytes,
-                            keep: false,
-                        }),
-                    }
-                    continue;
-                }
-                // A delta goes with its base, which is no newer.
-                let here = place.segment as usize == index
-                    && entry.kind == place.kind
-                    && entry.kind != EntryKind::Delta
-                    && (entry.offset == place.offset || !entry.kind.has_payload());
-                // Of entries without payload in one segment, it is not told which is the newest.
-                if !here || !entry.kind.has_payload() && bare.insert(key, ()).is_some() {
-                    continue;
-                }
-                if place.dirty {
-                    reclaim.to_read.push_back(SsdItem { key, place });
-                } else {
+        for (key, place) in self.blocks_in(index, &entries) {
+            let base = (place.kind == EntryKind::Delta).then(|| self.base_of_delta(key));
+            match (place.dirty, base) {
+                (true, Some(_)) => reclaim.to_rebase.push_back(SsdItem { key, place }),
+                (true, None) => reclaim.to_read.push_back(SsdItem { key, place }),
+                (false, base) => {
                     // A block of zeros takes its entry at least, so that no room means none kept.
-                    let (meta, bytes) = (place.meta, u32::from(place.len) + ENTRY_BYTES as u32);
-                    clean.push(Candidate { key: key.0, meta, bytes, keep: false });
+                    let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
+                    let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
+                    clean.push(Candidate { key: key.0, meta: place.meta, bytes, keep: false });
                 }
             }
         }
@@ -251,6 +223,31 @@ impl Engine {
         self.reclaim = Some(reclaim);
         self.read_copies(fx);
         self.read_rebases(fx);
+    }
+
+    /// The blocks that live in the segment at position `index`, each once, in the order of its
+    /// footer's `entries`: with a version there, or with the base of one.
+    fn blocks_in(&self, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
+        let mut found = Vec::new();
+        let mut seen = KeyMap::default();
+        let places =
+            |entry: &&Entry| !matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
+        let in_footer = entries.iter().filter(places).flat_map(|entry| {
+            let blocks = entry.block..entry.block + u64::from(entry.count);
+            blocks.map(|block| Key::new(entry.volume, block))
+        });
+        for key in in_footer.chain(self.log.segments[index].sharers.iter().copied()) {
+            let Some(place) = self.index.get(key) else { continue };
+            // A delta goes with its base, which is no newer.
+            let root = match place.kind {
+                EntryKind::Delta => self.base_of_delta(key),
+                _ => place,
+            };
+            if root.segment as usize == index && seen.insert(key, ()).is_none() {
+                found.push((key, place));
+            }
+        }
+        found
     }
 
     /// Reads the next blocks whose base is in the segment, to be written whole.
@@ -486,6 +483,8 @@ impl Engine {
             return;
         }
         self.reclaim = None;
+        let sharers = std::mem::take(&mut self.log.segments[index].sharers);
+        self.duplicates.sharers -= sharers.len() as u64;
         self.log.segments[index].state = SegmentState::Freeing;
         self.log.start = self.log.start.next();
         // The next record says so; a direct write must wait for it.

@@ -21,6 +21,7 @@ use forebay_format::{
 
 use crate::Engine;
 use crate::api::{Effects, Health, State, Target, Trust};
+use crate::duplicates::Duplicates;
 use crate::index::{Key, Place};
 use crate::limits::{RECOVERY_READS, WRITE_TRIES};
 use crate::log::{Segment, SegmentState};
@@ -246,6 +247,7 @@ impl Engine {
             self.index = crate::index::Index::new(self.config.index_blocks);
         }
         self.bases.clear();
+        self.duplicates = Duplicates::new();
         self.fenced.clear();
         self.dirty = crate::dirty::Dirty::default();
         self.log.segments.fill(Segment::default());
@@ -318,8 +320,12 @@ impl Engine {
         if !known || entry.kind == EntryKind::Checkpoint {
             return;
         }
+        let seq = self.log.segments[index].seq;
+        let from = SegmentSeq(seq.0.saturating_sub(u64::from(entry.shared.unwrap_or(0))));
+        let position = self.log.position(from);
+        let gone = self.log.segments[position].seq != from;
         let place = Place {
-            segment: index as u32,
+            segment: position as u32,
             offset: if entry.kind.has_payload() { entry.offset } else { ordinal as u32 * 8 },
             len: entry.len,
             kind: entry.kind,
@@ -329,12 +335,16 @@ impl Engine {
         };
         for block in entry.block..entry.block + u64::from(entry.count) {
             let key = Key::new(entry.volume, block);
-            // Its base has left the log: so it was evicted, or a later record has the block.
+            // Its base, or the payload that it shares, has left the log: so it was evicted, or a later
+            // record has the block.
             let orphan = entry.kind == EntryKind::Delta && self.base_of(key).is_none();
-            if entry.kind == EntryKind::Invalidate || orphan {
+            if entry.kind == EntryKind::Invalidate || orphan || gone {
                 self.forget_block(key);
-            } else {
-                self.place_block(key, place);
+                continue;
+            }
+            self.place_block(key, place);
+            if entry.shared.is_some() {
+                self.note_sharer(key, position, from, seq);
             }
         }
     }

@@ -93,7 +93,7 @@ fn good_record(
     if !is_ours(&record, owner, seq) || header.at as usize != at || header.lsn.0 == 0 || !linked {
         return None;
     }
-    let payloads = record.entries.iter().filter(|entry| entry.kind.has_payload());
+    let payloads = record.entries.iter().filter(|entry| entry.has_own_payload());
     for entry in payloads {
         let start = entry.offset as usize;
         let payload = bytes.get(start..start + usize::from(entry.len))?;

@@ -39,7 +39,11 @@ pub struct Stats {
     /// base was reclaimed.
     pub delta_blocks: u64,
     pub delta_bytes: u64,
+    /// Blocks written that share the payload of another.
+    pub duplicate_blocks: u64,
     pub rebased_blocks: u64,
+    /// Blocks copied forward in a denser form.
+    pub dense_blocks: u64,
     pub evicted_blocks: u64,
     pub segments_reclaimed: u64,
     pub destaged_blocks: u64,
@@ -103,7 +107,7 @@ sums! {
     lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
     primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards,
     admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, copied_blocks,
-    delta_blocks, delta_bytes, rebased_blocks, associate_blocks, payload_bytes,
+    delta_blocks, delta_bytes, duplicate_blocks, dense_blocks, rebased_blocks, associate_blocks, payload_bytes,
     evicted_blocks, segments_reclaimed, destaged_blocks, destage_writes, cache_flushes,
     primary_flushes, corrupt_clean, corrupt_dirty, cache_errors, primary_errors, throttled_nanos,
     cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks, ram_blocks, index_bytes,

@@ -158,7 +158,8 @@ pub struct ServeFlags {
     /// How blocks are chosen to enter and to leave: frequency, lru, fifo [default: frequency]
     #[arg(long, value_name = "POLICY", value_parser = parse_eviction)]
     eviction: Option<Eviction>,
-    /// How rewritten blocks are stored: rewrite (as deltas), independent [default: rewrite]
+    /// How blocks are stored that equal or resemble what was written before: rewrite (as deltas,
+    /// equal ones once), independent [default: rewrite]
     #[arg(long, value_name = "SETTING", value_parser = parse_content)]
     content: Option<ContentLocality>,
     /// Store blocks as they are

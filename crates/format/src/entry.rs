@@ -1,7 +1,8 @@
 //! One entry of a record: what it says about a block, or about a range of blocks.
 //!
 //! An entry with a payload names its bytes by their offset in the segment, so that a footer's
-//! entry and a record's entry are the same 24 bytes.
+//! entry and a record's entry are the same 24 bytes. A block that equals one written before it has
+//! no payload of its own: its entry names the older one's, and how many segments back that lies.
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
 
@@ -18,7 +19,8 @@ pub(crate) const PACKED_ALIGN: u32 = 8;
 
 const FLAG_DIRTY: u8 = 1;
 const FLAG_FIRST: u8 = 2;
-const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST;
+const FLAG_SHARED: u8 = 4;
+const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST | FLAG_SHARED;
 
 /// What an entry says. Numbers are part of the format.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,10 +42,8 @@ pub enum EntryKind {
     /// The payload makes the block of an older version of it, at a multiple of 8 bytes: of the
     /// newest one before it in the log that is stored whole.
     Delta = 7,
-    /// Reserved: the block equals another block.
-    Reference = 8,
-    /// Reserved: the payload is the block, compressed by zstd.
-    Zstd = 9,
+    /// The payload is the block, as one zstd frame, at a multiple of 8 bytes.
+    Zstd = 8,
 }
 
 impl EntryKind {
@@ -58,6 +58,7 @@ impl EntryKind {
             5 => Some(Self::Checkpoint),
             6 => Some(Self::Lost),
             7 => Some(Self::Delta),
+            8 => Some(Self::Zstd),
             _ => None,
         }
     }
@@ -65,7 +66,7 @@ impl EntryKind {
     /// Whether the block can be made of an entry's payload alone.
     #[must_use]
     pub fn is_whole(self) -> bool {
-        matches!(self, Self::Raw | Self::Lz4)
+        matches!(self, Self::Raw | Self::Lz4 | Self::Zstd)
     }
 
     /// Whether entries of this kind have a payload.
@@ -97,21 +98,31 @@ pub struct Entry {
     pub count: u32,
     /// CRC32C of the payload; 0 when there is none.
     pub crc: u32,
+    /// The payload is that of an older entry, so many segments before the one the entry is in.
+    pub shared: Option<u16>,
 }
 
 impl Entry {
+    /// Whether the entry brings a payload, in its own record.
+    #[must_use]
+    pub fn has_own_payload(&self) -> bool {
+        self.kind.has_payload() && self.shared.is_none()
+    }
+
     pub(crate) fn put(&self, w: &mut Writer<'_>) {
         let low = self.block & u64::from(u32::MAX);
         w.u8(self.volume.0);
         w.u32(u32::try_from(low).expect("32 bits are left"));
         w.u8(u8::try_from(self.block >> 32).expect("a block number has 40 bits"));
         w.u8(self.kind as u8);
-        w.u8((u8::from(self.dirty) * FLAG_DIRTY) | (u8::from(self.first) * FLAG_FIRST));
+        w.u8((u8::from(self.dirty) * FLAG_DIRTY)
+            | (u8::from(self.first) * FLAG_FIRST)
+            | (u8::from(self.shared.is_some()) * FLAG_SHARED));
         w.u32(self.offset);
         w.u16(self.len);
         w.u32(self.count);
         w.u32(self.crc);
-        w.u16(0);
+        w.u16(self.shared.unwrap_or(0));
     }
 
     /// Reads an entry and checks what can be checked without knowing where its record lies.
@@ -126,8 +137,11 @@ impl Entry {
         ensure_eq("unknown entry flags", at + 7, u64::from(flags & !FLAGS), 0)?;
         let (dirty, first) = (flags & FLAG_DIRTY != 0, flags & FLAG_FIRST != 0);
         let (offset, len, count, crc) = (r.u32()?, r.u16()?, r.u32()?, r.u32()?);
-        r.reserved(2)?;
-        let entry = Self { volume, block, kind, dirty, first, offset, len, count, crc };
+        let shared = match flags & FLAG_SHARED {
+            0 => r.reserved(2).map(|()| None)?,
+            _ => Some(r.u16()?),
+        };
+        let entry = Self { volume, block, kind, dirty, first, offset, len, count, crc, shared };
         entry.check(at)?;
         Ok(entry)
     }
@@ -152,7 +166,7 @@ impl Entry {
                 let misaligned = offset % PAGE as u64;
                 ensure_eq("raw payload's offset within a page", at + 8, misaligned, 0)?;
             }
-            EntryKind::Lz4 | EntryKind::Delta => {
+            EntryKind::Lz4 | EntryKind::Delta | EntryKind::Zstd => {
                 ensure_min("length of a compressed payload", at + 12, len, 1)?;
                 ensure_max("length of a compressed payload", at + 12, len, block - 1)?;
                 let misaligned = offset % u64::from(PACKED_ALIGN);
@@ -163,10 +177,9 @@ impl Entry {
                 ensure_eq("length without a payload", at + 12, len, 0)?;
                 ensure_eq("CRC without a payload", at + 18, u64::from(self.crc), 0)?;
             }
-            EntryKind::Reference | EntryKind::Zstd => {
-                ensure_kind(self.kind as u8, at)?;
-            }
         }
+        let sharing = u64::from(self.shared.is_some() && !self.kind.is_whole());
+        ensure_eq("shared payload that is no block", at + 7, sharing, 0)?;
         match self.kind {
             EntryKind::Zero | EntryKind::Invalidate => Ok(()),
             _ => ensure_max("blocks covered", at + 14, count, 1),
@@ -177,5 +190,5 @@ impl Entry {
 /// An error unless this version of the format has an entry kind of this number.
 fn ensure_kind(number: u8, at: usize) -> Result<(), FormatError> {
     ensure_min("entry kind", at + 6, u64::from(number), EntryKind::Raw as u64)?;
-    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Delta as u64)
+    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Zstd as u64)
 }

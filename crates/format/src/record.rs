@@ -156,10 +156,18 @@ fn check<'a>(
     for (index, entry) in entries.enumerate() {
         let at = RECORD_HEADER_BYTES + index * ENTRY_BYTES;
         entry.check(at)?;
-        if entry.kind.has_payload() {
-            let (start, stop) = (u64::from(entry.offset), entry.payload_end());
-            ensure_min("start of a payload", at + 8, start, payloads)?;
-            ensure_max("end of a payload", at + 8, stop, end)?;
+        let (start, stop) = (u64::from(entry.offset), entry.payload_end());
+        match entry.shared {
+            None if entry.kind.has_payload() => {
+                ensure_min("start of a payload", at + 8, start, payloads)?;
+                ensure_max("end of a payload", at + 8, stop, end)?;
+            }
+            None => {}
+            Some(0) => ensure_max("end of an older payload", at + 8, stop, u64::from(h.at))?,
+            Some(back) => {
+                ensure_max("segments back to a payload", at + 22, u64::from(back), h.seq.0)?;
+                ensure_max("end of an older payload", at + 8, stop, limit)?;
+            }
         }
     }
     Ok(())

@@ -111,7 +111,7 @@ fn structures_of_another_version_are_refused() {
 }
 
 /// A field of a record's page, what to put there, and the byte that the error points to.
-const RECORD_FIELDS: [(&str, usize, &[u8], usize); 21] = [
+const RECORD_FIELDS: [(&str, usize, &[u8], usize); 23] = [
     ("no entries", 16, &[0], 16),
     ("more entries than fit", 16, &[167], 16),
     ("no pages", 18, &[0, 0], 18),
@@ -122,10 +122,17 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 21] = [
     ("the last segment", 32, &[0xff; 8], 32),
     ("oldest segment after this one", 64, &[10], 64),
     ("reserved bytes of the header", 95, &[1], 95),
-    ("reserved kind", 96 + 6, &[8], 96 + 6),
+    ("the first kind that there is not", 96 + 6, &[9], 96 + 6),
     ("unknown kind", 96 + 6, &[99], 96 + 6),
     ("unknown flag", 96 + 7, &[0x83], 96 + 7),
     ("first entry not marked", 96 + 7, &[1], 96 + 7),
+    ("shared payload in its own record", 96 + 7, &[7], 96 + 8),
+    (
+        "shared payload of before the first segment",
+        96 + 7,
+        &[7, 0, 0, 0, 0, 0, 16, 1, 0, 0, 0, 0, 0, 0, 0, 10],
+        96 + 22,
+    ),
     ("raw payload not of a page", 96 + 8, &[8], 96 + 8),
     ("raw payload over the header", 96 + 8, &[0, 0x10], 96 + 8),
     ("raw payload after the record", 96 + 8, &[0, 0x40], 96 + 8),
@@ -136,12 +143,13 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 21] = [
 ];
 
 /// The same for later entries: LZ4, zeroes and invalidation.
-const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 8] = [
+const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 9] = [
     ("compressed payload not of 8 bytes", 120 + 8, &[4], 120 + 8),
     ("empty compressed payload", 120 + 12, &[0, 0], 120 + 12),
     ("compressed payload of a block", 120 + 12, &[0, 0x10], 120 + 12),
     ("compressed payload over the record's end", 120 + 8, &[0xf8, 0x3f], 120 + 8),
     ("zeroes above the largest volume", 144 + 14, &[1], 144 + 1),
+    ("zeroes that share a payload", 144 + 7, &[4], 144 + 7),
     ("zeroes with an offset", 144 + 8, &[8], 144 + 8),
     ("zeroes with a CRC", 144 + 18, &[1], 144 + 18),
     ("no blocks", 168 + 14, &[0, 0], 168 + 14),

@@ -15,7 +15,18 @@ fn payload_free_entry() -> impl Strategy<Value = Entry> {
             let room = u32::try_from(VOLUME_BLOCKS_MAX - block).unwrap_or(u32::MAX);
             let count = if kind == EntryKind::Checkpoint { 1 } else { count.min(room) };
             let volume = VolumeId(volume);
-            Entry { volume, block, kind, dirty, first: false, offset: 0, len: 0, count, crc: 0 }
+            Entry {
+                volume,
+                block,
+                kind,
+                dirty,
+                first: false,
+                offset: 0,
+                len: 0,
+                count,
+                crc: 0,
+                shared: None,
+            }
         },
     )
 }
@@ -25,10 +36,12 @@ fn payload_entry() -> impl Strategy<Value = Entry> {
         (0u32..64).prop_map(|page| (EntryKind::Raw, page * 4096, 4096)),
         ((0u32..64 * 512), (1u16..4096)).prop_map(|(at, len)| (EntryKind::Lz4, at * 8, len)),
     ];
-    (any::<u8>(), 0..VOLUME_BLOCKS_MAX, place, any::<bool>(), any::<u32>()).prop_map(
-        |(volume, block, (kind, offset, len), dirty, crc)| {
+    let shared = prop::option::of(prop_oneof![Just(0), any::<u16>()]);
+    (any::<u8>(), 0..VOLUME_BLOCKS_MAX, place, any::<bool>(), any::<u32>(), shared).prop_map(
+        |(volume, block, (kind, offset, len), dirty, crc, shared)| {
             let volume = VolumeId(volume);
-            Entry { volume, block, kind, dirty, first: false, offset, len, count: 1, crc }
+            let (first, count) = (false, 1);
+            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared }
         },
     )
 }
@@ -58,16 +71,25 @@ fn header() -> impl Strategy<Value = RecordHeader> {
     )
 }
 
-/// The same entry in a record that starts at `at`, after the record's header page.
-fn placed(entry: &Entry, at: u32) -> Entry {
+/// The same entry in a record of segment `seq` that starts at `at`, after the record's header page;
+/// one that shares a payload keeps it where such a payload can be.
+fn placed(entry: &Entry, seq: SegmentSeq, at: u32) -> Entry {
+    let older = match entry.shared {
+        Some(0) => entry.payload_end() <= u64::from(at),
+        Some(back) => u64::from(back) <= seq.0,
+        None => false,
+    };
+    if older {
+        return *entry;
+    }
     let offset = if entry.kind.has_payload() { entry.offset + at + 4096 } else { 0 };
-    Entry { offset, ..*entry }
+    Entry { offset, shared: None, ..*entry }
 }
 
 proptest! {
     #[test]
     fn record_round_trip(h in header(), entries in entries(RECORD_ENTRIES_MAX)) {
-        let entries: Vec<Entry> = entries.iter().map(|entry| placed(entry, h.at)).collect();
+        let entries: Vec<Entry> = entries.iter().map(|entry| placed(entry, h.seq, h.at)).collect();
         let mut page = vec![0xa5; PAGE];
         let crc = encode_record(&mut page, &h, &entries);
         let used = RECORD_HEADER_BYTES + entries.len() * ENTRY_BYTES;
@@ -88,12 +110,12 @@ proptest! {
         crcs in any::<[u32; 2]>(),
     ) {
         let count = records.len() as u64;
+        let seq = numbers[1] % (u64::MAX - 1);
         let entries: Vec<Entry> = records
             .iter()
             .flat_map(|r| r.iter().enumerate().map(|(i, e)| Entry { first: i == 0, ..*e }))
-            .map(|entry| placed(&entry, 0))
+            .map(|entry| placed(&entry, SegmentSeq(seq), 0))
             .collect();
-        let seq = numbers[1] % (u64::MAX - 1);
         let footer = Footer {
             pool: numbers[0],
             shard: 7,

@@ -11,6 +11,9 @@ use forebay_block::{SECTOR_SIZE, VolumeId};
 
 const MAGIC: u32 = 0x6d61_7277;
 const STAMP_BYTES: usize = 24;
+/// Eight times five bits, and eight times the bits that make a letter of them.
+const LETTERS: u64 = 0x1f1f_1f1f_1f1f_1f1f;
+const LETTER_A: u64 = 0x6060_6060_6060_6060;
 
 /// The content of one sector.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -19,6 +22,13 @@ pub enum Content {
     Zero,
     /// What the write of this number puts there; number 0 is what the primary held at first.
     Stamp(u64),
+    /// What the write of this number put into another sector.
+    Copy {
+        /// Number of that write.
+        of: u64,
+        /// The other sector.
+        sector: u64,
+    },
     /// A sector that was written in part: the older bytes and the newer ones together.
     Bytes(Rc<[u8; SECTOR_SIZE]>),
     /// What a discard leaves: zeros, or what the sector held at any time before this write, since
@@ -26,7 +36,8 @@ pub enum Content {
     Discarded {
         /// Number of the discard.
         before: u64,
-        /// The sector was once written in part, so that its older contents are not known.
+        /// The sector was once written in part or as a copy, so that its older contents are not
+        /// known.
         patched: bool,
     },
 }
@@ -41,6 +52,7 @@ impl Content {
         match self {
             Self::Zero | Self::Discarded { .. } => out.fill(0),
             Self::Stamp(id) => stamp(volume, sector, *id, out),
+            Self::Copy { of, sector } => stamp(volume, *sector, *of, out),
             Self::Bytes(bytes) => out.copy_from_slice(&bytes[..]),
         }
     }
@@ -50,7 +62,7 @@ impl Content {
     pub fn matches(&self, volume: VolumeId, sector: u64, from: usize, bytes: &[u8]) -> bool {
         match self {
             Self::Zero => bytes.iter().all(|&b| b == 0),
-            Self::Stamp(_) => {
+            Self::Stamp(_) | Self::Copy { .. } => {
                 let mut whole = [0; SECTOR_SIZE];
                 self.fill(volume, sector, &mut whole);
                 whole[from..from + bytes.len()] == *bytes
@@ -74,28 +86,31 @@ impl fmt::Display for Content {
         match self {
             Self::Zero => f.write_str("zeros"),
             Self::Stamp(id) => write!(f, "write {id}"),
+            Self::Copy { of, sector } => write!(f, "what write {of} put into sector {sector}"),
             Self::Bytes(_) => f.write_str("a part-written sector"),
             Self::Discarded { before, .. } => write!(f, "zeros or any write before {before}"),
         }
     }
 }
 
-/// The bytes of write `id` in one sector. Three kinds of filler, by the number: random, text-like
-/// and nearly empty, so that some blocks compress and some do not.
+/// The bytes of write `id` in one sector. Four kinds of filler, by the number: random, text-like,
+/// nearly empty, and letters that do not repeat, so that some blocks compress, some only by the
+/// frequency of their bytes, and some not at all.
 fn stamp(volume: VolumeId, sector: u64, id: u64, out: &mut [u8]) {
     out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
     out[4..8].copy_from_slice(&u32::from(volume.0).to_le_bytes());
     out[8..16].copy_from_slice(&sector.to_le_bytes());
     out[16..STAMP_BYTES].copy_from_slice(&id.to_le_bytes());
     let rest = &mut out[STAMP_BYTES..];
-    match id % 3 {
-        0 => {
+    match id % 4 {
+        kind @ (0 | 3) => {
             let mut word = (id << 24) ^ (sector << 8) ^ u64::from(volume.0) ^ 0x9e37_79b9_7f4a_7c15;
             for chunk in rest.chunks_exact_mut(8) {
                 word ^= word << 13;
                 word ^= word >> 7;
                 word ^= word << 17;
-                chunk.copy_from_slice(&word.to_le_bytes());
+                let bytes = if kind == 0 { word } else { word & LETTERS | LETTER_A };
+                chunk.copy_from_slice(&bytes.to_le_bytes());
             }
         }
         1 => {

@@ -31,6 +31,13 @@ const BLOCK_SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;
 pub enum Change {
     /// Each sector gets the stamp of this request's number.
     Stamp,
+    /// Each sector gets what write `of` put into the sector `ahead` of it, once more.
+    Copy {
+        /// Number of that write, which has ended.
+        of: u64,
+        /// Sectors from each to the one that it copies.
+        ahead: i64,
+    },
     /// Zeros.
     Zero,
     /// Zeros, or anything older.
@@ -63,7 +70,7 @@ impl fmt::Display for Violation {
 pub struct Model {
     volume: VolumeId,
     sectors: Vec<Sector>,
-    /// Sectors that were once written in part.
+    /// Sectors that were once written in part, or as copies of others.
     patched: BTreeSet<usize>,
     /// Writes in flight: number, first sector and sector after the last.
     writes: BTreeMap<u64, (u64, u64)>,
@@ -130,6 +137,12 @@ impl Model {
             let whole = part.len() == SECTOR_SIZE;
             let content = match change {
                 Change::Stamp => Content::Stamp(id),
+                Change::Copy { of, ahead } => {
+                    assert!(whole, "whole blocks are copied");
+                    self.patched.insert(n);
+                    let sector = (n as u64).checked_add_signed(ahead);
+                    Content::Copy { of, sector: sector.expect("a sector of the volume") }
+                }
                 Change::Zero => Content::Zero,
                 Change::Discard => {
                     Content::Discarded { before: id, patched: !whole || self.patched.contains(&n) }

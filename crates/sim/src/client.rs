@@ -1,9 +1,10 @@
 //! The clients: they submit requests, and compare every answer with the model.
 
-use forebay_block::{ByteRange, Io, IoBuf, IoFlags, IoOp, IoTag};
+use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoFlags, IoOp, IoTag, SECTOR_SIZE};
 use forebay_model::{Change, Model, Token, Violation};
 use forebay_volume::Done;
 
+use crate::script::COPIED_MAX;
 use crate::world::{Failure, World};
 
 /// A request in flight.
@@ -15,23 +16,28 @@ pub struct Client {
     fua: bool,
     token: Option<Token>,
     submitted: u64,
+    /// It repeats another write.
+    copy: bool,
 }
 
 impl World {
     /// Submits a client's request. One that the model could not follow becomes a simpler one: a
     /// change next to an unfinished change of the same sector becomes a read, and one of a part of
-    /// a sector that may hold several things is widened to whole sectors.
+    /// a sector that may hold several things is widened to whole sectors. With `again` a write
+    /// repeats the so-many-th last one of whole blocks, in another place.
     pub(crate) fn request(
         &mut self,
         volume: usize,
         op: IoOp,
         range: ByteRange,
         fua: bool,
+        again: Option<u8>,
     ) -> Result<(), Failure> {
         let tag = self.next_tag;
         self.next_tag += 1;
+        let copy = again.and_then(|which| self.copied(volume, range, usize::from(which)));
         let model = &mut self.models[volume];
-        let (mut op, mut range) = (op, range);
+        let (mut op, mut range) = (op, copy.map_or(range, |(_, range)| range));
         if op.changes_data() && !model.is_free(range) {
             op = IoOp::Read;
         }
@@ -45,7 +51,7 @@ impl World {
             IoOp::Flush => token = Some(model.begin_flush()),
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
                 let change = match op {
-                    IoOp::Write => Change::Stamp,
+                    IoOp::Write => copy.map_or(Change::Stamp, |(change, _)| change),
                     IoOp::WriteZeroes => Change::Zero,
                     _ => Change::Discard,
                 };
@@ -61,7 +67,8 @@ impl World {
             }
         }
         let fua = fua && op.changes_data();
-        let client = Client { volume, op, range, fua, token, submitted: self.now };
+        let copy = copy.is_some() && op == IoOp::Write;
+        let client = Client { volume, op, range, fua, token, submitted: self.now, copy };
         self.clients.insert(tag, client);
         self.trace.line(self.now, || {
             format!("client {tag}: volume {volume} {op:?} {range}{}", if fua { " fua" } else { "" })
@@ -79,15 +86,34 @@ impl World {
         Ok(())
     }
 
+    /// What a write that repeats an earlier one changes, and where; nothing when there is none to
+    /// repeat, or no whole block in `range`.
+    fn copied(&self, volume: usize, range: ByteRange, which: usize) -> Option<(Change, ByteRange)> {
+        let block = BLOCK_SIZE as u64;
+        let of = self.written.iter().rev().filter(|(of, ..)| *of == volume).nth(which);
+        let &(_, of, from) = of?;
+        let start = range.offset.next_multiple_of(block);
+        let len = (range.end() / block * block).checked_sub(start)?.min(from.len);
+        let ahead = (from.offset as i64 - start as i64) / SECTOR_SIZE as i64;
+        let change = Change::Copy { of, ahead };
+        (len > 0).then_some((change, ByteRange::new(start, len)))
+    }
+
     /// Takes the answer of a request.
     pub(crate) fn answer(&mut self, done: Done) -> Result<(), Failure> {
         let tag = done.client.0;
         let Some(client) = self.clients.remove(&tag) else {
             return Err(self.fail(format!("request {tag} is answered twice")));
         };
-        let Client { volume, op, range, fua, token, .. } = client;
+        let Client { volume, op, range, fua, token, copy, .. } = client;
         let completion = done.completion;
         let ok = completion.result.is_ok();
+        if ok && op == IoOp::Write && !copy && range.is_aligned(BLOCK_SIZE as u64) {
+            self.written.push_back((volume, tag, range));
+            if self.written.len() > COPIED_MAX {
+                self.written.pop_front();
+            }
+        }
         self.tally.requests += 1;
         self.trace.mix(&[self.now, tag, u64::from(ok)]);
         self.trace.mix_bytes(&completion.buf);

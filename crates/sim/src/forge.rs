@@ -19,6 +19,8 @@ pub enum Forgery {
     NoInvalidations,
     /// Deltas are of a volume that does not exist.
     NoDeltas,
+    /// Entries that share a payload are of a volume that does not exist.
+    NoDuplicates,
     /// Everything before the record is said to be clean.
     AllClean,
     /// Entries with a payload are of the next block.
@@ -48,7 +50,7 @@ pub fn accept_torn(segment: &mut [u8]) -> bool {
             return false;
         }
         let mut torn = false;
-        for entry in record.entries.iter_mut().filter(|entry| entry.kind.has_payload()) {
+        for entry in record.entries.iter_mut().filter(|entry| entry.has_own_payload()) {
             let from = entry.offset as usize;
             let Some(payload) = segment.get(from..from + usize::from(entry.len)) else {
                 return false;
@@ -140,6 +142,7 @@ impl Forger {
                     entry.volume.0 = 63;
                 }
                 Forgery::NoDeltas if entry.kind == EntryKind::Delta => entry.volume.0 = 63,
+                Forgery::NoDuplicates if entry.shared.is_some() => entry.volume.0 = 63,
                 Forgery::NextBlock if entry.kind.has_payload() => entry.block += 1,
                 _ => continue,
             }

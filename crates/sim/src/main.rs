@@ -136,8 +136,8 @@ fn line(totals: &Totals) -> String {
     let t = &totals.tally;
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
-         {} refused starts, {} MiB checked, {} deltas ({} written whole again), {} events, \
-         {} failing seeds",
+         {} refused starts, {} MiB checked, {} deltas ({} written whole again), \
+         {} duplicates, {} dense, {} events, {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -148,6 +148,8 @@ fn line(totals: &Totals) -> String {
         t.checked >> 20,
         t.deltas,
         t.rebased,
+        t.duplicates,
+        t.dense,
         t.events,
         totals.failures.len()
     )

@@ -40,6 +40,8 @@ pub enum Bug {
     InvalidationForgotten,
     /// Recovery does not see deltas, and takes the base for the newest version.
     DeltaForgotten,
+    /// Recovery does not see that a block shares another's payload.
+    DuplicateForgotten,
     /// Records say that all before them is clean.
     CleanTooEarly,
     /// Entries name the block after theirs.
@@ -54,7 +56,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -67,6 +69,7 @@ impl Bug {
         Self::DirtyForgotten,
         Self::InvalidationForgotten,
         Self::DeltaForgotten,
+        Self::DuplicateForgotten,
         Self::CleanTooEarly,
         Self::EntryOffByOne,
         Self::ReplayedBackwards,
@@ -79,6 +82,7 @@ impl Bug {
             Self::DirtyForgotten => Some(Forgery::Clean),
             Self::InvalidationForgotten => Some(Forgery::NoInvalidations),
             Self::DeltaForgotten => Some(Forgery::NoDeltas),
+            Self::DuplicateForgotten => Some(Forgery::NoDuplicates),
             Self::CleanTooEarly => Some(Forgery::AllClean),
             Self::EntryOffByOne => Some(Forgery::NextBlock),
             _ => None,

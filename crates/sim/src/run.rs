@@ -88,14 +88,14 @@ impl World {
     /// One step of the script.
     fn act(&mut self, step: &Step) -> Result<(), Failure> {
         match step {
-            Step::Request { volume, op, range, fua } => {
+            Step::Request { volume, op, range, fua, again } => {
                 let depth = self.setup.client_depth;
                 self.wait("room for a request", |world| world.clients.len() < depth)?;
                 let think = self.setup.think;
                 let pause = if think == 0 { 0 } else { self.rng.below(think) };
                 self.pass(pause)?;
                 if self.server.is_some() {
-                    self.request(*volume, *op, *range, *fua)?;
+                    self.request(*volume, *op, *range, *fua, *again)?;
                 }
                 Ok(())
             }
@@ -439,7 +439,7 @@ impl World {
         let drained = clean(self);
         let failed = self.tally.failed;
         for volume in 0..self.models.len() {
-            self.request(volume, IoOp::Flush, ByteRange::default(), false)?;
+            self.request(volume, IoOp::Flush, ByteRange::default(), false, None)?;
         }
         self.settle()?;
         if drained && self.tally.failed == failed {
@@ -478,7 +478,7 @@ impl World {
                     let depth = self.setup.client_depth;
                     self.wait("a check", |world| world.clients.len() < depth)?;
                     if self.server.is_some() {
-                        self.request(volume, IoOp::Read, ByteRange::new(at, len), false)?;
+                        self.request(volume, IoOp::Read, ByteRange::new(at, len), false, None)?;
                     }
                     at += len;
                 }

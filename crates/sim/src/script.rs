@@ -10,6 +10,8 @@ use crate::rng::Rng;
 
 /// Bytes of zeros that go through the log.
 const ZEROES_MAX: u64 = 60 * 4096;
+/// How many writes back a copy goes at most.
+pub const COPIED_MAX: usize = 4;
 
 /// One step. Requests are submitted as soon as the clients' depth allows; the other steps happen
 /// in their place in that order.
@@ -25,6 +27,8 @@ pub enum Step {
         range: ByteRange,
         /// Whether it must be durable when it completes.
         fua: bool,
+        /// A write repeats, elsewhere, what the so-many-th last write of whole blocks wrote.
+        again: Option<u8>,
     },
     /// Nothing is submitted for this many nanoseconds.
     Pause(u64),
@@ -55,9 +59,12 @@ pub fn script(setup: &Setup) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 0x5c21_77aa);
     let count = rng.pick(&[20, 60, 120, 240]);
     let mut mix = Mix::from_rng(&mut rng);
+    // Of its own, so that the other steps of a seed stay as they are.
+    let mut copies = Rng::new(setup.seed ^ 0x0d0b_1e55);
+    let mut copied = copies.pick(&[0, 20, 60, 90]);
     if setup.scenario == Scenario::CacheLost {
-        // Older content of a sector written in part could not be told from damage.
-        mix.bytes = 0;
+        // Older content of a sector written in part, or as a copy, could not be told from damage.
+        (mix.bytes, copied) = (0, 0);
     }
     let outcome = setup.scenario.outcome();
     let mut steps = Vec::new();
@@ -78,7 +85,12 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             let mode = rng.below(Mode::NAMES.len() as u64) as usize;
             steps.push(Step::SetMode(volume, Mode::NAMES[mode].1));
         } else {
-            steps.push(mix.request(setup, &mut rng, &mut streams));
+            let mut request = mix.request(setup, &mut rng, &mut streams);
+            if let Step::Request { op: IoOp::Write, again, .. } = &mut request {
+                let which = copies.below(COPIED_MAX as u64) as u8;
+                *again = copies.percent(copied).then_some(which);
+            }
+            steps.push(request);
         }
         if i >= count / 4 && !broken {
             steps.push(Step::Break(rng.number()));
@@ -154,6 +166,7 @@ impl Mix {
                 op: IoOp::Flush,
                 range: ByteRange::default(),
                 fua: false,
+                again: None,
             };
         }
         let op = if !rng.percent(self.write) {
@@ -174,7 +187,7 @@ impl Mix {
             // Longer ones go to the primary directly, which may tear blocks at a crash.
             range.len = range.len.min(ZEROES_MAX);
         }
-        Step::Request { volume, op, range, fua }
+        Step::Request { volume, op, range, fua, again: None }
     }
 
     /// A range within the window.

@@ -219,7 +219,7 @@ fn setup(mode: Mode) -> Setup {
 }
 
 fn request(op: IoOp, offset: u64, len: u64, fua: bool) -> Step {
-    Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua }
+    Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua, again: None }
 }
 
 fn write(offset: u64, len: u64) -> Step {

@@ -4,9 +4,9 @@
 //! a run follows from its setup and script alone. A crash comes between two events.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use forebay_block::{Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
+use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
 use forebay_engine::{Effects, State, Target, Trust};
 use forebay_model::{Content, Model, Violation};
 use forebay_volume::{Ask, Asked, Done, FlushGate};
@@ -68,6 +68,10 @@ pub struct Tally {
     pub deltas: u64,
     /// See `deltas`.
     pub rebased: u64,
+    /// Blocks written that share the payload of another, by the same servers.
+    pub duplicates: u64,
+    /// Blocks that reclaim wrote again in a denser form, by the same servers.
+    pub dense: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
     /// The last crash came after the whole script.
@@ -86,6 +90,8 @@ impl Tally {
         self.struck += other.struck;
         self.checked += other.checked;
         self.deltas += other.deltas;
+        self.duplicates += other.duplicates;
+        self.dense += other.dense;
         self.rebased += other.rebased;
     }
 }
@@ -115,6 +121,8 @@ pub struct World {
     pub(crate) models: Vec<Model>,
     pub(crate) clients: BTreeMap<u64, Client>,
     pub(crate) next_tag: u64,
+    /// The last writes of whole blocks that ended well: volume, number, place.
+    pub(crate) written: VecDeque<(usize, u64, ByteRange)>,
     /// What each shard wants to be recorded.
     wanted: Vec<Trust>,
     pub(crate) pool: Pool,
@@ -185,6 +193,7 @@ impl World {
             models,
             clients: BTreeMap::new(),
             next_tag: 1,
+            written: VecDeque::new(),
             wanted: vec![Trust::Full; setup.shards],
             pool: Pool::default(),
             make,
@@ -459,6 +468,8 @@ impl World {
     pub(crate) fn count_deltas(&mut self) {
         for stats in self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default() {
             self.tally.deltas += stats.delta_blocks;
+            self.tally.duplicates += stats.duplicate_blocks;
+            self.tally.dense += stats.dense_blocks;
             self.tally.rebased += stats.rebased_blocks;
         }
     }

@@ -32,7 +32,7 @@ fn small(seed: u64, mode: Mode) -> Setup {
 }
 
 fn request(op: IoOp, offset: u64, len: u64) -> Step {
-    Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua: false }
+    Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua: false, again: None }
 }
 
 fn hold(setup: Setup, steps: &[Step]) {
@@ -259,7 +259,7 @@ fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
         for n in 400..440 {
             steps.push(request(IoOp::Read, cold(n), 4096));
             let range = ByteRange::new(cold(n - long), 4096);
-            steps.push(Step::Request { volume: 0, op: IoOp::Write, range, fua: true });
+            steps.push(Step::Request { volume: 0, op: IoOp::Write, range, fua: true, again: None });
         }
         steps.insert(800, Step::Crash { after: 50 + seed * 7 % 400, recoveries: Vec::new() });
         steps.push(Step::Settle);

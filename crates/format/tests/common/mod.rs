@@ -20,7 +20,7 @@ pub fn reseal(structure: &mut [u8]) {
 fn entry(kind: EntryKind, block: u64, offset: u32, len: u16) -> Entry {
     let (count, crc) = if len == 0 { (1, 0) } else { (1, 0xc0de_0000 | u32::from(len)) };
     let volume = VolumeId(3);
-    Entry { volume, block, kind, dirty: false, first: false, offset, len, count, crc }
+    Entry { volume, block, kind, dirty: false, first: false, offset, len, count, crc, shared: None }
 }
 
 /// A record of three pages at the second page of its segment, with an entry of each kind.

@@ -1,0 +1,64 @@
+//! Zstandard (RFC 8878) for single blocks, at level 1: denser than LZ4, since it codes literals by
+//! their frequency too, and several times as slow both ways. For what is written in the background.
+//!
+//! A payload is one frame without checksum and content size.
+
+use std::cell::RefCell;
+
+use zstd::bulk::{Compressor, Decompressor};
+
+use crate::BLOCK_BYTES;
+
+const LEVEL: i32 = 1;
+
+/// Compresses blocks, one after another.
+pub struct DenseCompressor(Compressor<'static>);
+
+impl Default for DenseCompressor {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl DenseCompressor {
+    /// A compressor with tables of its own, some 100 KiB.
+    ///
+    /// # Panics
+    /// If there is no memory for them.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut compressor = Compressor::new(LEVEL).expect("there is memory for the tables");
+        compressor.include_contentsize(false).expect("a frame may be without its size");
+        compressor.include_checksum(false).expect("a frame may be without a checksum");
+        Self(compressor)
+    }
+
+    /// Compresses a block to the front of `out` and returns the payload's length, or nothing if
+    /// it would be more than `most`. The rest of `out` is left with unspecified bytes.
+    ///
+    /// # Panics
+    /// If `block` is not one block, or `out` is shorter than `most`.
+    pub fn compress(&mut self, block: &[u8], most: usize, out: &mut [u8]) -> Option<usize> {
+        assert_eq!(block.len(), BLOCK_BYTES, "only whole blocks are compressed");
+        self.0.compress_to_buffer(block, &mut out[..most]).ok()
+    }
+}
+
+thread_local! {
+    /// One a thread, since making one takes longer than using it.
+    static DECOMPRESSOR: RefCell<Decompressor<'static>> =
+        RefCell::new(Decompressor::new().expect("there is memory for the tables"));
+}
+
+/// Decodes a payload of [`DenseCompressor::compress`] to `out`, one block; false if it is no such
+/// payload, or does not yield exactly a block. Then `out` has unspecified bytes.
+///
+/// # Panics
+/// If `out` is not one block.
+#[must_use]
+pub fn decompress_dense(payload: &[u8], out: &mut [u8]) -> bool {
+    assert_eq!(out.len(), BLOCK_BYTES, "payloads hold one block");
+    DECOMPRESSOR.with_borrow_mut(|decompressor| {
+        decompressor.decompress_to_buffer(payload, out).is_ok_and(|len| len == BLOCK_BYTES)
+    })
+}
