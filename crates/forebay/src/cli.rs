@@ -70,6 +70,13 @@ pub enum Command {
     /// Everything written is made durable. Refused while somebody uses the disk.
     #[command(after_help = "Example:\n  forebay detach db")]
     Detach(DetachArgs),
+    /// Predict what a cache would hold of a device or file, by the kinds of its blocks
+    ///
+    /// Reads it, and writes nothing. With an older version of the same beside it: how long the deltas
+    /// would be that store the difference.
+    #[command(after_help = "Examples:\n  forebay analyze /dev/sdb\n  \
+        forebay analyze today.img --older yesterday.img --json")]
+    Analyze(AnalyzeArgs),
     /// Verify a cache device that no server uses: superblocks, log, checksums of all data
     #[command(after_help = "Example:\n  forebay check /dev/nvme0n1")]
     Check(CheckArgs),
@@ -410,6 +417,22 @@ pub struct CheckArgs {
     /// Verify structures only, not the data
     #[arg(long)]
     pub fast: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `analyze` is asked.
+#[derive(Args, Debug)]
+pub struct AnalyzeArgs {
+    /// The device or file
+    pub path: PathBuf,
+    /// An older version of it
+    #[arg(long, value_name = "PATH")]
+    pub older: Option<PathBuf>,
+    /// Read at most so much, in pieces of 1 MiB spread evenly; 0 for all of it
+    #[arg(long, value_name = "SIZE", default_value = "16GiB")]
+    pub limit: Size,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -1,6 +1,7 @@
 //! The one binary: every command parses here and runs in the file of its name. Exit code 0: done;
 //! 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
 
+mod analyze;
 mod attach;
 mod busy;
 mod cache;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         Command::Set(args) => set::run(&args),
         Command::Attach(args) => attach::attach(&args),
         Command::Detach(args) => attach::detach(&args),
+        Command::Analyze(args) => analyze::run(&args),
         Command::Check(args) => offline::check(&args),
         Command::Dump(args) => offline::dump(&args),
         Command::Bench(args) => forebay_bench::run(&args.benchmark),

@@ -15,7 +15,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn wrong_usage_is_2_and_says_what_to_do() {
     let serve = ["serve", "--primary=p", "--cache=c", "--nbd=unix:s"];
-    let refused: [(&[&str], &str); 12] = [
+    let refused: [(&[&str], &str); 13] = [
         (&[], "Usage"),
         (&["srve"], "serve"),
         (&["serve"], "--primary"),
@@ -27,6 +27,7 @@ fn wrong_usage_is_2_and_says_what_to_do() {
         (&["set", "db", "depth=3"], "use one of: mode"),
         (&["set", "db", "mode=a", "mode=b"], "twice"),
         (&["check"], "CACHE"),
+        (&["analyze"], "PATH"),
         (&["serve", "--primary=p", "--cache=p", "--nbd=unix:s"], "is the cache device"),
     ];
     for (arguments, word) in refused {
@@ -56,7 +57,8 @@ fn wrong_usage_is_2_and_says_what_to_do() {
 
 #[test]
 fn help_is_0_and_has_an_example() {
-    for command in ["serve", "status", "drain", "stop", "set", "attach", "detach", "check", "dump"]
+    for command in
+        ["serve", "status", "drain", "stop", "set", "attach", "detach", "check", "dump", "analyze"]
     {
         let output = forebay(&[command, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{command}");

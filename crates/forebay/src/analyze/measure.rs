@@ -1,0 +1,194 @@
+//! What blocks are like, one after another: zero, equal to an earlier one, how well they pack, and
+//! how long a delta against an older version is.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use forebay_block::BLOCK_SIZE;
+use forebay_codec::{Compressor, DELTA_MAX, DenseCompressor, is_zero};
+use forebay_format::{ENTRY_BYTES, PAGE};
+
+/// Hashes that are remembered at most: some 100 MiB. Of larger volumes a sample is.
+const HASHES_MAX: usize = 1 << 22;
+/// Payloads start at a multiple of this.
+const ALIGN: usize = 8;
+/// A dense form counts if it saves one part in so many, as reclaim has it.
+const SAVES: usize = 8;
+/// Upper ends of the classes of deltas by length, in bytes.
+pub const DELTA_CLASSES: [usize; 4] = [128, 256, 512, DELTA_MAX];
+
+/// What was found.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks looked at.
+    pub blocks: u64,
+    /// Of them: all zeros.
+    pub zero: u64,
+    /// Packed by LZ4.
+    pub lz4: u64,
+    /// Packed by zstd, and not by LZ4.
+    pub dense_only: u64,
+    /// Payload bytes on the cache device, as a client's writes are stored.
+    pub lz4_bytes: u64,
+    /// The same, as they are stored after they were copied forward.
+    pub dense_bytes: u64,
+    /// Blocks that differ from their older version.
+    pub changed: u64,
+    /// Of them: stored as deltas.
+    pub deltas: u64,
+    /// Bytes of those.
+    pub delta_bytes: u64,
+    /// Deltas by [`DELTA_CLASSES`].
+    pub delta_classes: [u64; DELTA_CLASSES.len()],
+}
+
+impl Counts {
+    /// Blocks that are not zero. The others are mostly space that was never used, which no cache
+    /// sees.
+    pub fn filled(&self) -> u64 {
+        self.blocks - self.zero
+    }
+
+    /// Bytes of filled blocks that a byte of the cache device holds, where their payloads take
+    /// `payloads` bytes: entries in records and footers, and the records' header pages, included.
+    pub fn holds(&self, payloads: u64) -> f64 {
+        let bytes = payloads + self.filled() * 2 * ENTRY_BYTES as u64;
+        (self.filled() * BLOCK_SIZE as u64) as f64 / (bytes + bytes / HEADER_SHARE).max(1) as f64
+    }
+}
+
+/// One page in so many of a log is a record's header page: records of 128 pages, some of them cut
+/// short.
+const HEADER_SHARE: u64 = 100;
+
+/// Measures blocks.
+pub struct Measure {
+    lz4: Compressor,
+    dense: DenseCompressor,
+    out: Box<[u8; BLOCK_SIZE]>,
+    /// How often blocks with this hash were seen, for hashes whose last `skip` bits are zero.
+    seen: HashMap<u64, u32>,
+    skip: u32,
+    counts: Counts,
+}
+
+impl Measure {
+    /// Nothing has been seen.
+    pub fn new() -> Self {
+        Self {
+            lz4: Compressor::new(),
+            dense: DenseCompressor::new(),
+            out: Box::new([0; BLOCK_SIZE]),
+            seen: HashMap::new(),
+            skip: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Looks at a block, and at its older version if there is one.
+    pub fn take(&mut self, block: &[u8], older: Option<&[u8]>) {
+        self.counts.blocks += 1;
+        if let Some(older) = older.filter(|older| *older != block) {
+            self.delta(block, older);
+        }
+        if is_zero(block) {
+            self.counts.zero += 1;
+            return;
+        }
+        self.remember(block);
+        let packed = self.lz4.compress(block, &mut self.out[..]);
+        let lz4 = packed.unwrap_or(BLOCK_SIZE);
+        let most = lz4 - lz4.div_ceil(SAVES);
+        let dense = self.dense.compress(block, most, &mut self.out[..]);
+        self.counts.lz4 += u64::from(packed.is_some());
+        self.counts.dense_only += u64::from(packed.is_none() && dense.is_some());
+        self.counts.lz4_bytes += lz4.next_multiple_of(ALIGN) as u64;
+        self.counts.dense_bytes += dense.unwrap_or(lz4).next_multiple_of(ALIGN) as u64;
+    }
+
+    fn delta(&mut self, block: &[u8], older: &[u8]) {
+        self.counts.changed += 1;
+        let Some(len) = self.lz4.compress_delta(older, block, &mut self.out[..]) else { return };
+        self.counts.deltas += 1;
+        self.counts.delta_bytes += len as u64;
+        if let Some(class) = DELTA_CLASSES.iter().position(|&end| len <= end) {
+            self.counts.delta_classes[class] += 1;
+        }
+    }
+
+    fn remember(&mut self, block: &[u8]) {
+        let mut hasher = DefaultHasher::new();
+        block.hash(&mut hasher);
+        let hash = hasher.finish();
+        if hash.trailing_zeros() < self.skip {
+            return;
+        }
+        *self.seen.entry(hash).or_default() += 1;
+        while self.seen.len() > HASHES_MAX {
+            self.skip += 1;
+            let skip = self.skip;
+            self.seen.retain(|hash, _| hash.trailing_zeros() >= skip);
+        }
+    }
+
+    /// What was found.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Of the blocks that are not zero, the share that equals an earlier one.
+    pub fn duplicate_share(&self) -> f64 {
+        let all: u64 = self.seen.values().map(|&times| u64::from(times)).sum();
+        if all == 0 { 0.0 } else { (all - self.seen.len() as u64) as f64 / all as f64 }
+    }
+}
+
+const _: () = assert!(BLOCK_SIZE == PAGE, "a raw block takes a page");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64, letters: u8) -> Vec<u8> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 40) as u8
+        };
+        (0..BLOCK_SIZE)
+            .map(|_| if letters == 0 { next() } else { b'a' + next() % letters })
+            .collect()
+    }
+
+    #[test]
+    fn every_kind_is_told() {
+        let mut measure = Measure::new();
+        measure.take(&[0; BLOCK_SIZE], None);
+        measure.take(&[7; BLOCK_SIZE], None);
+        for seed in [1, 2, 1] {
+            measure.take(&noise(seed, 0), None);
+        }
+        measure.take(&noise(3, 20), None);
+        let counts = measure.counts();
+        assert_eq!((counts.blocks, counts.zero, counts.lz4, counts.dense_only), (6, 1, 1, 1));
+        assert!((measure.duplicate_share() - 1.0 / 5.0).abs() < 1e-9);
+        let raw = 3 * BLOCK_SIZE as u64;
+        assert!(counts.lz4_bytes > raw + 4096 && counts.dense_bytes < raw + 3000, "{counts:?}");
+    }
+
+    #[test]
+    fn a_changed_block_is_a_delta_if_little_changed() {
+        let mut measure = Measure::new();
+        let old = noise(5, 0);
+        let mut new = old.clone();
+        new[1000..1020].fill(0xaa);
+        measure.take(&old, Some(&old));
+        measure.take(&new, Some(&old));
+        measure.take(&noise(6, 0), Some(&old));
+        let counts = measure.counts();
+        assert_eq!((counts.changed, counts.deltas, counts.delta_classes), (2, 1, [1, 0, 0, 0]));
+        assert!(counts.delta_bytes < 100, "{counts:?}");
+    }
+}
