@@ -1,12 +1,16 @@
 //! CPU time per 4 KiB block of everything in this crate, for blocks like those of real volumes:
 //! `cargo run --release -p forebay-codec --example cost [FILE]...`. Each FILE is measured too,
 //! cut into blocks. Times are the best of several rounds; sizes are the share left, blocks that do
-//! not shrink by an eighth counted whole. The last two columns are `lz4_flex`'s own compressor.
+//! not shrink by an eighth counted whole. Then size and time of `lz4_flex`'s own compressor; then
+//! size, time to compress and to decode of zstd, where what shrinks at all counts.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use forebay_codec::{BLOCK_BYTES, COMPRESSED_MAX, Compressor, crc32c, decompress, is_zero};
+use forebay_codec::{
+    BLOCK_BYTES, COMPRESSED_MAX, Compressor, DenseCompressor, crc32c, decompress, decompress_dense,
+    is_zero,
+};
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
 const BLOCKS: usize = 2048;
@@ -14,8 +18,8 @@ const ROUNDS: usize = 9;
 
 fn main() {
     println!(
-        "{:24} {:>7} {:>6} {:>10} {:>8} {:>8} {:>8} {:>16}",
-        "blocks", "shrunk", "size", "compress", "decode", "crc32c", "is_zero", "lz4_flex"
+        "{:24} {:>7} {:>6} {:>10} {:>8} {:>8} {:>8} {:>16} {:>24}",
+        "blocks", "shrunk", "size", "compress", "decode", "crc32c", "is_zero", "lz4_flex", "zstd"
     );
     let kinds: [(&str, Maker); 5] = [
         ("random", random),
@@ -80,9 +84,24 @@ fn report(name: &str, blocks: &[Vec<u8>]) {
     let flex_size = share(flex_size / ROUNDS, blocks);
     let shrunk = 100.0 * payloads.len() as f64 / blocks.len() as f64;
     let name = name.rsplit('/').next().unwrap_or(name);
+    let mut dense = DenseCompressor::new();
+    let most = BLOCK_BYTES - 1;
+    let payloads: Vec<Vec<u8>> = blocks
+        .iter()
+        .filter_map(|block| dense.compress(block, most, &mut out).map(|len| out[..len].to_vec()))
+        .collect();
+    let kept = (blocks.len() - payloads.len()) * BLOCK_BYTES;
+    let dense_size = share(payloads.iter().map(Vec::len).sum::<usize>() + kept, blocks);
+    let dense_encode = best(blocks, |block| {
+        black_box(dense.compress(black_box(block), most, &mut out));
+    });
+    let dense_decode = best(&payloads, |payload| {
+        assert!(decompress_dense(black_box(payload), &mut out), "compressed a moment ago");
+    });
     println!(
         "{name:24.24} {shrunk:6.1}% {size:6.3} {compress:7.2} us {decode:5.2} us {crc:5.2} us \
-         {zero:5.3} us {flex_size:6.3} {flex:6.2} us"
+         {zero:5.3} us {flex_size:6.3} {flex:6.2} us {dense_size:6.3} {dense_encode:6.2} us \
+         {dense_decode:5.2} us"
     );
 }
 

@@ -69,6 +69,9 @@ pub struct Harness {
     primary: Vec<u8>,
     /// What is written, in blocks.
     data: Vec<u8>,
+    /// What the last batch of writes wrote, and whether the next repeats it elsewhere.
+    written: Vec<Vec<u8>>,
+    repeat: bool,
     bufs: Vec<IoBuf>,
     due: Vec<(Target, Completion)>,
     numbers: Numbers,
@@ -88,6 +91,8 @@ impl Harness {
             cache: vec![0; layout.cache_bytes as usize],
             primary: vec![0; layout.blocks as usize * BLOCK],
             data: layout.content.bytes(4 << 20),
+            written: vec![vec![0; BLOCK]; BATCH],
+            repeat: false,
             bufs: (0..BATCH).map(|_| IoBuf::zeroed(BLOCK)).collect(),
             due: Vec::new(),
             numbers: Numbers::new(5),
@@ -170,6 +175,24 @@ impl Harness {
         self.measure(IoOp::Write, ops, move |_, numbers| numbers.below(bound))
     }
 
+    /// Writes random blocks, and after each batch the same bytes to others; CPU microseconds for each
+    /// of the latter.
+    pub fn repeated_writes(&mut self, ops: u64) -> anyhow::Result<f64> {
+        let bound = self.layout.blocks;
+        let mut spent = Duration::ZERO;
+        let mut done = 0;
+        while done < ops {
+            self.batch(IoOp::Write, BATCH as u64, |_, numbers| numbers.below(bound))?;
+            let before = self.spent;
+            self.repeat = true;
+            self.batch(IoOp::Write, BATCH as u64, |_, numbers| numbers.below(bound))?;
+            self.repeat = false;
+            spent += self.spent - before;
+            done += BATCH as u64;
+        }
+        Ok(spent.as_nanos() as f64 / 1e3 / done as f64)
+    }
+
     fn measure(
         &mut self,
         op: IoOp,
@@ -208,6 +231,12 @@ impl Harness {
                 if self.layout.rewrites {
                     let row = 64 + self.numbers.below(BLOCK as u64 - 128) as usize;
                     buf[row..row + 24].copy_from_slice(&[self.numbers.next() as u8; 24]);
+                }
+                let written = &mut self.written[i as usize];
+                if self.repeat {
+                    buf.copy_from_slice(written);
+                } else {
+                    written.copy_from_slice(&buf);
                 }
             }
             requests.push(Request {

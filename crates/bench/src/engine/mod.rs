@@ -103,6 +103,7 @@ fn measurements() -> Vec<(String, Option<f64>, Measure)> {
         let measure = move |rounds| writes(content, rounds);
         all.push((format!("write, {name}"), Some(6.0), Box::new(measure)));
     }
+    all.push(("write, a duplicate".to_owned(), Some(6.0), Box::new(duplicate_writes)));
     all.push(("write, database rows as a delta".to_owned(), Some(6.0), Box::new(delta_writes)));
     all.push(("read, SSD hit, a delta and its base".to_owned(), Some(7.0), Box::new(delta_reads)));
     all.push(("write, its destage included".to_owned(), None, Box::new(writes_for_good)));
@@ -168,6 +169,24 @@ fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
             let cost = harness.writes(ops)?;
             let after = harness.stats();
             ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
+            ensure!(after.duplicate_blocks == 0, "every block is written by itself");
+            harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Writes of blocks that equal others written just before.
+fn duplicate_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ssd(Content::Database))?;
+    harness.fill()?;
+    (0..rounds)
+        .map(|_| {
+            let ops = 10_016;
+            let before = harness.stats().duplicate_blocks;
+            let cost = harness.repeated_writes(ops)?;
+            let found = harness.stats().duplicate_blocks - before;
+            ensure!(found > ops * 95 / 100, "{found} of {ops} were found");
             harness.drain()?;
             Ok(cost)
         })
