@@ -195,6 +195,9 @@ pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
         }
         return make(request, Vec::new(), false);
     }
+    let durable = [&a, &b].map(|copy| {
+        copy.as_ref().ok().filter(|copy| is_durable(request, copy)).map(|copy| copy.uuid)
+    });
     let (superblock, newer) = match newest(a, b) {
         Ok(found) => found,
         Err(error) => {
@@ -204,7 +207,20 @@ pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
             ));
         }
     };
-    reopen(request, superblock, 1 - newer)
+    let copy = match durable.map(|uuid| uuid == Some(superblock.uuid)) {
+        [true, false] => 1,
+        [false, true] => 0,
+        _ => 1 - newer,
+    };
+    reopen(request, superblock, copy)
+}
+
+/// Whether a copy is known to be durable: the witness of a start is stored when its superblock has
+/// been flushed. A newer copy may be of a start whose flush failed, or of a stop, which can be
+/// missed; so it is the newer one that is written over then.
+fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
+    let known = |one: &Witness| one.uuid == copy.uuid && one.epoch == copy.epoch;
+    !copy.clean && request.witnesses.iter().any(known)
 }
 
 fn is_absent(copy: &Result<Superblock, FormatError>) -> bool {

@@ -61,6 +61,37 @@ fn a_blank_device_becomes_a_pool_and_is_found_again() {
 }
 
 #[test]
+fn the_copy_of_a_start_that_was_flushed_is_not_written_over() {
+    let volumes = [spec("a", 1 << 20)];
+    let mut first = stopped(&volumes);
+    first.clean = false;
+    let witness = |epoch| {
+        let (uuid, trust) = (first.uuid, Trust::Full);
+        [Witness { uuid, epoch, trust, dirty: true, primaries: None }]
+    };
+    let a = encoded(&first);
+    let second = open(&request([&a, BLANK], &volumes, &witness(1))).expect("the pool is there");
+    let b = encoded(&second.superblock);
+    assert_eq!((second.superblock.epoch, second.copy), (2, 1));
+    // Its flush failed, so its witness was not stored: what is there may be gone after a crash.
+    let third = open(&request([&a, &b], &volumes, &witness(1))).expect("both are good");
+    assert_eq!((third.superblock.epoch, third.copy), (3, 1));
+    let third = open(&request([&b, &a], &volumes, &witness(1))).expect("both are good");
+    assert_eq!((third.superblock.epoch, third.copy), (3, 0));
+    // It was flushed: the older one goes.
+    let third = open(&request([&a, &b], &volumes, &witness(2))).expect("both are good");
+    assert_eq!((third.superblock.epoch, third.copy), (3, 0));
+    // After a stop it is the copy that tells of it, whose flush may have failed.
+    let stop = encoded(&closed(second.superblock.clone(), &[]));
+    let third = open(&request([&stop, &b], &volumes, &witness(2))).expect("both are good");
+    assert_eq!((third.superblock.generation, third.copy), (second.superblock.generation + 2, 0));
+    // Another pool's copy is of no use for this one.
+    let other = Superblock { uuid: [8; 16], generation: 9, ..first.clone() };
+    let fourth = open(&request([&encoded(&other), &a], &volumes, &witness(1)));
+    assert_eq!(fourth.map(|opened| opened.copy), Ok(1));
+}
+
+#[test]
 fn what_is_not_ours_is_not_overwritten() {
     let volumes = [spec("a", 1 << 20)];
     let other = vec![0x5a; SUPERBLOCK_BYTES];
