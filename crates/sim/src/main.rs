@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{
@@ -38,6 +39,9 @@ enum Command {
         /// Stop after so many failing seeds.
         #[arg(long, default_value_t = 10)]
         failures: usize,
+        /// Only seeds that meet this fault, such as PrimaryFlushErrors.
+        #[arg(long, value_parser = scenario)]
+        scenario: Option<Scenario>,
     },
     /// Run one seed and print what happens: forebay-sim replay 42
     Replay {
@@ -83,10 +87,20 @@ fn bug(text: &str) -> Result<Bug, String> {
         .ok_or_else(|| format!("'{text}' is not a planted bug; there are {:?}", Bug::ALL))
 }
 
+fn scenario(text: &str) -> Result<Scenario, String> {
+    let mut all = Scenario::ALL.into_iter().map(|(scenario, _)| scenario);
+    all.find(|scenario| format!("{scenario:?}") == text).ok_or_else(|| {
+        let names = Scenario::ALL.map(|(scenario, _)| scenario);
+        format!("'{text}' is not a scenario; there are {names:?}")
+    })
+}
+
 fn main() -> ExitCode {
     name_the_seed_in_panics();
     let good = match Arguments::parse().command {
-        Command::Run { seeds, jobs, crashes, failures } => {
+        Command::Run { seeds, jobs, crashes, failures, scenario } => {
+            let wanted = |seed| scenario.is_none_or(|s| Setup::from_seed(seed).scenario == s);
+            let seeds = (seeds.0..seeds.1).filter(|&seed| wanted(seed));
             let totals = run_seeds(seeds, jobs, (crashes, failures), |totals| {
                 eprintln!("{}", line(totals));
                 if let Some((seed, failure)) = totals.failures.last() {

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::config::Setup;
 use crate::planted::{Bug, Mischief};
@@ -113,21 +112,19 @@ pub struct Totals {
     pub failures: Vec<(u64, Failure)>,
 }
 
-/// Runs seeds from `first` up to `end` on `jobs` threads, until `crashes` were simulated or
-/// `failures_max` seeds failed. `progress` is called now and then, and at each failure.
+/// Runs these seeds on `jobs` threads, until `crashes` were simulated or `failures_max` seeds
+/// failed. `progress` is called now and then, and at each failure.
 pub fn run_seeds(
-    (first, end): (u64, u64),
+    seeds: impl Iterator<Item = u64> + Send,
     jobs: usize,
     (crashes, failures_max): (u64, usize),
     progress: impl Fn(&Totals) + Sync,
 ) -> Totals {
-    let next = AtomicU64::new(first);
+    let seeds = Mutex::new(seeds);
     let totals = Mutex::new(Totals::default());
     let work = || loop {
-        let seed = next.fetch_add(1, Ordering::Relaxed);
-        if seed >= end {
-            return;
-        }
+        let next = seeds.lock().expect("no thread panics: that ends the process").next();
+        let Some(seed) = next else { return };
         let result = run_seed(seed, &Keep::default(), None, false);
         let mut totals = totals.lock().expect("no thread panics: that ends the process");
         if totals.failures.len() >= failures_max || totals.tally.crashes >= crashes {
