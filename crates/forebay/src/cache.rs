@@ -16,7 +16,7 @@ use forebay_engine::pool::{
 };
 use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
-use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, Witness};
+use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
 
 use crate::cli::ServeArgs;
@@ -99,7 +99,7 @@ impl Cache {
     /// Records that the server has stopped in order, so that the next start can tell whether a
     /// primary was changed meanwhile, and whether dirty blocks are left. Nothing when the device is
     /// out of use.
-    pub fn close(self, health: Health, dirty_blocks: u64) -> anyhow::Result<()> {
+    pub fn close(self, health: Health, stopped: &Stopped) -> anyhow::Result<()> {
         let record = self.witness.load(self.superblock.uuid)?;
         let trusted = record.as_ref().is_none_or(|record| record.trust == Trust::Full);
         if health != Health::Good || !trusted {
@@ -108,6 +108,11 @@ impl Cache {
         }
         let mut fingerprints = Vec::new();
         for (id, primary) in &self.primaries {
+            if stopped.doubtful.contains(id) {
+                // It says yes to the next flush, and may yet lose what it shows.
+                tracing::warn!(%id, "no fingerprint of its primary, since a flush of it failed");
+                continue;
+            }
             let found = fingerprint::of_flushed(&**primary);
             if let Err(error) = &found {
                 tracing::warn!(%id, %error, "no fingerprint of its primary");
@@ -119,7 +124,7 @@ impl Cache {
         write_superblock(&mut queue, &superblock, self.next_copy)
             .context("the cache cannot be closed; the next start recovers as after a crash")?;
         match record {
-            Some(record) if dirty_blocks == 0 => {
+            Some(record) if stopped.dirty_blocks == 0 => {
                 Ok(self.witness.store(&Record { dirty: false, ..record })?)
             }
             _ => Ok(()),

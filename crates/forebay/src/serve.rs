@@ -154,7 +154,7 @@ impl Serving {
 
     fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
         let closed = if stopped.complete {
-            self.cache.close(health, stopped.dirty_blocks)
+            self.cache.close(health, stopped)
         } else {
             Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
         };

@@ -21,7 +21,7 @@ use forebay_volume::{Registry, SHARDS_MAX};
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};
 use crate::clients::{CLIENTS, Counts, HANDSHAKE_PATIENCE, SessionFactory};
-use crate::devices;
+use crate::devices::{self, Gates};
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
 use crate::message::{Command, Latencies, Message, Snapshot};
@@ -165,6 +165,8 @@ pub struct Stopped {
     pub complete: bool,
     /// Blocks that only the cache has in their newest form.
     pub dirty_blocks: u64,
+    /// Volumes whose primary failed a flush: it may show what power failure takes from it.
+    pub doubtful: Vec<VolumeId>,
 }
 
 /// A handle to the shard threads. The last one to go stops them.
@@ -179,6 +181,7 @@ struct Inner {
     counts: Arc<Counts>,
     farewell: Duration,
     clock: Clock,
+    gates: Gates,
     /// Set to give up a drain that precedes a stop.
     give_up_drain: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -217,6 +220,7 @@ impl Pool {
                 counts: Arc::clone(&counts),
                 farewell: config.farewell,
                 clock: config.clock,
+                gates: Arc::clone(&gates),
                 give_up_drain: AtomicBool::new(false),
                 threads: Mutex::new(Vec::new()),
                 stopping: Mutex::new(()),
@@ -456,7 +460,15 @@ impl Inner {
         } else {
             tracing::error!("a shard did not stop in time: the log is left as after a crash");
         }
-        Stopped { complete, dirty_blocks }
+        Stopped { complete, dirty_blocks, doubtful: self.doubtful() }
+    }
+
+    fn doubtful(&self) -> Vec<VolumeId> {
+        let ids = self.registry.volumes().iter().map(|volume| volume.id);
+        // The gate of the cache device, if there is one, comes before those of the primaries.
+        let primaries = self.gates.iter().rev().zip(ids.rev());
+        let failed = primaries.filter(|(gate, _)| locked(gate).has_failed());
+        failed.map(|(_, id)| id).collect()
     }
 
     fn await_drain(&self) {

@@ -48,13 +48,19 @@ pub struct FlushGate {
     waiting: Vec<Asked>,
     /// By shard: the failure it has not been told of.
     untold: Vec<Option<IoError>>,
+    has_failed: bool,
 }
 
 impl FlushGate {
     /// A gate for so many shards.
     #[must_use]
     pub fn new(shards: usize) -> Self {
-        Self { running: Vec::new(), waiting: Vec::new(), untold: vec![None; shards] }
+        Self {
+            running: Vec::new(),
+            waiting: Vec::new(),
+            untold: vec![None; shards],
+            has_failed: false,
+        }
     }
 
     /// A shard wants a flush.
@@ -81,10 +87,17 @@ impl FlushGate {
             Err(error) => {
                 answered.append(&mut self.waiting);
                 self.untold.fill(Some(error.clone()));
+                self.has_failed = true;
                 true
             }
         };
         Ended { answered, again: !self.running.is_empty(), failed }
+    }
+
+    /// Whether a flush has ever failed: then the device may show what power failure takes from it.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
     }
 
     /// A shard knows of the failure: its flushes count again.
@@ -114,7 +127,7 @@ mod tests {
         assert!(matches!(gate.ask(asked(0, 2)), Ask::Wait));
         let ended = gate.ended(&Ok(()));
         assert_eq!((ended.answered, ended.again), (vec![asked(1, 1), asked(2, 9)], true));
-        assert!(!gate.ended(&Ok(())).again);
+        assert!(!gate.ended(&Ok(())).again && !gate.has_failed());
         assert!(matches!(gate.ask(asked(1, 2)), Ask::Send));
     }
 
@@ -125,7 +138,7 @@ mod tests {
         assert!(matches!(gate.ask(asked(1, 1)), Ask::Wait));
         let ended = gate.ended(&Err(ErrorKind::Media.into()));
         assert_eq!(ended.answered, [asked(0, 1), asked(1, 1)]);
-        assert!(ended.failed && !ended.again);
+        assert!(ended.failed && !ended.again && gate.has_failed());
         for shard in 0..2 {
             assert!(matches!(gate.ask(asked(shard, 2)), Ask::Fail(_)), "not told yet");
             gate.told(shard);
