@@ -184,6 +184,7 @@ impl Model {
                 discard: change == Change::Discard,
                 exclusive,
                 doubtful: false,
+                fleeting: false,
             });
         }
         let span = covered(range);
@@ -238,6 +239,18 @@ impl Model {
         }
     }
 
+    /// The disk below has given up what it still shows of `range`, and whoever serves the volume
+    /// from now on does not know: no later flush makes that durable, and that it was seen after a
+    /// crash does not mean that it stays. Whoever was told of the failure must see to both.
+    pub fn forget_failure(&mut self, range: ByteRange) {
+        self.tick();
+        for e in self.sectors[covered(range)].iter_mut().flat_map(|sector| &mut sector.entries) {
+            e.durable = e.is_durable(self.durable_until);
+            e.doubtful |= !e.durable;
+            e.fleeting |= !e.durable;
+        }
+    }
+
     /// Takes the submission of a read.
     pub fn begin_read(&mut self) -> Token {
         let token = Token(self.tick());
@@ -266,9 +279,10 @@ impl Model {
             let sector = &mut self.sectors[n];
             let whole = part.len() == SECTOR_SIZE;
             if whole && sector.quiet(read.0) && sector.allowed(now).nth(1).is_some() {
-                let discarded =
-                    |e: &Entry| e.discard && e.content.matches(self.volume, n as u64, 0, bytes);
-                if !sector.entries.iter().any(discarded) {
+                let may_go = |e: &Entry| {
+                    (e.discard || e.fleeting) && e.content.matches(self.volume, n as u64, 0, bytes)
+                };
+                if !sector.entries.iter().any(may_go) {
                     let now_from = if self.settles {
                         sector.observe(found, now, self.crashed_at, self.durable_until);
                         found

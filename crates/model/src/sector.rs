@@ -51,6 +51,9 @@ pub struct Entry {
     pub exclusive: bool,
     /// A flush failed after it: no later flush makes it durable.
     pub doubtful: bool,
+    /// The disk below gave it up and went on showing it, and nobody who knows is left: after a
+    /// crash it may be seen and be gone later.
+    pub fleeting: bool,
 }
 
 /// What is known of one sector.

@@ -225,3 +225,28 @@ fn judged_by_flushes_alone_a_read_settles_nothing_for_the_next_crash() {
     m.crash();
     assert_eq!(visible(&mut m), [1]);
 }
+
+#[test]
+fn what_was_given_up_and_forgotten_is_seen_after_a_crash_until_it_is_gone() {
+    let mut m = model();
+    write(&mut m, 1, true, true);
+    write(&mut m, 2, true, false);
+    m.forget_failure(block(0));
+    assert_eq!(visible(&mut m), [2], "until a crash nothing else is seen");
+    flush(&mut m);
+    m.crash();
+    assert_eq!(visible(&mut m), [1, 2], "no flush helps any more");
+    let end = |m: &mut Model, id| {
+        let read = m.begin_read();
+        m.end_read(read, block(0), Some(&bytes_of(block(0), &Content::Stamp(id))))
+    };
+    end(&mut m, 2).expect("allowed");
+    assert_eq!(visible(&mut m), [1, 2], "it may go yet");
+    end(&mut m, 1).expect("allowed");
+    assert_eq!(visible(&mut m), [1], "what is gone does not come back");
+    write(&mut m, 3, true, false);
+    assert_eq!(visible(&mut m), [3]);
+    flush(&mut m);
+    m.crash();
+    assert_eq!(visible(&mut m), [3], "a later write is as any other");
+}

@@ -9,7 +9,7 @@
 //! Faults ([`Fault`]) are what a disk must not do. Which of them the cache must survive is the
 //! atlas's business.
 
-use forebay_block::{ByteRange, Completion, ErrorKind, Io, IoOp, SECTOR_SIZE};
+use forebay_block::{ByteRange, Completion, ErrorKind, Io, IoOp, IoTag, SECTOR_SIZE};
 
 use crate::pages::Pages;
 use crate::rng::Rng;
@@ -120,6 +120,8 @@ pub struct SimDisk {
     pending: Vec<Pending>,
     /// Writes that left `pending` at its front.
     settled: u64,
+    /// Where failed flushes gave up what reads still see.
+    lost: Vec<ByteRange>,
     flights: Vec<Option<Flight>>,
     rules: Vec<Rule>,
     gone: bool,
@@ -138,6 +140,7 @@ impl SimDisk {
             durable: image,
             pending: Vec::new(),
             settled: 0,
+            lost: Vec::new(),
             flights: Vec::new(),
             rules: Vec::new(),
             gone: false,
@@ -320,19 +323,42 @@ impl SimDisk {
         self.settled += count as u64;
     }
 
-    /// A flush that takes no time, unless the disk does not answer.
-    pub fn flush_all(&mut self) {
-        if !self.gone {
-            self.flush(u64::MAX);
+    /// A flush that takes no time; whether it succeeded.
+    pub fn flush_at_once(&mut self) -> bool {
+        match self.strike(&Io::flush(IoTag(0))) {
+            None | Some(Fault::Slow(_)) => self.flush(u64::MAX),
+            Some(_) if self.gone => return false,
+            Some(_) => {
+                self.give_up(u64::MAX);
+                return false;
+            }
         }
+        true
     }
 
     /// A failed flush gives up some of what it should have made durable.
     fn give_up(&mut self, completed: u64) {
         let count = (completed.saturating_sub(self.settled) as usize).min(self.pending.len());
         for write in &mut self.pending[..count] {
-            write.given_up |= !write.durable && self.rng.percent(50);
+            if !write.durable && self.rng.percent(50) {
+                write.given_up = true;
+                self.lost.push(write.range);
+            }
         }
+    }
+
+    /// The sectors whose content was given up although reads still see it.
+    pub fn lost(&self) -> impl Iterator<Item = ByteRange> {
+        let sectors = |range: &ByteRange| {
+            (range.offset..range.end()).step_by(SECTOR_SIZE).map(|at| ByteRange::new(at, SECTOR))
+        };
+        let differs = |sector: &ByteRange| {
+            let (mut shown, mut stored) = ([0; SECTOR_SIZE], [0; SECTOR_SIZE]);
+            self.view.read(sector.offset, &mut shown);
+            self.durable.read(sector.offset, &mut stored);
+            shown != stored
+        };
+        self.lost.iter().flat_map(sectors).filter(differs)
     }
 
     /// How many writes have no certain end if the crash comes now; `crash` wants as many fates.
@@ -366,6 +392,7 @@ impl SimDisk {
             }
         }
         self.settled = 0;
+        self.lost.clear();
         self.view = self.durable.clone();
     }
 
@@ -403,10 +430,8 @@ impl SimDisk {
     /// The process died and the machine lives on: what completed stays as it is, what is in
     /// flight ends in some way.
     pub fn abandon(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
-        let volatile = std::mem::take(&mut self.pending);
-        for write in &volatile {
-            apply(&mut self.durable, write);
-        }
+        self.pending.clear();
+        self.durable = self.view.clone();
         self.crash(fates);
     }
 
@@ -464,6 +489,7 @@ impl SimDisk {
     /// Puts other content in its place: the disk was swapped, or set back to an older state.
     pub fn replace(&mut self, image: Pages) {
         self.pending.clear();
+        self.lost.clear();
         self.flights.clear();
         self.settled = 0;
         self.view = image.clone();

@@ -414,6 +414,12 @@ impl World {
         self.gates.entry(target_number(target)).or_insert_with(|| FlushGate::new(shards))
     }
 
+    /// Whether a flush of a primary has failed since the server's start.
+    pub(crate) fn has_failed_flush(&self, volume: VolumeId) -> bool {
+        let gate = self.gates.get(&target_number(Target::Primary(volume)));
+        gate.is_some_and(FlushGate::has_failed)
+    }
+
     /// The flush that a gate had sent has ended.
     fn flush_ended(&mut self, target: Target, result: &IoResult<()>) {
         let ended = self.gate(target).ended(result);

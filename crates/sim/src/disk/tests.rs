@@ -99,9 +99,12 @@ fn a_failed_flush_may_give_up_what_it_held() {
     assert!(d.finish(slot).result.is_err());
     flush(&mut d);
     assert_eq!(read(&mut d, 0), [1, 1], "until power fails nothing is missed");
+    let lost = d.lost().count();
     d.crash(&mut |_| Fate::Keep);
     let kept = (0..16).filter(|i| read(&mut d, i * 4096) == [1, 1]).count();
     assert!((1..16).contains(&kept), "{kept} of 16 survived");
+    assert_eq!(lost, (16 - kept) * 2, "sectors");
+    assert_eq!(d.lost().count(), 0, "they are not shown any more");
 }
 
 #[test]
