@@ -332,8 +332,11 @@ impl Engine {
     /// the next reader finds the same.
     pub(crate) fn drop_corrupt_clean(&mut self, key: Key, place: Place, fx: &mut Effects) {
         self.stats.corrupt_clean += 1;
-        if self.health == Health::Good {
-            self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place));
+        if self.health == Health::Good
+            && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
+        {
+            // A direct write that finds the block gone must find this durable first.
+            self.log.barrier = self.log.barrier.max(self.log.next_lsn);
         }
     }
 

@@ -362,3 +362,31 @@ fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power()
         hold(setup, &steps);
     }
 }
+
+/// A clean block could not be read from the cache device, and left the cache. The record that says
+/// so was not durable yet when a direct write found nothing to invalidate and changed the primary;
+/// after a crash the old copy was back, and was served in place of what had been made durable.
+#[test]
+fn a_clean_block_that_cannot_be_read_does_not_come_back_after_a_direct_write() {
+    for seed in 0..100 {
+        let mut setup = small(seed, Mode::WriteAround);
+        setup.scenario = Scenario::CacheReadErrors;
+        setup.power = true;
+        setup.verify_percent = 100;
+        setup.ram_bytes = 0;
+        setup.eviction = Eviction::Lru;
+        setup.cache.volatile = true;
+        setup.primary.volatile = seed % 2 == 0;
+        let mut steps = vec![request(IoOp::Flush, 0, 0), Step::Settle, Step::Pause(100_000_000)];
+        steps.extend([request(IoOp::Read, 0, 32 << 10), Step::Settle]);
+        // So that what the cache device has of it is durable.
+        steps.extend([request(IoOp::Write, 64 << 10, 4096), request(IoOp::Flush, 0, 0)]);
+        steps.extend([Step::Settle, Step::Break(seed)]);
+        steps.extend([request(IoOp::Read, 0, 4096), Step::Settle]);
+        let range = ByteRange::new(0, 4096);
+        steps.push(Step::Request { volume: 0, op: IoOp::Write, range, fua: true, again: None });
+        steps.extend([Step::Settle, Step::Crash { after: 0, recoveries: Vec::new() }]);
+        steps.extend([request(IoOp::Read, 0, 32 << 10), Step::Settle]);
+        hold(setup, &steps);
+    }
+}
