@@ -166,6 +166,7 @@ impl Engine {
         let entries_max = self.builder.pending.len();
         let Some((index, at)) = self.room(pages, entries_max) else { return false };
         let packed_at = self.builder.packed_at();
+        let has_news = self.builder.has_news();
         let lsn = self.log.next_lsn;
         let entries = self.apply_pending(index, at, packed_at);
         if entries.is_empty() {
@@ -194,6 +195,9 @@ impl Engine {
         self.record_placed(index, lsn, at + buf.len() as u32, &entries);
         let waiters = std::mem::take(&mut self.builder.waiters);
         let len = buf.len() as u32;
+        if has_news {
+            self.note_client_bytes(len);
+        }
         self.log.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
         self.stats.log_records += 1;
         self.stats.log_bytes += u64::from(len);

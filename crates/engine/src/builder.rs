@@ -108,6 +108,14 @@ impl Builder {
         }
     }
 
+    /// Whether it has more than copies and checkpoints.
+    pub fn has_news(&self) -> bool {
+        let is_news = |item: &Pending| {
+            item.kind != EntryKind::Checkpoint && !matches!(item.expect, Expect::At(_))
+        };
+        self.pending.iter().any(is_news)
+    }
+
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()

@@ -121,6 +121,8 @@ pub struct Engine {
     /// Reclaim rests until then after a failed read, of so many in a row.
     pub(crate) reclaim_retry_at: Instant,
     pub(crate) reclaim_failures: u32,
+    /// Bytes reclaimed since there was room enough, less those for which clients need as many.
+    pub(crate) reclaimed_in_vain: u64,
     /// When the cache device may next be asked whether it can still be written.
     pub(crate) probe_at: Instant,
     /// The oldest segment cannot be freed before more of it has been destaged.
@@ -196,6 +198,7 @@ impl Engine {
             reclaim: None,
             reclaim_retry_at: Instant::default(),
             reclaim_failures: 0,
+            reclaimed_in_vain: 0,
             probe_at: Instant::default(),
             log_pressed: false,
             recovery: None,

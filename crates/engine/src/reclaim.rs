@@ -59,6 +59,12 @@ const COPY_NONE_FROM: u64 = 85;
 /// primary are clean, which a flush there may delay by a second; below, they are copied.
 const FREE_PERCENT_MORE: u64 = 7;
 
+/// Segments reclaimed without need of clients, or an end of it, before one is not copied forward.
+const IN_VAIN_SEGMENTS_MAX: u64 = 8;
+/// Bytes that may be reclaimed for each that clients write: an eighth of a segment is gained at
+/// least, usually more than a quarter.
+const RECLAIMED_FOR_ONE: u64 = 8;
+
 impl Engine {
     /// Starts or continues to free the oldest segment, when there are few free ones.
     pub(crate) fn pump_reclaim(&mut self, fx: &mut Effects) {
@@ -106,6 +112,23 @@ impl Engine {
         self.log.free <= 1
     }
 
+    /// Whether reclaim has gained too little for some time: what it copies may fill as many
+    /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
+    fn reclaims_in_vain(&mut self) -> bool {
+        let max = u64::from(self.config.segment_size) * IN_VAIN_SEGMENTS_MAX;
+        let in_vain = self.reclaimed_in_vain >= max;
+        if in_vain {
+            self.reclaimed_in_vain = 0;
+        }
+        in_vain
+    }
+
+    /// A record of clients and admissions needs room, for which some segments are reclaimed.
+    pub(crate) fn note_client_bytes(&mut self, len: u32) {
+        let fair = u64::from(len) * RECLAIMED_FOR_ONE;
+        self.reclaimed_in_vain = self.reclaimed_in_vain.saturating_sub(fair);
+    }
+
     fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
         let total = self.log.segments.len() as u64;
         let low = free_segments_wanted(total, RECLAIM_RESERVE);
@@ -114,6 +137,9 @@ impl Engine {
         let coming = self.log.freeing.len() as u64;
         let free = self.log.free + coming;
         let tight = self.index_is_tight();
+        if free > high {
+            self.reclaimed_in_vain = 0;
+        }
         if free > high && !(tight && coming == 0) || self.log.start >= self.log.head {
             return false;
         }
@@ -178,7 +204,8 @@ impl Engine {
             self.fail_cache(&forebay_block::ErrorKind::Corrupt.into(), fx);
             return;
         };
-        let keep_bytes = match self.index_is_tight() || self.is_emergency() {
+        let in_vain = self.reclaims_in_vain();
+        let keep_bytes = match self.index_is_tight() || self.is_emergency() || in_vain {
             // Copying forward would not make room.
             true => 0,
             false => {
@@ -492,6 +519,7 @@ impl Engine {
         self.log.freeing.push_back((self.log.start_before(), lsn));
         self.log.barrier = self.log.barrier.max(lsn);
         self.stats.segments_reclaimed += 1;
+        self.reclaimed_in_vain += u64::from(self.config.segment_size);
     }
 }
 
