@@ -393,7 +393,8 @@ fn a_clean_block_that_cannot_be_read_does_not_come_back_after_a_direct_write() {
 
 /// Up to three quarters of a reclaimed segment are copied, and a record that does not fit leaves
 /// the end of a segment unused. In a log of small segments, each three quarters full of blocks
-/// worth keeping, reclaim filled as many segments as it freed: it went on for ever, with nobody asking.
+/// worth keeping, reclaim filled as many segments as it freed: it went on for ever, with nobody
+/// asking.
 #[test]
 fn reclaim_comes_to_rest() {
     for seed in 0..40 {
