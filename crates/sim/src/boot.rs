@@ -249,7 +249,7 @@ impl World {
         if self.setup.scenario != crate::atlas::Scenario::CacheStale {
             return;
         }
-        self.pool.snapshots.push_back((epoch, self.cache.image().clone()));
+        self.pool.snapshots.push_back((epoch, self.cache.image()));
         if self.pool.snapshots.len() > SNAPSHOTS_MAX {
             self.pool.snapshots.pop_front();
         }

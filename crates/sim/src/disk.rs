@@ -352,10 +352,11 @@ impl SimDisk {
         let sectors = |range: &ByteRange| {
             (range.offset..range.end()).step_by(SECTOR_SIZE).map(|at| ByteRange::new(at, SECTOR))
         };
-        let differs = |sector: &ByteRange| {
+        let image = self.image();
+        let differs = move |sector: &ByteRange| {
             let (mut shown, mut stored) = ([0; SECTOR_SIZE], [0; SECTOR_SIZE]);
             self.view.read(sector.offset, &mut shown);
-            self.durable.read(sector.offset, &mut stored);
+            image.read(sector.offset, &mut stored);
             shown != stored
         };
         self.lost.iter().flat_map(sectors).filter(differs)
@@ -474,10 +475,16 @@ impl SimDisk {
         self.view.flip(offset, bit);
     }
 
-    /// What it holds for good.
+    /// What it holds for good: what was written with force unit access as well, although it may
+    /// still wait behind others.
     #[must_use]
-    pub fn image(&self) -> &Pages {
-        &self.durable
+    pub fn image(&self) -> Pages {
+        let mut image = self.durable.clone();
+        self.pending
+            .iter()
+            .filter(|write| write.durable)
+            .for_each(|write| apply(&mut image, write));
+        image
     }
 
     /// What a read returns now.

@@ -71,6 +71,9 @@ fn force_unit_access_is_not_undone_by_an_older_write() {
     let mut d = disk(true);
     write(&mut d, 0, 1, false);
     write(&mut d, 0, 2, true);
+    let mut held = [0; 2];
+    d.image().read(0, &mut held);
+    assert_eq!(held, [2, 2], "it is held for good already");
     d.crash(&mut |_| Fate::Keep);
     assert_eq!(read(&mut d, 0), [2, 2]);
 }
