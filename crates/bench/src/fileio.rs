@@ -120,6 +120,7 @@ fn cells(args: &Args) -> Vec<Cell> {
 
 fn group(cell: &Cell) -> Group {
     let name = match cell.threads {
+        Some(1) => format!("{}, 1 thread", cell.pattern),
         Some(threads) => format!("{}, {threads} threads", cell.pattern),
         None => format!("{}, asynchronous", cell.pattern),
     };

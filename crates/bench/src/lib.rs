@@ -35,6 +35,7 @@ pub mod report;
 mod restart;
 pub mod results;
 pub mod sample;
+mod scale;
 pub mod server;
 pub mod tpcc;
 mod tpcc_bench;

@@ -22,6 +22,20 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
+    /// Takes the columns away in which no row has anything but a dash.
+    pub fn drop_empty(&mut self) {
+        let columns = self.rows.first().map_or(0, Vec::len);
+        let filled = |column: usize| {
+            let mut cells = self.rows.iter().skip(1).filter_map(|row| row.get(column));
+            cells.any(|cell| cell != "-")
+        };
+        let filled: Vec<bool> = (0..columns).map(filled).collect();
+        for row in &mut self.rows {
+            let mut kept = filled.iter();
+            row.retain(|_| kept.next().is_none_or(|kept| *kept));
+        }
+    }
+
     /// The heading and every row.
     pub fn rows(&self) -> &[Vec<String>] {
         &self.rows
@@ -72,4 +86,19 @@ fn directory() -> anyhow::Result<PathBuf> {
 /// Says whether a figure meets its target.
 pub fn verdict(met: bool) -> String {
     if met { "met" } else { "MISSED" }.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_dashes_go_and_their_neighbours_stay() {
+        let mut table = Table::new(&["a", "b", "c"]);
+        for row in [["1", "-", "2"], ["-", "-", "3"]] {
+            table.row(row.map(str::to_owned));
+        }
+        table.drop_empty();
+        assert_eq!(table.rows(), [["a", "c"], ["1", "2"], ["-", "3"]]);
+    }
 }

@@ -119,7 +119,8 @@ impl Target {
     fn wanted_text(&self) -> String {
         match &self.or {
             Some((what, found, wanted)) => {
-                format!(">= {}, or {what} {} >= {wanted}", short(self.wanted), short(*found))
+                let (first, second) = (short(self.wanted), short(*wanted));
+                format!(">= {first}, or >= {second} {what} (found {})", short(*found))
             }
             None => format!(">= {}", short(self.wanted)),
         }
@@ -300,15 +301,18 @@ impl Report {
         for group in &self.groups {
             for one in &group.results {
                 let gain = group.ratio(&one.setup, BASELINE);
+                let latency = Some(one.latency).filter(|latency| latency.count > 0);
+                let millis =
+                    |pick: fn(&Latency) -> f64| optional(latency.as_ref().map(pick), short);
                 table.row([
                     group.name.clone(),
                     one.setup.clone(),
                     short(one.rate),
                     optional(gain, short),
-                    short(one.latency.mean_ms),
-                    short(one.latency.p95_ms),
-                    short(one.latency.p99_ms),
-                    short(one.latency.max_ms),
+                    millis(|latency| latency.mean_ms),
+                    millis(|latency| latency.p95_ms),
+                    millis(|latency| latency.p99_ms),
+                    millis(|latency| latency.max_ms),
                     optional(one.hit_ratio, |ratio| format!("{:.1} %", ratio * 100.0)),
                     optional(one.cpu_total(), short),
                     optional(one.steadiness(), short),
@@ -316,6 +320,7 @@ impl Report {
                 ]);
             }
         }
+        table.drop_empty();
         table
     }
 
@@ -451,9 +456,11 @@ fn machine() -> BTreeMap<String, String> {
     let cpu = format!("{processors} x {}", field(&text("/proc/cpuinfo"), "model name"));
     let kernel = text("/proc/sys/kernel/osrelease").trim().to_owned();
     let load = text("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" ");
+    let memory = field(&text("/proc/meminfo"), "MemTotal");
+    let kib: f64 = memory.trim_end_matches(" kB").parse().unwrap_or(f64::NAN);
     [
         ("processors", cpu),
-        ("memory", field(&text("/proc/meminfo"), "MemTotal")),
+        ("memory", format!("{} GiB", short(kib / 1048576.0))),
         ("kernel", kernel),
         ("load at the start", load),
         ("forebay", env!("CARGO_PKG_VERSION").to_owned()),
