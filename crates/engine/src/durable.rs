@@ -83,11 +83,11 @@ impl Engine {
         }
         self.log.wanted.retain(|&wanted| wanted > lsn);
         self.duplicates.durable(lsn);
-        while let Some(&(at, op)) = self.log.waiters.first() {
-            if at > lsn {
+        while let Some(first) = self.log.waiters.first_entry() {
+            if first.key().0 > lsn {
                 break;
             }
-            self.log.waiters.pop_first();
+            let op = first.remove();
             self.durable_done(op, Ok(()), fx);
         }
         self.finish_freeing();
@@ -232,7 +232,8 @@ impl Engine {
             return true;
         }
         self.log.want_durable(lsn);
-        self.log.waiters.insert((lsn, op));
+        self.log.waited += 1;
+        self.log.waiters.insert((lsn, self.log.waited), op);
         false
     }
 

@@ -6,7 +6,7 @@
 //!
 //! Invariant: `durable <= completed < next_lsn`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_block::IoBuf;
 use forebay_format::{Entry, Lsn, SegmentSeq};
@@ -156,8 +156,11 @@ pub struct Log {
     pub flushing: Option<Lsn>,
     /// Records that somebody wants to be durable.
     pub wanted: BTreeSet<Lsn>,
-    /// Operations waiting for a record to be durable.
-    pub waiters: BTreeSet<(Lsn, Id)>,
+    /// Operations waiting for a record to be durable, by the record and then as they came: of two
+    /// flushes the first is answered first, since its error may concern the second as well.
+    pub waiters: BTreeMap<(Lsn, u64), Id>,
+    /// How many have waited.
+    pub waited: u64,
     /// Segments being freed, and the record that must be durable first.
     pub freeing: VecDeque<(SegmentSeq, Lsn)>,
     /// Before this record is durable nothing may be written to a primary directly: it says that
@@ -192,7 +195,8 @@ impl Log {
             undurable: VecDeque::new(),
             flushing: None,
             wanted: BTreeSet::new(),
-            waiters: BTreeSet::new(),
+            waiters: BTreeMap::new(),
+            waited: 0,
             freeing: VecDeque::new(),
             barrier: Lsn(0),
             failed: Vec::new(),

@@ -418,3 +418,43 @@ fn reclaim_comes_to_rest() {
         hold(setup, &steps);
     }
 }
+
+/// Two flushes waited for the same record; the first had been told that the primary's flush failed.
+/// Which of them was answered first was chance: the second said yes, to what the first was about to
+/// call in doubt.
+#[test]
+fn a_flush_that_failed_is_answered_before_a_later_one() {
+    for seed in 0..400 {
+        let mut setup = small(seed, Mode::WriteAround);
+        setup.scenario = Scenario::PrimaryFlushErrors;
+        setup.power = true;
+        setup.verify_percent = 100;
+        setup.ram_bytes = 0;
+        setup.volumes[0].filled = true;
+        setup.eviction = Eviction::Lru;
+        setup.cache.volatile = true;
+        setup.cache.latency = (10_000, 40_000);
+        setup.cache.flush = (2_000_000, 9_000_000);
+        setup.primary.volatile = true;
+        setup.primary.latency = (50_000, 100_000);
+        setup.primary.flush = (50_000, 500_000);
+        setup.client_depth = 16;
+        setup.think = 20_000;
+        let mut steps = vec![request(IoOp::Flush, 0, 0), Step::Settle, Step::Break(seed)];
+        for round in 0..8 {
+            // What is read now is admitted, and not durable yet.
+            steps.push(request(IoOp::Read, round * 8192, 4096));
+            steps.extend([request(IoOp::Read, round * 8192, 512), Step::Settle]);
+            steps.push(request(IoOp::Read, round * 4096, 512));
+            steps.push(request(IoOp::Write, (40 + round) * 4096, 4096));
+            steps.push(Step::Pause(300_000));
+            steps.push(request(IoOp::Flush, 0, 0));
+            steps.push(Step::Pause(seed % 7 * 100_000));
+            steps.push(request(IoOp::Flush, 0, 0));
+            steps.push(Step::Settle);
+        }
+        steps.push(Step::Crash { after: 0, recoveries: Vec::new() });
+        steps.push(Step::Settle);
+        hold(setup, &steps);
+    }
+}
