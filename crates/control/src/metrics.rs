@@ -87,7 +87,7 @@ pub const METRICS: &[Metric] = table![
     Counter log_bytes "Bytes written to the cache device."
     Counter copied_blocks "Blocks copied forward when a segment was reclaimed."
     Counter dense_blocks "Blocks that reclaim wrote again in a denser form, by zstd."
-    Counter duplicate_blocks "Blocks written that share the payload of another block on the cache device."
+    Counter duplicate_blocks "Blocks written that share the payload of another block."
     Counter delta_blocks "Blocks written to the cache device as deltas against their older version."
     Counter delta_bytes "Bytes of those deltas."
     Counter rebased_blocks "Blocks written whole again when the base of their delta was reclaimed."

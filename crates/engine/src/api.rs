@@ -104,7 +104,8 @@ pub enum Trust {
 pub enum ContentLocality {
     /// Each by itself.
     Independent,
-    /// A rewritten block as a delta against its older version, while that is in RAM.
+    /// A rewritten block as a delta against its older version, while that is in RAM; a block that
+    /// equals one written just before, by that one's payload.
     #[default]
     Rewrite,
 }

@@ -92,8 +92,8 @@ impl Engine {
         true
     }
 
-    /// Adds a payload that is in the log already, in a denser form if there is one; false when there
-    /// is no room now.
+    /// Adds a payload that is in the log already, in a denser form if there is one; false when
+    /// there is no room now.
     pub(crate) fn push_copy(
         &mut self,
         fx: &mut Effects,

@@ -1,5 +1,6 @@
 //! Dense forms: what reclaim copies forward has lived long, and is written as zstd from then on,
-//! which holds more of most content than LZ4. No client waits for it, and it is done within a budget.
+//! which holds more of most content than LZ4. No client waits for it, and it is done within a
+//! budget.
 
 use std::time::Duration;
 

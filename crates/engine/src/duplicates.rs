@@ -104,7 +104,8 @@ impl Engine {
         u16::try_from(seq.0 - old.seq.0).expect("only near payloads are shared")
     }
 
-    /// Notes, unless the footer will, that a block has a payload in segment `old`, at position `at`.
+    /// Notes, unless the footer will, that a block has a payload in segment `old`, at position
+    /// `at`.
     pub(crate) fn note_sharer(&mut self, key: Key, at: usize, old: SegmentSeq, now: SegmentSeq) {
         let segment = &mut self.log.segments[at];
         assert_eq!(segment.seq, old, "a segment stays until what rests on it is in the log");

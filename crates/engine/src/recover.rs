@@ -335,8 +335,8 @@ impl Engine {
         };
         for block in entry.block..entry.block + u64::from(entry.count) {
             let key = Key::new(entry.volume, block);
-            // Its base, or the payload that it shares, has left the log: so it was evicted, or a later
-            // record has the block.
+            // Its base, or the payload that it shares, has left the log: so it was evicted, or a
+            // later record has the block.
             let orphan = entry.kind == EntryKind::Delta && self.base_of(key).is_none();
             if entry.kind == EntryKind::Invalidate || orphan || gone {
                 self.forget_block(key);

@@ -72,8 +72,8 @@ pub enum Command {
     Detach(DetachArgs),
     /// Predict what a cache would hold of a device or file, by the kinds of its blocks
     ///
-    /// Reads it, and writes nothing. With an older version of the same beside it: how long the deltas
-    /// would be that store the difference.
+    /// Reads it, and writes nothing. With an older version of the same beside it: how long the
+    /// deltas would be that store the difference.
     #[command(after_help = "Examples:\n  forebay analyze /dev/sdb\n  \
         forebay analyze today.img --older yesterday.img --json")]
     Analyze(AnalyzeArgs),

@@ -3,11 +3,11 @@
 //! The log is reclaimed in order, so a policy cannot choose which segment goes. Of the clean blocks
 //! of the oldest segment those are copied forward that were asked for more than half as often as
 //! the mean of them, the most frequent first; where most of the segment is garbage, which leaves
-//! room for more, those that were asked for less often too. A missed block is admitted when it was asked for more
-//! often than a bar: half-way between that mean and the mean of those that had to leave. The next
-//! segment is much like it. Until a segment has been reclaimed there is room, and everything
-//! enters. Counts fade, and the bar with them, so that one from long ago does not keep everything
-//! out. Why it is so and not otherwise: `docs/adr/0006`.
+//! room for more, those that were asked for less often too. A missed block is admitted when it was
+//! asked for more often than a bar: half-way between that mean and the mean of those that had to
+//! leave. The next segment is much like it. Until a segment has been reclaimed there is room, and
+//! everything enters. Counts fade, and the bar with them, so that one from long ago does not keep
+//! everything out. Why it is so and not otherwise: `docs/adr/0006` and `0008`.
 
 use crate::eviction::{COPY_SHARE_MAX_PERCENT, Candidate, EvictionPolicy, take};
 use crate::sketch::Sketch;

@@ -175,8 +175,8 @@ impl Harness {
         self.measure(IoOp::Write, ops, move |_, numbers| numbers.below(bound))
     }
 
-    /// Writes random blocks, and after each batch the same bytes to others; CPU microseconds for each
-    /// of the latter.
+    /// Writes random blocks, and after each batch the same bytes to others; CPU microseconds for
+    /// each of the latter.
     pub fn repeated_writes(&mut self, ops: u64) -> anyhow::Result<f64> {
         let bound = self.layout.blocks;
         let mut spent = Duration::ZERO;

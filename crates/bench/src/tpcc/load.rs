@@ -76,7 +76,7 @@ fn fill(conn: &mut Conn, scale: Scale, warehouse: u32, tables: &[&str]) -> anyho
     for table in tables {
         let statement = format!("LOAD DATA LOCAL INFILE '{table}' INTO TABLE {table}");
         let mut outcome = conn.query_drop(&statement);
-        // The first rows of an empty table lock all of it, so that two loaders may be in a deadlock.
+        // The first rows of an empty table lock all of it: two loaders may be in a deadlock.
         for _ in 1..TRIES {
             if !outcome.as_ref().is_err_and(is_to_repeat) {
                 break;
