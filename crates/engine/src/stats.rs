@@ -110,6 +110,6 @@ sums! {
     delta_blocks, delta_bytes, duplicate_blocks, dense_blocks, rebased_blocks, associate_blocks,
     payload_bytes, evicted_blocks, segments_reclaimed, destaged_blocks, destage_writes,
     cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors, primary_errors,
-    throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks, ram_blocks, index_bytes,
-    index_capacity, segments, segments_free, requests_in_flight,
+    throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks, ram_blocks,
+    index_bytes, index_capacity, segments, segments_free, requests_in_flight,
 }
