@@ -57,6 +57,8 @@ struct Cell {
     flags: &'static [&'static str],
     /// Synchronous threads; none is asynchronous.
     threads: Option<u32>,
+    /// What its random places follow from.
+    seed: usize,
 }
 
 /// Runs and reports; the page.
@@ -109,12 +111,14 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
 }
 
 fn cells(args: &Args) -> Vec<Cell> {
-    let with =
-        |threads: Option<u32>| PATTERNS.map(|(pattern, flags)| Cell { pattern, flags, threads });
+    let with = |threads: Option<u32>| {
+        PATTERNS.map(|(pattern, flags)| Cell { pattern, flags, threads, seed: 0 })
+    };
     let mut all: Vec<Cell> = args.threads.iter().flat_map(|threads| with(Some(*threads))).collect();
     if args.async_seconds > 0 {
         all.extend(with(None));
     }
+    all.iter_mut().zip(1..).for_each(|(cell, seed)| cell.seed = seed);
     all
 }
 
@@ -141,6 +145,8 @@ fn measure(args: &Args, disk: &Disk, setup: SetUp, cell: &Cell) -> anyhow::Resul
         Some(_) => command.arg("--ioengine=psync"),
         None => command.args(["--ioengine=libaio", &format!("--iodepth={ASYNC_DEPTH}")]),
     };
+    // Each load has places of its own: by itself fio asks every time for the same.
+    command.arg("--randrepeat=0").arg(format!("--randseed={}", cell.seed));
     let share = (args.mib << 20) / u64::from(threads) / 16_384 * 16_384;
     if cell.pattern == "sequential write" {
         command.arg(format!("--offset_increment={share}")).arg(format!("--size={share}"));
