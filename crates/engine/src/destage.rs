@@ -70,6 +70,9 @@ impl Destage {
 const FLUSH_AFTER: Duration = Duration::from_millis(100);
 /// Destages written that are worth a flush at once.
 const FLUSH_BATCH: usize = 256;
+/// Blocks collected at once, about: of more the primary would see the first only when the cache
+/// device had read nearly all.
+const COLLECTED_MAX: u64 = 8 * STRIPE_BLOCKS;
 /// Stripes looked at in one step, and steps in one turn of the event loop.
 const STRIPES_LOOKED_AT: usize = 64;
 const LOOKS_MAX: usize = 256;
@@ -85,14 +88,25 @@ impl Engine {
             return;
         }
         let allowed = self.destage_allowance();
+        if self.destage_writes >= allowed {
+            return;
+        }
         let mut from = self.destage_cursor;
         let mut wrapped = false;
+        let collecting = self.destages.iter().filter(|(_, destage)| destage.reads > 0);
+        let mut collecting: u64 = collecting.map(|(_, destage)| destage.blocks.count).sum();
         for _ in 0..LOOKS_MAX {
-            if self.destage_writes >= allowed {
+            if self.destage_writes >= allowed || collecting >= COLLECTED_MAX {
                 break;
             }
             match self.dirty.next_from(from, STRIPES_LOOKED_AT) {
-                Ok(key) => from = self.start_destage(key, fx).unwrap_or_else(|past| past),
+                Ok(key) => match self.start_destage(key, fx) {
+                    Ok(past) => {
+                        collecting += past.0 - key.0;
+                        from = past;
+                    }
+                    Err(past) => from = past,
+                },
                 Err(Some(further)) => from = further,
                 Err(None) if wrapped => break,
                 Err(None) => {
