@@ -1,7 +1,7 @@
 //! Payloads of any bytes, and sound ones with any bytes changed: an error, or a whole block.
 #![no_main]
 
-use forebay_codec::{BLOCK_BYTES, Compressor, decompress};
+use forebay_codec::{BLOCK_BYTES, Compressor, DenseCompressor, decompress, decompress_dense};
 use forebay_fuzz::{block, change};
 use libfuzzer_sys::fuzz_target;
 
@@ -9,22 +9,33 @@ use libfuzzer_sys::fuzz_target;
 const CHANGES: usize = 9;
 
 /// Two decodings into different bytes agree, so every byte of a block is written.
-fn check(payload: &[u8]) {
+fn check(payload: &[u8], decode: impl Fn(&[u8], &mut [u8]) -> bool) {
     let (mut a, mut b) = ([0x00; BLOCK_BYTES], [0xff; BLOCK_BYTES]);
-    let decoded = decompress(payload, &mut a).is_ok();
-    assert_eq!(decompress(payload, &mut b).is_ok(), decoded);
+    let decoded = decode(payload, &mut a);
+    assert_eq!(decode(payload, &mut b), decoded);
     if decoded {
         assert!(a == b);
     }
 }
 
+fn lz4(payload: &[u8], block: &mut [u8]) -> bool {
+    decompress(payload, block).is_ok()
+}
+
 fuzz_target!(|data: &[u8]| {
-    check(data);
+    check(data, lz4);
+    check(data, decompress_dense);
     let Some((changes, texture)) = data.split_at_checked(CHANGES) else { return };
     let mut payload = [0; BLOCK_BYTES];
     if let Some(len) = Compressor::new().compress(&block(texture), &mut payload) {
         change(&mut payload[..len], changes);
-        check(&payload[..len]);
-        check(&payload[..len - usize::from(changes[0]) % len]);
+        check(&payload[..len], lz4);
+        check(&payload[..len - usize::from(changes[0]) % len], lz4);
+    }
+    let most = BLOCK_BYTES - 1;
+    if let Some(len) = DenseCompressor::new().compress(&block(texture), most, &mut payload) {
+        change(&mut payload[..len], changes);
+        check(&payload[..len], decompress_dense);
+        check(&payload[..len - usize::from(changes[0]) % len], decompress_dense);
     }
 });

@@ -24,13 +24,19 @@ fn sound(entries: usize) -> Vec<u8> {
         start: SegmentSeq(1),
         epoch: 6,
     };
-    let kinds =
-        [(EntryKind::Raw, 8192, 4096), (EntryKind::Lz4, 12288, 99), (EntryKind::Zero, 0, 0)];
+    let kinds = [
+        (EntryKind::Raw, 8192, 4096, None),
+        (EntryKind::Lz4, 12288, 99, None),
+        (EntryKind::Zero, 0, 0, None),
+        (EntryKind::Zstd, 1024, 3000, Some(0)),
+        (EntryKind::Raw, 4096, 4096, Some(2)),
+    ];
     let entries: Vec<Entry> = (0..entries)
         .map(|i| {
-            let (kind, offset, len) = kinds[i % kinds.len()];
+            let (kind, offset, len, shared) = kinds[i % kinds.len()];
             let (volume, block, crc) = (VolumeId(7), i as u64, u32::from(len));
-            Entry { volume, block, kind, dirty: true, first: false, offset, len, count: 1, crc }
+            let (dirty, first, count) = (true, false, 1);
+            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared }
         })
         .collect();
     let mut page = vec![0; PAGE];
