@@ -22,6 +22,7 @@ fn sound(count: usize) -> Vec<u8> {
             len: 64,
             count: 1,
             crc: 0,
+            shared: (i % 3 == 0).then_some(i as u16),
         })
         .collect();
     let footer = Footer {
