@@ -31,7 +31,9 @@ impl Engine {
             self.log_queue.pop_front();
         }
         self.checkpoint_if_needed(fx);
-        if self.log.in_flight.len() < RECORDS_IN_FLIGHT {
+        // Copies that nobody waits for share the record with those of the next turn.
+        let grows = self.dense.turn_is_over() && self.builder.waiters.is_empty();
+        if self.log.in_flight.len() < RECORDS_IN_FLIGHT && !grows {
             self.close_record(fx);
         }
     }

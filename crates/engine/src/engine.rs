@@ -329,6 +329,7 @@ impl Engine {
     /// deadline.
     pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
+        self.dense.begin_turn();
         if matches!(self.state, State::Serving | State::Stopping) {
             self.release_delayed(fx);
             self.pump_log(fx);
@@ -504,6 +505,9 @@ impl Engine {
         if self.reclaim_retry_at > self.now {
             deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
         }
+        if self.dense.turn_is_over() {
+            deadline = deadline.min(self.now + COPY_TICK);
+        }
         if self.state == State::Stopping {
             deadline = deadline.min(self.now + FLUSH_TICK);
         }
@@ -521,6 +525,8 @@ impl Engine {
 const WARM_BLOCKS: usize = 64;
 /// The shortest wait for a write that is held back.
 const THROTTLE_TICK: Duration = Duration::from_micros(100);
+/// The wait for the next turn of copies that are made denser.
+const COPY_TICK: Duration = Duration::from_micros(200);
 /// How often it is looked whether a primary wants a flush.
 const FLUSH_TICK: Duration = Duration::from_millis(200);
 /// How often destaging is looked at while blocks are dirty.

@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// Whether only one segment is free. It is kept for the record that frees another.
-    fn is_emergency(&self) -> bool {
+    pub(crate) fn is_emergency(&self) -> bool {
         self.log.free <= 1
     }
 
@@ -474,7 +474,9 @@ impl Engine {
     /// Moves payloads that were read into the record being built.
     pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
-        while let Some((key, place, bytes)) = reclaim.to_copy.pop_front() {
+        while !self.dense.turn_is_over()
+            && let Some((key, place, bytes)) = reclaim.to_copy.pop_front()
+        {
             let now = self.index.get(key);
             if !now.is_some_and(|now| now.segment == place.segment && now.offset == place.offset) {
                 reclaim.bytes -= bytes.len();
