@@ -31,6 +31,11 @@ fn small(seed: u64, mode: Mode) -> Setup {
     setup
 }
 
+/// The same with a fault, where crashes are power failures and everything is checked after each.
+fn faulty(seed: u64, mode: Mode, scenario: Scenario) -> Setup {
+    Setup { scenario, power: true, verify_percent: 100, ..small(seed, mode) }
+}
+
 fn request(op: IoOp, offset: u64, len: u64) -> Step {
     Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua: false, again: None }
 }
@@ -274,12 +279,9 @@ fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
 #[test]
 fn a_superblock_that_was_not_flushed_does_not_replace_the_one_that_was() {
     for seed in 0..400 {
-        let mut setup = small(seed, Mode::WriteBack);
-        setup.scenario = Scenario::CacheFlushErrors;
-        setup.power = true;
+        let mut setup = faulty(seed, Mode::WriteBack, Scenario::CacheFlushErrors);
         setup.cache.volatile = true;
         setup.cache.garbles = true;
-        setup.verify_percent = 100;
         let mut steps = Vec::new();
         for round in 0..3 {
             steps.push(request(IoOp::Write, round * 8192, 8192));
@@ -305,10 +307,7 @@ fn a_stop_vouches_for_no_primary_whose_flush_failed() {
     for (seed, mode) in
         (0..60).flat_map(|seed| [(seed, Mode::WriteBack), (seed, Mode::WriteAround)])
     {
-        let mut setup = small(seed, mode);
-        setup.scenario = Scenario::PrimaryFlushErrors;
-        setup.power = true;
-        setup.verify_percent = 100;
+        let mut setup = faulty(seed, mode, Scenario::PrimaryFlushErrors);
         setup.write_cache_depth = Duration::from_millis(2);
         setup.primary.volatile = true;
         setup.primary.latency = (10_000, 50_000);
@@ -335,10 +334,7 @@ fn a_stop_vouches_for_no_primary_whose_flush_failed() {
 #[test]
 fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power() {
     for seed in 0..200 {
-        let mut setup = small(seed, Mode::WriteAround);
-        setup.scenario = Scenario::PrimaryFlushErrors;
-        setup.power = true;
-        setup.verify_percent = 100;
+        let mut setup = faulty(seed, Mode::WriteAround, Scenario::PrimaryFlushErrors);
         setup.ram_bytes = 0;
         setup.eviction = Eviction::Lru;
         setup.cache.volatile = false;
@@ -369,10 +365,7 @@ fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power()
 #[test]
 fn a_clean_block_that_cannot_be_read_does_not_come_back_after_a_direct_write() {
     for seed in 0..100 {
-        let mut setup = small(seed, Mode::WriteAround);
-        setup.scenario = Scenario::CacheReadErrors;
-        setup.power = true;
-        setup.verify_percent = 100;
+        let mut setup = faulty(seed, Mode::WriteAround, Scenario::CacheReadErrors);
         setup.ram_bytes = 0;
         setup.eviction = Eviction::Lru;
         setup.cache.volatile = true;
@@ -425,10 +418,7 @@ fn reclaim_comes_to_rest() {
 #[test]
 fn a_flush_that_failed_is_answered_before_a_later_one() {
     for seed in 0..400 {
-        let mut setup = small(seed, Mode::WriteAround);
-        setup.scenario = Scenario::PrimaryFlushErrors;
-        setup.power = true;
-        setup.verify_percent = 100;
+        let mut setup = faulty(seed, Mode::WriteAround, Scenario::PrimaryFlushErrors);
         setup.ram_bytes = 0;
         setup.volumes[0].filled = true;
         setup.eviction = Eviction::Lru;
