@@ -10,6 +10,14 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::BLOCK_BYTES;
 
 const LEVEL: i32 = 1;
+/// A dense form must save at least one part in so many of what it replaces.
+const SAVES: usize = 8;
+
+/// Bytes of the longest dense form that is worth having in place of a payload of `len` bytes.
+#[must_use]
+pub fn dense_max(len: usize) -> usize {
+    len - len.div_ceil(SAVES)
+}
 
 /// Compresses blocks, one after another.
 pub struct DenseCompressor(Compressor<'static>);

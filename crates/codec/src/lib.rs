@@ -10,7 +10,7 @@ mod dense;
 mod lz4;
 mod zero;
 
-pub use dense::{DenseCompressor, decompress_dense};
+pub use dense::{DenseCompressor, decompress_dense, dense_max};
 pub use lz4::{COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, decompress};
 pub use zero::is_zero;
 

@@ -65,6 +65,18 @@ impl Engine {
         if is_zero(block) {
             return self.push_bare(fx, key, 1, EntryKind::Zero, dirty, expect);
         }
+        self.push_filled(fx, key, block, dirty, expect)
+    }
+
+    /// The same of a block that is known not to be zero.
+    pub(crate) fn push_filled(
+        &mut self,
+        fx: &mut Effects,
+        key: Key,
+        block: &[u8],
+        dirty: bool,
+        expect: Expect,
+    ) -> bool {
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }

@@ -63,7 +63,7 @@ impl Engine {
                 return true;
             }
         }
-        let done = self.push_block(fx, key, block, true, Expect::Always);
+        let done = self.push_filled(fx, key, block, true, Expect::Always);
         if done {
             self.duplicates.note(print, key);
         }

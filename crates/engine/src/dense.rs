@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Instant};
-use forebay_codec::DenseCompressor;
+use forebay_codec::{DenseCompressor, dense_max};
 use forebay_format::EntryKind;
 
 use crate::Engine;
@@ -20,8 +20,6 @@ const PACE: Duration = Duration::from_micros(250);
 const AHEAD: Duration = Duration::from_millis(100);
 /// Blocks in a turn of the event loop: a tenth of a millisecond, for which clients wait.
 const TURN_MAX: u32 = 8;
-/// A dense form must save at least one part in so many of the payload.
-const SAVES: usize = 8;
 
 /// What the engine needs for making dense forms.
 pub struct Dense {
@@ -73,7 +71,7 @@ impl Engine {
         }
         let mut room = [0; BLOCK_SIZE];
         let block = decode(place, payload, &mut room)?;
-        let most = payload.len() - payload.len().div_ceil(SAVES);
+        let most = dense_max(payload.len());
         let len = self.dense.compressor.compress(block, most, &mut self.codec_buf[..]);
         self.dense.tries.note(len.is_some());
         self.stats.dense_blocks += u64::from(len.is_some());

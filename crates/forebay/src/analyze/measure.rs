@@ -5,15 +5,13 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use forebay_block::BLOCK_SIZE;
-use forebay_codec::{Compressor, DELTA_MAX, DenseCompressor, is_zero};
+use forebay_codec::{Compressor, DELTA_MAX, DenseCompressor, dense_max, is_zero};
 use forebay_format::{ENTRY_BYTES, PAGE};
 
 /// Hashes that are remembered at most: some 100 MiB. Of larger volumes a sample is.
 const HASHES_MAX: usize = 1 << 22;
 /// Payloads start at a multiple of this.
 const ALIGN: usize = 8;
-/// A dense form counts if it saves one part in so many, as reclaim has it.
-const SAVES: usize = 8;
 /// Upper ends of the classes of deltas by length, in bytes.
 pub const DELTA_CLASSES: [usize; 4] = [128, 256, 512, DELTA_MAX];
 
@@ -98,8 +96,7 @@ impl Measure {
         self.remember(block);
         let packed = self.lz4.compress(block, &mut self.out[..]);
         let lz4 = packed.unwrap_or(BLOCK_SIZE);
-        let most = lz4 - lz4.div_ceil(SAVES);
-        let dense = self.dense.compress(block, most, &mut self.out[..]);
+        let dense = self.dense.compress(block, dense_max(lz4), &mut self.out[..]);
         self.counts.lz4 += u64::from(packed.is_some());
         self.counts.dense_only += u64::from(packed.is_none() && dense.is_some());
         self.counts.lz4_bytes += lz4.next_multiple_of(ALIGN) as u64;
