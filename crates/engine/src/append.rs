@@ -299,7 +299,7 @@ impl Engine {
                 match item.kind {
                     EntryKind::Checkpoint => {}
                     EntryKind::Invalidate => self.forget_block(key),
-                    _ => self.place_block(key, place),
+                    _ => self.place_block(key, place, item.expect.is_certain()),
                 }
             }
         }

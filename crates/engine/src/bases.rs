@@ -123,8 +123,8 @@ impl Engine {
         true
     }
 
-    /// Makes `place` the newest version of a block.
-    pub(crate) fn place_block(&mut self, key: Key, place: Place) {
+    /// Makes `place` the newest version of a block: a client's, or a copy.
+    pub(crate) fn place_block(&mut self, key: Key, place: Place, by_client: bool) {
         let was = self.index.insert(key, place);
         self.count_in(&place);
         match was {
@@ -141,7 +141,7 @@ impl Engine {
         }
         if place.dirty {
             // A copy forward keeps its age; a rewrite is as old as its stripe says.
-            self.dirty.insert(self.now, key);
+            self.dirty.insert(self.now, key, by_client);
         } else {
             self.dirty.remove(key);
         }

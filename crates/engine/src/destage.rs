@@ -1,5 +1,8 @@
 //! Destaging: dirty blocks go to the primary in address order, neighbours in one write.
 //!
+//! A block that was rewritten since destaging last came by is spared this time, and goes the next
+//! (as in WOW: Gill and Modha, FAST 2005): it would probably have to be written again soon.
+//!
 //! Only versions that are durable on the cache device are destaged, so that the primary is never
 //! ahead of what a crash leaves in the log. A block becomes clean when the primary has written
 //! it and a flush sent afterwards has completed, and only if it has not been rewritten meanwhile.
@@ -92,6 +95,7 @@ impl Engine {
             return;
         }
         let mut from = self.destage_cursor;
+        let spared = self.spared_since();
         let mut wrapped = false;
         let collecting = self.destages.iter().filter(|(_, destage)| destage.reads > 0);
         let mut collecting: u64 = collecting.map(|(_, destage)| destage.blocks.count).sum();
@@ -99,7 +103,7 @@ impl Engine {
             if self.destage_writes >= allowed || collecting >= COLLECTED_MAX {
                 break;
             }
-            match self.dirty.next_from(from, STRIPES_LOOKED_AT) {
+            match self.dirty.next_from(from, STRIPES_LOOKED_AT, spared) {
                 Ok(key) => match self.start_destage(key, fx) {
                     Ok(past) => {
                         collecting += past.0 - key.0;
@@ -118,6 +122,20 @@ impl Engine {
         self.destage_cursor = from;
     }
 
+    /// Whether all that is dirty is to be destaged as fast as it goes.
+    fn all_must_go(&self) -> bool {
+        self.draining || self.log_pressed || self.health == Health::Draining || self.has_leftover()
+    }
+
+    /// Since when a block must be dirty at least not to be spared for being rewritten. Half of the
+    /// write-cache depth is left for it to be destaged in.
+    fn spared_since(&self) -> Instant {
+        if self.all_must_go() || self.state != State::Serving {
+            return Instant::NEVER;
+        }
+        self.now - self.config.write_cache_depth / 2
+    }
+
     fn destage_allowance(&mut self) -> u32 {
         let (level, limit) = self.paced_level();
         let oldest = self.dirty.oldest().unwrap_or(self.now);
@@ -130,10 +148,8 @@ impl Engine {
             oldest_age: self.now.since(oldest),
             age_max: self.config.write_cache_depth,
             quiet: self.now.since(self.last_foreground),
-            draining: self.draining
-                || self.log_pressed
-                || self.health == Health::Draining
-                || self.has_leftover(),
+            draining: self.all_must_go(),
+            in_flight: self.destage_writes,
         };
         if stopping && !self.draining && self.health == Health::Good {
             return 0;

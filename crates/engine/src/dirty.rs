@@ -41,6 +41,8 @@ impl Bits {
 struct Stripe {
     dirty: Bits,
     destaging: Bits,
+    /// Rewritten while dirty, since destaging last came by.
+    again: Bits,
     oldest: Instant,
 }
 
@@ -75,14 +77,19 @@ impl Dirty {
         self.stripes.get(&stripe).is_some_and(|s| s.destaging.get(i))
     }
 
-    /// Adds a block that became dirty, or was rewritten, at `now`.
-    pub fn insert(&mut self, now: Instant, key: Key) {
+    /// Adds a block that became dirty at `now`, or was rewritten then by a client, or only copied.
+    pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
         let stripe = self.stripes.entry(number).or_insert_with(|| {
             self.ages.push_back((now, number));
-            Stripe { dirty: Bits::default(), destaging: Bits::default(), oldest: now }
+            let none = Bits::default();
+            Stripe { dirty: none, destaging: none, again: none, oldest: now }
         });
-        self.blocks += u64::from(stripe.dirty.set(i, true));
+        let is_new = stripe.dirty.set(i, true);
+        if is_new || by_client {
+            stripe.again.set(i, !is_new);
+        }
+        self.blocks += u64::from(is_new);
     }
 
     /// Takes a block out: it is clean, or gone.
@@ -143,16 +150,25 @@ impl Dirty {
     }
 
     /// The next block at or after `from`, in address order, that is dirty and not on its way;
-    /// stops after looking at `stripes_max` stripes and says where to go on.
-    pub fn next_from(&self, from: Key, stripes_max: usize) -> Result<Key, Option<Key>> {
+    /// stops after looking at `stripes_max` stripes and says where to go on. In stripes that are
+    /// dirty since after `spared_since`, it passes over what was rewritten, once.
+    pub fn next_from(
+        &mut self,
+        from: Key,
+        stripes_max: usize,
+        spared_since: Instant,
+    ) -> Result<Key, Option<Key>> {
         let (first, skip) = stripe_of(from);
-        for (seen, (&number, stripe)) in self.stripes.range(first..).enumerate() {
+        for (seen, (&number, stripe)) in self.stripes.range_mut(first..).enumerate() {
             if seen == stripes_max {
                 return Err(Some(Key(number * STRIPE_BLOCKS)));
             }
             let start = if number == first { skip } else { 0 };
-            let found =
-                (start..STRIPE_BLOCKS).find(|&i| stripe.dirty.get(i) && !stripe.destaging.get(i));
+            let found = (start..STRIPE_BLOCKS).find(|&i| {
+                stripe.dirty.get(i)
+                    && !stripe.destaging.get(i)
+                    && !(stripe.again.set(i, false) && stripe.oldest > spared_since)
+            });
             if let Some(i) = found {
                 return Ok(Key(number * STRIPE_BLOCKS + i));
             }
@@ -169,23 +185,41 @@ mod tests {
     fn address_order_skips_what_is_on_its_way() {
         let mut dirty = Dirty::default();
         for n in [700, 3, 4, 300] {
-            dirty.insert(Instant(1), Key(n));
+            dirty.insert(Instant(1), Key(n), true);
         }
         dirty.set_destaging(Key(4), true, Instant(1));
-        assert_eq!(dirty.next_from(Key(0), 9), Ok(Key(3)));
-        assert_eq!(dirty.next_from(Key(4), 9), Ok(Key(300)));
-        assert_eq!(dirty.next_from(Key(301), 9), Ok(Key(700)));
-        assert_eq!(dirty.next_from(Key(701), 9), Err(None));
-        assert_eq!(dirty.next_from(Key(4), 1), Err(Some(Key(256))));
+        let mut next = |from, stripes_max| dirty.next_from(Key(from), stripes_max, Instant(0));
+        assert_eq!(next(0, 9), Ok(Key(3)));
+        assert_eq!(next(4, 9), Ok(Key(300)));
+        assert_eq!(next(301, 9), Ok(Key(700)));
+        assert_eq!(next(701, 9), Err(None));
+        assert_eq!(next(4, 1), Err(Some(Key(256))));
         assert_eq!(dirty.blocks(), 4);
+    }
+
+    #[test]
+    fn what_was_rewritten_is_passed_over_once() {
+        let mut dirty = Dirty::default();
+        for n in [3, 4, 5] {
+            dirty.insert(Instant(10), Key(n), true);
+        }
+        dirty.insert(Instant(11), Key(3), true);
+        dirty.insert(Instant(11), Key(4), false);
+        assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(4)), "a copy is no rewrite");
+        assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(3)), "it was spared before");
+        dirty.insert(Instant(12), Key(3), true);
+        assert_eq!(dirty.next_from(Key(0), 9, Instant(10)), Ok(Key(3)), "dirty for too long");
+        dirty.remove(Key(3));
+        dirty.insert(Instant(13), Key(3), true);
+        assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(3)), "it was clean meanwhile");
     }
 
     #[test]
     fn age_is_that_of_the_oldest_block_left() {
         let mut dirty = Dirty::default();
-        dirty.insert(Instant(5), Key(0));
-        dirty.insert(Instant(7), Key(999));
-        dirty.insert(Instant(9), Key(1));
+        dirty.insert(Instant(5), Key(0), true);
+        dirty.insert(Instant(7), Key(999), true);
+        dirty.insert(Instant(9), Key(1), true);
         assert_eq!(dirty.oldest(), Some(Instant(5)));
         dirty.set_destaging(Key(0), true, Instant(8));
         dirty.remove(Key(0));

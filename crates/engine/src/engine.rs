@@ -155,8 +155,6 @@ impl Engine {
             rotational |= volume.rotational;
             volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone()));
         }
-        let latency_target =
-            if rotational { DestagePacer::TARGET_ROTATIONAL } else { DestagePacer::TARGET_SSD };
         Self {
             now,
             state: State::Recovering,
@@ -179,7 +177,7 @@ impl Engine {
             unflushed_blocks: 0,
             unflushed_peak: 0,
             throttle: WriteThrottle::new(),
-            pacer: DestagePacer::new(config.destage_depth, latency_target),
+            pacer: DestagePacer::new(config.destage_depth, rotational),
             drain_rate: DrainRate::new(),
             volumes,
             ops: Slab::default(),

@@ -342,7 +342,7 @@ impl Engine {
                 self.forget_block(key);
                 continue;
             }
-            self.place_block(key, place);
+            self.place_block(key, place, false);
             if entry.shared.is_some() {
                 self.note_sharer(key, position, from, seq);
             }

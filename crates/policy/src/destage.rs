@@ -6,6 +6,11 @@
 //! the Linux kernel's writeback throttling (blk-wbt) do: in windows of 100 ms, when even the
 //! fastest request took longer than the target, the number is halved, else it grows by one.
 //! Which blocks are written, and in which order, is the engine's.
+//!
+//! Flash is given so many at a time. Disks are given rounds: as many neighbours at once as they
+//! bear, which one pass of the heads serves, and then a rest, so that the rounds have the share of
+//! the time that is wanted. The same writes one by one would send the heads to and fro between
+//! them and every foreground request.
 
 use std::time::Duration;
 
@@ -19,6 +24,15 @@ const QUIET: Duration = Duration::from_millis(200);
 const URGENT_PERCENT: u64 = 90;
 /// Share of the largest age, in percent, at which destaging for age begins.
 const AGEING_PERCENT: u64 = 80;
+/// Latency target of the foreground on a primary without moving parts.
+const TARGET_FLASH: Duration = Duration::from_millis(2);
+/// Latency target of the foreground on a primary of disks.
+const TARGET_DISKS: Duration = Duration::from_millis(75);
+/// Part of a round that may be outstanding when the next, or the rest before it, begins: the drive
+/// may keep the last few waiting for long.
+const ROUND_LEFT: u32 = 4;
+/// Longest rest between two rounds.
+const REST_MAX: Duration = Duration::from_secs(1);
 
 /// What the engine knows when it asks for an allowance.
 #[derive(Clone, Copy, Debug)]
@@ -39,33 +53,43 @@ pub struct DestageState {
     pub quiet: Duration,
     /// Whether everything is to be destaged now.
     pub draining: bool,
+    /// Destage writes in flight.
+    pub in_flight: u32,
 }
 
 /// Decides how many destage writes may be in flight.
 #[derive(Clone, Debug)]
 pub struct DestagePacer {
     depth_max: u32,
-    latency_target: Duration,
+    rotational: bool,
     depth: u32,
     window_start: Instant,
     fastest: Option<Duration>,
+    round: Round,
+}
+
+/// Where a round of destage writes is.
+#[derive(Clone, Copy, Debug)]
+enum Round {
+    /// Writes are started until the depth is reached.
+    Filling { since: Instant },
+    /// The primary works on them.
+    Ending { since: Instant },
+    /// The primary is left to the foreground.
+    Resting { until: Instant },
 }
 
 impl DestagePacer {
-    /// Latency target for a primary without moving parts.
-    pub const TARGET_SSD: Duration = Duration::from_millis(2);
-    /// Latency target for a primary of rotating disks.
-    pub const TARGET_ROTATIONAL: Duration = Duration::from_millis(75);
-
-    /// A pacer of a primary that takes `depth_max` writes at once.
+    /// A pacer of a primary that takes `depth_max` writes at once, and is made of disks or is not.
     ///
     /// # Panics
     /// If `depth_max` is 0.
     #[must_use]
-    pub fn new(depth_max: u32, latency_target: Duration) -> Self {
+    pub fn new(depth_max: u32, rotational: bool) -> Self {
         assert!(depth_max > 0, "a primary takes at least one write at a time");
         let window_start = Instant::default();
-        Self { depth_max, latency_target, depth: depth_max, window_start, fastest: None }
+        let round = Round::Resting { until: window_start };
+        Self { depth_max, rotational, depth: depth_max, window_start, fastest: None, round }
     }
 
     /// A foreground request to the primary completed `now`, after `latency`.
@@ -99,7 +123,38 @@ impl DestagePacer {
         let age_from = state.age_max / 100 * AGEING_PERCENT as u32;
         let age =
             share(nanos(state.oldest_age), nanos(age_from), nanos(state.age_max), self.depth_max);
-        level.max(age).min(self.depth)
+        let wanted = level.max(age);
+        if wanted > 0 && self.rotational {
+            self.in_rounds(state, wanted)
+        } else {
+            wanted.min(self.depth)
+        }
+    }
+
+    /// Writes allowed in flight to disks, where `wanted` of the most possible are wanted on
+    /// average.
+    fn in_rounds(&mut self, state: &DestageState, wanted: u32) -> u32 {
+        let now = state.now;
+        if let Round::Filling { since } = self.round
+            && state.in_flight >= self.depth
+        {
+            self.round = Round::Ending { since };
+        }
+        if let Round::Ending { since } = self.round {
+            if state.in_flight > self.depth / ROUND_LEFT {
+                return 0;
+            }
+            let round = now.since(since).min(REST_MAX);
+            let rest = round * (self.depth_max - wanted) / wanted;
+            self.round = Round::Resting { until: now + rest.min(REST_MAX) };
+        }
+        if let Round::Resting { until } = self.round {
+            if now < until {
+                return 0;
+            }
+            self.round = Round::Filling { since: now };
+        }
+        self.depth
     }
 
     /// Ends the windows that are over by `now` and learns from them.
@@ -108,7 +163,8 @@ impl DestagePacer {
         if over == 0 {
             return;
         }
-        let slow = self.fastest.take().is_some_and(|fastest| fastest > self.latency_target);
+        let target = if self.rotational { TARGET_DISKS } else { TARGET_FLASH };
+        let slow = self.fastest.take().is_some_and(|fastest| fastest > target);
         let grown = if slow {
             self.depth = (self.depth / 2).max(1);
             over - 1

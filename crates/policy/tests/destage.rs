@@ -20,11 +20,12 @@ fn calm(now_ms: u64) -> DestageState {
         age_max: Duration::from_secs(100),
         quiet: Duration::ZERO,
         draining: false,
+        in_flight: 0,
     }
 }
 
 fn pacer() -> DestagePacer {
-    DestagePacer::new(DEPTH, DestagePacer::TARGET_SSD)
+    DestagePacer::new(DEPTH, false)
 }
 
 /// One foreground request in every window of `windows`, starting at `from_ms`.
@@ -144,6 +145,46 @@ fn the_depth_settles_where_latency_meets_the_target() {
     assert!(settled.iter().all(|depth| (4..=10).contains(depth)));
 }
 
+/// Disks whose drive ends all that it has been given after 10 ms, asked every millisecond for a
+/// second: when the writes were started, and how many.
+fn rounds(dirty_blocks: u64) -> Vec<(u64, u32)> {
+    let mut pacer = DestagePacer::new(DEPTH, true);
+    let mut started = Vec::new();
+    for ms in 0..1000u64 {
+        let recent = |&&(at, _): &&(u64, u32)| at + 10 > ms;
+        let in_flight = started.iter().filter(recent).map(|&(_, writes)| writes).sum();
+        let now = Instant((1000 + ms) * MS);
+        let state = DestageState { now, dirty_blocks, in_flight, ..calm(0) };
+        let writes = pacer.allowance(&state).saturating_sub(in_flight);
+        if writes > 0 {
+            started.push((ms, writes));
+        }
+    }
+    started
+}
+
+#[test]
+fn disks_get_whole_rounds_with_rests_between() {
+    // Half of the way from the target to nine tenths of the limit, a quarter, all of it.
+    for (dirty_blocks, every) in [(700, 20), (600, 40), (899, 10)] {
+        let rounds = rounds(dirty_blocks);
+        assert!(rounds.iter().all(|&(_, writes)| writes == DEPTH), "{rounds:?}");
+        let apart = |pair: &[(u64, u32)]| pair[1].0 - pair[0].0 == every;
+        assert!(rounds.len() >= 24 && rounds.windows(2).all(apart), "{rounds:?}");
+    }
+}
+
+#[test]
+fn disks_that_are_slow_beside_a_round_get_smaller_ones() {
+    let mut pacer = DestagePacer::new(DEPTH, true);
+    let now = foreground(&mut pacer, 1000, 2, Duration::from_millis(76));
+    let state = DestageState { dirty_blocks: 700, ..calm(now) };
+    assert_eq!(pacer.allowance(&state), DEPTH / 4);
+    let at = |in_flight| DestageState { in_flight, ..state };
+    assert_eq!(pacer.allowance(&at(DEPTH / 4)), 0, "the round is full");
+    assert_eq!(pacer.allowance(&at(DEPTH / 4 - 1)), 0, "and has not ended");
+}
+
 proptest! {
     #[test]
     fn any_state_gives_an_allowance_within_the_depth(
@@ -152,8 +193,9 @@ proptest! {
         draining in any::<bool>(),
         latencies in prop::collection::vec((any::<u64>(), any::<u64>()), 0..20),
         depth_max in 1..=u32::MAX,
+        in_flight in any::<u32>(),
     ) {
-        let mut pacer = DestagePacer::new(depth_max, DestagePacer::TARGET_ROTATIONAL);
+        let mut pacer = DestagePacer::new(depth_max, true);
         for (now, latency) in latencies {
             pacer.observe_foreground(Instant(now), Duration::from_nanos(latency));
         }
@@ -162,7 +204,13 @@ proptest! {
         let now = Instant(now);
         let state = DestageState {
             now, dirty_blocks, target_blocks, limit_blocks, oldest_age, age_max, quiet, draining,
+            in_flight,
         };
+        // A round begins, is full, and has ended.
+        for in_flight in [0, u32::MAX, 0] {
+            let allowance = pacer.allowance(&DestageState { in_flight, ..state });
+            prop_assert!(allowance <= depth_max);
+        }
         let allowance = pacer.allowance(&state);
         prop_assert!(allowance <= depth_max);
         prop_assert!((1..=depth_max).contains(&pacer.depth()));

@@ -152,7 +152,7 @@ fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
     for served_per_ms in [2.0, 10.0, 40.0] {
         let limit = 60_000;
         let mut sim = Simulation::new(limit, &[8; 16]);
-        let mut pacer = DestagePacer::new(64, DestagePacer::TARGET_SSD);
+        let mut pacer = DestagePacer::new(64, false);
         let mut left = 0.0;
         sim.run(120, |tick, dirty_blocks| {
             let now = Instant(tick as u64 * TICK.as_nanos() as u64);
@@ -165,6 +165,7 @@ fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
                 age_max: Duration::from_secs(3600),
                 quiet: Duration::ZERO,
                 draining: false,
+                in_flight: 0,
             }));
             let latency = (depth + 4.0) / served_per_ms * 1e6;
             pacer.observe_foreground(now, Duration::from_nanos(latency as u64));
