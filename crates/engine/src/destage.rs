@@ -90,12 +90,15 @@ impl Engine {
         if self.health == Health::Detached || self.dirty.blocks() == 0 {
             return;
         }
-        let allowed = self.destage_allowance();
+        let state = self.destage_state();
+        let allowed = self.destage_allowance(&state);
         if self.destage_writes >= allowed {
             return;
         }
+        // Half of the write-cache depth is left for what was spared to be destaged in.
+        let spare_after = self.now - self.config.write_cache_depth / 2;
+        let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
         let mut from = self.destage_cursor;
-        let spared = self.spared_since();
         let mut wrapped = false;
         let collecting = self.destages.iter().filter(|(_, destage)| destage.reads > 0);
         let mut collecting: u64 = collecting.map(|(_, destage)| destage.blocks.count).sum();
@@ -103,7 +106,7 @@ impl Engine {
             if self.destage_writes >= allowed || collecting >= COLLECTED_MAX {
                 break;
             }
-            match self.dirty.next_from(from, STRIPES_LOOKED_AT, spared) {
+            match self.dirty.next_from(from, STRIPES_LOOKED_AT, spare_after) {
                 Ok(key) => match self.start_destage(key, fx) {
                     Ok(past) => {
                         collecting += past.0 - key.0;
@@ -122,25 +125,10 @@ impl Engine {
         self.destage_cursor = from;
     }
 
-    /// Whether all that is dirty is to be destaged as fast as it goes.
-    fn all_must_go(&self) -> bool {
-        self.draining || self.log_pressed || self.health == Health::Draining || self.has_leftover()
-    }
-
-    /// Since when a block must be dirty at least not to be spared for being rewritten. Half of the
-    /// write-cache depth is left for it to be destaged in.
-    fn spared_since(&self) -> Instant {
-        if self.all_must_go() || self.state != State::Serving {
-            return Instant::NEVER;
-        }
-        self.now - self.config.write_cache_depth / 2
-    }
-
-    fn destage_allowance(&mut self) -> u32 {
+    fn destage_state(&mut self) -> DestageState {
         let (level, limit) = self.paced_level();
         let oldest = self.dirty.oldest().unwrap_or(self.now);
-        let stopping = self.state == State::Stopping;
-        let state = DestageState {
+        DestageState {
             now: self.now,
             dirty_blocks: level.max(self.dirty.blocks().min(1)),
             target_blocks: limit / 2,
@@ -148,9 +136,16 @@ impl Engine {
             oldest_age: self.now.since(oldest),
             age_max: self.config.write_cache_depth,
             quiet: self.now.since(self.last_foreground),
-            draining: self.all_must_go(),
+            draining: self.draining
+                || self.log_pressed
+                || self.health == Health::Draining
+                || self.has_leftover(),
             in_flight: self.destage_writes,
-        };
+        }
+    }
+
+    fn destage_allowance(&mut self, state: &DestageState) -> u32 {
+        let stopping = self.state == State::Stopping;
         if stopping && !self.draining && self.health == Health::Good {
             return 0;
         }
@@ -158,7 +153,7 @@ impl Engine {
         if waiting >= DESTAGED_UNFLUSHED_MAX {
             return 0;
         }
-        self.pacer.allowance(&state)
+        self.pacer.allowance(state)
     }
 
     /// Dirty blocks and their limit as pacing sees them. What waits for the primary's flush only is

@@ -43,6 +43,8 @@ struct Stripe {
     destaging: Bits,
     /// Rewritten while dirty, since destaging last came by.
     again: Bits,
+    /// A block was passed over since an end of destaging: it is as old as `oldest` says.
+    spared: bool,
     oldest: Instant,
 }
 
@@ -83,7 +85,7 @@ impl Dirty {
         let stripe = self.stripes.entry(number).or_insert_with(|| {
             self.ages.push_back((now, number));
             let none = Bits::default();
-            Stripe { dirty: none, destaging: none, again: none, oldest: now }
+            Stripe { dirty: none, destaging: none, again: none, spared: false, oldest: now }
         });
         let is_new = stripe.dirty.set(i, true);
         if is_new || by_client {
@@ -104,7 +106,8 @@ impl Dirty {
     }
 
     /// Marks a dirty block as on its way to the primary, or as no longer so. When one ends that
-    /// was started at `started`, what is still dirty in the stripe is not older than that.
+    /// was started at `started`, what is still dirty in the stripe is not older than that, unless
+    /// it was passed over.
     pub fn set_destaging(&mut self, key: Key, on: bool, started: Instant) {
         let (number, i) = stripe_of(key);
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
@@ -114,7 +117,7 @@ impl Dirty {
         }
         if stripe.dirty.is_empty() {
             self.stripes.remove(&number);
-        } else if stripe.oldest < started {
+        } else if !std::mem::take(&mut stripe.spared) && stripe.oldest < started {
             stripe.oldest = started;
             self.ages.push_back((started, number));
         }
@@ -150,13 +153,13 @@ impl Dirty {
     }
 
     /// The next block at or after `from`, in address order, that is dirty and not on its way;
-    /// stops after looking at `stripes_max` stripes and says where to go on. In stripes that are
-    /// dirty since after `spared_since`, it passes over what was rewritten, once.
+    /// stops after looking at `stripes_max` stripes and says where to go on. In stripes that
+    /// became dirty after `spare_after`, it passes over what was rewritten, once.
     pub fn next_from(
         &mut self,
         from: Key,
         stripes_max: usize,
-        spared_since: Instant,
+        spare_after: Instant,
     ) -> Result<Key, Option<Key>> {
         let (first, skip) = stripe_of(from);
         for (seen, (&number, stripe)) in self.stripes.range_mut(first..).enumerate() {
@@ -165,9 +168,12 @@ impl Dirty {
             }
             let start = if number == first { skip } else { 0 };
             let found = (start..STRIPE_BLOCKS).find(|&i| {
-                stripe.dirty.get(i)
-                    && !stripe.destaging.get(i)
-                    && !(stripe.again.set(i, false) && stripe.oldest > spared_since)
+                if !stripe.dirty.get(i) || stripe.destaging.get(i) {
+                    return false;
+                }
+                let spared = stripe.again.set(i, false) && stripe.oldest > spare_after;
+                stripe.spared |= spared;
+                !spared
             });
             if let Some(i) = found {
                 return Ok(Key(number * STRIPE_BLOCKS + i));
@@ -195,6 +201,21 @@ mod tests {
         assert_eq!(next(701, 9), Err(None));
         assert_eq!(next(4, 1), Err(Some(Key(256))));
         assert_eq!(dirty.blocks(), 4);
+    }
+
+    #[test]
+    fn what_was_passed_over_keeps_its_age() {
+        let mut dirty = Dirty::default();
+        for (at, n) in [(5, 0), (6, 0), (7, 1)] {
+            dirty.insert(Instant(at), Key(n), true);
+        }
+        assert_eq!(dirty.next_from(Key(0), 9, Instant(0)), Ok(Key(1)));
+        for (key, started, oldest) in [(1, 8, Some(5)), (0, 9, None)] {
+            dirty.set_destaging(Key(key), true, Instant(started));
+            dirty.remove(Key(key));
+            dirty.set_destaging(Key(key), false, Instant(started));
+            assert_eq!(dirty.oldest(), oldest.map(Instant));
+        }
     }
 
     #[test]

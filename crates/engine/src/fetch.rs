@@ -81,6 +81,7 @@ impl Engine {
         let mut buf = buf;
         buf.set_len(range.len as usize);
         self.last_foreground = self.now;
+        self.pacer.begin_foreground();
         let ticket = Ticket::Fetch(id);
         self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
     }
@@ -100,7 +101,7 @@ impl Engine {
     /// A read of a primary ended.
     pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
         let fetch = self.fetches.remove(id);
-        self.pacer.observe_foreground(self.now, self.now.since(sent));
+        self.pacer.end_foreground(self.now, self.now.since(sent));
         self.last_foreground = self.now;
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {

@@ -456,6 +456,7 @@ impl Engine {
         let (op, buf) =
             if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
         self.last_foreground = self.now;
+        self.pacer.begin_foreground();
         let io = |tag: IoTag| Io { tag, op, range, flags, client: None, buf };
         self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
     }
@@ -485,7 +486,7 @@ impl Engine {
         done: Completion,
         fx: &mut Effects,
     ) {
-        self.pacer.observe_foreground(self.now, self.now.since(sent));
+        self.pacer.end_foreground(self.now, self.now.since(sent));
         self.last_foreground = self.now;
         let write = self.write(id);
         let (volume, op) = (write.volume, write.op);

@@ -7,10 +7,11 @@
 //! fastest request took longer than the target, the number is halved, else it grows by one.
 //! Which blocks are written, and in which order, is the engine's.
 //!
-//! Flash is given so many at a time. Disks are given rounds: as many neighbours at once as they
-//! bear, which one pass of the heads serves, and then a rest, so that the rounds have the share of
-//! the time that is wanted. The same writes one by one would send the heads to and fro between
-//! them and every foreground request.
+//! Flash is given so many at a time, and so are disks that have nothing else to do. Beside
+//! foreground requests disks are given rounds: as many neighbours at once as they bear, which one
+//! pass of the heads serves, and then a rest, so that the rounds have the share of the time that is
+//! wanted. The same writes one by one would send the heads to and fro between them and every
+//! foreground request.
 
 use std::time::Duration;
 
@@ -57,6 +58,17 @@ pub struct DestageState {
     pub in_flight: u32,
 }
 
+impl DestageState {
+    /// Whether as much as the primary takes is to be destaged, whatever the foreground.
+    #[must_use]
+    pub fn is_urgent(&self) -> bool {
+        self.draining
+            || self.dirty_blocks >= percent_of(self.limit_blocks, URGENT_PERCENT)
+            || self.oldest_age >= self.age_max
+            || self.quiet >= QUIET
+    }
+}
+
 /// Decides how many destage writes may be in flight.
 #[derive(Clone, Debug)]
 pub struct DestagePacer {
@@ -65,6 +77,8 @@ pub struct DestagePacer {
     depth: u32,
     window_start: Instant,
     fastest: Option<Duration>,
+    /// Foreground requests that the primary has.
+    foreground: u32,
     round: Round,
 }
 
@@ -75,7 +89,7 @@ enum Round {
     Filling { since: Instant },
     /// The primary works on them.
     Ending { since: Instant },
-    /// The primary is left to the foreground.
+    /// The primary is left to the foreground, if there is any.
     Resting { until: Instant },
 }
 
@@ -89,11 +103,18 @@ impl DestagePacer {
         assert!(depth_max > 0, "a primary takes at least one write at a time");
         let window_start = Instant::default();
         let round = Round::Resting { until: window_start };
-        Self { depth_max, rotational, depth: depth_max, window_start, fastest: None, round }
+        let (depth, fastest, foreground) = (depth_max, None, 0);
+        Self { depth_max, rotational, depth, window_start, fastest, foreground, round }
+    }
+
+    /// A foreground request is sent to the primary.
+    pub fn begin_foreground(&mut self) {
+        self.foreground += 1;
     }
 
     /// A foreground request to the primary completed `now`, after `latency`.
-    pub fn observe_foreground(&mut self, now: Instant, latency: Duration) {
+    pub fn end_foreground(&mut self, now: Instant, latency: Duration) {
+        self.foreground = self.foreground.saturating_sub(1);
         self.close_windows(now);
         self.fastest = Some(self.fastest.map_or(latency, |fastest| fastest.min(latency)));
     }
@@ -110,14 +131,10 @@ impl DestagePacer {
         if state.dirty_blocks == 0 {
             return 0;
         }
-        let level_full = percent_of(state.limit_blocks, URGENT_PERCENT);
-        let must = state.draining
-            || state.dirty_blocks >= level_full
-            || state.oldest_age >= state.age_max
-            || state.quiet >= QUIET;
-        if must {
+        if state.is_urgent() {
             return self.depth_max;
         }
+        let level_full = percent_of(state.limit_blocks, URGENT_PERCENT);
         let dirty = state.dirty_blocks;
         let level = share(dirty, state.target_blocks, level_full, self.depth_max);
         let age_from = state.age_max / 100 * AGEING_PERCENT as u32;
@@ -132,7 +149,7 @@ impl DestagePacer {
     }
 
     /// Writes allowed in flight to disks, where `wanted` of the most possible are wanted on
-    /// average.
+    /// average beside the foreground.
     fn in_rounds(&mut self, state: &DestageState, wanted: u32) -> u32 {
         let now = state.now;
         if let Round::Filling { since } = self.round
@@ -149,6 +166,9 @@ impl DestagePacer {
             self.round = Round::Resting { until: now + rest.min(REST_MAX) };
         }
         if let Round::Resting { until } = self.round {
+            if self.foreground == 0 {
+                return wanted.min(self.depth);
+            }
             if now < until {
                 return 0;
             }

@@ -31,7 +31,7 @@ fn pacer() -> DestagePacer {
 /// One foreground request in every window of `windows`, starting at `from_ms`.
 fn foreground(pacer: &mut DestagePacer, from_ms: u64, windows: u64, latency: Duration) -> u64 {
     for window in 0..windows {
-        pacer.observe_foreground(Instant((from_ms + window * 100) * MS), latency);
+        pacer.end_foreground(Instant((from_ms + window * 100) * MS), latency);
     }
     from_ms + windows * 100
 }
@@ -111,7 +111,7 @@ fn one_fast_request_shows_that_slow_ones_are_not_the_queue() {
     let mut pacer = pacer();
     let now = foreground(&mut pacer, 1000, 1, FAST);
     for (at, latency) in [(10, SLOW), (20, FAST), (30, SLOW)] {
-        pacer.observe_foreground(Instant((now + at) * MS), latency);
+        pacer.end_foreground(Instant((now + at) * MS), latency);
     }
     pacer.allowance(&calm(now + 150));
     assert_eq!(pacer.depth(), DEPTH);
@@ -135,7 +135,7 @@ fn the_depth_settles_where_latency_meets_the_target() {
     for request in 0..20_000u64 {
         let now = Instant((1000 + request) * MS);
         let in_flight = pacer.allowance(&DestageState { dirty_blocks: 899, now, ..calm(0) });
-        pacer.observe_foreground(now, service * (1 + in_flight));
+        pacer.end_foreground(now, service * (1 + in_flight));
         depths.push(in_flight);
     }
     let settled = &depths[5000..];
@@ -149,6 +149,7 @@ fn the_depth_settles_where_latency_meets_the_target() {
 /// second: when the writes were started, and how many.
 fn rounds(dirty_blocks: u64) -> Vec<(u64, u32)> {
     let mut pacer = DestagePacer::new(DEPTH, true);
+    pacer.begin_foreground();
     let mut started = Vec::new();
     for ms in 0..1000u64 {
         let recent = |&&(at, _): &&(u64, u32)| at + 10 > ms;
@@ -175,9 +176,20 @@ fn disks_get_whole_rounds_with_rests_between() {
 }
 
 #[test]
+fn disks_without_foreground_get_what_is_wanted_and_no_rest() {
+    let mut pacer = DestagePacer::new(DEPTH, true);
+    let mut at = |in_flight| {
+        let state = DestageState { dirty_blocks: 700, in_flight, ..calm(1000) };
+        pacer.allowance(&state)
+    };
+    assert_eq!((at(0), at(DEPTH / 2), at(DEPTH)), (DEPTH / 2, DEPTH / 2, DEPTH / 2));
+}
+
+#[test]
 fn disks_that_are_slow_beside_a_round_get_smaller_ones() {
     let mut pacer = DestagePacer::new(DEPTH, true);
     let now = foreground(&mut pacer, 1000, 2, Duration::from_millis(76));
+    pacer.begin_foreground();
     let state = DestageState { dirty_blocks: 700, ..calm(now) };
     assert_eq!(pacer.allowance(&state), DEPTH / 4);
     let at = |in_flight| DestageState { in_flight, ..state };
@@ -197,7 +209,7 @@ proptest! {
     ) {
         let mut pacer = DestagePacer::new(depth_max, true);
         for (now, latency) in latencies {
-            pacer.observe_foreground(Instant(now), Duration::from_nanos(latency));
+            pacer.end_foreground(Instant(now), Duration::from_nanos(latency));
         }
         let [now, dirty_blocks, target_blocks, limit_blocks] = numbers;
         let [oldest_age, age_max, quiet] = times.map(Duration::from_nanos);

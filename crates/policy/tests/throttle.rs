@@ -168,7 +168,7 @@ fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
                 in_flight: 0,
             }));
             let latency = (depth + 4.0) / served_per_ms * 1e6;
-            pacer.observe_foreground(now, Duration::from_nanos(latency as u64));
+            pacer.end_foreground(now, Duration::from_nanos(latency as u64));
             left += served_per_ms * depth / (depth + 4.0);
             let blocks = left as u64;
             left -= blocks as f64;
