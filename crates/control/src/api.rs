@@ -1,7 +1,7 @@
 //! The bodies of the HTTP API, version 1. Fields are only ever added; one that changes its
 //! meaning gets a new name. Sizes are bytes and times seconds unless the name says otherwise.
 
-use forebay_engine::{Health, State};
+use forebay_engine::{DELTA_SIZES, Health, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -61,6 +61,11 @@ pub struct CacheStatus {
     /// included; `null` before the first.
     #[serde(default)]
     pub written_per_byte: Option<f64>,
+    /// Bytes that are written to the cache device for each byte of blocks put there, headers and
+    /// footers included: below 1 is wear saved by packing, deltas and shared payloads. `null`
+    /// before the first.
+    #[serde(default)]
+    pub written_per_stored_byte: Option<f64>,
     /// Bytes newer than on the primary: what is at risk should the device be lost.
     pub dirty_bytes: u64,
     /// Dirty bytes at which writes wait for destaging.
@@ -247,6 +252,10 @@ impl PoolStatus {
             let count = stats().map(|stats| stats.bypassed_by[at]).sum();
             counters.insert(format!("bypassed_{reason}"), count);
         }
+        for (at, most) in DELTA_SIZES.iter().enumerate() {
+            let count = stats().map(|stats| stats.deltas_by_size[at]).sum();
+            counters.insert(format!("deltas_to_{most}_bytes"), count);
+        }
         let slowest = pool.shards.iter().max_by_key(|shard| state_rank(&shard.state));
         let state = slowest.map_or("stopped", |shard| state_name(&shard.state));
         Self {
@@ -278,14 +287,14 @@ impl CacheStatus {
             content: pool.content.name().to_owned(),
             cached_bytes: bytes("cached_blocks"),
             payload_bytes: count("payload_bytes"),
-            written_per_byte: (count("write_bytes") > 0)
-                .then(|| count("log_bytes") as f64 / count("write_bytes") as f64),
+            written_per_byte: ratio(count("log_bytes"), count("write_bytes")),
+            written_per_stored_byte: ratio(count("log_bytes"), bytes("log_blocks")),
             dirty_bytes: bytes("dirty_blocks"),
             dirty_limit_bytes: bytes("dirty_limit_blocks"),
             oldest_dirty_seconds: count("oldest_dirty_nanos") as f64 / 1e9,
             write_cache_depth_seconds: pool.write_cache_depth.as_secs_f64(),
             fenced_bytes: bytes("fenced_blocks"),
-            hit_percent: (lookups > 0).then(|| 100.0 * found as f64 / lookups as f64),
+            hit_percent: ratio(100 * found, lookups),
         }
     }
 }
@@ -319,6 +328,11 @@ impl ShardStatus {
             dirty_bytes: shard.stats.dirty_blocks * forebay_block::BLOCK_SIZE as u64,
         }
     }
+}
+
+/// A share, of something.
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
 }
 
 fn state_name(state: &State) -> &'static str {

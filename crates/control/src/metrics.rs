@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use forebay_engine::{Health, State, Stats};
+use forebay_engine::{DELTA_SIZES, Health, State, Stats};
 
 use crate::pool::{Latency, PoolSnapshot};
 
@@ -85,11 +85,14 @@ pub const METRICS: &[Metric] = table![
     Counter stale_fills "Fills dropped because a write came between."
     Counter log_records "Records written to the cache device."
     Counter log_bytes "Bytes written to the cache device."
+    Counter log_blocks "Blocks put into the log: by clients, after misses, by reclaim."
     Counter copied_blocks "Blocks copied forward when a segment was reclaimed."
     Counter dense_blocks "Blocks that reclaim wrote again in a denser form, by zstd."
     Counter duplicate_blocks "Blocks written that share the payload of another block."
     Counter delta_blocks "Blocks written to the cache device as deltas against their older version."
     Counter delta_bytes "Bytes of those deltas."
+    Counter delta_tries "Blocks encoded to see whether a delta is worth storing."
+    Counter dense_tries "Blocks encoded to see whether a denser form is worth storing."
     Counter rebased_blocks "Blocks written whole again when the base of their delta was reclaimed."
     Counter evicted_blocks "Clean blocks dropped to make room."
     Counter segments_reclaimed "Segments freed."
@@ -101,6 +104,7 @@ pub const METRICS: &[Metric] = table![
     Counter corrupt_dirty "Dirty blocks that failed their checksum: data that is lost."
     Counter cache_errors "Requests that the cache device failed."
     Counter primary_errors "Requests that a primary failed."
+    Counter cpu_nanos "Nanoseconds of CPU time of the shard's thread."
     Counter throttled_nanos "Nanoseconds that writes were held back near the dirty limit."
     Gauge cached_blocks "Blocks in the cache."
     Gauge dirty_blocks "Blocks newer than on the primary."
@@ -108,6 +112,10 @@ pub const METRICS: &[Metric] = table![
     Gauge fenced_blocks "Dirty blocks that cannot be read back any more."
     Gauge ram_blocks "Blocks held in RAM."
     Gauge associate_blocks "Blocks stored as deltas."
+    Gauge raw_blocks "Blocks, and bases of deltas, stored as they are."
+    Gauge lz4_blocks "The same, stored as LZ4."
+    Gauge zstd_blocks "The same, stored as zstd."
+    Gauge zero_blocks "The same, zero and without a payload."
     Gauge payload_bytes "Bytes that the blocks in the cache take, compressed or as deltas."
     Gauge index_bytes "Bytes of RAM that the index takes."
     Gauge index_capacity "Blocks that the index has room for."
@@ -140,9 +148,28 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
             line(&mut out, name, &[("shard", &number.to_string()), ("reason", reason)], count);
         }
     }
+    delta_sizes(&mut out, pool);
     levels(&mut out, pool);
     latencies(&mut out, &pool.latencies);
     out
+}
+
+fn delta_sizes(out: &mut String, pool: &PoolSnapshot) {
+    let name = "forebay_delta_size_bytes";
+    head(out, name, "histogram", "Sizes of the deltas written.");
+    for (number, shard) in pool.shards.iter().enumerate() {
+        let (stats, number) = (&shard.stats, number.to_string());
+        let mut count = 0;
+        for (most, deltas) in DELTA_SIZES.iter().zip(stats.deltas_by_size) {
+            count += deltas;
+            let labels = [("shard", number.as_str()), ("le", &most.to_string())];
+            line(out, &format!("{name}_bucket"), &labels, count);
+        }
+        let shard = [("shard", number.as_str())];
+        line(out, &format!("{name}_bucket"), &[shard[0], ("le", "+Inf")], count);
+        line(out, &format!("{name}_sum"), &shard, stats.delta_bytes);
+        line(out, &format!("{name}_count"), &shard, count);
+    }
 }
 
 fn levels(out: &mut String, pool: &PoolSnapshot) {
@@ -225,9 +252,10 @@ mod tests {
             listed.split([' ', '{', ',']).filter_map(|word| word.strip_suffix(':')).collect();
         for field in &fields {
             let known = METRICS.iter().any(|metric| metric.name == *field);
-            assert!(known || *field == "bypassed_by", "{field} is not in the table");
+            let lists = ["bypassed_by", "deltas_by_size"];
+            assert!(known || lists.contains(field), "{field} is not in the table");
         }
-        assert_eq!(fields.len(), METRICS.len() + 1);
+        assert_eq!(fields.len(), METRICS.len() + 2);
     }
 
     #[test]

@@ -37,6 +37,7 @@ pub fn pool(status: &PoolStatus) -> String {
             format!("; {bytes:.2} bytes went to the cache for each byte that clients wrote")
         });
         out += &(written.unwrap_or_default() + "\n");
+        out += &kinds(status);
     }
     out += &format!(
         "at risk  {} not on the primaries yet, limit {}; the oldest waits {:.1} s of {:.0} s\n",
@@ -67,6 +68,24 @@ pub fn pool(status: &PoolStatus) -> String {
         out += &format!("serves   {endpoint}\n");
     }
     out + &volumes(&status.volumes)
+}
+
+/// How the blocks in the cache are stored, and what that spares.
+fn kinds(status: &PoolStatus) -> String {
+    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
+    let all = count("cached_blocks").max(1) as f64;
+    let kinds = [
+        ("as they are", "raw_blocks"),
+        ("as LZ4", "lz4_blocks"),
+        ("as zstd", "zstd_blocks"),
+        ("zero", "zero_blocks"),
+        ("deltas beside", "associate_blocks"),
+    ];
+    let share = |(kind, name)| format!("{kind} {:.1} %", 100.0 * count(name) as f64 / all);
+    let saved = status.cache.written_per_stored_byte.map_or_else(String::new, |written| {
+        format!("; wear is {written:.2} of blocks written whole")
+    });
+    format!("         {}{saved}\n", kinds.map(share).join(", "))
 }
 
 /// A table of volumes.

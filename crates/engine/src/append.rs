@@ -295,6 +295,7 @@ impl Engine {
                 crc: item.crc,
                 shared,
             });
+            self.stats.log_blocks += u64::from(item.len > 0);
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {
                     EntryKind::Checkpoint => {}

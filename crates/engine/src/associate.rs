@@ -1,9 +1,10 @@
 //! Reading a block that is stored as a delta: its base and the delta, at the same time, then the
 //! block made of both.
 
+use std::ops::Range;
+
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::{apply_delta, crc32c};
-use forebay_format::PAGE;
 
 use crate::Engine;
 use crate::api::Effects;
@@ -58,9 +59,7 @@ impl Engine {
         let associate = Associate { owner, item, places, payloads, outstanding, error: None };
         let id = self.associates.insert(associate);
         for (part, place) in places.into_iter().enumerate().filter(|(part, _)| missing[*part]) {
-            let page = PAGE as u32;
-            let at = place.offset / page * page;
-            let end = (place.offset + u32::from(place.len)).next_multiple_of(page);
+            let Range { start: at, end } = place.pages();
             let index = place.segment as usize;
             self.log.segments[index].readers += 1;
             let ticket = Ticket::Associate { associate: id, index, part, at };

@@ -19,6 +19,7 @@ use crate::builder::{Expect, Pending};
 use crate::duplicates::fingerprint;
 use crate::index::{Key, Place};
 use crate::limits::BASES_SHARE;
+use crate::stats::DELTA_SIZES;
 
 /// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
 fn base_key(key: Key) -> Key {
@@ -57,6 +58,7 @@ impl Engine {
         if let Some(base) = self.usable_base(key)
             && self.delta_tries.is_due()
         {
+            self.stats.delta_tries += 1;
             let pushed = self.push_delta(key, block, base);
             self.delta_tries.note(pushed);
             if pushed {
@@ -118,6 +120,8 @@ impl Engine {
         if kept_at == key {
             self.ram.rename(key, base_key(key));
         }
+        let size = DELTA_SIZES.iter().position(|&most| len <= most);
+        self.stats.deltas_by_size[size.expect("a delta is no longer than the longest")] += 1;
         self.stats.delta_blocks += 1;
         self.stats.delta_bytes += len as u64;
         true
@@ -200,6 +204,7 @@ impl Engine {
         if place.dirty {
             self.log.dirty_floor = self.log.dirty_floor.min(segment.seq);
         }
+        self.log.stored[place.kind as usize] += 1;
         self.log.payload_bytes += u64::from(place.len);
     }
 
@@ -207,6 +212,7 @@ impl Engine {
         let segment = &mut self.log.segments[place.segment as usize];
         segment.live -= 1;
         segment.dirty -= u32::from(place.dirty);
+        self.log.stored[place.kind as usize] -= 1;
         self.log.payload_bytes -= u64::from(place.len);
     }
 }

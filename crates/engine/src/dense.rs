@@ -74,6 +74,7 @@ impl Engine {
         let most = dense_max(payload.len());
         let len = self.dense.compressor.compress(block, most, &mut self.codec_buf[..]);
         self.dense.tries.note(len.is_some());
+        self.stats.dense_tries += 1;
         self.stats.dense_blocks += u64::from(len.is_some());
         len
     }

@@ -7,13 +7,14 @@
 //! ahead of what a crash leaves in the log. A block becomes clean when the primary has written
 //! it and a flush sent afterwards has completed, and only if it has not been rewritten meanwhile.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::{
     BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoResult,
     IoTag, STRIPE_BLOCKS, VolumeId,
 };
-use forebay_format::{EntryKind, PAGE, SegmentSeq};
+use forebay_format::{EntryKind, SegmentSeq};
 use forebay_policy::DestageState;
 
 use crate::Engine;
@@ -125,7 +126,7 @@ impl Engine {
         self.destage_cursor = from;
     }
 
-    fn destage_state(&mut self) -> DestageState {
+    fn destage_state(&self) -> DestageState {
         let (level, limit) = self.paced_level();
         let oldest = self.dirty.oldest().unwrap_or(self.now);
         DestageState {
@@ -274,7 +275,7 @@ impl Engine {
         }
         let mut through = Vec::new();
         for key in (key.0..key.0 + blocks.count).map(Key) {
-            self.dirty.set_destaging(key, true, self.now);
+            self.dirty.begin_destaging(key);
             if !self.through_waiters.is_empty() {
                 through.extend(self.through_waiters.remove(&key).unwrap_or_default());
             }
@@ -351,17 +352,14 @@ impl Engine {
         from_device.sort_unstable_by_key(|(_, place)| (place.segment, place.offset));
         let mut rest = from_device.into_iter().peekable();
         while let Some((block, place)) = rest.next() {
-            let page = PAGE as u32;
             let index = place.segment as usize;
-            let at = place.offset / page * page;
-            let mut end = (place.offset + u32::from(place.len)).next_multiple_of(page);
+            let Range { start: at, mut end } = place.pages();
             let mut blocks = vec![block];
             while let Some((block, next)) = rest.next_if(|(_, next)| {
-                let next_end = next.offset + u32::from(next.len);
                 let near = next.segment == place.segment && next.offset <= end;
-                near && next_end - at <= SEGMENT_READ_MAX as u32
+                near && next.pages().end - at <= SEGMENT_READ_MAX as u32
             }) {
-                end = end.max((next.offset + u32::from(next.len)).next_multiple_of(page));
+                end = end.max(next.pages().end);
                 blocks.push(block);
             }
             self.log.segments[index].readers += 1;
@@ -545,8 +543,7 @@ impl Engine {
     /// Forgets a destage; its blocks become clean if the primary has them durably.
     fn drop_destage(&mut self, id: Id, durable: bool) {
         let destage = self.destages.remove(id);
-        // What stays dirty although nobody rewrote it keeps its age.
-        let started = if durable { destage.started } else { Instant::default() };
+        let started = durable.then_some(destage.started);
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
             let newest = self.is_newest(key, version);
@@ -557,7 +554,7 @@ impl Engine {
             if durable && newest && self.dirty.contains(key) {
                 self.mark_clean(key, &version.place);
             }
-            self.dirty.set_destaging(key, false, started);
+            self.dirty.end_destaging(key, started);
         }
     }
 }

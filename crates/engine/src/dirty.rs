@@ -2,9 +2,9 @@
 //!
 //! A stripe of 256 blocks has one bitmap, so that the destager finds neighbours at once and a
 //! sequential load costs little memory. Ages are kept by stripe: the time of its oldest dirty
-//! block, or a little earlier.
+//! block, or earlier.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::{Instant, STRIPE_BLOCKS, VolumeId};
 
@@ -37,22 +37,54 @@ impl Bits {
     }
 }
 
+/// The dirty blocks of a stripe. Ages are exact for two generations: every block of `old` is dirty
+/// since `oldest` or later, every other one since `since` or later. When the last of `old` is
+/// clean, the others take its place.
 #[derive(Debug)]
 struct Stripe {
     dirty: Bits,
     destaging: Bits,
     /// Rewritten while dirty, since destaging last came by.
     again: Bits,
-    /// A block was passed over since an end of destaging: it is as old as `oldest` says.
-    spared: bool,
+    old: Bits,
     oldest: Instant,
+    since: Instant,
+}
+
+impl Stripe {
+    fn new() -> Self {
+        let (none, since) = (Bits::default(), Instant::NEVER);
+        Self { dirty: none, destaging: none, again: none, old: none, oldest: since, since }
+    }
+
+    /// A block is dirty since `at` at the earliest, and not of the old ones.
+    fn is_dirty_since(&mut self, i: u64, at: Instant) {
+        self.old.set(i, false);
+        self.since = self.since.min(at);
+    }
+
+    /// Lets the younger ones be the old ones if there are no old ones; whether that changed
+    /// anything.
+    fn grow_old(&mut self) -> bool {
+        let due = self.old.is_empty() && !self.dirty.is_empty();
+        if due {
+            self.old = self.dirty;
+            self.oldest = std::mem::replace(&mut self.since, Instant::NEVER);
+        }
+        due
+    }
+
+    fn is_empty(&self) -> bool {
+        self.dirty.is_empty() && self.destaging.is_empty()
+    }
 }
 
 /// The dirty blocks of one shard.
 #[derive(Default, Debug)]
 pub struct Dirty {
     stripes: BTreeMap<u64, Stripe>,
-    ages: VecDeque<(Instant, u64)>,
+    /// `oldest` and the number of each stripe with a dirty block.
+    ages: BTreeSet<(Instant, u64)>,
     blocks: u64,
 }
 
@@ -82,64 +114,70 @@ impl Dirty {
     /// Adds a block that became dirty at `now`, or was rewritten then by a client, or only copied.
     pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
-        let stripe = self.stripes.entry(number).or_insert_with(|| {
-            self.ages.push_back((now, number));
-            let none = Bits::default();
-            Stripe { dirty: none, destaging: none, again: none, spared: false, oldest: now }
-        });
+        let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
         let is_new = stripe.dirty.set(i, true);
         if is_new || by_client {
             stripe.again.set(i, !is_new);
         }
-        self.blocks += u64::from(is_new);
+        if is_new {
+            self.blocks += 1;
+            stripe.is_dirty_since(i, now);
+            if stripe.grow_old() {
+                self.ages.insert((stripe.oldest, number));
+            }
+        }
     }
 
     /// Takes a block out: it is clean, or gone.
     pub fn remove(&mut self, key: Key) {
+        self.change(key, |stripe, i| {
+            let was = stripe.dirty.set(i, false);
+            stripe.old.set(i, false);
+            u64::from(was)
+        });
+    }
+
+    /// A dirty block is on its way to the primary.
+    pub fn begin_destaging(&mut self, key: Key) {
         let (number, i) = stripe_of(key);
         if let Some(stripe) = self.stripes.get_mut(&number) {
-            self.blocks -= u64::from(stripe.dirty.set(i, false));
-            if stripe.dirty.is_empty() && stripe.destaging.is_empty() {
-                self.stripes.remove(&number);
-            }
+            stripe.destaging.set(i, true);
         }
     }
 
-    /// Marks a dirty block as on its way to the primary, or as no longer so. When one ends that
-    /// was started at `started`, what is still dirty in the stripe is not older than that, unless
-    /// it was passed over.
-    pub fn set_destaging(&mut self, key: Key, on: bool, started: Instant) {
+    /// A block is not on its way to the primary any more. If the primary has the version that went
+    /// there from `started` on, the block is clean, or dirty since later than that.
+    pub fn end_destaging(&mut self, key: Key, started: Option<Instant>) {
+        self.change(key, |stripe, i| {
+            stripe.destaging.set(i, false);
+            if let Some(started) = started.filter(|_| stripe.dirty.get(i)) {
+                stripe.is_dirty_since(i, started);
+            }
+            0
+        });
+    }
+
+    /// Changes what is known of a block, which makes so many clean, and brings its stripe up to
+    /// date.
+    fn change(&mut self, key: Key, change: impl FnOnce(&mut Stripe, u64) -> u64) {
         let (number, i) = stripe_of(key);
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
-        stripe.destaging.set(i, on);
-        if on || !stripe.destaging.is_empty() {
-            return;
+        let before = (stripe.oldest, number);
+        self.blocks -= change(stripe, i);
+        if stripe.grow_old() {
+            self.ages.remove(&before);
+            self.ages.insert((stripe.oldest, number));
+        } else if stripe.dirty.is_empty() {
+            self.ages.remove(&before);
         }
-        if stripe.dirty.is_empty() {
+        if stripe.is_empty() {
             self.stripes.remove(&number);
-        } else if !std::mem::take(&mut stripe.spared) && stripe.oldest < started {
-            stripe.oldest = started;
-            self.ages.push_back((started, number));
         }
     }
 
-    /// When the oldest dirty block was written, or a little earlier.
-    pub fn oldest(&mut self) -> Option<Instant> {
-        while let Some(&(at, number)) = self.ages.front() {
-            if self.stripes.get(&number).is_some_and(|s| s.oldest == at) {
-                return Some(at);
-            }
-            self.ages.pop_front();
-        }
-        None
-    }
-
-    /// As [`Dirty::oldest`], without tidying up.
-    pub fn oldest_if_known(&self) -> Option<Instant> {
-        let current = |(at, number): &&(Instant, u64)| {
-            self.stripes.get(number).is_some_and(|s| s.oldest == *at)
-        };
-        self.ages.iter().find(current).map(|&(at, _)| at)
+    /// When the oldest dirty block was written, or earlier.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.ages.first().map(|&(at, _)| at)
     }
 
     /// Every dirty block of a volume, in address order.
@@ -171,9 +209,7 @@ impl Dirty {
                 if !stripe.dirty.get(i) || stripe.destaging.get(i) {
                     return false;
                 }
-                let spared = stripe.again.set(i, false) && stripe.oldest > spare_after;
-                stripe.spared |= spared;
-                !spared
+                !(stripe.again.set(i, false) && stripe.oldest > spare_after)
             });
             if let Some(i) = found {
                 return Ok(Key(number * STRIPE_BLOCKS + i));
@@ -193,7 +229,7 @@ mod tests {
         for n in [700, 3, 4, 300] {
             dirty.insert(Instant(1), Key(n), true);
         }
-        dirty.set_destaging(Key(4), true, Instant(1));
+        dirty.begin_destaging(Key(4));
         let mut next = |from, stripes_max| dirty.next_from(Key(from), stripes_max, Instant(0));
         assert_eq!(next(0, 9), Ok(Key(3)));
         assert_eq!(next(4, 9), Ok(Key(300)));
@@ -201,21 +237,6 @@ mod tests {
         assert_eq!(next(701, 9), Err(None));
         assert_eq!(next(4, 1), Err(Some(Key(256))));
         assert_eq!(dirty.blocks(), 4);
-    }
-
-    #[test]
-    fn what_was_passed_over_keeps_its_age() {
-        let mut dirty = Dirty::default();
-        for (at, n) in [(5, 0), (6, 0), (7, 1)] {
-            dirty.insert(Instant(at), Key(n), true);
-        }
-        assert_eq!(dirty.next_from(Key(0), 9, Instant(0)), Ok(Key(1)));
-        for (key, started, oldest) in [(1, 8, Some(5)), (0, 9, None)] {
-            dirty.set_destaging(Key(key), true, Instant(started));
-            dirty.remove(Key(key));
-            dirty.set_destaging(Key(key), false, Instant(started));
-            assert_eq!(dirty.oldest(), oldest.map(Instant));
-        }
     }
 
     #[test]
@@ -235,6 +256,13 @@ mod tests {
         assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(3)), "it was clean meanwhile");
     }
 
+    /// Destages a block that was not rewritten meanwhile.
+    fn destage(dirty: &mut Dirty, key: u64, started: u64) {
+        dirty.begin_destaging(Key(key));
+        dirty.remove(Key(key));
+        dirty.end_destaging(Key(key), Some(Instant(started)));
+    }
+
     #[test]
     fn age_is_that_of_the_oldest_block_left() {
         let mut dirty = Dirty::default();
@@ -242,13 +270,32 @@ mod tests {
         dirty.insert(Instant(7), Key(999), true);
         dirty.insert(Instant(9), Key(1), true);
         assert_eq!(dirty.oldest(), Some(Instant(5)));
-        dirty.set_destaging(Key(0), true, Instant(8));
-        dirty.remove(Key(0));
-        dirty.set_destaging(Key(0), false, Instant(8));
+        destage(&mut dirty, 0, 8);
         assert_eq!(dirty.oldest(), Some(Instant(7)));
-        dirty.remove(Key(999));
-        assert_eq!((dirty.oldest(), dirty.contains(Key(1))), (Some(Instant(8)), true));
-        dirty.remove(Key(1));
+        destage(&mut dirty, 999, 10);
+        assert_eq!((dirty.oldest(), dirty.contains(Key(1))), (Some(Instant(9)), true));
+        destage(&mut dirty, 1, 11);
         assert_eq!((dirty.oldest(), dirty.blocks()), (None, 0));
+    }
+
+    #[test]
+    fn a_block_that_its_neighbours_leave_behind_keeps_its_age() {
+        let mut dirty = Dirty::default();
+        for (at, key) in [(5, 0), (6, 1), (7, 2)] {
+            dirty.insert(Instant(at), Key(key), true);
+        }
+        destage(&mut dirty, 0, 20);
+        assert_eq!(dirty.oldest(), Some(Instant(6)));
+        destage(&mut dirty, 2, 21);
+        assert_eq!(dirty.oldest(), Some(Instant(6)), "1 is still there");
+        // It is tried, but the primary fails.
+        dirty.begin_destaging(Key(1));
+        dirty.end_destaging(Key(1), None);
+        assert_eq!(dirty.oldest(), Some(Instant(6)));
+        // It is rewritten on its way, so what was old of it is on the primary.
+        dirty.begin_destaging(Key(1));
+        dirty.insert(Instant(31), Key(1), true);
+        dirty.end_destaging(Key(1), Some(Instant(30)));
+        assert_eq!(dirty.oldest(), Some(Instant(30)));
     }
 }

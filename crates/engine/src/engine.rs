@@ -12,7 +12,7 @@ use forebay_block::{
     IoTag, STRIPE_SIZE, VolumeId,
 };
 use forebay_codec::Compressor;
-use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
+use forebay_format::{EntryKind, PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, WriteThrottle};
 
 use crate::api::{
@@ -396,7 +396,8 @@ impl Engine {
     /// Counters and levels.
     #[must_use]
     pub fn stats(&self, now: Instant) -> Stats {
-        let oldest = self.dirty.oldest_if_known();
+        let oldest = self.dirty.oldest();
+        let stored = |kind: EntryKind| self.log.stored[kind as usize];
         Stats {
             cached_blocks: self.index.len(),
             dirty_blocks: self.dirty.blocks(),
@@ -404,6 +405,10 @@ impl Engine {
             fenced_blocks: self.fenced.len() as u64,
             ram_blocks: self.ram.len() as u64,
             associate_blocks: self.bases.len() as u64,
+            raw_blocks: stored(EntryKind::Raw),
+            lz4_blocks: stored(EntryKind::Lz4),
+            zstd_blocks: stored(EntryKind::Zstd),
+            zero_blocks: stored(EntryKind::Zero),
             payload_bytes: self.log.payload_bytes,
             index_bytes: self.index.bytes(),
             index_capacity: self.index.capacity(),

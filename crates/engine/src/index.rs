@@ -12,7 +12,7 @@
 //! `offset/8 19 | length 13 | crc 32`. A kind of zero marks a free slot.
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
-use forebay_format::EntryKind;
+use forebay_format::{EntryKind, PAGE};
 
 const SLOTS: usize = 8;
 const KEY_BITS: u32 = 48;
@@ -77,6 +77,13 @@ impl Place {
     /// Whether it is the same version of the block.
     pub fn is_same_version(&self, other: &Self) -> bool {
         self.segment == other.segment && self.offset == other.offset && self.kind == other.kind
+    }
+
+    /// The pages of its segment that the payload lies in, in bytes.
+    pub fn pages(&self) -> std::ops::Range<u32> {
+        let page = PAGE as u32;
+        let end = self.offset + u32::from(self.len);
+        self.offset / page * page..end.next_multiple_of(page)
     }
 }
 

@@ -43,4 +43,4 @@ pub use api::{
 };
 pub use engine::Engine;
 pub use shard::Shard;
-pub use stats::Stats;
+pub use stats::{DELTA_SIZES, Stats};

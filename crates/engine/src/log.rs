@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use forebay_block::IoBuf;
-use forebay_format::{Entry, Lsn, SegmentSeq};
+use forebay_format::{Entry, EntryKind, Lsn, SegmentSeq};
 
 use crate::index::Key;
 use crate::slab::Id;
@@ -124,6 +124,8 @@ pub struct Log {
     pub free: u64,
     /// Bytes of the payloads that are blocks' newest versions, or bases of those.
     pub payload_bytes: u64,
+    /// How many there are of each kind, by its number.
+    pub stored: [u64; EntryKind::NUMBERS],
     /// The segment records are appended to.
     pub open: Option<OpenSegment>,
     /// Full segments without footer, oldest first.
@@ -179,6 +181,7 @@ impl Log {
             segments: vec![Segment::default(); segments],
             free: segments as u64,
             payload_bytes: 0,
+            stored: [0; EntryKind::NUMBERS],
             open: None,
             sealing: VecDeque::new(),
             head: SegmentSeq(1),

@@ -215,8 +215,8 @@ impl Engine {
         items.sort_unstable_by_key(|item| (item.place.segment, item.place.offset));
         let mut rest = items.into_iter().peekable();
         while let Some(first) = rest.next() {
-            let (segment, at) = (first.place.segment, first.place.offset);
-            let mut end = at + u32::from(first.place.len);
+            let segment = first.place.segment;
+            let mut end = first.place.offset + u32::from(first.place.len);
             let mut group = vec![first];
             while let Some(next) = rest
                 .next_if(|next| next.place.segment == segment && next.place.offset < end + PACK_GAP)
@@ -224,9 +224,8 @@ impl Engine {
                 end = next.place.offset + u32::from(next.place.len);
                 group.push(next);
             }
-            let page = PAGE as u32;
-            let from = at / page * page;
-            let len = (end.next_multiple_of(page) - from) as usize;
+            let from = group[0].place.pages().start;
+            let len = (end.next_multiple_of(PAGE as u32) - from) as usize;
             self.add_part(op);
             self.log.segments[segment as usize].readers += 1;
             let index = segment as usize;

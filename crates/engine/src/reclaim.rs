@@ -5,12 +5,11 @@
 //! (its `start` is higher): then everything copied out of it is durable too.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
-use forebay_format::{
-    ENTRY_BYTES, Entry, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes,
-};
+use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq, decode_footer, footer_bytes};
 use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
 use crate::Engine;
@@ -363,13 +362,10 @@ impl Engine {
                 reclaim.to_copy.push_back((first.key, first.place, Vec::new()));
                 continue;
             }
-            let page = PAGE as u32;
-            let at = first.place.offset / page * page;
+            let Range { start: at, mut end } = first.place.pages();
             let mut items = vec![first];
-            let mut end = (first.place.offset + u32::from(first.place.len)).next_multiple_of(page);
             while let Some(next) = reclaim.to_read.front() {
-                let next_end =
-                    (next.place.offset + u32::from(next.place.len)).next_multiple_of(page);
+                let next_end = next.place.pages().end;
                 if !next.place.kind.has_payload()
                     || next.place.offset > end + COPY_GAP
                     || next_end - at > SEGMENT_READ_MAX as u32

@@ -34,11 +34,18 @@ pub struct Stats {
     pub log_records: u64,
     /// Bytes written to the cache device: records, footers, copies.
     pub log_bytes: u64,
+    /// Blocks put into the log: by clients, after misses, by reclaim; zero blocks are not counted.
+    pub log_blocks: u64,
     pub copied_blocks: u64,
     /// Blocks written as deltas, the bytes of those, and blocks written whole again since their
     /// base was reclaimed.
     pub delta_blocks: u64,
     pub delta_bytes: u64,
+    /// Deltas written by their size: up to each of [`DELTA_SIZES`].
+    pub deltas_by_size: [u64; DELTA_SIZES.len()],
+    /// Blocks that were encoded to see whether a delta, or a dense form, is worth storing.
+    pub delta_tries: u64,
+    pub dense_tries: u64,
     /// Blocks written that share the payload of another.
     pub duplicate_blocks: u64,
     pub rebased_blocks: u64,
@@ -66,6 +73,12 @@ pub struct Stats {
     pub ram_blocks: u64,
     /// Blocks stored as deltas.
     pub associate_blocks: u64,
+    /// Blocks, and the bases of deltas, by how they are stored. With the lost ones they are as many
+    /// as blocks are cached.
+    pub raw_blocks: u64,
+    pub lz4_blocks: u64,
+    pub zstd_blocks: u64,
+    pub zero_blocks: u64,
     /// Bytes on the cache device of the blocks in it, and of the bases of deltas.
     pub payload_bytes: u64,
     pub index_bytes: u64,
@@ -75,12 +88,20 @@ pub struct Stats {
     pub requests_in_flight: u64,
     /// Age of the oldest dirty block in nanoseconds; merged by maximum.
     pub oldest_dirty_nanos: u64,
+    /// CPU time of the shard's thread: the runtime's to fill in.
+    pub cpu_nanos: u64,
 }
+
+/// Bounds of the sizes by which deltas are counted, in bytes: the last is the largest there is.
+pub const DELTA_SIZES: [usize; 5] = [64, 128, 256, 512, forebay_codec::DELTA_MAX];
 
 impl Stats {
     /// Adds the counters and levels of another shard.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.bypassed_by.iter_mut().zip(other.bypassed_by) {
+            *mine += theirs;
+        }
+        for (mine, theirs) in self.deltas_by_size.iter_mut().zip(other.deltas_by_size) {
             *mine += theirs;
         }
         self.oldest_dirty_nanos = self.oldest_dirty_nanos.max(other.oldest_dirty_nanos);
@@ -96,7 +117,9 @@ macro_rules! sums {
     ($($name:ident),* $(,)?) => {
         impl Stats {
             fn sums(&mut self) -> Vec<&mut u64> {
-                let Self { bypassed_by: _, oldest_dirty_nanos: _, $($name),* } = self;
+                let Self {
+                    bypassed_by: _, deltas_by_size: _, oldest_dirty_nanos: _, $($name),*
+                } = self;
                 vec![$($name),*]
             }
         }
@@ -106,10 +129,11 @@ macro_rules! sums {
 sums! {
     lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
     primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards,
-    admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, copied_blocks,
-    delta_blocks, delta_bytes, duplicate_blocks, dense_blocks, rebased_blocks, associate_blocks,
-    payload_bytes, evicted_blocks, segments_reclaimed, destaged_blocks, destage_writes,
-    cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors, primary_errors,
-    throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks, ram_blocks,
-    index_bytes, index_capacity, segments, segments_free, requests_in_flight,
+    admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, log_blocks,
+    copied_blocks, delta_blocks, delta_bytes, delta_tries, duplicate_blocks, dense_blocks,
+    dense_tries, rebased_blocks, associate_blocks, raw_blocks, lz4_blocks, zstd_blocks,
+    zero_blocks, payload_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
+    destage_writes, cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors,
+    primary_errors, throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks,
+    ram_blocks, index_bytes, index_capacity, segments, segments_free, requests_in_flight,
 }

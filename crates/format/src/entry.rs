@@ -47,6 +47,9 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
+    /// One more than the greatest number of a kind.
+    pub const NUMBERS: usize = Self::Zstd as usize + 1;
+
     /// The kind with this number, if this version of the format has it.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {

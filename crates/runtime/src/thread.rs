@@ -15,8 +15,9 @@ use std::time::Duration;
 
 use forebay_block::{Arena, BufPool, Instant, VolumeId};
 use forebay_device::{BlockDevice, Clock, Ring};
-use forebay_engine::{Effects, Reply, Request, Shard, State, Trust};
+use forebay_engine::{Effects, Reply, Request, Shard, State, Stats, Trust};
 use forebay_volume::{Done, Registry, Router, RouterConfig, ShardPort, origin_of};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::Channel;
 use crate::clients::{Arrival, Clients, Counts};
@@ -488,11 +489,13 @@ impl Thread {
 
     fn snapshot(&self) -> Snapshot {
         let Shards { own, now, shard, .. } = &self.shards;
+        let cpu = clock_gettime(ClockId::ThreadCPUTime);
+        let cpu_nanos = cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64;
         Snapshot {
             shard: *own,
             state: shard.state().clone(),
             health: shard.health(),
-            stats: shard.stats(*now),
+            stats: Stats { cpu_nanos, ..shard.stats(*now) },
             dirty_blocks: shard.dirty_blocks(),
             latencies: self.latencies.clone(),
             connections: self.clients.len(),

@@ -533,6 +533,16 @@ impl World {
                 );
                 return Err(self.fail(what));
             }
+            let whole = s.raw_blocks + s.lz4_blocks + s.zstd_blocks + s.zero_blocks;
+            let sizes: u64 = s.deltas_by_size.iter().sum();
+            if whole > s.cached_blocks
+                || whole + s.fenced_blocks < s.cached_blocks
+                || sizes != s.delta_blocks
+                || s.delta_tries < s.delta_blocks
+                || s.dense_tries < s.dense_blocks
+            {
+                return Err(self.fail(format!("shard {shard}: kinds do not add up: {s:?}")));
+            }
             if self.is_idle() && s.requests_in_flight != 0 {
                 let what = format!("shard {shard}: {} requests never end", s.requests_in_flight);
                 return Err(self.fail(what));
