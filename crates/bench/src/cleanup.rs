@@ -31,6 +31,7 @@ enum Undo {
     Unmount(PathBuf),
     Detach(PathBuf),
     Remove(PathBuf),
+    Disband(PathBuf),
 }
 
 struct State {
@@ -111,6 +112,7 @@ fn undo(step: Undo) {
         Undo::Detach(device) => detach(device),
         Undo::Remove(path) if path.exists() => fs::remove_dir_all(path).map_err(Into::into),
         Undo::Remove(_) => Ok(()),
+        Undo::Disband(group) => disband(group),
     };
     if let Err(error) = outcome {
         eprintln!("forebay bench: left behind: {error:#}");
@@ -152,6 +154,17 @@ fn detach(device: &Path) -> anyhow::Result<()> {
         std::thread::sleep(STEP);
     }
     Ok(())
+}
+
+/// Removes a control group, as soon as the last of its processes has ended.
+fn disband(group: &Path) -> anyhow::Result<()> {
+    let limit = Instant::now() + PATIENCE;
+    loop {
+        match fs::remove_dir(group) {
+            Err(_) if group.exists() && Instant::now() < limit => std::thread::sleep(STEP),
+            outcome => return outcome.with_context(|| format!("{}", group.display())),
+        }
+    }
 }
 
 /// A program, also where only root has its directory among those searched.
@@ -197,6 +210,41 @@ pub fn mount(device: &Path, at: &Path) -> anyhow::Result<Held> {
         Ok(((), Undo::Unmount(at.to_owned())))
     })?;
     Ok(held)
+}
+
+/// A control group for programs to be started in.
+pub struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// The command, to be started within the group.
+    pub fn enter(&self, command: &Command) -> Command {
+        let mut entering = Command::new("sh");
+        entering.arg("-c").arg("echo $$ >\"$0\" && exec \"$@\"").arg(self.0.join("cgroup.procs"));
+        entering.arg(command.get_program()).args(command.get_args());
+        entering.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        entering
+    }
+}
+
+/// A control group, of either version, whose processes have at most so much memory together, page
+/// cache included.
+pub fn memory_group(name: &str, bytes: u64) -> anyhow::Result<(MemoryGroup, Held)> {
+    let roots =
+        [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+    make(|| {
+        let mut why = String::new();
+        for (root, limit) in roots {
+            let group = Path::new(root).join(format!("{name}-{}", std::process::id()));
+            let made = fs::create_dir(&group)
+                .and_then(|()| fs::write(group.join(limit), bytes.to_string()));
+            match made {
+                Ok(()) => return Ok((MemoryGroup(group.clone()), Undo::Disband(group))),
+                Err(error) => why = format!("{}: {error}", group.join(limit).display()),
+            }
+            let _ = fs::remove_dir(&group);
+        }
+        bail!("no control group can bound memory here: {why}")
+    })
 }
 
 /// A mount that a program of ours has made.
@@ -297,13 +345,16 @@ impl Process {
     }
 }
 
-/// CPU time that a process has used, all threads.
+/// CPU time that a process has used, all threads, and its children with it.
 pub fn cpu_of(pid: u32) -> Option<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Fields are counted from behind the name, which is in brackets: user and system time are the
-    // 14th and 15th of all.
+    // Fields are counted from behind the name, which is in brackets: user and system time, and the
+    // same of the children that have ended, are the 14th to 17th of all.
     let (_, rest) = text.rsplit_once(')')?;
-    let field = |n: usize| rest.split_whitespace().nth(n).and_then(|s| s.parse::<u64>().ok());
-    let (user, system) = field(11).zip(field(12))?;
-    Some(Duration::from_millis((user + system) * 1000 / USER_HZ))
+    let fields = rest.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
+    let ticks: u64 = fields.collect::<Result<Vec<_>, _>>().ok()?.iter().sum();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|child| cpu_of(child.parse().ok()?));
+    Some(Duration::from_millis(ticks * 1000 / USER_HZ) + children.sum())
 }

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use crate::cleanup::{self, Held};
-use crate::database::TOOLS;
+use crate::database::{Dbms as _, MARIADB, Setting, TOOLS};
 use crate::disk::{Disk, Medium};
-use crate::mariadb::{self, MariaDb};
+use crate::mariadb::MariaDb;
 use crate::options::{self, SetUp};
 use crate::place::Place;
 use crate::tpcc::{self, Journal, Plan, Scale};
@@ -56,7 +56,7 @@ struct Stack {
 }
 
 impl Stack {
-    fn start(place: &Place, medium: &Medium, setting: &mariadb::Setting) -> anyhow::Result<Self> {
+    fn start(place: &Place, medium: &Medium, setting: &Setting) -> anyhow::Result<Self> {
         let disk = Disk::start(place, SetUp::Mode(MODE), medium).context("the disk")?;
         let mounted = cleanup::mount(disk.device(), &place.path("mnt")).context("the mount")?;
         let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), setting)?;
@@ -73,7 +73,7 @@ impl Stack {
 
 /// Runs all rounds; an error if anything was lost.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    options::tools(&TOOLS)?;
+    options::tools(&[&MARIADB[..], &TOOLS].concat())?;
     options::disk_can_be_made(&[SetUp::Mode(MODE)])?;
     let place = Place::new(args.common.dir.as_deref())?;
     options::space(&place.path(""), 2 * DISK + CACHE)?;
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     progress("loading");
     let image = image::prepare(&place.path(""), "image", "crash", DISK, |at, run| {
         let data = at.join("data");
-        mariadb::install(&data)?;
+        MariaDb::install(&data)?;
         let server = MariaDb::start(&data, run, &fast)?;
         server.create(DATABASE)?;
         tpcc::load(|| server.connect(DATABASE), scale, |_| {})?;
@@ -132,12 +132,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn setting(durable: bool) -> mariadb::Setting {
-    mariadb::Setting {
+fn setting(durable: bool) -> Setting {
+    Setting {
         buffer_pool: if durable { 16 << 20 } else { 256 << 20 },
         redo_log: 32 << 20,
         durable,
         connections: 64,
+        page_cache: None,
         more: Vec::new(),
     }
 }

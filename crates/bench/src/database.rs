@@ -7,34 +7,79 @@ use std::path::Path;
 use anyhow::Context as _;
 
 use crate::cleanup;
+use crate::cleanup::Process;
 use crate::disk::{Disk, Medium};
 use crate::image::{self, Image};
-use crate::mariadb::{self, MariaDb};
 use crate::options::{SetUp, Shared};
 use crate::place::Place;
 use crate::progress;
 use crate::results::{BASELINE, Measured, Report};
 use crate::watch::watch;
 
-/// Connections of the load and of checks.
-const CONNECTIONS: u32 = 1100;
 /// The buffer pool for loading and checking.
 const LARGE_POOL: u64 = 1 << 30;
-/// The programs that every database benchmark needs, with their packages.
-pub const TOOLS: [(&str, &str); 7] = [
+/// The programs that MariaDB needs, with their packages.
+pub const MARIADB: [(&str, &str); 3] = [
     ("mariadbd", "mariadb-server-core"),
     ("mariadb-install-db", "mariadb-server-core"),
     ("my_print_defaults", "mariadb-client-core"),
+];
+/// The programs that every database benchmark needs, with their packages.
+pub const TOOLS: [(&str, &str); 4] = [
     ("mkfs.xfs", "xfsprogs"),
     ("losetup", "mount"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
 ];
 
+/// The settings of a server that a benchmark chooses.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// Bytes of the buffer pool.
+    pub buffer_pool: u64,
+    /// Bytes of the redo log.
+    pub redo_log: u64,
+    /// Whether each commit is made durable. Off only to load.
+    pub durable: bool,
+    /// Connections at once.
+    pub connections: u32,
+    /// Bytes of the kernel's page cache at most, where the server reads through it; all that there
+    /// is while loading.
+    pub page_cache: Option<u64>,
+    /// Further lines `key=value`.
+    pub more: Vec<String>,
+}
+
+/// A database server of one's own.
+pub trait Dbms: Sized {
+    /// Its name in reports.
+    const NAME: &'static str;
+
+    /// Makes an empty data directory.
+    fn install(data: &Path) -> anyhow::Result<()>;
+
+    /// Starts it on `data` and waits until it answers; sockets and logs are kept in `run`, whose
+    /// path must be short.
+    fn start(data: &Path, run: &Path, setting: &Setting) -> anyhow::Result<Self>;
+
+    /// The settings in one line.
+    fn describe(setting: &Setting) -> String;
+
+    /// Its process.
+    fn process(&self) -> &Process;
+
+    /// Ends it as a power failure would.
+    fn kill(self);
+
+    /// Stops it in order.
+    fn stop(self) -> anyhow::Result<()>;
+}
+
 /// What the benchmarks of databases are asked.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Args {
+    /// What every benchmark is asked.
     #[command(flatten)]
     pub shared: Shared,
     /// Seconds of ramp-up for each set-up; they do not count
@@ -52,9 +97,10 @@ pub struct Args {
     /// MiB of the redo log; it should be much smaller than the cache, as it is in practice
     #[arg(long, value_name = "MIB", default_value_t = 48)]
     pub redo_log_mib: u64,
-    /// A further setting of MariaDB, as --mariadb innodb-io-capacity=2000; may be repeated
-    #[arg(long = "mariadb", value_name = "KEY=VALUE")]
-    pub mariadb: Vec<String>,
+    /// A further setting of the database server, as --setting innodb-io-capacity=2000; may be
+    /// repeated
+    #[arg(long = "setting", alias = "mariadb", value_name = "KEY=VALUE")]
+    pub settings: Vec<String>,
 }
 
 /// What came of a load, before what was observed is added.
@@ -69,26 +115,29 @@ pub struct Loaded {
 
 impl Args {
     /// The server's settings for measuring a database of so many bytes.
-    pub fn server(&self, data: u64) -> mariadb::Setting {
+    pub fn server(&self, data: u64) -> Setting {
         let least = 16 << 20;
         let pool = self.buffer_pool_mib.map_or((data / 20).max(least), |mib| mib << 20);
-        mariadb::Setting {
+        Setting {
             // In whole MiB, so that the report says what it is.
             buffer_pool: pool >> 20 << 20,
             redo_log: self.redo_log_mib << 20,
             durable: true,
-            connections: CONNECTIONS,
-            more: self.mariadb.clone(),
+            // Some more for checks.
+            connections: self.threads + 8,
+            page_cache: Some(pool),
+            more: self.settings.clone(),
         }
     }
 
     /// The settings for loading and checking: as fast as it goes.
-    pub fn fast_server(&self) -> mariadb::Setting {
-        mariadb::Setting {
+    pub fn fast_server(&self) -> Setting {
+        Setting {
             buffer_pool: LARGE_POOL,
             redo_log: self.redo_log_mib << 20,
             durable: false,
             connections: 16,
+            page_cache: None,
             more: Vec::new(),
         }
     }
@@ -99,14 +148,14 @@ impl Args {
     }
 
     /// Enters the settings in a report.
-    pub fn describe(&self, report: &mut Report, image: &Image) {
+    pub fn describe<D: Dbms>(&self, report: &mut Report, image: &Image) {
         self.shared.describe(report);
         report.set("data", format!("{} MiB", image.data >> 20));
         report.set("disk", format!("{} MiB, XFS", image.size >> 20));
         report.set("cache", format!("{} MiB", self.cache(image.data) >> 20));
         report.set("connections", self.threads);
         report.set("time", format!("{} s of ramp-up, {} s measured", self.ramp, self.seconds));
-        report.set("MariaDB", self.server(image.data).describe());
+        report.set(D::NAME, D::describe(&self.server(image.data)));
     }
 
     /// Measures one set-up on a copy of an image; afterwards `check` is given a server on what the
@@ -115,12 +164,12 @@ impl Args {
     ///
     /// # Errors
     /// When anything fails, a check included.
-    pub fn measure<T>(
+    pub fn measure<D: Dbms, T>(
         &self,
         image: &Image,
         setup: SetUp,
-        load: impl FnOnce(&MariaDb) -> anyhow::Result<(Loaded, T)>,
-        check: impl FnOnce(&MariaDb, T) -> anyhow::Result<()>,
+        load: impl FnOnce(&D) -> anyhow::Result<(Loaded, T)>,
+        check: impl FnOnce(&D, T) -> anyhow::Result<()>,
     ) -> anyhow::Result<Measured> {
         let place = Place::new(Some(&self.shared.directory()?))?;
         let name = setup.name();
@@ -131,7 +180,7 @@ impl Args {
             let disk = Disk::start(&place, setup, &medium)?;
             let mounted = cleanup::mount(disk.device(), &place.path("mnt"))?;
             let (data, run) = (place.path("mnt/data"), place.path("run"));
-            let server = MariaDb::start(&data, &run, &self.server(image.data))?;
+            let server = D::start(&data, &run, &self.server(image.data))?;
             let programs = programs(&disk, &server);
             let (loaded, observed) = watch(&programs, disk.cache(), || load(&server));
             let (loaded, left) = loaded.context(name)?;
@@ -143,12 +192,12 @@ impl Args {
             disk.stop()?;
             (measured, left)
         };
-        if let SetUp::Mode(mode) = setup {
+        if let Some(mode) = setup.mode() {
             progress(&format!("{name}: draining"));
             medium.drain(&place, mode)?;
         }
         progress(&format!("{name}: checking what the primary alone holds"));
-        let check = |server: &MariaDb| check(server, left);
+        let check = |server: &D| check(server, left);
         self.alone(&place, check).with_context(|| format!("{name}: the primary alone"))?;
         let rate = mean(&measured.per_second[measured.ramp.min(measured.per_second.len())..]);
         measured.rate = rate;
@@ -179,22 +228,22 @@ impl Args {
     }
 
     /// A server on the primary of a place, without anything between.
-    fn alone(
+    fn alone<D: Dbms>(
         &self,
         place: &Place,
-        check: impl FnOnce(&MariaDb) -> anyhow::Result<()>,
+        check: impl FnOnce(&D) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (device, _attached) = cleanup::loop_device(&place.path("primary"))?;
         let _mounted = cleanup::mount(&device, &place.path("mnt"))?;
         let (data, run) = (place.path("mnt/data"), place.path("run"));
-        let server = MariaDb::start(&data, &run, &self.fast_server())?;
+        let server = D::start(&data, &run, &self.fast_server())?;
         check(&server)?;
         server.stop()
     }
 }
 
-fn programs<'a>(disk: &Disk, server: &MariaDb) -> Vec<(&'a str, u32)> {
-    let mut all = vec![("mariadbd", server.process().pid()), ("client", std::process::id())];
+fn programs<'a, D: Dbms>(disk: &Disk, server: &D) -> Vec<(&'a str, u32)> {
+    let mut all = vec![(D::NAME, server.process().pid()), ("client", std::process::id())];
     all.extend(disk.processes().iter().map(|(name, process)| (*name, process.pid())));
     all
 }
@@ -205,12 +254,12 @@ pub fn mean(numbers: &[f64]) -> f64 {
 }
 
 /// Makes an image with a database that `fill` fills.
-pub fn prepare(
+pub fn prepare<D: Dbms>(
     args: &Args,
     name: &str,
     made_of: &str,
     size: u64,
-    fill: impl FnOnce(&MariaDb) -> anyhow::Result<()>,
+    fill: impl FnOnce(&D) -> anyhow::Result<()>,
 ) -> anyhow::Result<Image> {
     let dir = args.shared.directory()?;
     // Disks have whole sectors, of whatever size.
@@ -218,8 +267,8 @@ pub fn prepare(
     let load = |at: &Path, run: &Path| {
         let data = at.join("data");
         progress("making a data directory");
-        mariadb::install(&data)?;
-        let server = MariaDb::start(&data, run, &args.fast_server())?;
+        D::install(&data)?;
+        let server = D::start(&data, run, &args.fast_server())?;
         fill(&server)?;
         progress("stopping the loaded database");
         server.stop()

@@ -13,6 +13,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Parser as _;
 
 use crate::cleanup::tool;
+use crate::database::{MARIADB, TOOLS};
 use crate::place::Place;
 use crate::server::{Server, Setting, binary};
 use crate::{options, progress};
@@ -106,7 +107,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 fn database_can_run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.seconds > 0, "--seconds 0");
-    options::tools(&crate::database::TOOLS)?;
+    options::tools(&[&MARIADB[..], &TOOLS].concat())?;
     options::disk_can_be_made(&[options::SetUp::NoCache])
 }
 

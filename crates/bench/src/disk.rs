@@ -78,6 +78,7 @@ impl Disk {
         std::fs::create_dir_all(&shown)?;
         let serve = |mode| {
             let mut setting = medium.setting(place, mode, true);
+            setting.more.extend(setup.flags());
             if setup != SetUp::Nbdkit {
                 setting.more.push(format!("--fuse={}", shown.display()));
             }
@@ -85,8 +86,7 @@ impl Disk {
         };
         let server = match setup {
             SetUp::BareSsd => None,
-            SetUp::Mode(mode) => serve(mode)?,
-            SetUp::NoCache | SetUp::Nbdkit => serve("pass-through")?,
+            _ => serve(setup.mode().unwrap_or("pass-through"))?,
         };
         let peer = match &server {
             Some(server) if setup == SetUp::Nbdkit => {

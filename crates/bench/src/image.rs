@@ -91,14 +91,14 @@ pub fn drop_caches() {
     let _ = fs::write("/proc/sys/vm/drop_caches", "3");
 }
 
-/// Bytes of the database files under a directory: all but the redo log.
+/// Bytes of the database files under a directory: all but the redo log of MariaDB or PostgreSQL.
 fn size_of(dir: &Path) -> anyhow::Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {
         let (entry, path) = entry.map(|entry| (entry.file_type(), entry.path()))?;
-        let redo =
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ib_log"));
-        if entry?.is_dir() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let redo = name.starts_with("ib_log") || name == "pg_wal";
+        if entry?.is_dir() && !redo {
             sum += size_of(&path)?;
         } else if !redo {
             sum += path.metadata()?.len();

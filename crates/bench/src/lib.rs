@@ -12,7 +12,7 @@ pub mod cleanup;
 mod client;
 mod content;
 pub mod crash;
-mod database;
+pub mod database;
 mod demo;
 pub mod developer;
 pub mod disk;
@@ -28,7 +28,9 @@ pub mod mariadb;
 mod nbd;
 mod oltp;
 pub mod options;
+mod pgbench;
 pub mod place;
+mod postgres;
 mod random;
 mod rd;
 pub mod report;
@@ -66,6 +68,11 @@ pub enum Command {
         forebay bench oltp --setups no-cache,write-back --seconds 300\n  \
         forebay bench oltp --tables 32 --rows 10000000 --ramp 3600 --seconds 3600")]
     Oltp(Box<oltp::Args>),
+    /// pgbench's TPC-B on PostgreSQL: transactions a second
+    #[command(after_help = "Examples:\n  forebay bench pgbench\n  \
+        forebay bench pgbench --setups write-back,independent,raw --access uniform\n  \
+        forebay bench pgbench --scale 1000 --ramp 600 --seconds 600")]
+    Pgbench(Box<pgbench::Args>),
     /// Random requests with a share of reads and of hits: RD1 to RD4 and RD6, through NBD
     #[command(after_help = "Examples:\n  forebay bench vdbench\n  \
         forebay bench vdbench --runs RD3 --setups no-cache,write-back\n  \
@@ -109,6 +116,7 @@ fn dispatch(command: &Command) -> anyhow::Result<PathBuf> {
     match command {
         Command::Tpcc(args) => tpcc_bench::run(args),
         Command::Oltp(args) => oltp::run(args),
+        Command::Pgbench(args) => pgbench::run(args),
         Command::Vdbench(args) => vdbench::run(args),
         Command::Fileio(args) => fileio::run(args),
         Command::Burst(args) => burst::run(args),

@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use mysql::prelude::Queryable as _;
 
 use crate::cleanup::{Process, finish};
-use crate::database::{self, Args as Database, Loaded, TOOLS};
+use crate::database::{self, Args as Database, Loaded, MARIADB, TOOLS};
 use crate::mariadb::MariaDb;
 use crate::options::{self, SetUp};
 use crate::progress;
@@ -50,7 +50,7 @@ pub struct Args {
 /// Runs and reports; the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let (database, shared) = (&args.database, &args.database.shared);
-    options::tools(&[&TOOLS[..], &[("sysbench", "sysbench")]].concat())?;
+    options::tools(&[&MARIADB[..], &TOOLS, &[("sysbench", "sysbench")]].concat())?;
     options::disk_can_be_made(&shared.setups)?;
     shared.binary()?;
     let earlier = shared.earlier("oltp")?;
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let image = database::prepare(database, &name, &made_of, size, fill)?;
     let title = format!("sysbench oltp_read_write, {tables} tables of {rows} rows on MariaDB");
     let mut report = Report::new("oltp", &title, "transactions/s");
-    database.describe(&mut report, &image);
+    database.describe::<MariaDb>(&mut report, &image);
     report.set("tables", format!("{tables} of {rows} rows"));
     report.set("access", &args.access);
     let mut group = Group { name: "OLTP".to_owned(), ..Group::default() };

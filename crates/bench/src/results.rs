@@ -185,6 +185,13 @@ impl Measured {
         Some(means.first()? / median)
     }
 
+    /// Bytes written to the SSD for each byte that clients wrote to the cache.
+    pub fn written_per_byte(&self) -> Option<f64> {
+        let figure = |name: &str| self.figures.get(name).copied();
+        let written = figure("write_bytes").filter(|bytes| *bytes > 0.0)?;
+        Some(figure("log_bytes")? / written)
+    }
+
     /// CPU seconds of all programs, if they were watched.
     pub fn cpu_total(&self) -> Option<f64> {
         (!self.cpu.is_empty()).then(|| self.cpu.values().sum())
@@ -296,7 +303,7 @@ impl Report {
     pub fn table(&self) -> Table {
         let mut table = Table::new(&[
             "load", "set-up", &self.unit, "gain", "mean ms", "95 %", "99 %", "max", "hits",
-            "CPU s", "steady", "bound",
+            "SSD/byte", "CPU s", "steady", "bound",
         ]);
         for group in &self.groups {
             for one in &group.results {
@@ -314,6 +321,7 @@ impl Report {
                     millis(|latency| latency.p99_ms),
                     millis(|latency| latency.max_ms),
                     optional(one.hit_ratio, |ratio| format!("{:.1} %", ratio * 100.0)),
+                    optional(one.written_per_byte(), |bytes| format!("{bytes:.2}")),
                     optional(one.cpu_total(), short),
                     optional(one.steadiness(), short),
                     optional(one.figures.get(BOUND).copied(), short),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 
-use crate::database::{self, Args as Database, Loaded, TOOLS};
+use crate::database::{self, Args as Database, Loaded, MARIADB, TOOLS};
 use crate::mariadb::MariaDb;
 use crate::options::{self, SetUp};
 use crate::progress;
@@ -42,7 +42,7 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let Args { database, warehouses } = args;
     let shared = &database.shared;
-    options::tools(&TOOLS)?;
+    options::tools(&[&MARIADB[..], &TOOLS].concat())?;
     options::disk_can_be_made(&shared.setups)?;
     shared.binary()?;
     let earlier = shared.earlier("tpcc")?;
@@ -52,10 +52,11 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     options::space(&shared.directory()?, size * 2)?;
     let made_of = format!("TPC-C, {warehouses} warehouses, form 2");
     let name = format!("tpcc-{warehouses}");
-    let image = database::prepare(database, &name, &made_of, size, |server| fill(server, scale))?;
+    let image =
+        database::prepare(database, &name, &made_of, size, |server: &MariaDb| fill(server, scale))?;
     let title = format!("TPC-C, {warehouses} warehouses on MariaDB, no keying and think times");
     let mut report = Report::new("tpcc", &title, "new orders/min");
-    database.describe(&mut report, &image);
+    database.describe::<MariaDb>(&mut report, &image);
     report.set("warehouses", warehouses);
     let mut group = Group { name: "TPC-C".to_owned(), ..Group::default() };
     for &setup in &shared.setups {

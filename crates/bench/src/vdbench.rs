@@ -119,7 +119,7 @@ fn measure(
     setup: SetUp,
 ) -> anyhow::Result<Measured> {
     let shared = &args.shared;
-    let cached = matches!(setup, SetUp::Mode(_) | SetUp::Nbdkit);
+    let cached = setup.mode().is_some() || setup == SetUp::Nbdkit;
     let seconds = if cached { args.seconds } else { args.baseline_seconds };
     let pattern = Pattern::Vdbench {
         read_percent: run.read_percent,
@@ -143,7 +143,7 @@ fn measure(
     };
     let mut programs = vec![("forebay", server.process().pid()), ("client", std::process::id())];
     programs.extend(peer.iter().map(|peer| ("nbdkit", peer.process().pid())));
-    let seen = matches!(setup, SetUp::Mode(_)).then_some(&server);
+    let seen = setup.mode().map(|_| &server);
     let target = peer.as_ref().unwrap_or(&server);
     let (outcome, observed) = watch(&programs, seen, || target.load(&load, shown));
     let mut measured = measured(setup, &outcome?);
@@ -162,10 +162,11 @@ pub fn load(pattern: Pattern, block: u64, time: Duration) -> Load {
 pub fn setting(shared: &Shared, place: &Place, cache: u64, setup: SetUp) -> Setting {
     let model = if setup == SetUp::BareSsd { "" } else { &shared.model };
     let emulate = if model.is_empty() { String::new() } else { format!("?emulate={model}") };
-    let (mode, cache, more) = match setup {
-        SetUp::Mode(mode) => (mode, ("cache".to_owned(), cache), shared.serve.clone()),
-        _ => ("pass-through", ("unused".to_owned(), 64 << 20), Vec::new()),
+    let (mode, cache, mut more) = match setup.mode() {
+        Some(mode) => (mode, ("cache".to_owned(), cache), shared.serve.clone()),
+        None => ("pass-through", ("unused".to_owned(), 64 << 20), Vec::new()),
     };
+    more.extend(setup.flags());
     Setting {
         primary: place.text("primary") + &emulate,
         cache,

@@ -19,7 +19,7 @@ struct Moment {
 }
 
 /// The counters of the cache that are kept in the figures.
-const KEPT: [&str; 13] = [
+const KEPT: [&str; 20] = [
     "ram_hit_blocks",
     "ssd_hit_blocks",
     "primary_read_blocks",
@@ -28,6 +28,13 @@ const KEPT: [&str; 13] = [
     "destaged_blocks",
     "destage_writes",
     "log_bytes",
+    "log_blocks",
+    "copied_blocks",
+    "delta_blocks",
+    "delta_bytes",
+    "duplicate_blocks",
+    "dense_blocks",
+    "cpu_nanos",
     "write_bytes",
     "flushes",
     "cache_flushes",

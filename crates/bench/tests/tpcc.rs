@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use forebay_bench::mariadb::{self, MariaDb};
+use forebay_bench::database::{Dbms as _, Setting};
+use forebay_bench::mariadb::MariaDb;
 use forebay_bench::place::Place;
 use forebay_bench::tpcc::{self, Plan, Scale};
 use forebay_bench::{cleanup, options};
@@ -11,12 +12,13 @@ use mysql::prelude::Queryable as _;
 
 const SCALE: Scale = Scale::tiny();
 
-fn setting() -> mariadb::Setting {
-    mariadb::Setting {
+fn setting() -> Setting {
+    Setting {
         buffer_pool: 64 << 20,
         redo_log: 32 << 20,
         durable: true,
         connections: 16,
+        page_cache: None,
         more: Vec::new(),
     }
 }
@@ -50,7 +52,7 @@ fn transactions_keep_the_database_consistent_and_a_kill_loses_no_order() {
     }
     let place = Place::new(None).expect("a directory");
     let (data, run) = (place.path("data"), place.path("run"));
-    mariadb::install(&data).expect("a data directory");
+    MariaDb::install(&data).expect("a data directory");
     let server = MariaDb::start(&data, &run, &setting()).expect("a server");
     server.create("tpcc").expect("a database");
     tpcc::load(|| server.connect("tpcc"), SCALE, |_| {}).expect("it loads");

@@ -44,13 +44,14 @@ impl Drop for Dir {
 
 #[test]
 fn wrong_usage_is_2_and_says_what_is_known() {
-    let refused: [(&[&str], &str); 9] = [
+    let refused: [(&[&str], &str); 10] = [
         (&["tpcd"], "tpcc"),
         (&[], "vdbench"),
         (&["tpcc", "--setups=writeback"], "write-back"),
         (&["tpcc", "--model=ssd"], "raid10x4"),
         (&["tpcc", "--seconds=0"], "0"),
         (&["oltp", "--access=zipf"], "pareto"),
+        (&["pgbench", "--access=pareto"], "zipfian"),
         (&["burst", "--burst-mib=100000"], "--burst-mib 100000"),
         (&["vdbench", "--mib=256", "--hit-kib=262144"], "--hit-kib 262144"),
         (&["fileio", "--threads=0"], "0"),
@@ -195,6 +196,31 @@ fn files_deep(dir: &Path, end: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
     let inner = entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_dir());
     inner.flat_map(|inner| files(&inner, end)).collect()
+}
+
+/// The database's own checks are part of the benchmark: what was committed, sums, page checksums.
+#[test]
+fn postgres_on_each_way_to_store_blocks_is_whole() {
+    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+        eprintln!("skipped: root and FUSE are needed for a disk");
+        return;
+    }
+    let (work, out) = (Dir::new("pg"), Dir::new("pg-out"));
+    let (dir, to) = (format!("--dir={}", work.text()), format!("--out={}", out.text()));
+    let setups = "--setups=write-back,independent,raw";
+    let small = ["pgbench", "--scale=2", "--ramp=2", "--seconds=5", "--threads=4"];
+    let (code, shown, said) = run(&mut forebay(&[&small[..], &[setups, &dir, &to]].concat()));
+    assert_eq!(code, Some(0), "{said}");
+    assert!(shown.contains("SSD/byte"), "{shown}");
+    let text = fs::read_to_string(&files(&out.0, ".json")[0]).expect("figures");
+    let report: Report = serde_json::from_str(&text).expect("they are a report");
+    let written = |setup| {
+        let one = report.groups[0].of(setup).expect("it was measured");
+        assert!(one.rate > 0.0 && one.latency.count > 0, "{one:?}");
+        one.written_per_byte().expect("something was written")
+    };
+    let (back, independent, raw) = (written("write-back"), written("independent"), written("raw"));
+    assert!(back < independent && independent < raw, "{back} {independent} {raw}");
 }
 
 #[test]
