@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use forebay_bench::crash;
 use forebay_bench::results::Report;
+use forebay_bench::{cleanup, crash};
 
 fn forebay(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
@@ -203,6 +203,10 @@ fn files_deep(dir: &Path, end: &str) -> Vec<PathBuf> {
 fn postgres_on_each_way_to_store_blocks_is_whole() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         eprintln!("skipped: root and FUSE are needed for a disk");
+        return;
+    }
+    if let Err(error) = cleanup::memory_group("forebay-test", 1 << 30) {
+        eprintln!("skipped: {error:#}");
         return;
     }
     let (work, out) = (Dir::new("pg"), Dir::new("pg-out"));

@@ -31,10 +31,10 @@ pub enum Content {
     },
     /// A sector that was written in part: the older bytes and the newer ones together.
     Bytes(Rc<[u8; SECTOR_SIZE]>),
-    /// What a discard leaves: zeros, or what the sector held at any time before this write, since
-    /// the newer version may be gone with the cache's copy.
+    /// What a discard leaves: zeros, or what the sector held at any time before it, since the newer
+    /// version may be gone with the cache's copy.
     Discarded {
-        /// Number of the discard.
+        /// Every write with a lower number may have come before it.
         before: u64,
         /// The sector was once written in part or as a copy, so that its older contents are not
         /// known.

@@ -5,7 +5,7 @@
 //! - A read returns, for each sector, a write that was in flight at some time during the read, or
 //!   the last one completed before it; of writes that overlapped in time any may be the last.
 //! - A failed write took effect or not, in each sector on its own. A discard leaves zeros, or
-//!   what the sector held at any time before it.
+//!   what the sector held at any time before it; a write in flight with it may be before it.
 //! - A crash may undo every write that had not completed before the submission of a flush that
 //!   completed, unless it completed with force unit access. Whether it did is unknown until the
 //!   sector is read; what is read then stays.
@@ -171,6 +171,14 @@ impl Model {
             }
             let sector = &mut self.sectors[n];
             sector.trim(horizon, self.durable_until);
+            // It may come before a discard that has not ended, which may then leave it.
+            let patched_now = self.patched.contains(&n);
+            for entry in sector.entries.iter_mut().filter(|entry| entry.end == IN_FLIGHT) {
+                if let Content::Discarded { before, patched } = &mut entry.content {
+                    *before = id + 1;
+                    *patched |= patched_now;
+                }
+            }
             sector.entries.push(Entry {
                 id,
                 content,

@@ -152,6 +152,21 @@ fn a_discard_leaves_older_bytes_or_zeros() {
 }
 
 #[test]
+fn a_discard_may_come_after_what_was_in_flight_with_it() {
+    let mut m = model();
+    write(&mut m, 1, true, false);
+    m.begin_write(2, block(0), Change::Discard).expect("whole sectors");
+    write(&mut m, 3, true, false);
+    write(&mut m, 4, true, false);
+    assert!(may_read(&mut m, &Content::Stamp(3)), "if both came before the discard");
+    m.end_write(2, true, false);
+    assert!(may_read(&mut m, &Content::Stamp(3)) && may_read(&mut m, &Content::Stamp(1)));
+    write(&mut m, 5, true, false);
+    write(&mut m, 6, true, false);
+    assert!(!may_read(&mut m, &Content::Stamp(5)) && !may_read(&mut m, &Content::Stamp(3)));
+}
+
+#[test]
 fn a_sector_written_in_part_keeps_its_other_bytes() {
     let mut m = model();
     let range = ByteRange::new(100, 1000);
