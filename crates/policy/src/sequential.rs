@@ -8,12 +8,16 @@
 //! writes form streams of their own.
 //!
 //! Bytes touched again do not count, so rewriting a small area over and over is not a stream.
-//! A circular log is one per lap: appends (also those that rewrite the last block) are sequential
-//! once a lap is longer than the threshold, and at the wrap the count begins anew. Random
-//! requests skip far more than they extend, so their balance stays low.
+//! A larger area is one per lap, and at the wrap the count begins anew. Random requests skip far
+//! more than they extend, so their balance stays low.
+//!
+//! Small writes are counted, but never go past the cache: whoever writes a stream in small pieces,
+//! as databases do their logs and pages, waits for each, and the cache answers sooner than a disk.
 
 use forebay_block::ByteRange;
 
+/// Writes below this many bytes never go past the cache.
+const WRITE_MIN: u64 = 64 << 10;
 /// How far a request may be from a stream's head and still belong to it.
 const WINDOW: u64 = 2 << 20;
 /// Holes that a stream remembers; the oldest is forgotten first.
@@ -48,8 +52,8 @@ impl SequentialDetector {
         Self { threshold, streams_max, reads, writes }
     }
 
-    /// Counts a request, and returns whether it belongs to a stream that has reached the
-    /// threshold, this request included.
+    /// Counts a request, and returns whether it is to go past the cache: whether it belongs to a
+    /// stream that has reached the threshold, this request included, and is no small write.
     pub fn observe(&mut self, range: ByteRange, is_write: bool) -> bool {
         if self.threshold == 0 || range.is_empty() {
             return false;
@@ -58,7 +62,8 @@ impl SequentialDetector {
         // Enough to stay sequential over a skipped window, not enough to stay so for long after
         // the stream has ended.
         let most = self.threshold + WINDOW as i64;
-        streams.count(range, most, self.streams_max) >= self.threshold
+        let balance = streams.count(range, most, self.streams_max);
+        balance >= self.threshold && (!is_write || range.len >= WRITE_MIN)
     }
 }
 

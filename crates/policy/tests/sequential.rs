@@ -139,24 +139,29 @@ fn reading_one_small_file_over_and_over_is_not_a_stream() {
     assert_eq!(flagged, 0);
 }
 
-/// A database's redo log: appends of 4 to 16 KiB that begin with the last block again, in a file
-/// of 16 MiB used as a ring. Each lap is a stream of its own: what is below the threshold after
-/// the wrap is not flagged, the rest is.
+/// A log of appends that begin with the last block again, in a file of 16 MiB used as a ring. Each
+/// lap is a stream of its own: what is below the threshold after the wrap is not flagged, the rest
+/// is, if the appends are large enough. A database's redo log has small ones.
 #[test]
-fn a_circular_log_is_one_stream_per_lap() {
-    let mut detector = detector();
-    let mut random = Random(9);
-    let (mut at, mut in_lap) = (0, 0);
-    for _ in 0..20_000 {
-        let len = (1 + random.below(4)) * 4 * KIB;
-        let start = at - if at == 0 { 0 } else { 4 * KIB };
-        let end = (start + len).min(16 * MIB);
-        in_lap += end - at.max(start);
-        let flag = detector.observe(ByteRange::new(start, end - start), true);
-        if end > at {
-            assert_eq!(flag, in_lap >= THRESHOLD, "{in_lap} bytes into the lap");
+fn a_circular_log_is_one_stream_per_lap_if_its_writes_are_large() {
+    for (unit, is_large) in [(4 * KIB, false), (64 * KIB, true)] {
+        let mut detector = detector();
+        let mut random = Random(9);
+        let (mut at, mut in_lap) = (0, 0);
+        for _ in 0..20_000 {
+            let len = (1 + random.below(4)) * unit;
+            let start = at - if at == 0 { 0 } else { 4 * KIB };
+            let end = (start + len).min(16 * MIB);
+            in_lap += end - at.max(start);
+            let flag = detector.observe(ByteRange::new(start, end - start), true);
+            if end > at {
+                let long = end - start >= 64 * KIB;
+                let expected = in_lap >= THRESHOLD && long;
+                assert_eq!(flag, expected, "{in_lap} bytes into the lap");
+                assert!(!flag || is_large);
+            }
+            (at, in_lap) = if end == 16 * MIB { (0, 0) } else { (end, in_lap) };
         }
-        (at, in_lap) = if end == 16 * MIB { (0, 0) } else { (end, in_lap) };
     }
 }
 
