@@ -22,6 +22,8 @@ use signal_hook::iterator::Signals;
 /// How long a device or a mount may take to go.
 const PATIENCE: Duration = Duration::from_secs(20);
 const STEP: Duration = Duration::from_millis(20);
+/// Time between two looks at a program that starts: some of these looks make a connection.
+const READY_STEP: Duration = Duration::from_millis(50);
 /// Ticks of a second in which the kernel counts CPU time for programs, on every machine.
 const USER_HZ: u64 = 100;
 
@@ -329,6 +331,24 @@ impl Process {
             ensure!(Instant::now() < limit, "{} does not stop: {}", self.name, self.said());
             std::thread::sleep(STEP);
         }
+    }
+
+    /// Waits until it is ready. Errors call it by `name`: another program may have started it.
+    pub fn wait_until(
+        &self,
+        name: &str,
+        patience: Duration,
+        mut ready: impl FnMut() -> bool,
+    ) -> anyhow::Result<()> {
+        let limit = Instant::now() + patience;
+        while !ready() {
+            if let Some(status) = self.ended()? {
+                bail!("{name} ended with {status}: {}", self.said());
+            }
+            ensure!(Instant::now() < limit, "{name} does not start: {}", self.said());
+            std::thread::sleep(READY_STEP);
+        }
+        Ok(())
     }
 
     /// CPU time that it has used, all threads; nothing when it is gone.

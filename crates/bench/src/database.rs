@@ -204,6 +204,30 @@ impl Args {
         Ok(measured)
     }
 
+    /// Runs a load for the ramp-up and then for the time that is measured, and shows how many
+    /// transactions each second has; what came of both.
+    pub fn in_parts<S>(
+        &self,
+        setup: SetUp,
+        mut run_for: impl FnMut(u64, &dyn Fn(usize, f64)) -> anyhow::Result<S>,
+    ) -> anyhow::Result<(S, S)> {
+        let (name, ramp, all) = (setup.name(), self.ramp, self.ramp + self.seconds);
+        let warm = run_for(ramp, &|second, count| {
+            progress(&format!("{name}: {second}/{all} s, {count:.0} tps, ramp-up"));
+        })?;
+        let said = run_for(self.seconds, &|second, count| {
+            progress(&format!("{name}: {}/{all} s, {count:.0} tps", ramp as usize + second));
+        })?;
+        Ok((warm, said))
+    }
+
+    /// The counts of each second of both parts.
+    pub fn seconds_of(&self, mut warm: Vec<f64>, mut measured: Vec<f64>) -> Vec<f64> {
+        warm.resize(self.ramp as usize, 0.0);
+        warm.append(&mut measured);
+        warm
+    }
+
     fn medium(&self, image: &Image) -> anyhow::Result<Medium> {
         Ok(Medium {
             binary: self.shared.binary()?,

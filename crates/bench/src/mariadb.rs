@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::Context as _;
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder};
 
@@ -71,17 +71,8 @@ impl Dbms for MariaDb {
         command.arg(format!("--defaults-file={}", configuration.display()));
         let process = Process::start(command, &run.join("mariadb.log"), false)?;
         let server = Self { process, socket };
-        let limit = Instant::now() + PATIENCE;
-        loop {
-            if server.connect("").is_ok() {
-                return Ok(server);
-            }
-            if let Some(status) = server.process.ended()? {
-                bail!("mariadbd ended with {status}: {}", server.process.said());
-            }
-            ensure!(Instant::now() < limit, "mariadbd does not start: {}", server.process.said());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        server.process.wait_until(Self::NAME, PATIENCE, || server.connect("").is_ok())?;
+        Ok(server)
     }
 
     fn describe(setting: &Setting) -> String {

@@ -103,18 +103,10 @@ fn fill(scale: u64, server: &Postgres) -> anyhow::Result<()> {
 
 /// Runs the load on one set-up, ramp-up first; also how many transactions were committed.
 fn drive(args: &Args, server: &Postgres, setup: SetUp) -> anyhow::Result<(Loaded, u64)> {
-    let Database { ramp, seconds, .. } = args.database;
-    let (name, all) = (setup.name(), ramp + seconds);
-    let warm = run_for(args, server, ramp, |second, count| {
-        progress(&format!("{name}: {second}/{all} s, {count:.0} tps, ramp-up"));
-    })?;
-    let mut said = run_for(args, server, seconds, |second, count| {
-        progress(&format!("{name}: {}/{all} s, {count:.0} tps", ramp as usize + second));
-    })?;
+    let run_for = |seconds, shown: &dyn Fn(usize, f64)| run_for(args, server, seconds, shown);
+    let (warm, said) = args.database.in_parts(setup, run_for)?;
     let committed = warm.committed + said.committed;
-    let mut per_second = warm.per_second;
-    per_second.resize(ramp as usize, 0.0);
-    per_second.append(&mut said.per_second);
+    let per_second = args.database.seconds_of(warm.per_second, said.per_second);
     Ok((Loaded { latency: said.times.summary(), per_second, figures: Vec::new() }, committed))
 }
 
@@ -123,7 +115,7 @@ fn run_for(
     args: &Args,
     server: &Postgres,
     seconds: u64,
-    mut shown: impl FnMut(usize, f64),
+    shown: impl Fn(usize, f64),
 ) -> anyhow::Result<Said> {
     let mut said = Said::default();
     if seconds == 0 {

@@ -6,9 +6,9 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::Context as _;
 
 use crate::cleanup::{self, Held, Process, finish};
 use crate::database::{Dbms, Setting};
@@ -124,14 +124,7 @@ impl Dbms for Postgres {
         };
         let process = Process::start(command, &run.join("postgres.log"), false)?;
         let server = Self { process, run: run.to_owned(), _memory: memory };
-        let limit = Instant::now() + PATIENCE;
-        while server.query("SELECT 1").is_err() {
-            if let Some(status) = server.process.ended()? {
-                bail!("postgres ended with {status}: {}", server.process.said());
-            }
-            ensure!(Instant::now() < limit, "postgres does not start: {}", server.process.said());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        server.process.wait_until(Self::NAME, PATIENCE, || server.query("SELECT 1").is_ok())?;
         Ok(server)
     }
 
