@@ -23,6 +23,7 @@ fn sound(count: usize) -> Vec<u8> {
             count: 1,
             crc: 0,
             shared: (i % 3 == 0).then_some(i as u16),
+            base: None,
         })
         .collect();
     let footer = Footer {

@@ -4,7 +4,7 @@
 
 use forebay_block::VolumeId;
 use forebay_format::{
-    ENTRY_BYTES, Entry, EntryKind, Lsn, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES,
+    ENTRY_BYTES, Entry, EntryKind, Lsn, NamedBase, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES,
     RecordHeader, SegmentSeq, decode_record, encode_record,
 };
 use forebay_fuzz::{change, reseal};
@@ -30,13 +30,16 @@ fn sound(entries: usize) -> Vec<u8> {
         (EntryKind::Zero, 0, 0, None),
         (EntryKind::Zstd, 1024, 3000, Some(0)),
         (EntryKind::Raw, 4096, 4096, Some(2)),
+        (EntryKind::Similar, 12288, 99, None),
     ];
+    let named = NamedBase { back: 2, offset: 800, len: 77, kind: EntryKind::Zstd };
     let entries: Vec<Entry> = (0..entries)
         .map(|i| {
             let (kind, offset, len, shared) = kinds[i % kinds.len()];
             let (volume, block, crc) = (VolumeId(7), i as u64, u32::from(len));
             let (dirty, first, count) = (true, false, 1);
-            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared }
+            let base = (kind == EntryKind::Similar).then_some(named);
+            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
         })
         .collect();
     let mut page = vec![0; PAGE];

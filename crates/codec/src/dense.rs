@@ -9,7 +9,7 @@ use zstd::bulk::{Compressor, Decompressor};
 
 use crate::BLOCK_BYTES;
 
-const LEVEL: i32 = 1;
+pub(crate) const LEVEL: i32 = 1;
 /// A dense form must save at least one part in so many of what it replaces.
 const SAVES: usize = 8;
 

@@ -1,4 +1,4 @@
-//! Zero detection, LZ4, zstd, deltas and checksums for 4 KiB blocks.
+//! Zero detection, LZ4, zstd, deltas, likeness and checksums for 4 KiB blocks.
 //!
 //! A payload made here is decoded here, and to exactly one block: a payload that yields fewer
 //! bytes, or more, is refused. Whether a payload is the one that was written is the checksum's
@@ -8,10 +8,12 @@
 
 mod dense;
 mod lz4;
+mod similar;
 mod zero;
 
 pub use dense::{DenseCompressor, decompress_dense, dense_max};
 pub use lz4::{COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, decompress};
+pub use similar::{FEATURES, NO_FEATURE, SimilarCompressor, apply_similar, features};
 pub use zero::is_zero;
 
 /// Bytes of a block, the unit of everything here.

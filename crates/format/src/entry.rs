@@ -2,7 +2,8 @@
 //!
 //! An entry with a payload names its bytes by their offset in the segment, so that a footer's
 //! entry and a record's entry are the same 24 bytes. A block that equals one written before it has
-//! no payload of its own: its entry names the older one's, and how many segments back that lies.
+//! no payload of its own: its entry names the older one's, and how many segments back that lies. A
+//! block stored against another one names that one's payload in the same way, beside its own.
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
 
@@ -20,7 +21,14 @@ pub(crate) const PACKED_ALIGN: u32 = 8;
 const FLAG_DIRTY: u8 = 1;
 const FLAG_FIRST: u8 = 2;
 const FLAG_SHARED: u8 = 4;
-const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST | FLAG_SHARED;
+/// Two bits: how a named base is stored, as a number below; none where there is no base.
+const BASE_KIND_SHIFT: u32 = 3;
+const BASE_KIND: u8 = 3 << BASE_KIND_SHIFT;
+const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST | FLAG_SHARED | BASE_KIND;
+/// Bits of a base's offset, in units of [`PACKED_ALIGN`]; its length has the other 13 of 32.
+const BASE_OFFSET_BITS: u32 = 19;
+/// Where a named base must end at the latest, in bytes from the start of its segment.
+const BASE_END_MAX: u64 = (PACKED_ALIGN as u64) << BASE_OFFSET_BITS;
 
 /// What an entry says. Numbers are part of the format.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -44,11 +52,27 @@ pub enum EntryKind {
     Delta = 7,
     /// The payload is the block, as one zstd frame, at a multiple of 8 bytes.
     Zstd = 8,
+    /// The payload makes the block of another block's payload, which the entry names, at a multiple
+    /// of 8 bytes.
+    Similar = 9,
+}
+
+/// The payload that a block is stored against: that of a block stored whole.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct NamedBase {
+    /// How many segments before the one the entry is in.
+    pub back: u16,
+    /// Its start in bytes from the start of that segment.
+    pub offset: u32,
+    /// Its bytes.
+    pub len: u16,
+    /// How it is stored.
+    pub kind: EntryKind,
 }
 
 impl EntryKind {
     /// One more than the greatest number of a kind.
-    pub const NUMBERS: usize = Self::Zstd as usize + 1;
+    pub const NUMBERS: usize = Self::Similar as usize + 1;
 
     /// The kind with this number, if this version of the format has it.
     #[must_use]
@@ -62,6 +86,7 @@ impl EntryKind {
             6 => Some(Self::Lost),
             7 => Some(Self::Delta),
             8 => Some(Self::Zstd),
+            9 => Some(Self::Similar),
             _ => None,
         }
     }
@@ -75,7 +100,13 @@ impl EntryKind {
     /// Whether entries of this kind have a payload.
     #[must_use]
     pub fn has_payload(self) -> bool {
-        matches!(self, Self::Raw | Self::Lz4 | Self::Delta | Self::Zstd)
+        matches!(self, Self::Raw | Self::Lz4 | Self::Delta | Self::Zstd | Self::Similar)
+    }
+
+    /// Whether the block is made of an entry's payload and another one.
+    #[must_use]
+    pub fn is_associate(self) -> bool {
+        matches!(self, Self::Delta | Self::Similar)
     }
 }
 
@@ -103,6 +134,8 @@ pub struct Entry {
     pub crc: u32,
     /// The payload is that of an older entry, so many segments before the one the entry is in.
     pub shared: Option<u16>,
+    /// What a block of the kind `Similar` is stored against; none for the others.
+    pub base: Option<NamedBase>,
 }
 
 impl Entry {
@@ -120,12 +153,13 @@ impl Entry {
         w.u8(self.kind as u8);
         w.u8((u8::from(self.dirty) * FLAG_DIRTY)
             | (u8::from(self.first) * FLAG_FIRST)
-            | (u8::from(self.shared.is_some()) * FLAG_SHARED));
+            | (u8::from(self.shared.is_some()) * FLAG_SHARED)
+            | (self.base.map_or(0, NamedBase::kind_number) << BASE_KIND_SHIFT));
         w.u32(self.offset);
         w.u16(self.len);
-        w.u32(self.count);
+        w.u32(self.base.map_or(self.count, NamedBase::extent));
         w.u32(self.crc);
-        w.u16(self.shared.unwrap_or(0));
+        w.u16(self.base.map(|base| base.back).or(self.shared).unwrap_or(0));
     }
 
     /// Reads an entry and checks what can be checked without knowing where its record lies.
@@ -140,11 +174,17 @@ impl Entry {
         ensure_eq("unknown entry flags", at + 7, u64::from(flags & !FLAGS), 0)?;
         let (dirty, first) = (flags & FLAG_DIRTY != 0, flags & FLAG_FIRST != 0);
         let (offset, len, count, crc) = (r.u32()?, r.u16()?, r.u32()?, r.u32()?);
-        let shared = match flags & FLAG_SHARED {
-            0 => r.reserved(2).map(|()| None)?,
-            _ => Some(r.u16()?),
+        let base_kind = (flags & BASE_KIND) >> BASE_KIND_SHIFT;
+        let is_shared = flags & FLAG_SHARED != 0;
+        let back = match is_shared || base_kind != 0 {
+            true => r.u16()?,
+            false => r.reserved(2).map(|()| 0)?,
         };
-        let entry = Self { volume, block, kind, dirty, first, offset, len, count, crc, shared };
+        let shared = is_shared.then_some(back);
+        let base = NamedBase::from_extent(base_kind, count, back);
+        let count = if base.is_some() { 1 } else { count };
+        let entry =
+            Self { volume, block, kind, dirty, first, offset, len, count, crc, shared, base };
         entry.check(at)?;
         Ok(entry)
     }
@@ -169,7 +209,7 @@ impl Entry {
                 let misaligned = offset % PAGE as u64;
                 ensure_eq("raw payload's offset within a page", at + 8, misaligned, 0)?;
             }
-            EntryKind::Lz4 | EntryKind::Delta | EntryKind::Zstd => {
+            EntryKind::Lz4 | EntryKind::Delta | EntryKind::Zstd | EntryKind::Similar => {
                 ensure_min("length of a compressed payload", at + 12, len, 1)?;
                 ensure_max("length of a compressed payload", at + 12, len, block - 1)?;
                 let misaligned = offset % u64::from(PACKED_ALIGN);
@@ -183,6 +223,9 @@ impl Entry {
         }
         let sharing = u64::from(self.shared.is_some() && !self.kind.is_whole());
         ensure_eq("shared payload that is no block", at + 7, sharing, 0)?;
+        let needs_base = u64::from(self.kind == EntryKind::Similar);
+        ensure_eq("base of a similar block", at + 7, u64::from(self.base.is_some()), needs_base)?;
+        self.base.map_or(Ok(()), |base| base.check(at))?;
         match self.kind {
             EntryKind::Zero | EntryKind::Invalidate => Ok(()),
             _ => ensure_max("blocks covered", at + 14, count, 1),
@@ -190,8 +233,55 @@ impl Entry {
     }
 }
 
+impl NamedBase {
+    /// First byte after it, from the start of its segment.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        u64::from(self.offset) + u64::from(self.len)
+    }
+
+    fn kind_number(self) -> u8 {
+        match self.kind {
+            EntryKind::Raw => 1,
+            EntryKind::Lz4 => 2,
+            EntryKind::Zstd => 3,
+            other => unreachable!("{other:?} was checked to be no base"),
+        }
+    }
+
+    /// Where it lies, as one number: its length in the upper 13 bits.
+    fn extent(self) -> u32 {
+        u32::from(self.len) << BASE_OFFSET_BITS | self.offset / PACKED_ALIGN
+    }
+
+    fn from_extent(kind: u8, extent: u32, back: u16) -> Option<Self> {
+        let kind = match kind {
+            1 => EntryKind::Raw,
+            2 => EntryKind::Lz4,
+            3 => EntryKind::Zstd,
+            _ => return None,
+        };
+        let offset = (extent & ((1 << BASE_OFFSET_BITS) - 1)) * PACKED_ALIGN;
+        Some(Self { back, offset, len: (extent >> BASE_OFFSET_BITS) as u16, kind })
+    }
+
+    fn check(&self, at: usize) -> Result<(), FormatError> {
+        let (offset, len) = (u64::from(self.offset), u64::from(self.len));
+        let block = BLOCK_SIZE as u64;
+        ensure_eq("base that is no block", at + 7, u64::from(self.kind.is_whole()), 1)?;
+        let (least, most, align) = match self.kind {
+            EntryKind::Raw => (block, block, PAGE as u64),
+            _ => (1, block - 1, u64::from(PACKED_ALIGN)),
+        };
+        ensure_min("length of a base", at + 14, len, least)?;
+        ensure_max("length of a base", at + 14, len, most)?;
+        ensure_eq("base's offset within a page or 8 bytes", at + 14, offset % align, 0)?;
+        ensure_max("end of a base", at + 14, self.end(), BASE_END_MAX)
+    }
+}
+
 /// An error unless this version of the format has an entry kind of this number.
 fn ensure_kind(number: u8, at: usize) -> Result<(), FormatError> {
     ensure_min("entry kind", at + 6, u64::from(number), EntryKind::Raw as u64)?;
-    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Zstd as u64)
+    ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Similar as u64)
 }

@@ -157,20 +157,25 @@ fn check<'a>(
         let at = RECORD_HEADER_BYTES + index * ENTRY_BYTES;
         entry.check(at)?;
         let (start, stop) = (u64::from(entry.offset), entry.payload_end());
-        match entry.shared {
-            None if entry.kind.has_payload() => {
-                ensure_min("start of a payload", at + 8, start, payloads)?;
-                ensure_max("end of a payload", at + 8, stop, end)?;
-            }
-            None => {}
-            Some(0) => ensure_max("end of an older payload", at + 8, stop, u64::from(h.at))?,
-            Some(back) => {
-                ensure_max("segments back to a payload", at + 22, u64::from(back), h.seq.0)?;
-                ensure_max("end of an older payload", at + 8, stop, limit)?;
-            }
+        if entry.has_own_payload() {
+            ensure_min("start of a payload", at + 8, start, payloads)?;
+            ensure_max("end of a payload", at + 8, stop, end)?;
+        }
+        if let Some(back) = entry.shared {
+            check_older(h, at, back, stop)?;
+        }
+        if let Some(base) = entry.base {
+            check_older(h, at, base.back, base.end())?;
         }
     }
     Ok(())
+}
+
+/// A payload that the entry at `at` names, and that ends at `end`, lies in an earlier record.
+fn check_older(h: &RecordHeader, at: usize, back: u16, end: u64) -> Result<(), FormatError> {
+    ensure_max("segments back to a payload", at + 22, u64::from(back), h.seq.0)?;
+    let limit = if back == 0 { h.at } else { SEGMENT_SIZE_MAX };
+    ensure_max("end of an older payload", at + 8, end, u64::from(limit))
 }
 
 const _: () =

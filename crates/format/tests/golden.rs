@@ -48,6 +48,11 @@ fn a_record_is_as_the_first_version_wrote_it() {
 }
 
 #[test]
+fn a_similar_block_is_as_it_was_written_first() {
+    assert_golden("similar", include_str!("golden/similar.hex"), &common::similar_page());
+}
+
+#[test]
 fn a_footer_is_as_the_first_version_wrote_it() {
     let golden = include_str!("golden/footer.hex");
     assert_golden("footer", golden, &common::footer_page());

@@ -111,7 +111,7 @@ fn structures_of_another_version_are_refused() {
 }
 
 /// A field of a record's page, what to put there, and the byte that the error points to.
-const RECORD_FIELDS: [(&str, usize, &[u8], usize); 23] = [
+const RECORD_FIELDS: [(&str, usize, &[u8], usize); 24] = [
     ("no entries", 16, &[0], 16),
     ("more entries than fit", 16, &[167], 16),
     ("no pages", 18, &[0, 0], 18),
@@ -122,7 +122,7 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 23] = [
     ("the last segment", 32, &[0xff; 8], 32),
     ("oldest segment after this one", 64, &[10], 64),
     ("reserved bytes of the header", 95, &[1], 95),
-    ("the first kind that there is not", 96 + 6, &[9], 96 + 6),
+    ("the first kind that there is not", 96 + 6, &[10], 96 + 6),
     ("unknown kind", 96 + 6, &[99], 96 + 6),
     ("unknown flag", 96 + 7, &[0x83], 96 + 7),
     ("first entry not marked", 96 + 7, &[1], 96 + 7),
@@ -133,6 +133,7 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 23] = [
         &[7, 0, 0, 0, 0, 0, 16, 1, 0, 0, 0, 0, 0, 0, 0, 10],
         96 + 22,
     ),
+    ("base of a block that needs none", 96 + 7, &[0xb], 96 + 7),
     ("raw payload not of a page", 96 + 8, &[8], 96 + 8),
     ("raw payload over the header", 96 + 8, &[0, 0x10], 96 + 8),
     ("raw payload after the record", 96 + 8, &[0, 0x40], 96 + 8),
@@ -154,6 +155,29 @@ const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 9] = [
     ("zeroes with a CRC", 144 + 18, &[1], 144 + 18),
     ("no blocks", 168 + 14, &[0, 0], 168 + 14),
 ];
+
+/// Fields of a record whose only block is stored against another.
+const SIMILAR_FIELDS: [(&str, usize, &[u8], usize); 7] = [
+    ("similar to nothing", 96 + 7, &[2], 96 + 22),
+    ("similar, and shared", 96 + 7, &[0x16], 96 + 7),
+    ("an empty base", 96 + 14, &[0, 6, 0, 0], 96 + 14),
+    ("a compressed base of a block", 96 + 14, &[0, 6, 0, 0x80], 96 + 14),
+    ("a raw base not of a page", 96 + 7, &[0xa, 120, 0, 0, 0, 99, 0, 1, 0, 0, 0x80], 96 + 14),
+    ("a base in its own record", 96 + 22, &[0], 96 + 8),
+    ("a base of before the first segment", 96 + 22, &[11], 96 + 22),
+];
+
+#[test]
+fn each_field_of_a_base_is_checked() {
+    let sound = common::similar_page();
+    assert!(decode_record(&sound).is_ok());
+    for (case, at, bytes, error_at) in SIMILAR_FIELDS {
+        let mut page = sound.clone();
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(&mut page[..RECORD_HEADER_BYTES + ENTRY_BYTES]);
+        assert_eq!(invalid(decode_record(&page)).1, error_at, "{case}");
+    }
+}
 
 #[test]
 fn each_field_of_a_record_is_checked() {

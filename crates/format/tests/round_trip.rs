@@ -26,6 +26,7 @@ fn payload_free_entry() -> impl Strategy<Value = Entry> {
                 count,
                 crc: 0,
                 shared: None,
+                base: None,
             }
         },
     )
@@ -40,14 +41,28 @@ fn payload_entry() -> impl Strategy<Value = Entry> {
     (any::<u8>(), 0..VOLUME_BLOCKS_MAX, place, any::<bool>(), any::<u32>(), shared).prop_map(
         |(volume, block, (kind, offset, len), dirty, crc, shared)| {
             let volume = VolumeId(volume);
-            let (first, count) = (false, 1);
-            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared }
+            let (first, count, base) = (false, 1, None);
+            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
         },
     )
 }
 
+/// A block that is stored against a payload of another segment.
+fn similar_entry() -> impl Strategy<Value = Entry> {
+    let base = prop_oneof![
+        (0u32..1024).prop_map(|page| (EntryKind::Raw, page * 4096, 4096)),
+        (0u32..1023 * 512, 1u16..4096).prop_map(|(at, len)| (EntryKind::Lz4, at * 8, len)),
+        (0u32..1023 * 512, 1u16..4096).prop_map(|(at, len)| (EntryKind::Zstd, at * 8, len)),
+    ];
+    (payload_entry(), base, any::<u16>()).prop_map(|(entry, (kind, offset, len), back)| {
+        let base = Some(NamedBase { back, offset, len, kind });
+        let len = entry.len.min(4095);
+        Entry { kind: EntryKind::Similar, len, shared: None, base, ..entry }
+    })
+}
+
 fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
-    prop::collection::vec(prop_oneof![payload_entry(), payload_free_entry()], 1..=max)
+    prop::collection::vec(prop_oneof![payload_entry(), payload_free_entry(), similar_entry()], 1..=max)
 }
 
 fn header() -> impl Strategy<Value = RecordHeader> {
@@ -83,7 +98,12 @@ fn placed(entry: &Entry, seq: SegmentSeq, at: u32) -> Entry {
         return *entry;
     }
     let offset = if entry.kind.has_payload() { entry.offset + at + 4096 } else { 0 };
-    Entry { offset, shared: None, ..*entry }
+    let base = entry.base.filter(|base| base.back > 0 && u64::from(base.back) <= seq.0);
+    let kind = match (entry.kind, base) {
+        (EntryKind::Similar, None) => EntryKind::Delta,
+        (kind, _) => kind,
+    };
+    Entry { kind, offset, shared: None, base, ..*entry }
 }
 
 proptest! {

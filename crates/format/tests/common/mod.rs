@@ -20,7 +20,8 @@ pub fn reseal(structure: &mut [u8]) {
 fn entry(kind: EntryKind, block: u64, offset: u32, len: u16) -> Entry {
     let (count, crc) = if len == 0 { (1, 0) } else { (1, 0xc0de_0000 | u32::from(len)) };
     let volume = VolumeId(3);
-    Entry { volume, block, kind, dirty: false, first: false, offset, len, count, crc, shared: None }
+    let (dirty, first, shared, base) = (false, false, None, None);
+    Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
 }
 
 /// A record of three pages at the second page of its segment, with an entry of each kind.
@@ -46,6 +47,17 @@ pub fn record() -> (RecordHeader, Vec<Entry>) {
         entry(EntryKind::Checkpoint, 0, 0, 0),
     ];
     (header, entries)
+}
+
+/// A record at the start of the segment after, whose one block is stored against the one in LZ4.
+pub fn similar_page() -> Vec<u8> {
+    let (header, _) = record();
+    let header = RecordHeader { seq: SegmentSeq(10), lsn: Lsn(1001), at: 0, pages: 1, ..header };
+    let base = NamedBase { back: 1, offset: 12288, len: 1001, kind: EntryKind::Lz4 };
+    let similar = Entry { base: Some(base), ..entry(EntryKind::Similar, 8, 120, 99) };
+    let mut page = vec![0; PAGE];
+    encode_record(&mut page, &header, &[similar]);
+    page
 }
 
 /// The record's header page; bytes that the encoder leaves alone are zero.
