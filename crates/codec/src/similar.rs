@@ -2,8 +2,8 @@
 //!
 //! Features are the least of sampled hashes over windows of 32 bytes (a "bottom-k" sketch: Broder,
 //! "On the resemblance and containment of documents", 1997), by a rolling Gear hash (Xia et al.,
-//! "Ddelta", 2014; sampled as Odess does, Zou et al., 2021). Two blocks that have one in common have
-//! stretches of equal bytes, at whatever places.
+//! "Ddelta", 2014; sampled as Odess does, Zou et al., 2021). Two blocks that have one in common
+//! have stretches of equal bytes, at whatever places.
 //!
 //! A payload begins with the CRC32C of the block that it makes: a wrong base is found out by it. A
 //! zstd frame follows that has the base for its dictionary.

@@ -108,12 +108,17 @@ pub enum ContentLocality {
     /// equals one written just before, by that one's payload.
     #[default]
     Rewrite,
+    /// That, and what is copied forward or comes from a primary against other blocks like it.
+    Similar,
 }
 
 impl ContentLocality {
     /// Every setting with its name in commands, configuration and metrics.
-    pub const NAMES: [(&'static str, Self); 2] =
-        [("independent", Self::Independent), ("rewrite", Self::Rewrite)];
+    pub const NAMES: [(&'static str, Self); 3] = [
+        ("independent", Self::Independent),
+        ("rewrite", Self::Rewrite),
+        ("similar", Self::Similar),
+    ];
 
     /// The setting's name.
     #[must_use]

@@ -15,6 +15,7 @@ use crate::index::{Key, Place};
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::{OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::op::{Op, Ticket};
+use crate::reclaim::Copied;
 use crate::slab::Id;
 
 impl Engine {
@@ -32,7 +33,7 @@ impl Engine {
         }
         self.checkpoint_if_needed(fx);
         // Copies that nobody waits for share the record with those of the next turn.
-        let grows = self.dense.turn_is_over() && self.builder.waiters.is_empty();
+        let grows = self.background.turn_is_over() && self.builder.waiters.is_empty();
         if self.log.in_flight.len() < RECORDS_IN_FLIGHT && !grows {
             self.close_record(fx);
         }
@@ -102,38 +103,51 @@ impl Engine {
             len,
             crc,
             expect,
+            against: None,
         });
         true
     }
 
-    /// Adds a payload that is in the log already, in a denser form if there is one; false when
-    /// there is no room now.
-    pub(crate) fn push_copy(
-        &mut self,
-        fx: &mut Effects,
-        key: Key,
-        bytes: &[u8],
-        place: Place,
-    ) -> bool {
+    /// Adds what reclaim copies, as densely as it can be stored now; `now` is where the block is.
+    /// False when there is no room.
+    pub(crate) fn push_copy(&mut self, fx: &mut Effects, copy: &Copied, now: Place) -> bool {
+        let Copied { key, place, bytes, .. } = copy;
+        let (dirty, expect) = (now.dirty, Expect::At(now));
         if !place.kind.has_payload() {
-            return self.push_bare(fx, key, 1, place.kind, place.dirty, Expect::At(place));
+            return self.push_bare(fx, *key, 1, place.kind, dirty, expect);
         }
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        let (kind, payload, len, crc) = match self.make_dense(bytes, &place) {
+        if self.push_copy_as_similar(copy, now) {
+            return true;
+        }
+        let (kind, payload, len, crc) = match self.make_dense(bytes, place) {
             Some(len) => {
                 let bytes = &self.codec_buf[..len];
                 let payload = self.builder.push_packed(bytes);
                 (EntryKind::Zstd, payload, len as u16, crc32c(bytes))
+            }
+            None if place.kind != now.kind => {
+                return self.push_block(fx, *key, bytes, dirty, expect);
             }
             None if place.kind == EntryKind::Raw => {
                 (place.kind, self.builder.push_whole(bytes), place.len, place.crc)
             }
             None => (place.kind, self.builder.push_packed(bytes), place.len, place.crc),
         };
-        let (count, dirty, expect) = (1, place.dirty, Expect::At(place));
-        self.builder.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect });
+        let (key, count, against) = (*key, 1, None);
+        self.builder.pending.push(Pending {
+            key,
+            count,
+            kind,
+            dirty,
+            payload,
+            len,
+            crc,
+            expect,
+            against,
+        });
         true
     }
 
@@ -151,7 +165,8 @@ impl Engine {
             return false;
         }
         let payload = Payload::None;
-        let pending = Pending { key, count, kind, dirty, payload, len: 0, crc: 0, expect };
+        let (len, crc, against) = (0, 0, None);
+        let pending = Pending { key, count, kind, dirty, payload, len, crc, expect, against };
         self.builder.pending.push(pending);
         true
     }
@@ -273,6 +288,7 @@ impl Engine {
                 Payload::Shared(old) => Some(self.share(item.key, &old, index)),
                 _ => None,
             };
+            let base = item.against.map(|base| self.name_base(item.key, &base, index));
             let place = Place {
                 segment: segment as u32,
                 offset: if offset == 0 { at + 8 * (1 + entries.len() as u32) } else { offset },
@@ -294,13 +310,17 @@ impl Engine {
                 count: item.count,
                 crc: item.crc,
                 shared,
+                base,
             });
             self.stats.log_blocks += u64::from(item.len > 0);
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {
                     EntryKind::Checkpoint => {}
                     EntryKind::Invalidate => self.forget_block(key),
-                    _ => self.place_block(key, place, item.expect.is_certain()),
+                    _ => {
+                        let against = item.against.map(|base| base.place);
+                        self.place_block(key, place, against, item.expect.is_certain());
+                    }
                 }
             }
         }

@@ -1,16 +1,17 @@
-//! Reading a block that is stored as a delta: its base and the delta, at the same time, then the
-//! block made of both.
+//! Reading a block that is stored as a delta, or against a similar one: its base and the payload,
+//! at the same time, then the block made of both.
 
 use std::ops::Range;
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
-use forebay_codec::{apply_delta, crc32c};
+use forebay_codec::{apply_delta, apply_similar, crc32c};
+use forebay_format::EntryKind;
 
 use crate::Engine;
 use crate::api::Effects;
 use crate::index::{Key, Place};
 use crate::op::{SsdItem, Ticket};
-use crate::read::decode;
+use crate::read::{decode, decode_unchecked};
 use crate::slab::Id;
 
 /// Who is told when a block has been put together.
@@ -111,9 +112,10 @@ impl Engine {
         }
     }
 
-    /// What a read must know of a block that is stored as a delta: where both parts are.
-    pub(crate) fn base_of_delta(&self, key: Key) -> Place {
-        *self.bases.get(&key).expect("a block stored as a delta has a base")
+    /// What a read must know of a block that is stored as a delta or against a similar one: where
+    /// the other part is.
+    pub(crate) fn base_of_associate(&self, key: Key) -> Place {
+        self.bases.get(&key).expect("a block stored against a base has one").place
     }
 }
 
@@ -122,10 +124,20 @@ impl Associate {
     fn block<'a>(&self, room: &'a mut [u8; BLOCK_SIZE]) -> Option<&'a [u8]> {
         let [Some(base), Some(delta)] = &self.payloads else { return None };
         let mut base_room = [0; BLOCK_SIZE];
-        let base = decode(&self.places[0], base, &mut base_room)?;
         if crc32c(delta) != self.item.place.crc {
             return None;
         }
-        apply_delta(base, delta, &mut room[..]).ok().map(|()| &room[..])
+        let made = match self.item.place.kind {
+            // The payload says whether the base is the right one: an entry has no room for its CRC.
+            EntryKind::Similar => {
+                let base = decode_unchecked(&self.places[0], base, &mut base_room)?;
+                apply_similar(base, delta, &mut room[..])
+            }
+            _ => {
+                let base = decode(&self.places[0], base, &mut base_room)?;
+                apply_delta(base, delta, &mut room[..]).is_ok()
+            }
+        };
+        made.then_some(&room[..])
     }
 }

@@ -1,6 +1,7 @@
-//! Bases: of a block that is stored as a delta, the older version that the delta is against.
+//! Bases: of a block that is stored as a delta, the older version that the delta is against; and of
+//! one stored against a similar block ([`crate::similar`]), that one's payload.
 //!
-//! A block's base is the newest version of it in the log that is stored whole, so recovery finds it
+//! A delta's base is the newest version of it in the log that is stored whole, so recovery finds it
 //! again by reading the log in order, and it lies in a segment at most as new as the delta's. It
 //! counts as living in its segment. When that is reclaimed, the block is written whole again or
 //! leaves the cache, so a delta never outlives its base.
@@ -21,22 +22,32 @@ use crate::index::{Key, Place};
 use crate::limits::BASES_SHARE;
 use crate::stats::DELTA_SIZES;
 
+/// What a block is stored against.
+#[derive(Clone, Copy, Debug)]
+pub struct Base {
+    /// Where that lies; dirty as the block is.
+    pub place: Place,
+    /// It was written as another block's content, which counts it.
+    pub of_another: bool,
+}
+
 /// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
 fn base_key(key: Key) -> Key {
     Key(key.0 | 1 << 63)
 }
 
 impl Engine {
-    /// Changes how rewritten blocks are stored from now on.
+    /// Changes how blocks that are like others are stored from now on.
     pub fn set_content(&mut self, content: ContentLocality) {
         self.config.content = content;
+        self.similar.set_wanted(content == ContentLocality::Similar, self.index.capacity());
     }
 
     /// What a delta of the block is against, or would be.
     pub(crate) fn base_of(&self, key: Key) -> Option<Place> {
         let now = self.index.get(key)?;
         match now.kind {
-            EntryKind::Delta => self.bases.get(&key).copied(),
+            EntryKind::Delta => self.bases.get(&key).map(|base| base.place),
             kind => kind.is_whole().then_some(now),
         }
     }
@@ -52,7 +63,7 @@ impl Engine {
         }
         let print = fingerprint(block);
         if let Some(place) = self.duplicate_of(key, block, print) {
-            self.push_duplicate(key, &place);
+            self.push_duplicate(key, &place, true, Expect::Always);
             return true;
         }
         if let Some(base) = self.usable_base(key)
@@ -77,8 +88,8 @@ impl Engine {
     fn usable_base(&self, key: Key) -> Option<Place> {
         let base = self.base_of(key)?;
         let young = self.is_young(self.log.segments[base.segment as usize].seq);
-        let room = self.bases.contains_key(&key)
-            || (self.bases.len() as u64) < self.index.capacity() / BASES_SHARE;
+        let own = (self.bases.len() as u64).saturating_sub(self.similar_blocks());
+        let room = self.bases.contains_key(&key) || own < self.index.capacity() / BASES_SHARE;
         // What is to happen to the block when the record is closed may take its base away.
         let usable = young
             && room
@@ -116,6 +127,7 @@ impl Engine {
             len: len as u16,
             crc,
             expect: Expect::Over(base),
+            against: None,
         });
         if kept_at == key {
             self.ram.rename(key, base_key(key));
@@ -127,22 +139,33 @@ impl Engine {
         true
     }
 
-    /// Makes `place` the newest version of a block: a client's, or a copy.
-    pub(crate) fn place_block(&mut self, key: Key, place: Place, by_client: bool) {
+    /// Makes `place` the newest version of a block: a client's, or a copy; `against` is what a
+    /// similar block is stored against.
+    pub(crate) fn place_block(
+        &mut self,
+        key: Key,
+        place: Place,
+        against: Option<Place>,
+        by_client: bool,
+    ) {
         let was = self.index.insert(key, place);
         self.count_in(&place);
         match was {
             Some(was) if place.kind == EntryKind::Delta && was.kind.is_whole() => {
-                self.bases.insert(key, was);
+                self.bases.insert(key, Base { place: was, of_another: false });
             }
             Some(was) => self.count_out(&was),
             None => {}
         }
-        if place.kind == EntryKind::Delta {
-            self.set_base_dirty(key, place.dirty);
-        } else {
+        if place.kind != EntryKind::Delta {
             self.release_base(key);
         }
+        if let Some(base) = against {
+            self.log.segments[base.segment as usize].live += 1;
+            let place = Place { dirty: false, ..base };
+            self.bases.insert(key, Base { place, of_another: true });
+        }
+        self.set_base_dirty(key, place.dirty);
         if place.dirty {
             // A copy forward keeps its age; a rewrite is as old as its stripe says.
             self.dirty.insert(self.now, key, by_client);
@@ -180,7 +203,7 @@ impl Engine {
 
     /// A base counts as dirty while its delta is: so its segment is not held to be dispensable.
     fn set_base_dirty(&mut self, key: Key, dirty: bool) {
-        let Some(base) = self.bases.get_mut(&key) else { return };
+        let Some(Base { place: base, .. }) = self.bases.get_mut(&key) else { return };
         let segment = &mut self.log.segments[base.segment as usize];
         segment.dirty += u32::from(dirty);
         segment.dirty -= u32::from(base.dirty);
@@ -191,8 +214,13 @@ impl Engine {
     }
 
     fn release_base(&mut self, key: Key) {
-        if let Some(base) = self.bases.remove(&key) {
-            self.count_out(&base);
+        let Some(Base { place, of_another }) = self.bases.remove(&key) else { return };
+        if of_another {
+            let segment = &mut self.log.segments[place.segment as usize];
+            segment.live -= 1;
+            segment.dirty -= u32::from(place.dirty);
+        } else {
+            self.count_out(&place);
             self.ram.remove(base_key(key));
         }
     }

@@ -74,6 +74,17 @@ pub struct Pending {
     pub crc: u32,
     /// When it counts.
     pub expect: Expect,
+    /// What a similar block is stored against.
+    pub against: Option<Against>,
+}
+
+/// A payload in the log that a block is stored against.
+#[derive(Clone, Copy, Debug)]
+pub struct Against {
+    /// The segment it lies in, by number.
+    pub seq: SegmentSeq,
+    /// Where it lies.
+    pub place: Place,
 }
 
 /// A record being put together.
@@ -189,6 +200,7 @@ impl Builder {
     pub fn rests_on(&self, segment: u32) -> bool {
         self.pending.iter().any(|item| {
             matches!(item.expect, Expect::Over(base) if base.segment == segment)
+                || item.against.is_some_and(|base| base.place.segment == segment)
                 || matches!(item.payload, Payload::Shared(old) if old.segment == segment)
         })
     }

@@ -224,7 +224,7 @@ impl Engine {
         let place = self.index.get(key)?;
         // After the device failed nothing becomes durable any more, and once that is recorded
         // nothing in the log is trusted over the primary but what is dirty now.
-        let base = (place.kind == EntryKind::Delta).then(|| self.base_of_delta(key));
+        let base = place.kind.is_associate().then(|| self.base_of_associate(key));
         let ready = match self.health {
             Health::Good => {
                 self.log.is_durable(place.segment, place.offset)

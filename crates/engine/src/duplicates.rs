@@ -78,20 +78,36 @@ impl Engine {
         let other = self.duplicates.find(print).filter(|&other| other != key)?;
         let place = self.index.get(other)?;
         let seq = self.log.segments[place.segment as usize].seq;
-        let near = self.log.head.0 - seq.0 < u64::from(u16::MAX) && self.is_young(seq);
+        let near = self.is_near(seq) && self.is_young(seq);
         let room = self.duplicates.sharers < self.index.capacity() / BASES_SHARE;
         // While it is locked, RAM may have a version that has no place in the log yet.
         let same = || !self.locks.is_locked(other) && self.ram.peek(other) == Some(block);
         (place.kind.is_whole() && near && room && same()).then_some(place)
     }
 
+    /// Whether an entry of the segment written now can name a payload of that one.
+    pub(crate) fn is_near(&self, seq: SegmentSeq) -> bool {
+        self.log.head.0 - seq.0 < u64::from(u16::MAX)
+    }
+
     /// Adds a block that shares the payload at `place`.
-    pub(crate) fn push_duplicate(&mut self, key: Key, place: &Place) {
+    pub(crate) fn push_duplicate(&mut self, key: Key, place: &Place, dirty: bool, expect: Expect) {
         let Place { segment, offset, kind, len, crc, .. } = *place;
         let seq = self.log.segments[segment as usize].seq;
         let payload = Payload::Shared(Shared { seq, segment, offset });
-        let (count, dirty, expect) = (1, true, Expect::Always);
-        self.builder.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect });
+        let count = 1;
+        let against = None;
+        self.builder.pending.push(Pending {
+            key,
+            count,
+            kind,
+            dirty,
+            payload,
+            len,
+            crc,
+            expect,
+            against,
+        });
         self.stats.duplicate_blocks += 1;
     }
 

@@ -16,17 +16,19 @@ use forebay_format::{EntryKind, PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, WriteThrottle};
 
 use crate::api::{
-    Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig, State, Target, Trust,
-    VolumeConfig,
+    ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
+    State, Target, Trust, VolumeConfig,
 };
 use crate::associate::Associate;
+use crate::bases::Base;
+use crate::budget::Budget;
 use crate::builder::Builder;
 use crate::dense::Dense;
 use crate::destage::Destage;
 use crate::dirty::Dirty;
 use crate::duplicates::Duplicates;
 use crate::fetch::Fetch;
-use crate::index::{Index, Key, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::locks::Locks;
 use crate::log::Log;
@@ -34,6 +36,7 @@ use crate::op::{InFlight, Op, Ticket};
 use crate::ram::{KeyMap, Ram};
 use crate::reclaim::Reclaim;
 use crate::recover::Recovery;
+use crate::similar::Similar;
 use crate::slab::{Id, Slab};
 use crate::stats::Stats;
 use crate::tries::Tries;
@@ -79,8 +82,8 @@ pub struct Engine {
     pub(crate) trust_wanted: Trust,
     pub(crate) index: Index,
     pub(crate) ram: Ram,
-    /// What the blocks that are stored as deltas are deltas against.
-    pub(crate) bases: KeyMap<Place>,
+    /// What the blocks are stored against that are not stored whole.
+    pub(crate) bases: KeyMap<Base>,
     pub(crate) duplicates: Duplicates,
     pub(crate) associates: Slab<Associate>,
     /// How making deltas went of late.
@@ -91,6 +94,9 @@ pub struct Engine {
     pub(crate) builder: Builder,
     pub(crate) codec: Compressor,
     pub(crate) dense: Dense,
+    pub(crate) similar: Similar,
+    /// What may be spent on what no client waits for.
+    pub(crate) background: Budget,
     pub(crate) policy: Box<dyn EvictionPolicy + Send>,
     /// Blocks written to a primary that has not flushed them yet, and the most there were of late.
     pub(crate) unflushed_blocks: u64,
@@ -150,6 +156,7 @@ impl Engine {
         let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
         let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);
         let mut volumes: Vec<Option<Volume>> = (0..=last).map(|_| None).collect();
+        let is_similar = config.content == ContentLocality::Similar;
         let mut rotational = false;
         for volume in &config.volumes {
             rotational |= volume.rotational;
@@ -173,6 +180,8 @@ impl Engine {
             builder: Builder::new(config.buffers.clone(), pages_max),
             codec: Compressor::new(),
             dense: Dense::new(),
+            similar: Similar::new(is_similar, config.index_blocks),
+            background: Budget::default(),
             policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
             unflushed_blocks: 0,
             unflushed_peak: 0,
@@ -317,6 +326,7 @@ impl Engine {
             ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),
             Ticket::Direct(op) => self.direct_done(op, at, done, fx),
             Ticket::ReclaimFooter => self.reclaim_footer_read(done, fx),
+            Ticket::Similar { seek, index } => self.similar_read(seek, index, done, fx),
             Ticket::ReclaimCopy { at, items } => self.reclaim_copy_read(at, &items, done, fx),
             Ticket::Recovery(step) => self.recovery_step(step, done, fx),
             Ticket::StopFlush => self.stop_flushed(done, fx),
@@ -327,7 +337,7 @@ impl Engine {
     /// deadline.
     pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
-        self.dense.begin_turn();
+        self.background.begin_turn();
         if matches!(self.state, State::Serving | State::Stopping) {
             self.release_delayed(fx);
             self.pump_log(fx);
@@ -408,6 +418,7 @@ impl Engine {
             raw_blocks: stored(EntryKind::Raw),
             lz4_blocks: stored(EntryKind::Lz4),
             zstd_blocks: stored(EntryKind::Zstd),
+            similar_blocks: stored(EntryKind::Similar),
             zero_blocks: stored(EntryKind::Zero),
             payload_bytes: self.log.payload_bytes,
             index_bytes: self.index.bytes(),
@@ -508,7 +519,7 @@ impl Engine {
         if self.reclaim_retry_at > self.now {
             deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
         }
-        if self.dense.turn_is_over() {
+        if self.background.turn_is_over() {
             deadline = deadline.min(self.now + COPY_TICK);
         }
         if self.state == State::Stopping {

@@ -9,7 +9,6 @@ use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, Volu
 
 use crate::Engine;
 use crate::api::{Effects, Health, Mode, Target};
-use crate::builder::Expect;
 use crate::index::Key;
 use crate::op::Ticket;
 use crate::slab::Id;
@@ -153,7 +152,7 @@ impl Engine {
                 && self.health == Health::Good
                 && self.has_client_space()
                 && self.log_queue.is_empty()
-                && self.push_block(fx, key, bytes, false, Expect::Absent);
+                && self.push_admitted(fx, key, bytes);
             self.stats.admitted_blocks += u64::from(room);
         }
     }

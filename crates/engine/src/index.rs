@@ -129,6 +129,7 @@ impl Slot {
             4 => EntryKind::Lost,
             5 => EntryKind::Delta,
             6 => EntryKind::Zstd,
+            7 => EntryKind::Similar,
             other => unreachable!("kind {other} is never put into the index"),
         };
         Place {
@@ -152,6 +153,7 @@ fn kind_bits(kind: EntryKind) -> u8 {
         EntryKind::Lost => 4,
         EntryKind::Delta => 5,
         EntryKind::Zstd => 6,
+        EntryKind::Similar => 7,
         other => unreachable!("{other:?} is never put into the index"),
     }
 }

@@ -3,10 +3,12 @@
 //! [`Engine`] takes requests, completions and the time, and says in [`Effects`] what is to be
 //! done. The same code runs over io_uring and in the simulator.
 
+mod alike;
 mod api;
 mod append;
 mod associate;
 mod bases;
+mod budget;
 mod builder;
 mod dense;
 mod destage;
@@ -30,6 +32,7 @@ mod reclaim;
 mod recover;
 mod scan;
 mod shard;
+mod similar;
 mod slab;
 mod stats;
 mod stop;

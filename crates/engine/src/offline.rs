@@ -209,11 +209,12 @@ impl Examiner {
                 let what = format!("{} block {}: bad payload", entry.volume, entry.block);
                 self.problem(seq, what, dirty);
             }
-            // Where a shared payload was; nowhere, once its segment has left the log.
-            let back = entry.shared.unwrap_or(0);
+            // Where a shared payload or a base was; nowhere, once its segment has left the log.
+            let back = entry.base.map(|base| base.back).or(entry.shared).unwrap_or(0);
             let from = seq.0.checked_sub(u64::from(back)).map(SegmentSeq);
             let live = from.filter(|from| *from >= self.survey.start);
             let at = live.and_then(|from| self.survey.log.get(&from)).map(|&i| self.offset(i));
+            let at = at.map(|older| if entry.base.is_some() { self.offset(i) } else { older });
             apply(entry, lsn, dirty, at, blocks);
         }
     }

@@ -213,6 +213,13 @@ pub enum Ticket {
         /// What is in it.
         items: Vec<SsdItem>,
     },
+    /// A payload like that of a block to be copied.
+    Similar {
+        /// The copy that waits for it.
+        seek: Id,
+        /// The segment's position.
+        index: usize,
+    },
     /// The last flush of an orderly stop.
     StopFlush,
     /// A read or write of recovery.

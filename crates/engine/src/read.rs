@@ -147,7 +147,7 @@ impl Engine {
             } else if place.kind == EntryKind::Zero {
                 self.stats.ram_hit_blocks += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
-            } else if place.kind == EntryKind::Delta {
+            } else if place.kind.is_associate() {
                 self.stats.ssd_hit_blocks += 1;
                 self.read_delta(op, SsdItem { key, place }, fx);
             } else if !self.read_from_failed_record(op, key, &place) {
@@ -191,7 +191,7 @@ impl Engine {
 
     /// Reads a block that is stored as a delta, once its record has been written.
     fn read_delta(&mut self, op: Id, item: SsdItem, fx: &mut Effects) {
-        let base = self.base_of_delta(item.key);
+        let base = self.base_of_associate(item.key);
         self.add_part(op);
         if self.is_associate_written(&base, &item.place) {
             self.read_associate(AssociateOwner::Read(op), item, base, fx);
@@ -403,6 +403,15 @@ pub(crate) fn decode<'a>(
     if crc32c(payload) != place.crc {
         return None;
     }
+    decode_unchecked(place, payload, room)
+}
+
+/// The same where something else tells whether it is the right block.
+pub(crate) fn decode_unchecked<'a>(
+    place: &Place,
+    payload: &'a [u8],
+    room: &'a mut [u8; BLOCK_SIZE],
+) -> Option<&'a [u8]> {
     match place.kind {
         EntryKind::Raw => Some(payload),
         EntryKind::Lz4 => decompress(payload, &mut room[..]).ok().map(|()| &room[..]),

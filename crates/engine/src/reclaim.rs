@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
+use forebay_codec::crc32c;
 use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq, decode_footer, footer_bytes};
 use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
@@ -24,7 +25,7 @@ use crate::limits::{
 use crate::log::SegmentState;
 use crate::op::{SsdItem, Ticket};
 use crate::ram::KeyMap;
-use forebay_codec::crc32c;
+use crate::similar::Like;
 
 /// The segment being reclaimed.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ pub struct Reclaim {
     /// What has to be copied and has not been read.
     to_read: VecDeque<SsdItem>,
     /// What has been read and waits for room in the log.
-    to_copy: VecDeque<(Key, Place, Vec<u8>)>,
+    to_copy: VecDeque<Copied>,
     bytes: usize,
     reading: bool,
     scanned: bool,
@@ -41,11 +42,30 @@ pub struct Reclaim {
     to_rebase: VecDeque<SsdItem>,
     /// How many of them are being read.
     rebasing: usize,
+    /// Copies for which the content of a similar block is being read.
+    seeking: usize,
+}
+
+/// A block to be copied forward.
+#[derive(Debug)]
+pub struct Copied {
+    pub key: Key,
+    /// Where it was, and how `bytes` are to be read.
+    pub place: Place,
+    pub bytes: Vec<u8>,
+    /// What is known of blocks like it.
+    pub like: Like,
+}
+
+impl Copied {
+    fn new(key: Key, place: Place, bytes: Vec<u8>) -> Self {
+        Self { key, place, bytes, like: Like::Unsought }
+    }
 }
 
 impl Reclaim {
     fn is_reading(&self) -> bool {
-        self.reading || self.rebasing > 0
+        self.reading || self.rebasing > 0 || self.seeking > 0
     }
 }
 
@@ -177,6 +197,7 @@ impl Engine {
             scanned: false,
             to_rebase: VecDeque::new(),
             rebasing: 0,
+            seeking: 0,
         });
         if self.log.segments[index].live == 0 {
             self.log.segments[index].readers -= 1;
@@ -216,7 +237,7 @@ impl Engine {
         };
         let mut clean: Vec<Candidate> = Vec::new();
         for (key, place) in self.blocks_in(index, &entries) {
-            let base = (place.kind == EntryKind::Delta).then(|| self.base_of_delta(key));
+            let base = place.kind.is_associate().then(|| self.base_of_associate(key));
             match (place.dirty, base) {
                 (true, Some(_)) => reclaim.to_rebase.push_back(SsdItem { key, place }),
                 (true, None) => reclaim.to_read.push_back(SsdItem { key, place }),
@@ -232,7 +253,7 @@ impl Engine {
         for block in clean {
             let key = Key(block.key);
             let place = self.index.get(key).expect("it was there a moment ago");
-            if block.keep && place.kind == EntryKind::Delta {
+            if block.keep && place.kind.is_associate() {
                 reclaim.to_rebase.push_back(SsdItem { key, place });
             } else if block.keep {
                 reclaim.to_read.push_back(SsdItem { key, place });
@@ -264,9 +285,9 @@ impl Engine {
         });
         for key in in_footer.chain(self.log.segments[index].sharers.iter().copied()) {
             let Some(place) = self.index.get(key) else { continue };
-            // A delta goes with its base, which is no newer.
+            // An associate goes with its base, which is no newer.
             let root = match place.kind {
-                EntryKind::Delta => self.base_of_delta(key),
+                kind if kind.is_associate() => self.base_of_associate(key),
                 _ => place,
             };
             if root.segment as usize == index && seen.insert(key, ()).is_none() {
@@ -289,7 +310,7 @@ impl Engine {
             if !self.index.get(key).is_some_and(|now| now.is_same_version(&place)) {
                 continue;
             }
-            let base = self.base_of_delta(key);
+            let base = self.base_of_associate(key);
             // While it is locked, RAM may have a version that has no place in the log yet.
             let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
             if let Some(block) = in_ram.map(<[u8]>::to_vec) {
@@ -343,10 +364,11 @@ impl Engine {
     /// Hands a block over to be written whole.
     fn rebase(&mut self, item: &SsdItem, block: Vec<u8>) {
         self.stats.rebased_blocks += 1;
-        let whole = Place { kind: EntryKind::Raw, ..item.place };
+        let (len, crc) = (block.len() as u16, crc32c(&block));
+        let whole = Place { kind: EntryKind::Raw, len, crc, ..item.place };
         let reclaim = self.reclaim.as_mut().expect("it goes on");
         reclaim.bytes += block.len();
-        reclaim.to_copy.push_back((item.key, whole, block));
+        reclaim.to_copy.push_back(Copied::new(item.key, whole, block));
     }
 
     /// Reads the next payloads to copy, neighbours in one go.
@@ -359,7 +381,7 @@ impl Engine {
         {
             let Some(first) = reclaim.to_read.pop_front() else { break };
             if !first.place.kind.has_payload() {
-                reclaim.to_copy.push_back((first.key, first.place, Vec::new()));
+                reclaim.to_copy.push_back(Copied::new(first.key, first.place, Vec::new()));
                 continue;
             }
             let Range { start: at, mut end } = first.place.pages();
@@ -431,7 +453,7 @@ impl Engine {
             match payload.filter(|payload| crc32c(payload) == item.place.crc) {
                 Some(payload) => {
                     reclaim.bytes += payload.len();
-                    reclaim.to_copy.push_back((item.key, now, payload.to_vec()));
+                    reclaim.to_copy.push_back(Copied::new(item.key, now, payload.to_vec()));
                 }
                 None if now.dirty => self.rescue(&mut reclaim, item.key, now),
                 None => {
@@ -455,14 +477,15 @@ impl Engine {
         match bytes {
             Some(bytes) => {
                 reclaim.bytes += bytes.len();
-                let raw = Place { kind: EntryKind::Raw, ..place };
                 debug_assert_eq!(bytes.len(), BLOCK_SIZE);
-                reclaim.to_copy.push_back((key, raw, bytes));
+                let (len, crc) = (BLOCK_SIZE as u16, crc32c(&bytes));
+                let raw = Place { kind: EntryKind::Raw, len, crc, ..place };
+                reclaim.to_copy.push_back(Copied::new(key, raw, bytes));
             }
             None => {
                 self.fence(key);
                 let lost = Place { kind: EntryKind::Lost, ..place };
-                reclaim.to_copy.push_back((key, lost, Vec::new()));
+                reclaim.to_copy.push_back(Copied::new(key, lost, Vec::new()));
             }
         }
     }
@@ -470,23 +493,32 @@ impl Engine {
     /// Moves payloads that were read into the record being built.
     pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
-        while !self.dense.turn_is_over()
-            && let Some((key, place, bytes)) = reclaim.to_copy.pop_front()
+        while !self.background.turn_is_over()
+            && let Some(mut copy) = reclaim.to_copy.pop_front()
         {
+            let Copied { key, place, .. } = copy;
             let now = self.index.get(key);
-            if !now.is_some_and(|now| now.segment == place.segment && now.offset == place.offset) {
-                reclaim.bytes -= bytes.len();
+            let same = |now: &Place| now.segment == place.segment && now.offset == place.offset;
+            let Some(now) = now.filter(same) else {
+                reclaim.bytes -= copy.bytes.len();
                 continue;
+            };
+            if matches!(copy.like, Like::Unsought) {
+                copy.like = self.seek_like(&copy);
             }
-            let expect = Expect::At(now.expect("it is in the index"));
-            let as_it_is = now.is_some_and(|now| now.kind == place.kind);
+            if let Like::OnDevice(sketch, base) = copy.like {
+                reclaim.seeking += 1;
+                self.read_similar(copy, sketch, base, fx);
+                if reclaim.seeking >= REBASES_MAX { break } else { continue }
+            }
             let done = match place.kind {
-                _ if as_it_is => self.push_copy(fx, key, &bytes, place),
-                EntryKind::Lost => self.push_bare(fx, key, 1, EntryKind::Lost, true, expect),
-                _ => self.push_block(fx, key, &bytes, true, expect),
+                EntryKind::Lost => {
+                    self.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
+                }
+                _ => self.push_copy(fx, &copy, now),
             };
             if !done {
-                reclaim.to_copy.push_front((key, place, bytes));
+                reclaim.to_copy.push_front(copy);
                 if self.is_emergency() && !reclaim.is_reading() {
                     // Begin again, evicting and destaging instead of copying.
                     self.reclaim_retry_at = self.now + READ_PAUSE;
@@ -494,10 +526,19 @@ impl Engine {
                 }
                 break;
             }
-            reclaim.bytes -= bytes.len();
+            reclaim.bytes -= copy.bytes.len();
             self.stats.copied_blocks += 1;
         }
         self.reclaim = Some(reclaim);
+    }
+
+    /// The content of a block that is like one to be copied has been read, or could not be.
+    pub(crate) fn similar_sought(&mut self, copy: Copied, fx: &mut Effects) {
+        let Some(reclaim) = self.reclaim.as_mut() else { return };
+        reclaim.seeking -= 1;
+        reclaim.to_copy.push_front(copy);
+        self.pump_copies(fx);
+        self.finish_reclaim();
     }
 
     /// Frees the segment when no block lives there any more.

@@ -321,11 +321,21 @@ impl Engine {
             return;
         }
         let seq = self.log.segments[index].seq;
-        let from = SegmentSeq(seq.0.saturating_sub(u64::from(entry.shared.unwrap_or(0))));
+        let back = entry.base.map(|base| base.back).or(entry.shared);
+        let from = SegmentSeq(seq.0.saturating_sub(u64::from(back.unwrap_or(0))));
         let position = self.log.position(from);
         let gone = self.log.segments[position].seq != from;
-        let place = Place {
+        let against = entry.base.map(|base| Place {
             segment: position as u32,
+            offset: base.offset,
+            len: base.len,
+            kind: base.kind,
+            crc: 0,
+            dirty: false,
+            meta: 0,
+        });
+        let place = Place {
+            segment: if entry.shared.is_some() { position } else { index } as u32,
             offset: if entry.kind.has_payload() { entry.offset } else { ordinal as u32 * 8 },
             len: entry.len,
             kind: entry.kind,
@@ -342,8 +352,8 @@ impl Engine {
                 self.forget_block(key);
                 continue;
             }
-            self.place_block(key, place, false);
-            if entry.shared.is_some() {
+            self.place_block(key, place, against, false);
+            if back.is_some() {
                 self.note_sharer(key, position, from, seq);
             }
         }

@@ -49,6 +49,12 @@ pub struct Stats {
     /// Blocks written that share the payload of another.
     pub duplicate_blocks: u64,
     pub rebased_blocks: u64,
+    /// Blocks for which a similar one was looked for, encoded against one, written so, and the
+    /// bytes of those.
+    pub similar_searches: u64,
+    pub similar_tries: u64,
+    pub similar_written: u64,
+    pub similar_bytes: u64,
     /// Blocks copied forward in a denser form.
     pub dense_blocks: u64,
     pub evicted_blocks: u64,
@@ -73,8 +79,10 @@ pub struct Stats {
     pub ram_blocks: u64,
     /// Blocks stored as deltas.
     pub associate_blocks: u64,
-    /// Blocks, and the bases of deltas, by how they are stored. With the lost ones they are as many
-    /// as blocks are cached.
+    /// Blocks stored against similar ones.
+    pub similar_blocks: u64,
+    /// Blocks, and the bases of deltas, by how they are stored. With the lost and the similar ones
+    /// they are as many as blocks are cached.
     pub raw_blocks: u64,
     pub lz4_blocks: u64,
     pub zstd_blocks: u64,
@@ -132,7 +140,8 @@ sums! {
     admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, log_blocks,
     copied_blocks, delta_blocks, delta_bytes, delta_tries, duplicate_blocks, dense_blocks,
     dense_tries, rebased_blocks, associate_blocks, raw_blocks, lz4_blocks, zstd_blocks,
-    zero_blocks, payload_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
+    similar_searches, similar_tries, similar_written, similar_bytes, similar_blocks, zero_blocks,
+    payload_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
     destage_writes, cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors,
     primary_errors, throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks,
     ram_blocks, index_bytes, index_capacity, segments, segments_free, requests_in_flight,

@@ -251,7 +251,7 @@ impl NamedBase {
 
     /// Where it lies, as one number: its length in the upper 13 bits.
     fn extent(self) -> u32 {
-        u32::from(self.len) << BASE_OFFSET_BITS | self.offset / PACKED_ALIGN
+        (u32::from(self.len) << BASE_OFFSET_BITS) | (self.offset / PACKED_ALIGN)
     }
 
     fn from_extent(kind: u8, extent: u32, back: u16) -> Option<Self> {

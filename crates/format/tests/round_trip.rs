@@ -62,7 +62,10 @@ fn similar_entry() -> impl Strategy<Value = Entry> {
 }
 
 fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
-    prop::collection::vec(prop_oneof![payload_entry(), payload_free_entry(), similar_entry()], 1..=max)
+    prop::collection::vec(
+        prop_oneof![payload_entry(), payload_free_entry(), similar_entry()],
+        1..=max,
+    )
 }
 
 fn header() -> impl Strategy<Value = RecordHeader> {

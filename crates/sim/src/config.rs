@@ -136,10 +136,7 @@ impl Setup {
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),
-            content: match Rng::new(seed ^ 0x0c0a_7e47).percent(75) {
-                true => ContentLocality::Rewrite,
-                false => ContentLocality::Independent,
-            },
+            content: content(seed),
             cache,
             primary,
             client_depth: rng.pick(&[1, 2, 4, 8, 16, 32]),
@@ -174,6 +171,17 @@ fn is_logged(mode: Mode) -> bool {
 /// Whether what is on the primary alone means nothing to the client.
 fn is_back(mode: Mode) -> bool {
     matches!(mode, Mode::WriteBack | Mode::WriteOnly)
+}
+
+/// Of its own, so that the rest of a seed stays as it is.
+fn content(seed: u64) -> ContentLocality {
+    if Rng::new(seed ^ 0x51a1_1a12).percent(40) {
+        ContentLocality::Similar
+    } else if Rng::new(seed ^ 0x0c0a_7e47).percent(75) {
+        ContentLocality::Rewrite
+    } else {
+        ContentLocality::Independent
+    }
 }
 
 fn mode_set(rng: &mut Rng) -> Vec<Mode> {

@@ -19,6 +19,8 @@ pub enum Forgery {
     NoInvalidations,
     /// Deltas are of a volume that does not exist.
     NoDeltas,
+    /// Blocks stored against similar ones are of a volume that does not exist.
+    NoSimilar,
     /// Entries that share a payload are of a volume that does not exist.
     NoDuplicates,
     /// Everything before the record is said to be clean.
@@ -142,6 +144,7 @@ impl Forger {
                     entry.volume.0 = 63;
                 }
                 Forgery::NoDeltas if entry.kind == EntryKind::Delta => entry.volume.0 = 63,
+                Forgery::NoSimilar if entry.base.is_some() => entry.volume.0 = 63,
                 Forgery::NoDuplicates if entry.shared.is_some() => entry.volume.0 = 63,
                 Forgery::NextBlock if entry.kind.has_payload() => entry.block += 1,
                 _ => continue,

@@ -151,7 +151,7 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
          {} refused starts, {} MiB checked, {} deltas ({} written whole again), \
-         {} duplicates, {} dense, {} events, {} failing seeds",
+         {} duplicates, {} dense, {} similar, {} events, {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -164,6 +164,7 @@ fn line(totals: &Totals) -> String {
         t.rebased,
         t.duplicates,
         t.dense,
+        t.similar,
         t.events,
         totals.failures.len()
     )

@@ -40,6 +40,8 @@ pub enum Bug {
     InvalidationForgotten,
     /// Recovery does not see deltas, and takes the base for the newest version.
     DeltaForgotten,
+    /// Recovery does not see blocks that are stored against similar ones.
+    SimilarForgotten,
     /// Recovery does not see that a block shares another's payload.
     DuplicateForgotten,
     /// Records say that all before them is clean.
@@ -56,7 +58,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -69,6 +71,7 @@ impl Bug {
         Self::DirtyForgotten,
         Self::InvalidationForgotten,
         Self::DeltaForgotten,
+        Self::SimilarForgotten,
         Self::DuplicateForgotten,
         Self::CleanTooEarly,
         Self::EntryOffByOne,
@@ -82,6 +85,7 @@ impl Bug {
             Self::DirtyForgotten => Some(Forgery::Clean),
             Self::InvalidationForgotten => Some(Forgery::NoInvalidations),
             Self::DeltaForgotten => Some(Forgery::NoDeltas),
+            Self::SimilarForgotten => Some(Forgery::NoSimilar),
             Self::DuplicateForgotten => Some(Forgery::NoDuplicates),
             Self::CleanTooEarly => Some(Forgery::AllClean),
             Self::EntryOffByOne => Some(Forgery::NextBlock),

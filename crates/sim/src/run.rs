@@ -533,13 +533,16 @@ impl World {
                 );
                 return Err(self.fail(what));
             }
-            let whole = s.raw_blocks + s.lz4_blocks + s.zstd_blocks + s.zero_blocks;
+            let packed = s.lz4_blocks + s.zstd_blocks + s.similar_blocks;
+            let whole = s.raw_blocks + packed + s.zero_blocks;
             let sizes: u64 = s.deltas_by_size.iter().sum();
             if whole > s.cached_blocks
                 || whole + s.fenced_blocks < s.cached_blocks
                 || sizes != s.delta_blocks
                 || s.delta_tries < s.delta_blocks
                 || s.dense_tries < s.dense_blocks
+                || s.similar_tries < s.similar_written
+                || s.similar_searches < s.similar_tries
             {
                 return Err(self.fail(format!("shard {shard}: kinds do not add up: {s:?}")));
             }

@@ -72,6 +72,8 @@ pub struct Tally {
     pub duplicates: u64,
     /// Blocks that reclaim wrote again in a denser form, by the same servers.
     pub dense: u64,
+    /// Blocks written against similar ones, by the same servers.
+    pub similar: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
     /// The last crash came after the whole script.
@@ -92,6 +94,7 @@ impl Tally {
         self.deltas += other.deltas;
         self.duplicates += other.duplicates;
         self.dense += other.dense;
+        self.similar += other.similar;
         self.rebased += other.rebased;
     }
 }
@@ -476,6 +479,7 @@ impl World {
             self.tally.deltas += stats.delta_blocks;
             self.tally.duplicates += stats.duplicate_blocks;
             self.tally.dense += stats.dense_blocks;
+            self.tally.similar += stats.similar_written;
             self.tally.rebased += stats.rebased_blocks;
         }
     }
