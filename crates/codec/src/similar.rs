@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::ResetDirective;
 
 use crate::dense::LEVEL;
 use crate::{BLOCK_BYTES, crc32c};
@@ -102,6 +103,8 @@ impl SimilarCompressor {
     ) -> Option<usize> {
         assert_eq!((base.len(), block.len()), (BLOCK_BYTES, BLOCK_BYTES), "blocks are whole");
         let frame = out[..most].get_mut(CRC..)?;
+        // A frame that was too long is still open.
+        self.0.context_mut().reset(ResetDirective::SessionOnly).ok()?;
         self.0.set_dictionary(LEVEL, base).ok()?;
         let len = self.0.compress_to_buffer(block, frame).ok()?;
         out[..CRC].copy_from_slice(&crc32c(block).to_le_bytes());

@@ -39,6 +39,18 @@ fn what_is_alike_at_other_places_is_found_and_packs() {
 }
 
 #[test]
+fn after_one_that_is_too_long_the_next_is_made() {
+    let mut compressor = SimilarCompressor::new();
+    let mut out = [0; BLOCK_BYTES];
+    let base = noise(255, 1);
+    for seed in 2..20 {
+        assert_eq!(compressor.compress(&base, &noise(255, seed), 500, &mut out), None);
+        let like = shifted(&base, 50, b"more");
+        assert!(compressor.compress(&base, &like, 500, &mut out).is_some());
+    }
+}
+
+#[test]
 fn what_is_not_alike_has_nothing_in_common() {
     let sketches: Vec<_> = (0..200).map(|seed| features(&noise(255, seed))).collect();
     let common = |a: &[u32; FEATURES], b: &[u32; FEATURES]| a.iter().any(|f| b.contains(f));

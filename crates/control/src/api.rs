@@ -49,7 +49,7 @@ pub struct CacheStatus {
     /// How clean blocks are chosen to leave: `fifo`, `lru`, `frequency`.
     #[serde(default)]
     pub eviction: String,
-    /// How rewritten blocks are stored: `independent`, `rewrite`.
+    /// How blocks are stored that are like others: `independent`, `rewrite`, `similar`.
     #[serde(default)]
     pub content: String,
     /// Bytes of blocks in it, before compression.
@@ -57,6 +57,10 @@ pub struct CacheStatus {
     /// Bytes that those take on the cache device, compressed or as deltas, without headers.
     #[serde(default)]
     pub payload_bytes: u64,
+    /// Bytes of blocks for each byte of the cache device that is in use, headers and garbage
+    /// included; `null` while none is.
+    #[serde(default)]
+    pub held_per_used_byte: Option<f64>,
     /// Bytes written to the cache device for each byte that clients wrote, copies and admissions
     /// included; `null` before the first.
     #[serde(default)]
@@ -287,6 +291,7 @@ impl CacheStatus {
             content: pool.content.name().to_owned(),
             cached_bytes: bytes("cached_blocks"),
             payload_bytes: count("payload_bytes"),
+            held_per_used_byte: ratio(bytes("cached_blocks"), count("log_used_bytes")),
             written_per_byte: ratio(count("log_bytes"), count("write_bytes")),
             written_per_stored_byte: ratio(count("log_bytes"), bytes("log_blocks")),
             dirty_bytes: bytes("dirty_blocks"),

@@ -33,6 +33,9 @@ pub fn pool(status: &PoolStatus) -> String {
             Size(cache.payload_bytes),
             cache.cached_bytes as f64 / cache.payload_bytes as f64
         );
+        if let Some(held) = cache.held_per_used_byte {
+            out += &format!(" ({held:.1} with headers and garbage)");
+        }
         let written = cache.written_per_byte.map(|bytes| {
             format!("; {bytes:.2} bytes went to the cache for each byte that clients wrote")
         });
@@ -74,14 +77,16 @@ pub fn pool(status: &PoolStatus) -> String {
 fn kinds(status: &PoolStatus) -> String {
     let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
     let all = count("cached_blocks").max(1) as f64;
+    let similar = count("similar_blocks");
     let kinds = [
-        ("as they are", "raw_blocks"),
-        ("as LZ4", "lz4_blocks"),
-        ("as zstd", "zstd_blocks"),
-        ("zero", "zero_blocks"),
-        ("deltas beside", "associate_blocks"),
+        ("as they are", count("raw_blocks")),
+        ("as LZ4", count("lz4_blocks")),
+        ("as zstd", count("zstd_blocks")),
+        ("zero", count("zero_blocks")),
+        ("by similar ones", similar),
+        ("deltas beside", count("associate_blocks").saturating_sub(similar)),
     ];
-    let share = |(kind, name)| format!("{kind} {:.1} %", 100.0 * count(name) as f64 / all);
+    let share = |(kind, blocks)| format!("{kind} {:.1} %", 100.0 * blocks as f64 / all);
     let saved = status.cache.written_per_stored_byte.map_or_else(String::new, |written| {
         format!("; wear is {written:.2} of blocks written whole")
     });

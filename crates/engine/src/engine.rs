@@ -421,6 +421,8 @@ impl Engine {
             similar_blocks: stored(EntryKind::Similar),
             zero_blocks: stored(EntryKind::Zero),
             payload_bytes: self.log.payload_bytes,
+            log_used_bytes: (self.log.segments.len() as u64 - self.log.free)
+                * u64::from(self.config.segment_size),
             index_bytes: self.index.bytes(),
             index_capacity: self.index.capacity(),
             segments: self.log.segments.len() as u64,

@@ -40,10 +40,13 @@ mod survey;
 mod tries;
 mod write;
 
+pub use alike::{Alike, Sketch};
 pub use api::{
     Bypass, ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId,
     ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use engine::Engine;
+pub use index::Key;
 pub use shard::Shard;
+pub use similar::similar_max;
 pub use stats::{DELTA_SIZES, Stats};

@@ -3,10 +3,10 @@
 //! equal.
 //!
 //! No client waits for it. The block with which it is compared is found by features
-//! ([`crate::alike`]); its bytes come from RAM, or for a copy from the cache device. The entry names
-//! the payload, not the block that it was written for, which may be written again at any time. One
-//! level: only what is stored whole is a base. It counts as living in its segment, as the base of a
-//! delta does, and is found again by reclaim and recovery as a shared payload is.
+//! ([`crate::alike`]); its bytes come from RAM, or for a copy from the cache device. The entry
+//! names the payload, not the block that it was written for, which may be written again at any
+//! time. One level: only what is stored whole is a base. It counts as living in its segment, as the
+//! base of a delta does, and is found again by reclaim and recovery as a shared payload is.
 
 use forebay_block::{BLOCK_SIZE, Completion, VolumeId};
 use forebay_codec::{SimilarCompressor, crc32c, dense_max, is_zero};
@@ -205,7 +205,7 @@ impl Engine {
                 let most = match place.kind {
                     EntryKind::Zstd => dense_max(bytes.len()),
                     _ if place.kind != now.kind => REBASED_MAX,
-                    _ => bytes.len() * PACKED_PARTS.0 / PACKED_PARTS.1,
+                    _ => similar_max(bytes.len()),
                 };
                 let mut room = [0; BLOCK_SIZE];
                 let block = decode(place, bytes, &mut room).expect("it was decoded before");
@@ -298,9 +298,13 @@ impl Engine {
     }
 }
 
-/// What a block may take against a similar one: of what LZ4 made of it, since zstd alone would make
-/// some seven tenths of that.
-const PACKED_PARTS: (usize, usize) = (5, 8);
+/// Bytes that a block may take against a similar one, of which LZ4 made `len`: five parts of eight,
+/// since zstd alone would make some seven tenths of them.
+#[must_use]
+pub fn similar_max(len: usize) -> usize {
+    len * 5 / 8
+}
+
 /// The same for a block whose base goes: what it would take alone is not known.
 const REBASED_MAX: usize = BLOCK_SIZE / 4;
 /// And for one that a miss brought in.

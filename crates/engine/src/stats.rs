@@ -77,7 +77,7 @@ pub struct Stats {
     /// Dirty blocks that cannot be read back any more.
     pub fenced_blocks: u64,
     pub ram_blocks: u64,
-    /// Blocks stored as deltas.
+    /// Blocks stored as deltas, or against similar ones.
     pub associate_blocks: u64,
     /// Blocks stored against similar ones.
     pub similar_blocks: u64,
@@ -89,6 +89,8 @@ pub struct Stats {
     pub zero_blocks: u64,
     /// Bytes on the cache device of the blocks in it, and of the bases of deltas.
     pub payload_bytes: u64,
+    /// Bytes of the segments that hold anything: payloads, headers, garbage.
+    pub log_used_bytes: u64,
     pub index_bytes: u64,
     pub index_capacity: u64,
     pub segments: u64,
@@ -141,7 +143,7 @@ sums! {
     copied_blocks, delta_blocks, delta_bytes, delta_tries, duplicate_blocks, dense_blocks,
     dense_tries, rebased_blocks, associate_blocks, raw_blocks, lz4_blocks, zstd_blocks,
     similar_searches, similar_tries, similar_written, similar_bytes, similar_blocks, zero_blocks,
-    payload_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
+    payload_bytes, log_used_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
     destage_writes, cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors,
     primary_errors, throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks,
     ram_blocks, index_bytes, index_capacity, segments, segments_free, requests_in_flight,

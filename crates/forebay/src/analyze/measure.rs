@@ -1,11 +1,14 @@
-//! What blocks are like, one after another: zero, equal to an earlier one, how well they pack, and
-//! how long a delta against an older version is.
+//! What blocks are like, one after another: zero, equal to an earlier one, how well they pack, alone
+//! and against one that is like them, and how long a delta against an older version is.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use forebay_block::BLOCK_SIZE;
-use forebay_codec::{Compressor, DELTA_MAX, DenseCompressor, dense_max, is_zero};
+use forebay_block::{BLOCK_SIZE, VolumeId};
+use forebay_codec::{
+    Compressor, DELTA_MAX, DenseCompressor, SimilarCompressor, dense_max, is_zero,
+};
+use forebay_engine::{Alike, Key, Sketch, similar_max};
 use forebay_format::{ENTRY_BYTES, PAGE};
 
 /// Hashes that are remembered at most: some 100 MiB. Of larger volumes a sample is.
@@ -30,6 +33,10 @@ pub struct Counts {
     pub lz4_bytes: u64,
     /// The same, as they are stored after they were copied forward.
     pub dense_bytes: u64,
+    /// The same, with `content = similar`.
+    pub similar_bytes: u64,
+    /// Blocks stored against similar ones then.
+    pub similar: u64,
     /// Blocks that differ from their older version.
     pub changed: u64,
     /// Of them: stored as deltas.
@@ -63,6 +70,8 @@ const HEADER_SHARE: u64 = 100;
 pub struct Measure {
     lz4: Compressor,
     dense: DenseCompressor,
+    alike: Alike,
+    against: SimilarCompressor,
     out: Box<[u8; BLOCK_SIZE]>,
     /// How often blocks with this hash were seen, for hashes whose last `skip` bits are zero.
     seen: HashMap<u64, u32>,
@@ -71,11 +80,13 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// Nothing has been seen.
-    pub fn new() -> Self {
+    /// Nothing has been seen, of so many blocks.
+    pub fn new(blocks: u64) -> Self {
         Self {
             lz4: Compressor::new(),
             dense: DenseCompressor::new(),
+            alike: Alike::new(blocks),
+            against: SimilarCompressor::new(),
             out: Box::new([0; BLOCK_SIZE]),
             seen: HashMap::new(),
             skip: 0,
@@ -83,15 +94,25 @@ impl Measure {
         }
     }
 
-    /// Looks at a block, and at its older version if there is one.
-    pub fn take(&mut self, block: &[u8], older: Option<&[u8]>) {
+    /// Looks at the block of this number, and at its older version if there is one; `read` gives
+    /// an earlier block.
+    ///
+    /// # Errors
+    /// That of `read`.
+    pub fn take(
+        &mut self,
+        number: u64,
+        block: &[u8],
+        older: Option<&[u8]>,
+        read: impl FnOnce(u64) -> anyhow::Result<Vec<u8>>,
+    ) -> anyhow::Result<()> {
         self.counts.blocks += 1;
         if let Some(older) = older.filter(|older| *older != block) {
             self.delta(block, older);
         }
         if is_zero(block) {
             self.counts.zero += 1;
-            return;
+            return Ok(());
         }
         self.remember(block);
         let packed = self.lz4.compress(block, &mut self.out[..]);
@@ -100,7 +121,34 @@ impl Measure {
         self.counts.lz4 += u64::from(packed.is_some());
         self.counts.dense_only += u64::from(packed.is_none() && dense.is_some());
         self.counts.lz4_bytes += lz4.next_multiple_of(ALIGN) as u64;
-        self.counts.dense_bytes += dense.unwrap_or(lz4).next_multiple_of(ALIGN) as u64;
+        let dense = dense.unwrap_or(lz4).next_multiple_of(ALIGN) as u64;
+        self.counts.dense_bytes += dense;
+        let similar = self.similar(number, block, similar_max(lz4), read)?;
+        self.counts.similar_bytes += similar.unwrap_or(dense);
+        Ok(())
+    }
+
+    /// Bytes of the block's payload against a similar one; none if it has none.
+    fn similar(
+        &mut self,
+        number: u64,
+        block: &[u8],
+        most: usize,
+        read: impl FnOnce(u64) -> anyhow::Result<Vec<u8>>,
+    ) -> anyhow::Result<Option<u64>> {
+        let (sketch, key) = (Sketch::of(block), Key::new(VolumeId(0), number));
+        if let Some(other) = self.alike.find(&sketch, key) {
+            let base = read(other.block())?;
+            if base == block {
+                return Ok(Some(0));
+            }
+            if let Some(len) = self.against.compress(&base, block, most, &mut self.out[..]) {
+                self.counts.similar += 1;
+                return Ok(Some(len.next_multiple_of(ALIGN) as u64));
+            }
+        }
+        self.alike.note(&sketch, key);
+        Ok(None)
     }
 
     fn delta(&mut self, block: &[u8], older: &[u8]) {
@@ -159,15 +207,22 @@ mod tests {
             .collect()
     }
 
+    /// Measures blocks in their order.
+    fn measured(blocks: &[Vec<u8>], older: Option<&[u8]>) -> Measure {
+        let mut measure = Measure::new(1000);
+        for (number, block) in blocks.iter().enumerate() {
+            let earlier = |n: u64| Ok(blocks[n as usize].clone());
+            measure.take(number as u64, block, older, earlier).expect("reading does not fail");
+        }
+        measure
+    }
+
     #[test]
     fn every_kind_is_told() {
-        let mut measure = Measure::new();
-        measure.take(&[0; BLOCK_SIZE], None);
-        measure.take(&[7; BLOCK_SIZE], None);
-        for seed in [1, 2, 1] {
-            measure.take(&noise(seed, 0), None);
-        }
-        measure.take(&noise(3, 20), None);
+        let mut blocks = vec![vec![0; BLOCK_SIZE], vec![7; BLOCK_SIZE]];
+        blocks.extend([1, 2, 1].map(|seed| noise(seed, 0)));
+        blocks.push(noise(3, 20));
+        let measure = measured(&blocks, None);
         let counts = measure.counts();
         assert_eq!((counts.blocks, counts.zero, counts.lz4, counts.dense_only), (6, 1, 1, 1));
         assert!((measure.duplicate_share() - 1.0 / 5.0).abs() < 1e-9);
@@ -177,15 +232,22 @@ mod tests {
 
     #[test]
     fn a_changed_block_is_a_delta_if_little_changed() {
-        let mut measure = Measure::new();
         let old = noise(5, 0);
         let mut new = old.clone();
         new[1000..1020].fill(0xaa);
-        measure.take(&old, Some(&old));
-        measure.take(&new, Some(&old));
-        measure.take(&noise(6, 0), Some(&old));
-        let counts = measure.counts();
+        let counts = measured(&[old.clone(), new, noise(6, 0)], Some(&old)).counts();
         assert_eq!((counts.changed, counts.deltas, counts.delta_classes), (2, 1, [1, 0, 0, 0]));
         assert!(counts.delta_bytes < 100, "{counts:?}");
+    }
+
+    #[test]
+    fn what_is_like_an_earlier_block_is_told() {
+        let old = noise(5, 0);
+        let mut moved = old.clone();
+        moved.rotate_right(100);
+        let counts = measured(&[old.clone(), moved, noise(6, 0), old], None).counts();
+        assert_eq!((counts.similar, counts.blocks), (1, 4));
+        let two = 2 * BLOCK_SIZE as u64;
+        assert!((two..two + 300).contains(&counts.similar_bytes), "{counts:?}");
     }
 }

@@ -35,7 +35,7 @@ pub fn run(args: &AnalyzeArgs) -> anyhow::Result<()> {
         );
     }
     let every = pieces_apart(source.size, args.limit.0);
-    let mut measure = Measure::new();
+    let mut measure = Measure::new(source.size / BLOCK_SIZE as u64 / every);
     let bar = drain::bar(source.size.div_ceil(PIECE).div_ceil(every) * PIECE);
     read(&source, older.as_ref(), every, &mut measure, &bar)?;
     bar.finish_and_clear();
@@ -75,6 +75,15 @@ impl Source {
     }
 }
 
+impl Source {
+    fn block(&self, number: u64) -> anyhow::Result<Vec<u8>> {
+        let mut block = vec![0; BLOCK_SIZE];
+        let read = self.file.read_exact_at(&mut block, number * BLOCK_SIZE as u64);
+        read.with_context(|| format!("reading block {number}"))?;
+        Ok(block)
+    }
+}
+
 /// Measures one piece of every `every`.
 fn read(
     source: &Source,
@@ -91,9 +100,10 @@ fn read(
         if let Some(older) = older {
             older.file.read_exact_at(&mut old[..len], at).with_context(failed)?;
         }
-        for (block, before) in new[..len].chunks_exact(BLOCK_SIZE).zip(old.chunks_exact(BLOCK_SIZE))
-        {
-            measure.take(block, older.is_some().then_some(before));
+        let pairs = new[..len].chunks_exact(BLOCK_SIZE).zip(old.chunks_exact(BLOCK_SIZE));
+        for (number, (block, before)) in (at / BLOCK_SIZE as u64..).zip(pairs) {
+            let older = older.is_some().then_some(before);
+            measure.take(number, block, older, |earlier| source.block(earlier))?;
         }
         bar.inc(PIECE);
     }
@@ -111,11 +121,17 @@ struct Found {
 
 impl Found {
     /// Ways to store the blocks, and bytes of payload of each.
-    fn ways(&self) -> [(&'static str, u64); 4] {
-        let Counts { lz4_bytes, dense_bytes, .. } = self.counts;
+    fn ways(&self) -> [(&'static str, u64); 5] {
+        let Counts { lz4_bytes, dense_bytes, similar_bytes, .. } = self.counts;
         let raw = self.counts.filled() * BLOCK_SIZE as u64;
         let once = dense_bytes as f64 * (1.0 - self.equal);
-        [("raw", raw), ("lz4", lz4_bytes), ("zstd", dense_bytes), ("zstd_equal_once", once as u64)]
+        [
+            ("raw", raw),
+            ("lz4", lz4_bytes),
+            ("zstd", dense_bytes),
+            ("zstd_equal_once", once as u64),
+            ("similar", similar_bytes),
+        ]
     }
 
     fn share(&self, part: u64) -> f64 {
@@ -148,6 +164,7 @@ impl Found {
                 "lz4": self.share(c.lz4),
                 "zstd_only": self.share(c.dense_only),
                 "raw": self.share(c.filled() - c.lz4 - c.dense_only),
+                "similar": self.share(c.similar),
             },
             "holds": holds,
             "rewrites": {
@@ -177,12 +194,14 @@ impl Found {
             out += &format!("  {what:<32}{}\n", percent(self.share(part)));
         }
         out += &format!("  {:<32}{}\n", "equal to an earlier one", percent(self.duplicates()));
+        out += &format!("  {:<32}{}\n", "like an earlier one", percent(self.share(c.similar)));
         out += "\nbytes of blocks, not zero, in a byte of the cache device\n";
         let names = [
             "raw",
             "as clients' writes are stored",
             "as what is copied forward is",
             "that, and equal blocks once",
+            "that, with content = similar",
         ];
         for (name, (_, bytes)) in names.iter().zip(self.ways()) {
             out += &format!("  {name:<32}{:6.2}\n", self.counts.holds(bytes));
