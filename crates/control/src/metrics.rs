@@ -95,7 +95,7 @@ pub const METRICS: &[Metric] = table![
     Counter dense_tries "Blocks encoded to see whether a denser form is worth storing."
     Counter rebased_blocks "Blocks written whole again when their base was reclaimed."
     Counter similar_searches "Blocks for which a similar one was looked for."
-    Counter similar_tries "Blocks encoded against a similar one to see whether that is worth storing."
+    Counter similar_tries "Blocks encoded against a similar one to see whether that pays."
     Counter similar_written "Blocks written to the cache device against similar ones."
     Counter similar_bytes "Bytes of those."
     Counter evicted_blocks "Clean blocks dropped to make room."

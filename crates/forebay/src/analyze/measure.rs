@@ -1,5 +1,5 @@
-//! What blocks are like, one after another: zero, equal to an earlier one, how well they pack, alone
-//! and against one that is like them, and how long a delta against an older version is.
+//! What blocks are like, one after another: zero, equal to an earlier one, how well they pack,
+//! alone and against one that is like them, and how long a delta against an older version is.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
