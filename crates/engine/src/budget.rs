@@ -1,46 +1,57 @@
-//! Time for what no client waits for: making dense forms, and looking for similar blocks.
+//! Time for what no client waits for: making dense forms, and looking for similar blocks. Costs are
+//! what was measured, since the engine has no clock of its own.
 
 use std::time::Duration;
 
 use forebay_block::Instant;
 
-/// Time between two blocks, on average: with 13 to 25 microseconds for each, 6 to 10 % of a
-/// processor. Beyond that blocks are copied as they are.
-const PACE: Duration = Duration::from_micros(250);
-/// How far ahead of that it may be: reclaim copies in bursts.
-const AHEAD: Duration = Duration::from_millis(100);
-/// Blocks in a turn of the event loop: a tenth of a millisecond, for which clients wait.
-const TURN_MAX: u32 = 8;
+/// Taking the features of a block and looking them up.
+pub const SEARCH: Duration = Duration::from_micros(5);
+/// Encoding a block against another.
+pub const AGAINST: Duration = Duration::from_micros(18);
+/// Encoding a block by zstd.
+pub const DENSE: Duration = Duration::from_micros(14);
 
-/// What may be spent, in blocks.
+/// One part in so many of a processor, on average. Beyond that blocks are stored as they are.
+const SHARE: u32 = 12;
+/// How far ahead of that it may be: reclaim copies in bursts of a segment.
+const AHEAD: Duration = Duration::from_millis(1000);
+/// Time in a turn of the event loop, for which clients wait; what is begun is ended.
+const TURN: Duration = Duration::from_micros(100);
+
+/// What may be spent.
 #[derive(Debug, Default)]
 pub struct Budget {
-    /// When the blocks so far are paid for.
+    /// When what was spent is paid for.
     paid_at: Instant,
-    /// Blocks in this turn.
-    in_turn: u32,
+    /// Spent in this turn.
+    in_turn: Duration,
 }
 
 impl Budget {
     /// A turn of the event loop begins.
     pub fn begin_turn(&mut self) {
-        self.in_turn = 0;
+        self.in_turn = Duration::ZERO;
     }
 
     /// Whether the rest has to wait for the next turn.
     pub fn turn_is_over(&self) -> bool {
-        self.in_turn >= TURN_MAX
+        self.in_turn >= TURN
     }
 
-    /// Takes the time for one block, if there is some left.
-    pub fn take(&mut self, now: Instant) -> bool {
-        let from = self.paid_at.max(now);
-        let due = from <= now + AHEAD;
+    /// Takes the time for something that costs so much, if there is some left.
+    pub fn take(&mut self, now: Instant, cost: Duration) -> bool {
+        let due = self.paid_at <= now + AHEAD;
         if due {
-            self.paid_at = from + PACE;
-            self.in_turn += 1;
+            self.charge(now, cost);
         }
         due
+    }
+
+    /// Takes the time for what was begun.
+    pub fn charge(&mut self, now: Instant, cost: Duration) {
+        self.paid_at = self.paid_at.max(now) + cost * SHARE;
+        self.in_turn += cost;
     }
 }
 
@@ -52,17 +63,18 @@ mod tests {
     fn a_burst_is_spread_over_turns_and_paid_for() {
         let mut budget = Budget::default();
         let start = Instant(1_000_000_000);
-        let mut made = 0;
-        for _ in 0..1000 {
+        let mut made = Duration::ZERO;
+        for _ in 0..10_000 {
             budget.begin_turn();
-            while !budget.turn_is_over() && budget.take(start) {
-                made += 1;
+            while !budget.turn_is_over() && budget.take(start, DENSE) {
+                made += DENSE;
             }
-            assert!(budget.in_turn <= TURN_MAX);
+            assert!(budget.in_turn < TURN + DENSE);
         }
-        let burst = AHEAD.as_nanos() / PACE.as_nanos();
-        assert!((burst..burst + 2).contains(&made), "{made} at one time");
+        let burst = AHEAD / SHARE;
+        assert!((burst..burst + 2 * DENSE).contains(&made), "{made:?} at one time");
         budget.begin_turn();
-        assert!(budget.take(start + PACE * 2) && !budget.take(start));
+        let later = start + DENSE * SHARE * 2;
+        assert!(budget.take(later, DENSE) && !budget.take(start, DENSE));
     }
 }

@@ -1,12 +1,12 @@
-//! Dense forms: what reclaim copies forward has lived long, and is written as zstd from then on,
-//! which holds more of most content than LZ4. No client waits for it, and it is done within a
-//! budget.
+//! Dense forms: what reclaim copies forward, and what a miss brings in, is written as zstd, which
+//! holds more of most content than LZ4. No client waits for it, and it is done within a budget.
 
 use forebay_block::BLOCK_SIZE;
 use forebay_codec::{DenseCompressor, dense_max};
 use forebay_format::EntryKind;
 
 use crate::Engine;
+use crate::budget::DENSE;
 use crate::index::Place;
 use crate::read::decode;
 use crate::tries::Tries;
@@ -29,13 +29,27 @@ impl Engine {
     /// there is one.
     pub(crate) fn make_dense(&mut self, payload: &[u8], place: &Place) -> Option<usize> {
         let packable = matches!(place.kind, EntryKind::Raw | EntryKind::Lz4);
-        let wanted = packable && self.config.compress && !self.is_emergency();
-        if !wanted || !self.dense.tries.is_due() || !self.background.take(self.now) {
+        if !packable || !self.may_make_dense() {
             return None;
         }
         let mut room = [0; BLOCK_SIZE];
         let block = decode(place, payload, &mut room)?;
-        let most = dense_max(payload.len());
+        self.encode_dense(block, dense_max(payload.len()))
+    }
+
+    /// The same for a block; `most` is the longest that is worth having.
+    pub(crate) fn make_block_dense(&mut self, block: &[u8], most: usize) -> Option<usize> {
+        if self.may_make_dense() { self.encode_dense(block, most) } else { None }
+    }
+
+    fn may_make_dense(&mut self) -> bool {
+        self.config.compress
+            && !self.is_emergency()
+            && self.dense.tries.is_due()
+            && self.background.take(self.now, DENSE)
+    }
+
+    fn encode_dense(&mut self, block: &[u8], most: usize) -> Option<usize> {
         let len = self.dense.compressor.compress(block, most, &mut self.codec_buf[..]);
         self.dense.tries.note(len.is_some());
         self.stats.dense_tries += 1;

@@ -15,6 +15,7 @@ use forebay_format::{EntryKind, NamedBase};
 use crate::Engine;
 use crate::alike::{Alike, Gate, Sketch};
 use crate::api::{ContentLocality, Effects};
+use crate::budget::{AGAINST, SEARCH};
 use crate::builder::{Against, Expect, Pending};
 use crate::index::{Key, Place};
 use crate::limits::SIMILAR_SHARE;
@@ -106,7 +107,7 @@ impl Engine {
         self.config.content == ContentLocality::Similar
             && !self.is_emergency()
             && self.similar.gate(volume).is_due()
-            && self.background.take(self.now)
+            && self.background.take(self.now, SEARCH)
     }
 
     /// Looks for a block that is like one with this sketch.
@@ -223,23 +224,42 @@ impl Engine {
 
     /// Adds what a miss brought in; false when there is no room now.
     pub(crate) fn push_admitted(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
-        let expect = Expect::Absent;
-        if is_zero(block) || !self.seeks_similar(key.volume()) {
-            return self.push_block(fx, key, block, false, expect);
+        let (dirty, expect, against) = (false, Expect::Absent, None);
+        if is_zero(block) {
+            return self.push_block(fx, key, block, dirty, expect);
         }
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        let sketch = Sketch::of(block);
-        if let Some((other, base)) = self.find_similar(key, &sketch)
-            && !self.locks.is_locked(other)
-            && let Some(bytes) = self.ram.peek(other).map(<[u8]>::to_vec)
-            && self.push_similar(key, block, &base, &bytes, ADMITTED_MAX, false, expect)
-        {
-            return true;
+        if self.seeks_similar(key.volume()) {
+            let sketch = Sketch::of(block);
+            if let Some((other, base)) = self.find_similar(key, &sketch)
+                && !self.locks.is_locked(other)
+                && let Some(bytes) = self.ram.peek(other).map(<[u8]>::to_vec)
+                && self.push_similar(key, block, &base, &bytes, ADMITTED_MAX, dirty, expect)
+            {
+                return true;
+            }
+            self.similar.note(&sketch, key);
         }
-        self.similar.note(&sketch, key);
-        self.push_filled(fx, key, block, false, expect)
+        let Some(len) = self.make_block_dense(block, dense_max(BLOCK_SIZE)) else {
+            return self.push_filled(fx, key, block, dirty, expect);
+        };
+        let bytes = &self.codec_buf[..len];
+        let (payload, crc) = (self.builder.push_packed(bytes), crc32c(bytes));
+        let (count, kind, len) = (1, EntryKind::Zstd, len as u16);
+        self.builder.pending.push(Pending {
+            key,
+            count,
+            kind,
+            dirty,
+            payload,
+            len,
+            crc,
+            expect,
+            against,
+        });
+        true
     }
 
     /// Adds a block against another one, or by its payload if it is equal, if that takes at most
@@ -259,6 +279,7 @@ impl Engine {
             return false;
         }
         self.stats.similar_tries += 1;
+        self.background.charge(self.now, AGAINST);
         if block == base_bytes {
             self.similar.gate(key.volume()).note_worth();
             self.push_duplicate(key, &base.place, dirty, expect);
