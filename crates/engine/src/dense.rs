@@ -10,6 +10,7 @@ use forebay_format::EntryKind;
 
 use crate::Engine;
 use crate::index::Place;
+use crate::pace::Pace;
 use crate::read::decode;
 use crate::tries::Tries;
 
@@ -24,39 +25,30 @@ const TURN_MAX: u32 = 8;
 /// What the engine needs for making dense forms.
 pub struct Dense {
     compressor: DenseCompressor,
-    /// When the blocks made so far are paid for.
-    paid_at: Instant,
+    pace: Pace,
     tries: Tries,
-    /// Blocks tried in this turn.
-    in_turn: u32,
 }
 
 impl Dense {
     /// Nothing has been made.
     pub fn new() -> Self {
-        let (paid_at, tries) = (Instant(0), Tries::default());
-        Self { compressor: DenseCompressor::new(), paid_at, tries, in_turn: 0 }
+        let (pace, tries) = (Pace::new(PACE, AHEAD, TURN_MAX), Tries::default());
+        Self { compressor: DenseCompressor::new(), pace, tries }
     }
 
     /// A turn of the event loop begins.
     pub fn begin_turn(&mut self) {
-        self.in_turn = 0;
+        self.pace.begin_turn();
     }
 
     /// Whether copying goes on in the next turn.
     pub fn turn_is_over(&self) -> bool {
-        self.in_turn >= TURN_MAX
+        self.pace.turn_is_over()
     }
 
     /// Whether another block may be tried now.
     fn is_due(&mut self, now: Instant) -> bool {
-        let from = self.paid_at.max(now);
-        let due = from <= now + AHEAD && self.tries.is_due();
-        if due {
-            self.paid_at = from + PACE;
-            self.in_turn += 1;
-        }
-        due
+        self.pace.is_due(now) && self.tries.is_due()
     }
 }
 
@@ -71,34 +63,12 @@ impl Engine {
         }
         let mut room = [0; BLOCK_SIZE];
         let block = decode(place, payload, &mut room)?;
+        self.dense.pace.pay(self.now);
         let most = dense_max(payload.len());
         let len = self.dense.compressor.compress(block, most, &mut self.codec_buf[..]);
         self.dense.tries.note(len.is_some());
         self.stats.dense_tries += 1;
         self.stats.dense_blocks += u64::from(len.is_some());
         len
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_burst_is_spread_over_turns_and_paid_for() {
-        let mut dense = Dense::new();
-        let start = Instant(1_000_000_000);
-        let mut made = 0;
-        for _ in 0..1000 {
-            dense.begin_turn();
-            while !dense.turn_is_over() && dense.is_due(start) {
-                made += 1;
-            }
-            assert!(dense.in_turn <= TURN_MAX);
-        }
-        let burst = AHEAD.as_nanos() / PACE.as_nanos();
-        assert!((burst..burst + 2).contains(&made), "{made} at one time");
-        dense.begin_turn();
-        assert!(dense.is_due(start + PACE * 2) && !dense.is_due(start));
     }
 }

@@ -162,7 +162,7 @@ impl Engine {
             trust: config.trust,
             trust_wanted: config.trust,
             index: Index::new(config.index_blocks),
-            ram: Ram::new(config.ram_bytes),
+            ram: Ram::new(config.ram_bytes, config.compress_ram),
             bases: KeyMap::default(),
             duplicates: Duplicates::new(),
             associates: Slab::default(),
@@ -328,6 +328,7 @@ impl Engine {
     pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
         self.dense.begin_turn();
+        self.ram.begin_turn(now);
         if matches!(self.state, State::Serving | State::Stopping) {
             self.release_delayed(fx);
             self.pump_log(fx);
@@ -398,12 +399,11 @@ impl Engine {
     pub fn stats(&self, now: Instant) -> Stats {
         let oldest = self.dirty.oldest();
         let stored = |kind: EntryKind| self.log.stored[kind as usize];
-        Stats {
+        let mut stats = Stats {
             cached_blocks: self.index.len(),
             dirty_blocks: self.dirty.blocks(),
             dirty_limit_blocks: self.dirty_limit(),
             fenced_blocks: self.fenced.len() as u64,
-            ram_blocks: self.ram.len() as u64,
             associate_blocks: self.bases.len() as u64,
             raw_blocks: stored(EntryKind::Raw),
             lz4_blocks: stored(EntryKind::Lz4),
@@ -417,7 +417,9 @@ impl Engine {
             requests_in_flight: self.ops.len() as u64,
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             ..self.stats.clone()
-        }
+        };
+        self.ram.report(&mut stats);
+        stats
     }
 
     // What the paths share.

@@ -151,7 +151,8 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
          {} refused starts, {} MiB checked, {} deltas ({} written whole again), \
-         {} duplicates, {} dense, {} events, {} failing seeds",
+         {} duplicates, {} dense, {} compressed in RAM ({} found there), {} events, \
+         {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -164,6 +165,8 @@ fn line(totals: &Totals) -> String {
         t.rebased,
         t.duplicates,
         t.dense,
+        t.packed,
+        t.unpacked,
         t.events,
         totals.failures.len()
     )

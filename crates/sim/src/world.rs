@@ -72,6 +72,10 @@ pub struct Tally {
     pub duplicates: u64,
     /// Blocks that reclaim wrote again in a denser form, by the same servers.
     pub dense: u64,
+    /// Blocks compressed in RAM, and found there, by the same servers.
+    pub packed: u64,
+    /// See `packed`.
+    pub unpacked: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
     /// The last crash came after the whole script.
@@ -93,6 +97,8 @@ impl Tally {
         self.duplicates += other.duplicates;
         self.dense += other.dense;
         self.rebased += other.rebased;
+        self.packed += other.packed;
+        self.unpacked += other.unpacked;
     }
 }
 
@@ -477,6 +483,8 @@ impl World {
             self.tally.duplicates += stats.duplicate_blocks;
             self.tally.dense += stats.dense_blocks;
             self.tally.rebased += stats.rebased_blocks;
+            self.tally.packed += stats.ram_compression_tries;
+            self.tally.unpacked += stats.ram_compressed_hit_blocks;
         }
     }
 
