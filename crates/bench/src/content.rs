@@ -11,12 +11,14 @@ pub enum Content {
     Random,
     /// Rows as sysbench fills its tables with: an id, a number, 120 and 60 digits.
     Database,
+    /// The same rows, in blocks of which the last half is free.
+    Pages,
     /// Words, the frequent ones more often.
     Text,
 }
 
 impl Content {
-    /// Every kind with its name.
+    /// The kinds that are measured each by itself, with their names.
     pub const ALL: [(&'static str, Self); 3] =
         [("random", Self::Random), ("database", Self::Database), ("text", Self::Text)];
 
@@ -29,11 +31,14 @@ impl Content {
             row += 1;
             match self {
                 Self::Random => out.extend_from_slice(&numbers.next().to_le_bytes()),
-                Self::Database => push_row(&mut out, row, &mut numbers),
+                Self::Database | Self::Pages => push_row(&mut out, row, &mut numbers),
                 Self::Text => push_word(&mut out, &mut numbers),
             }
         }
         out.truncate(len);
+        if self == Self::Pages {
+            out.chunks_exact_mut(4096).for_each(|block| block[2048..].fill(0));
+        }
         out
     }
 }

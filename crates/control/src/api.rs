@@ -70,6 +70,10 @@ pub struct CacheStatus {
     /// before the first.
     #[serde(default)]
     pub written_per_stored_byte: Option<f64>,
+    /// Bytes of blocks held in RAM for each byte of it that they take: above 1 is what compression
+    /// gains. `null` while there are none.
+    #[serde(default)]
+    pub held_per_ram_byte: Option<f64>,
     /// Bytes newer than on the primary: what is at risk should the device be lost.
     pub dirty_bytes: u64,
     /// Dirty bytes at which writes wait for destaging.
@@ -294,6 +298,7 @@ impl CacheStatus {
             held_per_used_byte: ratio(bytes("cached_blocks"), count("log_used_bytes")),
             written_per_byte: ratio(count("log_bytes"), count("write_bytes")),
             written_per_stored_byte: ratio(count("log_bytes"), bytes("log_blocks")),
+            held_per_ram_byte: ratio(bytes("ram_blocks"), count("ram_bytes")),
             dirty_bytes: bytes("dirty_blocks"),
             dirty_limit_bytes: bytes("dirty_limit_blocks"),
             oldest_dirty_seconds: count("oldest_dirty_nanos") as f64 / 1e9,

@@ -42,6 +42,7 @@ pub fn pool(status: &PoolStatus) -> String {
         out += &(written.unwrap_or_default() + "\n");
         out += &kinds(status);
     }
+    out += &ram(status);
     out += &format!(
         "at risk  {} not on the primaries yet, limit {}; the oldest waits {:.1} s of {:.0} s\n",
         Size(cache.dirty_bytes),
@@ -71,6 +72,20 @@ pub fn pool(status: &PoolStatus) -> String {
         out += &format!("serves   {endpoint}\n");
     }
     out + &volumes(&status.volumes)
+}
+
+/// What is in RAM; nothing while that is empty.
+fn ram(status: &PoolStatus) -> String {
+    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
+    let bytes = |name: &str| count(name) * forebay_block::BLOCK_SIZE as u64;
+    status.cache.held_per_ram_byte.map_or_else(String::new, |gain| {
+        format!(
+            "RAM      {} of data in {}, {gain:.1} to 1; {} of it compressed\n",
+            Size(bytes("ram_blocks")),
+            Size(count("ram_bytes")),
+            Size(bytes("ram_compressed_blocks")),
+        )
+    })
 }
 
 /// How the blocks in the cache are stored, and what that spares.

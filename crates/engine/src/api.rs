@@ -209,6 +209,8 @@ pub struct ShardConfig {
     pub destage_depth: u32,
     /// Whether payloads are compressed.
     pub compress: bool,
+    /// Whether the RAM tier keeps what is less recent in compressed form.
+    pub compress_ram: bool,
     /// How rewritten blocks are stored.
     pub content: ContentLocality,
     /// Whether the device keeps its writes only after a flush.

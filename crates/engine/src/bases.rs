@@ -93,7 +93,7 @@ impl Engine {
         // What is to happen to the block when the record is closed may take its base away.
         let usable = young
             && room
-            && self.ram.peek(self.base_in_ram(key)).is_some()
+            && self.ram.contains(self.base_in_ram(key))
             && !self.builder.may_change(key);
         usable.then_some(base)
     }

@@ -1,15 +1,26 @@
 //! Dense forms: what reclaim copies forward, and what a miss brings in, is written as zstd, which
 //! holds more of most content than LZ4. No client waits for it, and it is done within a budget.
 
+use std::time::Duration;
+
 use forebay_block::BLOCK_SIZE;
 use forebay_codec::{DenseCompressor, dense_max};
 use forebay_format::EntryKind;
 
 use crate::Engine;
-use crate::budget::DENSE;
 use crate::index::Place;
+use crate::pace::Pace;
 use crate::read::decode;
 use crate::tries::Tries;
+
+/// Decoding a block and encoding it by zstd.
+const COST: Duration = Duration::from_micros(15);
+
+/// What may be spent on dense forms and on looking for similar blocks: one part in so many of a
+/// processor; reclaim copies in bursts of a segment.
+pub fn background() -> Pace {
+    Pace::new(12, Duration::from_secs(1), Duration::from_micros(50))
+}
 
 /// What the engine needs for making dense forms.
 pub struct Dense {
@@ -37,16 +48,16 @@ impl Engine {
         self.encode_dense(block, dense_max(payload.len()))
     }
 
-    /// The same for a block; `most` is the longest that is worth having.
-    pub(crate) fn make_block_dense(&mut self, block: &[u8], most: usize) -> Option<usize> {
-        if self.may_make_dense() { self.encode_dense(block, most) } else { None }
+    /// The same for a block.
+    pub(crate) fn make_block_dense(&mut self, block: &[u8]) -> Option<usize> {
+        if self.may_make_dense() { self.encode_dense(block, dense_max(BLOCK_SIZE)) } else { None }
     }
 
     fn may_make_dense(&mut self) -> bool {
         self.config.compress
             && !self.is_emergency()
             && self.dense.tries.is_due()
-            && self.background.take(self.now, DENSE)
+            && self.background.take(self.now, COST)
     }
 
     fn encode_dense(&mut self, block: &[u8], most: usize) -> Option<usize> {

@@ -324,10 +324,11 @@ impl Engine {
                 .try_into()
                 .expect("a block's length");
             // While it is locked, RAM may have a version that has no place in the log yet.
-            let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
-            if let Some(bytes) = in_ram {
-                room.copy_from_slice(bytes);
-            } else if place.kind == EntryKind::Zero {
+            let sees_ram = !self.locks.is_locked(key);
+            if sees_ram && self.ram.peek(key, |bytes| room.copy_from_slice(bytes)).is_some() {
+                continue;
+            }
+            if place.kind == EntryKind::Zero {
                 room.fill(0);
             } else if let Some(base) = destage.versions[i].base {
                 deltas.push((i, SsdItem { key, place }, base));

@@ -81,7 +81,10 @@ impl Engine {
         let near = self.is_near(seq) && self.is_young(seq);
         let room = self.duplicates.sharers < self.index.capacity() / BASES_SHARE;
         // While it is locked, RAM may have a version that has no place in the log yet.
-        let same = || !self.locks.is_locked(other) && self.ram.peek(other) == Some(block);
+        let same = || {
+            !self.locks.is_locked(other)
+                && self.ram.peek(other, |bytes| bytes == block) == Some(true)
+        };
         (place.kind.is_whole() && near && room && same()).then_some(place)
     }
 

@@ -21,9 +21,8 @@ use crate::api::{
 };
 use crate::associate::Associate;
 use crate::bases::Base;
-use crate::budget::Budget;
 use crate::builder::Builder;
-use crate::dense::Dense;
+use crate::dense::{self, Dense};
 use crate::destage::Destage;
 use crate::dirty::Dirty;
 use crate::duplicates::Duplicates;
@@ -33,6 +32,7 @@ use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::locks::Locks;
 use crate::log::Log;
 use crate::op::{InFlight, Op, Ticket};
+use crate::pace::Pace;
 use crate::ram::{KeyMap, Ram};
 use crate::reclaim::Reclaim;
 use crate::recover::Recovery;
@@ -96,7 +96,7 @@ pub struct Engine {
     pub(crate) dense: Dense,
     pub(crate) similar: Similar,
     /// What may be spent on what no client waits for.
-    pub(crate) background: Budget,
+    pub(crate) background: Pace,
     pub(crate) policy: Box<dyn EvictionPolicy + Send>,
     /// Blocks written to a primary that has not flushed them yet, and the most there were of late.
     pub(crate) unflushed_blocks: u64,
@@ -169,7 +169,7 @@ impl Engine {
             trust: config.trust,
             trust_wanted: config.trust,
             index: Index::new(config.index_blocks),
-            ram: Ram::new(config.ram_bytes),
+            ram: Ram::new(config.ram_bytes, config.compress_ram),
             bases: KeyMap::default(),
             duplicates: Duplicates::new(),
             associates: Slab::default(),
@@ -181,7 +181,7 @@ impl Engine {
             codec: Compressor::new(),
             dense: Dense::new(),
             similar: Similar::new(is_similar, config.index_blocks),
-            background: Budget::default(),
+            background: dense::background(),
             policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
             unflushed_blocks: 0,
             unflushed_peak: 0,
@@ -338,6 +338,7 @@ impl Engine {
     pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
         self.background.begin_turn();
+        self.ram.begin_turn(now);
         if matches!(self.state, State::Serving | State::Stopping) {
             self.release_delayed(fx);
             self.pump_log(fx);
@@ -408,12 +409,11 @@ impl Engine {
     pub fn stats(&self, now: Instant) -> Stats {
         let oldest = self.dirty.oldest();
         let stored = |kind: EntryKind| self.log.stored[kind as usize];
-        Stats {
+        let mut stats = Stats {
             cached_blocks: self.index.len(),
             dirty_blocks: self.dirty.blocks(),
             dirty_limit_blocks: self.dirty_limit(),
             fenced_blocks: self.fenced.len() as u64,
-            ram_blocks: self.ram.len() as u64,
             associate_blocks: self.bases.len() as u64,
             raw_blocks: stored(EntryKind::Raw),
             lz4_blocks: stored(EntryKind::Lz4),
@@ -430,7 +430,9 @@ impl Engine {
             requests_in_flight: self.ops.len() as u64,
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             ..self.stats.clone()
-        }
+        };
+        self.ram.report(&mut stats);
+        stats
     }
 
     // What the paths share.

@@ -312,8 +312,8 @@ impl Engine {
             }
             let base = self.base_of_associate(key);
             // While it is locked, RAM may have a version that has no place in the log yet.
-            let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
-            if let Some(block) = in_ram.map(<[u8]>::to_vec) {
+            let sees_ram = !self.locks.is_locked(key);
+            if let Some(block) = self.ram.peek(key, <[u8]>::to_vec).filter(|_| sees_ram) {
                 self.rebase(&item, block);
             } else if self.is_associate_written(&base, &place) {
                 self.reclaim.as_mut().expect("it goes on").rebasing += 1;
@@ -472,8 +472,8 @@ impl Engine {
     /// goes on to say that they are lost.
     fn rescue(&mut self, reclaim: &mut Reclaim, key: Key, place: Place) {
         // While it is locked, RAM may have a version that has no place in the log yet.
-        let in_ram = self.ram.peek(key).filter(|_| !self.locks.is_locked(key));
-        let bytes = in_ram.map(<[u8]>::to_vec);
+        let sees_ram = !self.locks.is_locked(key);
+        let bytes = self.ram.peek(key, <[u8]>::to_vec).filter(|_| sees_ram);
         match bytes {
             Some(bytes) => {
                 reclaim.bytes += bytes.len();

@@ -8,6 +8,8 @@
 //! time. One level: only what is stored whole is a base. It counts as living in its segment, as the
 //! base of a delta does, and is found again by reclaim and recovery as a shared payload is.
 
+use std::time::Duration;
+
 use forebay_block::{BLOCK_SIZE, Completion, VolumeId};
 use forebay_codec::{SimilarCompressor, crc32c, dense_max, is_zero};
 use forebay_format::{EntryKind, NamedBase};
@@ -15,7 +17,6 @@ use forebay_format::{EntryKind, NamedBase};
 use crate::Engine;
 use crate::alike::{Alike, Gate, Sketch};
 use crate::api::{ContentLocality, Effects};
-use crate::budget::{AGAINST, SEARCH};
 use crate::builder::{Against, Expect, Pending};
 use crate::index::{Key, Place};
 use crate::limits::SIMILAR_SHARE;
@@ -23,6 +24,11 @@ use crate::op::Ticket;
 use crate::read::decode;
 use crate::reclaim::Copied;
 use crate::slab::{Id, Slab};
+
+/// Taking the features of a block, and looking them up.
+const SEARCH: Duration = Duration::from_micros(6);
+/// Encoding a block against another, and decoding both.
+const AGAINST: Duration = Duration::from_micros(30);
 
 /// What is known of blocks like one that is copied.
 #[derive(Debug)]
@@ -147,15 +153,20 @@ impl Engine {
         let Some((other, base)) = self.find_similar(*key, &sketch) else {
             return Like::None(sketch);
         };
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        let in_ram = self.ram.peek(other).filter(|_| !self.locks.is_locked(other));
-        match in_ram.map(<[u8]>::to_vec) {
+        match self.bytes_in_ram(other) {
             Some(bytes) => Like::Found(sketch, base, bytes),
             None if self.log.is_written(base.place.segment, base.place.offset) => {
                 Like::OnDevice(sketch, base)
             }
             None => Like::None(sketch),
         }
+    }
+
+    /// The newest bytes of a block, if RAM has them.
+    fn bytes_in_ram(&self, key: Key) -> Option<Vec<u8>> {
+        // While it is locked, RAM may have a version that has no place in the log yet.
+        let sees_ram = !self.locks.is_locked(key);
+        if sees_ram { self.ram.peek(key, <[u8]>::to_vec) } else { None }
     }
 
     /// Reads the payload of a block that is like one to be copied.
@@ -231,18 +242,19 @@ impl Engine {
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        if self.seeks_similar(key.volume()) {
+        let in_time = !self.background.turn_is_over();
+        if in_time && self.seeks_similar(key.volume()) {
             let sketch = Sketch::of(block);
             if let Some((other, base)) = self.find_similar(key, &sketch)
-                && !self.locks.is_locked(other)
-                && let Some(bytes) = self.ram.peek(other).map(<[u8]>::to_vec)
+                && let Some(bytes) = self.bytes_in_ram(other)
                 && self.push_similar(key, block, &base, &bytes, ADMITTED_MAX, dirty, expect)
             {
                 return true;
             }
             self.similar.note(&sketch, key);
         }
-        let Some(len) = self.make_block_dense(block, dense_max(BLOCK_SIZE)) else {
+        let dense = if in_time { self.make_block_dense(block) } else { None };
+        let Some(len) = dense else {
             return self.push_filled(fx, key, block, dirty, expect);
         };
         let bytes = &self.codec_buf[..len];

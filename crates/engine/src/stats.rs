@@ -20,6 +20,12 @@ pub struct Stats {
     pub ram_hit_blocks: u64,
     pub ssd_hit_blocks: u64,
     pub primary_read_blocks: u64,
+    /// Blocks found compressed in RAM, for reads and as bases of deltas.
+    pub ram_compressed_hit_blocks: u64,
+    /// Blocks compressed when their place in RAM was needed, and those dropped instead since the
+    /// budget for it was spent.
+    pub ram_compression_tries: u64,
+    pub ram_compression_refusals: u64,
     pub reads: u64,
     pub read_bytes: u64,
     pub writes: u64,
@@ -77,6 +83,10 @@ pub struct Stats {
     /// Dirty blocks that cannot be read back any more.
     pub fenced_blocks: u64,
     pub ram_blocks: u64,
+    /// Bytes of RAM that those take, and of these what the compressed ones take.
+    pub ram_bytes: u64,
+    pub ram_compressed_blocks: u64,
+    pub ram_compressed_bytes: u64,
     /// Blocks stored as deltas, or against similar ones.
     pub associate_blocks: u64,
     /// Blocks stored against similar ones.
@@ -146,5 +156,7 @@ sums! {
     payload_bytes, log_used_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
     destage_writes, cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors,
     primary_errors, throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks,
-    ram_blocks, index_bytes, index_capacity, segments, segments_free, requests_in_flight,
+    ram_blocks, ram_bytes, ram_compressed_blocks, ram_compressed_bytes, ram_compressed_hit_blocks,
+    ram_compression_tries, ram_compression_refusals, index_bytes, index_capacity, segments,
+    segments_free, requests_in_flight,
 }

@@ -314,6 +314,7 @@ fn shards_of(
             dirty_limit_percent: config.cache.dirty_limit.0,
             destage_depth: u32::try_from(depth).expect("the depth is small"),
             compress: config.cache.compress,
+            compress_ram: config.cache.compress,
             content: config.cache.content,
             cache_volatile,
             buffers: BufPool::default(),

@@ -100,30 +100,49 @@ impl Recent {
     /// Brings a block in, or makes it recent; returns its place, which may have been another
     /// block's. Nothing where there is no room for any.
     pub fn put(&mut self, key: u64) -> Option<u32> {
-        if self.capacity == 0 {
-            return None;
-        }
         if let Some(place) = self.touch(key) {
             return Some(place);
         }
-        if self.map.len() == self.capacity {
-            let oldest = self.links[self.oldest as usize].key;
+        let place = self.free_place().or_else(|| {
+            let (oldest, _) = self.oldest()?;
             self.forget(oldest);
-        }
-        let link = Link { key, newer: NONE, older: NONE };
-        let place = match self.free.pop() {
-            Some(place) => {
-                self.links[place as usize] = link;
-                place
-            }
-            None => {
-                self.links.push(link);
-                self.links.len() as u32 - 1
-            }
-        };
+            self.free.pop()
+        })?;
+        self.links[place as usize] = Link { key, newer: NONE, older: NONE };
         self.map.insert(key, place);
         self.link_newest(place);
         Some(place)
+    }
+
+    /// The least recent block, and its place.
+    #[must_use]
+    pub fn oldest(&self) -> Option<(u64, u32)> {
+        self.links.get(self.oldest as usize).map(|link| (link.key, self.oldest))
+    }
+
+    /// Whether the next block to come in takes another one's place.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty() && self.links.len() == self.capacity
+    }
+
+    /// A free place, if there is one, for the owner to use otherwise: no block gets it until
+    /// [`Recent::take_back`].
+    pub fn lend(&mut self) -> Option<u32> {
+        self.free_place()
+    }
+
+    /// A place that was lent is free again.
+    pub fn take_back(&mut self, place: u32) {
+        self.free.push(place);
+    }
+
+    fn free_place(&mut self) -> Option<u32> {
+        if self.free.is_empty() && self.links.len() < self.capacity {
+            self.links.push(Link { key: 0, newer: NONE, older: NONE });
+            return Some(self.links.len() as u32 - 1);
+        }
+        self.free.pop()
     }
 
     /// Gives a block's place to another key, which loses the one it had.
@@ -203,6 +222,19 @@ mod tests {
         assert_eq!((recent.len(), recent.find(2)), (2, places[1]));
         recent.rename(77, 2);
         assert_eq!((recent.len(), recent.find(2)), (1, None));
+    }
+
+    #[test]
+    fn a_lent_place_is_no_block_s() {
+        let mut recent = Recent::new(2);
+        let lent = recent.lend().expect("both are free");
+        let other = recent.put(1).expect("one is");
+        assert!(recent.is_full() && lent != other);
+        assert_eq!((recent.put(2), recent.oldest()), (Some(other), Some((2, other))));
+        recent.take_back(lent);
+        assert!(!recent.is_full());
+        assert_eq!((recent.put(3), recent.oldest()), (Some(lent), Some((2, other))));
+        assert_eq!(Recent::new(0).put(1), None);
     }
 
     #[test]

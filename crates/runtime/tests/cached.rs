@@ -41,6 +41,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             dirty_limit_percent: 50,
             destage_depth: 16,
             compress: true,
+            compress_ram: true,
             content: ContentLocality::Rewrite,
             cache_volatile: true,
             buffers,

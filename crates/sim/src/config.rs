@@ -62,6 +62,8 @@ pub struct Setup {
     pub destage_depth: u32,
     /// Whether payloads are compressed.
     pub compress: bool,
+    /// Whether the RAM tier compresses.
+    pub compress_ram: bool,
     /// How rewritten blocks are stored.
     pub content: ContentLocality,
     /// The cache device.
@@ -95,6 +97,7 @@ impl Setup {
                 volume(&mut rng, mode, WINDOWS_BYTES_MAX / count)
             })
             .collect();
+        let (compress_ram, small_ram) = ram(seed);
         let segment_size = rng.pick(&[64 * KIB, 64 * KIB, 128 * KIB, 256 * KIB]) as u32;
         let segments = rng.pick(&[8, 9, 10, 12, 16, 24, 40]);
         let index_all = segments * u64::from(segment_size) / 4096;
@@ -129,13 +132,20 @@ impl Setup {
             volumes,
             segment_size,
             segments,
-            ram_bytes: rng.pick(&[0, 16 * KIB, 64 * KIB, 256 * KIB, 4096 * KIB]),
+            ram_bytes: small_ram.unwrap_or(rng.pick(&[
+                0,
+                16 * KIB,
+                64 * KIB,
+                256 * KIB,
+                4096 * KIB,
+            ])),
             index_blocks: rng.pick(&[index_all, index_all * 3 / 2, index_all * 3 / 2]),
             eviction: rng.pick(&Eviction::NAMES.map(|(_, eviction)| eviction)),
             write_cache_depth: Duration::from_millis(rng.pick(&[2, 20, 200, 30_000])),
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),
+            compress_ram,
             content: content(seed),
             cache,
             primary,
@@ -193,6 +203,14 @@ fn mode_set(rng: &mut Rng) -> Vec<Mode> {
         8 => vec![Mode::WriteBack, Mode::WriteThrough, Mode::WriteAround],
         _ => Mode::NAMES.iter().map(|&(_, mode)| mode).collect(),
     }
+}
+
+/// Whether the RAM tier compresses, and sizes at which it does so much. With numbers of its own, so
+/// that the rest of a seed stays as it is.
+fn ram(seed: u64) -> (bool, Option<u64>) {
+    let mut rng = Rng::new(seed ^ 0x0ca3_9ac4);
+    let size = rng.pick(&[32 * KIB, 40 * KIB, 64 * KIB, 96 * KIB]);
+    (rng.percent(75), rng.percent(40).then_some(size))
 }
 
 fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {

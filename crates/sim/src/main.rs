@@ -151,7 +151,8 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
          {} refused starts, {} MiB checked, {} deltas ({} written whole again), \
-         {} duplicates, {} dense, {} similar, {} events, {} failing seeds",
+         {} duplicates, {} dense, {} similar, {} compressed in RAM ({} found there), {} events, \
+         {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -165,6 +166,8 @@ fn line(totals: &Totals) -> String {
         t.duplicates,
         t.dense,
         t.similar,
+        t.packed,
+        t.unpacked,
         t.events,
         totals.failures.len()
     )

@@ -546,6 +546,13 @@ impl World {
             {
                 return Err(self.fail(format!("shard {shard}: kinds do not add up: {s:?}")));
             }
+            if s.ram_compressed_blocks > s.ram_blocks
+                || s.ram_compressed_bytes > s.ram_bytes
+                || s.ram_bytes > self.setup.ram_bytes
+                || s.ram_compressed_blocks > s.ram_compression_tries
+            {
+                return Err(self.fail(format!("shard {shard}: RAM does not add up: {s:?}")));
+            }
             if self.is_idle() && s.requests_in_flight != 0 {
                 let what = format!("shard {shard}: {} requests never end", s.requests_in_flight);
                 return Err(self.fail(what));

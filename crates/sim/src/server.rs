@@ -271,6 +271,7 @@ fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
         dirty_limit_percent: setup.dirty_limit_percent,
         destage_depth: setup.destage_depth,
         compress: setup.compress,
+        compress_ram: setup.compress_ram,
         content: setup.content,
         cache_volatile: setup.cache.volatile,
         buffers: BufPool::default(),

@@ -74,6 +74,10 @@ pub struct Tally {
     pub dense: u64,
     /// Blocks written against similar ones, by the same servers.
     pub similar: u64,
+    /// Blocks compressed in RAM, and found there, by the same servers.
+    pub packed: u64,
+    /// See `packed`.
+    pub unpacked: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
     /// The last crash came after the whole script.
@@ -96,6 +100,8 @@ impl Tally {
         self.dense += other.dense;
         self.similar += other.similar;
         self.rebased += other.rebased;
+        self.packed += other.packed;
+        self.unpacked += other.unpacked;
     }
 }
 
@@ -481,6 +487,8 @@ impl World {
             self.tally.dense += stats.dense_blocks;
             self.tally.similar += stats.similar_written;
             self.tally.rebased += stats.rebased_blocks;
+            self.tally.packed += stats.ram_compression_tries;
+            self.tally.unpacked += stats.ram_compressed_hit_blocks;
         }
     }
 

@@ -46,6 +46,11 @@ impl Layout {
         Self { blocks, cache_bytes: 256 << 20, ram_bytes: 96 << 20, content, rewrites: false }
     }
 
+    /// 64 MiB of pages that nearly fit a RAM tier of three quarters of that in compressed form.
+    pub fn compressed_ram() -> Self {
+        Self { ram_bytes: 48 << 20, content: Content::Pages, ..Self::ram() }
+    }
+
     /// 64 MiB of database rows that are written again with little changes; so much RAM.
     pub fn rewrites(ram_bytes: u64) -> Self {
         let (blocks, content) = (64 << 20 >> 12, Content::Database);
@@ -327,6 +332,7 @@ fn config(layout: &Layout) -> ShardConfig {
         dirty_limit_percent: 50,
         destage_depth: 32,
         compress: true,
+        compress_ram: true,
         content: ContentLocality::Rewrite,
         cache_volatile: true,
         buffers: BufPool::new(Arena::new(48 << 20)),

@@ -94,6 +94,7 @@ type Measure = Box<dyn Fn(usize) -> anyhow::Result<Vec<f64>>>;
 fn measurements() -> Vec<(String, Option<f64>, Measure)> {
     let mut all: Vec<(String, Option<f64>, Measure)> = Vec::new();
     all.push(("read, RAM hit".to_owned(), Some(1.5), Box::new(ram_hits)));
+    all.push(("read, RAM hit, compressed".to_owned(), Some(3.0), Box::new(compressed_hits)));
     for (name, content) in Content::ALL {
         let measure = move |rounds| ssd_hits(content, rounds);
         all.push((format!("read, SSD hit, {name}"), Some(3.0), Box::new(measure)));
@@ -120,6 +121,31 @@ fn ram_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
             let cost = harness.reads(ops, harness.layout().blocks)?;
             let after = harness.stats();
             ensure!(after.ram_hit_blocks - before.ram_hit_blocks == ops, "all hit RAM");
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Reads that hit RAM, of which a good part is compressed. The limit is that of an SSD hit.
+fn compressed_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::compressed_ram())?;
+    harness.fill()?;
+    let ops = 200_000;
+    // The tier finds its balance.
+    (0..5).try_for_each(|_| harness.reads(ops, harness.layout().blocks).map(|_| ()))?;
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            let cost = harness.reads(ops, harness.layout().blocks)?;
+            let after = harness.stats();
+            let hits = after.ram_hit_blocks - before.ram_hit_blocks;
+            let compressed = after.ram_compressed_hit_blocks - before.ram_compressed_hit_blocks;
+            println!(
+                "{:.1} % of reads hit RAM, {:.1} % compressed; {:.2} bytes held for each",
+                100.0 * hits as f64 / ops as f64,
+                100.0 * compressed as f64 / ops as f64,
+                (after.ram_blocks * BLOCK as u64) as f64 / after.ram_bytes as f64
+            );
             Ok(cost)
         })
         .collect()

@@ -1,0 +1,85 @@
+//! A budget of processor time for what may as well not be done: so much on average, some of it
+//! ahead of time since there is more to do at one time than at another, and little in one turn of
+//! the event loop, for which clients wait. Costs are what was measured, since the engine has no
+//! clock of its own.
+
+use std::time::Duration;
+
+use forebay_block::Instant;
+
+/// How far the budget has been spent.
+#[derive(Debug)]
+pub struct Pace {
+    /// One part in so many of a processor, on average.
+    share: u32,
+    /// How far ahead of that it may be.
+    ahead: Duration,
+    /// Time in a turn; what is begun is ended.
+    turn: Duration,
+    /// When all that was done is paid for.
+    paid_at: Instant,
+    /// Spent in this turn.
+    in_turn: Duration,
+}
+
+impl Pace {
+    /// Nothing has been spent.
+    pub fn new(share: u32, ahead: Duration, turn: Duration) -> Self {
+        Self { share, ahead, turn, paid_at: Instant(0), in_turn: Duration::ZERO }
+    }
+
+    /// A turn of the event loop begins.
+    pub fn begin_turn(&mut self) {
+        self.in_turn = Duration::ZERO;
+    }
+
+    /// Whether nothing more is to be done in this turn.
+    pub fn turn_is_over(&self) -> bool {
+        self.in_turn >= self.turn
+    }
+
+    /// Whether there is time left, apart from what a turn may take.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.paid_at <= now + self.ahead
+    }
+
+    /// Takes the time for something that costs so much, if there is some left.
+    pub fn take(&mut self, now: Instant, cost: Duration) -> bool {
+        let due = self.is_due(now);
+        if due {
+            self.charge(now, cost);
+        }
+        due
+    }
+
+    /// Takes the time for what is done anyway.
+    pub fn charge(&mut self, now: Instant, cost: Duration) {
+        self.paid_at = self.paid_at.max(now) + cost * self.share;
+        self.in_turn += cost;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_is_spread_over_turns_and_paid_for() {
+        let (share, ahead, turn) = (10, Duration::from_millis(100), Duration::from_micros(100));
+        let cost = Duration::from_micros(14);
+        let mut pace = Pace::new(share, ahead, turn);
+        let start = Instant(1_000_000_000);
+        let mut done = Duration::ZERO;
+        for _ in 0..1000 {
+            pace.begin_turn();
+            while !pace.turn_is_over() && pace.take(start, cost) {
+                done += cost;
+            }
+            assert!(pace.in_turn < turn + cost);
+        }
+        let burst = ahead / share;
+        assert!((burst..burst + 2 * cost).contains(&done), "{done:?} at one time");
+        pace.begin_turn();
+        assert!(pace.take(start + cost * share * 2, cost) && !pace.take(start, cost));
+    }
+}
