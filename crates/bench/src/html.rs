@@ -47,9 +47,10 @@ pub fn page(report: &Report, earlier: Option<&Report>) -> String {
     out += "<h2>Figures</h2>\n";
     out += &table(&report.table());
     out += "<p>gain: against no-cache. hits: blocks read that came from the cache. SSD/byte: \
-            bytes written to the SSD for each byte that was written to the disk. CPU s: seconds of \
-            processor time in the measured time, of all programs started for it. steady: the worst \
-            interval of the measured time's second half against the median one.</p>\n";
+            bytes written to the SSD for each byte that was written to the disk. held: bytes of \
+            blocks for each byte of the SSD in use, at the end. CPU s: seconds of processor time \
+            in the measured time, of all programs started for it. steady: the worst interval of \
+            the measured time's second half against the median one.</p>\n";
     out += &gains(report);
     if report.groups.len() <= DETAILED {
         for group in &report.groups {

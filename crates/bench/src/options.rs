@@ -42,15 +42,16 @@ pub enum SetUp {
     Nbdkit,
 }
 
-/// A simpler way to store blocks.
+/// Another way to store blocks.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Stored {
     name: &'static str,
     flags: &'static [&'static str],
 }
 
-/// Every one: each block by itself, compressed or not.
-const STORED: [Stored; 2] = [
+/// Every one: also against others that are like it; each block by itself, compressed or not.
+const STORED: [Stored; 3] = [
+    Stored { name: "similar", flags: &["--content=similar"] },
     Stored { name: "independent", flags: &["--content=independent"] },
     Stored { name: "raw", flags: &["--content=independent", "--no-compression"] },
 ];
@@ -105,8 +106,9 @@ fn model(text: &str) -> Result<String, String> {
 #[group(skip)]
 pub struct Shared {
     /// What to measure, in this order: no-cache, a mode of the cache (write-back, write-through,
-    /// write-around, write-only), bare-ssd, nbdkit; to compare how blocks are stored, independent
-    /// and raw: write-back without deltas and shared payloads, and without compression too
+    /// write-around, write-only), bare-ssd, nbdkit; to compare how blocks are stored, in
+    /// write-back: similar, also against others that are like them; independent, without deltas
+    /// and shared payloads; raw, without compression too
     #[arg(
         long,
         value_name = "LIST",

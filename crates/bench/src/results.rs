@@ -192,6 +192,13 @@ impl Measured {
         Some(figure("log_bytes")? / written)
     }
 
+    /// Bytes of blocks for each byte of the SSD in use, at the end, headers and garbage included.
+    pub fn held_per_byte(&self) -> Option<f64> {
+        let figure = |name: &str| self.figures.get(name).copied();
+        let used = figure("log_used_bytes").filter(|bytes| *bytes > 0.0)?;
+        Some(figure("cached_blocks")? * 4096.0 / used)
+    }
+
     /// CPU seconds of all programs, if they were watched.
     pub fn cpu_total(&self) -> Option<f64> {
         (!self.cpu.is_empty()).then(|| self.cpu.values().sum())
@@ -303,7 +310,7 @@ impl Report {
     pub fn table(&self) -> Table {
         let mut table = Table::new(&[
             "load", "set-up", &self.unit, "gain", "mean ms", "95 %", "99 %", "max", "hits",
-            "SSD/byte", "CPU s", "steady", "bound",
+            "SSD/byte", "held", "CPU s", "steady", "bound",
         ]);
         for group in &self.groups {
             for one in &group.results {
@@ -322,6 +329,7 @@ impl Report {
                     millis(|latency| latency.max_ms),
                     optional(one.hit_ratio, |ratio| format!("{:.1} %", ratio * 100.0)),
                     optional(one.written_per_byte(), |bytes| format!("{bytes:.2}")),
+                    optional(one.held_per_byte(), |bytes| format!("{bytes:.2}")),
                     optional(one.cpu_total(), short),
                     optional(one.steadiness(), short),
                     optional(one.figures.get(BOUND).copied(), short),

@@ -16,10 +16,11 @@ struct Moment {
     reads: u64,
     dirty: Option<f64>,
     counters: Vec<u64>,
+    levels: Vec<u64>,
 }
 
 /// The counters of the cache that are kept in the figures.
-const KEPT: [&str; 20] = [
+const KEPT: [&str; 24] = [
     "ram_hit_blocks",
     "ssd_hit_blocks",
     "primary_read_blocks",
@@ -34,12 +35,26 @@ const KEPT: [&str; 20] = [
     "delta_bytes",
     "duplicate_blocks",
     "dense_blocks",
+    "delta_tries",
+    "similar_written",
+    "ram_compressed_hit_blocks",
+    "rebased_blocks",
     "cpu_nanos",
     "write_bytes",
     "flushes",
     "cache_flushes",
     "primary_flushes",
     "throttled_nanos",
+];
+
+/// The levels of the cache that are kept as they are at the end.
+const LEVELS: [&str; 6] = [
+    "cached_blocks",
+    "log_used_bytes",
+    "associate_blocks",
+    "similar_blocks",
+    "ram_blocks",
+    "ram_bytes",
 ];
 
 /// What was observed.
@@ -67,6 +82,7 @@ pub fn watch<T>(
         let limit = count("dirty_limit_blocks");
         moment.dirty = (limit > 0).then(|| count("dirty_blocks") as f64 / limit as f64);
         moment.counters = KEPT.map(count).to_vec();
+        moment.levels = LEVELS.map(count).to_vec();
         moment
     };
     let (outcome, moments) = std::thread::scope(|scope| {
@@ -111,6 +127,9 @@ impl Observed {
         }
         for ((name, first), last) in KEPT.iter().zip(&first.counters).zip(&last.counters) {
             measured.figures.insert((*name).to_owned(), last.saturating_sub(*first) as f64);
+        }
+        for (name, level) in LEVELS.iter().zip(&last.levels) {
+            measured.figures.insert((*name).to_owned(), *level as f64);
         }
     }
 }
