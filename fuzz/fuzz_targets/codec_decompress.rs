@@ -1,7 +1,10 @@
 //! Payloads of any bytes, and sound ones with any bytes changed: an error, or a whole block.
 #![no_main]
 
-use forebay_codec::{BLOCK_BYTES, Compressor, DenseCompressor, decompress, decompress_dense};
+use forebay_codec::{
+    BLOCK_BYTES, Compressor, DenseCompressor, SimilarCompressor, apply_similar, decompress,
+    decompress_dense,
+};
 use forebay_fuzz::{block, change};
 use libfuzzer_sys::fuzz_target;
 
@@ -25,6 +28,9 @@ fn lz4(payload: &[u8], block: &mut [u8]) -> bool {
 fuzz_target!(|data: &[u8]| {
     check(data, lz4);
     check(data, decompress_dense);
+    let base = block(&data[data.len() / 2..]);
+    let against = |payload: &[u8], block: &mut [u8]| apply_similar(&base[..], payload, block);
+    check(data, against);
     let Some((changes, texture)) = data.split_at_checked(CHANGES) else { return };
     let mut payload = [0; BLOCK_BYTES];
     if let Some(len) = Compressor::new().compress(&block(texture), &mut payload) {
@@ -37,5 +43,10 @@ fuzz_target!(|data: &[u8]| {
         change(&mut payload[..len], changes);
         check(&payload[..len], decompress_dense);
         check(&payload[..len - usize::from(changes[0]) % len], decompress_dense);
+    }
+    let mut similar = SimilarCompressor::new();
+    if let Some(len) = similar.compress(&base[..], &block(texture)[..], most, &mut payload) {
+        change(&mut payload[..len], changes);
+        check(&payload[..len], against);
     }
 });

@@ -128,8 +128,9 @@ fn run_for(
     let threads = args.database.threads;
     let mut pgbench = server.client("pgbench")?;
     pgbench
-        .args(["--no-vacuum", "--progress=1", "--random-seed=1", "--log", "--jobs=2"])
-        .arg(format!("--client={}", threads.max(2)))
+        .args(["--no-vacuum", "--progress=1", "--random-seed=1", "--log"])
+        .arg(format!("--jobs={}", threads.min(2)))
+        .arg(format!("--client={threads}"))
         .arg(format!("--time={seconds}"))
         .arg(format!("--scale={}", args.scale))
         .arg(format!("--log-prefix={}", prefix.display()))

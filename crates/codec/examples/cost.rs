@@ -1,15 +1,16 @@
 //! CPU time per 4 KiB block of everything in this crate, for blocks like those of real volumes:
 //! `cargo run --release -p forebay-codec --example cost [FILE]...`. Each FILE is measured too,
 //! cut into blocks. Times are the best of several rounds; sizes are the share left, blocks that do
-//! not shrink by an eighth counted whole. Then size and time of `lz4_flex`'s own compressor; then
-//! size, time to compress and to decode of zstd, where what shrinks at all counts.
+//! not shrink by an eighth counted whole. Then size and time of `lz4_flex`'s own compressor; size,
+//! time to compress and to decode of zstd, where what shrinks at all counts; time for a block's
+//! features, and size, time to compress and to decode of zstd against a similar block.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use forebay_codec::{
-    BLOCK_BYTES, COMPRESSED_MAX, Compressor, DenseCompressor, crc32c, decompress, decompress_dense,
-    is_zero,
+    BLOCK_BYTES, COMPRESSED_MAX, Compressor, DenseCompressor, SimilarCompressor, apply_similar,
+    crc32c, decompress, decompress_dense, features, is_zero,
 };
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
@@ -18,8 +19,18 @@ const ROUNDS: usize = 9;
 
 fn main() {
     println!(
-        "{:24} {:>7} {:>6} {:>10} {:>8} {:>8} {:>8} {:>16} {:>24}",
-        "blocks", "shrunk", "size", "compress", "decode", "crc32c", "is_zero", "lz4_flex", "zstd"
+        "{:24} {:>7} {:>6} {:>10} {:>8} {:>8} {:>8} {:>16} {:>24} {:>9} {:>24}",
+        "blocks",
+        "shrunk",
+        "size",
+        "compress",
+        "decode",
+        "crc32c",
+        "is_zero",
+        "lz4_flex",
+        "zstd",
+        "features",
+        "similar"
     );
     let kinds: [(&str, Maker); 5] = [
         ("random", random),
@@ -98,11 +109,47 @@ fn report(name: &str, blocks: &[Vec<u8>]) {
     let dense_decode = best(&payloads, |payload| {
         assert!(decompress_dense(black_box(payload), &mut out), "compressed a moment ago");
     });
+    let sketch = best(blocks, |block| {
+        black_box(features(black_box(block)));
+    });
+    // Each is a block with some bytes put in and some changed.
+    let likes: Vec<Vec<u8>> = blocks.iter().map(|block| like(block)).collect();
+    let mut similar = SimilarCompressor::new();
+    let mut lens = Vec::new();
+    let mut bases = blocks.iter().cycle();
+    let similar_encode = best(&likes, |like| {
+        let base = bases.next().expect("there are as many");
+        lens.push(similar.compress(base, black_box(like), most, &mut out).unwrap_or(most));
+    });
+    let payloads: Vec<Vec<u8>> = blocks
+        .iter()
+        .zip(&likes)
+        .map(|(base, like)| {
+            let len = similar.compress(base, like, most, &mut out).expect("it is like its base");
+            out[..len].to_vec()
+        })
+        .collect();
+    let mut bases = blocks.iter().cycle();
+    let similar_decode = best(&payloads, |payload| {
+        let base = bases.next().expect("there are as many");
+        assert!(apply_similar(base, black_box(payload), &mut out), "compressed a moment ago");
+    });
+    let similar_size = share(lens.iter().take(blocks.len()).sum(), blocks);
     println!(
         "{name:24.24} {shrunk:6.1}% {size:6.3} {compress:7.2} us {decode:5.2} us {crc:5.2} us \
          {zero:5.3} us {flex_size:6.3} {flex:6.2} us {dense_size:6.3} {dense_encode:6.2} us \
-         {dense_decode:5.2} us"
+         {dense_decode:5.2} us {sketch:6.2} us {similar_size:6.3} {similar_encode:6.2} us \
+         {similar_decode:5.2} us"
     );
+}
+
+/// A block that is like another one: a line more, and every so many bytes one changed.
+fn like(block: &[u8]) -> Vec<u8> {
+    let mut out =
+        [&block[..1000], b"a line that the other one does not have", &block[1000..]].concat();
+    out.truncate(BLOCK_BYTES);
+    out.iter_mut().step_by(401).for_each(|byte| *byte ^= 0x55);
+    out
 }
 
 /// `bytes` as a share of the blocks' own.

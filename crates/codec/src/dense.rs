@@ -19,6 +19,15 @@ pub fn dense_max(len: usize) -> usize {
     len - len.div_ceil(SAVES)
 }
 
+/// Makes frames of what is needed alone.
+pub(crate) fn compressor() -> Compressor<'static> {
+    let mut compressor = Compressor::new(LEVEL).expect("there is memory for the tables");
+    compressor.include_contentsize(false).expect("a frame may be without its size");
+    compressor.include_checksum(false).expect("a frame may be without a checksum");
+    compressor.include_dictid(false).expect("a frame may be without its dictionary's number");
+    compressor
+}
+
 /// Compresses blocks, one after another.
 pub struct DenseCompressor(Compressor<'static>);
 
@@ -35,10 +44,7 @@ impl DenseCompressor {
     /// If there is no memory for them.
     #[must_use]
     pub fn new() -> Self {
-        let mut compressor = Compressor::new(LEVEL).expect("there is memory for the tables");
-        compressor.include_contentsize(false).expect("a frame may be without its size");
-        compressor.include_checksum(false).expect("a frame may be without a checksum");
-        Self(compressor)
+        Self(compressor())
     }
 
     /// Compresses a block to the front of `out` and returns the payload's length, or nothing if

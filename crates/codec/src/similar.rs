@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::ResetDirective;
 
-use crate::dense::LEVEL;
+use crate::dense::{LEVEL, compressor};
 use crate::{BLOCK_BYTES, crc32c};
 
 /// Features of a block at most.
@@ -81,11 +81,7 @@ impl SimilarCompressor {
     /// If there is no memory for them.
     #[must_use]
     pub fn new() -> Self {
-        let mut compressor = Compressor::new(LEVEL).expect("there is memory for the tables");
-        compressor.include_contentsize(false).expect("a frame may be without its size");
-        compressor.include_checksum(false).expect("a frame may be without a checksum");
-        compressor.include_dictid(false).expect("a frame may be without its dictionary's number");
-        Self(compressor)
+        Self(compressor())
     }
 
     /// Compresses a block against another one to the front of `out` and returns the payload's

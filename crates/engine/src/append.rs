@@ -10,7 +10,7 @@ use forebay_format::{Entry, EntryKind, Lsn, PAGE, RecordHeader, encode_record, f
 
 use crate::Engine;
 use crate::api::{Effects, Health, Target};
-use crate::builder::{Expect, Payload, Pending};
+use crate::builder::{Expect, Form, Payload, Pending};
 use crate::index::{Key, Place};
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::{OpenSegment, RecordInFlight, SealingSegment, SegmentState};
@@ -86,25 +86,11 @@ impl Engine {
         } else {
             None
         };
-        let (kind, payload, bytes) = match packed {
-            Some(len) => {
-                let bytes = &self.codec_buf[..len];
-                (EntryKind::Lz4, self.builder.push_packed(bytes), bytes)
-            }
-            None => (EntryKind::Raw, self.builder.push_whole(block), block),
+        let form = match packed {
+            Some(len) => self.builder.pack(EntryKind::Lz4, &self.codec_buf[..len]),
+            None => self.builder.push_raw(block, crc32c(block)),
         };
-        let (len, crc) = (bytes.len() as u16, crc32c(bytes));
-        self.builder.pending.push(Pending {
-            key,
-            count: 1,
-            kind,
-            dirty,
-            payload,
-            len,
-            crc,
-            expect,
-            against: None,
-        });
+        self.builder.push_form(key, form, dirty, expect);
         true
     }
 
@@ -122,32 +108,16 @@ impl Engine {
         if self.push_copy_as_similar(copy, now) {
             return true;
         }
-        let (kind, payload, len, crc) = match self.make_dense(bytes, place) {
-            Some(len) => {
-                let bytes = &self.codec_buf[..len];
-                let payload = self.builder.push_packed(bytes);
-                (EntryKind::Zstd, payload, len as u16, crc32c(bytes))
-            }
+        let form = match self.make_dense(bytes, place) {
+            Some(len) => self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]),
             None if place.kind != now.kind => {
                 return self.push_block(fx, *key, bytes, dirty, expect);
             }
-            None if place.kind == EntryKind::Raw => {
-                (place.kind, self.builder.push_whole(bytes), place.len, place.crc)
-            }
-            None => (place.kind, self.builder.push_packed(bytes), place.len, place.crc),
+            None if place.kind == EntryKind::Raw => self.builder.push_raw(bytes, place.crc),
+            // Not reckoned anew: it goes with the bytes from where they were written first.
+            None => Form { crc: place.crc, ..self.builder.pack(place.kind, bytes) },
         };
-        let (key, count, against) = (*key, 1, None);
-        self.builder.pending.push(Pending {
-            key,
-            count,
-            kind,
-            dirty,
-            payload,
-            len,
-            crc,
-            expect,
-            against,
-        });
+        self.builder.push_form(*key, form, dirty, expect);
         true
     }
 

@@ -16,7 +16,7 @@ use forebay_format::{EntryKind, SegmentSeq};
 
 use crate::Engine;
 use crate::api::{ContentLocality, Effects};
-use crate::builder::{Expect, Pending};
+use crate::builder::Expect;
 use crate::duplicates::fingerprint;
 use crate::index::{Key, Place};
 use crate::limits::BASES_SHARE;
@@ -116,19 +116,8 @@ impl Engine {
         let Some(len) = self.codec.compress_delta(old, block, &mut self.codec_buf[..]) else {
             return false;
         };
-        let bytes = &self.codec_buf[..len];
-        let (payload, crc) = (self.builder.push_packed(bytes), forebay_codec::crc32c(bytes));
-        self.builder.pending.push(Pending {
-            key,
-            count: 1,
-            kind: EntryKind::Delta,
-            dirty: true,
-            payload,
-            len: len as u16,
-            crc,
-            expect: Expect::Over(base),
-            against: None,
-        });
+        let form = self.builder.pack(EntryKind::Delta, &self.codec_buf[..len]);
+        self.builder.push_form(key, form, true, Expect::Over(base));
         if kept_at == key {
             self.ram.rename(key, base_key(key));
         }

@@ -4,6 +4,7 @@
 //! put behind the entries if they fit the header's page, else behind the last whole block.
 
 use forebay_block::{BufPool, IoBuf};
+use forebay_codec::crc32c;
 use forebay_format::{
     ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq,
 };
@@ -74,6 +75,21 @@ pub struct Pending {
     pub crc: u32,
     /// When it counts.
     pub expect: Expect,
+    /// What a similar block is stored against.
+    pub against: Option<Against>,
+}
+
+/// How one block is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// How its payload is to be read.
+    pub kind: EntryKind,
+    /// Where the bytes are.
+    pub payload: Payload,
+    /// How many.
+    pub len: u16,
+    /// Their checksum.
+    pub crc: u32,
     /// What a similar block is stored against.
     pub against: Option<Against>,
 }
@@ -155,8 +171,14 @@ impl Builder {
         1 + whole + if front <= PAGE { 0 } else { packed.div_ceil(PAGE) }
     }
 
+    /// Adds a block as it is, with its checksum, without an entry.
+    pub fn push_raw(&mut self, block: &[u8], crc: u32) -> Form {
+        let (kind, payload) = (EntryKind::Raw, self.push_whole(block));
+        Form { kind, payload, len: block.len() as u16, crc, against: None }
+    }
+
     /// Adds a whole block; returns its payload.
-    pub fn push_whole(&mut self, block: &[u8]) -> Payload {
+    fn push_whole(&mut self, block: &[u8]) -> Payload {
         let page = 1 + self.whole;
         let end = (page + 1) * PAGE;
         if self.buf.len() < end {
@@ -175,8 +197,21 @@ impl Builder {
         self.buf = larger;
     }
 
+    /// Adds the entry of a block.
+    pub fn push_form(&mut self, key: Key, form: Form, dirty: bool, expect: Expect) {
+        let Form { kind, payload, len, crc, against } = form;
+        let count = 1;
+        self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+    }
+
+    /// Adds a payload, encoded so, without an entry.
+    pub fn pack(&mut self, kind: EntryKind, bytes: &[u8]) -> Form {
+        let (payload, len, crc) = (self.push_packed(bytes), bytes.len() as u16, crc32c(bytes));
+        Form { kind, payload, len, crc, against: None }
+    }
+
     /// Adds an encoded payload; returns it.
-    pub fn push_packed(&mut self, bytes: &[u8]) -> Payload {
+    fn push_packed(&mut self, bytes: &[u8]) -> Payload {
         let at = self.packed.len();
         self.packed.extend_from_slice(bytes);
         self.packed.resize(self.packed.len().next_multiple_of(8), 0);

@@ -18,7 +18,7 @@ use forebay_codec::crc32c;
 use forebay_format::{Lsn, SegmentSeq};
 
 use crate::Engine;
-use crate::builder::{Expect, Payload, Pending, Shared};
+use crate::builder::{Expect, Form, Payload, Shared};
 use crate::index::{Key, Place};
 use crate::limits::BASES_SHARE;
 use crate::ram::KeyMap;
@@ -98,19 +98,8 @@ impl Engine {
         let Place { segment, offset, kind, len, crc, .. } = *place;
         let seq = self.log.segments[segment as usize].seq;
         let payload = Payload::Shared(Shared { seq, segment, offset });
-        let count = 1;
-        let against = None;
-        self.builder.pending.push(Pending {
-            key,
-            count,
-            kind,
-            dirty,
-            payload,
-            len,
-            crc,
-            expect,
-            against,
-        });
+        let form = Form { kind, payload, len, crc, against: None };
+        self.builder.push_form(key, form, dirty, expect);
         self.stats.duplicate_blocks += 1;
     }
 

@@ -11,13 +11,13 @@
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, VolumeId};
-use forebay_codec::{SimilarCompressor, crc32c, dense_max, is_zero};
+use forebay_codec::{SimilarCompressor, dense_max, is_zero};
 use forebay_format::{EntryKind, NamedBase};
 
 use crate::Engine;
 use crate::alike::{Alike, Gate, Sketch};
 use crate::api::{ContentLocality, Effects};
-use crate::builder::{Against, Expect, Pending};
+use crate::builder::{Against, Expect, Form};
 use crate::index::{Key, Place};
 use crate::limits::SIMILAR_SHARE;
 use crate::op::Ticket;
@@ -235,7 +235,7 @@ impl Engine {
 
     /// Adds what a miss brought in; false when there is no room now.
     pub(crate) fn push_admitted(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
-        let (dirty, expect, against) = (false, Expect::Absent, None);
+        let (dirty, expect) = (false, Expect::Absent);
         if is_zero(block) {
             return self.push_block(fx, key, block, dirty, expect);
         }
@@ -257,20 +257,8 @@ impl Engine {
         let Some(len) = dense else {
             return self.push_filled(fx, key, block, dirty, expect);
         };
-        let bytes = &self.codec_buf[..len];
-        let (payload, crc) = (self.builder.push_packed(bytes), crc32c(bytes));
-        let (count, kind, len) = (1, EntryKind::Zstd, len as u16);
-        self.builder.pending.push(Pending {
-            key,
-            count,
-            kind,
-            dirty,
-            payload,
-            len,
-            crc,
-            expect,
-            against,
-        });
+        let form = self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]);
+        self.builder.push_form(key, form, dirty, expect);
         true
     }
 
@@ -301,19 +289,8 @@ impl Engine {
         let Some(len) = self.similar.compressor.compress(base_bytes, block, most, out) else {
             return false;
         };
-        let bytes = &self.codec_buf[..len];
-        let (payload, crc) = (self.builder.push_packed(bytes), crc32c(bytes));
-        self.builder.pending.push(Pending {
-            key,
-            count: 1,
-            kind: EntryKind::Similar,
-            dirty,
-            payload,
-            len: len as u16,
-            crc,
-            expect,
-            against: Some(*base),
-        });
+        let form = self.builder.pack(EntryKind::Similar, &self.codec_buf[..len]);
+        self.builder.push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
         self.similar.gate(key.volume()).note_worth();
         self.stats.similar_written += 1;
         self.stats.similar_bytes += len as u64;
