@@ -136,7 +136,10 @@ impl Engine {
             limit_blocks: limit,
             oldest_age: self.now.since(oldest),
             age_max: self.config.write_cache_depth,
-            quiet: self.now.since(self.last_foreground),
+            quiet: match self.ops.len() {
+                0 => self.now.since(self.last_foreground),
+                _ => Duration::ZERO,
+            },
             draining: self.draining
                 || self.log_pressed
                 || self.health == Health::Draining

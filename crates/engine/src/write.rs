@@ -43,6 +43,8 @@ impl Engine {
             self.reply(fx, id, Ok(()), buf);
             return;
         }
+        let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
+        let bypass = bypass.filter(|_| !streams || !self.is_rewritten(volume, blocks));
         let mode = self.volume(volume).config.mode;
         let write = self.ops.insert(Op::Write(WriteOp {
             id,
@@ -73,6 +75,15 @@ impl Engine {
             return;
         }
         self.lock_blocks(write, fx);
+    }
+
+    /// Whether a write that looks like part of a stream is of a place that is written over and
+    /// over, as a database's log and doublewrite buffer are: it would be a write of the primary
+    /// each time. Of a stream one block in a request is counted, which disturbs little.
+    fn is_rewritten(&mut self, volume: VolumeId, blocks: BlockRange) -> bool {
+        let first = Key::new(volume, blocks.first).0;
+        self.policy.asked(first);
+        self.policy.is_frequent(first)
     }
 
     /// The whole blocks inside a range; the short last block of a volume counts as whole.

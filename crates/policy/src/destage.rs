@@ -19,8 +19,9 @@ use forebay_block::Instant;
 
 /// Length of a window in which the fastest foreground request is looked for.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Silence on the foreground after which the primary counts as idle.
-const QUIET: Duration = Duration::from_millis(200);
+/// Silence of the clients after which the primary counts as idle. Databases pause for a second or
+/// three when their log is full; to begin with everything then makes the next requests wait.
+const QUIET: Duration = Duration::from_secs(5);
 /// Share of the limit, in percent, above which foreground latency no longer counts.
 const URGENT_PERCENT: u64 = 90;
 /// Share of the largest age, in percent, at which destaging for age begins.
@@ -50,7 +51,7 @@ pub struct DestageState {
     pub oldest_age: Duration,
     /// Age that no dirty block should exceed: the write-cache depth.
     pub age_max: Duration,
-    /// Time since the last foreground request to the primary.
+    /// Time since a client last waited for anything.
     pub quiet: Duration,
     /// Whether everything is to be destaged now.
     pub draining: bool,

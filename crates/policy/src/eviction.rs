@@ -94,6 +94,11 @@ pub trait EvictionPolicy {
     /// Looks at the memory that [`EvictionPolicy::asked`] will need for a block soon.
     fn warm(&self, _key: u64) {}
 
+    /// Whether a block was asked for several times of late.
+    fn is_frequent(&self, _key: u64) -> bool {
+        false
+    }
+
     /// Whether a missed block enters the cache device.
     fn admits(&mut self, _key: u64) -> bool {
         true

@@ -22,6 +22,9 @@ const KEEP: f32 = 0.5;
 /// What any block must exceed: a block asked for once has not been asked for again.
 const ONCE: f32 = 1.0;
 
+/// So often a block is asked for several times.
+const FREQUENT: u8 = 4;
+
 /// Eviction and admission by frequency.
 #[derive(Clone, Debug)]
 pub struct Frequency {
@@ -47,6 +50,10 @@ impl EvictionPolicy for Frequency {
 
     fn warm(&self, key: u64) {
         self.sketch.warm(key);
+    }
+
+    fn is_frequent(&self, key: u64) -> bool {
+        self.sketch.estimate(key) >= FREQUENT
     }
 
     fn admits(&mut self, key: u64) -> bool {
@@ -108,6 +115,15 @@ mod tests {
         assert!(!policy.admits(1), "as often as what leaves");
         policy.asked(1);
         assert!(policy.admits(1));
+    }
+
+    #[test]
+    fn what_was_asked_for_several_times_is_told() {
+        let mut policy = Frequency::new(1000);
+        asked(&mut policy, 1, 3);
+        assert!(!policy.is_frequent(1));
+        asked(&mut policy, 1, 1);
+        assert!(policy.is_frequent(1) && !policy.is_frequent(2));
     }
 
     #[test]

@@ -56,8 +56,8 @@ fn a_drain_and_a_quiet_primary_take_the_full_depth() {
     let now = foreground(&mut pacer, 1000, 20, SLOW);
     assert_eq!(pacer.allowance(&DestageState { draining: true, ..calm(now) }), DEPTH);
     let quiet = |ms| DestageState { quiet: Duration::from_millis(ms), ..calm(now) };
-    assert_eq!(pacer.allowance(&quiet(199)), 0);
-    assert_eq!(pacer.allowance(&quiet(200)), DEPTH);
+    assert_eq!(pacer.allowance(&quiet(4_999)), 0);
+    assert_eq!(pacer.allowance(&quiet(5_000)), DEPTH);
 }
 
 #[test]

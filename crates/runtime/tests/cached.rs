@@ -11,7 +11,9 @@ use forebay_block::{
     VolumeId,
 };
 use forebay_device::{BlockDevice, Clock, MemoryDevice};
-use forebay_engine::{ContentLocality, Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig};
+use forebay_engine::{
+    Bypass, ContentLocality, Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig,
+};
 use forebay_runtime::{Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
 use forebay_volume::{Registry, Volume};
 
@@ -197,6 +199,32 @@ fn connect(pool: &Pool, name: &str, script: Vec<Io>) -> Receiver<Completion> {
     pool.listen(vec![listener], Arc::new(factory)).unwrap();
     let _stream = std::os::unix::net::UnixStream::connect(path).unwrap();
     hear
+}
+
+/// A database's log and doublewrite buffer look like streams each time they are written.
+#[test]
+fn what_is_written_over_and_over_passes_the_cache_by_a_few_times_only() {
+    let world = World::new();
+    let pool = world.pool(1);
+    pool.set_eviction(Eviction::Frequency);
+    let mut passed = Vec::new();
+    for round in 0..8 {
+        let (piece, area) = (256 << 10, 2 << 20);
+        let writes = (0..area).step_by(piece).map(|at| {
+            let buf = IoBuf::copy_of(&vec![round; piece]);
+            Io::write(IoTag(at as u64), at as u64, buf)
+        });
+        let script: Vec<Io> = writes.collect();
+        let count = script.len();
+        let answers = connect(&pool, &format!("over-{round}"), script);
+        for _ in 0..count {
+            answers.recv_timeout(Duration::from_secs(30)).expect("answered").result.unwrap();
+        }
+        passed.push(pool.stats().unwrap().total.bypassed_by[Bypass::Sequential as usize]);
+    }
+    assert!(passed[0] > 0, "a stream passes: {passed:?}");
+    assert!(passed[4] == passed[7], "none of the last four rounds does: {passed:?}");
+    assert!(pool.stop(true).complete);
 }
 
 #[test]
