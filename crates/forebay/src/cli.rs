@@ -166,7 +166,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "POLICY", value_parser = parse_eviction)]
     eviction: Option<Eviction>,
     /// How blocks are stored that equal or resemble what was written before: rewrite (as deltas,
-    /// equal ones once), independent [default: rewrite]
+    /// equal ones once), similar (also against other blocks), independent [default: rewrite]
     #[arg(long, value_name = "SETTING", value_parser = parse_content)]
     content: Option<ContentLocality>,
     /// Store blocks as they are
