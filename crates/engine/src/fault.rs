@@ -122,6 +122,7 @@ impl Engine {
             self.index = crate::index::Index::new(1);
             self.bases.clear();
             self.log.payload_bytes = 0;
+            self.log.stored = [0; EntryKind::NUMBERS];
         }
         self.poll(now, fx);
     }

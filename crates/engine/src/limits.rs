@@ -37,7 +37,7 @@ pub const SIMILAR_SHARE: u64 = 2;
 pub const TRIES_REFUSED_MAX: u32 = 64;
 /// See [`TRIES_REFUSED_MAX`].
 pub const TRY_ONE_IN: u32 = 16;
-/// Blocks stored as deltas that reclaim puts together at once.
+/// Blocks that reclaim puts together at once, and copies for which it reads a similar block.
 pub const REBASES_MAX: usize = 32;
 /// Destage writes of one volume that may wait for the primary's flush.
 pub const DESTAGED_UNFLUSHED_MAX: usize = 4096;

@@ -494,6 +494,7 @@ impl Engine {
     pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
         while !self.background.turn_is_over()
+            && reclaim.seeking < REBASES_MAX
             && let Some(mut copy) = reclaim.to_copy.pop_front()
         {
             let Copied { key, place, .. } = copy;
@@ -509,7 +510,7 @@ impl Engine {
             if let Like::OnDevice(sketch, base) = copy.like {
                 reclaim.seeking += 1;
                 self.read_similar(copy, sketch, base, fx);
-                if reclaim.seeking >= REBASES_MAX { break } else { continue }
+                continue;
             }
             let done = match place.kind {
                 EntryKind::Lost => {

@@ -252,6 +252,7 @@ impl Engine {
         self.dirty = crate::dirty::Dirty::default();
         self.log.segments.fill(Segment::default());
         self.log.payload_bytes = 0;
+        self.log.stored = [0; EntryKind::NUMBERS];
         self.log.free = self.log.segments.len() as u64;
     }
 
