@@ -33,7 +33,7 @@ const TAG_BITS: u32 = 16;
 const EMPTY: u64 = u64::MAX;
 
 /// Blocks by their features: in each slot the last one that had a feature which falls there.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Alike {
     slots: Vec<u64>,
 }

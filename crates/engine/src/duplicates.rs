@@ -80,11 +80,7 @@ impl Engine {
         let seq = self.log.segments[place.segment as usize].seq;
         let near = self.is_near(seq) && self.is_young(seq);
         let room = self.duplicates.sharers < self.index.capacity() / BASES_SHARE;
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        let same = || {
-            !self.locks.is_locked(other)
-                && self.ram.peek(other, |bytes| bytes == block) == Some(true)
-        };
+        let same = || self.peek_applied(other, |bytes| bytes == block) == Some(true);
         (place.kind.is_whole() && near && room && same()).then_some(place)
     }
 
@@ -107,9 +103,15 @@ impl Engine {
     /// `index`; returns how many segments back the payload lies.
     pub(crate) fn share(&mut self, key: Key, old: &Shared, index: usize) -> u16 {
         self.duplicates.unsettled.insert(key, self.log.next_lsn);
-        let seq = self.log.segments[index].seq;
-        self.note_sharer(key, old.segment as usize, old.seq, seq);
-        u16::try_from(seq.0 - old.seq.0).expect("only near payloads are shared")
+        self.name_payload(key, old.segment, old.seq, index)
+    }
+
+    /// An entry of the block, in the segment at position `index`, names a payload in segment `old`,
+    /// at position `at`; returns how many segments back that is.
+    pub(crate) fn name_payload(&mut self, key: Key, at: u32, old: SegmentSeq, index: usize) -> u16 {
+        let now = self.log.segments[index].seq;
+        self.note_sharer(key, at as usize, old, now);
+        u16::try_from(now.0 - old.0).expect("only near payloads are named")
     }
 
     /// Notes, unless the footer will, that a block has a payload in segment `old`, at position

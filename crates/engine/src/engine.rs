@@ -437,6 +437,13 @@ impl Engine {
 
     // What the paths share.
 
+    /// What `look` makes of a block's newest applied bytes, if RAM has them.
+    pub(crate) fn peek_applied<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
+        // While it is locked, RAM may have a version that has no place in the log yet.
+        let sees_ram = !self.locks.is_locked(key);
+        if sees_ram { self.ram.peek(key, look) } else { None }
+    }
+
     pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
         self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
     }

@@ -311,9 +311,7 @@ impl Engine {
                 continue;
             }
             let base = self.base_of_associate(key);
-            // While it is locked, RAM may have a version that has no place in the log yet.
-            let sees_ram = !self.locks.is_locked(key);
-            if let Some(block) = self.ram.peek(key, <[u8]>::to_vec).filter(|_| sees_ram) {
+            if let Some(block) = self.peek_applied(key, <[u8]>::to_vec) {
                 self.rebase(&item, block);
             } else if self.is_associate_written(&base, &place) {
                 self.reclaim.as_mut().expect("it goes on").rebasing += 1;
@@ -471,10 +469,7 @@ impl Engine {
     /// A dirty block's bytes are bad. If RAM has them, they are written from there; else the log
     /// goes on to say that they are lost.
     fn rescue(&mut self, reclaim: &mut Reclaim, key: Key, place: Place) {
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        let sees_ram = !self.locks.is_locked(key);
-        let bytes = self.ram.peek(key, <[u8]>::to_vec).filter(|_| sees_ram);
-        match bytes {
+        match self.peek_applied(key, <[u8]>::to_vec) {
             Some(bytes) => {
                 reclaim.bytes += bytes.len();
                 debug_assert_eq!(bytes.len(), BLOCK_SIZE);

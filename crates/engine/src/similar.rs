@@ -153,20 +153,13 @@ impl Engine {
         let Some((other, base)) = self.find_similar(*key, &sketch) else {
             return Like::None(sketch);
         };
-        match self.bytes_in_ram(other) {
+        match self.peek_applied(other, <[u8]>::to_vec) {
             Some(bytes) => Like::Found(sketch, base, bytes),
             None if self.log.is_written(base.place.segment, base.place.offset) => {
                 Like::OnDevice(sketch, base)
             }
             None => Like::None(sketch),
         }
-    }
-
-    /// The newest bytes of a block, if RAM has them.
-    fn bytes_in_ram(&self, key: Key) -> Option<Vec<u8>> {
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        let sees_ram = !self.locks.is_locked(key);
-        if sees_ram { self.ram.peek(key, <[u8]>::to_vec) } else { None }
     }
 
     /// Reads the payload of a block that is like one to be copied.
@@ -246,7 +239,7 @@ impl Engine {
         if in_time && self.seeks_similar(key.volume()) {
             let sketch = Sketch::of(block);
             if let Some((other, base)) = self.find_similar(key, &sketch)
-                && let Some(bytes) = self.bytes_in_ram(other)
+                && let Some(bytes) = self.peek_applied(other, <[u8]>::to_vec)
                 && self.push_similar(key, block, &base, &bytes, ADMITTED_MAX, dirty, expect)
             {
                 return true;
@@ -301,9 +294,7 @@ impl Engine {
     /// at position `index`.
     pub(crate) fn name_base(&mut self, key: Key, base: &Against, index: usize) -> NamedBase {
         let Place { segment, offset, len, kind, .. } = base.place;
-        let seq = self.log.segments[index].seq;
-        self.note_sharer(key, segment as usize, base.seq, seq);
-        let back = u16::try_from(seq.0 - base.seq.0).expect("only near payloads are bases");
+        let back = self.name_payload(key, segment, base.seq, index);
         NamedBase { back, offset, len, kind }
     }
 }
