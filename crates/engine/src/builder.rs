@@ -1,7 +1,8 @@
 //! The record being put together: blocks of many clients, copies and admissions share it.
 //!
 //! Whole blocks go straight to their page of the final buffer; compressed ones are collected and
-//! put behind the entries if they fit the header's page, else behind the last whole block.
+//! put behind the entries, or behind the last whole block if there is one and they do not fit the
+//! header's page.
 
 use forebay_block::{BufPool, IoBuf};
 use forebay_codec::crc32c;
@@ -168,7 +169,10 @@ impl Builder {
 
     fn pages_with(&self, whole: usize, packed: usize, more_entries: usize) -> usize {
         let front = front_bytes(self.pending.len() + more_entries) + packed;
-        1 + whole + if front <= PAGE { 0 } else { packed.div_ceil(PAGE) }
+        match whole {
+            0 => front.div_ceil(PAGE),
+            _ => 1 + whole + if front <= PAGE { 0 } else { packed.div_ceil(PAGE) },
+        }
     }
 
     /// Adds a block as it is, with its checksum, without an entry.
@@ -252,7 +256,8 @@ impl Builder {
     /// Where packed payloads start in the finished record.
     pub fn packed_at(&self) -> usize {
         let front = front_bytes(self.pending.len());
-        if front + self.packed.len() <= PAGE { front } else { (1 + self.whole) * PAGE }
+        let behind_entries = self.whole == 0 || front + self.packed.len() <= PAGE;
+        if behind_entries { front } else { (1 + self.whole) * PAGE }
     }
 
     /// The finished record's buffer, without header and entries, and an empty builder. Bytes that
@@ -284,4 +289,60 @@ impl Builder {
 
 fn front_bytes(entries: usize) -> usize {
     (RECORD_HEADER_BYTES + entries * ENTRY_BYTES).next_multiple_of(8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_block::{Arena, VolumeId};
+
+    const LEN: usize = 1500;
+
+    /// A builder with a block for each number: one as it is for 0, else a payload of [`LEN`] bytes.
+    fn with(blocks: &[u8]) -> Builder {
+        let mut builder = Builder::new(BufPool::new(Arena::new(1 << 20)), 64);
+        for (at, &n) in blocks.iter().enumerate() {
+            let form = match n {
+                0 => builder.push_raw(&[9; PAGE], 0),
+                n => builder.pack(EntryKind::Zstd, &[n; LEN]),
+            };
+            builder.push_form(Key::new(VolumeId(0), at as u64), form, true, Expect::Always);
+        }
+        builder
+    }
+
+    /// The pages of the finished record, and where its bytes other than zero are.
+    fn finished(blocks: &[u8]) -> (usize, Vec<std::ops::Range<usize>>) {
+        let mut builder = with(blocks);
+        let (pages, packed_at) = (builder.pages(), builder.packed_at());
+        let buf = builder.take(pages, packed_at);
+        assert_eq!(buf.len(), pages * PAGE);
+        let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+        for at in (0..buf.len()).filter(|&at| buf[at] != 0) {
+            match runs.last_mut() {
+                Some(run) if run.end == at && buf[at - 1] == buf[at] => run.end = at + 1,
+                _ => runs.push(at..at + 1),
+            }
+        }
+        (pages, runs)
+    }
+
+    #[test]
+    fn packed_payloads_begin_behind_the_entries() {
+        let front = front_bytes(4);
+        let step = LEN.next_multiple_of(8);
+        let expected = (0..4).map(|i| front + i * step..front + i * step + LEN);
+        assert_eq!(finished(&[1, 2, 3, 4]), (2, expected.collect()));
+        assert_eq!(finished(&[1, 2]).0, 1);
+    }
+
+    #[test]
+    fn whole_blocks_lie_on_pages_and_longer_packed_payloads_behind_them() {
+        let (pages, runs) = finished(&[0, 1, 2]);
+        let front = front_bytes(3);
+        assert_eq!((pages, runs[0].start, runs.last().unwrap()), (2, front, &(PAGE..2 * PAGE)));
+        let (pages, runs) = finished(&[0, 1, 2, 3]);
+        assert_eq!((pages, &runs[0]), (4, &(PAGE..2 * PAGE)));
+        assert_eq!(runs[1], 2 * PAGE..2 * PAGE + LEN);
+    }
 }

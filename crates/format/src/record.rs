@@ -1,5 +1,5 @@
-//! A record: one append to a shard's log. A header page (header, entries, and the payloads too
-//! when all fit), then the payloads.
+//! A record: one append to a shard's log. A header page (header, entries, and packed payloads
+//! behind them), then the payloads.
 //!
 //! Records of a shard form a chain: consecutive LSNs, each with the CRC of the header before it,
 //! so that a record of an earlier lap, or one after a torn one, is not taken for the next.
@@ -60,7 +60,7 @@ pub struct Record {
 }
 
 /// Writes header and entries to the front of `page` and returns their CRC, the next record's
-/// `prev_crc`. Bytes after the entries are left alone: a tiny record has its payloads there.
+/// `prev_crc`. Bytes after the entries are left alone: packed payloads may lie there.
 ///
 /// # Panics
 /// If the record could not be decoded again: too short a page, no or too many entries, an entry
