@@ -32,8 +32,8 @@ impl Engine {
             self.log_queue.pop_front();
         }
         self.checkpoint_if_needed(fx);
-        // Copies that nobody waits for share the record with those of the next turn.
-        let grows = self.background.turn_is_over() && self.builder.waiters.is_empty();
+        // What nobody waits for yet shares the record with what comes in the next turn.
+        let grows = self.background.turn_is_over() && self.builder.complete.is_empty();
         if self.log.in_flight.len() < RECORDS_IN_FLIGHT && !grows {
             self.close_record(fx);
         }
@@ -81,17 +81,22 @@ impl Engine {
         if !self.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        let packed = if self.config.compress {
-            self.codec.compress(block, &mut self.codec_buf[..])
-        } else {
-            None
-        };
-        let form = match packed {
-            Some(len) => self.builder.pack(EntryKind::Lz4, &self.codec_buf[..len]),
-            None => self.builder.push_raw(block, crc32c(block)),
-        };
+        let form = self.push_alone(block, dirty);
         self.builder.push_form(key, form, dirty, expect);
         true
+    }
+
+    /// Adds a block that is stored without another's help, without an entry. There is room.
+    fn push_alone(&mut self, block: &[u8], dirty: bool) -> Form {
+        if let Some(len) = self.make_block_dense(block, dirty) {
+            return self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]);
+        }
+        let out = &mut self.codec_buf[..];
+        let packed = self.config.compress.then(|| self.codec.compress(block, out));
+        match packed.flatten() {
+            Some(len) => self.builder.pack(EntryKind::Lz4, &self.codec_buf[..len]),
+            None => self.builder.push_raw(block, crc32c(block)),
+        }
     }
 
     /// Adds what reclaim copies, as densely as it can be stored now; `now` is where the block is.
@@ -108,11 +113,11 @@ impl Engine {
         if self.push_copy_as_similar(copy, now) {
             return true;
         }
+        if place.kind != now.kind {
+            return self.push_block(fx, *key, bytes, dirty, expect);
+        }
         let form = match self.make_dense(bytes, place) {
             Some(len) => self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]),
-            None if place.kind != now.kind => {
-                return self.push_block(fx, *key, bytes, dirty, expect);
-            }
             None if place.kind == EntryKind::Raw => self.builder.push_raw(bytes, place.crc),
             // Not reckoned anew: it goes with the bytes from where they were written first.
             None => Form { crc: place.crc, ..self.builder.pack(place.kind, bytes) },

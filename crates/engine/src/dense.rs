@@ -1,5 +1,6 @@
-//! Dense forms: what reclaim copies forward, and what a miss brings in, is written as zstd, which
-//! holds more of most content than LZ4. No client waits for it, and it is done within a budget.
+//! Dense forms: blocks are written as zstd, which holds more of most content than LZ4, as far as a
+//! budget of processor time goes: what clients write, what a miss brings in, and what reclaim
+//! copies forward if it is not yet.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::tries::Tries;
 const COST: Duration = Duration::from_micros(15);
 
 /// What may be spent on dense forms and on looking for similar blocks: one part in so many of a
-/// processor; reclaim copies in bursts of a segment.
+/// processor; reclaim copies in bursts of a segment. A turn is for what nobody waits for.
 pub fn background() -> Pace {
     Pace::new(12, Duration::from_secs(1), Duration::from_micros(50))
 }
@@ -48,9 +49,11 @@ impl Engine {
         self.encode_dense(block, dense_max(payload.len()))
     }
 
-    /// The same for a block.
-    pub(crate) fn make_block_dense(&mut self, block: &[u8]) -> Option<usize> {
-        if self.may_make_dense() { self.encode_dense(block, dense_max(BLOCK_SIZE)) } else { None }
+    /// The same for a block that a client wrote, or that a miss brought in, which is not dirty.
+    pub(crate) fn make_block_dense(&mut self, block: &[u8], dirty: bool) -> Option<usize> {
+        let in_time = dirty || !self.background.turn_is_over();
+        let made = in_time && self.may_make_dense();
+        made.then(|| self.encode_dense(block, dense_max(BLOCK_SIZE))).flatten()
     }
 
     fn may_make_dense(&mut self) -> bool {

@@ -531,7 +531,8 @@ impl Engine {
             deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
         }
         if self.background.turn_is_over() {
-            deadline = deadline.min(self.now + COPY_TICK);
+            let wait = if self.log_queue.is_empty() { COPY_TICK } else { Duration::ZERO };
+            deadline = deadline.min(self.now + wait);
         }
         if self.state == State::Stopping {
             deadline = deadline.min(self.now + FLUSH_TICK);

@@ -33,6 +33,11 @@ impl Pace {
         self.in_turn = Duration::ZERO;
     }
 
+    /// What was spent in this turn.
+    pub fn in_turn(&self) -> Duration {
+        self.in_turn
+    }
+
     /// Whether nothing more is to be done in this turn.
     pub fn turn_is_over(&self) -> bool {
         self.in_turn >= self.turn

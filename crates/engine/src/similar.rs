@@ -246,13 +246,7 @@ impl Engine {
             }
             self.similar.note(&sketch, key);
         }
-        let dense = if in_time { self.make_block_dense(block) } else { None };
-        let Some(len) = dense else {
-            return self.push_filled(fx, key, block, dirty, expect);
-        };
-        let form = self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]);
-        self.builder.push_form(key, form, dirty, expect);
-        true
+        self.push_filled(fx, key, block, dirty, expect)
     }
 
     /// Adds a block against another one, or by its payload if it is equal, if that takes at most

@@ -10,6 +10,8 @@
 //! the primary has it. So what is read from a primary or the cache device while a block is locked
 //! is never kept.
 
+use std::time::Duration;
+
 use forebay_block::{
     BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
     IoTag, SECTOR_SIZE, VolumeId,
@@ -23,6 +25,10 @@ use crate::index::Key;
 use crate::limits::ZEROES_DIRECT_BLOCKS;
 use crate::op::{Op, Path, ReadOwner, Stage, Ticket, WriteOp};
 use crate::slab::Id;
+
+/// Time in a turn of the event loop for making the blocks of writes shorter; the rest of a long
+/// write follows in the next turn, so that others need not wait for all of it.
+const WRITES_TURN: Duration = Duration::from_micros(200);
 
 impl Engine {
     /// Takes a client's write, write-zeroes or discard.
@@ -291,7 +297,8 @@ impl Engine {
         }
     }
 
-    /// Puts as much of an operation into the record being built as fits; true when all is in.
+    /// Puts as much of an operation into the record being built as fits and this turn has time for;
+    /// true when all is in.
     pub(crate) fn log_op(&mut self, id: Id, fx: &mut Effects) -> bool {
         let write = self.write(id);
         if write.path == Path::Direct {
@@ -299,6 +306,9 @@ impl Engine {
         }
         let (volume, blocks) = (write.volume, write.blocks);
         while self.write(id).logged < blocks.count {
+            if self.background.in_turn() >= WRITES_TURN {
+                return false;
+            }
             let write = self.write(id);
             let block = blocks.first + write.logged;
             let key = Key::new(volume, block);

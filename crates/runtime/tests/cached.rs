@@ -227,6 +227,33 @@ fn what_is_written_over_and_over_passes_the_cache_by_a_few_times_only() {
     assert!(pool.stop(true).complete);
 }
 
+/// Text is made denser when it is written: more of it than one turn of the event loop has time for.
+#[test]
+fn a_long_write_is_made_denser_turn_by_turn() {
+    let world = World::new();
+    let pool = world.pool(1);
+    let len = 768 << 10;
+    let mut text = Vec::new();
+    for line in 0.. {
+        text.extend(format!("{line}: a line of text that differs from the others\n").bytes());
+        if text.len() >= len {
+            break;
+        }
+    }
+    text.truncate(len);
+    let write = Io::write(IoTag(1), 0, IoBuf::copy_of(&text));
+    let answers = connect(&pool, "dense-write", vec![write]);
+    answers.recv_timeout(Duration::from_secs(30)).expect("answered").result.unwrap();
+    let stats = pool.stats().unwrap().total;
+    assert_eq!(stats.dense_blocks, len as u64 / 4096, "every block was");
+    assert!(stats.log_bytes < len as u64 / 4, "{} bytes of log", stats.log_bytes);
+    let read = Io::read(IoTag(2), ByteRange::new(0, len as u64), IoBuf::zeroed(len));
+    let answers = connect(&pool, "dense-read", vec![read]);
+    let done = answers.recv_timeout(Duration::from_secs(30)).expect("answered");
+    assert!(done.buf[..] == text[..], "what was written is read");
+    assert!(pool.stop(true).complete);
+}
+
 #[test]
 fn what_was_written_is_read_before_and_after_stops_and_after_a_drain() {
     let mut world = World::new();

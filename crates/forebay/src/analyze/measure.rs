@@ -29,9 +29,9 @@ pub struct Counts {
     pub lz4: u64,
     /// Packed by zstd, and not by LZ4.
     pub dense_only: u64,
-    /// Payload bytes on the cache device, as a client's writes are stored.
+    /// Payload bytes on the cache device, by LZ4.
     pub lz4_bytes: u64,
-    /// The same, as they are stored after they were copied forward.
+    /// The same by zstd.
     pub dense_bytes: u64,
     /// The same, with `content = similar`.
     pub similar_bytes: u64,
