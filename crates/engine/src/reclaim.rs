@@ -73,6 +73,9 @@ impl Reclaim {
 /// may, from the other on nothing, so that copies do not take the room that writes wait for.
 const COPY_FULL_TO: u64 = 60;
 const COPY_NONE_FROM: u64 = 85;
+/// Share of the dirty limit, in percent, from which on a segment that is mostly dirty is not copied
+/// but waits until it has been destaged.
+const PRESSED_FROM: u64 = 75;
 /// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
 /// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
 /// primary are clean, which a flush there may delay by a second; below, they are copied.
@@ -173,12 +176,17 @@ impl Engine {
             // Its footer is on its way.
             _ => return false,
         }
-        // Copying a segment that is mostly dirty gains little room for much wear: destage first.
-        // What is lost is never destaged: it is copied when all else is clean.
+        // Where much is dirty, copying a segment that mostly is gains little room for much wear:
+        // destage first. What is lost is never destaged: it is copied when all else is clean.
         let segment = &self.log.segments[index];
-        let mostly_dirty = segment.dirty * 2 > segment.entries;
-        let any_dirty = self.is_emergency() && segment.dirty > 0;
+        let much = dirty > limit * PRESSED_FROM / 100;
+        let mostly_dirty = much && segment.dirty * 4 > segment.entries * 3;
+        let any_dirty = free <= 1 && segment.dirty > 0;
         self.log_pressed = (mostly_dirty || any_dirty) && self.dirty_level() > 0;
+        if self.is_emergency() && coming > 0 {
+            // Room is on its way, and nothing need leave the cache for it.
+            return false;
+        }
         if self.log_pressed || segment.destaging > 0 && free > low && !tight {
             return false;
         }
@@ -224,31 +232,23 @@ impl Engine {
             self.fail_cache(&forebay_block::ErrorKind::Corrupt.into(), fx);
             return;
         };
-        let in_vain = self.reclaims_in_vain();
-        let keep_bytes = match self.index_is_tight() || self.is_emergency() || in_vain {
-            // Copying forward would not make room.
-            true => 0,
-            false => {
-                let limit = self.dirty_limit();
-                let (full, none) = (limit * COPY_FULL_TO / 100, limit * COPY_NONE_FROM / 100);
-                let left = none.saturating_sub(self.dirty.blocks()).min(none - full);
-                copy_bytes_max(u64::from(self.config.segment_size)) * left / (none - full).max(1)
-            }
-        };
         let mut clean: Vec<Candidate> = Vec::new();
+        let mut dirty_bytes = 0;
         for (key, place) in self.blocks_in(index, &entries) {
             let base = place.kind.is_associate().then(|| self.base_of_associate(key));
+            // A block of zeros takes its entry at least, so that no room means none kept.
+            let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
+            let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
+            dirty_bytes += if place.dirty { u64::from(bytes) } else { 0 };
             match (place.dirty, base) {
                 (true, Some(_)) => reclaim.to_rebase.push_back(SsdItem { key, place }),
                 (true, None) => reclaim.to_read.push_back(SsdItem { key, place }),
-                (false, base) => {
-                    // A block of zeros takes its entry at least, so that no room means none kept.
-                    let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
-                    let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
+                (false, _) => {
                     clean.push(Candidate { key: key.0, meta: place.meta, bytes, keep: false });
                 }
             }
         }
+        let keep_bytes = self.keep_bytes(dirty_bytes);
         self.policy.choose(&mut clean, keep_bytes);
         for block in clean {
             let key = Key(block.key);
@@ -270,6 +270,21 @@ impl Engine {
         self.reclaim = Some(reclaim);
         self.read_copies(fx);
         self.read_rebases(fx);
+    }
+
+    /// How many bytes of the oldest segment's clean blocks may be copied forward beside those of
+    /// its dirty ones.
+    fn keep_bytes(&mut self, dirty_bytes: u64) -> u64 {
+        let in_vain = self.reclaims_in_vain();
+        if self.index_is_tight() || self.is_emergency() || in_vain {
+            // Copying forward would not make room.
+            return 0;
+        }
+        let limit = self.dirty_limit();
+        let (full, none) = (limit * COPY_FULL_TO / 100, limit * COPY_NONE_FROM / 100);
+        let left = none.saturating_sub(self.dirty.blocks()).min(none - full);
+        let most = copy_bytes_max(u64::from(self.config.segment_size)).saturating_sub(dirty_bytes);
+        most * left / (none - full).max(1)
     }
 
     /// The blocks that live in the segment at position `index`, each once, in the order of its
