@@ -25,7 +25,7 @@ fn file(setting: &Setting, data: &Path, run: &Path) -> String {
          skip-networking\nskip-log-bin\nskip-name-resolve\nlocal-infile=1\n\
          max-connections={}\ntable-open-cache=4000\nperformance-schema=OFF\n\
          innodb-flush-method=O_DIRECT\ninnodb-doublewrite=1\ninnodb-use-native-aio=1\n\
-         innodb-buffer-pool-size={}\ninnodb-log-file-size={}\n\
+         innodb-buffer-pool-size={}\ninnodb-log-file-size={}\ninnodb-lru-scan-depth={}\n\
          innodb-flush-log-at-trx-commit={}\ninnodb-buffer-pool-load-at-startup=0\n\
          innodb-buffer-pool-dump-at-shutdown=0\n",
         data.display(),
@@ -35,6 +35,7 @@ fn file(setting: &Setting, data: &Path, run: &Path) -> String {
         setting.connections + 8,
         setting.buffer_pool,
         setting.redo_log,
+        lru_scan_depth(setting.buffer_pool),
         u8::from(setting.durable),
     );
     for line in &setting.more {
@@ -42,6 +43,13 @@ fn file(setting: &Setting, data: &Path, run: &Path) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Pages that the server tries to keep free: by default 1536, which is more than all of a small
+/// pool. It then flushes without end, and stands still for seconds with no request under way.
+fn lru_scan_depth(buffer_pool: u64) -> u64 {
+    const PAGE: u64 = 16 << 10;
+    (buffer_pool / PAGE / 16).clamp(100, 1536)
 }
 
 /// A running server.
