@@ -74,7 +74,7 @@ impl Reclaim {
 const COPY_FULL_TO: u64 = 60;
 const COPY_NONE_FROM: u64 = 85;
 /// Share of the dirty limit, in percent, from which on a segment that is mostly dirty is not copied
-/// but waits until it has been destaged.
+/// but waits until it has been destaged; and where reclaim has gained little for some time.
 const PRESSED_FROM: u64 = 75;
 /// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
 /// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
@@ -137,12 +137,16 @@ impl Engine {
     /// Whether reclaim has gained too little for some time: what it copies may fill as many
     /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
     fn reclaims_in_vain(&mut self) -> bool {
-        let max = u64::from(self.config.segment_size) * IN_VAIN_SEGMENTS_MAX;
-        let in_vain = self.reclaimed_in_vain >= max;
+        let in_vain = self.reclaimed_in_vain >= self.vain(1);
         if in_vain {
             self.reclaimed_in_vain = 0;
         }
         in_vain
+    }
+
+    /// Bytes reclaimed without need that are one part in `parts` of too many.
+    fn vain(&self, parts: u64) -> u64 {
+        u64::from(self.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
     }
 
     /// A record of clients and admissions needs room, for which some segments are reclaimed.
@@ -179,8 +183,8 @@ impl Engine {
         // Where much is dirty, copying a segment that mostly is gains little room for much wear:
         // destage first. What is lost is never destaged: it is copied when all else is clean.
         let segment = &self.log.segments[index];
-        let much = dirty > limit * PRESSED_FROM / 100;
-        let mostly_dirty = much && segment.dirty * 4 > segment.entries * 3;
+        let much = dirty > limit * PRESSED_FROM / 100 || self.reclaimed_in_vain >= self.vain(2);
+        let mostly_dirty = much && segment.dirty * 2 > segment.entries;
         let any_dirty = free <= 1 && segment.dirty > 0;
         self.log_pressed = (mostly_dirty || any_dirty) && self.dirty_level() > 0;
         if self.is_emergency() && coming > 0 {
