@@ -86,8 +86,10 @@ impl Dbms for MariaDb {
     fn describe(setting: &Setting) -> String {
         let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
         let mut text = format!(
-            "buffer pool {}, redo log {}, O_DIRECT, flush at each commit, doublewrite",
+            "buffer pool {}, {} pages of it to be kept free, redo log {}, O_DIRECT, flush at each \
+             commit, doublewrite",
             mib(setting.buffer_pool),
+            lru_scan_depth(setting.buffer_pool),
             mib(setting.redo_log)
         );
         for line in &setting.more {
