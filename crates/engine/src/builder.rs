@@ -169,9 +169,9 @@ impl Builder {
 
     fn pages_with(&self, whole: usize, packed: usize, more_entries: usize) -> usize {
         let front = front_bytes(self.pending.len() + more_entries) + packed;
-        match whole {
-            0 => front.div_ceil(PAGE),
-            _ => 1 + whole + if front <= PAGE { 0 } else { packed.div_ceil(PAGE) },
+        match is_behind_entries(whole, front) {
+            true => whole + front.div_ceil(PAGE),
+            false => 1 + whole + packed.div_ceil(PAGE),
         }
     }
 
@@ -256,8 +256,8 @@ impl Builder {
     /// Where packed payloads start in the finished record.
     pub fn packed_at(&self) -> usize {
         let front = front_bytes(self.pending.len());
-        let behind_entries = self.whole == 0 || front + self.packed.len() <= PAGE;
-        if behind_entries { front } else { (1 + self.whole) * PAGE }
+        let behind = is_behind_entries(self.whole, front + self.packed.len());
+        if behind { front } else { (1 + self.whole) * PAGE }
     }
 
     /// The finished record's buffer, without header and entries, and an empty builder. Bytes that
@@ -289,6 +289,11 @@ impl Builder {
 
 fn front_bytes(entries: usize) -> usize {
     (RECORD_HEADER_BYTES + entries * ENTRY_BYTES).next_multiple_of(8)
+}
+
+/// Whether packed payloads lie right behind the entries, with which they take `front` bytes.
+fn is_behind_entries(whole: usize, front: usize) -> bool {
+    whole == 0 || front <= PAGE
 }
 
 #[cfg(test)]

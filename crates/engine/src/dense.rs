@@ -52,8 +52,10 @@ impl Engine {
     /// The same for a block that a client wrote, or that a miss brought in, which is not dirty.
     pub(crate) fn make_block_dense(&mut self, block: &[u8], dirty: bool) -> Option<usize> {
         let in_time = dirty || !self.background.turn_is_over();
-        let made = in_time && self.may_make_dense();
-        made.then(|| self.encode_dense(block, dense_max(BLOCK_SIZE))).flatten()
+        if !in_time || !self.may_make_dense() {
+            return None;
+        }
+        self.encode_dense(block, dense_max(BLOCK_SIZE))
     }
 
     fn may_make_dense(&mut self) -> bool {
