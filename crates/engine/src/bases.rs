@@ -33,8 +33,15 @@ pub struct Base {
 
 /// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
 fn base_key(key: Key) -> Key {
-    Key(key.0 | 1 << 63)
+    Key(key.0 | BASE)
 }
+
+/// The block whose base, or whose own bytes, the RAM tier keeps under a key.
+pub fn block_of(key: Key) -> Key {
+    Key(key.0 & !BASE)
+}
+
+const BASE: u64 = 1 << 63;
 
 impl Engine {
     /// Changes how blocks that are like others are stored from now on.

@@ -15,6 +15,7 @@ use forebay_codec::Compressor;
 use forebay_format::{EntryKind, PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, WriteThrottle};
 
+use crate::alone::{Alone, ROUND_TICK};
 use crate::api::{
     ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
     State, Target, Trust, VolumeConfig,
@@ -129,6 +130,7 @@ pub struct Engine {
     pub(crate) reclaim_failures: u32,
     /// Bytes reclaimed since there was room enough, less those for which clients need as many.
     pub(crate) reclaimed_in_vain: u64,
+    pub(crate) alone: Alone,
     /// When the cache device may next be asked whether it can still be written.
     pub(crate) probe_at: Instant,
     /// The oldest segment cannot be freed before more of it has been destaged.
@@ -206,6 +208,7 @@ impl Engine {
             reclaim_retry_at: Instant::default(),
             reclaim_failures: 0,
             reclaimed_in_vain: 0,
+            alone: Alone::default(),
             probe_at: Instant::default(),
             log_pressed: false,
             recovery: None,
@@ -347,6 +350,7 @@ impl Engine {
             self.pump_leftover(fx);
             self.pump_destage(fx);
             self.pump_primary_flushes(fx);
+            self.pump_alone(fx);
             // Reclaim and destaging may have given the log something to do.
             self.pump_log(fx);
             self.pump_durability(fx);
@@ -542,6 +546,9 @@ impl Engine {
         }
         if self.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
             deadline = deadline.min(self.now + DESTAGE_TICK);
+        }
+        if self.state == State::Serving && self.alone.is_due() {
+            deadline = deadline.min(self.now + ROUND_TICK);
         }
         fx.deadline = (deadline != Instant::NEVER).then_some(deadline);
     }

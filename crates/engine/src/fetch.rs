@@ -124,15 +124,16 @@ impl Engine {
             self.part_done(op, Ok(()), fx);
         }
         if result.is_ok() && fetch.admit {
-            self.admit(&fetch, &buf, fx);
+            self.take_in(&fetch, &buf, fx);
         }
     }
 
-    /// Puts what was fetched into RAM and log, unless a write came between or the log is busy.
-    fn admit(&mut self, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
-        // What a primary has not flushed it may lose, and must not outlive it as a clean copy.
-        let volume = self.volume(fetch.volume);
-        let settled = volume.direct == volume.direct_durable && !volume.flush_failed;
+    /// Puts what was fetched into RAM, and into the log if that need not wait, unless a write came
+    /// between.
+    fn take_in(&mut self, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
+        let first = Key::new(fetch.volume, fetch.blocks.first).0;
+        let waits = self.policy.chooses() && self.ram.frames() > 0;
+        let admits = !waits && self.policy.admits(first..first + fetch.blocks.count);
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
@@ -143,17 +144,15 @@ impl Engine {
             if self.index.get(key).is_some() {
                 continue;
             }
+            self.make_way(key, fx);
             self.ram.put(key, bytes);
-            if !self.policy.admits(key.0) {
+            if waits {
+                self.alone.note();
+            } else if admits {
+                self.admit(key, bytes, fx);
+            } else {
                 self.stats.unadmitted_blocks += 1;
-                continue;
             }
-            let room = settled
-                && self.health == Health::Good
-                && self.has_client_space()
-                && self.log_queue.is_empty()
-                && self.push_admitted(fx, key, bytes);
-            self.stats.admitted_blocks += u64::from(room);
         }
     }
 

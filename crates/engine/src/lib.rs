@@ -4,6 +4,7 @@
 //! done. The same code runs over io_uring and in the simulator.
 
 mod alike;
+mod alone;
 mod api;
 mod append;
 mod associate;

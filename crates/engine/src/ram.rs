@@ -13,11 +13,12 @@
 //! a hit in the compressed part is decoded and left where it lies.
 
 use std::hint::black_box;
+use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_codec::Compressor;
-use forebay_policy::{KeyHash, Recent};
+use forebay_policy::{KeyHash, Recent, Window};
 use hashbrown::HashMap;
 
 use crate::index::Key;
@@ -42,6 +43,7 @@ pub type KeyMap<V> = HashMap<Key, V, KeyHash>;
 /// Recent blocks of one shard.
 pub struct Ram {
     recent: Recent,
+    window: Window,
     packed: Packed,
     split: Split,
     /// The frames; a raw block's is the one that has the number of its place.
@@ -66,6 +68,7 @@ impl Ram {
         let frames = usize::try_from(bytes).expect("the RAM tier fits memory") / BLOCK_SIZE;
         Self {
             recent: Recent::new(frames),
+            window: Window::new(frames),
             packed: Packed::default(),
             split: Split::new(frames, compress),
             bytes: vec![0; frames * BLOCK_SIZE],
@@ -114,6 +117,26 @@ impl Ram {
     /// Looks at the neighbours of a place that was looked at before.
     pub fn warm_neighbours(&self, place: u32) {
         self.recent.warm_neighbours(place);
+    }
+
+    /// Its frames, used or not.
+    pub fn frames(&self) -> usize {
+        self.bytes.len() / BLOCK_SIZE
+    }
+
+    /// Whether a block can be put in it without another one losing its raw place.
+    pub fn has_room_for(&self, key: Key) -> bool {
+        !self.recent.is_full() || self.recent.find(key.0).is_some()
+    }
+
+    /// Before a raw block loses its place: see [`Window::leaving`].
+    pub fn leaving(&mut self, alone: impl Fn(u64) -> bool) -> Range<u64> {
+        self.window.leaving(&mut self.recent, alone)
+    }
+
+    /// Its raw blocks. Among them are bases, by keys beyond those of blocks.
+    pub fn recent(&self) -> &Recent {
+        &self.recent
     }
 
     /// Whether it has a block.

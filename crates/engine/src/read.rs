@@ -11,6 +11,7 @@ use forebay_format::{EntryKind, PAGE};
 use crate::Engine;
 use crate::api::{Bypass, Effects, Health, Mode, Request};
 use crate::associate::AssociateOwner;
+use crate::bases::block_of;
 use crate::builder::Expect;
 use crate::index::{Key, Place};
 use crate::op::{Op, ReadOp, ReadOwner, SsdItem, Ticket};
@@ -253,7 +254,7 @@ impl Engine {
             match payload.and_then(|payload| decode(&item.place, payload, &mut room)) {
                 Some(block) => {
                     self.fill_read(op, item.key.block(), block);
-                    self.promote(item, block);
+                    self.promote(item, block, fx);
                 }
                 None => self.bad_payload(op, item, done.result.as_ref().err(), fx),
             }
@@ -273,7 +274,7 @@ impl Engine {
         match block {
             Some(block) => {
                 self.fill_read(op, item.key.block(), block);
-                self.promote(item, block);
+                self.promote(item, block, fx);
             }
             None => self.bad_payload(op, item, error, fx),
         }
@@ -281,11 +282,20 @@ impl Engine {
     }
 
     /// Brings a block that was read from the cache device into RAM, if it is still the newest.
-    fn promote(&mut self, item: &SsdItem, block: &[u8]) {
+    fn promote(&mut self, item: &SsdItem, block: &[u8], fx: &mut Effects) {
         let current = self.index.get(item.key).is_some_and(|p| p.is_same_version(&item.place));
-        if current && !self.locks.is_locked(item.key) {
+        let wanted = self.ram.has_room_for(item.key) || self.is_preferred(item.key);
+        if current && wanted && !self.locks.is_locked(item.key) {
+            self.make_way(item.key, fx);
             self.ram.put(item.key, block);
         }
+    }
+
+    /// Whether a block is worth the place of the least recent one in RAM, which the log may have
+    /// just as well.
+    fn is_preferred(&self, key: Key) -> bool {
+        let oldest = self.ram.recent().oldest();
+        oldest.is_none_or(|(oldest, _)| self.policy.prefers(key.0, block_of(Key(oldest)).0))
     }
 
     /// A payload could not be read or does not match its checksum.

@@ -79,7 +79,7 @@ const PRESSED_FROM: u64 = 75;
 /// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
 /// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
 /// primary are clean, which a flush there may delay by a second; below, they are copied.
-const FREE_PERCENT_MORE: u64 = 7;
+const FREE_PERCENT_MORE: u64 = 3;
 
 /// Segments reclaimed without need of clients, or an end of it, before one is not copied forward.
 const IN_VAIN_SEGMENTS_MAX: u64 = 8;

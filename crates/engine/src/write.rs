@@ -75,7 +75,7 @@ impl Engine {
             && bypass.is_none()
             && !matches!(mode, Mode::WriteAround | Mode::PassThrough);
         if dirties {
-            self.note_asked(volume, blocks);
+            blocks.iter().for_each(|block| self.policy.written(Key::new(volume, block).0));
         }
         if dirties && self.hold_back(write, volume, blocks) {
             return;
@@ -315,6 +315,7 @@ impl Engine {
             let data = std::mem::take(&mut write.buf);
             let edges = std::mem::take(&mut write.edges);
             let bytes = block_bytes(self.write(id), &data, &edges, block);
+            self.make_way(key, fx);
             let room = match &bytes {
                 BlockBytes::Zero => {
                     self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always)

@@ -8,6 +8,8 @@
 //!
 //! The engine and the trace simulator use the same policies, and the same rules of the log here.
 
+use std::ops::Range;
+
 use crate::frequency::Frequency;
 
 /// Of a reclaimed segment, at most this share of its payload is copied forward for the policy's
@@ -88,8 +90,11 @@ pub struct Candidate {
 /// [`META_MAX`]. A policy may be replaced at any time: metadata of another one means nothing
 /// harmful.
 pub trait EvictionPolicy {
-    /// A client asked for a block, to read or to write it, whether it is cached or not.
+    /// A client asked for a block, whether it is cached or not.
     fn asked(&mut self, _key: u64) {}
+
+    /// A client wrote a block.
+    fn written(&mut self, _key: u64) {}
 
     /// Looks at the memory that [`EvictionPolicy::asked`] will need for a block soon.
     fn warm(&self, _key: u64) {}
@@ -99,8 +104,18 @@ pub trait EvictionPolicy {
         false
     }
 
-    /// Whether a missed block enters the cache device.
-    fn admits(&mut self, _key: u64) -> bool {
+    /// Whether missed blocks, which were asked for together, enter the cache device.
+    fn admits(&mut self, _keys: Range<u64>) -> bool {
+        true
+    }
+
+    /// Whether what enters is chosen, so that it pays to wait with that until more is known.
+    fn chooses(&self) -> bool {
+        false
+    }
+
+    /// Whether a block should have a place in RAM rather than another.
+    fn prefers(&self, _key: u64, _other: u64) -> bool {
         true
     }
 

@@ -9,6 +9,9 @@
 //! room, and everything enters. Counts fade, and the bar with them, so that one from long ago does
 //! not keep everything out. Why it is so and not otherwise: `docs/adr/0006`, `0008` and `0012`.
 
+use std::iter::repeat_n;
+use std::ops::Range;
+
 use crate::eviction::{COPY_SHARE_MAX_PERCENT, Candidate, EvictionPolicy, take};
 use crate::sketch::Sketch;
 
@@ -16,8 +19,12 @@ use crate::sketch::Sketch;
 const COUNTERS: u64 = 8;
 /// Requests, for each cached block, after which counts are halved.
 const PERIOD: u64 = 10;
-/// What any block must exceed: a block asked for once has not been asked for again.
-const ONCE: f32 = 1.0;
+/// What any block must exceed, on average with those it was asked for together with: a block asked
+/// for once has not been asked for again, whatever others share a few of their counters.
+const ONCE: f32 = 1.5;
+
+/// Blocks of the largest page that is usual: neighbours within one are asked for together.
+const GROUP: u64 = 4;
 
 /// So often a block is asked for several times.
 const FREQUENT: u8 = 4;
@@ -38,10 +45,36 @@ impl Frequency {
     }
 }
 
+impl Frequency {
+    /// How often blocks were asked for, on average.
+    fn mean(&self, keys: Range<u64>) -> f32 {
+        let blocks = (keys.end - keys.start) as f32;
+        keys.map(|key| f32::from(self.sketch.estimate(key))).sum::<f32>() / blocks
+    }
+
+    /// How often each block was asked for. Neighbours that lie next to each other in the log were
+    /// asked for together, and count the same: a page that stays in part helps nobody.
+    fn counts(&self, blocks: &[Candidate]) -> Vec<f32> {
+        let together =
+            |a: &Candidate, b: &Candidate| b.key == a.key + 1 && b.key / GROUP == a.key / GROUP;
+        let runs = blocks.chunk_by(together);
+        let means =
+            runs.map(|run| (run.len(), self.mean(run[0].key..run[0].key + run.len() as u64)));
+        means.flat_map(|(len, mean)| repeat_n(mean, len)).collect()
+    }
+}
+
 impl EvictionPolicy for Frequency {
     fn asked(&mut self, key: u64) {
         if self.sketch.count(key) {
             self.bar = self.bar.map(|bar| bar / 2.0);
+        }
+    }
+
+    fn written(&mut self, key: u64) {
+        // What is only ever written, as a database's log is, saves nobody a read.
+        if self.sketch.estimate(key) > 0 {
+            self.asked(key);
         }
     }
 
@@ -53,9 +86,16 @@ impl EvictionPolicy for Frequency {
         self.sketch.estimate(key) >= FREQUENT
     }
 
-    fn admits(&mut self, key: u64) -> bool {
-        let Some(bar) = self.bar else { return true };
-        f32::from(self.sketch.estimate(key)) > bar.max(ONCE)
+    fn admits(&mut self, keys: Range<u64>) -> bool {
+        self.bar.is_none_or(|bar| self.mean(keys) > bar.max(ONCE))
+    }
+
+    fn chooses(&self) -> bool {
+        self.bar.is_some()
+    }
+
+    fn prefers(&self, key: u64, to: u64) -> bool {
+        self.sketch.estimate(key) > self.sketch.estimate(to)
     }
 
     fn inserted(&self) -> u8 {
@@ -68,22 +108,21 @@ impl EvictionPolicy for Frequency {
         if blocks.is_empty() {
             return;
         }
-        let counts: Vec<u8> = blocks.iter().map(|b| self.sketch.estimate(b.key)).collect();
-        let sum: f32 = counts.iter().map(|&count| f32::from(count)).sum();
-        let mean = sum / blocks.len() as f32;
+        let counts = self.counts(blocks);
+        let mean = counts.iter().sum::<f32>() / blocks.len() as f32;
         let mut order: Vec<usize> = (0..blocks.len()).collect();
-        order.sort_by_key(|&at| std::cmp::Reverse(counts[at]));
+        order.sort_by(|&a, &b| counts[b].total_cmp(&counts[a]));
         let bytes: u64 = blocks.iter().map(|block| u64::from(block.bytes)).sum();
         let share = COPY_SHARE_MAX_PERCENT as f32 / 100.0;
         let full = (bytes as f32 / copy_bytes.max(1) as f32 * share).min(1.0);
         let keep = (mean * full * full).max(ONCE);
         let mut left = copy_bytes;
         for at in order {
-            let worth = f32::from(counts[at]) > keep;
+            let worth = counts[at] > keep;
             blocks[at].keep = worth && take(&mut left, blocks[at].bytes);
         }
         let gone = || blocks.iter().zip(&counts).filter(|(block, _)| !block.keep);
-        let sum: f32 = gone().map(|(_, &count)| f32::from(count)).sum();
+        let sum: f32 = gone().map(|(_, &count)| count).sum();
         let victims = sum / gone().count().max(1) as f32;
         self.bar = Some(victims + (mean - victims) / 2.0 * full * full);
     }
@@ -104,14 +143,14 @@ mod tests {
     #[test]
     fn everything_enters_until_something_has_to_leave() {
         let mut policy = Frequency::new(1000);
-        assert!(policy.admits(1));
+        assert!(policy.admits(1..2));
         asked(&mut policy, 2, 3);
         policy.choose(&mut [block(2)], 0);
-        assert!(!policy.admits(1), "nobody asked for it");
+        assert!(!policy.admits(1..2), "nobody asked for it");
         asked(&mut policy, 1, 3);
-        assert!(!policy.admits(1), "as often as what leaves");
+        assert!(!policy.admits(1..2), "as often as what leaves");
         policy.asked(1);
-        assert!(policy.admits(1));
+        assert!(policy.admits(1..2));
     }
 
     #[test]
@@ -124,15 +163,38 @@ mod tests {
     }
 
     #[test]
+    fn a_write_counts_for_what_was_read() {
+        let mut policy = Frequency::new(1000);
+        (0..5).for_each(|_| policy.written(1));
+        asked(&mut policy, 2, 1);
+        (0..4).for_each(|_| policy.written(2));
+        assert!(!policy.prefers(1, 9) && policy.prefers(2, 1) && policy.is_frequent(2));
+    }
+
+    #[test]
+    fn pages_count_as_a_whole() {
+        let mut policy = Frequency::new(1000);
+        for (key, times) in [(8, 9), (9, 1), (10, 1), (11, 1), (12, 4)] {
+            asked(&mut policy, key, times);
+        }
+        // The bar is the mean of all, since nothing is kept.
+        policy.choose(&mut [8, 9, 10, 11].map(block), 0);
+        assert!(!policy.admits(8..12) && policy.admits(8..9) && policy.admits(12..13));
+        let mut blocks = [8, 9, 10, 11, 12].map(block);
+        policy.choose(&mut blocks, 2 * 4096);
+        assert_eq!(blocks.map(|block| block.keep), [false, false, false, false, true]);
+    }
+
+    #[test]
     fn what_stays_is_no_bar_alone() {
         let mut policy = Frequency::new(1000);
         asked(&mut policy, 1, 8);
         asked(&mut policy, 2, 5);
         asked(&mut policy, 3, 3);
         policy.choose(&mut [block(1), block(3)], 1 << 20);
-        assert!(policy.admits(2), "nothing had to leave");
+        assert!(policy.admits(2..3), "nothing had to leave");
         policy.choose(&mut [block(1), block(3)], 0);
-        assert!(!policy.admits(2), "the mean of what left is higher");
+        assert!(!policy.admits(2..3), "the mean of what left is higher");
     }
 
     #[test]
@@ -140,18 +202,18 @@ mod tests {
         let mut policy = Frequency::new(1000);
         policy.choose(&mut [block(5)], 1 << 20);
         policy.asked(1);
-        assert!(!policy.admits(1));
+        assert!(!policy.admits(1..2));
     }
 
     #[test]
     fn the_most_frequent_are_kept_as_far_as_they_may() {
         let mut policy = Frequency::new(1000);
-        for (key, times) in [(1, 1), (2, 9), (3, 5), (4, 6), (5, 2)] {
+        for (key, times) in [(10, 1), (20, 9), (30, 5), (40, 6), (50, 2)] {
             asked(&mut policy, key, times);
         }
-        let mut blocks = [1, 2, 3, 4, 5].map(block);
+        let mut blocks = [10, 20, 30, 40, 50].map(block);
         policy.choose(&mut blocks, 2 * 4096 + 100);
-        // The mean is 4.6: above it are 2, 3 and 4.
+        // The mean is 4.6: above it are 20, 30 and 40.
         assert_eq!(blocks.map(|block| block.keep), [false, true, false, true, false]);
         let segment = 5 * 4096;
         policy.choose(&mut blocks, segment * 3 / 4);
@@ -170,6 +232,6 @@ mod tests {
         for key in 0..2 * 128 * PERIOD {
             policy.asked(1000 + key % 100);
         }
-        assert!((1000..1100).any(|key| policy.admits(key)));
+        assert!((1000..1100).any(|key| policy.admits(key..key + 1)));
     }
 }

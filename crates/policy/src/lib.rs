@@ -13,6 +13,7 @@ mod recent;
 mod sequential;
 mod sketch;
 mod throttle;
+mod window;
 
 pub use destage::{DestagePacer, DestageState, DrainRate};
 pub use eviction::{
@@ -24,3 +25,4 @@ pub use recent::{KeyHash, Recent};
 pub use sequential::SequentialDetector;
 pub use sketch::Sketch;
 pub use throttle::{DELAY_MAX, WriteThrottle};
+pub use window::Window;

@@ -2,6 +2,7 @@
 //! first. What lies in a place is the owner's business.
 
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 use hashbrown::HashMap;
 
@@ -120,6 +121,33 @@ impl Recent {
         self.links.get(self.oldest as usize).map(|link| (link.key, self.oldest))
     }
 
+    /// The keys around that of the block at `place` that became recent one right after the other in
+    /// their order; at most `most`.
+    #[must_use]
+    pub fn together(&self, place: u32, most: u64) -> Range<u64> {
+        let link = |place: u32| self.links.get(place as usize);
+        let Some(middle) = link(place) else { return 0..0 };
+        let (mut first, mut last) = (middle, middle);
+        while last.key - first.key + 1 < most
+            && let Some(older) = link(first.older).filter(|older| older.key + 1 == first.key)
+        {
+            first = older;
+        }
+        while last.key - first.key + 1 < most
+            && let Some(newer) = link(last.newer).filter(|newer| last.key + 1 == newer.key)
+        {
+            last = newer;
+        }
+        first.key..last.key + 1
+    }
+
+    /// The block at a place, if there is one.
+    #[must_use]
+    pub fn at(&self, place: u32) -> Option<u64> {
+        let key = self.links.get(place as usize)?.key;
+        (self.find(key) == Some(place)).then_some(key)
+    }
+
     /// Whether the next block to come in takes another one's place.
     #[must_use]
     pub fn is_full(&self) -> bool {
@@ -235,6 +263,21 @@ mod tests {
         assert!(!recent.is_full());
         assert_eq!((recent.put(3), recent.oldest()), (Some(lent), Some((2, other))));
         assert_eq!(Recent::new(0).put(1), None);
+    }
+
+    #[test]
+    fn what_became_recent_together_is_told() {
+        let mut recent = Recent::new(8);
+        let places: Vec<_> =
+            [9, 4, 5, 6, 7, 6 + 10].map(|key| recent.put(key).expect("there is room")).into();
+        assert_eq!(recent.together(places[2], 16), 4..8);
+        assert_eq!(recent.together(places[2], 3), 4..7, "at most three, the older ones first");
+        assert_eq!(recent.together(places[0], 16), 9..10);
+        recent.touch(5);
+        assert_eq!(recent.together(places[1], 16), 4..5, "5 was asked for alone since");
+        assert_eq!((recent.at(places[1]), recent.at(7)), (Some(4), None));
+        recent.forget(4);
+        assert_eq!(recent.at(places[1]), None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use forebay_sim::systematic::{crash_everywhere, scripts};
 /// Seeds that are run besides those that once failed.
 const SEEDS: u64 = 150;
 /// Seeds in which a planted bug must be found.
-const PLANTED_SEEDS: u64 = 300;
+const PLANTED_SEEDS: u64 = 1000;
 
 fn known_seeds() -> Vec<u64> {
     let seed = |line: &str| line.split_whitespace().next()?.parse().ok();

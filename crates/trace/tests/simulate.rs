@@ -42,6 +42,43 @@ fn fifo_holds_what_the_log_has_room_for() {
 }
 
 #[test]
+fn a_miss_waits_in_ram_until_its_place_is_wanted() {
+    let config = SimulateConfig { ram_bytes: 8 * BLOCK, ..config(64, Eviction::Frequency) };
+    let read = |block, count| request(IoOp::Read, block, count);
+    let mut requests: Vec<_> = (0..HELD + 10).map(|block| read(2 * block, 1)).collect();
+    // The log is full since it held 60 blocks and reclaimed the first: what came later waits.
+    let full = run(&config, &requests);
+    assert_eq!((full.admitted_blocks, full.read_blocks_missed), (HELD + 1, HELD + 10));
+    // A page is read three times, from RAM then; what leaves RAM for it was read once.
+    requests.extend([read(1000, 4), read(1000, 4), read(1000, 4)]);
+    let paged = run(&config, &requests);
+    assert_eq!((paged.admitted_blocks, paged.ram_hit_blocks), (HELD + 1, 8));
+    // It is spared once, and enters the log as a whole when others take its places.
+    requests.extend((0..20).map(|block| read(2000 + 2 * block, 1)));
+    let left = run(&config, &requests);
+    assert_eq!(left.admitted_blocks, HELD + 1 + 4);
+    requests.push(read(1000, 4));
+    let again = run(&config, &requests);
+    assert_eq!(again.read_blocks_missed, left.read_blocks_missed);
+    assert_eq!(again.ram_hit_blocks, left.ram_hit_blocks, "it was the log that had it");
+}
+
+#[test]
+fn what_is_only_written_is_not_worth_keeping() {
+    let frequency = config(128, Eviction::Frequency);
+    // One block is written over and over, another read and then written as often.
+    let mut requests = vec![request(IoOp::Read, 2000, 1)];
+    requests.extend((0..6).flat_map(|_| [1000, 2000].map(|at| request(IoOp::Write, at, 1))));
+    requests.extend((0..120).map(|block| request(IoOp::Read, 2 * block, 1)));
+    let mut missed = |block| {
+        requests.push(request(IoOp::Read, block, 1));
+        let before = run(&frequency, &requests[..requests.len() - 1]).read_blocks_missed;
+        run(&frequency, &requests).read_blocks_missed - before
+    };
+    assert_eq!((missed(2000), missed(1000)), (0, 1));
+}
+
+#[test]
 fn lru_copies_what_was_hit() {
     // Segments of two blocks, of which reclaim copies one at most.
     let lru = config(128, Eviction::Lru);

@@ -8,8 +8,10 @@
 
 mod log;
 
+use std::ops::Range;
+
 use forebay_block::{BLOCK_SIZE, BlockRange, IoOp};
-use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector};
+use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector, Window};
 
 use crate::request::TraceRequest;
 use log::Log;
@@ -93,6 +95,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
 pub struct Simulator {
     log: Log,
     ram: Recent,
+    window: Window,
     policy: Box<dyn EvictionPolicy + Send>,
     detector: SequentialDetector,
     outcome: Outcome,
@@ -120,9 +123,11 @@ impl Simulator {
         assert!(config.cache_bytes >= Self::CACHE_BYTES_MIN, "{} bytes", config.cache_bytes);
         let blocks = config.cache_bytes / BLOCK_SIZE as u64;
         let ram = usize::try_from(config.ram_bytes / BLOCK_SIZE as u64);
+        let ram = ram.expect("the RAM tier fits memory");
         Self {
             log: Log::new(blocks),
-            ram: Recent::new(ram.expect("the RAM tier fits memory")),
+            ram: Recent::new(ram),
+            window: Window::new(ram),
             policy,
             detector: SequentialDetector::new(config.sequential_threshold, STREAMS_MAX),
             outcome: Outcome::default(),
@@ -161,6 +166,8 @@ impl Simulator {
 
     fn read(&mut self, blocks: BlockRange, bypass: bool) {
         let missed_before = self.outcome.read_blocks_missed;
+        let waits = self.policy.chooses() && !self.ram.is_empty();
+        let mut missed = 0..0;
         for key in blocks.iter() {
             if !bypass {
                 self.policy.asked(key);
@@ -169,25 +176,46 @@ impl Simulator {
             if self.ram.touch(key).is_some() {
                 self.outcome.ram_hit_blocks += 1;
             } else if cached {
-                self.ram.put(key);
+                let oldest = self.ram.oldest().filter(|_| self.ram.is_full());
+                if oldest.is_none_or(|(oldest, _)| self.policy.prefers(key, oldest)) {
+                    self.remember(key);
+                }
             } else {
                 self.outcome.read_blocks_missed += 1;
                 if !bypass {
-                    self.ram.put(key);
-                    self.offer(key);
+                    self.remember(key);
+                    if missed.end != key {
+                        self.offer(missed, waits);
+                        missed = key..key;
+                    }
+                    missed.end = key + 1;
                 }
             }
         }
+        self.offer(missed, waits);
         self.outcome.read_blocks += blocks.count;
         self.outcome.read_requests += 1;
         let missed = self.outcome.read_blocks_missed > missed_before;
         self.outcome.read_requests_missed += u64::from(missed);
     }
 
-    fn offer(&mut self, key: u64) {
-        if self.policy.admits(key) {
-            self.log.append(key, &mut *self.policy);
-            self.outcome.admitted_blocks += 1;
+    /// Brings a block into RAM; what has to leave for it may enter the log.
+    fn remember(&mut self, key: u64) {
+        if self.ram.is_full() && self.ram.find(key).is_none() {
+            let log = &self.log;
+            let leaving = self.window.leaving(&mut self.ram, |key| !log.contains(key));
+            self.offer(leaving, false);
+        }
+        self.ram.put(key);
+    }
+
+    /// Puts missed blocks into the log if they are worth it, unless that waits.
+    fn offer(&mut self, keys: Range<u64>, waits: bool) {
+        if !waits && !keys.is_empty() && self.policy.admits(keys.clone()) {
+            for key in keys {
+                self.log.append(key, &mut *self.policy);
+                self.outcome.admitted_blocks += 1;
+            }
         }
     }
 
@@ -198,10 +226,10 @@ impl Simulator {
             if bypass {
                 continue;
             }
-            self.policy.asked(key);
+            self.policy.written(key);
             self.log.append(key, &mut *self.policy);
             self.outcome.logged_blocks += 1;
-            self.ram.put(key);
+            self.remember(key);
         }
         self.outcome.write_blocks += blocks.count;
         if bypass {
