@@ -3,11 +3,12 @@
 //! The log is reclaimed in order, so a policy cannot choose which segment goes. Of the clean blocks
 //! of the oldest segment those are copied forward that were asked for more often than the mean of
 //! them, the most frequent first; where most of the segment is garbage, which leaves room for more,
-//! those that were asked for less often too. A missed block is admitted when it was asked for more
-//! often than a bar: half-way between that mean and the mean of those that had to leave; with
+//! those that were asked for less often too. Missed blocks are admitted when they were asked for
+//! more often than a bar: half-way between that mean and the mean of those that had to leave; with
 //! garbage lower too. The next segment is much like it. Until a segment has been reclaimed there is
 //! room, and everything enters. Counts fade, and the bar with them, so that one from long ago does
-//! not keep everything out. Why it is so and not otherwise: `docs/adr/0006`, `0008` and `0012`.
+//! not keep everything out. What was asked for together stays, or enters, together. Why it is so
+//! and not otherwise: `docs/adr/0006`, `0008`, `0012` and `0013`.
 
 use std::iter::repeat_n;
 use std::ops::Range;
@@ -22,10 +23,8 @@ const PERIOD: u64 = 10;
 /// What any block must exceed, on average with those it was asked for together with: a block asked
 /// for once has not been asked for again, whatever others share a few of their counters.
 const ONCE: f32 = 1.5;
-
 /// Blocks of the largest page that is usual: neighbours within one are asked for together.
 const GROUP: u64 = 4;
-
 /// So often a block is asked for several times.
 const FREQUENT: u8 = 4;
 
@@ -43,9 +42,7 @@ impl Frequency {
     pub fn new(blocks: u64) -> Self {
         Self { sketch: Sketch::new(blocks, COUNTERS, PERIOD), bar: None }
     }
-}
 
-impl Frequency {
     /// How often blocks were asked for, on average.
     fn mean(&self, keys: Range<u64>) -> f32 {
         let blocks = (keys.end - keys.start) as f32;
@@ -94,8 +91,8 @@ impl EvictionPolicy for Frequency {
         self.bar.is_some()
     }
 
-    fn prefers(&self, key: u64, to: u64) -> bool {
-        self.sketch.estimate(key) > self.sketch.estimate(to)
+    fn prefers(&self, key: u64, other: u64) -> bool {
+        self.sketch.estimate(key) > self.sketch.estimate(other)
     }
 
     fn inserted(&self) -> u8 {
