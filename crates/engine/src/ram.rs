@@ -126,7 +126,7 @@ impl Ram {
 
     /// Whether a block can be put in it without another one losing its raw place.
     pub fn has_room_for(&self, key: Key) -> bool {
-        !self.recent.is_full() || self.recent.find(key.0).is_some()
+        self.recent.has_room_for(key.0)
     }
 
     /// Before a raw block loses its place: see [`Window::leaving`].

@@ -154,6 +154,12 @@ impl Recent {
         self.free.is_empty() && self.links.len() == self.capacity
     }
 
+    /// Whether a block is in it, or can come in without taking another one's place.
+    #[must_use]
+    pub fn has_room_for(&self, key: u64) -> bool {
+        !self.is_full() || self.find(key).is_some()
+    }
+
     /// A free place, if there is one, for the owner to use otherwise: no block gets it until
     /// [`Recent::take_back`].
     pub fn lend(&mut self) -> Option<u32> {

@@ -96,7 +96,7 @@ mod tests {
             recent.forget(key);
         }
         assert!(recent.put(8).is_some());
-        assert_eq!(window.leaving(&mut recent, |_| true), 0..0, "nothing is left to leave");
+        assert_eq!(window.leaving(&mut recent, |_| true), 0..0, "it was weighed just now");
     }
 
     #[test]

@@ -201,7 +201,7 @@ impl Simulator {
 
     /// Brings a block into RAM; what has to leave for it may enter the log.
     fn remember(&mut self, key: u64) {
-        if self.ram.is_full() && self.ram.find(key).is_none() {
+        if !self.ram.has_room_for(key) {
             let log = &self.log;
             let leaving = self.window.leaving(&mut self.ram, |key| !log.contains(key));
             self.offer(leaving, false);
