@@ -85,6 +85,7 @@ pub const METRICS: &[Metric] = table![
     Counter discards "Discard requests of clients, as pieces at a shard."
     Counter admitted_blocks "Blocks that entered the cache device after a miss."
     Counter unadmitted_blocks "Blocks that the eviction policy kept out after a miss."
+    Counter read_around_blocks "Blocks read from a primary together with missed ones."
     Counter stale_fills "Fills dropped because a write came between."
     Counter log_records "Records written to the cache device."
     Counter log_bytes "Bytes written to the cache device."

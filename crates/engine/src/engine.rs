@@ -13,7 +13,7 @@ use forebay_block::{
 };
 use forebay_codec::Compressor;
 use forebay_format::{EntryKind, PAGE, SEGMENT_SIZE_MIN};
-use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, WriteThrottle};
+use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, ReadAround, WriteThrottle};
 
 use crate::alone::{Alone, ROUND_TICK};
 use crate::api::{
@@ -70,6 +70,7 @@ pub(crate) struct Volume {
     /// Destaging rests until then after an error.
     pub retry_at: Instant,
     pub failures: u32,
+    pub around: ReadAround,
 }
 
 /// The cache of one shard.
@@ -584,6 +585,7 @@ impl Volume {
             written_since: Instant::default(),
             retry_at: Instant::default(),
             failures: 0,
+            around: ReadAround::default(),
         }
     }
 }

@@ -4,12 +4,17 @@
 //! A fetch that overlaps in time with a write lock of a block is stale for it: it answers those
 //! who waited, since they overlap with the write themselves, but never enters RAM or the log, and
 //! nobody joins it later.
+//!
+//! While the cache has never been full, what lies around a missed block of a slow primary is read
+//! with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache is warm sooner.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
+use forebay_policy::{ReadAround, was_never_full};
 
 use crate::Engine;
 use crate::api::{Effects, Health, Mode, Target};
 use crate::index::Key;
+use crate::limits::READS_AROUND_MAX;
 use crate::op::Ticket;
 use crate::slab::Id;
 
@@ -17,6 +22,7 @@ use crate::slab::Id;
 #[derive(Debug)]
 pub struct Fetch {
     volume: VolumeId,
+    /// What is read: what was missed, and maybe more around it.
     blocks: BlockRange,
     /// By block: overlapped a write.
     stale: Vec<bool>,
@@ -24,6 +30,12 @@ pub struct Fetch {
     admit: bool,
     /// Reads that wait, with the blocks of each.
     waiters: Vec<(Id, BlockRange)>,
+}
+
+impl Fetch {
+    fn is_asked_for(&self, block: u64) -> bool {
+        self.waiters.iter().any(|(_, run)| (run.first..run.end()).contains(&block))
+    }
 }
 
 impl Engine {
@@ -62,15 +74,16 @@ impl Engine {
         &mut self,
         op: Id,
         volume: VolumeId,
-        blocks: BlockRange,
+        missed: BlockRange,
         admit: bool,
         fx: &mut Effects,
     ) {
+        let blocks = if admit { self.around(volume, missed) } else { missed };
         let keys = blocks.iter().map(|block| Key::new(volume, block));
         let stale: Vec<bool> = keys.clone().map(|key| self.locks.is_locked(key)).collect();
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
-        let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, blocks)] };
+        let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, missed)] };
         let id = self.fetches.insert(fetch);
         for key in fresh {
             self.fetching.insert(key, id);
@@ -81,8 +94,29 @@ impl Engine {
         buf.set_len(range.len as usize);
         self.last_foreground = self.now;
         self.pacer.begin_foreground();
+        let now = self.now;
+        self.volume_mut(volume).around.begin(now);
         let ticket = Ticket::Fetch(id);
         self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+    }
+
+    /// What to read for blocks that were missed: while the cache has never been full, and where a
+    /// longer read costs the primary little, what lies around them too, up to what is cached
+    /// already or on its way.
+    fn around(&self, id: VolumeId, missed: BlockRange) -> BlockRange {
+        let volume = self.volume(id);
+        let places = self.index.capacity();
+        let has_room = was_never_full(self.log.segments.len() as u64, self.log.free)
+            && was_never_full(places, places.saturating_sub(self.index.len()));
+        if !has_room || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
+            return missed;
+        }
+        let blocks = volume.config.size.div_ceil(BLOCK_SIZE as u64);
+        ReadAround::around(missed, blocks, |block| {
+            let key = Key::new(id, block);
+            let cached = self.ram.contains(key) || self.index.get(key).is_some();
+            !cached && !self.locks.is_locked(key) && !self.fetching.contains_key(&key)
+        })
     }
 
     /// A write is about to change the block: a fetch under way must not bring the old content
@@ -101,6 +135,8 @@ impl Engine {
     pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
         let fetch = self.fetches.remove(id);
         self.pacer.end_foreground(self.now, self.now.since(sent));
+        let now = self.now;
+        self.volume_mut(fetch.volume).around.end(now);
         self.last_foreground = self.now;
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {
@@ -113,7 +149,13 @@ impl Engine {
         }
         for &(op, run) in &fetch.waiters {
             if let Err(error) = &result {
-                self.part_done(op, Err(error.clone()), fx);
+                if run == fetch.blocks {
+                    self.part_done(op, Err(error.clone()), fx);
+                } else {
+                    // What could not be read may be none of what was asked for.
+                    self.fetch(op, fetch.volume, run, false, fx);
+                    self.part_done(op, Ok(()), fx);
+                }
                 continue;
             }
             for block in run.iter() {
@@ -128,8 +170,8 @@ impl Engine {
         }
     }
 
-    /// Puts what was fetched into RAM, and into the log if that need not wait, unless a write came
-    /// between.
+    /// Puts what was asked for into RAM, and all into the log if that need not wait, unless a write
+    /// came between.
     fn take_in(&mut self, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = self.policy.chooses() && self.ram.frames() > 0;
@@ -144,8 +186,12 @@ impl Engine {
             if self.index.get(key).is_some() {
                 continue;
             }
-            self.make_way(key, fx);
-            self.ram.put(key, bytes);
+            if fetch.is_asked_for(block) {
+                self.make_way(key, fx);
+                self.ram.put(key, bytes);
+            } else {
+                self.stats.read_around_blocks += 1;
+            }
             if waits {
                 self.alone.note();
             } else if admits {

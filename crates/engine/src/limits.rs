@@ -19,6 +19,9 @@ pub const RECLAIM_RESERVE: u64 = 2;
 pub const SEGMENTS_MIN: u64 = 8;
 /// How often a failed write of the cache device is tried again in its place.
 pub const WRITE_TRIES: u32 = 3;
+/// Reads of primaries in flight above which only what was asked for is read: bounds memory, of
+/// which a read around a miss takes 64 KiB.
+pub const READS_AROUND_MAX: usize = 64;
 /// Copied payloads read and waiting for room in the log, in bytes.
 pub const COPY_BYTES_MAX: usize = 1 << 20;
 /// Bytes of the longest single read of a segment during copying and recovery.

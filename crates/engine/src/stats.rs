@@ -33,6 +33,8 @@ pub struct Stats {
     pub flushes: u64,
     pub discards: u64,
     pub admitted_blocks: u64,
+    /// Blocks read from a primary together with missed ones that lie around them.
+    pub read_around_blocks: u64,
     /// Blocks that the eviction policy kept out after a miss.
     pub unadmitted_blocks: u64,
     /// Fills dropped because a write came between.
@@ -149,7 +151,8 @@ macro_rules! sums {
 sums! {
     lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
     primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards,
-    admitted_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, log_blocks,
+    admitted_blocks, read_around_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes,
+    log_blocks,
     copied_blocks, delta_blocks, delta_bytes, delta_tries, duplicate_blocks, dense_blocks,
     dense_tries, rebased_blocks, associate_blocks, raw_blocks, lz4_blocks, zstd_blocks,
     similar_searches, similar_tries, similar_written, similar_bytes, similar_blocks, zero_blocks,

@@ -1,4 +1,5 @@
-//! Pure decisions: eviction, recency, sequential detection, destage pacing, write throttling.
+//! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
+//! write throttling.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number:
 //! time is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly, and
@@ -6,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod around;
 mod destage;
 mod eviction;
 mod frequency;
@@ -15,10 +17,11 @@ mod sketch;
 mod throttle;
 mod window;
 
+pub use around::ReadAround;
 pub use destage::{DestagePacer, DestageState, DrainRate};
 pub use eviction::{
     COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,
-    copy_bytes_max, free_segments_wanted,
+    copy_bytes_max, free_segments_wanted, was_never_full,
 };
 pub use frequency::Frequency;
 pub use recent::{KeyHash, Recent};

@@ -151,8 +151,8 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
          {} refused starts, {} MiB checked, {} deltas ({} written whole again), \
-         {} duplicates, {} dense, {} similar, {} compressed in RAM ({} found there), {} events, \
-         {} failing seeds",
+         {} duplicates, {} dense, {} similar, {} read around misses, \
+         {} compressed in RAM ({} found there), {} events, {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -166,6 +166,7 @@ fn line(totals: &Totals) -> String {
         t.duplicates,
         t.dense,
         t.similar,
+        t.around,
         t.packed,
         t.unpacked,
         t.events,

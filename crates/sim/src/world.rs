@@ -74,6 +74,8 @@ pub struct Tally {
     pub dense: u64,
     /// Blocks written against similar ones, by the same servers.
     pub similar: u64,
+    /// Blocks read together with missed ones, by the same servers.
+    pub around: u64,
     /// Blocks compressed in RAM, and found there, by the same servers.
     pub packed: u64,
     /// See `packed`.
@@ -100,6 +102,7 @@ impl Tally {
         self.dense += other.dense;
         self.similar += other.similar;
         self.rebased += other.rebased;
+        self.around += other.around;
         self.packed += other.packed;
         self.unpacked += other.unpacked;
     }
@@ -487,6 +490,7 @@ impl World {
             self.tally.dense += stats.dense_blocks;
             self.tally.similar += stats.similar_written;
             self.tally.rebased += stats.rebased_blocks;
+            self.tally.around += stats.read_around_blocks;
             self.tally.packed += stats.ram_compression_tries;
             self.tally.unpacked += stats.ram_compressed_hit_blocks;
         }

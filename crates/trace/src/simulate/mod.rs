@@ -4,7 +4,8 @@
 //! oldest first, with the same number of free segments and the same share copied forward; the
 //! same RAM tier before it, the same sequential bypass, and the policies of the engine themselves.
 //! Writes go into the log (`write-back`). What it leaves out: blocks are not compressed, a record
-//! costs its blocks only, and every block has been destaged by the time its segment is reclaimed.
+//! costs its blocks only, every block has been destaged by the time its segment is reclaimed, and
+//! nothing is read around misses.
 
 mod log;
 

@@ -1,0 +1,123 @@
+//! Reading around a miss: whether what lies beside a missed block is read together with it.
+//!
+//! A disk takes hardly longer for 64 KiB than for 4, and a cloud's volume counts requests. While
+//! there is room for all that comes, such a read warms the cache many times sooner. A primary that
+//! answers requests quickly, as an SSD does, would only be kept busy by it.
+//!
+//! How long a primary takes for a request is told from how often one ends while it has any
+//! (the utilization law: busy time divided by completions), so that neither a deep queue makes an
+//! SSD look slow, nor a shallow one a disk fast.
+
+use std::time::Duration;
+
+use forebay_block::{BlockRange, Instant};
+
+/// Blocks of a chunk, of which what was missed is a part: what arrays usually put on one disk.
+const CHUNK_BLOCKS: u64 = 16;
+/// What a request costs a primary that counts as slow: 64 KiB more take a disk 0.4 ms, a network of
+/// 10 Gbit/s 0.05.
+const SLOW: Duration = Duration::from_micros(250);
+/// The last so many requests count.
+const MEMORY: u32 = 16;
+
+/// What is known of how a primary answers reads.
+#[derive(Clone, Debug, Default)]
+pub struct ReadAround {
+    in_flight: u32,
+    /// When the last one ended, or the first one began of those in flight.
+    since: Instant,
+    /// Time that one takes the primary, on average of late.
+    cost: Duration,
+}
+
+impl ReadAround {
+    /// A read is sent to the primary.
+    pub fn begin(&mut self, now: Instant) {
+        if self.in_flight == 0 {
+            self.since = now;
+        }
+        self.in_flight += 1;
+    }
+
+    /// A read of the primary ended.
+    pub fn end(&mut self, now: Instant) {
+        let took = now.since(self.since);
+        self.cost = self.cost * (MEMORY - 1) / MEMORY + took / MEMORY;
+        self.in_flight -= 1;
+        self.since = now;
+    }
+
+    /// Whether a request costs the primary so much that a longer one hardly costs more.
+    #[must_use]
+    pub fn pays(&self) -> bool {
+        self.cost >= SLOW
+    }
+
+    /// What to read for blocks that were missed, of a volume of so many: their neighbours too, as
+    /// far as they lie in the same chunk of 64 KiB and all up to there are wanted.
+    pub fn around(
+        missed: BlockRange,
+        volume_blocks: u64,
+        is_wanted: impl Fn(u64) -> bool,
+    ) -> BlockRange {
+        let start = missed.first / CHUNK_BLOCKS * CHUNK_BLOCKS;
+        let end = missed.end().next_multiple_of(CHUNK_BLOCKS).min(volume_blocks);
+        let is_wanted = |block: &u64| is_wanted(*block);
+        let before = (start..missed.first).rev().take_while(is_wanted).count() as u64;
+        let after = (missed.end()..end).take_while(is_wanted).count() as u64;
+        BlockRange { first: missed.first - before, count: before + missed.count + after }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A primary that takes `service` for each read, one after the other, with `depth` in flight.
+    fn after(reads: u32, service: Duration, depth: u32) -> ReadAround {
+        let mut around = ReadAround::default();
+        let mut now = Instant(1_000_000_000);
+        (0..depth).for_each(|_| around.begin(now));
+        for _ in 0..reads {
+            now = now + service;
+            around.end(now);
+            around.begin(now);
+        }
+        around
+    }
+
+    #[test]
+    fn slow_primaries_are_read_around_at_any_depth() {
+        let pays = |micros, depth| after(100, Duration::from_micros(micros), depth).pays();
+        for depth in [1, 32, 256] {
+            assert!(pays(8000, depth) && pays(333, depth), "a disk, 3,000 requests a second");
+            assert!(!pays(100, depth) && !pays(12, depth), "an SSD");
+        }
+        assert!(!ReadAround::default().pays(), "nothing is known");
+    }
+
+    #[test]
+    fn bursts_and_silence_do_not_make_a_primary_slow() {
+        let mut around = ReadAround::default();
+        for second in 1..20 {
+            let start = Instant(second * 1_000_000_000);
+            (0..256).for_each(|_| around.begin(start));
+            (1..=256).for_each(|n| around.end(start + Duration::from_micros(12) * n));
+        }
+        assert!(!around.pays());
+    }
+
+    #[test]
+    fn a_chunk_is_read_up_to_what_is_not_wanted() {
+        let around = |first, count, volume| {
+            let range =
+                ReadAround::around(BlockRange { first, count }, volume, |block| block % 100 != 42);
+            range.first..range.end()
+        };
+        assert_eq!(around(100, 1, 1000), 96..112);
+        assert_eq!(around(100, 20, 1000), 96..128);
+        assert_eq!(around(100, 1, 105), 96..105, "the volume ends there");
+        assert_eq!((around(96, 16, 1000), around(96, 9, 105)), (96..112, 96..105), "all is missed");
+        assert_eq!((around(35, 1, 1000), around(45, 1, 1000)), (32..42, 43..48));
+    }
+}
