@@ -158,7 +158,7 @@ impl Served {
     /// Sends bytes as they are and reads the answer's first line.
     fn raw(&self, request: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.client.socket()).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(5))).expect("it can be set");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("it can be set");
         stream.write_all(request).expect("it takes the request");
         let mut answer = [0; 512];
         let length = stream.read(&mut answer).expect("it answers");
@@ -218,7 +218,7 @@ fn a_drain_is_a_job_with_progress() {
     served.table.dirty.store(0, Ordering::SeqCst);
 
     // The server sees it end by itself, and switches the drain off once.
-    let limit = Instant::now() + Duration::from_secs(5);
+    let limit = Instant::now() + Duration::from_secs(30);
     while !served.table.asked().contains(&"drain false".to_owned()) {
         assert!(Instant::now() < limit, "the drain must be switched off");
         std::thread::sleep(Duration::from_millis(10));

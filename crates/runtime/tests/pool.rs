@@ -252,7 +252,7 @@ fn more_clients_than_the_limit_are_refused_until_one_leaves() {
     assert_eq!(refused.read(&mut [0; 1]).unwrap(), 0, "closed without a word");
     assert_eq!(server.pool.stats().unwrap().clients_refused, 1);
     clients.pop();
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while server.pool.stats().unwrap().clients == 3 {
         assert!(Instant::now() < deadline, "the place of a client that left is not free");
         thread::sleep(Duration::from_millis(2));
@@ -267,7 +267,7 @@ fn a_client_that_never_chooses_a_volume_is_disconnected() {
     let mut busy = server.connect();
     assert_eq!(busy.read(0, 0, 1), [0]);
     let mut rest = Vec::new();
-    idle.0.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    idle.0.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     idle.0.read_to_end(&mut rest).unwrap();
     assert_eq!(busy.read(0, 0, 1), [0], "one that has chosen stays");
 }
@@ -351,7 +351,7 @@ fn clients_that_leave_in_the_middle_leave_nothing_behind() {
     for thread in threads {
         thread.join().unwrap();
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let stats = server.pool.stats().unwrap();
         let left: usize = stats.shards.iter().map(|shard| shard.connections).sum();
@@ -384,7 +384,7 @@ fn what_shards_want_recorded_is_recorded_before_they_are_told() {
     thread::sleep(Duration::from_millis(100));
     assert!(told.iter().all(|told| told.lock().unwrap().is_empty()), "told without a record");
     std::fs::remove_dir(&aside).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while told.iter().any(|told| told.lock().unwrap().last() != Some(&Trust::Nothing)) {
         assert!(Instant::now() < deadline, "{told:?}");
         thread::sleep(Duration::from_millis(5));
@@ -438,7 +438,7 @@ fn a_drain_before_a_stop_can_be_watched_and_given_up() {
     });
     let pool = server.pool.clone();
     let stop = thread::spawn(move || pool.stop(true));
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while UnixStream::connect(&server.path).is_ok() {
         assert!(Instant::now() < deadline, "clients are still taken");
         thread::sleep(Duration::from_millis(2));
