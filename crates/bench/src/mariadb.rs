@@ -18,14 +18,13 @@ const PATIENCE: Duration = Duration::from_secs(600);
 /// Prepared statements that a connection keeps.
 const STATEMENTS: usize = 100;
 
-/// The configuration file. Without native AIO, InnoDB's own threads read ahead and write: through
-/// io_uring MariaDB 10.11 stands still for seconds with nothing in flight (docs/benchmarks.md).
+/// The configuration file.
 fn file(setting: &Setting, data: &Path, run: &Path) -> String {
     let mut text = format!(
         "[mariadbd]\nuser=root\ndatadir={}\nsocket={}\npid-file={}\ntmpdir={}\n\
          skip-networking\nskip-log-bin\nskip-name-resolve\nlocal-infile=1\n\
          max-connections={}\ntable-open-cache=4000\nperformance-schema=OFF\n\
-         innodb-flush-method=O_DIRECT\ninnodb-doublewrite=1\ninnodb-use-native-aio=0\n\
+         innodb-flush-method=O_DIRECT\ninnodb-doublewrite=1\ninnodb-use-native-aio=1\n\
          innodb-buffer-pool-size={}\ninnodb-log-file-size={}\ninnodb-lru-scan-depth={}\n\
          innodb-flush-log-at-trx-commit={}\ninnodb-buffer-pool-load-at-startup=0\n\
          innodb-buffer-pool-dump-at-shutdown=0\n",
@@ -87,8 +86,8 @@ impl Dbms for MariaDb {
     fn describe(setting: &Setting) -> String {
         let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
         let mut text = format!(
-            "buffer pool {}, {} pages of it to be kept free, redo log {}, O_DIRECT, no native AIO, \
-             flush at each commit, doublewrite",
+            "buffer pool {}, {} pages of it to be kept free, redo log {}, O_DIRECT, flush at each \
+             commit, doublewrite",
             mib(setting.buffer_pool),
             lru_scan_depth(setting.buffer_pool),
             mib(setting.redo_log)
