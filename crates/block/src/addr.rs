@@ -118,6 +118,12 @@ impl BlockRange {
         self.first + self.count
     }
 
+    /// Whether a block is one of these.
+    #[must_use]
+    pub fn contains(&self, block: u64) -> bool {
+        (self.first..self.end()).contains(&block)
+    }
+
     /// The bytes of these blocks.
     #[must_use]
     pub fn bytes(&self) -> ByteRange {

@@ -194,12 +194,8 @@ fn what_is_moved_is_found() {
     let base = prop::collection::vec(any::<u8>(), BLOCK_BYTES);
     let (mut bytes, mut most) = (0, 0);
     for _ in 0..300 {
-        let mut draw = || {
-            let base = base.new_tree(&mut runner).expect("no base is refused").current();
-            let edits = edits().new_tree(&mut runner).expect("no edit is refused").current();
-            (base, edits)
-        };
-        let (base, edits) = draw();
+        let base = base.new_tree(&mut runner).expect("no base is refused").current();
+        let edits = edits().new_tree(&mut runner).expect("no edit is refused").current();
         let noise: usize = edits.iter().map(Edit::noise).sum();
         bytes += delta(&base, &edited(&base, &edits)).map_or(DELTA_MAX, |delta| delta.len());
         most += (16 + noise + 16 * edits.len()).min(DELTA_MAX);

@@ -9,7 +9,7 @@
 //! with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache is warm sooner.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
-use forebay_policy::{ReadAround, was_never_full};
+use forebay_policy::ReadAround;
 
 use crate::Engine;
 use crate::api::{Effects, Health, Mode, Target};
@@ -34,7 +34,7 @@ pub struct Fetch {
 
 impl Fetch {
     fn is_asked_for(&self, block: u64) -> bool {
-        self.waiters.iter().any(|(_, run)| (run.first..run.end()).contains(&block))
+        self.waiters.iter().any(|(_, run)| run.contains(block))
     }
 }
 
@@ -106,8 +106,8 @@ impl Engine {
     fn around(&self, id: VolumeId, missed: BlockRange) -> BlockRange {
         let volume = self.volume(id);
         let places = self.index.capacity();
-        let has_room = was_never_full(self.log.segments.len() as u64, self.log.free)
-            && was_never_full(places, places.saturating_sub(self.index.len()));
+        let has_room = ReadAround::has_room(self.log.segments.len() as u64, self.log.free)
+            && ReadAround::has_room(places, places.saturating_sub(self.index.len()));
         if !has_room || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
             return missed;
         }

@@ -150,9 +150,8 @@ macro_rules! sums {
 
 sums! {
     lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
-    primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards,
-    admitted_blocks, read_around_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes,
-    log_blocks,
+    primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards, admitted_blocks,
+    read_around_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, log_blocks,
     copied_blocks, delta_blocks, delta_bytes, delta_tries, duplicate_blocks, dense_blocks,
     dense_tries, rebased_blocks, associate_blocks, raw_blocks, lz4_blocks, zstd_blocks,
     similar_searches, similar_tries, similar_written, similar_bytes, similar_blocks, zero_blocks,

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use forebay_block::{
-    Arena, BLOCK_SIZE, BufPool, ByteRange, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp,
-    VolumeId,
+    Arena, BLOCK_SIZE, BlockRange, BufPool, ByteRange, ErrorKind, Instant, Io, IoBuf, IoError,
+    IoFlags, IoOp, VolumeId,
 };
 use forebay_engine::{
     ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, Stats,
@@ -90,8 +90,10 @@ impl World {
         world
     }
 
-    fn submit(&mut self, op: IoOp, first: u64, mut buf: IoBuf) {
-        let range = ByteRange::new(first * BLOCK, buf.len() as u64);
+    fn submit(&mut self, op: IoOp, first: u64, count: u64) {
+        let blocks = BlockRange { first, count };
+        let range = blocks.bytes().intersection(&ByteRange::new(0, SIZE));
+        let mut buf = self.buffers.get(range.len as usize);
         if op == IoOp::Write {
             buf.fill(0xee);
         }
@@ -103,8 +105,7 @@ impl World {
 
     /// Reads blocks, and checks what comes against what was there before any write.
     fn read(&mut self, first: u64, count: u64) -> Result<(), IoError> {
-        let buf = self.buffers.get((count * BLOCK).min(SIZE - first * BLOCK) as usize);
-        self.submit(IoOp::Read, first, buf);
+        self.submit(IoOp::Read, first, count);
         self.settle();
         let buf = self.answers.pop().unwrap()?;
         let at = first * BLOCK;
@@ -185,22 +186,18 @@ fn a_miss_brings_its_neighbours_from_a_slow_primary() {
 #[test]
 fn what_is_cached_or_written_meanwhile_is_left_alone() {
     let mut world = World::after_misses(DISK);
-    let buf = world.buffers.get(BLOCK as usize);
-    world.submit(IoOp::Write, 98, buf);
+    world.submit(IoOp::Write, 98, 1);
     world.settle();
     world.read(100, 1).unwrap();
     assert_eq!(world.reads, [(99, 13)], "up to what is cached");
     world.reads.clear();
     // A write of a neighbour while the read is under way.
-    let buf = world.buffers.get(BLOCK as usize);
-    world.submit(IoOp::Read, 200, buf);
-    let buf = world.buffers.get(BLOCK as usize);
-    world.submit(IoOp::Write, 201, buf);
+    world.submit(IoOp::Read, 200, 1);
+    world.submit(IoOp::Write, 201, 1);
     world.settle();
     assert_eq!(world.reads, [(192, 16)]);
     for written in [98, 201] {
-        let buf = world.buffers.get(BLOCK as usize);
-        world.submit(IoOp::Read, written, buf);
+        world.submit(IoOp::Read, written, 1);
         world.settle();
         assert!(world.answers.pop().unwrap().unwrap().iter().all(|&byte| byte == 0xee));
     }

@@ -17,6 +17,9 @@ const CHUNK_BLOCKS: u64 = 16;
 /// What a request costs a primary that counts as slow: 64 KiB more take a disk 0.4 ms, a network of
 /// 10 Gbit/s 0.05.
 const SLOW: Duration = Duration::from_micros(250);
+/// One part in so many of the segments, or of the index, that is free says that there is room for
+/// all that comes: reclaim keeps fewer free, but in logs of less than 24 segments.
+const ROOM_SHARE: u64 = 8;
 /// The last so many requests count.
 const MEMORY: u32 = 16;
 
@@ -51,6 +54,13 @@ impl ReadAround {
     #[must_use]
     pub fn pays(&self) -> bool {
         self.cost >= SLOW
+    }
+
+    /// Whether of so many segments, or places, so many are free that there is room for all that
+    /// comes: nothing has had to leave so far.
+    #[must_use]
+    pub fn has_room(places: u64, free: u64) -> bool {
+        free * ROOM_SHARE > places
     }
 
     /// What to read for blocks that were missed, of a volume of so many: their neighbours too, as

@@ -20,21 +20,11 @@ pub const META_MAX: u8 = 7;
 /// Share of the segments, in percent, that are kept free for the next writes.
 const FREE_PERCENT: u64 = 3;
 
-/// One part in so many that is free says that reclaim has never been needed.
-const NEVER_FULL_SHARE: u64 = 8;
-
 /// How many segments of a log are kept free: reclaim begins when there are no more. `reserve` of
 /// them are for reclaim itself.
 #[must_use]
 pub fn free_segments_wanted(segments: u64, reserve: u64) -> u64 {
     (segments * FREE_PERCENT / 100).max(reserve + 1)
-}
-
-/// Whether what has so many segments, or places, of which some are free, has never been full:
-/// from then on fewer are free.
-#[must_use]
-pub fn was_never_full(places: u64, free: u64) -> bool {
-    free * NEVER_FULL_SHARE > places
 }
 
 /// Bytes of a reclaimed segment that may be copied forward for the policy's sake.

@@ -21,7 +21,7 @@ pub use around::ReadAround;
 pub use destage::{DestagePacer, DestageState, DrainRate};
 pub use eviction::{
     COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,
-    copy_bytes_max, free_segments_wanted, was_never_full,
+    copy_bytes_max, free_segments_wanted,
 };
 pub use frequency::Frequency;
 pub use recent::{KeyHash, Recent};

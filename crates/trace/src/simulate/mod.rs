@@ -242,8 +242,8 @@ impl Simulator {
         let cached = self.log.len() + self.ram.len() as u64;
         if blocks.count > cached {
             // A discard may be of a whole volume.
-            self.log.retain(|key| !(blocks.first..blocks.end()).contains(&key));
-            self.ram.retain(|key| !(blocks.first..blocks.end()).contains(&key));
+            self.log.retain(|key| !blocks.contains(key));
+            self.ram.retain(|key| !blocks.contains(key));
             return;
         }
         for key in blocks.iter() {
