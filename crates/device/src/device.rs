@@ -15,6 +15,11 @@ pub trait BlockDevice: Send + Sync {
     /// What the device is and can do. Never changes while the device is open.
     fn info(&self) -> &DeviceInfo;
 
+    /// What the user should know of how it was opened, for the log.
+    fn remark(&self) -> Option<&str> {
+        None
+    }
+
     /// Opens a queue whose completions arrive through `ring`.
     ///
     /// # Errors

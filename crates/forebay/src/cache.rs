@@ -47,11 +47,18 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     let mut primaries = Vec::new();
     for volume in &config.volumes {
         let opened = busy::open(|| open_primary(&volume.primary));
-        primaries.push(opened.with_context(|| format!("volume {}", volume.name))?);
+        let opened = opened.with_context(|| format!("volume {}", volume.name))?;
+        if let Some(remark) = opened.remark() {
+            tracing::warn!("volume {}: {remark}", volume.name);
+        }
+        primaries.push(opened);
     }
     let size = config.cache.size.map(|Size(bytes)| bytes);
     let device = busy::open(|| open_cache(&config.cache.path, size))
         .map_err(|error| no_cache(&config.cache.path, error))?;
+    if let Some(remark) = device.remark() {
+        tracing::warn!("cache: {remark}");
+    }
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
     if args.reset_cache && !args.accept_data_loss {

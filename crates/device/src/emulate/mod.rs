@@ -86,6 +86,10 @@ impl BlockDevice for EmulatedDevice {
         &self.info
     }
 
+    fn remark(&self) -> Option<&str> {
+        self.inner.remark()
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         let inner = self.inner.open_queue(ring)?;
         let mut shared = locked(&self.shared);

@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use crate::device::BlockDevice;
 use crate::error::OpenError;
 use crate::ring::Ring;
+use probe::Way;
 use queue::FileQueue;
 
 /// Sizes of devices are multiples of this.
@@ -62,6 +63,8 @@ struct Shared {
     info: DeviceInfo,
     direct: bool,
     is_block: bool,
+    /// What the user should know of how it was opened.
+    remark: Option<String>,
 }
 
 impl FileDevice {
@@ -111,10 +114,15 @@ impl FileDevice {
         is_block: bool,
     ) -> Result<Self, OpenError> {
         let size = settle_size(&file, &name, mode, is_block)?;
-        let direct = probe::direct(&file, &name, mode.direct, size)?;
+        // A part of a block device need not be whole units: what is behind it is on the device.
+        let extent = probe::size(&file)
+            .map_err(|error| OpenError::system(format!("cannot size {name}"), error))?;
+        let way = probe::way(&file, &name, mode.direct, extent)?;
+        let remark = way.remark(&name);
         let identity = path.canonicalize().map_or(name, |path| path.display().to_string());
-        let info = probe::info(&file, identity, size, direct, is_block, mode.read_only);
-        let shared = Shared { file, info, direct: direct.is_some(), is_block };
+        let info = probe::info(&file, identity, size, &way, is_block, mode.read_only);
+        let direct = matches!(way, Way::Direct(_));
+        let shared = Shared { file, info, direct, is_block, remark };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -128,6 +136,10 @@ impl FileDevice {
 impl BlockDevice for FileDevice {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    fn remark(&self) -> Option<&str> {
+        self.shared.remark.as_deref()
     }
 
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {

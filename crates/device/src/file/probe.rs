@@ -24,33 +24,60 @@ pub(super) fn size(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
-/// Turns `O_DIRECT` on as wanted and returns the alignment it needs, or `None` where the page
-/// cache is used.
-pub(super) fn direct(
-    file: &File,
-    name: &str,
-    wanted: Direct,
-    size: u64,
-) -> Result<Option<u32>, OpenError> {
-    if wanted == Direct::Off {
-        return Ok(None);
+/// How a file is read and written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    /// Past the page cache, in multiples of this.
+    Direct(u32),
+    /// Through the page cache, and why.
+    PageCache(String),
+}
+
+impl Way {
+    /// What to tell the user.
+    pub(super) fn remark(&self, name: &str) -> Option<String> {
+        let Self::PageCache(why) = self else { return None };
+        Some(format!("{name} {why}; it is used through the page cache, and flushed at every flush"))
     }
-    let found = set_direct(file, true).and_then(|()| alignment(file));
-    let refusal = match found {
-        // The last, partial unit could not be written: use the page cache for such a size.
-        Ok(align) if !size.is_multiple_of(u64::from(align)) => format!(
-            "cannot be used with O_DIRECT: its size, {size} bytes, is not a multiple of {align}"
-        ),
-        Ok(align) => return Ok(Some(align)),
-        Err(error) => format!("cannot be used with O_DIRECT: {error}"),
+}
+
+/// Turns `O_DIRECT` on as wanted. `extent` is all that there is of the file or block device.
+pub(super) fn way(file: &File, name: &str, wanted: Direct, extent: u64) -> Result<Way, OpenError> {
+    let found = match wanted {
+        Direct::Off => Err(Errno::CANCELED),
+        _ => set_direct(file, true).and_then(|()| alignment(file)),
     };
-    if wanted == Direct::On {
-        return Err(OpenError::unfit(name, refusal));
+    let way = choose(wanted, found, extent).map_err(|reason| OpenError::unfit(name, reason))?;
+    if matches!(way, Way::PageCache(_)) && wanted != Direct::Off {
+        // Where it could be turned on, it can be turned off; where it could not, it is off.
+        set_direct(file, false)
+            .map_err(|error| OpenError::system(format!("cannot set up {name}"), error))?;
     }
-    // Where it could be turned on, it can be turned off; where it could not, it is off.
-    set_direct(file, false)
-        .map_err(|error| OpenError::system(format!("cannot set up {name}"), error))?;
-    Ok(None)
+    Ok(way)
+}
+
+/// Decides between `O_DIRECT` and the page cache by what is wanted, the alignment found, and the
+/// bytes that there are; an error where it is wanted and cannot be.
+fn choose(wanted: Direct, found: Result<u32, Errno>, extent: u64) -> Result<Way, String> {
+    let refusal = match (wanted, found) {
+        (Direct::Off, _) => {
+            return Ok(Way::PageCache("is opened without O_DIRECT, as asked".to_owned()));
+        }
+        // The last, partial unit could not be written.
+        (_, Ok(align)) if !extent.is_multiple_of(u64::from(align)) => format!(
+            "cannot be used with O_DIRECT: its size, {extent} bytes, is not a multiple of {align}"
+        ),
+        (_, Ok(align)) => return Ok(Way::Direct(align)),
+        (_, Err(error)) => format!("cannot be used with O_DIRECT: {error}"),
+    };
+    if wanted == Direct::On { Err(refusal) } else { Ok(Way::PageCache(refusal)) }
+}
+
+/// Whether a completed write may be lost with the power until a flush completes. The page cache is
+/// lost, whatever the device below keeps; so is what a file system has not written yet.
+fn is_volatile(way: &Way, is_block: bool, write_cache: Option<&str>) -> bool {
+    let kept_below = is_block && write_cache == Some("write through");
+    matches!(way, Way::PageCache(_)) || !kept_below
 }
 
 /// The alignment of direct I/O: what the block device says, or the smallest that a read accepts.
@@ -74,17 +101,18 @@ pub(super) fn info(
     file: &File,
     identity: String,
     size: u64,
-    direct: Option<u32>,
+    way: &Way,
     is_block: bool,
     read_only: bool,
 ) -> DeviceInfo {
     let mut info = DeviceInfo::plain(size, identity);
-    info.logical_block = direct.unwrap_or(512);
+    info.logical_block = if let Way::Direct(align) = way { *align } else { 512 };
     info.read_only = read_only;
     if is_block {
         let queue = BlockQueue::of(file);
         info.optimal_io = queue.optimal_io();
-        info.volatile_cache = queue.text("write_cache").is_none_or(|kind| kind != "write through");
+        let write_cache = queue.text("write_cache");
+        info.volatile_cache = is_volatile(way, is_block, write_cache.as_deref());
         info.rotational = queue.number("rotational") == Some(1);
         info.discard = queue.number("discard_max_bytes").is_some_and(|most| most > 0);
         info.fast_zero = queue.number("write_zeroes_max_bytes").is_some_and(|most| most > 0);
@@ -133,5 +161,37 @@ impl BlockQueue {
     fn optimal_io(&self) -> u32 {
         let told = self.number("optimal_io_size").and_then(|n| u32::try_from(n).ok());
         told.unwrap_or(0).clamp(OPTIMAL_IO, OPTIMAL_IO_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every start: sectors, size, whether `O_DIRECT` is refused, what the device says of its cache.
+    /// A flush is left out only past the page cache, on a device that keeps what it took.
+    #[test]
+    fn no_flush_is_left_out_where_the_page_cache_is_used() {
+        let wanted = [Direct::Auto, Direct::On, Direct::Off];
+        let found = [Ok(512), Ok(4096), Err(Errno::INVAL)];
+        for (wanted, found) in wanted.into_iter().flat_map(|w| found.map(|f| (w, f))) {
+            for extent in [1_000_000_000u64, 1 << 30] {
+                let fits = found.is_ok_and(|align| extent.is_multiple_of(u64::from(align)));
+                let way = match choose(wanted, found, extent) {
+                    Ok(way) => way,
+                    Err(why) => {
+                        assert!(wanted == Direct::On && !fits, "{why}");
+                        continue;
+                    }
+                };
+                let direct = matches!(way, Way::Direct(_));
+                assert_eq!(direct, wanted != Direct::Off && fits, "{wanted:?} {found:?} {extent}");
+                for write_cache in [None, Some("write back"), Some("write through")] {
+                    let kept = direct && write_cache == Some("write through");
+                    assert_eq!(is_volatile(&way, true, write_cache), !kept, "{way:?}");
+                    assert!(is_volatile(&way, false, write_cache), "a file system has a cache");
+                }
+            }
+        }
     }
 }

@@ -91,6 +91,40 @@ fn block_devices_of_both_sector_sizes_serve_any_sector() {
     }
 }
 
+/// Writes that a block device was given, from its counters.
+fn writes_to(device: &Path) -> u64 {
+    let name = device.file_name().unwrap().to_string_lossy().into_owned();
+    let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+    stat.split_whitespace().nth(4).unwrap().parse().unwrap()
+}
+
+/// A disk of 4 KiB sectors that says that it keeps what it took. Any part of it is used past the
+/// page cache; and where the page cache is asked for, a flush is wanted and reaches the disk.
+#[test]
+fn a_disk_that_needs_no_flush_gets_one_through_the_page_cache() {
+    let Some(disk) = Loop::new(4096) else { return };
+    let name = disk.device.file_name().unwrap().to_string_lossy().into_owned();
+    let switch = format!("/sys/block/{name}/queue/write_cache");
+    if let Err(error) = std::fs::write(switch, "write through") {
+        println!("skipped: {error}");
+        return;
+    }
+    let odd = OpenMode { create_size: Some(SIZE - 512), ..OpenMode::default() };
+    let device = FileDevice::open(&disk.device, odd).unwrap();
+    assert!(device.is_direct() && !device.info().volatile_cache && device.remark().is_none());
+    assert_eq!((device.info().size, device.info().logical_block), (SIZE - 512, 4096));
+    exercise(&device, 13);
+    drop(device);
+    let device = FileDevice::open(&disk.device, OpenMode { direct: Direct::Off, ..odd }).unwrap();
+    assert!(device.info().volatile_cache, "the page cache is lost with the power");
+    assert!(device.remark().unwrap().contains("page cache"), "{:?}", device.remark());
+    let mut bench = Bench::new(&device);
+    bench.write(0, &[7; 4096]).unwrap();
+    let before = writes_to(&disk.device);
+    bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
+    assert!(writes_to(&disk.device) > before, "a flush of the page cache writes to the disk");
+}
+
 #[test]
 fn a_block_device_discards_and_is_locked() {
     let Some(disk) = Loop::new(4096) else { return };
