@@ -55,8 +55,22 @@ pub struct Outcome {
     pub errors_stay: bool,
     /// Whether a start may be refused.
     pub refusal: bool,
-    /// Whether crashes may come while the fault lasts or after it.
+    /// Whether crashes may come while the fault lasts or after it. A start that was refused for
+    /// the fault must then succeed once it has ended: the refusal changed nothing.
     pub crashes: bool,
+}
+
+impl Outcome {
+    /// What must come of two faults at once.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            errors: self.errors || other.errors,
+            errors_stay: self.errors_stay || other.errors_stay,
+            refusal: self.refusal || other.refusal,
+            crashes: self.crashes && other.crashes,
+        }
+    }
 }
 
 impl Scenario {
@@ -80,6 +94,18 @@ impl Scenario {
         (Self::PrimaryVanishes, 3),
         (Self::CacheLost, 4),
         (Self::CacheStale, 3),
+    ];
+
+    /// The faults that may come on top of another one.
+    pub const SECOND: [Self; 8] = [
+        Self::CacheReadErrors,
+        Self::CacheWriteErrors,
+        Self::CacheWritesFail,
+        Self::CacheFlushErrors,
+        Self::PrimaryReadErrors,
+        Self::PrimaryWriteErrors,
+        Self::PrimaryFlushErrors,
+        Self::PrimaryVanishes,
     ];
 
     /// One of them, by weight.
@@ -124,13 +150,6 @@ impl Scenario {
             Self::CacheStale => Outcome { refusal: true, ..silent },
             Self::CacheLost => silent,
         }
-    }
-
-    /// Whether a start that was refused must succeed once the fault has ended: the refusal was for
-    /// the fault, and changed nothing.
-    #[must_use]
-    pub fn refusal_ends(self) -> bool {
-        self.outcome().crashes
     }
 
     /// Whether what is on a primary in write-back is seen through the cache only.

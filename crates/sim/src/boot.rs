@@ -246,7 +246,7 @@ impl World {
     }
 
     fn keep_snapshot(&mut self, epoch: u32) {
-        if self.setup.scenario != crate::atlas::Scenario::CacheStale {
+        if !self.setup.meets(crate::atlas::Scenario::CacheStale) {
             return;
         }
         self.pool.snapshots.push_back((epoch, self.cache.image()));

@@ -140,7 +140,7 @@ impl World {
         }
         if let Err(error) = completion.result {
             self.tally.failed += 1;
-            if !(self.broken && self.setup.scenario.outcome().errors) {
+            if !(self.broken && self.setup.outcome().errors) {
                 let what = format!("{op:?} of {range} on volume {volume} failed: {error}");
                 return Err(self.fail(what));
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
 use forebay_engine::{ContentLocality, Eviction, Mode};
 
-use crate::atlas::Scenario;
+use crate::atlas::{Outcome, Scenario};
 use crate::disk::DiskProfile;
 use crate::rng::Rng;
 
@@ -76,6 +76,8 @@ pub struct Setup {
     pub think: u64,
     /// What goes wrong besides crashes.
     pub scenario: Scenario,
+    /// What goes wrong at the same time.
+    pub also: Option<Scenario>,
     /// Whether a crash is a power failure, or the process alone dies.
     pub power: bool,
     /// Chance in a hundred that everything is read and checked after a restart.
@@ -91,6 +93,7 @@ impl Setup {
         let count = rng.pick(&[1, 1, 1, 2]);
         let modes = mode_set(&mut rng);
         let scenario = Scenario::from_rng(&mut rng);
+        let also = second_fault(seed, scenario);
         let volumes: Vec<_> = (0..count)
             .map(|_| {
                 let mode = rng.pick(&modes);
@@ -121,7 +124,10 @@ impl Setup {
         let primary = DiskProfile {
             size: 0,
             volatile: rng.percent(75),
-            garbles: garbles && through_the_log && scenario.keeps_cache_and_modes(),
+            garbles: garbles
+                && through_the_log
+                && scenario.keeps_cache_and_modes()
+                && also.is_none_or(Scenario::keeps_cache_and_modes),
             latency: (50 * MICRO, rng.pick(&[200 * MICRO, 8 * MILLI])),
             flush: (50 * MICRO, rng.pick(&[500 * MICRO, 20 * MILLI])),
             slow_percent: rng.pick(&[0, 0, 2, 10]),
@@ -152,9 +158,23 @@ impl Setup {
             client_depth: rng.pick(&[1, 2, 4, 8, 16, 32]),
             think: rng.pick(&[0, 10 * MICRO, 100 * MICRO, 2 * MILLI]),
             scenario,
+            also,
             power: rng.percent(85),
             verify_percent: rng.pick(&[30, 80, 100]),
         }
+    }
+
+    /// Whether this fault is one of the run's.
+    #[must_use]
+    pub fn meets(&self, scenario: Scenario) -> bool {
+        self.scenario == scenario || self.also == Some(scenario)
+    }
+
+    /// What must come of all faults of the run together.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        let outcome = self.scenario.outcome();
+        self.also.map_or(outcome, |also| outcome.and(also.outcome()))
     }
 
     /// Whether a 4 KiB block of this volume must never be mixed after a crash.
@@ -181,6 +201,17 @@ fn is_logged(mode: Mode) -> bool {
 /// Whether what is on the primary alone means nothing to the client.
 fn is_back(mode: Mode) -> bool {
     matches!(mode, Mode::WriteBack | Mode::WriteOnly)
+}
+
+/// A second fault, of a device, in some of the runs that survive crashes. Drawn with numbers of its
+/// own, so that the rest of a seed stays as it is.
+fn second_fault(seed: u64, first: Scenario) -> Option<Scenario> {
+    let mut rng = Rng::new(seed ^ 0x02fa_0175);
+    let chance = if first == Scenario::Crashes { 0 } else { 50 };
+    if !first.outcome().crashes || !rng.percent(chance) {
+        return None;
+    }
+    Some(rng.pick(&Scenario::SECOND)).filter(|&also| also != first)
 }
 
 /// Of its own, so that the rest of a seed stays as it is.

@@ -124,6 +124,10 @@ pub struct SimDisk {
     lost: Vec<ByteRange>,
     flights: Vec<Option<Flight>>,
     rules: Vec<Rule>,
+    /// A fault that begins with the request of this number.
+    planned: Option<(usize, Rule)>,
+    /// The operations of all requests so far, when they are recorded.
+    asked: Option<Vec<IoOp>>,
     gone: bool,
     rng: Rng,
     /// Requests that a fault struck.
@@ -143,6 +147,8 @@ impl SimDisk {
             lost: Vec::new(),
             flights: Vec::new(),
             rules: Vec::new(),
+            planned: None,
+            asked: None,
             gone: false,
             rng,
             struck: 0,
@@ -202,6 +208,12 @@ impl SimDisk {
     }
 
     fn strike(&mut self, io: &Io) -> Option<Fault> {
+        if let Some(asked) = &mut self.asked {
+            if self.planned.as_ref().is_some_and(|(nth, _)| *nth == asked.len()) {
+                self.rules.extend(self.planned.take().map(|(_, rule)| rule));
+            }
+            asked.push(io.op);
+        }
         if self.gone {
             self.struck += 1;
             return Some(Fault::Error(ErrorKind::DeviceGone));
@@ -439,6 +451,18 @@ impl SimDisk {
     /// Adds a fault.
     pub fn add_rule(&mut self, rule: Rule) {
         self.rules.push(rule);
+    }
+
+    /// Records the operations of requests, and lets a fault begin with the one of that number.
+    pub fn record(&mut self, planned: Option<(usize, Rule)>) {
+        self.asked = Some(Vec::new());
+        self.planned = planned;
+    }
+
+    /// The operations of all requests, if they were recorded.
+    #[must_use]
+    pub fn asked(&self) -> &[IoOp] {
+        self.asked.as_deref().unwrap_or_default()
     }
 
     /// Ends every fault; a disk that was gone answers again, and kept what it had.

@@ -9,6 +9,7 @@ mod boot;
 mod client;
 pub mod config;
 pub mod disk;
+pub mod errors;
 mod forge;
 pub mod pages;
 pub mod planted;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
+use forebay_sim::errors;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{
     Keep, Totals, catch, name_the_seed_in_panics, run_seed, run_seeds, shrink,
@@ -70,6 +71,8 @@ enum Command {
     },
     /// Crash short scripts after every event with every outcome: forebay-sim systematic
     Systematic,
+    /// Let every request to a disk fail, one after the other, in short scripts: forebay-sim errors
+    Errors,
     /// Plant each bug and look for a seed that finds it: forebay-sim planted
     Planted,
 }
@@ -134,6 +137,18 @@ fn main() -> ExitCode {
         }) {
             Ok(crashes) => {
                 println!("{crashes} crashes, none went wrong");
+                true
+            }
+            Err(found) => {
+                println!("{found}");
+                false
+            }
+        },
+        Command::Errors => match errors::every_error(real, |script, mode, runs| {
+            println!("{script}, {}: {runs} errors", mode.name());
+        }) {
+            Ok(runs) => {
+                println!("{runs} errors, none went wrong");
                 true
             }
             Err(found) => {

@@ -5,7 +5,7 @@
 //! primaries alone hold the content.
 
 use forebay_block::{ByteRange, ErrorKind, IoOp};
-use forebay_engine::{ContentLocality, Eviction, Health, State, Stats, Trust};
+use forebay_engine::{ContentLocality, Eviction, Health, State, Stats, Target, Trust};
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
@@ -36,6 +36,8 @@ pub struct Report {
     pub time: u64,
     /// Counters of the engines at the end.
     pub stats: Stats,
+    /// The operations that the disk of [`Options::watch`] was asked for.
+    pub asked: Vec<IoOp>,
 }
 
 /// How a run is run.
@@ -45,6 +47,8 @@ pub struct Options {
     pub verbose: bool,
     /// The outcomes of the writes that are uncertain at the first crash; those beyond are dropped.
     pub fates: Option<Vec<Fate>>,
+    /// A disk whose requests are recorded, and a fault that begins with one of them.
+    pub watch: Option<(Target, Option<(usize, Rule)>)>,
 }
 
 /// Runs `steps` in the world of `setup`.
@@ -60,6 +64,12 @@ pub fn run(
 ) -> Result<Report, Failure> {
     let mut world = World::new(setup, make, mischief, options.verbose);
     world.fates = options.fates;
+    let watched = options.watch.as_ref().map(|(target, _)| *target);
+    if let Some((target, planned)) = options.watch {
+        world.broken = planned.is_some();
+        world.was_broken = world.broken;
+        world.disk(target).record(planned);
+    }
     world.boot(false);
     let mut over = !world.recover(Vec::new(), false)?;
     for (i, step) in steps.iter().enumerate() {
@@ -81,7 +91,8 @@ pub fn run(
     }
     world.tally.struck = world.cache.struck + world.primaries.iter().map(|d| d.struck).sum::<u64>();
     let (hash, time) = (world.trace.hash(), world.now);
-    Ok(Report { tally: world.tally, hash, time, stats })
+    let asked = watched.map_or(Vec::new(), |target| world.disk(target).asked().to_vec());
+    Ok(Report { tally: world.tally, hash, time, stats, asked })
 }
 
 impl World {
@@ -150,7 +161,7 @@ impl World {
 
     /// Ends faults that can end.
     fn heal(&mut self) {
-        if self.setup.scenario != Scenario::CacheVanishes {
+        if !self.setup.meets(Scenario::CacheVanishes) {
             self.cache.heal();
         }
         self.primaries.iter_mut().for_each(crate::disk::SimDisk::heal);
@@ -261,12 +272,12 @@ impl World {
                     self.shut();
                     return Ok(false);
                 }
-                let outcome = self.setup.scenario.outcome();
+                let outcome = self.setup.outcome();
                 if !outcome.refusal || !self.broken || healed {
                     return Err(self.fail(format!("the start was refused: {why}")));
                 }
                 self.shut();
-                if !self.setup.scenario.refusal_ends() {
+                if !outcome.crashes {
                     return Ok(false);
                 }
                 self.heal();
@@ -294,7 +305,7 @@ impl World {
 
     /// Whether a refusal is right and stays, so that the run ends with it.
     fn is_final(&self, why: &str) -> bool {
-        match self.setup.scenario {
+        let right = |scenario| match scenario {
             Scenario::CacheStale => self.pool.stale && why.contains("older copy"),
             // The server that met the failed flush vouches for nothing, the next one does not know.
             Scenario::PrimaryFlushErrors | Scenario::PrimaryVanishes => {
@@ -303,7 +314,8 @@ impl World {
             // One shard's failed flush may have lost what the next flush of another one covered.
             Scenario::CacheFlushErrors => self.was_broken && why.contains("were durable"),
             _ => false,
-        }
+        };
+        right(self.setup.scenario) || self.setup.also.is_some_and(right)
     }
 
     /// Stops in order, maybe switches the machine off, and starts again.
@@ -357,21 +369,28 @@ impl World {
         }
     }
 
-    /// The fault of the scenario begins.
+    /// The faults of the run begin.
     fn break_something(&mut self, seed: u64) {
-        let mut rng = Rng::new(seed);
         self.broken = true;
         self.was_broken = true;
-        if !self.setup.scenario.outcome().crashes {
+        if !self.setup.outcome().crashes {
             self.crash_in = None;
         }
+        self.begin(self.setup.scenario, Rng::new(seed));
+        if let Some(also) = self.setup.also {
+            self.begin(also, Rng::new(!seed));
+        }
+    }
+
+    /// One fault begins.
+    fn begin(&mut self, scenario: Scenario, mut rng: Rng) {
         let everywhere = ByteRange::new(0, u64::MAX);
         let some = rng.within(1, 6) as u32;
         let rule = |fault, ops, times| Rule { fault, ops, range: everywhere, times };
         let media = Fault::Error(ErrorKind::Media);
         let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
         let chosen = rng.below(self.primaries.len() as u64) as usize;
-        match self.setup.scenario {
+        match scenario {
             Scenario::Crashes | Scenario::ModeSwitches => {}
             Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
             Scenario::CacheWriteErrors => {
@@ -436,7 +455,7 @@ impl World {
         }
         self.check_all(false)?;
         self.check_stats()?;
-        let outcome = self.setup.scenario.outcome();
+        let outcome = self.setup.outcome();
         self.drain(true);
         let clean = |world: &Self| world.server.as_ref().is_none_or(|s| s.dirty_blocks() == 0);
         if outcome.errors_stay {
@@ -476,8 +495,8 @@ impl World {
         for volume in 0..self.setup.volumes.len() {
             let windows = self.setup.volumes[volume].windows.clone();
             // Without its cache, a volume tears blocks as its primary does.
-            let scenario = self.setup.scenario;
-            let may_lack = scenario.outcome().errors_stay || scenario == Scenario::CacheLost;
+            let may_lack =
+                self.setup.outcome().errors_stay || self.setup.meets(Scenario::CacheLost);
             let cached = !(self.was_broken && may_lack);
             self.strict = after_crash && cached && self.setup.is_atomic(volume);
             for window in windows {

@@ -84,7 +84,7 @@ pub fn run_seed(
     RUNNING.set(Some(seed));
     let setup = Setup::from_seed(seed);
     let steps = keep.of(script(&setup));
-    let options = Options { verbose, fates: None };
+    let options = Options { verbose, ..Options::default() };
     let report = run(setup, &steps, real, Mischief::planted(bug, seed), options);
     RUNNING.set(None);
     report

@@ -62,11 +62,11 @@ pub fn script(setup: &Setup) -> Vec<Step> {
     // Of its own, so that the other steps of a seed stay as they are.
     let mut copies = Rng::new(setup.seed ^ 0x0d0b_1e55);
     let mut copied = copies.pick(&[0, 20, 60, 90]);
-    if setup.scenario == Scenario::CacheLost {
+    if setup.meets(Scenario::CacheLost) {
         // Older content of a sector written in part, or as a copy, could not be told from damage.
         (mix.bytes, copied) = (0, 0);
     }
-    let outcome = setup.scenario.outcome();
+    let outcome = setup.outcome();
     let mut steps = Vec::new();
     let mut streams: Vec<Option<u64>> = vec![None; setup.volumes.len()];
     let mut broken = false;

@@ -144,7 +144,7 @@ impl Case<'_> {
         let Self { script, steps, mode, after, fates, recovery } = self;
         let crash = Step::Crash { after, recoveries: recovery.into_iter().collect() };
         let all: Vec<Step> = std::iter::once(crash).chain(steps.iter().cloned()).collect();
-        let options = Options { fates: Some(fates.clone()), verbose: false };
+        let options = Options { fates: Some(fates.clone()), ..Options::default() };
         run(setup(mode), &all, make, Mischief::none(), options)
             .map_err(|failure| Box::new(Found { script, mode, after, fates, recovery, failure }))
     }
@@ -180,10 +180,11 @@ fn combinations(writes: usize) -> Vec<Vec<Fate>> {
 }
 
 /// One shard, one small volume, everything quick.
-fn setup(mode: Mode) -> Setup {
+pub(crate) fn setup(mode: Mode) -> Setup {
     let mut setup = Setup::from_seed(0);
     setup.shards = 1;
     setup.scenario = Scenario::Crashes;
+    setup.also = None;
     setup.volumes.truncate(1);
     let volume = &mut setup.volumes[0];
     volume.size = (1 << 20) - 512;
@@ -222,11 +223,11 @@ fn request(op: IoOp, offset: u64, len: u64, fua: bool) -> Step {
     Step::Request { volume: 0, op, range: ByteRange::new(offset, len), fua, again: None }
 }
 
-fn write(offset: u64, len: u64) -> Step {
+pub(crate) fn write(offset: u64, len: u64) -> Step {
     request(IoOp::Write, offset, len, false)
 }
 
-fn flush() -> Step {
+pub(crate) fn flush() -> Step {
     request(IoOp::Flush, 0, 0, false)
 }
 

@@ -14,6 +14,7 @@ use crate::world::Failure;
 fn run_toy(seed: u64, make: Maker) -> Result<Report, Failure> {
     let mut setup = Setup::from_seed(seed);
     setup.scenario = Scenario::Crashes;
+    setup.also = None;
     setup.primary.garbles = false;
     setup.volumes.iter_mut().for_each(|volume| volume.mode = Mode::PassThrough);
     let steps = script(&setup);

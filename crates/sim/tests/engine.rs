@@ -4,6 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_engine::Mode;
+use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{Keep, run_seed};
 use forebay_sim::shard::real;
@@ -59,6 +60,16 @@ fn short_scripts_survive_a_crash_after_every_event() {
         }
     }
     assert!(crashes > 300, "only {crashes} crashes");
+}
+
+#[test]
+fn short_scripts_survive_an_error_of_every_request() {
+    let mut errors = 0;
+    for script in Script::all().into_iter().rev().take(3) {
+        let result = script.fail_everywhere(Mode::WriteBack, real);
+        errors += result.unwrap_or_else(|found| panic!("{found}"));
+    }
+    assert!(errors > 500, "only {errors} errors");
 }
 
 #[test]
