@@ -168,7 +168,8 @@ impl BlockQueue {
 mod tests {
     use super::*;
 
-    /// Every start: sectors, size, whether `O_DIRECT` is refused, what the device says of its cache.
+    /// Every start: sectors, size, whether `O_DIRECT` is refused, the volatility that the device
+    /// reports.
     /// A flush is left out only past the page cache, on a device that keeps what it took.
     #[test]
     fn no_flush_is_left_out_where_the_page_cache_is_used() {
