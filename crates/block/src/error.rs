@@ -46,7 +46,9 @@ impl ErrorKind {
         }
     }
 
-    fn text(self) -> &'static str {
+    /// What it means, in words.
+    #[must_use]
+    pub fn text(self) -> &'static str {
         match self {
             Self::Media => "the device failed the request",
             Self::NoSpace => "no space left on the device",
@@ -95,6 +97,12 @@ impl IoError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text())
     }
 }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 use forebay_block::{BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, VolumeId};
 pub use forebay_policy::Eviction;
 
+use crate::event::Event;
+
 /// Names a request to whoever submitted it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u64);
@@ -82,6 +84,8 @@ pub struct Effects {
     /// it: the owner persists this for the whole pool (it only ever gets worse) and then calls
     /// [`crate::Engine::trust_recorded`] on every shard.
     pub record_trust: Option<Trust>,
+    /// What an administrator should know of; handed out by [`crate::Engine::poll`].
+    pub events: Vec<Event>,
     /// When [`crate::Engine::poll`] must be called although nothing happened.
     pub deadline: Option<Instant>,
 }

@@ -20,6 +20,7 @@ use forebay_policy::DestageState;
 use crate::Engine;
 use crate::api::{Effects, Health, Mode, State, Target, Trust};
 use crate::associate::AssociateOwner;
+use crate::event::Event;
 use crate::index::{Key, Place};
 use crate::limits::{DESTAGED_UNFLUSHED_MAX, SEGMENT_READ_MAX};
 use crate::op::{SsdItem, Ticket};
@@ -421,9 +422,8 @@ impl Engine {
         }
         if let Some(error) = destage.error.take() {
             // Tried again after a pause.
-            let volume = destage.volume;
             self.probe_cache(fx);
-            self.back_off(volume);
+            self.back_off(id, &error);
             self.destage_ended(id, &Err(error), fx);
             return self.drop_destage(id, false);
         }
@@ -469,8 +469,8 @@ impl Engine {
     pub(crate) fn destage_written(&mut self, id: Id, done: Completion, fx: &mut Effects) {
         self.destage_ended(id, &done.result, fx);
         let volume = self.destages.get(id).volume;
-        if done.result.is_err() {
-            self.back_off(volume);
+        if let Err(error) = &done.result {
+            self.back_off(id, error);
             return self.drop_destage(id, false);
         }
         let (now, blocks) = (self.now, self.destages.get(id).blocks.count);
@@ -512,11 +512,15 @@ impl Engine {
         }
     }
 
-    fn back_off(&mut self, volume: VolumeId) {
+    /// A destage failed: the volume's next ones wait.
+    fn back_off(&mut self, id: Id, error: &IoError) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
         let now = self.now;
-        let volume = self.volume_mut(volume);
-        volume.retry_at = now + RETRY_FIRST * (1 << volume.failures.min(RETRY_DOUBLINGS_MAX));
-        volume.failures += 1;
+        let state = self.volume_mut(volume);
+        let pause = RETRY_FIRST * (1 << state.failures.min(RETRY_DOUBLINGS_MAX));
+        state.retry_at = now + pause;
+        state.failures += 1;
+        self.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
     }
 
     /// Whether enough has been written to the primary for a flush.
@@ -537,8 +541,7 @@ impl Engine {
     pub(crate) fn destage_flushed(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
         self.unflushed_blocks -= self.destages.get(id).blocks.count;
         if let Err(error) = result {
-            let volume = self.destages.get(id).volume;
-            self.back_off(volume);
+            self.back_off(id, error);
             self.note_failed(id, error, fx);
         }
         self.drop_destage(id, result.is_ok());

@@ -86,6 +86,8 @@ pub struct Dirty {
     /// `oldest` and the number of each stripe with a dirty block.
     ages: BTreeSet<(Instant, u64)>,
     blocks: u64,
+    /// The same by volume.
+    by_volume: Vec<u64>,
 }
 
 /// The first block of the stripe a block is in, as a key.
@@ -97,6 +99,11 @@ impl Dirty {
     /// Number of dirty blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// Number of dirty blocks of a volume.
+    pub fn blocks_of(&self, volume: VolumeId) -> u64 {
+        self.by_volume.get(usize::from(volume.0)).copied().unwrap_or(0)
     }
 
     /// Whether the block is dirty.
@@ -121,6 +128,11 @@ impl Dirty {
         }
         if is_new {
             self.blocks += 1;
+            let volume = usize::from(key.volume().0);
+            if self.by_volume.len() <= volume {
+                self.by_volume.resize(volume + 1, 0);
+            }
+            self.by_volume[volume] += 1;
             stripe.is_dirty_since(i, now);
             if stripe.grow_old() {
                 self.ages.insert((stripe.oldest, number));
@@ -163,7 +175,7 @@ impl Dirty {
         let (number, i) = stripe_of(key);
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
         let before = (stripe.oldest, number);
-        self.blocks -= change(stripe, i);
+        let cleaned = change(stripe, i);
         if stripe.grow_old() {
             self.ages.remove(&before);
             self.ages.insert((stripe.oldest, number));
@@ -172,6 +184,10 @@ impl Dirty {
         }
         if stripe.is_empty() {
             self.stripes.remove(&number);
+        }
+        self.blocks -= cleaned;
+        if cleaned > 0 {
+            self.by_volume[usize::from(key.volume().0)] -= cleaned;
         }
     }
 

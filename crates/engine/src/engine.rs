@@ -12,7 +12,7 @@ use forebay_block::{
     IoTag, STRIPE_SIZE, VolumeId,
 };
 use forebay_codec::Compressor;
-use forebay_format::{EntryKind, PAGE, SEGMENT_SIZE_MIN};
+use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, ReadAround, WriteThrottle};
 
 use crate::alone::{Alone, ROUND_TICK};
@@ -27,6 +27,7 @@ use crate::dense::{self, Dense};
 use crate::destage::Destage;
 use crate::dirty::Dirty;
 use crate::duplicates::Duplicates;
+use crate::event::Events;
 use crate::fetch::Fetch;
 use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
@@ -34,6 +35,7 @@ use crate::locks::Locks;
 use crate::log::Log;
 use crate::op::{InFlight, Op, Ticket};
 use crate::pace::Pace;
+use crate::primary::{Lookups, Primary};
 use crate::ram::{KeyMap, Ram};
 use crate::reclaim::Reclaim;
 use crate::recover::Recovery;
@@ -71,6 +73,8 @@ pub(crate) struct Volume {
     pub retry_at: Instant,
     pub failures: u32,
     pub around: ReadAround,
+    pub primary: Primary,
+    pub lookups: Lookups,
 }
 
 /// The cache of one shard.
@@ -141,6 +145,7 @@ pub struct Engine {
     pub(crate) stop_step: crate::stop::StopStep,
     pub(crate) stop_since: Instant,
     pub(crate) stats: Stats,
+    pub(crate) events: Events,
     pub(crate) codec_buf: Box<[u8; BLOCK_SIZE]>,
 }
 
@@ -217,6 +222,7 @@ impl Engine {
             stop_step: crate::stop::StopStep::default(),
             stop_since: now,
             stats: Stats::default(),
+            events: Events::default(),
             codec_buf: Box::new([0; BLOCK_SIZE]),
             config,
         }
@@ -305,13 +311,9 @@ impl Engine {
     pub fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
         self.now = now;
         let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
-        let InFlight { ticket, at } = self.ios.remove(id);
-        if done.result.is_err() {
-            match target {
-                Target::Cache => self.stats.cache_errors += 1,
-                Target::Primary(_) => self.stats.primary_errors += 1,
-            }
-        }
+        let sent = self.ios.remove(id);
+        self.note_ended(target, &sent, &done);
+        let InFlight { ticket, at, .. } = sent;
         match ticket {
             Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
             Ticket::CacheFlush => self.cache_flushed(done.result, fx),
@@ -358,6 +360,7 @@ impl Engine {
             self.pump_health(fx);
             self.pump_stop(fx);
         }
+        self.hand_out_events(fx);
         self.set_deadline(fx);
     }
 
@@ -409,37 +412,6 @@ impl Engine {
         self.set_deadline(fx);
     }
 
-    /// Counters and levels.
-    #[must_use]
-    pub fn stats(&self, now: Instant) -> Stats {
-        let oldest = self.dirty.oldest();
-        let stored = |kind: EntryKind| self.log.stored[kind as usize];
-        let mut stats = Stats {
-            cached_blocks: self.index.len(),
-            dirty_blocks: self.dirty.blocks(),
-            dirty_limit_blocks: self.dirty_limit(),
-            fenced_blocks: self.fenced.len() as u64,
-            associate_blocks: self.bases.len() as u64,
-            raw_blocks: stored(EntryKind::Raw),
-            lz4_blocks: stored(EntryKind::Lz4),
-            zstd_blocks: stored(EntryKind::Zstd),
-            similar_blocks: stored(EntryKind::Similar),
-            zero_blocks: stored(EntryKind::Zero),
-            payload_bytes: self.log.payload_bytes,
-            log_used_bytes: (self.log.segments.len() as u64 - self.log.free)
-                * u64::from(self.config.segment_size),
-            index_bytes: self.index.bytes(),
-            index_capacity: self.index.capacity(),
-            segments: self.log.segments.len() as u64,
-            segments_free: self.log.free,
-            requests_in_flight: self.ops.len() as u64,
-            oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
-            ..self.stats.clone()
-        };
-        self.ram.report(&mut stats);
-        stats
-    }
-
     // What the paths share.
 
     /// What `look` makes of a block's newest applied bytes, if RAM has them.
@@ -469,8 +441,9 @@ impl Engine {
         ticket: Ticket,
         io: impl FnOnce(IoTag) -> Io,
     ) {
-        let id = self.ios.insert(InFlight { ticket, at: self.now });
-        fx.ios.push((target, io(IoTag(u64::from(id.0)))));
+        let io = io(IoTag(u64::from(self.ios.next_id().0)));
+        self.ios.insert(InFlight { ticket, at: self.now, op: io.op, range: io.range });
+        fx.ios.push((target, io));
     }
 
     /// Where a segment starts on the cache device.
@@ -586,6 +559,8 @@ impl Volume {
             retry_at: Instant::default(),
             failures: 0,
             around: ReadAround::default(),
+            primary: Primary::default(),
+            lookups: Lookups::default(),
         }
     }
 }

@@ -32,7 +32,7 @@ impl Engine {
         if self.health != Health::Good {
             return;
         }
-        self.health = Health::Draining;
+        self.set_health(Health::Draining);
         self.reclaim = None;
         // Writes whose records were sent or being built: their blocks are dirty in the index,
         // readable from RAM or from the failed records; the client is told that it is uncertain.
@@ -118,7 +118,7 @@ impl Engine {
             self.fail_cache(&forebay_block::ErrorKind::DeviceGone.into(), fx);
         }
         if self.trust == Trust::Nothing && self.dirty.blocks() == 0 {
-            self.health = Health::Detached;
+            self.set_health(Health::Detached);
             self.index = crate::index::Index::new(1);
             self.bases.clear();
             self.log.payload_bytes = 0;

@@ -16,6 +16,7 @@ mod dirty;
 mod duplicates;
 mod durable;
 mod engine;
+mod event;
 mod fault;
 mod fetch;
 mod flush;
@@ -28,6 +29,7 @@ mod op;
 mod pace;
 mod packed;
 pub mod pool;
+mod primary;
 mod ram;
 mod read;
 mod reclaim;
@@ -49,7 +51,9 @@ pub use api::{
     ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use engine::Engine;
+pub use event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use index::Key;
+pub use primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeState};
 pub use shard::Shard;
 pub use similar::similar_max;
 pub use stats::{DELTA_SIZES, Stats};

@@ -233,4 +233,8 @@ pub struct InFlight {
     pub ticket: Ticket,
     /// When it was sent.
     pub at: Instant,
+    /// What was asked of the device.
+    pub op: IoOp,
+    /// Where, as the device sees it.
+    pub range: ByteRange,
 }

@@ -15,6 +15,7 @@ use crate::bases::block_of;
 use crate::builder::Expect;
 use crate::index::{Key, Place};
 use crate::op::{Op, ReadOp, ReadOwner, SsdItem, Ticket};
+use crate::primary::Lookup;
 use crate::slab::Id;
 
 /// How a read was served, for the statistics.
@@ -41,8 +42,7 @@ impl Engine {
             self.note_asked(volume, range.blocks());
         }
         if why.is_none() && self.read_block_in_ram(volume, range, &mut buf) {
-            self.stats.lookups += 1;
-            self.stats.hits += 1;
+            self.note_lookup(volume, Lookup::Hit);
             return self.reply(fx, id, Ok(()), buf);
         }
         let op = self.ops.insert(Op::Read(ReadOp {
@@ -54,16 +54,16 @@ impl Engine {
             admit: why.is_none() && self.admits_reads(volume),
         }));
         let found = self.read_blocks(op, volume, range.blocks(), fx);
-        self.stats.lookups += 1;
-        match why {
+        let lookup = match why {
             Some(why) => {
-                self.stats.bypasses += 1;
                 self.stats.bypassed_by[why as usize] += 1;
+                Lookup::Bypass
             }
-            None if found.misses == 0 => self.stats.hits += 1,
-            None if found.hits == 0 => self.stats.misses += 1,
-            None => self.stats.partial_hits += 1,
-        }
+            None if found.misses == 0 => Lookup::Hit,
+            None if found.hits == 0 => Lookup::Miss,
+            None => Lookup::Partial,
+        };
+        self.note_lookup(volume, lookup);
         self.part_done(op, Ok(()), fx);
     }
 
@@ -329,18 +329,11 @@ impl Engine {
         self.read_blocks(op, key.volume(), blocks, fx);
     }
 
-    /// Notes that a dirty block cannot be read back: it gives errors until it is overwritten.
-    pub(crate) fn fence(&mut self, key: Key) {
-        if self.fenced.insert(key) {
-            self.stats.corrupt_dirty += 1;
-        }
-    }
-
     /// Takes a clean block with bad bytes out of the cache, durably, so that it does not come
     /// back after a crash when the primary has moved on. Without room in the log it stays, and
     /// the next reader finds the same.
     pub(crate) fn drop_corrupt_clean(&mut self, key: Key, place: Place, fx: &mut Effects) {
-        self.stats.corrupt_clean += 1;
+        self.note_corrupt_clean(key);
         if self.health == Health::Good
             && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
         {

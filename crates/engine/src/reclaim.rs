@@ -369,7 +369,7 @@ impl Engine {
                 self.reclaim = Some(reclaim);
             }
             (Some(_), None, None) => {
-                self.stats.corrupt_clean += 1;
+                self.note_corrupt_clean(item.key);
                 self.forget_block(item.key);
             }
         }
@@ -474,7 +474,7 @@ impl Engine {
                 }
                 None if now.dirty => self.rescue(&mut reclaim, item.key, now),
                 None => {
-                    self.stats.corrupt_clean += 1;
+                    self.note_corrupt_clean(item.key);
                     self.forget_block(item.key);
                 }
             }

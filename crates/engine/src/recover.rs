@@ -437,11 +437,12 @@ impl Engine {
         self.log.completed = r.survey.last.lsn;
         self.log.durable = r.survey.last.lsn;
         self.state = State::Serving;
+        self.tell_recovered(r.survey.summary());
         for id in self.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {
             self.note_leftover(id);
         }
         if self.config.trust != Trust::Full {
-            self.health = Health::Draining;
+            self.set_health(Health::Draining);
         }
     }
 

@@ -5,7 +5,7 @@ use forebay_block::{Completion, Instant, IoError, VolumeId};
 use forebay_policy::Eviction;
 
 use crate::api::{ContentLocality, Effects, Health, Mode, Request, State, Target, Trust};
-use crate::{Engine, Stats};
+use crate::{Engine, Stats, VolumeState};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in
 /// [`Effects`] what it wants done.
@@ -33,6 +33,14 @@ pub trait Shard {
     fn set_drain(&mut self, on: bool);
     /// Blocks newer in the cache than on their primary.
     fn dirty_blocks(&self) -> u64;
+    /// How each volume stands; nothing where that is not known.
+    fn volumes(&self) -> Vec<VolumeState> {
+        Vec::new()
+    }
+    /// Dirty blocks that cannot be read back.
+    fn lost_blocks(&self) -> u64 {
+        0
+    }
     /// What the cache does for a volume from now on.
     fn set_mode(&mut self, volume: VolumeId, mode: Mode);
     /// How clean blocks are chosen to leave from now on; nothing where there is no choice.
@@ -90,6 +98,14 @@ impl Shard for Engine {
 
     fn dirty_blocks(&self) -> u64 {
         Engine::dirty_blocks(self)
+    }
+
+    fn volumes(&self) -> Vec<VolumeState> {
+        Engine::volumes(self)
+    }
+
+    fn lost_blocks(&self) -> u64 {
+        self.fenced.len() as u64
     }
 
     fn set_mode(&mut self, volume: VolumeId, mode: Mode) {

@@ -28,6 +28,12 @@ impl<T> Slab<T> {
         Id(u32::try_from(self.items.len() - 1).expect("operations in flight fit 32 bits"))
     }
 
+    /// How the next thing will be named.
+    pub fn next_id(&self) -> Id {
+        let fresh = || u32::try_from(self.items.len()).expect("operations in flight fit 32 bits");
+        Id(self.free.last().copied().unwrap_or_else(fresh))
+    }
+
     /// Takes a thing out.
     pub fn remove(&mut self, id: Id) -> T {
         let item = self.items[id.0 as usize].take().expect("an operation ends once");

@@ -3,6 +3,10 @@
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
 //! at a shard.
 
+use forebay_block::Instant;
+use forebay_format::EntryKind;
+
+use crate::Engine;
 use crate::api::Bypass;
 
 /// Counters and levels; merged over shards by addition.
@@ -130,6 +134,39 @@ impl Stats {
         for (mine, theirs) in self.sums().into_iter().zip(other.clone().sums()) {
             *mine += *theirs;
         }
+    }
+}
+
+impl Engine {
+    /// Counters and levels.
+    #[must_use]
+    pub fn stats(&self, now: Instant) -> Stats {
+        let oldest = self.dirty.oldest();
+        let stored = |kind: EntryKind| self.log.stored[kind as usize];
+        let mut stats = Stats {
+            cached_blocks: self.index.len(),
+            dirty_blocks: self.dirty.blocks(),
+            dirty_limit_blocks: self.dirty_limit(),
+            fenced_blocks: self.fenced.len() as u64,
+            associate_blocks: self.bases.len() as u64,
+            raw_blocks: stored(EntryKind::Raw),
+            lz4_blocks: stored(EntryKind::Lz4),
+            zstd_blocks: stored(EntryKind::Zstd),
+            similar_blocks: stored(EntryKind::Similar),
+            zero_blocks: stored(EntryKind::Zero),
+            payload_bytes: self.log.payload_bytes,
+            log_used_bytes: (self.log.segments.len() as u64 - self.log.free)
+                * u64::from(self.config.segment_size),
+            index_bytes: self.index.bytes(),
+            index_capacity: self.index.capacity(),
+            segments: self.log.segments.len() as u64,
+            segments_free: self.log.free,
+            requests_in_flight: self.ops.len() as u64,
+            oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
+            ..self.stats.clone()
+        };
+        self.ram.report(&mut stats);
+        stats
     }
 }
 

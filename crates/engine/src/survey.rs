@@ -7,6 +7,7 @@ use forebay_format::{
     Entry, FooterTrailer, Lsn, SegmentSeq, decode_footer, decode_footer_trailer, decode_record,
 };
 
+use crate::event::Recovered;
 use crate::scan::{Link, Owner, Scanned, scan_segment};
 
 /// A segment as found.
@@ -102,6 +103,19 @@ impl Survey {
             start: SegmentSeq(0),
             clean: Lsn(0),
             last: Link { lsn: Lsn(0), crc: 0 },
+        }
+    }
+
+    /// What was found, for the log.
+    pub fn summary(&self) -> Recovered {
+        let accepted = || self.log.range(self.start..).map(|(_, &i)| &self.found[i]);
+        let first = accepted().next().and_then(Found::first);
+        Recovered {
+            segments: accepted().count() as u64,
+            unsealed: accepted().filter(|found| found.scanned.is_some()).count() as u64,
+            erased: self.orphans.len() as u64,
+            records: first.map_or(0, |before| self.last.lsn.0.saturating_sub(before.lsn.0)),
+            ..Recovered::default()
         }
     }
 

@@ -11,6 +11,7 @@ mod channel;
 mod clients;
 mod connection;
 mod devices;
+mod events;
 mod histogram;
 mod listen;
 mod mailbox;

@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 use forebay_block::{IoError, IoResult, IoTag, VolumeId};
 use forebay_engine::{
     ContentLocality, Eviction, Health, Mode, Reply, Request, State, Stats, Target, Trust,
+    VolumeState,
 };
 
 use crate::channel::{Ask, Mount};
@@ -83,6 +84,8 @@ pub struct Snapshot {
     pub stats: Stats,
     /// Blocks newer in the cache than on their primary.
     pub dirty_blocks: u64,
+    /// How each volume stands in it, if it knows.
+    pub volumes: Vec<VolumeState>,
     /// Latencies of the clients' requests taken by this thread, by volume in the registry's order
     /// and by operation.
     pub latencies: Vec<Latencies>,

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use forebay_block::{Arena, BufPool, VolumeId};
 use forebay_device::{BlockDevice, Clock};
-use forebay_engine::{ContentLocality, Eviction, Mode, Shard, Stats, Trust};
+use forebay_engine::{ContentLocality, Eviction, Mode, Shard, Stats, Trust, VolumeState};
 use forebay_volume::{Registry, SHARDS_MAX};
 
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};
 use crate::clients::{CLIENTS, Counts, HANDSHAKE_PATIENCE, SessionFactory};
 use crate::devices::{self, Gates};
+use crate::events;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
 use crate::message::{Command, Latencies, Message, Snapshot};
@@ -156,6 +157,8 @@ pub struct VolumeStats {
     pub name: String,
     /// Latencies by operation, in the order of [`crate::OPERATIONS`].
     pub latencies: Latencies,
+    /// Its reads, its primary, its dirty and lost blocks, of all shards.
+    pub state: VolumeState,
 }
 
 /// How a pool stopped.
@@ -213,6 +216,7 @@ impl Pool {
         if let Some((witness, record)) = config.witness {
             start_witness(witness, record, witness_hear, &mailboxes)?;
         }
+        let events = events::start(&registry)?;
         let pool = Self {
             inner: Arc::new(Inner {
                 registry: Arc::clone(&registry),
@@ -243,6 +247,7 @@ impl Pool {
                 shard,
                 wide: config.fuse,
                 witness: witness_tell.clone(),
+                events: events.clone(),
             };
             let tell = tell.clone();
             let builder = std::thread::Builder::new().name(format!("shard-{index}"));
@@ -337,7 +342,10 @@ impl Pool {
                 let theirs = &shard.latencies[place];
                 latencies.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.merge(theirs));
             }
-            VolumeStats { id: volume.id, name: volume.name.clone(), latencies }
+            let mut state = VolumeState { id: volume.id, ..VolumeState::default() };
+            let theirs = shards.iter().flat_map(|shard| &shard.volumes);
+            theirs.filter(|one| one.id == volume.id).for_each(|one| state.merge(one));
+            VolumeStats { id: volume.id, name: volume.name.clone(), latencies, state }
         });
         let volumes = volumes.collect();
         let counts = &self.inner.counts;

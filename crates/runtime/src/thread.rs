@@ -22,6 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::channel::Channel;
 use crate::clients::{Arrival, Clients, Counts};
 use crate::devices::{Devices, Gates};
+use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
 use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
 use crate::record::Taps;
@@ -59,6 +60,8 @@ pub struct Plan {
     pub wide: bool,
     /// Takes what must be recorded about the trust in the cache device.
     pub witness: Sender<(usize, Trust)>,
+    /// Takes what the shard tells.
+    pub events: EventSink,
 }
 
 /// How the start of a thread went.
@@ -102,6 +105,7 @@ struct Thread {
     mailboxes: Arc<[Mailbox<Message>]>,
     shards: Shards,
     witness: Sender<(usize, Trust)>,
+    events: EventSink,
     /// What the witness was last asked to record.
     wanted: Option<Trust>,
     inbox: Vec<Message>,
@@ -224,6 +228,7 @@ impl Thread {
             mailboxes: plan.mailboxes,
             shards,
             witness: plan.witness,
+            events: plan.events,
             wanted: None,
             inbox: Vec::new(),
             arrivals: Vec::new(),
@@ -335,6 +340,9 @@ impl Thread {
             } else {
                 outgoing[origin].push(Message::Reply { shard: *own, reply });
             }
+        }
+        for event in fx.events.drain(..) {
+            self.events.tell(*own, event);
         }
         // A shard repeats what it wants until it has it.
         if let Some(trust) = fx.record_trust.take()
@@ -497,6 +505,7 @@ impl Thread {
             health: shard.health(),
             stats: Stats { cpu_nanos, ..shard.stats(*now) },
             dirty_blocks: shard.dirty_blocks(),
+            volumes: shard.volumes(),
             latencies: self.latencies.clone(),
             connections: self.clients.len(),
         }

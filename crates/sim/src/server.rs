@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
-    Effects, Health, Request, ShardConfig, State, Stats, Target, Trust, VolumeConfig,
+    Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust, VolumeConfig,
 };
 use forebay_volume::{ClientKey, Done, Registry, Router, RouterConfig, ShardPort, Volume};
 
@@ -50,6 +50,8 @@ pub struct Server {
     units: Vec<Unit>,
     router: Router,
     mailbox: usize,
+    /// A fault that no event told of.
+    unsaid: Option<String>,
 }
 
 /// The router's way to the mailboxes.
@@ -99,7 +101,7 @@ impl Server {
             effects.push(fx);
         }
         let mailbox = 4 + setup.seed as usize % 61;
-        (Self { units, router, mailbox }, effects)
+        (Self { units, router, mailbox, unsaid: None }, effects)
     }
 
     /// Takes a client's request.
@@ -159,6 +161,7 @@ impl Server {
         unit.turn_at = None;
         let at = Instant(now);
         let mut fx = Effects::default();
+        let before = (unit.engine.health(), unit.engine.lost_blocks());
         for input in std::mem::take(&mut unit.inbox) {
             match input {
                 Input::Request(request) => {
@@ -176,12 +179,20 @@ impl Server {
             }
         }
         unit.engine.poll(at, &mut fx);
+        if let Some(why) = unsaid(&*unit.engine, before, &fx.events) {
+            self.unsaid.get_or_insert(format!("shard {shard}: {why}"));
+        }
         for reply in std::mem::take(&mut fx.replies) {
             self.router.reply(reply, done);
         }
         let mut port = Port { units: &mut self.units, limit: self.mailbox };
         self.router.pump(&mut port);
         Some(fx)
+    }
+
+    /// A fault of which an engine said nothing.
+    pub fn unsaid(&mut self) -> Option<String> {
+        self.unsaid.take()
     }
 
     /// The next turn of a shard is at `at`, unless it has one before.
@@ -247,6 +258,19 @@ impl Server {
         let rank = |health: &Health| *health as u8;
         self.units.iter().map(of).max_by_key(rank).unwrap_or_default()
     }
+}
+
+/// What changed in a turn for the worse without an event that says so.
+fn unsaid(engine: &dyn Shard, before: (Health, u64), events: &[Event]) -> Option<String> {
+    let (health, lost) = before;
+    let now = engine.health();
+    let says = |event: &Event| matches!(event, Event::Health { to, .. } if *to == now);
+    if now != health && !events.iter().any(says) {
+        return Some(format!("no event says that health went from {health:?} to {now:?}"));
+    }
+    let fenced = |event: &Event| matches!(event, Event::Fenced { .. } | Event::Omitted(_));
+    (engine.lost_blocks() > lost && !events.iter().any(fenced))
+        .then(|| "no event says that a block is lost".into())
 }
 
 fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {

@@ -375,6 +375,9 @@ impl World {
         let Some(server) = self.server.as_mut() else { return Ok(()) };
         let mut done = Vec::new();
         let Some(fx) = server.turn(shard, now, &mut done) else { return Ok(()) };
+        if let Some(why) = self.server.as_mut().and_then(Server::unsaid) {
+            return Err(self.fail(why));
+        }
         for target in self.server.as_mut().map(|server| server.told(shard)).unwrap_or_default() {
             self.gate(target).told(shard);
         }
