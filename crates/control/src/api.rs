@@ -1,12 +1,16 @@
 //! The bodies of the HTTP API, version 1. Fields are only ever added; one that changes its
 //! meaning gets a new name. Sizes are bytes and times seconds unless the name says otherwise.
 
-use forebay_engine::{DELTA_SIZES, Health, State};
+use forebay_block::{BLOCK_SIZE, ByteRange};
+use forebay_engine::{DELTA_SIZES, Health, Lookups, State};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::metrics::{BYPASS_REASONS, METRICS};
 use crate::pool::{PoolSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot};
+use crate::problems::problems;
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// The version that paths begin with.
 pub const VERSION: u32 = 1;
@@ -20,9 +24,12 @@ pub struct PoolStatus {
     pub version: String,
     /// `serving`, or what the slowest shard is at: `recovering`, `refused`, `stopping`, `stopped`.
     pub state: String,
-    /// `good`, or the worst of any shard: `draining` (the cache device failed a write and is
+    /// The cache device: `good`, or the worst of any shard: `draining` (it failed a write and is
     /// being emptied), `detached` (the primaries are used without it).
     pub health: String,
+    /// What is wrong now and what to do, a sentence each; empty when nothing is.
+    #[serde(default)]
+    pub problems: Vec<String>,
     /// Seconds since the server was ready.
     pub uptime_seconds: u64,
     /// The cache.
@@ -84,8 +91,19 @@ pub struct CacheStatus {
     pub write_cache_depth_seconds: f64,
     /// Dirty bytes that cannot be read back: lost data.
     pub fenced_bytes: u64,
-    /// Hits and partial hits in a hundred lookups; absent before the first.
+    /// Hits and partial hits in a hundred lookups, those that were told to go past the cache among
+    /// them; absent before the first. `full_hit_percent` says more.
     pub hit_percent: Option<f64>,
+    /// Reads found whole in the cache, in a hundred that asked it: those told to go past it do
+    /// not count. Absent before the first.
+    #[serde(default)]
+    pub full_hit_percent: Option<f64>,
+    /// Reads found in part, in a hundred of the same.
+    #[serde(default)]
+    pub partial_hit_percent: Option<f64>,
+    /// Requests that the cache device failed.
+    #[serde(default)]
+    pub device_errors: u64,
 }
 
 /// One volume.
@@ -107,6 +125,65 @@ pub struct VolumeStatus {
     /// The loop devices over that file.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// How its primary is doing.
+    #[serde(default)]
+    pub primary_health: PrimaryStatus,
+    /// Its reads; by shard they add up as in the counters.
+    #[serde(default)]
+    pub reads: ReadStatus,
+    /// Bytes newer in the cache than on the primary.
+    #[serde(default)]
+    pub dirty_bytes: u64,
+    /// Of these, bytes that cannot be read back: lost data.
+    #[serde(default)]
+    pub lost_bytes: u64,
+    /// Where those are, in address order; 1000 ranges at most.
+    #[serde(default)]
+    pub lost: Vec<LostRange>,
+}
+
+/// The primary of a volume.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct PrimaryStatus {
+    /// `good`, `errors` (it failed a request in the last ten minutes), or `away` (it does not
+    /// answer).
+    pub state: String,
+    /// Reads that it failed.
+    pub read_errors: u64,
+    /// Writes, zeroes and discards that it failed.
+    pub write_errors: u64,
+    /// Flushes that it failed.
+    pub flush_errors: u64,
+    /// How the last one failed.
+    pub last_error: Option<String>,
+    /// How many seconds ago.
+    pub last_error_seconds: Option<f64>,
+    /// How long it has not answered, in seconds.
+    pub away_seconds: Option<f64>,
+}
+
+/// Reads of a volume by what the cache had of them, as pieces at a shard.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct ReadStatus {
+    /// All blocks were cached.
+    pub hits: u64,
+    /// Some blocks were.
+    pub partial_hits: u64,
+    /// No block was.
+    pub misses: u64,
+    /// The read was told to go past the cache.
+    pub bypasses: u64,
+    /// Hits in a hundred of the others; absent before the first.
+    pub full_hit_percent: Option<f64>,
+}
+
+/// Lost bytes of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct LostRange {
+    /// First byte on the volume.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
 }
 
 /// One shard.
@@ -271,6 +348,7 @@ impl PoolStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             state: if pool.stopping { "stopping" } else { state }.to_owned(),
             health: health_name(pool.health()).to_owned(),
+            problems: problems(pool),
             uptime_seconds: pool.uptime.as_secs(),
             cache: CacheStatus::of(pool, &counters),
             endpoints: pool.endpoints.clone(),
@@ -285,9 +363,10 @@ impl PoolStatus {
 impl CacheStatus {
     fn of(pool: &PoolSnapshot, counters: &std::collections::BTreeMap<String, u64>) -> Self {
         let count = |name: &str| counters.get(name).copied().unwrap_or(0);
-        let bytes = |name: &str| count(name) * forebay_block::BLOCK_SIZE as u64;
+        let bytes = |name: &str| count(name) * BLOCK;
         let lookups = count("lookups");
         let found = count("hits") + count("partial_hits");
+        let asked = found + count("misses");
         Self {
             path: pool.cache_path.clone(),
             size: pool.cache_bytes,
@@ -305,6 +384,9 @@ impl CacheStatus {
             write_cache_depth_seconds: pool.write_cache_depth.as_secs_f64(),
             fenced_bytes: bytes("fenced_blocks"),
             hit_percent: ratio(100 * found, lookups),
+            full_hit_percent: ratio(100 * count("hits"), asked),
+            partial_hit_percent: ratio(100 * count("partial_hits"), asked),
+            device_errors: count("cache_errors"),
         }
     }
 }
@@ -321,7 +403,43 @@ impl VolumeStatus {
             read_only: volume.read_only,
             file: volume.file.clone(),
             devices: volume.devices.clone(),
+            primary_health: PrimaryStatus::of(volume),
+            reads: ReadStatus::of(&volume.state.lookups),
+            dirty_bytes: volume.state.dirty_blocks * BLOCK,
+            lost_bytes: volume.state.lost_blocks * BLOCK,
+            lost: volume.state.lost.iter().map(LostRange::of).collect(),
         }
+    }
+}
+
+impl PrimaryStatus {
+    fn of(volume: &VolumeSnapshot) -> Self {
+        let errors = volume.state.primary.errors;
+        let health = &volume.primary_health;
+        let last = health.last_error.as_ref();
+        Self {
+            state: health.name().to_owned(),
+            read_errors: errors.reads,
+            write_errors: errors.writes,
+            flush_errors: errors.flushes,
+            last_error: last.map(|(_, how)| how.clone()),
+            last_error_seconds: last.map(|(ago, _)| ago.as_secs_f64()),
+            away_seconds: health.away.map(|away| away.as_secs_f64()),
+        }
+    }
+}
+
+impl ReadStatus {
+    fn of(lookups: &Lookups) -> Self {
+        let Lookups { hits, partial_hits, misses, bypasses } = *lookups;
+        let full_hit_percent = ratio(100 * hits, hits + partial_hits + misses);
+        Self { hits, partial_hits, misses, bypasses, full_hit_percent }
+    }
+}
+
+impl LostRange {
+    fn of(range: &ByteRange) -> Self {
+        Self { offset: range.offset, length: range.len }
     }
 }
 
@@ -335,7 +453,7 @@ impl ShardStatus {
             state: state_name(&shard.state).to_owned(),
             reason,
             health: health_name(shard.health).to_owned(),
-            dirty_bytes: shard.stats.dirty_blocks * forebay_block::BLOCK_SIZE as u64,
+            dirty_bytes: shard.stats.dirty_blocks * BLOCK,
         }
     }
 }

@@ -11,6 +11,7 @@ mod error;
 mod job;
 mod metrics;
 mod pool;
+mod problems;
 mod server;
 mod socket;
 pub mod text;
@@ -20,7 +21,8 @@ pub use client::{Client, ClientError};
 pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{METRICS, Metric, MetricKind, exposition};
 pub use pool::{
-    Latency, PoolControl, PoolSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+    Latency, PoolControl, PoolSnapshot, PrimaryHealth, ShardSnapshot, TraceSnapshot, TraceTarget,
+    VolumeSnapshot,
 };
 pub use server::{ControlSocket, Server};
 pub use socket::{SocketError, default_socket};

@@ -6,9 +6,9 @@
 
 use std::fmt::Write;
 
-use forebay_engine::{DELTA_SIZES, Health, State, Stats};
+use forebay_engine::{DELTA_SIZES, Health, Lookups, PrimaryErrors, State, Stats};
 
-use crate::pool::{Latency, PoolSnapshot};
+use crate::pool::{Latency, PoolSnapshot, VolumeSnapshot};
 
 /// How a metric behaves and how shards add up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -163,8 +163,44 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
     }
     delta_sizes(&mut out, pool);
     levels(&mut out, pool);
+    volumes(&mut out, pool);
     latencies(&mut out, &pool.latencies);
     out
+}
+
+/// What is known of each volume, over all shards.
+fn volumes(out: &mut String, pool: &PoolSnapshot) {
+    let name = "forebay_volume_lookups_total";
+    head(out, name, "counter", "Read requests of a volume by what the cache had of them.");
+    for volume in &pool.volumes {
+        let Lookups { hits, partial_hits, misses, bypasses } = volume.state.lookups;
+        let results =
+            [("hit", hits), ("partial", partial_hits), ("miss", misses), ("bypass", bypasses)];
+        for (result, count) in results {
+            line(out, name, &[("volume", &volume.name), ("result", result)], count);
+        }
+    }
+    let name = "forebay_volume_primary_errors_total";
+    head(out, name, "counter", "Requests that a volume's primary failed.");
+    for volume in &pool.volumes {
+        let PrimaryErrors { reads, writes, flushes } = volume.state.primary.errors;
+        for (operation, count) in [("read", reads), ("write", writes), ("flush", flushes)] {
+            line(out, name, &[("volume", &volume.name), ("operation", operation)], count);
+        }
+    }
+    let mut level = |name, help, of: fn(&VolumeSnapshot) -> u64| {
+        head(out, name, "gauge", help);
+        for volume in &pool.volumes {
+            line(out, name, &[("volume", &volume.name)], of(volume));
+        }
+    };
+    let help = "1 while a volume's primary answers, 0 while it is away.";
+    let answers = |volume: &VolumeSnapshot| u64::from(volume.primary_health.away.is_none());
+    level("forebay_volume_primary_up", help, answers);
+    let help = "Blocks of a volume newer than on its primary.";
+    level("forebay_volume_dirty_blocks", help, |volume| volume.state.dirty_blocks);
+    let help = "Blocks of a volume that cannot be read back any more.";
+    level("forebay_volume_lost_blocks", help, |volume| volume.state.lost_blocks);
 }
 
 fn delta_sizes(out: &mut String, pool: &PoolSnapshot) {

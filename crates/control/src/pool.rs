@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_engine::{ContentLocality, Eviction, Health, Mode, State, Stats};
+use forebay_block::Instant;
+use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, Stats, VolumeState};
 
 use crate::ControlError;
 
@@ -140,6 +141,44 @@ pub struct VolumeSnapshot {
     pub file: Option<String>,
     /// The loop devices over that file.
     pub devices: Vec<String>,
+    /// Its reads, its dirty and lost blocks.
+    pub state: VolumeState,
+    /// How its primary is doing.
+    pub primary_health: PrimaryHealth,
+}
+
+/// How a primary is doing.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct PrimaryHealth {
+    /// How long it has not answered; `None` while it does.
+    pub away: Option<Duration>,
+    /// The last request that it failed: how long ago, and how it failed.
+    pub last_error: Option<(Duration, String)>,
+}
+
+impl PrimaryHealth {
+    /// An error that is older does not count as news.
+    pub const RECENT: Duration = Duration::from_secs(600);
+
+    /// What the shards saw, seen from `now`.
+    #[must_use]
+    pub fn of(primary: &Primary, now: Instant) -> Self {
+        Self {
+            away: primary.away_since.map(|since| now.since(since)),
+            last_error: primary.last_error.map(|(at, kind)| (now.since(at), kind.to_string())),
+        }
+    }
+
+    /// `good`, `errors` (it failed a request in the last ten minutes), or `away`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        let recent = |(ago, _): &(Duration, String)| *ago < Self::RECENT;
+        match (&self.away, &self.last_error) {
+            (Some(_), _) => "away",
+            (None, Some(error)) if recent(error) => "errors",
+            _ => "good",
+        }
+    }
 }
 
 /// A shard at one moment.

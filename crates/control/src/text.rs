@@ -10,8 +10,9 @@ use crate::units::Size;
 #[must_use]
 pub fn pool(status: &PoolStatus) -> String {
     let cache = &status.cache;
-    let hits = cache.hit_percent.map_or("no reads yet".to_owned(), |share| {
-        format!("{share:.1} % of reads found something")
+    let hits = cache.full_hit_percent.map_or("no reads yet".to_owned(), |share| {
+        let part = cache.partial_hit_percent.unwrap_or_default();
+        format!("{share:.1} % of reads are hits, {part:.1} % in part")
     });
     let mut out = format!(
         "forebay {}: {}, cache {}, up {}, {} clients\n",
@@ -21,6 +22,9 @@ pub fn pool(status: &PoolStatus) -> String {
         duration(status.uptime_seconds),
         status.clients,
     );
+    for problem in &status.problems {
+        out += &format!("WRONG    {problem}\n");
+    }
     out += &format!(
         "cache    {}: {} of data in {}; {hits}\n",
         cache.path,
@@ -50,24 +54,6 @@ pub fn pool(status: &PoolStatus) -> String {
         cache.oldest_dirty_seconds,
         cache.write_cache_depth_seconds
     );
-    match status.health.as_str() {
-        "draining" => {
-            out += "CACHE    failed: it is being emptied; replace it when nothing is dirty\n"
-        }
-        "detached" => out += "CACHE    failed: the primaries are used without it; replace it\n",
-        _ => {}
-    }
-    if cache.fenced_bytes > 0 {
-        out += &format!(
-            "LOST     {} cannot be read back from the cache; restore it, then write it again\n",
-            Size(cache.fenced_bytes)
-        );
-    }
-    for (number, shard) in status.shards.iter().enumerate() {
-        if let Some(reason) = &shard.reason {
-            out += &format!("shard {number} refuses to serve: {reason}\n");
-        }
-    }
     for endpoint in &status.endpoints {
         out += &format!("serves   {endpoint}\n");
     }
@@ -112,15 +98,20 @@ fn kinds(status: &PoolStatus) -> String {
 #[must_use]
 pub fn volumes(volumes: &[VolumeStatus]) -> String {
     let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max(6);
-    let mut out = format!("{:width$}  {:13}  {:>10}  PRIMARY\n", "VOLUME", "MODE", "SIZE");
+    let mut out = format!(
+        "{:width$}  {:13}  {:>10}  {:>10}  {:6}  PRIMARY\n",
+        "VOLUME", "MODE", "SIZE", "DIRTY", "STATE"
+    );
     for volume in volumes {
         let only = if volume.read_only { " (read-only)" } else { "" };
         let devices: String = volume.devices.iter().map(|path| format!(" as {path}")).collect();
         out += &format!(
-            "{:width$}  {:13}  {:>10}  {}{only}{devices}\n",
+            "{:width$}  {:13}  {:>10}  {:>10}  {:6}  {}{only}{devices}\n",
             volume.name,
             volume.mode,
             Size(volume.size).to_string(),
+            Size(volume.dirty_bytes).to_string(),
+            volume.primary_health.state,
             volume.primary
         );
     }
@@ -155,6 +146,7 @@ pub fn volume(pool: &PoolSnapshot, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::{PrimaryStatus, ReadStatus};
 
     #[test]
     fn times_are_short() {
@@ -174,10 +166,15 @@ mod tests {
             read_only: true,
             file: None,
             devices: vec!["/dev/loop7".to_owned()],
+            primary_health: PrimaryStatus { state: "away".to_owned(), ..Default::default() },
+            reads: ReadStatus::default(),
+            dirty_bytes: 8192,
+            lost_bytes: 0,
+            lost: Vec::new(),
         };
-        let expected = "VOLUME       MODE                 SIZE  PRIMARY\n\
-                        a-long-name  write-back          3 GiB  /dev/sdb (read-only) \
-                        as /dev/loop7\n";
+        let expected = "VOLUME       MODE                 SIZE       DIRTY  STATE   PRIMARY\n\
+                        a-long-name  write-back          3 GiB       8 KiB  away    /dev/sdb \
+                        (read-only) as /dev/loop7\n";
         assert_eq!(volumes(&[volume]), expected);
     }
 }

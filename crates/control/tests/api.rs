@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use forebay_block::ByteRange;
 use forebay_control::api::{JobState, PoolStatus, TraceRequest, VolumeSettings};
 use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, METRICS,
-    PoolControl, PoolSnapshot, Server, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+    PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget,
+    VolumeSnapshot,
 };
-use forebay_engine::{ContentLocality, Eviction, Health, Mode, State, Stats};
+use forebay_engine::{ContentLocality, Eviction, Health, Lookups, Mode, State, Stats, VolumeState};
 
 /// A pool of two shards and one volume, without threads or devices.
 struct Table {
@@ -46,7 +48,14 @@ impl PoolControl for Table {
         let shard = |dirty_blocks, hits| ShardSnapshot {
             state: State::Serving,
             health: Health::Good,
-            stats: Stats { dirty_blocks, hits, misses: 1, lookups: hits + 1, ..Stats::default() },
+            stats: Stats {
+                dirty_blocks,
+                hits,
+                misses: 1,
+                bypasses: 90,
+                lookups: hits + 91,
+                ..Stats::default()
+            },
         };
         Ok(PoolSnapshot {
             uptime: Duration::from_secs(61),
@@ -66,6 +75,16 @@ impl PoolControl for Table {
                 file: None,
                 devices: Vec::new(),
                 read_only: false,
+                state: VolumeState {
+                    lookups: Lookups { hits: 6, partial_hits: 1, misses: 1, bypasses: 92 },
+                    lost_blocks: 3,
+                    lost: vec![ByteRange::new(8192, 12288)],
+                    ..VolumeState::default()
+                },
+                primary_health: PrimaryHealth {
+                    away: Some(Duration::from_secs(9)),
+                    last_error: None,
+                },
             }],
             shards: vec![shard(self.dirty.load(Ordering::SeqCst), 5), shard(0, 3)],
             latencies: vec![Latency {
@@ -189,7 +208,7 @@ fn status_tells_what_the_pool_knows() {
     assert_eq!((status.state.as_str(), status.health.as_str()), ("serving", "good"));
     assert_eq!((status.clients, status.uptime_seconds), (3, 61));
     assert_eq!(status.cache.dirty_bytes, 40960);
-    assert_eq!(status.cache.hit_percent, Some(80.0));
+    assert_eq!(status.cache.full_hit_percent, Some(80.0), "what is told to go past is no miss");
     assert_eq!(status.shards.len(), 2);
     assert_eq!(status.shards[0].dirty_bytes, 40960);
     let count = |name: &str| status.counters[name];
@@ -199,6 +218,14 @@ fn status_tells_what_the_pool_knows() {
     );
     let volume = served.client.volume("d b").expect("it is there");
     assert_eq!((volume.mode.as_str(), volume.size), ("write-back", 4 << 30));
+    assert_eq!(volume.reads.full_hit_percent, Some(75.0), "a hit in part is no hit");
+    assert_eq!(volume.primary_health.state, "away");
+    assert_eq!((volume.lost[0].offset, volume.lost[0].length), (8192, 12288));
+    let text = forebay_control::text::pool(&status);
+    let wrong: Vec<&str> = text.lines().skip(1).take(2).collect();
+    assert!(wrong[0].starts_with("WRONG    volume d b: the primary /dev/primary does not answer"));
+    assert!(wrong[1].starts_with("WRONG    volume d b: LOST 12 KiB"), "{text}");
+    assert!(wrong[1].contains("12288 bytes at 8192"), "{text}");
     let (status, message) = refused(served.client.volume("other"));
     assert_eq!(status, 404);
     assert!(message.contains("other") && message.contains("d b"), "{message}");

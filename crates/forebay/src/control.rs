@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_control::{
-    ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, ShardSnapshot,
-    TraceSnapshot, TraceTarget, VolumeSnapshot,
+    ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
+    ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
 use forebay_engine::{ContentLocality, Eviction, Mode};
-use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats};
+use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::fuse::MountPoint;
@@ -79,14 +79,17 @@ impl Running {
         })
     }
 
-    fn volumes(&self) -> Vec<VolumeSnapshot> {
+    fn volumes(&self, stats: &PoolStats) -> Vec<VolumeSnapshot> {
         let modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = |(volume, &mode): (&VolumeSnapshot, &Mode)| {
+        let volumes = self.facts.volumes.iter().zip(modes.iter()).zip(&stats.volumes);
+        let now = |((volume, &mode), stands): ((&VolumeSnapshot, &Mode), &VolumeStats)| {
             let file = volume.file.as_deref();
             let devices = file.map(loops::over_path).unwrap_or_default();
-            VolumeSnapshot { mode, devices, ..volume.clone() }
+            let state = stands.state.clone();
+            let primary_health = PrimaryHealth::of(&state.primary, stats.now);
+            VolumeSnapshot { mode, devices, state, primary_health, ..volume.clone() }
         };
-        self.facts.volumes.iter().zip(modes.iter()).map(now).collect()
+        volumes.map(now).collect()
     }
 }
 
@@ -111,7 +114,7 @@ fn at_most(histogram: &Histogram) -> Vec<(u64, u64)> {
 }
 
 fn latencies(stats: &PoolStats) -> Vec<Latency> {
-    let of_volume = |volume: &forebay_runtime::VolumeStats| {
+    let of_volume = |volume: &VolumeStats| {
         let name = volume.name.clone();
         let of_operation = OPERATIONS.iter().zip(volume.latencies.iter());
         of_operation
@@ -138,6 +141,7 @@ impl PoolControl for Running {
             ControlError::new(kind, "the shards do not answer", "see the server's log")
         })?;
         let latencies = latencies(&stats);
+        let volumes = self.volumes(&stats);
         let shards = stats.shards.into_iter().map(|shard| ShardSnapshot {
             state: shard.state,
             health: shard.health,
@@ -153,7 +157,7 @@ impl PoolControl for Running {
             write_cache_depth: self.facts.write_cache_depth,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
-            volumes: self.volumes(),
+            volumes,
             shards: shards.collect(),
             latencies,
         })

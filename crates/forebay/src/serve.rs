@@ -8,8 +8,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use forebay_block::{BufPool, Session};
 use forebay_control::config::{Config, Listen, TlsPolicy};
-use forebay_control::{ControlSocket, PoolControl, Server, VolumeSnapshot, default_socket};
-use forebay_engine::Health;
+use forebay_control::{
+    ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
+};
+use forebay_engine::{Health, VolumeState};
 use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
 use forebay_runtime::{Address, Listener, Pool, Stopped};
 use sd_notify::NotifyState;
@@ -181,6 +183,8 @@ fn facts(
         read_only: volume.read_only,
         file: mount.map(|mount| mount.file(&volume.name)),
         devices: Vec::new(),
+        state: VolumeState::default(),
+        primary_health: PrimaryHealth::default(),
     });
     Facts {
         cache_path: config.cache.path.display().to_string(),

@@ -196,7 +196,7 @@ fn a_cache_that_vanishes_with_dirty_blocks_says_so_and_keeps_them() {
     let at_risk = status["cache"]["dirty_bytes"].as_u64().unwrap_or_default()
         + status["cache"]["fenced_bytes"].as_u64().unwrap_or_default();
     assert!(at_risk > 0, "{status}");
-    assert!(server.ask(&["status"]).contains("CACHE    failed"));
+    assert!(server.ask(&["status"]).contains("WRONG    the cache device failed"));
     let mut bytes = vec![1; BLOCK as usize];
     nbd.read(place_of(BLOCKS + 1), &mut bytes).expect("the primary has what was never written");
     assert_eq!(bytes, [0; BLOCK as usize]);

@@ -103,7 +103,7 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
         write_until_taken(&mut nbd, at);
     }
     until_detached(&server);
-    assert!(server.ask(&["status"]).contains("CACHE    failed"));
+    assert!(server.ask(&["status"]).contains("WRONG    the cache device failed"));
     assert_eq!(server.status()["cache"]["dirty_bytes"], 0, "it was emptied first");
     nbd.flush().expect("the primary takes it");
     check_blocks(&mut nbd, 200);

@@ -136,6 +136,8 @@ impl From<io::Error> for StartError {
 /// How a pool stands.
 #[derive(Clone, Debug)]
 pub struct PoolStats {
+    /// When, on the pool's clock.
+    pub now: forebay_block::Instant,
     /// Every shard.
     pub shards: Vec<Snapshot>,
     /// The shards' counters and levels together.
@@ -350,7 +352,8 @@ impl Pool {
         let volumes = volumes.collect();
         let counts = &self.inner.counts;
         let (clients, clients_refused) = (counts.connected(), counts.refused());
-        Some(PoolStats { shards, total, volumes, clients, clients_refused })
+        let now = self.inner.clock.now();
+        Some(PoolStats { now, shards, total, volumes, clients, clients_refused })
     }
 
     fn snapshots(&self) -> Option<Vec<Snapshot>> {
