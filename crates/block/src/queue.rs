@@ -22,8 +22,11 @@ pub struct DeviceInfo {
     pub rotational: bool,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// What the device is, for people and to recognise it again: a path or a URI.
+    /// What the device is, to recognize it again whatever it is called: of a disk its own name, of
+    /// a file its path, of an export its URI.
     pub identity: String,
+    /// What people call it now: a path or a URI. For messages.
+    pub name: String,
 }
 
 impl DeviceInfo {
@@ -31,6 +34,7 @@ impl DeviceInfo {
     /// volatile cache, discard and write-zeroes.
     #[must_use]
     pub fn plain(size: u64, identity: impl Into<String>) -> Self {
+        let identity = identity.into();
         Self {
             size,
             logical_block: 512,
@@ -40,7 +44,8 @@ impl DeviceInfo {
             fast_zero: false,
             rotational: false,
             read_only: false,
-            identity: identity.into(),
+            name: identity.clone(),
+            identity,
         }
     }
 }

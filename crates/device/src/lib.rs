@@ -28,6 +28,7 @@ pub use layer::delay::{DelayDevice, Delays};
 pub use layer::fault::{Fault, FaultDevice, Harm, Often};
 pub use layer::trace::{TraceDevice, TraceRecord};
 pub use layer::verify::VerifyDevice;
+pub use layer::watch::{Watch, WatchedDevice};
 pub use memory::MemoryDevice;
 pub use nbd::NbdDevice;
 pub use ring::{

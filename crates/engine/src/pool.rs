@@ -15,8 +15,11 @@
 //! | good | names the primary no more | refused: another cache has served it since |
 //! | good, volume missing in the configuration | | refused |
 //! | good, volume added | another pool may have dirty blocks of its primary | refused |
-//! | good, other primary, or primary smaller, or changed since the orderly stop | | refused |
+//! | good, other primary, or primary smaller, or changed | | refused |
+//! | good, other primary, or changed, and accepted | | opened for its dirty blocks |
 //! | good | same or none | opened |
+
+mod primary;
 
 use std::error::Error;
 use std::fmt;
@@ -30,6 +33,7 @@ use forebay_format::{
 use crate::api::Trust;
 use crate::index::SEGMENTS_MAX;
 use crate::limits::SEGMENTS_MIN;
+use primary::{Standing, is_same, judge};
 
 /// Bytes of a segment where the device is large enough.
 pub const SEGMENT_SIZE: u32 = 4 << 20;
@@ -64,6 +68,10 @@ impl Witness {
     fn names(&self, identity: &str) -> bool {
         self.primaries.as_ref().is_some_and(|all| all.iter().any(|one| one == identity))
     }
+
+    fn names_primary(&self, spec: &VolumeSpec) -> bool {
+        self.primaries.as_ref().is_some_and(|all| all.iter().any(|one| is_same(one, spec)))
+    }
 }
 
 /// A volume as configured, with what its primary is now.
@@ -73,10 +81,20 @@ pub struct VolumeSpec {
     pub name: String,
     /// The primary's size in bytes.
     pub size: u64,
-    /// The primary's identity: its URI without parameters.
+    /// What the primary is, whatever it is called.
     pub identity: String,
-    /// A digest of samples of the primary's content and its times, if it could be made.
+    /// What it is called now: its path, or its URI without parameters.
+    pub path: String,
+    /// A digest of samples of its content, in the lower half, and of the time of its last change,
+    /// in the upper, over as many bytes as it had when it was last on record.
     pub fingerprint: Option<u64>,
+    /// Its samples are all alike, so that they say nothing about which primary it is.
+    pub blank: bool,
+    /// What comparing it with samples that were kept while it was served has shown: the place of
+    /// the first that differs, if any does. `None` when there are none.
+    pub sampled: Option<Option<u64>>,
+    /// Take it although it was changed or is another: for the cache's dirty blocks only.
+    pub accepted: bool,
 }
 
 /// Everything that decides.
@@ -117,6 +135,9 @@ pub struct Opened {
     pub trust: Trust,
     /// The id of each configured volume, in the order of the request.
     pub ids: Vec<VolumeId>,
+    /// Volumes whose clean blocks should be compared with the primary before they are relied on:
+    /// nothing proves that it was not changed.
+    pub suspect: Vec<VolumeId>,
     /// To be kept outside, once the superblock is written and before the pool serves: of this
     /// pool, and of those whose primaries this one takes over.
     pub witnesses: Vec<Witness>,
@@ -294,10 +315,15 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
         }
     }
     let mut ids = Vec::new();
+    let (mut suspect, mut accepted) = (Vec::new(), Vec::new());
     for spec in request.volumes {
         match volumes.iter_mut().find(|record| record.name == spec.name) {
             Some(record) => {
-                check_primary(record, spec, witness)?;
+                match judge(record, spec, witness)? {
+                    Standing::Sound => {}
+                    Standing::Suspect => suspect.push(record.id),
+                    Standing::Accepted => accepted.push(spec.name.as_str()),
+                }
                 record.size = spec.size;
                 record.identity.clone_from(&spec.identity);
                 ids.push(record.id);
@@ -309,7 +335,7 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
                          may have the newest version of its blocks; use and drain that one; if it \
                          is lost, remove its witness from the state directory",
                         spec.name,
-                        spec.identity,
+                        spec.path,
                         u128::from_be_bytes(other.uuid)
                     ));
                 }
@@ -321,6 +347,13 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
     if old.shards.len() != usize::from(request.shards) {
         notes.push(format!("the cache was made with {} shards and keeps them", old.shards.len()));
     }
+    let trust = if accepted.is_empty() { trust } else { Trust::DirtyOnly };
+    notes.extend(accepted.iter().map(|name| {
+        format!(
+            "volume {name}: its primary is taken as it is; the cache is opened for its dirty \
+             blocks only, and made anew at the next start after they are written"
+        )
+    }));
     for record in &mut volumes {
         record.fingerprint = None;
     }
@@ -332,13 +365,13 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
     let superblock = Superblock { generation, epoch, volumes, clean: false, ..old };
     let announced = request.announcement.iter().any(|&byte| byte != 0);
     let witnesses = witnesses(request, &superblock, trust);
-    Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, witnesses, notes })
+    Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
 }
 
 /// The pool that may have dirty blocks of a primary, by what is kept outside.
 fn holder<'a>(request: &OpenRequest<'a>, spec: &VolumeSpec) -> Option<&'a Witness> {
     let mut all = request.witnesses.iter();
-    all.find(|one| one.dirty && one.trust != Trust::Nothing && one.names(&spec.identity))
+    all.find(|one| one.dirty && one.trust != Trust::Nothing && one.names_primary(spec))
 }
 
 /// What is to be kept outside from this start on.
@@ -346,10 +379,11 @@ fn witnesses(request: &OpenRequest, superblock: &Superblock, trust: Trust) -> Ve
     let Superblock { uuid, epoch, .. } = *superblock;
     let primaries: Vec<String> = request.volumes.iter().map(|s| s.identity.clone()).collect();
     let others = request.witnesses.iter().filter(|one| one.uuid != uuid);
-    let outdated = others.filter(|one| primaries.iter().any(|identity| one.names(identity)));
+    let outdated = others.filter(|one| request.volumes.iter().any(|spec| one.names_primary(spec)));
     let without = |one: &Witness| {
         let mut one = one.clone();
-        one.primaries.iter_mut().for_each(|all| all.retain(|name| !primaries.contains(name)));
+        let taken = |name: &String| request.volumes.iter().any(|spec| is_same(name, spec));
+        one.primaries.iter_mut().for_each(|all| all.retain(|name| !taken(name)));
         one
     };
     let mut witnesses: Vec<Witness> = outdated.map(without).collect();
@@ -358,51 +392,11 @@ fn witnesses(request: &OpenRequest, superblock: &Superblock, trust: Trust) -> Ve
     witnesses
 }
 
-fn check_primary(
-    record: &VolumeRecord,
-    spec: &VolumeSpec,
-    witness: Option<&Witness>,
-) -> Result<(), Refusal> {
-    let name = &spec.name;
-    let same_content = record.fingerprint.is_some() && record.fingerprint == spec.fingerprint;
-    let served = witness.is_none_or(|one| one.primaries.is_none() || one.names(&record.identity));
-    if !served && !same_content {
-        return refuse(format!(
-            "volume {name}: primary {} has been served with another cache since; what this one \
-             has of it is out of date: discard it with --reset-cache",
-            record.identity
-        ));
-    }
-    if record.identity != spec.identity && !same_content {
-        return refuse(format!(
-            "volume {name}: the cache belongs to primary {}, not to {}; use that primary, another \
-             cache device, or discard the cache with --reset-cache",
-            record.identity, spec.identity
-        ));
-    }
-    if spec.size < record.size {
-        return refuse(format!(
-            "volume {name}: primary {} has shrunk from {} to {} bytes; restore its size, or \
-             discard the cache with --reset-cache",
-            spec.identity, record.size, spec.size
-        ));
-    }
-    let changed = record.fingerprint.zip(spec.fingerprint).is_some_and(|(old, new)| old != new);
-    if changed && spec.size == record.size {
-        return refuse(format!(
-            "volume {name}: primary {} was changed since the cache was last stopped; its cached \
-             blocks are out of date: discard them with --reset-cache",
-            spec.identity
-        ));
-    }
-    Ok(())
-}
-
 fn add_volume(volumes: &mut Vec<VolumeRecord>, spec: &VolumeSpec) -> Result<VolumeId, Refusal> {
-    if let Some(other) = volumes.iter().find(|record| record.identity == spec.identity) {
+    if let Some(other) = volumes.iter().find(|record| is_same(&record.identity, spec)) {
         return refuse(format!(
             "volume {}: primary {} is cached as volume {} already",
-            spec.name, spec.identity, other.name
+            spec.name, spec.path, other.name
         ));
     }
     let free = (0..VOLUMES_MAX as u8).find(|&id| volumes.iter().all(|record| record.id.0 != id));
@@ -428,10 +422,10 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
                  {uuid:032x}, which may have the newest version of its blocks; use that cache \
                  device; if it is lost, start once with --reset-cache to go on with the primary \
                  as it is",
-                spec.name, spec.identity
+                spec.name, spec.path
             ));
         }
-        notes.push(format!("cache {uuid:032x} of {} is given up", spec.identity));
+        notes.push(format!("cache {uuid:032x} of {} is given up", spec.path));
     }
     let (segment_size, shards) = geometry(request.device_size, request.shards)?;
     let mut volumes = Vec::new();
@@ -457,10 +451,10 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     };
     // Over the older copy, so that a torn write leaves the newer one.
     let copy = usize::from(generations[0] > generations[1]);
-    let announced = true;
+    let (announced, suspect) = (true, Vec::new());
     let trust = Trust::Full;
     let witnesses = witnesses(request, &superblock, trust);
-    Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, witnesses, notes })
+    Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, suspect, witnesses, notes })
 }
 
 /// Segment size and shard areas of a new pool.

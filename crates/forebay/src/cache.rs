@@ -2,7 +2,7 @@
 //! are the engine's (`pool::open`, `pool::closed`); here they are carried out.
 
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,16 +11,16 @@ use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache, open_primary};
-use forebay_engine::pool::{
-    OpenRequest, Opened, VolumeSpec, area_of, closed, index_blocks, open as decide,
-};
+use forebay_engine::pool::{OpenRequest, Opened, area_of, closed, index_blocks, open as decide};
 use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
 
 use crate::cli::ServeArgs;
-use crate::{busy, fingerprint};
+use crate::keeper::Keeper;
+use crate::samples::Table;
+use crate::{busy, primaries};
 
 /// Bytes of buffers that all threads share.
 const ARENA_BYTES: usize = 64 << 20;
@@ -39,6 +39,8 @@ pub struct Cache {
     superblock: Superblock,
     /// The copy of the superblock that is to be written next.
     next_copy: usize,
+    keeper: Keeper,
+    state_dir: PathBuf,
 }
 
 /// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
@@ -69,6 +71,14 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     for note in &opened.notes {
         tracing::warn!("{note}");
     }
+    let table = primaries::sample(&opened, &primaries);
+    let keep = || table.store(&config.cache.state_dir).context("use --state DIR");
+    // What is on record of a primary stays right until the server changes it, so it is renewed
+    // first. What was accepted must not be taken for sound before the cache knows of it.
+    let renewed = !opened.fresh && opened.trust == Trust::Full;
+    if renewed {
+        keep()?;
+    }
     write_superblocks(&mut queue, &opened)?;
     drop(queue);
     let Opened { superblock, ids, witnesses, .. } = &opened;
@@ -76,12 +86,17 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     for record in witnesses {
         witness.store(record).context("use --state DIR")?;
     }
+    if !renewed {
+        keep()?;
+    }
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
     let registry = registry(config, &primaries, ids)?;
     let clock = forebay_runtime::clock();
     let shards = shards_of(config, &opened, &registry, device.info().volatile_cache, clock);
-    let mut plan = PoolConfig::new(registry, primaries.clone(), shards, Arena::new(ARENA_BYTES));
+    let (watched, kept) = primaries::watch(&table, ids, &primaries);
+    let keeper = Keeper::start(config.cache.state_dir.clone(), table, kept)?;
+    let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
     plan.cache = Some(Arc::clone(&device));
     plan.clients = config.server.max_clients as usize;
     plan.clock = clock;
@@ -93,6 +108,8 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
         witness,
         superblock: opened.superblock,
         next_copy: 1 - last_written,
+        keeper,
+        state_dir: config.cache.state_dir.clone(),
     };
     Ok((cache, plan))
 }
@@ -107,24 +124,17 @@ impl Cache {
     /// primary was changed meanwhile, and whether dirty blocks are left. Nothing when the device is
     /// out of use.
     pub fn close(self, health: Health, stopped: &Stopped) -> anyhow::Result<()> {
+        let table = self.keeper.stop();
         let record = self.witness.load(self.superblock.uuid)?;
         let trusted = record.as_ref().is_none_or(|record| record.trust == Trust::Full);
         if health != Health::Good || !trusted {
             tracing::warn!("the cache device has failed; it is left as it is");
             return Ok(());
         }
-        let mut fingerprints = Vec::new();
-        for (id, primary) in &self.primaries {
-            if stopped.doubtful.contains(id) {
-                // It says yes to the next flush, and may yet lose what it shows.
-                tracing::warn!(%id, "no fingerprint of its primary, since a flush of it failed");
-                continue;
-            }
-            let found = fingerprint::of_flushed(&**primary);
-            if let Err(error) = &found {
-                tracing::warn!(%id, %error, "no fingerprint of its primary");
-            }
-            fingerprints.push((*id, found.ok()));
+        let (fingerprints, volumes) = primaries::leave(&self.primaries, stopped);
+        if let Some(table) = table {
+            let table = Table { volumes, ..table };
+            table.store(&self.state_dir).context("the samples of the primaries cannot be kept")?;
         }
         let superblock = closed(self.superblock, &fingerprints);
         let mut queue = Blocking::open(&*self.device).context("cache")?;
@@ -208,25 +218,8 @@ fn decide_on(
         // Here one that cannot be read is an error.
         witness.load(superblock.uuid)?;
     }
-    // Reading samples of a slow primary takes time, which a start after a crash does not need.
-    let compared = known
-        .iter()
-        .any(|superblock| superblock.volumes.iter().any(|volume| volume.fingerprint.is_some()));
-    let mut specs = Vec::new();
-    for (volume, primary) in config.volumes.iter().zip(primaries) {
-        let fingerprint = if compared {
-            let found = fingerprint::of(&**primary);
-            Some(found.with_context(|| format!("volume {}: primary", volume.name))?)
-        } else {
-            None
-        };
-        specs.push(VolumeSpec {
-            name: volume.name.clone(),
-            size: primary.info().size,
-            identity: primary.info().identity.clone(),
-            fingerprint,
-        });
-    }
+    let newest = known.iter().max_by_key(|superblock| superblock.generation);
+    let specs = primaries::specs(args, config, primaries, newest)?;
     let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
     let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
     let request = OpenRequest {

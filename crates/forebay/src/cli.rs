@@ -112,6 +112,11 @@ pub struct ServeArgs {
     /// With --reset-cache: discard dirty data too. What it held is lost
     #[arg(long, requires = "reset_cache")]
     pub accept_data_loss: bool,
+    /// Take the primary of this volume although it was changed, or is another, since the cache was
+    /// used: the cache's dirty blocks are written to it, and the rest of the cache is discarded.
+    /// May be repeated; for one start
+    #[arg(long, value_name = "VOLUME")]
+    pub accept_primary: Vec<String>,
     /// How the log on standard error is written
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,

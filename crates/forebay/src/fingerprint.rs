@@ -5,7 +5,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use forebay_block::{BLOCK_SIZE, ByteRange, IoResult};
+use forebay_block::{BLOCK_SIZE, ByteRange, ErrorKind, IoError, IoResult};
 use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
 use forebay_runtime::Blocking;
@@ -14,36 +14,30 @@ use forebay_runtime::Blocking;
 const SAMPLES: u64 = 32;
 
 /// The fingerprint of a primary.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fingerprint {
+    /// A digest of the content in the lower half, and of the time of the last change in the upper.
+    pub digest: u64,
+    /// All samples are alike: nothing in them tells this primary from others.
+    pub blank: bool,
+}
+
+/// The fingerprint of the first `size` bytes of a primary.
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn of(primary: &dyn BlockDevice) -> IoResult<u64> {
-    let mut queue = Blocking::open(primary).map_err(|error| {
-        forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
-    })?;
-    let samples = queue.read_many(&places(primary.info().size))?;
+pub fn of(primary: &dyn BlockDevice, size: u64) -> IoResult<Fingerprint> {
+    let mut queue = Blocking::open(primary)
+        .map_err(|error| IoError::with_source(ErrorKind::DeviceGone, error))?;
+    let samples = queue.read_many(&places(size.min(primary.info().size)))?;
+    let blank = samples.iter().all(|sample| sample.iter().all(|&byte| byte == samples[0][0]));
     let content = samples.iter().fold(0, |crc, sample| {
         let mut both = crc32c(sample).to_le_bytes().to_vec();
         both.extend(u32::to_le_bytes(crc));
         crc32c(&both)
     });
-    let changed = changed(&primary.info().identity);
-    Ok(u64::from(crc32c(&changed)) << 32 | u64::from(content))
-}
-
-/// Makes everything on a primary durable and takes its fingerprint, so that a power loss after
-/// the stop leaves what the fingerprint says.
-///
-/// # Errors
-/// When it cannot be flushed or read.
-pub fn of_flushed(primary: &dyn BlockDevice) -> IoResult<u64> {
-    if !primary.info().read_only {
-        let mut queue = Blocking::open(primary).map_err(|error| {
-            forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
-        })?;
-        queue.flush()?;
-    }
-    of(primary)
+    let changed = changed(&primary.info().name);
+    Ok(Fingerprint { digest: u64::from(crc32c(&changed)) << 32 | u64::from(content), blank })
 }
 
 /// Where the samples are: the first blocks, the last, and evenly between.
@@ -61,9 +55,8 @@ fn places(size: u64) -> Vec<ByteRange> {
 
 /// When a regular file was last changed, and nothing for other things: the time of a device's
 /// node says nothing about its content.
-fn changed(identity: &str) -> Vec<u8> {
-    let path = identity.strip_prefix("file:").unwrap_or(identity);
-    let found = std::fs::metadata(Path::new(path)).ok().filter(std::fs::Metadata::is_file);
+fn changed(name: &str) -> Vec<u8> {
+    let found = std::fs::metadata(Path::new(name)).ok().filter(std::fs::Metadata::is_file);
     found.map_or(Vec::new(), |found| {
         [found.mtime().to_le_bytes(), found.mtime_nsec().to_le_bytes()].concat()
     })
@@ -90,11 +83,14 @@ mod tests {
     #[test]
     fn a_change_in_a_sample_is_seen() {
         let device = MemoryDevice::new(1 << 20);
-        let before = of(&device).expect("memory can be read");
-        assert_eq!(of(&device).expect("memory can be read"), before);
+        let now = |size| of(&device, size).expect("memory can be read");
+        let (before, half) = (now(1 << 20), now(1 << 19));
+        assert_eq!(now(1 << 20), before);
+        assert!(before.blank && half.blank);
         let mut queue = Blocking::open(&device).expect("memory can be opened");
         queue.write((1 << 20) - 512, IoBuf::copy_of(&[1; 512])).expect("memory can be written");
-        assert_ne!(of(&device).expect("memory can be read"), before);
+        assert!(now(1 << 20) != before && !now(1 << 20).blank);
+        assert_eq!(now(1 << 19), half, "as large as it was, it is as it was");
     }
 
     #[test]

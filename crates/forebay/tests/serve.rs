@@ -191,7 +191,8 @@ fn a_primary_that_shrank_or_changed_is_refused() {
     server.signal("TERM");
     assert_eq!(server.wait(), Some(0));
     let file = fs::File::options().write(true).open(place.path("disk.img")).expect("it is there");
-    std::os::unix::fs::FileExt::write_all_at(&file, b"changed", 33 * MIB).expect("it is written");
+    std::os::unix::fs::FileExt::write_all_at(&file, b"changed", 64 * MIB - 4096)
+        .expect("it is written");
     let said = place.refuse(&arguments);
     assert!(said.contains("was changed since"), "{said}");
     file.set_len(32 * MIB).expect("it can be cut");

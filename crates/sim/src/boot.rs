@@ -130,7 +130,11 @@ impl World {
             name: format!("volume{i}"),
             size: volume.size,
             identity: format!("primary{i}"),
+            path: format!("primary{i}"),
             fingerprint: self.fingerprint(i),
+            blank: false,
+            sampled: None,
+            accepted: false,
         };
         self.setup.volumes.iter().enumerate().map(spec).collect()
     }

@@ -49,7 +49,7 @@ impl Volume {
             read_only: self.read_only,
             ..self.info.clone()
         };
-        let description = format!("{}, cached", self.info.identity);
+        let description = format!("{}, cached", self.info.name);
         Export { name: self.name.clone(), description, info, preferred_block: 4096 }
     }
 }

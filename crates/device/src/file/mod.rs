@@ -4,6 +4,7 @@
 //! threads. `O_DIRECT` is used where the file system takes it, so that the page cache neither
 //! holds the data twice nor hides a device that fails.
 
+mod identity;
 mod probe;
 mod queue;
 
@@ -119,8 +120,10 @@ impl FileDevice {
             .map_err(|error| OpenError::system(format!("cannot size {name}"), error))?;
         let way = probe::way(&file, &name, mode.direct, extent)?;
         let remark = way.remark(&name);
-        let identity = path.canonicalize().map_or(name, |path| path.display().to_string());
-        let info = probe::info(&file, identity, size, &way, is_block, mode.read_only);
+        let name = path.canonicalize().map_or(name, |path| path.display().to_string());
+        let identity = if is_block { identity::of_block(&file, &name) } else { name.clone() };
+        let mut info = probe::info(&file, identity, size, &way, is_block, mode.read_only);
+        info.name = name;
         let direct = matches!(way, Way::Direct(_));
         let shared = Shared { file, info, direct, is_block, remark };
         Ok(Self { shared: Arc::new(shared) })

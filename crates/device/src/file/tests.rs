@@ -231,3 +231,22 @@ fn readers_share_a_file_and_cannot_change_it() {
     let zero = bench.bare(IoOp::WriteZeroes, ByteRange::new(0, 512));
     assert_eq!(zero.unwrap_err().kind(), ErrorKind::ReadOnly);
 }
+
+/// Found by an audit: the question whether the file system can free ranges changed the time of a
+/// file that the server may write and does not own, so that every later start was refused.
+#[test]
+fn opening_a_file_changes_none_of_its_times() {
+    use std::os::unix::fs::MetadataExt as _;
+    let path = TempPath::new();
+    std::fs::write(&path.0, vec![0; 1 << 20]).unwrap();
+    let times = || {
+        let found = std::fs::metadata(&path.0).unwrap();
+        [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()]
+    };
+    let before = times();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let device = FileDevice::open(&path.0, OpenMode::default()).unwrap();
+    let known = device.info().discard;
+    drop(device);
+    assert!(known && times() == before, "not on a file system that is known?");
+}

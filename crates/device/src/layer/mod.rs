@@ -4,6 +4,7 @@ pub(crate) mod delay;
 pub(crate) mod fault;
 pub(crate) mod trace;
 pub(crate) mod verify;
+pub(crate) mod watch;
 
 use forebay_block::IoTag;
 

@@ -145,7 +145,9 @@ fn info(uri: &str, terms: &Terms) -> DeviceInfo {
         fast_zero: can(TransmissionFlags::SEND_FAST_ZERO),
         rotational: can(TransmissionFlags::ROTATIONAL),
         read_only: can(TransmissionFlags::READ_ONLY),
-        identity: uri.to_owned(),
+        // The port that is meant when none is given.
+        identity: uri.replacen(":10809/", "/", 1),
+        name: uri.to_owned(),
     }
 }
 

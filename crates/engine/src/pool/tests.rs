@@ -4,7 +4,16 @@ use super::*;
 
 fn spec(name: &str, size: u64) -> VolumeSpec {
     let identity = format!("file:/{name}");
-    VolumeSpec { name: name.into(), size, identity, fingerprint: Some(7) }
+    VolumeSpec {
+        name: name.into(),
+        size,
+        path: identity.clone(),
+        identity,
+        fingerprint: Some(7),
+        blank: false,
+        sampled: None,
+        accepted: false,
+    }
 }
 
 fn request<'a>(
@@ -163,7 +172,7 @@ fn a_cache_follows_its_primary_only() {
     assert!(why(try_with(&|v| v.size = 512)).contains("shrunk from 1048576 to 512"));
     assert!(why(try_with(&|v| v.fingerprint = Some(8))).contains("changed since"));
     let other = |v: &mut VolumeSpec| {
-        v.identity = "file:/other".into();
+        (v.identity, v.path) = ("file:/other".into(), "file:/other".into());
         v.fingerprint = Some(8);
     };
     assert!(why(try_with(&other)).contains("belongs to primary file:/a"));
@@ -261,4 +270,87 @@ fn configuration_and_sizes_are_checked() {
     let copy = encoded(&stopped(&volumes));
     let smaller = OpenRequest { device_size: 1 << 29, ..request([&copy, BLANK], &volumes, &[]) };
     assert!(why(open(&smaller)).contains("restore its size"));
+}
+
+/// Identity and content of a primary against what is on record: the table of `primary.rs`.
+#[test]
+fn a_primary_is_known_by_what_it_is_and_by_its_content() {
+    const TIME: u64 = 1 << 32;
+    let stopped = |identity: &str, fingerprint| {
+        let mut one = spec("a", 1 << 20);
+        one.identity = identity.into();
+        let opened = open(&request([BLANK, BLANK], &[one], &[])).expect("a blank device is taken");
+        encoded(&closed(opened.superblock, &[(VolumeId(0), fingerprint)]))
+    };
+    let disk = |identity: &str, path: &str, change: &dyn Fn(&mut VolumeSpec)| {
+        let (identity, path) = (identity.into(), path.into());
+        let mut found = VolumeSpec { identity, path, ..spec("a", 1 << 20) };
+        change(&mut found);
+        found
+    };
+    let same = |_: &mut VolumeSpec| {};
+    let unknown = |v: &mut VolumeSpec| v.fingerprint = None;
+    let sampled = |v: &mut VolumeSpec| (v.fingerprint, v.sampled) = (None, Some(None));
+    let differs = |v: &mut VolumeSpec| (v.fingerprint, v.sampled) = (None, Some(Some(8192)));
+    let touched = |v: &mut VolumeSpec| v.fingerprint = Some(TIME | 7);
+    let changed = |v: &mut VolumeSpec| v.fingerprint = Some(8);
+    let blank = |v: &mut VolumeSpec| v.blank = true;
+    let grown = |v: &mut VolumeSpec| (v.size, v.fingerprint) = (2 << 20, Some(TIME | 7));
+    let grown_and_changed = |v: &mut VolumeSpec| (v.size, v.fingerprint) = (2 << 20, Some(8));
+    type Change<'a> = &'a dyn Fn(&mut VolumeSpec);
+    // On record, found, its path now, what is found of it, refused with or suspect.
+    let table: &[(&str, &str, &str, Change<'_>, Result<bool, &str>)] = &[
+        ("wwid:1", "wwid:1", "/dev/sdz", &same, Ok(false)),
+        ("wwid:1", "wwid:1", "/dev/sdz", &unknown, Ok(true)),
+        ("wwid:1", "wwid:1", "/dev/sdz", &sampled, Ok(true)),
+        ("wwid:1", "wwid:1", "/dev/sdz", &touched, Ok(true)),
+        ("wwid:1", "wwid:1", "/dev/sdz", &grown, Ok(true)),
+        ("wwid:1", "wwid:1", "/dev/sda", &changed, Err("was changed since")),
+        ("wwid:1", "wwid:1", "/dev/sda", &differs, Err("in the block at 8192")),
+        ("wwid:1", "wwid:1", "/dev/sda", &grown_and_changed, Err("was changed since")),
+        // Another disk, even with the same content.
+        ("wwid:1", "wwid:2", "/dev/sda", &same, Err("belongs to primary wwid:1")),
+        ("wwid:1", "wwid:2", "/dev/sda", &unknown, Err("belongs to primary wwid:1")),
+        ("wwid:1", "wwid:2", "/dev/sda", &sampled, Err("belongs to primary wwid:1")),
+        // Of an earlier version: a path, which is upgraded.
+        ("/dev/sda", "wwid:1", "/dev/sda", &same, Ok(false)),
+        ("/dev/sda", "wwid:1", "/dev/sda", &unknown, Ok(true)),
+        ("/dev/sda", "wwid:1", "/dev/sdb", &same, Ok(false)),
+        ("/dev/sda", "wwid:1", "/dev/sdb", &blank, Err("belongs to primary /dev/sda")),
+        ("/dev/sda", "wwid:1", "/dev/sdb", &unknown, Err("belongs to primary /dev/sda")),
+        // Nothing lasting is known of it.
+        ("name:/dev/vda", "name:/dev/vda", "/dev/vda", &unknown, Ok(true)),
+        ("name:/dev/vda", "name:/dev/vdb", "/dev/vdb", &sampled, Ok(true)),
+        ("name:/dev/vda", "name:/dev/vdb", "/dev/vdb", &unknown, Err("belongs to")),
+        ("name:/dev/vda", "name:/dev/vdb", "/dev/vdb", &blank, Err("belongs to")),
+        ("name:/dev/vda", "serial:x", "/dev/vda", &sampled, Ok(true)),
+        // Files and exports.
+        ("/a.img", "/b.img", "/b.img", &same, Ok(false)),
+        ("/a.img", "/b.img", "/b.img", &sampled, Err("belongs to primary /a.img")),
+        ("/a.img", "/b.img", "/b.img", &touched, Err("belongs to primary /a.img")),
+        ("nbd://a/x", "nbd://b/x", "nbd://b/x", &same, Ok(false)),
+        ("nbd://a/x", "nbd://b/x", "nbd://b/x", &unknown, Err("belongs to")),
+    ];
+    for (i, (recorded, identity, path, change, expected)) in table.iter().enumerate() {
+        let copy = stopped(recorded, Some(7));
+        let mut volumes = [disk(identity, path, change)];
+        let found = open(&request([&copy, BLANK], &volumes, &[]));
+        match (found, expected) {
+            (Ok(opened), Ok(suspect)) => {
+                assert_eq!(!opened.suspect.is_empty(), *suspect, "row {i}");
+                assert_eq!(opened.superblock.volumes[0].identity, *identity, "row {i}");
+                assert_eq!(opened.trust, Trust::Full, "row {i}");
+            }
+            (Err(refusal), Err(part)) => {
+                let text = refusal.to_string();
+                assert!(text.contains(part) && text.contains("--accept-primary a"), "{i}: {text}");
+                // Accepted, it gets the dirty blocks, and nothing else of the cache is used.
+                volumes[0].accepted = true;
+                let opened = open(&request([&copy, BLANK], &volumes, &[])).expect("accepted");
+                assert_eq!(opened.trust, Trust::DirtyOnly, "row {i}");
+                assert!(opened.witnesses.iter().all(|one| one.trust == Trust::DirtyOnly));
+            }
+            (found, _) => panic!("row {i}: {:?}", found.map(|opened| opened.suspect)),
+        }
+    }
 }

@@ -1,0 +1,384 @@
+//! Samples of a device that are on record, and what changes them.
+//!
+//! The record says what is at some places of a device, so that after a crash it can be told
+//! whether somebody else has changed it. Therefore the record must never say what the owner itself
+//! has changed: a change of a place on record waits until the record no longer speaks of that
+//! place. Who keeps the record is woken for that, and puts the place on record again when nothing
+//! has changed it for a while and a flush has made the last change durable.
+//!
+//! | state of a place | a change |
+//! |---|---|
+//! | known: it is on record | waits; the place becomes asked |
+//! | asked | waits |
+//! | void: it is not on record | goes on |
+//!
+//! A change counts itself in before it looks at the state, and the keeper makes a place known
+//! before it looks at the count: one of them sees the other.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::Duration;
+
+use forebay_block::{ByteRange, Completion, DeviceInfo, Instant, Io, IoOp, IoQueue};
+
+use super::Slots;
+use crate::device::BlockDevice;
+use crate::ring::Ring;
+
+/// How long a change that waits sleeps before it looks again: the record takes about as long.
+const NAP: Duration = Duration::from_millis(1);
+
+const VOID: u8 = 0;
+const KNOWN: u8 = 1;
+const ASKED: u8 = 2;
+/// The last change will not become durable, as far as anybody can tell.
+const NEVER: u64 = u64::MAX;
+
+/// The places of a device that may be on record.
+#[derive(Debug)]
+pub struct Watch {
+    /// Ascending, and apart.
+    places: Box<[ByteRange]>,
+    marks: Box<[Mark]>,
+    /// Counts changes of places as they end.
+    ended: AtomicU64,
+    /// The changes up to this one are durable.
+    durable: AtomicU64,
+    keeper: OnceLock<Thread>,
+}
+
+#[derive(Debug, Default)]
+struct Mark {
+    state: AtomicU8,
+    in_flight: AtomicU32,
+    /// Number of the last change that ended, in the order of all.
+    last: AtomicU64,
+    /// How many changes have begun.
+    changes: AtomicU64,
+}
+
+impl Watch {
+    /// Watches `places`, which ascend and do not overlap; those that are `known` are on record.
+    ///
+    /// # Panics
+    /// If the places overlap, or there is not one word for each.
+    #[must_use]
+    pub fn new(places: Vec<ByteRange>, known: &[bool]) -> Self {
+        assert!(places.is_sorted_by(|a, b| a.end() <= b.offset) && places.len() == known.len());
+        let mark = |&known: &bool| Mark {
+            state: AtomicU8::new(if known { KNOWN } else { VOID }),
+            ..Mark::default()
+        };
+        Self {
+            marks: known.iter().map(mark).collect(),
+            places: places.into(),
+            ended: AtomicU64::new(0),
+            durable: AtomicU64::new(0),
+            keeper: OnceLock::new(),
+        }
+    }
+
+    /// The thread that keeps the record; woken when a place is asked for.
+    pub fn set_keeper(&self, keeper: Thread) {
+        // One watch has one keeper.
+        let _ = self.keeper.set(keeper);
+    }
+
+    /// Places on record that are about to be changed.
+    #[must_use]
+    pub fn asked(&self) -> Vec<usize> {
+        let asked = |&at: &usize| self.marks[at].state.load(SeqCst) == ASKED;
+        (0..self.marks.len()).filter(asked).collect()
+    }
+
+    /// The record speaks of this place no more: it may be changed.
+    pub fn release(&self, at: usize) {
+        self.marks[at].state.store(VOID, SeqCst);
+    }
+
+    /// How often this place was changed, if it is off the record, at rest, and what it holds is
+    /// durable.
+    #[must_use]
+    pub fn at_rest(&self, at: usize) -> Option<u64> {
+        let mark = &self.marks[at];
+        let changes = mark.changes.load(SeqCst);
+        let rests = mark.state.load(SeqCst) == VOID && mark.in_flight.load(SeqCst) == 0;
+        (rests && mark.last.load(SeqCst) <= self.durable.load(SeqCst)).then_some(changes)
+    }
+
+    /// Holds back changes of a place from now on, so that it can be read and put on record. False
+    /// if one is under way: then nothing is held back.
+    #[must_use]
+    pub fn hold(&self, at: usize) -> bool {
+        let mark = &self.marks[at];
+        mark.state.store(KNOWN, SeqCst);
+        // What ended before this is in the device; what begins after it waits.
+        let still = mark.in_flight.load(SeqCst) == 0;
+        if !still || mark.last.load(SeqCst) > self.durable.load(SeqCst) {
+            self.release(at);
+            return false;
+        }
+        true
+    }
+
+    /// The places that a range touches.
+    fn touched(&self, range: ByteRange) -> Range<usize> {
+        let first = self.places.partition_point(|place| place.end() <= range.offset);
+        let end = self.places.partition_point(|place| place.offset < range.end());
+        first..end.max(first)
+    }
+
+    /// Begins a change of these places, unless one of them is on record.
+    fn begin(&self, places: Range<usize>) -> bool {
+        let marks = &self.marks[places];
+        for mark in marks {
+            mark.changes.fetch_add(1, SeqCst);
+            mark.in_flight.fetch_add(1, SeqCst);
+        }
+        if marks.iter().all(|mark| mark.state.load(SeqCst) == VOID) {
+            return true;
+        }
+        for mark in marks {
+            let _ = mark.state.compare_exchange(KNOWN, ASKED, SeqCst, SeqCst);
+            mark.in_flight.fetch_sub(1, SeqCst);
+        }
+        if let Some(keeper) = self.keeper.get() {
+            keeper.unpark();
+        }
+        false
+    }
+
+    /// A change of these places ended.
+    fn end(&self, places: Range<usize>, ok: bool) {
+        for mark in &self.marks[places] {
+            let number = if ok { self.ended.fetch_add(1, SeqCst) + 1 } else { NEVER };
+            mark.last.fetch_max(number, SeqCst);
+            mark.in_flight.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// A device whose changes wait for its record.
+#[derive(Clone)]
+pub struct WatchedDevice {
+    inner: Arc<dyn BlockDevice>,
+    watch: Arc<Watch>,
+}
+
+impl WatchedDevice {
+    /// `inner`, with its places watched.
+    #[must_use]
+    pub fn new(inner: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
+        Self { inner, watch }
+    }
+}
+
+impl BlockDevice for WatchedDevice {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn remark(&self) -> Option<&str> {
+        self.inner.remark()
+    }
+
+    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        Ok(Box::new(WatchedQueue {
+            inner: self.inner.open_queue(ring)?,
+            watch: Arc::clone(&self.watch),
+            slots: Slots::default(),
+            held: VecDeque::new(),
+            again: Instant::default(),
+        }))
+    }
+}
+
+/// What is remembered of a request below.
+#[derive(Clone)]
+enum Noted {
+    Change(Range<usize>),
+    /// A flush, with the number of changes that had ended before it.
+    Flush(u64),
+    Other,
+}
+
+struct WatchedQueue {
+    inner: Box<dyn IoQueue>,
+    watch: Arc<Watch>,
+    slots: Slots<Noted>,
+    /// Changes that wait for the record; as many as the queue's owner has in flight at most.
+    held: VecDeque<Io>,
+    /// When to look again whether they may go on.
+    again: Instant,
+}
+
+impl WatchedQueue {
+    /// Passes a request on; gives it back when the device below has no room for it.
+    fn pass(&mut self, now: Instant, mut io: Io, noted: Noted) -> Result<(), Io> {
+        let tag = io.tag;
+        let kept = noted.clone();
+        io.tag = self.slots.put(tag, noted);
+        let place = io.tag;
+        self.inner.submit(now, io).map_err(|mut io| {
+            self.slots.take(place);
+            io.tag = tag;
+            if let Noted::Change(places) = kept {
+                // It changed nothing.
+                for mark in &self.watch.marks[places] {
+                    mark.in_flight.fetch_sub(1, SeqCst);
+                }
+            }
+            io
+        })
+    }
+
+    /// Takes up what has waited long enough.
+    fn take_up(&mut self, now: Instant) {
+        for _ in 0..self.held.len() {
+            let Some(io) = self.held.pop_front() else { return };
+            let places = self.watch.touched(io.range);
+            if !self.watch.begin(places.clone()) {
+                self.held.push_back(io);
+            } else if let Err(io) = self.pass(now, io, Noted::Change(places)) {
+                self.held.push_back(io);
+                return;
+            }
+        }
+    }
+}
+
+impl IoQueue for WatchedQueue {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+
+    fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
+        if io.op == IoOp::Flush {
+            let ended = self.watch.ended.load(SeqCst);
+            return self.pass(now, io, Noted::Flush(ended));
+        }
+        let places = if io.op.changes_data() { self.watch.touched(io.range) } else { 0..0 };
+        if places.is_empty() {
+            return self.pass(now, io, Noted::Other);
+        }
+        if !self.watch.begin(places.clone()) {
+            self.held.push_back(io);
+            self.again = now + NAP;
+            return Ok(());
+        }
+        self.pass(now, io, Noted::Change(places))
+    }
+
+    fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
+        let from = done.len();
+        self.inner.poll(now, done);
+        for end in &mut done[from..] {
+            let (tag, noted) = self.slots.take(end.tag);
+            end.tag = tag;
+            match noted {
+                Noted::Change(places) => self.watch.end(places, end.result.is_ok()),
+                Noted::Flush(ended) if end.result.is_ok() => {
+                    self.watch.durable.fetch_max(ended, SeqCst);
+                }
+                Noted::Flush(_) | Noted::Other => {}
+            }
+        }
+        if !self.held.is_empty() {
+            self.take_up(now);
+            self.again = now + NAP;
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let again = (!self.held.is_empty()).then_some(self.again);
+        self.inner.deadline().into_iter().chain(again).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::{IoBuf, IoTag};
+
+    use super::*;
+    use crate::MemoryDevice;
+    use crate::testing::{Bench, exercise};
+
+    fn watched(known: [bool; 2]) -> (Arc<Watch>, WatchedDevice) {
+        let places = vec![ByteRange::new(4096, 4096), ByteRange::new(16384, 8192)];
+        let watch = Arc::new(Watch::new(places, &known));
+        (Arc::clone(&watch), WatchedDevice::new(Arc::new(MemoryDevice::new(1 << 20)), watch))
+    }
+
+    #[test]
+    fn what_is_not_on_record_is_as_without_the_layer() {
+        exercise(&watched([false; 2]).1, 61);
+    }
+
+    #[test]
+    fn a_change_of_a_place_on_record_waits_until_the_record_is_void() {
+        let (watch, device) = watched([true; 2]);
+        let mut bench = Bench::new(&device);
+        bench.write(8192, &[1; 4096]).unwrap();
+        bench.write(0, &[1; 4096]).unwrap();
+        assert_eq!(watch.asked(), []);
+        let now = bench.clock.now();
+        let changes = [
+            Io::write(IoTag(7), 7680, IoBuf::copy_of(&[2; 1024])),
+            Io::bare(IoTag(8), IoOp::Discard, ByteRange::new(0, 1 << 20)),
+        ];
+        let mut done = Vec::new();
+        for change in changes {
+            assert!(bench.queue.submit(now, change).is_ok());
+            bench.queue.poll(now, &mut done);
+            assert!(done.is_empty() && bench.queue.deadline() <= Some(now + NAP));
+        }
+        assert_eq!(watch.asked(), [0, 1]);
+        // Other requests do not wait for it.
+        bench.queue.submit(now, Io::flush(IoTag(9))).unwrap();
+        bench.queue.poll(now, &mut done);
+        assert_eq!(done.drain(..).map(|end| end.tag).collect::<Vec<_>>(), [IoTag(9)]);
+        watch.release(0);
+        bench.queue.poll(now, &mut done);
+        bench.queue.poll(now, &mut done);
+        assert_eq!(done.drain(..).map(|end| end.tag).collect::<Vec<_>>(), [IoTag(7)]);
+        watch.release(1);
+        bench.queue.poll(now, &mut done);
+        bench.queue.poll(now, &mut done);
+        assert_eq!(done.drain(..).map(|end| end.tag).collect::<Vec<_>>(), [IoTag(8)]);
+        assert_eq!(bench.queue.deadline(), None);
+    }
+
+    #[test]
+    fn a_place_goes_on_record_again_when_what_it_holds_is_durable_and_at_rest() {
+        let (watch, device) = watched([false; 2]);
+        let mut bench = Bench::new(&device);
+        let before = watch.at_rest(0).expect("nothing was changed");
+        bench.write(4096, &[1; 512]).unwrap();
+        assert!(watch.at_rest(0).is_none() && !watch.hold(0), "not durable");
+        assert!(watch.at_rest(1).is_some(), "another place");
+        bench.bare(IoOp::Flush, ByteRange::default()).unwrap();
+        assert!(watch.at_rest(0).is_some_and(|changes| changes > before));
+        assert!(watch.hold(0));
+        assert_eq!(watch.at_rest(0), None, "it is on record");
+        let change = Io::write(IoTag(1), 4096, IoBuf::copy_of(&[2; 512]));
+        bench.queue.submit(bench.clock.now(), change).unwrap();
+        assert_eq!(watch.asked(), [0]);
+    }
+
+    #[test]
+    fn places_are_found_by_range() {
+        let (watch, _) = watched([true; 2]);
+        let touched = |offset, len| watch.touched(ByteRange::new(offset, len));
+        assert!(touched(0, 4096).is_empty() && touched(8192, 8192).is_empty());
+        assert!(touched(24576, 1 << 20).is_empty());
+        assert_eq!(touched(4095, 2), 0..1);
+        assert_eq!(touched(8191, 1), 0..1);
+        assert_eq!(touched(8191, 8194), 0..2);
+        assert_eq!(touched(24575, 1), 1..2);
+    }
+}

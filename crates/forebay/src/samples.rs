@@ -1,0 +1,297 @@
+//! Samples of the primaries that hold while they are served, so that a start after a crash can
+//! compare too: a file in the state directory, replaced whole.
+//!
+//! Each sample has its own checksum, or none while the server itself changes what is there. So
+//! what is on record is always right, and any difference was made by somebody else.
+//!
+//! ```text
+//! forebay samples 1
+//! pool UUID
+//! epoch START
+//! volume ID
+//! OFFSET BYTES CRC          the CRC is `-` when it is not on record
+//! end CRC                   of all lines before
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use forebay_block::{ByteRange, IoResult, VolumeId};
+use forebay_codec::crc32c;
+use forebay_device::BlockDevice;
+use forebay_runtime::Blocking;
+
+const HEADING: &str = "forebay samples 1";
+/// Longest file that is read: 64 volumes with 128 samples of 50 bytes a line.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// A place of a primary and what is there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sample {
+    /// Where.
+    pub range: ByteRange,
+    /// Checksum of the content; nothing while the server may be changing it.
+    pub crc: Option<u32>,
+}
+
+/// The samples of all volumes of a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    /// The pool.
+    pub uuid: [u8; 16],
+    /// The start that keeps them: those of an earlier one say nothing.
+    pub epoch: u32,
+    /// The samples of each volume, in ascending order of their places.
+    pub volumes: Vec<(VolumeId, Vec<Sample>)>,
+}
+
+/// What comparing a primary with its samples has shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Compared {
+    /// Place of the first sample that differs.
+    pub changed: Option<u64>,
+    /// All samples are of one byte again and again.
+    pub blank: bool,
+}
+
+impl Table {
+    /// The samples of a pool, if they are there and were kept by this start or a later one.
+    pub fn load(dir: &Path, uuid: [u8; 16], epoch: u32) -> io::Result<Option<Self>> {
+        let mut text = String::new();
+        match File::open(path(dir, uuid)) {
+            Ok(file) => file.take(BYTES_MAX).read_to_string(&mut text)?,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let damaged = || io::Error::new(ErrorKind::InvalidData, "the file is damaged");
+        let table = Self::parse(&text).filter(|table| table.uuid == uuid).ok_or_else(damaged)?;
+        Ok(Some(table).filter(|table| table.epoch >= epoch))
+    }
+
+    /// Replaces the file; durable when this returns.
+    pub fn store(&self, dir: &Path) -> io::Result<()> {
+        let path = path(dir, self.uuid);
+        let aside = path.with_extension("samples-new");
+        match fs::remove_file(&aside) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&aside)?;
+        file.write_all(self.print().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&aside, &path)?;
+        File::open(dir)?.sync_all()
+    }
+
+    /// Takes the file away, where it cannot be replaced; durable when this returns.
+    pub fn remove(&self, dir: &Path) -> io::Result<()> {
+        fs::remove_file(path(dir, self.uuid))?;
+        File::open(dir)?.sync_all()
+    }
+
+    /// The samples of a volume.
+    pub fn of(&self, id: VolumeId) -> &[Sample] {
+        self.volumes.iter().find(|(one, _)| *one == id).map_or(&[], |(_, samples)| samples)
+    }
+
+    fn print(&self) -> String {
+        let uuid = u128::from_be_bytes(self.uuid);
+        let mut text = format!("{HEADING}\npool {uuid:032x}\nepoch {}\n", self.epoch);
+        for (id, samples) in &self.volumes {
+            text += &format!("volume {}\n", id.0);
+            for Sample { range, crc } in samples {
+                let crc = crc.map_or_else(|| "-".to_owned(), |crc| format!("{crc:08x}"));
+                text += &format!("{} {} {crc}\n", range.offset, range.len);
+            }
+        }
+        let sum = crc32c(text.as_bytes());
+        text + &format!("end {sum:08x}\n")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let end = text.rfind("end ")?;
+        let sum = text[end..].strip_prefix("end ")?.strip_suffix('\n')?;
+        if u32::from_str_radix(sum, 16).ok()? != crc32c(&text.as_bytes()[..end]) {
+            return None;
+        }
+        let mut lines = text[..end].lines();
+        if lines.next()? != HEADING {
+            return None;
+        }
+        let uuid = u128::from_str_radix(lines.next()?.strip_prefix("pool ")?, 16).ok()?;
+        let epoch = lines.next()?.strip_prefix("epoch ")?.parse().ok()?;
+        let mut volumes: Vec<(VolumeId, Vec<Sample>)> = Vec::new();
+        for line in lines {
+            if let Some(id) = line.strip_prefix("volume ") {
+                volumes.push((VolumeId(id.parse().ok()?), Vec::new()));
+                continue;
+            }
+            let mut words = line.split(' ');
+            let range =
+                ByteRange::checked(words.next()?.parse().ok()?, words.next()?.parse().ok()?)?;
+            let crc = match words.next()? {
+                "-" => None,
+                crc => Some(u32::from_str_radix(crc, 16).ok()?),
+            };
+            volumes.last_mut()?.1.push(Sample { range, crc });
+        }
+        Some(Self { uuid: uuid.to_be_bytes(), epoch, volumes })
+    }
+}
+
+fn path(dir: &Path, uuid: [u8; 16]) -> PathBuf {
+    dir.join(format!("{:032x}.samples", u128::from_be_bytes(uuid)))
+}
+
+/// Compares a primary with what is on record of it; nothing when nothing is.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option<Compared>> {
+    let size = primary.info().size;
+    let known: Vec<&Sample> =
+        samples.iter().filter(|one| one.crc.is_some() && one.range.end() <= size).collect();
+    if known.is_empty() {
+        return Ok(None);
+    }
+    let ranges: Vec<ByteRange> = known.iter().map(|one| one.range).collect();
+    let found = open(primary)?.read_many(&ranges)?;
+    let differs = known.iter().zip(&found).find(|(one, now)| one.crc != Some(crc32c(now)));
+    let blank = found.iter().all(|now| now.iter().all(|&byte| byte == found[0][0]));
+    Ok(Some(Compared { changed: differs.map(|(one, _)| one.range.offset), blank }))
+}
+
+/// Samples of a primary as it is now, made durable first.
+///
+/// # Errors
+/// When it cannot be flushed or read.
+pub fn take(primary: &dyn BlockDevice) -> IoResult<Vec<Sample>> {
+    let places = places(primary.info().size);
+    let mut queue = open(primary)?;
+    if !primary.info().read_only {
+        queue.flush()?;
+    }
+    let found = queue.read_many(&places)?;
+    let sample =
+        |(range, now): (ByteRange, &forebay_block::IoBuf)| Sample { range, crc: Some(crc32c(now)) };
+    Ok(places.into_iter().zip(&found).map(sample).collect())
+}
+
+/// The places of a primary that cannot be sampled now.
+pub fn unknown(primary: &dyn BlockDevice) -> Vec<Sample> {
+    let places = places(primary.info().size);
+    places.into_iter().map(|range| Sample { range, crc: None }).collect()
+}
+
+fn open(primary: &dyn BlockDevice) -> IoResult<Blocking> {
+    Blocking::open(primary).map_err(|error| {
+        forebay_block::IoError::with_source(forebay_block::ErrorKind::DeviceGone, error)
+    })
+}
+
+/// Where the samples of a primary of `size` bytes are: where file systems, partition tables,
+/// volume managers and databases note that they changed something, and evenly between.
+pub fn places(size: u64) -> Vec<ByteRange> {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    // First byte, end, and bytes of each sample.
+    let mut wanted = vec![
+        // Partition tables, superblocks of ext4, XFS, swap; LVM's label and its metadata; first
+        // pages of databases.
+        (0, 64 * KIB, 4 * KIB),
+        // Btrfs's superblock, then the rest of where ZFS writes its uberblocks in turn.
+        (64 * KIB, 68 * KIB, 4 * KIB),
+        (68 * KIB, 128 * KIB, 60 * KIB),
+        (128 * KIB, 256 * KIB, 32 * KIB),
+        // The same of a first partition, which begins here.
+        (MIB, MIB + 4 * KIB, 4 * KIB),
+        (MIB + 4 * KIB, MIB + 64 * KIB, 60 * KIB),
+        (MIB + 64 * KIB, MIB + 68 * KIB, 4 * KIB),
+    ];
+    // The second partition table, superblocks of md, ZFS's last two labels.
+    if let Some(tail) = (size / (4 * KIB) * (4 * KIB)).checked_sub(512 * KIB) {
+        wanted.push((tail, tail + 448 * KIB, 64 * KIB));
+        wanted.push((tail + 448 * KIB, size, 4 * KIB));
+    }
+    let mut all = Vec::new();
+    for (from, to, step) in wanted {
+        let mut at = from;
+        while at < to.min(size) {
+            all.push(ByteRange::new(at, step.min(size - at)));
+            at += step;
+        }
+    }
+    const EVENLY: u64 = 32;
+    let block = size / EVENLY / (4 * KIB) * (4 * KIB);
+    all.extend((0..EVENLY).map(|i| ByteRange::new(i * block, (4 * KIB).min(size))));
+    all.sort_by_key(|range| range.offset);
+    let mut end = 0;
+    all.retain(|range| {
+        let apart = range.offset >= end && !range.is_empty();
+        end = if apart { range.end() } else { end };
+        apart
+    });
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_device::MemoryDevice;
+
+    use super::*;
+
+    #[test]
+    fn places_are_apart_and_on_the_device() {
+        for size in [512, 4096, 4608, 60 << 10, 1 << 20, (64 << 20) + 512, 1 << 40] {
+            let places = places(size);
+            assert!(places.is_sorted_by(|a, b| a.end() <= b.offset), "{size}");
+            assert_eq!(places[0].offset, 0, "{size}");
+            assert!(places.iter().all(|one| !one.is_empty() && one.end() <= size), "{size}");
+            assert!(places.len() <= 100, "{size}: {}", places.len());
+            assert!(size < 1 << 20 || places.last().map(ByteRange::end) == Some(size), "{size}");
+        }
+    }
+
+    #[test]
+    fn what_is_stored_is_loaded_and_damage_is_seen() {
+        let dir = std::env::temp_dir().join(format!("forebay-samples-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a directory can be made");
+        let device = MemoryDevice::new(1 << 20);
+        let mut samples = take(&device).expect("memory can be read");
+        samples[1].crc = None;
+        let uuid = *b"0123456789abcdef";
+        let volumes = vec![(VolumeId(3), samples), (VolumeId(5), unknown(&device))];
+        let table = Table { uuid, epoch: 7, volumes };
+        assert_eq!(Table::load(&dir, uuid, 7).expect("there is none"), None);
+        for _ in 0..2 {
+            table.store(&dir).expect("it can be stored");
+        }
+        assert_eq!(Table::load(&dir, uuid, 7).expect("it is there"), Some(table.clone()));
+        assert_eq!(Table::load(&dir, uuid, 8).expect("it is there"), None, "of an earlier start");
+        let text = fs::read_to_string(path(&dir, uuid)).expect("it is there");
+        for cut in 0..text.len() {
+            fs::write(path(&dir, uuid), &text[..cut]).expect("it can be cut");
+            assert!(Table::load(&dir, uuid, 7).is_err(), "cut at {cut}");
+        }
+        table.remove(&dir).expect("it can be removed");
+        assert_eq!(Table::load(&dir, uuid, 7).expect("there is none"), None);
+        fs::remove_dir_all(&dir).expect("it is ours");
+    }
+
+    #[test]
+    fn the_first_sample_that_differs_is_told() {
+        let device = MemoryDevice::new(1 << 20);
+        let samples = take(&device).expect("memory can be read");
+        let compared = |samples: &[Sample]| compare(&device, samples).expect("it can be read");
+        assert_eq!(compared(&samples), Some(Compared { changed: None, blank: true }));
+        assert_eq!(compared(&unknown(&device)), None);
+        let mut queue = Blocking::open(&device).expect("memory can be opened");
+        queue.write(8192, forebay_block::IoBuf::copy_of(&[1; 512])).expect("it can be written");
+        assert_eq!(compared(&samples), Some(Compared { changed: Some(8192), blank: false }));
+        let mut void = samples.clone();
+        void[2].crc = None;
+        assert_eq!(compared(&void).and_then(|found| found.changed), None, "ours to change");
+    }
+}
