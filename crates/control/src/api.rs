@@ -241,7 +241,7 @@ pub struct VolumeSettings {
     /// `fifo`, `lru` or `frequency`; of all the volumes that share the cache.
     #[serde(default)]
     pub eviction: Option<String>,
-    /// `independent` or `rewrite`; of all the volumes that share the cache.
+    /// `independent`, `rewrite` or `similar`; of all the volumes that share the cache.
     #[serde(default)]
     pub content: Option<String>,
 }

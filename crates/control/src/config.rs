@@ -18,6 +18,9 @@ use crate::units::{Percent, Size, Time};
 
 /// Clients at once that can be configured.
 pub const CLIENTS_MAX: u32 = 4096;
+/// Where the host remembers the state of its caches, unless configured otherwise: the unit's
+/// `StateDirectory=`.
+pub const STATE_DIR: &str = "/var/lib/forebay";
 /// Bytes in the longest configuration file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The smallest sequential threshold: below it every request would be a stream.
@@ -91,7 +94,7 @@ impl CacheConfig {
 }
 
 fn default_state_dir() -> PathBuf {
-    PathBuf::from("/var/lib/forebay")
+    PathBuf::from(STATE_DIR)
 }
 
 fn default_dirty_limit() -> Percent {
@@ -476,7 +479,7 @@ impl Config {
         }
         if server.nbd.is_empty() && server.fuse.is_none() {
             let hint = "name at least one, as in nbd = [\"unix:/run/forebay/nbd.sock\"], or a \
-                        directory, as in fuse = \"/run/forebay/volumes\"";
+                        directory, as in fuse = \"/mnt/forebay\"";
             return Err(invalid("server.nbd", "no endpoint for clients", hint));
         }
         if server.fuse.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {

@@ -482,8 +482,35 @@ async fn metrics(State(shared): State<Shared>) -> Answer<impl IntoResponse> {
 
 /// This description.
 #[utoipa::path(get, path = "/openapi.json", responses((status = 200)))]
-async fn description() -> impl IntoResponse {
-    Json(Description::openapi())
+async fn description() -> Answer<impl IntoResponse> {
+    let unreadable = |error: serde_json::Error| {
+        let kind = ControlErrorKind::Unavailable;
+        ControlError::new(kind, error.to_string(), "report it")
+    };
+    let mut api = serde_json::to_value(Description::openapi()).map_err(unreadable)?;
+    describe_responses(&mut api);
+    Ok(Json(api))
+}
+
+/// Says of every response what its status means: the specification requires it.
+fn describe_responses(api: &mut serde_json::Value) {
+    let items = api["paths"].as_object_mut().into_iter().flat_map(|paths| paths.values_mut());
+    let operations = items.filter_map(|item| item.as_object_mut()).flat_map(|o| o.values_mut());
+    let responses = operations.filter_map(|operation| operation.get_mut("responses"));
+    let responses = responses.filter_map(|responses| responses.as_object_mut());
+    for (status, response) in responses.flatten() {
+        let meaning = match status.as_str() {
+            "200" => "Done; what is asked for is in the body.",
+            "201" => "It was begun.",
+            "202" => "It is being done.",
+            "400" => "Something in the request cannot be used.",
+            "404" => "There is no such thing.",
+            "409" => "It cannot be done now.",
+            "503" => "The server cannot answer: it is starting, stopping, or stuck.",
+            _ => "See the body.",
+        };
+        response["description"] = meaning.into();
+    }
 }
 
 async fn no_route(uri: axum::http::Uri) -> Refusal {

@@ -2,7 +2,7 @@
 //! replaced but a living one is not.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -28,16 +28,35 @@ pub enum SocketError {
     },
 }
 
-/// Where the socket is when nobody says: in the user's runtime directory, or in the system's.
+/// The directory of the system's server: the unit's `RuntimeDirectory=`.
+const SYSTEM_DIRECTORY: &str = "/run/forebay";
+
+/// Where the socket is when nobody says: the same for root's service and root's login, whatever
+/// the environment; for others in their runtime directory, if they have one.
 #[must_use]
 pub fn default_socket() -> PathBuf {
     let directory = std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty());
-    directory.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("forebay.sock")
+    default_for(rustix::process::geteuid().is_root(), directory.map(PathBuf::from))
+}
+
+fn default_for(is_root: bool, runtime_directory: Option<PathBuf>) -> PathBuf {
+    let own = runtime_directory.filter(|_| !is_root);
+    own.unwrap_or_else(|| PathBuf::from(SYSTEM_DIRECTORY)).join("forebay.sock")
+}
+
+/// Makes the directory of the default socket, where no unit has made it.
+fn make_directory(path: &Path) -> io::Result<()> {
+    let directory = Path::new(SYSTEM_DIRECTORY);
+    if path.parent() != Some(directory) || directory.exists() {
+        return Ok(());
+    }
+    std::fs::DirBuilder::new().mode(0o755).create(directory)
 }
 
 /// Listens at `path`.
 pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
+    make_directory(path).map_err(failed)?;
     clear(path)?;
     // Until its permissions are set the umask alone decides who may connect. So the socket is
     // made beside its place, and linked there when it is private; a link replaces nothing.
@@ -76,6 +95,24 @@ fn clear(path: &Path) -> Result<(), SocketError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn service_and_login_of_root_agree_with_the_unit() {
+        let login = Some(PathBuf::from("/run/user/0"));
+        let service = default_for(true, None);
+        assert_eq!(default_for(true, login), service);
+        let user = Some(PathBuf::from("/run/user/7"));
+        assert_eq!(default_for(false, user), PathBuf::from("/run/user/7/forebay.sock"));
+        let unit = include_str!("../../../contrib/forebay.service");
+        let setting = |name: &str| {
+            let found = unit.lines().find_map(|line| line.strip_prefix(name));
+            PathBuf::from(found.expect("the unit has it"))
+        };
+        let runtime = Path::new("/run").join(setting("RuntimeDirectory="));
+        assert_eq!(service.parent(), Some(&*runtime), "ProtectSystem= leaves only this writable");
+        let state = Path::new("/var/lib").join(setting("StateDirectory="));
+        assert_eq!(crate::config::STATE_DIR, state.to_str().expect("it is text"));
+    }
 
     #[test]
     fn a_dead_socket_is_replaced_and_a_living_one_is_not() {

@@ -354,6 +354,16 @@ fn the_description_lists_every_route() {
         "/v1/volumes/{name}/trace",
     ];
     assert_eq!(paths.into_iter().collect::<Vec<_>>(), known);
+    let items = openapi["paths"].as_object().expect("paths").values();
+    let mut responses = 0;
+    for operation in items.flat_map(|item| item.as_object().expect("operations").values()) {
+        for (status, response) in operation["responses"].as_object().expect("responses") {
+            let said = response["description"].as_str().unwrap_or_default();
+            assert!(!said.is_empty(), "{status} of {operation} has no description");
+            responses += 1;
+        }
+    }
+    assert!(responses >= 28, "{responses}");
     let status = &openapi["components"]["schemas"]["PoolStatus"]["properties"];
     assert!(status["cache"].is_object(), "{openapi}");
 }

@@ -18,7 +18,7 @@ use crate::trace::args::TraceCommand;
 
 /// An SSD cache in front of slow storage, served to NBD clients.
 #[derive(Parser, Debug)]
-#[command(name = "forebay", version, about, max_term_width = 100)]
+#[command(name = "forebay", version, max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -30,11 +30,11 @@ pub enum Command {
     /// Put a cache in front of one or more primaries and serve them
     ///
     /// Prints one line `ready` and the endpoints when clients may connect. SIGTERM or SIGINT stop
-    /// it in order.
+    /// it in order; SIGHUP is ignored.
     #[command(after_help = "Examples:\n  \
-        forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/nbd.sock\n  \
+        forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/forebay/nbd.sock\n  \
         forebay serve --primary disk.img --cache cache.img,size=1GiB --nbd tcp:127.0.0.1:10809\n  \
-        forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --fuse /run/forebay\n  \
+        forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --fuse /mnt/forebay\n  \
         forebay serve --config /etc/forebay.toml")]
     Serve(Box<ServeArgs>),
     /// Show what is served, how much is cached and what is at risk
@@ -180,7 +180,8 @@ pub struct ServeFlags {
     /// Where the host remembers the state of the cache [default: /var/lib/forebay]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The control socket [default: $XDG_RUNTIME_DIR/forebay.sock or /run/forebay.sock]
+    /// The control socket [default: /run/forebay/forebay.sock; if not
+    /// root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// Clients at once [default: 128]
@@ -310,7 +311,8 @@ impl FromStr for CacheFlag {
 /// Which server a command talks to.
 #[derive(Args, Debug, Clone)]
 pub struct Daemon {
-    /// The server's control socket [default: $XDG_RUNTIME_DIR/forebay.sock or /run/forebay.sock]
+    /// The server's control socket [default: /run/forebay/forebay.sock; if not
+    /// root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use forebay_block::{BufPool, Session};
 use forebay_control::config::{Config, Listen, TlsPolicy};
+use forebay_control::units::Size;
 use forebay_control::{
     ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
 use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
 use forebay_runtime::{Address, Listener, Pool, Stopped};
+use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -44,7 +46,8 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     runtime.block_on(serving.until_stopped(&mut signals))
 }
 
-/// The signals that stop a server.
+/// The signals that a server hears. SIGHUP does not stop it: it comes from a closed terminal, from
+/// `systemctl reload`, from the rotation of logs.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -58,12 +61,17 @@ impl Signals {
         Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())? })
     }
 
-    /// The name of the next one.
+    /// The name of the next one that stops it.
     async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
-            _ = self.hangup.recv() => "SIGHUP",
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => tracing::warn!(
+                    "SIGHUP is ignored: the configuration is not read again while serving; change \
+                     settings with forebay set, or restart"
+                ),
+            }
         }
     }
 }
@@ -83,14 +91,16 @@ impl Serving {
     fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
         // What can be found wrong without touching a device is found first.
         let tls = tls(config)?;
-        let listeners = listeners(&config.server.nbd)?;
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let socket = ControlSocket::bind(&socket)?;
+        let listeners = listeners(&config.server.nbd)?;
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> =
             listeners.iter().map(|listener| listener.address().to_string()).collect();
         let place = config.server.fuse.as_deref().map(fuse::prepare).transpose()?;
+        log_settings(config);
         let (cache, mut plan) = cache::open(args, config)?;
+        log_volumes(config, &plan.registry);
         plan.fuse = place.is_some();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let server = NbdServer::new(plan.registry.exports(), tls, Limits::default(), buffers)?;
@@ -164,6 +174,35 @@ impl Serving {
         // The last thing to go is what `forebay stop` waits for.
         drop(self.control);
         closed
+    }
+}
+
+/// The settings that this start was given.
+fn log_settings(config: &Config) {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        cache = %config.cache.path.display(),
+        state = %config.cache.state_dir.display(),
+        ram = %config.memory.ram,
+        eviction = config.cache.eviction.name(),
+        content = config.cache.content.name(),
+        compress = config.cache.compress,
+        write_cache_depth_seconds = config.cache.write_cache_depth.0.as_secs_f64(),
+        max_clients = config.server.max_clients,
+        "starting"
+    );
+}
+
+fn log_volumes(config: &Config, registry: &Registry) {
+    for (configured, volume) in config.volumes.iter().zip(registry.volumes()) {
+        tracing::info!(
+            volume = %volume.name,
+            primary = %configured.primary,
+            size = %Size(volume.info.size),
+            mode = configured.mode.name(),
+            read_only = volume.read_only,
+            "volume"
+        );
     }
 }
 

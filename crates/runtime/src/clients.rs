@@ -92,6 +92,7 @@ pub struct Arrival {
     /// The thread that serves it.
     pub thread: usize,
     socket: OwnedFd,
+    peer: String,
     factory: Arc<dyn SessionFactory>,
 }
 
@@ -112,6 +113,35 @@ pub struct Clients {
     handshake: Option<Instant>,
     /// Nobody is taken any more.
     shut: bool,
+    chatter: Chatter,
+}
+
+/// Keeps clients that come and go all the time from filling the log.
+#[derive(Default)]
+struct Chatter {
+    since: Instant,
+    lines: u32,
+    more: u64,
+}
+
+/// Lines about clients that a thread writes in [`CHATTER_TIME`]; the others are counted.
+const CHATTER_LINES: u32 = 20;
+const CHATTER_TIME: Duration = Duration::from_secs(10);
+
+impl Chatter {
+    /// Whether another line may be written.
+    fn may_say(&mut self, now: Instant) -> bool {
+        if now.since(self.since) >= CHATTER_TIME {
+            if self.more > 0 {
+                tracing::info!(more = self.more, "clients came and went unlogged");
+            }
+            *self = Self { since: now, ..Self::default() };
+        }
+        self.lines += 1;
+        let quiet = self.lines <= CHATTER_LINES;
+        self.more += u64::from(!quiet);
+        quiet
+    }
 }
 
 struct Listening {
@@ -152,6 +182,7 @@ impl Clients {
             patience,
             handshake: None,
             shut: false,
+            chatter: Chatter::default(),
         }
     }
 
@@ -207,7 +238,11 @@ impl Clients {
                 return self.counts.release(self.thread);
             }
         };
-        let connection = Connection::new(arrival.factory.session(), file, now);
+        let mut connection = Connection::new(arrival.factory.session(), file, now);
+        connection.peer = arrival.peer;
+        if self.chatter.may_say(now) {
+            tracing::info!(peer = %connection.peer, "client connected");
+        }
         let at = self.table.insert(connection);
         self.handshake.get_or_insert(now + self.patience);
         self.touch(at);
@@ -255,7 +290,8 @@ impl Clients {
             return;
         };
         let factory = Arc::clone(&listening.factory);
-        arrivals.push(Arrival { thread, socket, factory });
+        let peer = listening.socket.peer_of(socket.as_fd());
+        arrivals.push(Arrival { thread, socket, peer, factory });
     }
 
     /// Marks a connection to be looked after at the end of the turn.
@@ -329,6 +365,11 @@ impl Clients {
             connection.touched = keep;
             at_once |= next == Next::Feed;
             if next == Next::Drop {
+                if self.chatter.may_say(now) {
+                    let (received, sent) = connection.bytes;
+                    let seconds = now.since(connection.accepted).as_secs_f64();
+                    tracing::info!(peer = %connection.peer, seconds, received, sent, "client gone");
+                }
                 self.table.remove(at);
                 self.counts.release(self.thread);
             }

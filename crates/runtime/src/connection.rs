@@ -63,6 +63,10 @@ pub struct Connection {
     pub parked: VecDeque<(Endpoint, Io)>,
     /// When it was accepted.
     pub accepted: Instant,
+    /// Who it is, for the log.
+    pub peer: String,
+    /// Bytes that came, and that went.
+    pub bytes: (u64, u64),
     /// Whether it is in the list of those to look after at the end of the turn.
     pub touched: bool,
 }
@@ -87,6 +91,8 @@ impl Connection {
             ended: false,
             parked: VecDeque::new(),
             accepted: now,
+            peer: String::new(),
+            bytes: (0, 0),
             touched: false,
         }
     }
@@ -103,6 +109,7 @@ impl Connection {
                 match done.result {
                     Ok(count) if count > 0 => {
                         self.end += count;
+                        self.bytes.0 += count as u64;
                         self.hungry = false;
                     }
                     _ => self.end_input(),
@@ -119,6 +126,7 @@ impl Connection {
             self.close();
             return self.end_input();
         };
+        self.bytes.1 += count as u64;
         if count < bytes.len() {
             bytes.drain(..count);
             bytes.append(&mut self.out.bytes);

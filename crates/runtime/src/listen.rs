@@ -7,7 +7,7 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -101,6 +101,32 @@ impl Listener {
             rustix::net::sockopt::set_socket_keepalive(connection, true)?;
         }
         Ok(())
+    }
+
+    /// Who is at the other end of an accepted connection, for the log.
+    #[must_use]
+    pub fn peer_of(&self, connection: BorrowedFd<'_>) -> String {
+        let unknown = || "unknown".to_owned();
+        match &self.address {
+            Address::Tcp(_) => {
+                let peer = connection.try_clone_to_owned();
+                let peer = peer.and_then(|socket| TcpStream::from(socket).peer_addr());
+                peer.map_or_else(|_| unknown(), |peer| peer.to_string())
+            }
+            Address::Unix { .. } => {
+                let peer = rustix::net::sockopt::socket_peercred(connection);
+                peer.map_or_else(
+                    |_| unknown(),
+                    |peer| {
+                        format!(
+                            "process {} of user {}",
+                            peer.pid.as_raw_nonzero(),
+                            peer.uid.as_raw()
+                        )
+                    },
+                )
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Shared;
 use super::handshake::Connection;
@@ -12,6 +12,9 @@ use crate::ring::Waker;
 const PAUSE_LEAST: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// How often it is said that there is no connection yet.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// An attempt under way. Dropping it ends the thread at its next pause.
 pub(super) struct Reconnect {
@@ -62,13 +65,29 @@ impl State {
 
     fn run(&self, shared: &Shared, waker: &Waker) {
         let mut pause = PAUSE_LEAST;
+        let (began, primary) = (Instant::now(), &shared.info.identity);
+        let mut said: Option<Instant> = None;
+        tracing::warn!(%primary, "the connection to the NBD server broke; connecting again");
         loop {
             if self.lock().unwanted {
                 return;
             }
-            if let Ok(connection) = shared.connect_again() {
-                self.lock().connection = Some(connection);
-                return waker.wake();
+            match shared.connect_again() {
+                Ok(connection) => {
+                    let seconds = began.elapsed().as_secs_f64();
+                    tracing::info!(%primary, seconds, "connected to the NBD server again");
+                    self.lock().connection = Some(connection);
+                    return waker.wake();
+                }
+                Err(error) if said.is_none_or(|at| at.elapsed() >= SAY_AGAIN) => {
+                    said = Some(Instant::now());
+                    let seconds = began.elapsed().as_secs_f64();
+                    tracing::warn!(
+                        %primary, seconds, %error,
+                        "no connection to the NBD server; it is tried until there is one"
+                    );
+                }
+                Err(_) => {}
             }
             let outcome = self.lock();
             let waited = self.unwanted.wait_timeout_while(outcome, pause, |o| !o.unwanted);
