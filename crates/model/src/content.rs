@@ -9,6 +9,9 @@ use std::rc::Rc;
 
 use forebay_block::{SECTOR_SIZE, VolumeId};
 
+/// The last of every so many writes is like every other such write.
+pub const ALIKE_EVERY: u64 = 8;
+const ALIKE: u64 = ALIKE_EVERY - 1;
 const MAGIC: u32 = 0x6d61_7277;
 const STAMP_BYTES: usize = 24;
 /// Eight times five bits, and eight times the bits that make a letter of them.
@@ -106,8 +109,8 @@ fn stamp(volume: VolumeId, sector: u64, id: u64, out: &mut [u8]) {
     match id % 4 {
         kind @ (0 | 3) => {
             // Of one letter in two, many blocks have the same.
-            let seed = match id % 8 {
-                7 => sector % 8,
+            let seed = match id % ALIKE_EVERY {
+                ALIKE => sector % 8,
                 _ => (id << 24) ^ (sector << 8) ^ u64::from(volume.0),
             };
             let mut word = seed ^ 0x9e37_79b9_7f4a_7c15;

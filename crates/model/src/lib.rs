@@ -20,7 +20,7 @@ use std::fmt;
 
 use forebay_block::{BLOCK_SIZE, ByteRange, SECTOR_SIZE, VolumeId};
 
-pub use content::{Content, describe};
+pub use content::{ALIKE_EVERY, Content, describe};
 use sector::{Effect, Entry, Found, IN_FLIGHT, Sector};
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
@@ -48,9 +48,24 @@ pub enum Change {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Token(u64);
 
+/// How what was found is wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wrong {
+    /// No write put it there, as far as can be told.
+    Foreign,
+    /// It was written there once, and something newer had to be there.
+    Stale,
+    /// The same, and something newer was durable before the last crash.
+    Lost,
+    /// The sectors of a block are of two times.
+    Mixed,
+}
+
 /// A client saw, or would see, what it must not.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
+    /// In which way.
+    pub wrong: Wrong,
     /// Where.
     pub volume: VolumeId,
     /// First sector that is wrong.
@@ -316,8 +331,26 @@ impl Model {
         sector.recognise(self.volume, n as u64, at, (from, bytes)).ok_or_else(|| {
             let allowed: Vec<String> = sector.allowed(at).map(|(_, c)| c.to_string()).collect();
             let what = format!("found {}; allowed: {}", describe(bytes), allowed.join(", "));
-            Violation { volume: self.volume, sector: n as u64, what }
+            let wrong = self.wrong(n, at, (from, bytes));
+            Violation { wrong, volume: self.volume, sector: n as u64, what }
         })
+    }
+
+    /// How `bytes`, which a read submitted at `at` must not find, are wrong.
+    fn wrong(&self, n: usize, at: u64, (from, bytes): (usize, &[u8])) -> Wrong {
+        let sector = &self.sectors[n];
+        let kept = |e: &Entry| e.content.matches(self.volume, n as u64, from, bytes);
+        let part = bytes.len() < SECTOR_SIZE;
+        let once = sector.entries.iter().any(kept)
+            || (!part && content::is_of(self.volume, n as u64, bytes));
+        let firm = |e: &Entry| {
+            e.effect == Effect::Certain && e.durable && e.end <= self.crashed_at && e.end < at
+        };
+        match once {
+            false => Wrong::Foreign,
+            true if sector.entries.iter().any(firm) => Wrong::Lost,
+            true => Wrong::Stale,
+        }
     }
 
     /// Power fails, or the process dies: what was in flight never ends, and what was not durable
@@ -356,7 +389,8 @@ impl Model {
             let sector = first + i as u64;
             if !content::is_of(self.volume, sector, bytes) {
                 let what = format!("found {}, never written here", describe(bytes));
-                return Err(Violation { volume: self.volume, sector, what });
+                let wrong = Wrong::Foreign;
+                return Err(Violation { wrong, volume: self.volume, sector, what });
             }
         }
         Ok(())
@@ -397,7 +431,8 @@ impl Model {
                         missed.id, newer.id
                     );
                     let sector = (first + old) as u64;
-                    return Err(Violation { volume: self.volume, sector, what });
+                    let wrong = Wrong::Mixed;
+                    return Err(Violation { wrong, volume: self.volume, sector, what });
                 }
             }
         }

@@ -14,6 +14,7 @@ use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
 
+use crate::failure::Kind;
 use crate::pages::Pages;
 use crate::server::{Server, Start};
 use crate::world::{Failure, World};
@@ -281,7 +282,7 @@ impl World {
     /// A failure if a device that was set back was taken.
     pub(crate) fn check_stale(&self) -> Result<(), Failure> {
         if self.pool.stale {
-            return Err(self.fail("an older copy of the cache device was not refused"));
+            return Err(self.fail(Kind::Taken, "an older copy of the cache device was not refused"));
         }
         Ok(())
     }

@@ -1,11 +1,17 @@
 //! The clients: they submit requests, and compare every answer with the model.
 
 use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoFlags, IoOp, IoTag, SECTOR_SIZE};
-use forebay_model::{Change, Model, Token, Violation};
+use forebay_engine::ContentLocality;
+use forebay_model::{ALIKE_EVERY, Change, Model, Token, Violation};
 use forebay_volume::Done;
 
+use crate::failure::Kind;
+use crate::rng::Rng;
 use crate::script::COPIED_MAX;
 use crate::world::{Failure, World};
+
+/// How many writes in a hundred are alike where that is to be found.
+const ALIKE_PERCENT: u64 = 60;
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +39,7 @@ impl World {
         fua: bool,
         again: Option<u8>,
     ) -> Result<(), Failure> {
-        let tag = self.next_tag;
-        self.next_tag += 1;
+        let tag = self.choose_tag(op);
         let copy = again.and_then(|which| self.copied(volume, range, usize::from(which)));
         let model = &mut self.models[volume];
         let (mut op, mut range) = (op, copy.map_or(range, |(_, range)| range));
@@ -78,12 +83,24 @@ impl World {
         let io = Io { tag: IoTag(tag), op, range, flags, client: None, buf };
         let mut done = Vec::new();
         let Some(server) = self.server.as_mut() else {
-            return Err(self.fail("no server to ask"));
+            return Err(self.fail(Kind::Misuse, "no server to ask"));
         };
         server.submit(self.now, tag, volume, io, &mut done);
         self.answers(done)?;
         self.wake();
         Ok(())
+    }
+
+    /// The number of a request, which says what a write holds. Where blocks are stored against
+    /// similar ones, clients write many that are alike.
+    fn choose_tag(&mut self, op: IoOp) -> u64 {
+        let mut tag = self.next_tag;
+        let alike = self.setup.content == ContentLocality::Similar && op == IoOp::Write;
+        if alike && Rng::new(self.setup.seed ^ tag << 8).percent(ALIKE_PERCENT) {
+            tag = tag / ALIKE_EVERY * ALIKE_EVERY + ALIKE_EVERY - 1;
+        }
+        self.next_tag = tag + 1;
+        tag
     }
 
     /// What a write that repeats an earlier one changes, and where; nothing when there is none to
@@ -103,7 +120,7 @@ impl World {
     pub(crate) fn answer(&mut self, done: Done) -> Result<(), Failure> {
         let tag = done.client.0;
         let Some(client) = self.clients.remove(&tag) else {
-            return Err(self.fail(format!("request {tag} is answered twice")));
+            return Err(self.fail(Kind::Misuse, format!("request {tag} is answered twice")));
         };
         let Client { volume, op, range, fua, token, copy, .. } = client;
         let completion = done.completion;
@@ -142,7 +159,7 @@ impl World {
             self.tally.failed += 1;
             if !(self.broken && self.setup.outcome().errors) {
                 let what = format!("{op:?} of {range} on volume {volume} failed: {error}");
-                return Err(self.fail(what));
+                return Err(self.fail(Kind::Error, what));
             }
         }
         Ok(())

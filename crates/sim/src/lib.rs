@@ -10,6 +10,7 @@ mod client;
 pub mod config;
 pub mod disk;
 pub mod errors;
+pub mod failure;
 mod forge;
 pub mod pages;
 pub mod planted;

@@ -8,7 +8,7 @@ use forebay_sim::config::Setup;
 use forebay_sim::errors;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{
-    Keep, Totals, catch, name_the_seed_in_panics, run_seed, run_seeds, shrink,
+    Keep, Totals, catch, name_the_seed_in_panics, proves, run_seed, run_seeds, shrink,
 };
 use forebay_sim::script::script;
 use forebay_sim::shard::real;
@@ -60,6 +60,9 @@ enum Command {
         /// Plant this bug.
         #[arg(long, value_parser = bug)]
         plant: Option<Bug>,
+        /// Fail only by the kind of wrong that the planted bug causes.
+        #[arg(long, requires = "plant")]
+        caught: bool,
     },
     /// Drop steps from a failing seed as long as it fails: forebay-sim shrink 42
     Shrink {
@@ -116,11 +119,11 @@ fn main() -> ExitCode {
             }
             totals.failures.is_empty()
         }
-        Command::Replay { seed, keep, quiet, script: show, plant } => {
+        Command::Replay { seed, keep, quiet, script: show, plant, caught } => {
             if show {
                 print_script(seed, &keep);
             }
-            replay(seed, &keep, plant, !quiet)
+            replay(seed, &keep, plant, (!quiet, caught))
         }
         Command::Shrink { seed, keep } => match shrink(seed, &keep.unwrap_or_default()) {
             Ok(keep) => {
@@ -197,8 +200,10 @@ fn print_script(seed: u64, keep: &Keep) {
     }
 }
 
-fn replay(seed: u64, keep: &Keep, plant: Option<Bug>, verbose: bool) -> bool {
-    match run_seed(seed, keep, plant, verbose) {
+fn replay(seed: u64, keep: &Keep, plant: Option<Bug>, (verbose, caught): (bool, bool)) -> bool {
+    let result = run_seed(seed, keep, plant, verbose);
+    match result {
+        Err(failure) if caught && !plant.is_some_and(|bug| proves(bug, &failure)) => true,
         Ok(report) => {
             println!("seed {seed} holds; trace {:016x}; {:?}", report.hash, report.tally);
             true

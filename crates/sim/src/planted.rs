@@ -10,6 +10,7 @@ use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
 use forebay_engine::Target;
 
 use crate::disk::Slot;
+use crate::failure::Kind;
 use crate::forge::{self, Forger, Forgery};
 use crate::rng::Rng;
 
@@ -79,6 +80,28 @@ impl Bug {
         Self::FooterSkipped,
         Self::TornRecordAccepted,
     ];
+
+    /// The kind of wrong that it causes, and by which it must be caught.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::CacheFlushSkipped
+            | Self::RecordAckedEarly
+            | Self::RecordTruncated
+            | Self::DirtyForgotten
+            | Self::InvalidationForgotten
+            | Self::DeltaForgotten
+            | Self::SimilarForgotten
+            | Self::DuplicateForgotten
+            | Self::CleanTooEarly
+            | Self::ReplayedBackwards => Kind::Lost,
+            Self::PrimaryFlushSkipped | Self::FuaIgnored => Kind::Alone,
+            Self::DestageAckedEarly | Self::DestageDropped | Self::StaleFill => Kind::Stale,
+            Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
+            // Reclaim takes the device for a failed one.
+            Self::FooterSkipped => Kind::Error,
+        }
+    }
 
     fn forgery(self) -> Option<Forgery> {
         match self {

@@ -10,6 +10,7 @@ use forebay_engine::{ContentLocality, Eviction, Health, State, Stats, Target, Tr
 use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::disk::{Fate, Fault, Rule};
+use crate::failure::Kind;
 use crate::pages::Pages;
 use crate::planted::Mischief;
 use crate::rng::Rng;
@@ -185,14 +186,16 @@ impl World {
         while self.server.is_some() && !enough(self) {
             if !self.advance()? {
                 let oldest = self.what_hangs();
-                return Err(self.fail(format!("stuck, waiting for {what}: {oldest}")));
+                return Err(self.fail(Kind::Stuck, format!("stuck, waiting for {what}: {oldest}")));
             }
             if self.now - since > PATIENCE && self.broken {
                 self.heal();
             }
             if self.now - since > ANSWER_MAX {
                 let oldest = self.what_hangs();
-                return Err(self.fail(format!("too slow, waiting for {what}: {oldest}")));
+                return Err(
+                    self.fail(Kind::Stuck, format!("too slow, waiting for {what}: {oldest}"))
+                );
             }
             since = since.min(self.now);
         }
@@ -247,7 +250,11 @@ impl World {
         let refused = self.refusal().is_some_and(|why| why.contains("is blank"));
         self.tally.refusals += u64::from(refused);
         self.shut();
-        if refused == known { Ok(()) } else { Err(self.fail("a blank cache device was taken")) }
+        if refused == known {
+            Ok(())
+        } else {
+            Err(self.fail(Kind::Taken, "a blank cache device was taken"))
+        }
     }
 
     /// Waits until the server serves; recovery is cut off after each of `cuts` events. False when
@@ -274,7 +281,7 @@ impl World {
                 }
                 let outcome = self.setup.outcome();
                 if !outcome.refusal || !self.broken || healed {
-                    return Err(self.fail(format!("the start was refused: {why}")));
+                    return Err(self.fail(Kind::Refused, format!("the start was refused: {why}")));
                 }
                 self.shut();
                 if !outcome.crashes {
@@ -295,10 +302,10 @@ impl World {
             }
             left = left.map(|n| n - 1);
             if !self.event()? {
-                return Err(self.fail("recovery is stuck"));
+                return Err(self.fail(Kind::Stuck, "recovery is stuck"));
             }
             if self.now - since > ANSWER_MAX {
-                return Err(self.fail("recovery does not end"));
+                return Err(self.fail(Kind::Stuck, "recovery does not end"));
             }
         }
     }
@@ -527,21 +534,21 @@ impl World {
             let sum = s.hits + s.partial_hits + s.misses + s.bypasses;
             if s.lookups != sum {
                 let what = format!("shard {shard}: {} lookups, but {sum} outcomes", s.lookups);
-                return Err(self.fail(what));
+                return Err(self.fail(Kind::Counters, what));
             }
             if s.fenced_blocks > s.dirty_blocks {
                 let what = format!(
                     "shard {shard}: {} blocks fenced, but {} dirty",
                     s.fenced_blocks, s.dirty_blocks
                 );
-                return Err(self.fail(what));
+                return Err(self.fail(Kind::Counters, what));
             }
             if s.dirty_blocks > s.cached_blocks {
                 let what = format!(
                     "shard {shard}: {} blocks dirty of {} cached",
                     s.dirty_blocks, s.cached_blocks
                 );
-                return Err(self.fail(what));
+                return Err(self.fail(Kind::Counters, what));
             }
             if s.associate_blocks > s.cached_blocks
                 || s.payload_bytes > (s.cached_blocks + s.associate_blocks) * 4096
@@ -550,7 +557,7 @@ impl World {
                     "shard {shard}: {} deltas and {} bytes of payload of {} blocks cached",
                     s.associate_blocks, s.payload_bytes, s.cached_blocks
                 );
-                return Err(self.fail(what));
+                return Err(self.fail(Kind::Counters, what));
             }
             let packed = s.lz4_blocks + s.zstd_blocks + s.similar_blocks;
             let whole = s.raw_blocks + packed + s.zero_blocks;
@@ -563,18 +570,22 @@ impl World {
                 || s.similar_tries < s.similar_written
                 || s.similar_searches < s.similar_tries
             {
-                return Err(self.fail(format!("shard {shard}: kinds do not add up: {s:?}")));
+                return Err(
+                    self.fail(Kind::Counters, format!("shard {shard}: kinds do not add up: {s:?}"))
+                );
             }
             if s.ram_compressed_blocks > s.ram_blocks
                 || s.ram_compressed_bytes > s.ram_bytes
                 || s.ram_bytes > self.setup.ram_bytes
                 || s.ram_compressed_blocks > s.ram_compression_tries
             {
-                return Err(self.fail(format!("shard {shard}: RAM does not add up: {s:?}")));
+                return Err(
+                    self.fail(Kind::Counters, format!("shard {shard}: RAM does not add up: {s:?}"))
+                );
             }
             if self.is_idle() && s.requests_in_flight != 0 {
                 let what = format!("shard {shard}: {} requests never end", s.requests_in_flight);
-                return Err(self.fail(what));
+                return Err(self.fail(Kind::Counters, what));
             }
         }
         Ok(())
@@ -607,7 +618,7 @@ impl World {
             let data = self.stored(volume, window);
             self.tally.checked += window.len;
             let verdict = self.models[volume].check(window.offset / 512, &data);
-            verdict.map_err(|v| self.fail(format!("on the primary alone: {v}")))?;
+            verdict.map_err(|v| self.fail(Kind::Alone, format!("on the primary alone: {v}")))?;
         }
         Ok(())
     }
@@ -619,7 +630,8 @@ impl World {
             for window in self.setup.volumes[volume].windows.clone() {
                 let data = self.stored(volume, window);
                 let verdict = self.models[volume].check_origin(window.offset / 512, &data);
-                verdict.map_err(|v| self.fail(format!("on the primary alone: {v}")))?;
+                verdict
+                    .map_err(|v| self.fail(Kind::Alone, format!("on the primary alone: {v}")))?;
             }
         }
         Ok(())

@@ -5,11 +5,12 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use crate::config::Setup;
+use crate::failure::{Failure, Kind};
 use crate::planted::{Bug, Mischief};
 use crate::run::{Options, Report, run};
 use crate::script::{Step, script};
 use crate::shard::real;
-use crate::world::{Failure, Tally};
+use crate::world::Tally;
 
 thread_local! {
     /// The seed that this thread runs, for the message of a panic.
@@ -189,13 +190,11 @@ pub fn shrink(seed: u64, keep: &Keep) -> Result<Keep, String> {
     Ok(Keep::from_numbers(&kept))
 }
 
-/// How a seed fails, in one word that stays the same while its script shrinks; nothing if it
-/// holds.
-fn failing(seed: u64, keep: &Keep) -> Result<Option<&'static str>, String> {
+/// How a seed fails, which stays the same while its script shrinks: nothing if it holds, no kind if
+/// the engine panics.
+fn failing(seed: u64, keep: &Keep) -> Result<Option<Option<Kind>>, String> {
     let text = replay(seed, &["--keep", &keep.to_string()])?;
-    let Some(text) = text else { return Ok(None) };
-    let known = ["alone", "mixed", "refused", "stuck", "too slow", "no end", "found", "failed:"];
-    Ok(Some(known.into_iter().find(|word| text.contains(word)).unwrap_or("panic")))
+    Ok(text.map(|text| Kind::ALL.into_iter().find(|kind| text.contains(&kind.to_string()))))
 }
 
 /// Replays a seed in a process of its own: what it printed, if it failed.
@@ -211,21 +210,28 @@ fn replay(seed: u64, more: &[&str]) -> Result<Option<String>, String> {
     Ok((!output.status.success()).then_some(text))
 }
 
-/// Looks for a seed below `end` that fails with this bug planted and holds without; says which
-/// and how.
+/// Looks for a seed below `end` that holds, and with this bug planted fails by the kind of wrong
+/// that the bug causes; says which and how.
 ///
 /// # Errors
 /// If no process can be started.
 pub fn catch(bug: Bug, end: u64) -> Result<Option<(u64, String)>, String> {
     for seed in 0..end {
-        if let Some(text) = replay(seed, &["--plant", &format!("{bug:?}")])?
+        let text = replay(seed, &["--plant", &format!("{bug:?}"), "--caught"])?;
+        if let Some(how) = text.filter(|text| !text.is_empty())
             && replay(seed, &[])?.is_none()
         {
-            let how = if text.is_empty() { "an assertion of the engine".into() } else { text };
             return Ok(Some((seed, how)));
         }
     }
     Ok(None)
+}
+
+/// Whether a failure proves that this bug is seen: it is of the bug's kind, and the clients had
+/// begun to work.
+#[must_use]
+pub fn proves(bug: Bug, failure: &Failure) -> bool {
+    failure.kind == bug.kind() && failure.step > 0
 }
 
 #[cfg(test)]

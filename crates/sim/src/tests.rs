@@ -4,6 +4,7 @@ use forebay_engine::Mode;
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
+use crate::failure::Kind;
 use crate::planted::Mischief;
 use crate::run::{Options, Report, run};
 use crate::script::script;
@@ -40,10 +41,12 @@ fn a_device_without_a_cache_is_found_to_be_sound() {
 fn lost_flushes_stale_reads_and_forgotten_requests_are_found() {
     let lost = first_failure(toy::no_flush).expect("found");
     assert!(lost.what.contains("found") && lost.what.contains("allowed"), "{lost}");
+    assert!(matches!(lost.kind, Kind::Lost | Kind::Alone), "{lost}");
     let stale = first_failure(toy::stale_reads).expect("found");
     assert!(stale.what.contains("found write"), "{stale}");
+    assert_eq!(stale.kind, Kind::Stale, "{stale}");
     let stuck = first_failure(toy::forgets).expect("found");
-    assert!(stuck.what.contains("stuck"), "{stuck}");
+    assert_eq!(stuck.kind, Kind::Stuck, "{stuck}");
 }
 
 #[test]

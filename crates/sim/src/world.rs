@@ -15,6 +15,8 @@ use crate::boot::Pool;
 use crate::client::Client;
 use crate::config::Setup;
 use crate::disk::{Fate, SimDisk, Slot};
+pub use crate::failure::Failure;
+use crate::failure::Kind;
 use crate::pages::Pages;
 use crate::planted::{Deed, Mischief};
 use crate::rng::Rng;
@@ -28,21 +30,6 @@ const TURN_DELAY: u64 = 5_000;
 const WITNESS_DELAY: u64 = 3_000_000;
 /// Events in a run at most: beyond that it runs in a circle.
 const EVENTS_MAX: u64 = 4_000_000;
-
-/// Why a run failed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
-    /// What was wrong.
-    pub what: String,
-    /// At which step of the script.
-    pub step: usize,
-}
-
-impl std::fmt::Display for Failure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "at step {}: {}", self.step, self.what)
-    }
-}
 
 /// What happened in a run.
 #[derive(Clone, Default, Debug)]
@@ -227,12 +214,12 @@ impl World {
     }
 
     /// A failure at this point of the run.
-    pub(crate) fn fail(&self, what: impl Into<String>) -> Failure {
-        Failure { what: what.into(), step: self.step }
+    pub(crate) fn fail(&self, kind: Kind, what: impl Into<String>) -> Failure {
+        Failure { kind, what: what.into(), step: self.step }
     }
 
     pub(crate) fn violated(&self, violation: &Violation) -> Failure {
-        self.fail(violation.to_string())
+        Failure::of_read(violation, self.step)
     }
 
     fn schedule(&mut self, at: u64, event: Event) {
@@ -301,7 +288,7 @@ impl World {
         self.now = at;
         self.tally.events += 1;
         if self.tally.events > EVENTS_MAX {
-            return Err(self.fail(format!("no end after {EVENTS_MAX} events")));
+            return Err(self.fail(Kind::Stuck, format!("no end after {EVENTS_MAX} events")));
         }
         match event {
             Event::Disk(target, slot, shard) => self.disk_event(target, slot, shard),
@@ -314,7 +301,7 @@ impl World {
             }
         }
         if let Some(misuse) = self.misuse.take() {
-            return Err(self.fail(misuse));
+            return Err(self.fail(Kind::Misuse, misuse));
         }
         self.wake();
         Ok(true)
@@ -354,16 +341,15 @@ impl World {
             let result = done.result.as_ref().map_or_else(|e| e.to_string(), |()| "ok".into());
             format!("shard {shard}: {target:?} {op:?} {range}: {result}")
         });
-        if shard == Self::ERRAND {
-            self.errand_done(&done);
-        } else {
-            self.deliver(shard, target, done);
-        }
+        self.deliver(shard, target, done);
     }
 
     fn deliver(&mut self, shard: usize, target: Target, done: Completion) {
         if shard == Self::GATE {
             return self.flush_ended(target, &done.result);
+        }
+        if shard == Self::ERRAND {
+            return self.errand_done(&done);
         }
         if let Some(server) = self.server.as_mut() {
             server.complete(shard, target, done);
@@ -376,7 +362,7 @@ impl World {
         let mut done = Vec::new();
         let Some(fx) = server.turn(shard, now, &mut done) else { return Ok(()) };
         if let Some(why) = self.server.as_mut().and_then(Server::unsaid) {
-            return Err(self.fail(why));
+            return Err(self.fail(Kind::Unsaid, why));
         }
         for target in self.server.as_mut().map(|server| server.told(shard)).unwrap_or_default() {
             self.gate(target).told(shard);
