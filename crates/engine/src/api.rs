@@ -164,6 +164,13 @@ impl Mode {
         Self::NAMES[self as usize].0
     }
 
+    /// Whether the primary alone is complete: it has what a write wrote when the write is answered,
+    /// and durably after a flush.
+    #[must_use]
+    pub fn is_complete(self) -> bool {
+        matches!(self, Self::WriteThrough | Self::WriteAround | Self::PassThrough)
+    }
+
     /// The mode of that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {

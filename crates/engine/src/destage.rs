@@ -18,7 +18,7 @@ use forebay_format::{EntryKind, SegmentSeq};
 use forebay_policy::DestageState;
 
 use crate::Engine;
-use crate::api::{Effects, Health, Mode, State, Target, Trust};
+use crate::api::{Effects, Health, State, Target, Trust};
 use crate::associate::AssociateOwner;
 use crate::event::Event;
 use crate::index::{Key, Place};
@@ -35,6 +35,8 @@ struct Version {
     seq: SegmentSeq,
     /// What a delta is against.
     base: Option<Place>,
+    /// A newer version has set out after this one was written: its destage answers for the block.
+    passed: bool,
 }
 
 /// Neighbouring dirty blocks on their way to the primary.
@@ -56,6 +58,8 @@ pub struct Destage {
     /// The primary has it; a flush has not covered it yet.
     written: bool,
     started: Instant,
+    /// The volume's [`Volume::switches`] then.
+    switches: u64,
 }
 
 impl Destage {
@@ -187,7 +191,7 @@ impl Engine {
                 self.wake_through(key, &Ok(()), fx);
             } else if self.fenced.contains(&key) {
                 self.wake_through(key, &Err(forebay_block::ErrorKind::Corrupt.into()), fx);
-            } else if self.dirty.is_destaging(key) {
+            } else if self.dirty.is_destaging(key) && !self.pass_written(key) {
                 self.join_destage(key, fx);
             } else if self.start_destage(key, fx).is_err() {
                 self.urgent.push_back(key);
@@ -212,6 +216,23 @@ impl Engine {
             }
             None => self.urgent.push_back(key),
         }
+    }
+
+    /// Lets a newer version of a block set out that the primary has an older one of: written, so that
+    /// the newer one cannot come before it, but not flushed. Else who writes a block again and again
+    /// would wait for a flush each time. False if it cannot.
+    fn pass_written(&mut self, key: Key) -> bool {
+        let found = self.destages.iter().find_map(|(id, destage)| {
+            let at = key.block().checked_sub(destage.blocks.first)? as usize;
+            let version = destage.versions.get(at)?;
+            let here = destage.volume == key.volume() && !version.passed;
+            let passes = destage.written && !self.is_newest(key, version);
+            here.then_some((id, at, passes))
+        });
+        let Some((id, at, true)) = found else { return false };
+        self.destages.get_mut(id).versions[at].passed = true;
+        self.dirty.end_destaging(key, None);
+        true
     }
 
     fn wake_through(&mut self, key: Key, result: &IoResult<()>, fx: &mut Effects) {
@@ -240,7 +261,7 @@ impl Engine {
             }
         };
         let seq = self.log.segments[place.segment as usize].seq;
-        ready.then_some(Version { place, seq, base })
+        ready.then_some(Version { place, seq, base, passed: false })
     }
 
     /// Whether a version is what the log has of a block now.
@@ -286,6 +307,7 @@ impl Engine {
         }
         let buf = self.config.buffers.get(versions.len() * BLOCK_SIZE);
         let started = self.now;
+        let switches = self.volume(volume).switches;
         let next = Key(key.0 + blocks.count);
         let (bad, error, written) = (Vec::new(), None, false);
         let destage = Destage {
@@ -299,6 +321,7 @@ impl Engine {
             through,
             written,
             started,
+            switches,
         };
         let id = self.destages.insert(destage);
         self.destage_writes += 1;
@@ -501,7 +524,7 @@ impl Engine {
     /// blocks are there whose destage failed.
     fn note_failed(&mut self, id: Id, error: &IoError, fx: &mut Effects) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
-        if matches!(self.volume(volume).config.mode, Mode::WriteBack | Mode::WriteOnly) {
+        if !self.volume(volume).config.mode.is_complete() {
             return;
         }
         let keys = blocks.iter().map(|block| Key::new(volume, block));
@@ -527,7 +550,8 @@ impl Engine {
     pub(crate) fn destage_flush_is_due(&self, volume: usize) -> bool {
         let Some(volume) = self.volumes[volume].as_ref() else { return false };
         let written = volume.written.len();
-        let impatient = self.draining || self.state == State::Stopping;
+        let impatient =
+            self.draining || self.state == State::Stopping || !volume.leftover_waiters.is_empty();
         // Near the limit writes wait for blocks to become clean.
         let crowded = self.dirty.blocks() > self.dirty_limit() / 4 * 3;
         written >= FLUSH_BATCH
@@ -551,6 +575,8 @@ impl Engine {
     fn drop_destage(&mut self, id: Id, durable: bool) {
         let destage = self.destages.remove(id);
         let started = durable.then_some(destage.started);
+        let state = self.volume_mut(destage.volume);
+        let settles = durable && state.switches == destage.switches && !state.leftover.is_empty();
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
             let newest = self.is_newest(key, version);
@@ -558,10 +584,15 @@ impl Engine {
             if segment.seq == version.seq {
                 segment.destaging -= 1;
             }
+            if settles {
+                self.volume_mut(destage.volume).leftover.remove(&key);
+            }
             if durable && newest && self.dirty.contains(key) {
                 self.mark_clean(key, &version.place);
             }
-            self.dirty.end_destaging(key, started);
+            if !version.passed {
+                self.dirty.end_destaging(key, started);
+            }
         }
     }
 }

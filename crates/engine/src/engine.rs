@@ -4,7 +4,7 @@
 //! caller finds what is to be done in [`Effects`]; `poll`, once a turn of the event loop, closes
 //! records (group commit), destages, reclaims and sets the next deadline.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use forebay_block::{
@@ -59,8 +59,10 @@ pub(crate) struct Volume {
     pub flushing: bool,
     /// Blocks that were dirty when the volume came into a mode in which the primary alone must
     /// be complete, in address order; and flushes that wait until none of them is.
-    pub leftover: VecDeque<Key>,
+    pub leftover: BTreeSet<Key>,
     pub leftover_waiters: Vec<Id>,
+    /// How often `leftover` was taken: a destage from before may have an older version.
+    pub switches: u64,
     /// A flush failed that nobody waited for, after direct changes: the next to flush is told.
     pub flush_error: Option<IoError>,
     /// A flush after direct changes failed: what is read from the primary is not admitted again.
@@ -127,7 +129,7 @@ pub struct Engine {
     pub(crate) urgent: VecDeque<Key>,
     pub(crate) through_waiters: KeyMap<Vec<Id>>,
     /// Blocks that cannot be read back: all of them are dirty.
-    pub(crate) fenced: std::collections::BTreeSet<Key>,
+    pub(crate) fenced: BTreeSet<Key>,
     pub(crate) draining: bool,
     pub(crate) reclaim: Option<Reclaim>,
     /// Reclaim rests until then after a failed read, of so many in a row.
@@ -208,7 +210,7 @@ impl Engine {
             destage_cursor: Key(0),
             urgent: VecDeque::new(),
             through_waiters: KeyMap::default(),
-            fenced: std::collections::BTreeSet::new(),
+            fenced: BTreeSet::new(),
             draining: false,
             reclaim: None,
             reclaim_retry_at: Instant::default(),
@@ -553,7 +555,8 @@ impl Volume {
             flush_error: None,
             flush_failed: false,
             direct_since: Instant::default(),
-            leftover: VecDeque::new(),
+            leftover: BTreeSet::new(),
+            switches: 0,
             leftover_waiters: Vec::new(),
             written_since: Instant::default(),
             retry_at: Instant::default(),

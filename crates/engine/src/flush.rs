@@ -1,13 +1,13 @@
 //! FLUSH: every write that completed before is durable afterwards. The log takes one flush of the
 //! cache device; the primary takes one only if it holds completed writes that the log does not.
 
-use std::collections::VecDeque;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_block::{Instant, Io, IoError, IoResult, VolumeId};
 
 use crate::Engine;
-use crate::api::{Effects, Health, Mode, Request, State, Target};
+use crate::api::{Effects, Health, Request, State, Target};
 use crate::engine::Volume;
 use crate::op::{FlushOp, Op, Ticket};
 use crate::slab::Id;
@@ -44,25 +44,25 @@ impl Engine {
     }
 
     /// Remembers the dirty blocks of a volume whose mode promises that the primary alone is
-    /// complete: they come from a crash or from another mode.
+    /// complete: they come from a crash or from another mode. What is written from now on waits for
+    /// the primary itself.
     pub(crate) fn note_leftover(&mut self, id: VolumeId) {
-        let mode = self.volume(id).config.mode;
-        let leftover = match mode {
-            Mode::WriteBack | Mode::WriteOnly => VecDeque::new(),
-            _ => self.dirty.of_volume(id).collect(),
-        };
-        self.volume_mut(id).leftover = leftover;
+        let complete = self.volume(id).config.mode.is_complete();
+        let leftover = if complete { self.dirty.of_volume(id).collect() } else { BTreeSet::new() };
+        let volume = self.volume_mut(id);
+        volume.leftover = leftover;
+        volume.switches += 1;
     }
 
     /// Lets flushes go on that waited for dirty blocks from an earlier time.
     pub(crate) fn pump_leftover(&mut self, fx: &mut Effects) {
         for i in 0..self.volumes.len() {
             let Some(volume) = self.volumes[i].as_mut() else { continue };
-            while let Some(key) = volume.leftover.front() {
+            while let Some(key) = volume.leftover.first() {
                 if self.dirty.contains(*key) && !self.fenced.contains(key) {
                     break;
                 }
-                volume.leftover.pop_front();
+                volume.leftover.pop_first();
             }
             if volume.leftover.is_empty() {
                 for op in std::mem::take(&mut volume.leftover_waiters) {
@@ -86,8 +86,8 @@ impl Engine {
 
     fn needs_primary_flush(&self, volume: VolumeId) -> bool {
         let volume = self.volume(volume);
-        let through = volume.config.mode == Mode::WriteThrough
-            && (!volume.written.is_empty() || volume.flushing);
+        let through =
+            volume.config.mode.is_complete() && (!volume.written.is_empty() || volume.flushing);
         volume.direct > volume.direct_durable || through
     }
 

@@ -24,6 +24,7 @@ mod index;
 mod limits;
 mod locks;
 mod log;
+mod merge;
 pub mod offline;
 mod op;
 mod pace;

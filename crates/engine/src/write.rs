@@ -4,7 +4,8 @@
 //! of blocks it covers in part; then the log (`write-back`, `write-only`), the log and after it
 //! the primary (`write-through`), or the primary alone once the log says durably that the blocks
 //! are not cached any more (`write-around`, `pass-through`, bypass). A block that is dirty always
-//! goes to the log, whatever the mode: only so is the newest version found after a crash.
+//! goes to the log, whatever the mode: then the newest version is found after a crash. In every mode
+//! but `write-back` and `write-only` such a write, too, waits for the primary.
 //!
 //! A lock is held from before the old content is read until the index has the new version, or
 //! the primary has it. So what is read from a primary or the cache device while a block is locked
@@ -23,6 +24,7 @@ use crate::api::{Bypass, Effects, Health, Mode, Request, Target};
 use crate::builder::Expect;
 use crate::index::Key;
 use crate::limits::ZEROES_DIRECT_BLOCKS;
+use crate::merge::{BlockBytes, block_bytes};
 use crate::op::{Op, Path, ReadOwner, Stage, Ticket, WriteOp};
 use crate::slab::Id;
 
@@ -68,7 +70,7 @@ impl Engine {
             lsn: Lsn(0),
             stage: Stage::Throttled,
             path: Path::Cached,
-            through: mode == Mode::WriteThrough,
+            through: mode.is_complete(),
             error: None,
         }));
         let dirties = op != IoOp::Discard
@@ -376,8 +378,8 @@ impl Engine {
         if let Some(error) = write.error.take() {
             return self.end_write(id, Err(error), fx);
         }
-        let (lsn, path) = (write.lsn, write.path);
-        let waits = write.through || write.flags.fua;
+        let (lsn, path, fua) = (write.lsn, write.path, write.flags.fua);
+        let waits = self.goes_through(id) || fua;
         if path == Path::Direct {
             return self.after_invalidation(id, fx);
         }
@@ -388,6 +390,16 @@ impl Engine {
         if self.wait_durable(id, lsn) {
             self.write_durable(id, Ok(()), fx);
         }
+    }
+
+    /// Whether a write waits for the primary: by the mode of now, also if another one was set when it
+    /// came. What is dirty at a switch is noted then, and not what was on its way.
+    fn goes_through(&mut self, id: Id) -> bool {
+        let volume = self.write(id).volume;
+        let complete = self.volume(volume).config.mode.is_complete();
+        let write = self.write(id);
+        write.through |= complete;
+        write.through
     }
 
     /// A direct write's invalidation is in the log, or needs none: once it is durable, so is
@@ -417,9 +429,10 @@ impl Engine {
         if write.path == Path::Direct {
             return self.send_direct(id, fx);
         }
-        if !write.through {
+        if !self.goes_through(id) {
             return self.end_write(id, Ok(()), fx);
         }
+        let write = self.write(id);
         write.stage = Stage::Primary;
         let (volume, blocks) = (write.volume, write.blocks);
         let mut outstanding = 0;
@@ -528,65 +541,5 @@ impl Engine {
             unreachable!("a write's id names a write");
         };
         self.reply(fx, write.id, result, write.buf);
-    }
-}
-
-/// What a write makes of one block.
-enum BlockBytes<'a> {
-    Zero,
-    Whole(&'a [u8]),
-    Short(Box<[u8; BLOCK_SIZE]>),
-}
-
-/// The new content of one block of a write whose edges have been merged.
-fn block_bytes<'a>(
-    write: &WriteOp,
-    data: &'a [u8],
-    edges: &'a [Option<IoBuf>; 2],
-    block: u64,
-) -> BlockBytes<'a> {
-    let [head, tail] = edges;
-    if block == write.blocks.first
-        && let Some(head) = head
-    {
-        return BlockBytes::Whole(head);
-    }
-    if block + 1 == write.blocks.end()
-        && let Some(tail) = tail
-    {
-        return BlockBytes::Whole(tail);
-    }
-    if write.op == IoOp::WriteZeroes {
-        return BlockBytes::Zero;
-    }
-    let whole = BlockRange { first: block, count: 1 }.bytes();
-    let part = whole.intersection(&write.range);
-    let from = (part.offset - write.range.offset) as usize;
-    let bytes = &data[from..from + part.len as usize];
-    if bytes.len() == BLOCK_SIZE {
-        return BlockBytes::Whole(bytes);
-    }
-    // The short last block of a volume.
-    let mut padded = Box::new([0; BLOCK_SIZE]);
-    padded[..bytes.len()].copy_from_slice(bytes);
-    BlockBytes::Short(padded)
-}
-
-impl WriteOp {
-    /// Lays the client's bytes over the old content of the edges.
-    fn merge(&mut self) {
-        let blocks = [self.blocks.first, self.blocks.end() - 1];
-        for (edge, block) in self.edges.iter_mut().zip(blocks) {
-            let Some(old) = edge else { continue };
-            let whole = BlockRange { first: block, count: 1 }.bytes();
-            let part = whole.intersection(&self.range);
-            let to = (part.offset - whole.offset) as usize;
-            let from = (part.offset - self.range.offset) as usize;
-            let room = &mut old[to..to + part.len as usize];
-            match self.op {
-                IoOp::Write => room.copy_from_slice(&self.buf[from..from + room.len()]),
-                _ => room.fill(0),
-            }
-        }
     }
 }

@@ -80,6 +80,9 @@ impl fmt::Display for Violation {
     }
 }
 
+/// What a write puts into a sector, by number, and whether no other write may touch it meanwhile.
+type Planned = (usize, Content, bool);
+
 /// One volume as its clients may see it.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -178,6 +181,22 @@ impl Model {
             data.extend_from_slice(&fresh[part]);
             plan.push((n, Content::Bytes(sector.into()), true));
         }
+        self.enter(id, range, change, plan);
+        Some(data)
+    }
+
+    /// Takes the same submission as `other` just did, with the content that it gave each sector.
+    /// For a part of the whole, of which less is known, such as a primary without its cache.
+    pub fn begin_as(&mut self, other: &Self, id: u64, range: ByteRange, change: Change) {
+        let entered = |n: usize| {
+            let entry = other.sectors[n].entries.iter().rev().find(|e| e.id == id);
+            entry.map(|e| (n, e.content.clone(), e.exclusive))
+        };
+        let plan = covered(range).filter_map(entered).collect();
+        self.enter(id, range, change, plan);
+    }
+
+    fn enter(&mut self, id: u64, range: ByteRange, change: Change, plan: Vec<Planned>) {
         let submitted = self.tick();
         let horizon = self.reads.iter().map(|t| t.0).min().unwrap_or(self.now);
         for (n, content, exclusive) in plan {
@@ -212,7 +231,6 @@ impl Model {
         }
         let span = covered(range);
         self.writes.insert(id, (span.start as u64, span.end as u64));
-        Some(data)
     }
 
     /// The content of a sector, if it can be only one and nothing is in flight there.

@@ -21,7 +21,11 @@ pub struct Client {
     range: ByteRange,
     fua: bool,
     token: Option<Token>,
+    /// The same for the primary alone.
+    alone: Option<Token>,
     submitted: u64,
+    /// How often the volume's mode had been changed then.
+    switches: u64,
     /// It repeats another write.
     copy: bool,
 }
@@ -46,7 +50,7 @@ impl World {
         if op.changes_data() && !model.is_free(range) {
             op = IoOp::Read;
         }
-        let mut token = None;
+        let (mut token, mut changed) = (None, None);
         let mut buf = IoBuf::empty();
         match op {
             IoOp::Read => {
@@ -69,11 +73,18 @@ impl World {
                     Some(_) => {}
                     None => return Ok(()),
                 }
+                changed = Some(change);
             }
         }
         let fua = fua && op.changes_data();
         let copy = copy.is_some() && op == IoOp::Write;
-        let client = Client { volume, op, range, fua, token, submitted: self.now, copy };
+        if let (Some(alone), Some(change)) = (&mut self.alone[volume], changed) {
+            alone.begin_as(&self.models[volume], tag, range, change);
+        }
+        let alone = self.alone[volume].as_mut().filter(|_| op == IoOp::Flush);
+        let alone = alone.map(Model::begin_flush);
+        let (submitted, switches) = (self.now, self.switches[volume]);
+        let client = Client { volume, op, range, fua, token, alone, submitted, switches, copy };
         self.clients.insert(tag, client);
         self.trace.line(self.now, || {
             format!("client {tag}: volume {volume} {op:?} {range}{}", if fua { " fua" } else { "" })
@@ -122,7 +133,7 @@ impl World {
         let Some(client) = self.clients.remove(&tag) else {
             return Err(self.fail(Kind::Misuse, format!("request {tag} is answered twice")));
         };
-        let Client { volume, op, range, fua, token, copy, .. } = client;
+        let Client { volume, op, range, fua, token, copy, submitted, .. } = client;
         let completion = done.completion;
         let ok = completion.result.is_ok();
         if ok && op == IoOp::Write && !copy && range.is_aligned(BLOCK_SIZE as u64) {
@@ -132,6 +143,10 @@ impl World {
             }
         }
         self.tally.requests += 1;
+        if op == IoOp::Write {
+            self.tally.slowest_write = self.tally.slowest_write.max(self.now - submitted);
+        }
+        self.answer_alone(tag, &client, ok);
         self.trace.mix(&[self.now, tag, u64::from(ok)]);
         self.trace.mix_bytes(&completion.buf);
         self.trace.line(self.now, || match &completion.result {
@@ -163,6 +178,21 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// The same for the primary alone: it is complete at once, or after a flush, as long as the mode
+    /// promises it from the submission to the answer.
+    fn answer_alone(&mut self, tag: u64, client: &Client, ok: bool) {
+        let Client { volume, op, fua, switches, .. } = *client;
+        let promised =
+            self.setup.volumes[volume].mode.is_complete() && self.switches[volume] == switches;
+        let Some(model) = &mut self.alone[volume] else { return };
+        match (op, client.alone) {
+            (IoOp::Read, _) => {}
+            (IoOp::Flush, Some(token)) if ok && promised => model.end_flush(token),
+            (IoOp::Flush, _) => {}
+            _ => model.end_write(tag, ok, fua && promised),
+        }
     }
 
     /// What hangs, in words: the request that waits longest, and how full the shards are.

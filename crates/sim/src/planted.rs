@@ -55,11 +55,13 @@ pub enum Bug {
     FooterSkipped,
     /// Recovery takes a torn record at the end of the log for a whole one.
     TornRecordAccepted,
+    /// The engine goes on in its old mode when another one is set.
+    SwitchForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -79,6 +81,7 @@ impl Bug {
         Self::ReplayedBackwards,
         Self::FooterSkipped,
         Self::TornRecordAccepted,
+        Self::SwitchForgotten,
     ];
 
     /// The kind of wrong that it causes, and by which it must be caught.
@@ -95,7 +98,7 @@ impl Bug {
             | Self::DuplicateForgotten
             | Self::CleanTooEarly
             | Self::ReplayedBackwards => Kind::Lost,
-            Self::PrimaryFlushSkipped | Self::FuaIgnored => Kind::Alone,
+            Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
             Self::DestageAckedEarly | Self::DestageDropped | Self::StaleFill => Kind::Stale,
             Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
             // Reclaim takes the device for a failed one.
@@ -158,6 +161,13 @@ impl Mischief {
             forger: bug.and_then(Bug::forgery).map(Forger::new),
             deeds: 0,
         }
+    }
+
+    /// Whether an engine is not told of its volume's new mode.
+    pub fn forgets_switch(&mut self) -> bool {
+        let forgets = self.bug == Some(Bug::SwitchForgotten);
+        self.deeds += u64::from(forgets);
+        forgets
     }
 
     /// A request on its way to a disk.

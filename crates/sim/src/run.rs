@@ -7,6 +7,8 @@
 use forebay_block::{ByteRange, ErrorKind, IoOp};
 use forebay_engine::{ContentLocality, Eviction, Health, State, Stats, Target, Trust};
 
+use forebay_model::Model;
+
 use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::disk::{Fate, Fault, Rule};
@@ -122,6 +124,7 @@ impl World {
             Step::Restart => self.restart(),
             Step::SetMode(volume, mode) => {
                 self.setup.volumes[*volume].mode = *mode;
+                self.switches[*volume] += 1;
                 let id = forebay_block::VolumeId(*volume as u8);
                 let mode = *mode;
                 // Another policy with every mode: all pairs come up in time.
@@ -130,9 +133,12 @@ impl World {
                 let content =
                     ContentLocality::NAMES[mode as usize % ContentLocality::NAMES.len()].1;
                 self.setup.content = content;
+                let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
-                        engine.set_mode(id, mode);
+                        if !forgotten {
+                            engine.set_mode(id, mode);
+                        }
                         engine.set_eviction(eviction);
                         engine.set_content(content);
                     });
@@ -353,7 +359,7 @@ impl World {
         }
         if !good {
             // Blocks whose records could not be written were in memory only.
-            self.models.iter_mut().for_each(forebay_model::Model::crash);
+            self.models.iter_mut().for_each(Model::crash);
         }
         self.boot(false);
         if self.recover(Vec::new(), false)? && self.rng.percent(self.setup.verify_percent) {
@@ -592,10 +598,12 @@ impl World {
     }
 
     /// Compares the primaries as they are with the content, where they must be complete.
-    fn check_primaries(&mut self) -> Result<(), Failure> {
+    fn check_primaries(&self) -> Result<(), Failure> {
         for volume in 0..self.models.len() {
             if self.setup.is_complete(volume) {
                 self.compare(volume)?;
+            } else if let Some(alone) = &self.alone[volume] {
+                self.compare_with(volume, alone)?;
             }
         }
         Ok(())
@@ -613,11 +621,14 @@ impl World {
         Ok(())
     }
 
-    fn compare(&mut self, volume: usize) -> Result<(), Failure> {
-        for window in self.setup.volumes[volume].windows.clone() {
+    fn compare(&self, volume: usize) -> Result<(), Failure> {
+        self.compare_with(volume, &self.models[volume])
+    }
+
+    fn compare_with(&self, volume: usize, model: &Model) -> Result<(), Failure> {
+        for &window in &self.setup.volumes[volume].windows {
             let data = self.stored(volume, window);
-            self.tally.checked += window.len;
-            let verdict = self.models[volume].check(window.offset / 512, &data);
+            let verdict = model.check(window.offset / 512, &data);
             verdict.map_err(|v| self.fail(Kind::Alone, format!("on the primary alone: {v}")))?;
         }
         Ok(())

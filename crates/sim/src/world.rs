@@ -67,6 +67,8 @@ pub struct Tally {
     pub packed: u64,
     /// See `packed`.
     pub unpacked: u64,
+    /// The longest that a client's write took, in nanoseconds.
+    pub slowest_write: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
     /// The last crash came after the whole script.
@@ -92,6 +94,7 @@ impl Tally {
         self.around += other.around;
         self.packed += other.packed;
         self.unpacked += other.unpacked;
+        self.slowest_write = self.slowest_write.max(other.slowest_write);
     }
 }
 
@@ -118,6 +121,11 @@ pub struct World {
     pub(crate) server: Option<Server>,
     gates: BTreeMap<u64, FlushGate>,
     pub(crate) models: Vec<Model>,
+    /// Of volumes whose mode changes, where nothing else is wrong: the primary alone, judged by what was flushed in modes that
+    /// promise it to be complete.
+    pub(crate) alone: Vec<Option<Model>>,
+    /// How often each volume's mode was changed.
+    pub(crate) switches: Vec<u64>,
     pub(crate) clients: BTreeMap<u64, Client>,
     pub(crate) next_tag: u64,
     /// The last writes of whole blocks that ended well: volume, number, place.
@@ -161,6 +169,7 @@ impl World {
         let cache = SimDisk::new(setup.cache.clone(), Pages::new(setup.cache.size), rng.fork());
         let mut primaries = Vec::new();
         let mut models = Vec::new();
+        let mut alone = Vec::new();
         for (i, volume) in setup.volumes.iter().enumerate() {
             let id = VolumeId(i as u8);
             let filled = |sector: u64| {
@@ -179,6 +188,9 @@ impl World {
             let profile = crate::disk::DiskProfile { size: volume.size, ..setup.primary.clone() };
             primaries.push(SimDisk::new(profile, image, rng.fork()));
             let model = Model::new(id, volume.size, initial);
+            // A second fault may cost the primary what was flushed, with an error.
+            let switched = setup.scenario.changes_modes() && setup.also.is_none();
+            alone.push(switched.then(|| model.clone().by_flushes_alone()));
             models.push(if setup.is_complete(i) { model.by_flushes_alone() } else { model });
         }
         Self {
@@ -190,6 +202,8 @@ impl World {
             server: None,
             gates: BTreeMap::new(),
             models,
+            alone,
+            switches: vec![0; setup.volumes.len()],
             clients: BTreeMap::new(),
             next_tag: 1,
             written: VecDeque::new(),
@@ -504,7 +518,7 @@ impl World {
                 disk.abandon(&mut fates);
             }
         }
-        for model in &mut self.models {
+        for model in self.models.iter_mut().chain(self.alone.iter_mut().flatten()) {
             model.crash();
         }
         self.tally.uncertain.get_or_insert(dealer.dealt.len());

@@ -14,7 +14,7 @@ use forebay_sim::shard::real;
 /// A world without faults: one shard, one volume in this mode, a log of eight small segments.
 fn small(seed: u64, mode: Mode) -> Setup {
     let mut setup = Setup::from_seed(seed);
-    setup.scenario = Scenario::Crashes;
+    (setup.scenario, setup.also) = (Scenario::Crashes, None);
     setup.shards = 1;
     setup.volumes.truncate(1);
     let volume = &mut setup.volumes[0];
@@ -483,5 +483,30 @@ fn what_ram_has_alone_does_not_outlive_a_direct_write() {
         steps.push(Step::Crash { after: 1, recoveries: Vec::new() });
         steps.push(request(IoOp::Read, 0, 1 << 20));
         hold(setup, &steps);
+    }
+}
+
+/// After a switch to a mode in which the primary alone is complete, a write that touched a dirty
+/// block went to the log with all of its blocks, and was answered there. No flush waited for the
+/// others, and overlapping writes carried that on.
+#[test]
+fn what_is_written_beside_dirty_blocks_after_a_switch_is_on_the_primary_after_a_flush() {
+    let block = 4096;
+    for mode in [Mode::WriteThrough, Mode::WriteAround, Mode::PassThrough] {
+        for seed in 0..20 {
+            let mut setup = faulty(seed, Mode::WriteBack, Scenario::ModeSwitches);
+            setup.write_cache_depth = Duration::from_secs(30);
+            setup.dirty_limit_percent = 70;
+            setup.client_depth = 1 + seed as usize % 4;
+            let flush = || request(IoOp::Flush, 0, 0);
+            let mut steps = vec![request(IoOp::Write, 0, 2 * block), flush()];
+            steps.push(Step::SetMode(0, mode));
+            for i in 1..12 {
+                steps.push(request(IoOp::Write, i * block, 2 * block));
+                steps.push(flush());
+            }
+            steps.extend([Step::Settle, Step::Crash { after: 0, recoveries: Vec::new() }]);
+            hold(setup, &steps);
+        }
     }
 }
