@@ -255,7 +255,12 @@ impl World {
         self.boot(false);
         let refused = self.refusal().is_some_and(|why| why.contains("is blank"));
         self.tally.refusals += u64::from(refused);
-        self.shut();
+        // Where nothing was to be lost the device is taken, and its start is cut off.
+        if refused {
+            self.shut();
+        } else {
+            self.cut();
+        }
         if refused == known {
             Ok(())
         } else {
