@@ -584,7 +584,8 @@ impl Engine {
             if segment.seq == version.seq {
                 segment.destaging -= 1;
             }
-            if settles {
+            // Of a block that was passed the newer version may have failed.
+            if settles && !version.passed {
                 self.volume_mut(destage.volume).leftover.remove(&key);
             }
             if durable && newest && self.dirty.contains(key) {
