@@ -234,33 +234,30 @@ fn a_partition_is_known_by_its_disk_and_its_uuid() {
 }
 
 /// What was done to a primary without the cache, and whether it is served then.
-type Deed = (&'static str, fn(&Path, &Name), bool);
+type Deed = (&'static str, fn(&Path), bool);
 
-fn nothing(_: &Path, _: &Name) {}
+fn nothing(_: &Path) {}
 
-fn touch(file: &Path, _: &Name) {
+fn touch(file: &Path) {
     let file = File::options().write(true).open(file).expect("it is there");
     file.set_modified(std::time::SystemTime::now()).expect("its time can be set");
 }
 
-fn grow(file: &Path, name: &Name) {
+fn grow(file: &Path) {
     let grown = File::options().write(true).open(file).expect("it is there");
     grown.set_len(2 * SIZE).expect("it can be longer");
-    if Path::new(&name.path()).exists() {
-        client("losetup", &["-c", &name.path()]);
-    }
 }
 
-fn grow_and_change(file: &Path, name: &Name) {
+fn grow_and_change(file: &Path) {
     change(file, SAMPLED);
-    grow(file, name);
+    grow(file);
 }
 
-fn change_sample(file: &Path, _: &Name) {
+fn change_sample(file: &Path) {
     change(file, SAMPLED);
 }
 
-fn change_elsewhere(file: &Path, _: &Name) {
+fn change_elsewhere(file: &Path) {
     change(file, NOT_SAMPLED);
 }
 
@@ -293,7 +290,7 @@ fn after_each_deed(is_disk: bool) {
         write(&place, 3);
         end(server, how);
         name.take();
-        act(&file, &name);
+        act(&file);
         if is_disk {
             name.give(&file);
         }
