@@ -233,6 +233,9 @@ pub struct ShardConfig {
     /// How far the log's content is to be trusted. With [`Trust::Nothing`] the pool is made anew
     /// instead.
     pub trust: Trust,
+    /// Serve although records of the log are gone that may have held dirty blocks: which blocks
+    /// they held is not known.
+    pub accept_loss: bool,
     /// The pool's start count, in every record.
     pub epoch: u32,
 }

@@ -130,6 +130,10 @@ pub struct Engine {
     pub(crate) through_waiters: KeyMap<Vec<Id>>,
     /// Blocks that cannot be read back: all of them are dirty.
     pub(crate) fenced: BTreeSet<Key>,
+    /// Those of which the log does not say so yet.
+    pub(crate) to_fence: VecDeque<Key>,
+    /// Records that recovery found to be gone, and that may have held dirty blocks.
+    pub(crate) lost_records: Vec<crate::salvage::Hole>,
     pub(crate) draining: bool,
     pub(crate) reclaim: Option<Reclaim>,
     /// Reclaim rests until then after a failed read, of so many in a row.
@@ -211,6 +215,8 @@ impl Engine {
             urgent: VecDeque::new(),
             through_waiters: KeyMap::default(),
             fenced: BTreeSet::new(),
+            to_fence: VecDeque::new(),
+            lost_records: Vec::new(),
             draining: false,
             reclaim: None,
             reclaim_retry_at: Instant::default(),
@@ -348,6 +354,7 @@ impl Engine {
         self.background.begin_turn();
         self.ram.begin_turn(now);
         if matches!(self.state, State::Serving | State::Stopping) {
+            self.pump_fences(fx);
             self.release_delayed(fx);
             self.pump_log(fx);
             self.pump_durability(fx);

@@ -35,6 +35,7 @@ mod ram;
 mod read;
 mod reclaim;
 mod recover;
+pub mod salvage;
 mod scan;
 mod shard;
 mod similar;

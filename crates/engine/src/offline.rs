@@ -168,6 +168,15 @@ impl Examiner {
             report.unsealed += u64::from(self.survey.found[i].scanned.is_some());
             self.segment(seq, i, &bytes, &mut blocks);
         }
+        if let Some(loss) = self.survey.loss() {
+            self.problem("log", loss, true);
+        }
+        for hole in self.survey.holes.clone() {
+            if hole.last < self.survey.clean {
+                let what = format!("{} records are damaged, all clean", hole.records);
+                self.problem(hole.seq, what, false);
+            }
+        }
         report.blocks = blocks.into_values().collect();
         Ok(report)
     }

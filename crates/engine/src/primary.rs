@@ -59,12 +59,10 @@ impl Primary {
         self.errors.reads += other.errors.reads;
         self.errors.writes += other.errors.writes;
         self.errors.flushes += other.errors.flushes;
-        let newer = |a: Option<(Instant, ErrorKind)>, b: Option<(Instant, ErrorKind)>| match (a, b)
-        {
+        self.last_error = match (self.last_error, other.last_error) {
             (Some(a), Some(b)) => Some(if b.0 > a.0 { b } else { a }),
             (a, b) => a.or(b),
         };
-        self.last_error = newer(self.last_error, other.last_error);
         self.last_success = self.last_success.max(other.last_success);
         let away = [self.away_since, other.away_since].into_iter().flatten().min();
         let answered = self.last_success >= self.last_error.map(|(at, _)| at);

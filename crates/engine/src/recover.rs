@@ -6,10 +6,11 @@
 //! | footer, and no newer first record | sealed: its records were durable |
 //! | first record newer than the footer, or no footer | unsealed: read record by record |
 //! | neither | free |
-//! | sealed or unsealed, up to the newest footer, not linked to the next | damaged: if everything before the next is clean, it and all before it are dropped; else the log is refused |
+//! | sealed or unsealed, up to the newest footer, not linked to the next | damaged: if everything before the next is clean, it and all before it are dropped; else it is read over its gaps ([`crate::salvage`]) |
 //! | unsealed after the newest footer, linked | accepted up to where its chain breaks |
 //! | unsealed, not linked | an orphan: never durable, erased |
-//! | a record that knows of a durable record which is missing | damaged: the log is refused |
+//! | a record that knows of a durable record which is missing | damaged: read over its gaps |
+//! | a gap that may have held dirty blocks | refused, unless the loss is accepted |
 //!
 //! Before it serves, orphans are erased and accepted segments get their footer, so that a second
 //! crash finds the same. `docs/recovery.md` says why each row is right.
@@ -26,6 +27,7 @@ use crate::index::{Key, Place};
 use crate::limits::{RECOVERY_READS, WRITE_TRIES};
 use crate::log::{Segment, SegmentState};
 use crate::op::Ticket;
+use crate::salvage::is_placeholder;
 use crate::scan::Owner;
 use crate::survey::Survey;
 
@@ -70,6 +72,9 @@ pub struct Recovery {
     in_flight: usize,
     /// The next segment whose entries are applied.
     apply: SegmentSeq,
+    /// The last segment with a hole, and whether dirty blocks may have been in one.
+    hole: Option<SegmentSeq>,
+    lossy: bool,
 }
 
 /// Entries whose places in the index are fetched from memory together.
@@ -87,6 +92,8 @@ impl Engine {
             next: 0,
             in_flight: 0,
             apply: SegmentSeq(0),
+            hole: None,
+            lossy: false,
         }));
         self.pump_recovery(fx);
     }
@@ -230,7 +237,26 @@ impl Engine {
         if let Err(damage) = r.survey.assemble() {
             return self.refuse(damage);
         }
-        self.load_log();
+        if self.accepts_loss() {
+            self.load_log();
+        }
+    }
+
+    /// Refuses a log of which records are lost that may have held dirty blocks: which blocks is not
+    /// known, so that any block of any volume may be older than it ought to be.
+    fn accepts_loss(&mut self) -> bool {
+        let survey = &self.recovery.as_ref().expect("recovering").survey;
+        let Some(loss) = survey.loss() else { return true };
+        self.lost_records = survey.lost().copied().collect();
+        if !self.config.accept_loss {
+            self.refuse(format!(
+                "{loss}, perhaps with the newest version of blocks; which blocks is not \
+                 known, so any block could be read as it was before; `forebay salvage` writes what \
+                 can be read to a primary or a copy of it; to serve what can be read, start once \
+                 with --accept-data-loss and then check the content of every volume"
+            ));
+        }
+        self.config.accept_loss
     }
 
     /// Reads and applies the entries of every segment of the log, oldest first.
@@ -238,6 +264,7 @@ impl Engine {
         self.clear_for_loading();
         let r = self.recovery.as_mut().expect("recovering");
         r.apply = r.survey.start;
+        (r.hole, r.lossy) = (None, false);
         let queue = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
         r.enter(Phase::Loading, queue);
     }
@@ -249,6 +276,7 @@ impl Engine {
         self.bases.clear();
         self.duplicates = Duplicates::new();
         self.fenced.clear();
+        self.to_fence.clear();
         self.dirty = crate::dirty::Dirty::default();
         self.log.segments.fill(Segment::default());
         self.log.payload_bytes = 0;
@@ -269,6 +297,11 @@ impl Engine {
                 }
                 return self.load_log();
             }
+            if !self.accepts_loss() {
+                return;
+            }
+            let r = self.recovery.as_mut().expect("recovering");
+            let found = &mut r.survey.found[i];
             let entries = match (&mut found.scanned, &mut found.entries) {
                 (Some(scanned), _) => std::mem::take(&mut scanned.entries),
                 (None, Some(entries)) => std::mem::take(entries),
@@ -307,6 +340,11 @@ impl Engine {
             }
             if entry.first {
                 lsn = lsn.next();
+            }
+            if is_placeholder(entry) {
+                let r = self.recovery.as_mut().expect("recovering");
+                r.hole = Some(seq);
+                r.lossy |= lsn >= clean;
             }
             self.apply_entry(i, ordinal, entry, entry.dirty && lsn >= clean);
         }
@@ -349,6 +387,13 @@ impl Engine {
             // Its base, or the payload that it shares, has left the log: so it was evicted, or a
             // later record has the block.
             let orphan = entry.kind == EntryKind::Delta && self.base_of(key).is_none();
+            if orphan && dirty && self.recovery.as_ref().is_some_and(|r| r.lossy) {
+                // Its base may have been in a record that is gone, or is lost itself.
+                let place = Place { kind: EntryKind::Lost, offset: ordinal as u32 * 8, ..place };
+                self.place_block(key, Place { len: 0, crc: 0, ..place }, None, false);
+                self.to_fence.push_back(key);
+                continue;
+            }
             if entry.kind == EntryKind::Invalidate || orphan || gone {
                 self.forget_block(key);
                 continue;
@@ -367,10 +412,24 @@ impl Engine {
         }
     }
 
+    /// Where records are gone, a block that is clean in older ones may have been written, and
+    /// destaged, since: the primary has it.
+    fn forget_clean_before(&mut self, hole: SegmentSeq) {
+        for key in self.index.clean_keys() {
+            let place = self.index.get(key).expect("it was listed just now");
+            if self.log.segments[place.segment as usize].seq <= hole {
+                self.forget_block(key);
+            }
+        }
+    }
+
     /// After loading: erase what was never durable, before anything else is written.
     fn plan_erasing(&mut self) {
         if self.config.trust == Trust::DirtyOnly {
             self.forget_clean();
+        }
+        if let Some(hole) = self.recovery.as_ref().and_then(|r| r.hole) {
+            self.forget_clean_before(hole);
         }
         let r = self.recovery.as_mut().expect("recovering");
         let orphans = match self.config.trust {

@@ -26,12 +26,25 @@ pub struct Scanned {
     pub entries: Vec<Entry>,
     /// Bytes of the good records.
     pub used: u32,
+    /// The run of the server that wrote them: a segment is of one run only.
+    pub epoch: u32,
     /// The highest start that a good record tells.
     pub start: SegmentSeq,
     /// What the last good record says: it falls when a delta is made against what was clean.
     pub clean: Lsn,
     /// The highest durable LSN that any record tells, also beyond the break.
     pub durable: Lsn,
+    /// Records beyond the break, in the order of their places: of use where the break is damage.
+    pub beyond: Vec<Beyond>,
+}
+
+/// A record behind a break of the chain.
+#[derive(Debug)]
+pub struct Beyond {
+    /// The record.
+    pub record: Record,
+    /// Whether all of its payloads match their CRCs.
+    pub good: bool,
 }
 
 /// Whose records count.
@@ -56,18 +69,23 @@ pub fn scan_segment(bytes: &[u8], owner: Owner, seq: SegmentSeq) -> Scanned {
         out.last = Some(Link { lsn: header.lsn, crc });
         out.start = out.start.max(header.start);
         out.clean = header.clean;
+        out.epoch = header.epoch;
         out.durable = out.durable.max(header.durable);
         out.entries.extend(entries);
         at += usize::from(header.pages) * PAGE;
         out.used = at as u32;
     }
-    // Beyond the break nothing is used, but what it knows of durability tells a torn tail from
-    // damage.
-    for page in bytes.chunks_exact(PAGE).skip(at / PAGE) {
+    // Beyond the break nothing is used unless the break is damage; what the records there know of
+    // durability tells.
+    for (i, page) in bytes.chunks_exact(PAGE).enumerate().skip(at / PAGE) {
         if let Ok(record) = decode_record(page)
             && is_ours(&record, owner, seq)
         {
             out.durable = out.durable.max(record.header.durable);
+            if record.header.at as usize == i * PAGE {
+                let good = has_good_payloads(&record, bytes);
+                out.beyond.push(Beyond { record, good });
+            }
         }
     }
     out
@@ -93,13 +111,13 @@ fn good_record(
     if !is_ours(&record, owner, seq) || header.at as usize != at || header.lsn.0 == 0 || !linked {
         return None;
     }
-    let payloads = record.entries.iter().filter(|entry| entry.has_own_payload());
-    for entry in payloads {
+    has_good_payloads(&record, bytes).then_some(record)
+}
+
+fn has_good_payloads(record: &Record, segment: &[u8]) -> bool {
+    record.entries.iter().filter(|entry| entry.has_own_payload()).all(|entry| {
         let start = entry.offset as usize;
-        let payload = bytes.get(start..start + usize::from(entry.len))?;
-        if crc32c(payload) != entry.crc {
-            return None;
-        }
-    }
-    Some(record)
+        let payload = segment.get(start..start + usize::from(entry.len));
+        payload.is_some_and(|payload| crc32c(payload) == entry.crc)
+    })
 }

@@ -8,6 +8,7 @@ use forebay_format::{
 };
 
 use crate::event::Recovered;
+use crate::salvage::Hole;
 use crate::scan::{Link, Owner, Scanned, scan_segment};
 
 /// A segment as found.
@@ -87,6 +88,8 @@ pub struct Survey {
     pub clean: Lsn,
     /// The last record.
     pub last: Link,
+    /// Records of the log that are gone, in order.
+    pub holes: Vec<Hole>,
 }
 
 impl Survey {
@@ -103,6 +106,7 @@ impl Survey {
             start: SegmentSeq(0),
             clean: Lsn(0),
             last: Link { lsn: Lsn(0), crc: 0 },
+            holes: Vec::new(),
         }
     }
 
@@ -117,6 +121,16 @@ impl Survey {
             records: first.map_or(0, |before| self.last.lsn.0.saturating_sub(before.lsn.0)),
             ..Recovered::default()
         }
+    }
+
+    /// Bytes in a segment.
+    pub fn segment_size(&self) -> u32 {
+        self.segment_size
+    }
+
+    /// Records that are gone and may have held dirty blocks.
+    pub fn lost(&self) -> impl Iterator<Item = &Hole> {
+        self.holes.iter().filter(|hole| hole.last >= self.clean)
     }
 
     /// Takes the first page of the segment at position `i`.
@@ -149,12 +163,12 @@ impl Survey {
     pub fn take_segment(&mut self, i: usize, bytes: &[u8]) {
         let found = &mut self.found[i];
         found.unreadable |= bytes.is_empty();
-        let seq = if found.sealed { found.seq() } else { found.head.or(found.expected) };
+        let seq = if found.sealed { found.seq() } else { found.expected.or(found.head) };
         let scanned = scan_segment(bytes, self.owner, seq.unwrap_or_default());
-        if found.sealed && scanned.last != found.last() {
-            found.damaged = true;
-        } else {
+        if !found.sealed || scanned.last == found.last() {
             found.scanned = Some(scanned);
+        } else if !self.mend(i, seq.unwrap_or_default(), scanned) {
+            self.found[i].damaged = true;
         }
     }
 
@@ -184,20 +198,27 @@ impl Survey {
                 (_, None) => {}
             }
         }
+        let footer = self.log.last_key_value().map(|(_, &i)| &self.found[i].tail);
+        let start = footer.and_then(|tail| tail.as_ref()).map_or(SegmentSeq(1), |t| t.footer.start);
         let sealed = self.log.last_key_value().map_or(SegmentSeq(0), |(&seq, _)| seq);
         let newest = self.unsealed.last_key_value().map_or(sealed, |(&seq, _)| seq).max(sealed);
-        let mut seq = sealed.next();
-        while seq <= newest.next() {
+        let oldest = start.0.max((newest.0 + 2).saturating_sub(self.found.len() as u64));
+        for seq in (oldest..=newest.0 + 1).map(SegmentSeq) {
             let i = self.position(seq);
-            if !self.unsealed.contains_key(&seq) {
-                self.found[i].expected = Some(seq);
+            let found = &mut self.found[i];
+            let is_live = found.sealed && found.seq() >= Some(start);
+            if !self.unsealed.contains_key(&seq) && !is_live {
+                // What an earlier lap left there says nothing.
+                found.expected = Some(seq);
+                found.sealed = false;
                 self.suspects.insert(seq, i);
             }
-            seq = seq.next();
         }
+        self.log.retain(|_, &mut i| self.found[i].sealed);
+        self.unsealed.retain(|_, &mut i| self.found[i].expected.is_none());
     }
 
-    fn position(&self, seq: SegmentSeq) -> usize {
+    pub(crate) fn position(&self, seq: SegmentSeq) -> usize {
         (seq.0 % self.found.len() as u64) as usize
     }
 
@@ -206,8 +227,41 @@ impl Survey {
         self.unsealed.values().chain(self.suspects.values()).copied().collect()
     }
 
-    /// Puts the log together from what was found; says what is damaged if it cannot be trusted.
+    /// Puts the log together from what was found. Where it is damaged, records may be missing:
+    /// see [`Survey::lost`]. An error where what is left contradicts itself.
     pub fn assemble(&mut self) -> Result<(), String> {
+        if let Err(damage) = self.assemble_whole() {
+            self.salvage().map_err(|why| format!("{damage}; {why}"))?;
+            let seq = self.log.last_key_value().map_or(SegmentSeq(1), |(seq, _)| seq.next());
+            if self.found[self.position(seq)].unreadable {
+                // It may hold what comes next.
+                self.holes.push(Hole { seq, records: 0, last: Lsn(u64::MAX) });
+            }
+        }
+        let log = &self.log;
+        self.orphans = self
+            .unsealed
+            .iter()
+            .filter(|(seq, _)| !log.contains_key(seq))
+            .map(|(_, &i)| i)
+            .collect();
+        Ok(())
+    }
+
+    /// What to tell of records that are gone, if any may have held dirty blocks.
+    pub fn loss(&self) -> Option<String> {
+        let first = self.lost().next()?;
+        let records: u64 = self.lost().map(|hole| hole.records).sum();
+        let count = match records {
+            0 => "a part of the log that the device cannot read is lost".to_owned(),
+            1 => "1 record of the log is lost".to_owned(),
+            _ => format!("{records} records of the log are lost"),
+        };
+        Some(format!("{count}, the first in {}", first.seq))
+    }
+
+    /// Puts together a log of which nothing is missing.
+    fn assemble_whole(&mut self) -> Result<(), String> {
         let mut durable = Lsn(0);
         for i in self.to_scan() {
             durable = durable.max(self.found[i].scanned.as_ref().map_or(Lsn(0), |s| s.durable));
@@ -235,13 +289,6 @@ impl Survey {
                 self.last.lsn, durable
             ));
         }
-        let log = &self.log;
-        self.orphans = self
-            .unsealed
-            .iter()
-            .filter(|(seq, _)| !log.contains_key(seq))
-            .map(|(_, &i)| i)
-            .collect();
         Ok(())
     }
 

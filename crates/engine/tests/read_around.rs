@@ -63,6 +63,7 @@ impl World {
             buffers: buffers.clone(),
             fresh: true,
             trust: Trust::Full,
+            accept_loss: false,
             epoch: 1,
         };
         let now = Instant(1_000_000_000);

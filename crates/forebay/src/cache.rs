@@ -12,7 +12,7 @@ use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache, open_primary};
 use forebay_engine::pool::{OpenRequest, Opened, area_of, closed, index_blocks, open as decide};
-use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
+use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
@@ -20,7 +20,7 @@ use forebay_volume::{Registry, Volume};
 use crate::cli::ServeArgs;
 use crate::keeper::Keeper;
 use crate::samples::Table;
-use crate::{busy, primaries};
+use crate::{busy, once, primaries, reset};
 
 /// Bytes of buffers that all threads share.
 const ARENA_BYTES: usize = 64 << 20;
@@ -41,6 +41,8 @@ pub struct Cache {
     next_copy: usize,
     keeper: Keeper,
     state_dir: PathBuf,
+    /// The loss that was accepted for this start.
+    accepted: Option<String>,
 }
 
 /// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
@@ -63,11 +65,10 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     }
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
-    if args.reset_cache && !args.accept_data_loss {
-        refuse_dirty(&mut queue, size)?;
-    }
+    let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context("use --state DIR")?;
-    let opened = decide_on(args, config, &primaries, &mut queue, size, &witness)?;
+    let opened = decide_on((args, allowed.reset), config, &primaries, &mut queue, size, &witness)
+        .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
     for note in &opened.notes {
         tracing::warn!("{note}");
     }
@@ -82,6 +83,10 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     write_superblocks(&mut queue, &opened)?;
     drop(queue);
     let Opened { superblock, ids, witnesses, .. } = &opened;
+    if allowed.reset {
+        let note = "--reset-cache made this cache";
+        once::mark(&config.cache.state_dir, superblock.uuid, once::RESET, note)?;
+    }
     // After the superblock: a witness of a start that the device knows nothing of would condemn it.
     for record in witnesses {
         witness.store(record).context("use --state DIR")?;
@@ -93,7 +98,14 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     let record = own.expect("a start has a witness").clone();
     let registry = registry(config, &primaries, ids)?;
     let clock = forebay_runtime::clock();
-    let shards = shards_of(config, &opened, &registry, device.info().volatile_cache, clock);
+    let shards = shards_of(
+        allowed.accepted.is_some(),
+        config,
+        &opened,
+        &registry,
+        device.info().volatile_cache,
+        clock,
+    );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
     let keeper = Keeper::start(config.cache.state_dir.clone(), table, kept)?;
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
@@ -110,6 +122,7 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
         next_copy: 1 - last_written,
         keeper,
         state_dir: config.cache.state_dir.clone(),
+        accepted: allowed.accepted,
     };
     Ok((cache, plan))
 }
@@ -118,6 +131,16 @@ impl Cache {
     /// Bytes of the device in use.
     pub fn bytes(&self) -> u64 {
         self.superblock.device_size
+    }
+
+    /// Once the shards serve: what was lost and accepted is recorded, and accepted for this start
+    /// only.
+    pub fn note_accepted(&self) -> anyhow::Result<()> {
+        let Some(loss) = &self.accepted else { return Ok(()) };
+        for line in loss.lines() {
+            tracing::error!("accepted, since --accept-data-loss was given: {line}");
+        }
+        once::mark(&self.state_dir, self.superblock.uuid, once::ACCEPTED, loss)
     }
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
@@ -159,26 +182,6 @@ fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
     }
 }
 
-/// Refuses to discard a cache that holds dirty blocks, or whose blocks cannot be told.
-fn refuse_dirty(queue: &mut Blocking, size: u64) -> anyhow::Result<()> {
-    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
-    if offline::superblock(&mut read).is_err() {
-        return Ok(());
-    }
-    let hint = "drain it first, or add --accept-data-loss";
-    let report = offline::examine(&mut read, false).map_err(|error| anyhow!("{error}; {hint}"))?;
-    let damaged = report.problems.iter().filter(|problem| problem.dirty).count();
-    let dirty = report.dirty_blocks(None);
-    if dirty > 0 || damaged > 0 {
-        let held = Size(dirty * forebay_block::BLOCK_SIZE as u64);
-        bail!(
-            "--reset-cache: the cache holds {held} that are not on the primaries{}; {hint}",
-            if damaged > 0 { ", and parts that cannot be read" } else { "" }
-        );
-    }
-    Ok(())
-}
-
 /// Reads for the offline tools.
 pub fn read_at(
     queue: &mut Blocking,
@@ -196,7 +199,7 @@ pub fn read_at(
 }
 
 fn decide_on(
-    args: &ServeArgs,
+    (args, reset): (&ServeArgs, bool),
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
@@ -229,7 +232,7 @@ fn decide_on(
         volumes: &specs,
         witnesses: &witnesses,
         shards,
-        reset: args.reset_cache,
+        reset,
         uuid: random_uuid().context("no random number")?,
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
     };
@@ -281,6 +284,7 @@ fn registry(
 
 /// The makers of the shards, each with its share of the memory.
 fn shards_of(
+    accept_loss: bool,
     config: &Config,
     opened: &Opened,
     registry: &Registry,
@@ -320,6 +324,7 @@ fn shards_of(
             buffers: BufPool::default(),
             fresh: opened.fresh,
             trust: opened.trust,
+            accept_loss,
             epoch: superblock.epoch,
         };
         let make: MakeShard = Box::new(move |buffers| -> Box<dyn Shard> {

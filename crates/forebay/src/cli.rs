@@ -83,6 +83,14 @@ pub enum Command {
     /// List what is in a cache device that no server uses
     #[command(after_help = "Example:\n  forebay dump /dev/nvme0n1 --blocks")]
     Dump(DumpArgs),
+    /// Write what only a cache device has to a primary, without a server
+    ///
+    /// For a cache that cannot be served, or whose host is gone. Nothing is written to the cache
+    /// device, so it can be repeated. Lists what is lost, and ends with 1 if anything is.
+    #[command(after_help = "Examples:\n  forebay salvage /dev/nvme0n1 --list\n  \
+        forebay salvage /dev/nvme0n1 --to /dev/sdb\n  \
+        forebay salvage /dev/nvme0n1 --volume db --to copy-of-db.img --force")]
+    Salvage(SalvageArgs),
     /// Block traces: record, replay, simulate eviction policies over them
     #[command(subcommand, after_help = "Example:\n  forebay trace simulate db.trace --size 10%")]
     Trace(TraceCommand),
@@ -109,8 +117,9 @@ pub struct ServeArgs {
     /// Discard what is in the cache and make it anew; refused while it holds dirty data
     #[arg(long)]
     pub reset_cache: bool,
-    /// With --reset-cache: discard dirty data too. What it held is lost
-    #[arg(long, requires = "reset_cache")]
+    /// Serve although a part of the log is lost, and with it blocks of unknown places. With
+    /// --reset-cache: discard dirty data too
+    #[arg(long)]
     pub accept_data_loss: bool,
     /// Take the primary of this volume although it was changed, or is another, since the cache was
     /// used: the cache's dirty blocks are written to it, and the rest of the cache is discarded.
@@ -429,6 +438,28 @@ pub struct CheckArgs {
     pub json: bool,
 }
 
+/// What `salvage` is asked.
+#[derive(Args, Debug)]
+pub struct SalvageArgs {
+    /// The cache device
+    pub cache: PathBuf,
+    /// Where to write a volume's blocks: as serve's --primary
+    #[arg(long, value_name = "PRIMARY", required_unless_present = "list")]
+    pub to: Vec<String>,
+    /// Which volume that is; needed if the cache holds several, once for each --to
+    #[arg(long, value_name = "NAME")]
+    pub volume: Vec<String>,
+    /// Only list what would be written, and what is lost
+    #[arg(long, conflicts_with_all = ["to", "volume", "force"])]
+    pub list: bool,
+    /// Write to another primary than the one that the blocks belong to
+    #[arg(long)]
+    pub force: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// What `analyze` is asked.
 #[derive(Args, Debug)]
 pub struct AnalyzeArgs {
@@ -568,9 +599,8 @@ mod tests {
     #[test]
     fn flags_that_do_not_go_together_are_refused() {
         let base = ["--primary=p", "--cache=c", "--nbd=unix:s"];
-        let refused: [(&[&str], &str); 8] = [
+        let refused: [(&[&str], &str); 7] = [
             (&["--config=f"], "cannot be used with"),
-            (&["--accept-data-loss"], "--reset-cache"),
             (&["--tls-cert=c"], "--tls-key"),
             (&["--tls=required"], "needs a certificate"),
             (&["--mode=writeback"], "write-back"),

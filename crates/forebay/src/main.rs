@@ -9,16 +9,20 @@ mod cli;
 mod control;
 mod drain;
 mod fingerprint;
+mod foreign;
 mod fuse;
 mod keeper;
 mod logging;
 mod loops;
 mod mounts;
 mod offline;
+mod once;
 mod output;
 mod primaries;
 mod process;
 mod recording;
+mod reset;
+mod salvage;
 mod samples;
 mod sectors;
 mod serve;
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Command::Analyze(args) => analyze::run(&args),
         Command::Check(args) => offline::check(&args),
         Command::Dump(args) => offline::dump(&args),
+        Command::Salvage(args) => salvage::run(&args),
         Command::Bench(args) => forebay_bench::run(&args.benchmark),
         Command::Demo(args) => forebay_bench::demo(&args),
         Command::Trace(command) => trace::run(&command),

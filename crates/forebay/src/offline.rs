@@ -11,10 +11,9 @@ use forebay_engine::offline::{BlockInfo, Report, ShardReport, examine};
 use forebay_runtime::Blocking;
 use serde_json::{Value, json};
 
-use crate::busy;
 use crate::cache::read_at;
 use crate::cli::{CheckArgs, DumpArgs};
-use crate::output;
+use crate::{busy, output, salvage};
 
 /// Problems that are printed; the rest are counted.
 const PROBLEMS_SHOWN: usize = 100;
@@ -22,14 +21,25 @@ const PROBLEMS_SHOWN: usize = 100;
 /// Verifies a cache device; fails if anything is wrong.
 pub fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let report = read(&args.cache, !args.fast)?;
+    let outcome = if args.fast { None } else { Some(salvageable(&args.cache)?) };
+    let lost = outcome.as_ref().is_some_and(|outcome| !outcome.is_whole());
     if args.json {
-        output::line(&format!("{:#}", summary(&report)))?;
+        let mut value = summary(&report);
+        if let Some(outcome) = &outcome {
+            (value["lost"], value["lost_records"]) = outcome.losses_json();
+        }
+        output::line(&format!("{value:#}"))?;
     } else {
-        output::print(&text(&report))?;
+        output::print(&(text(&report) + &outcome.map(|o| o.losses()).unwrap_or_default()))?;
     }
     let count = report.problems.len();
     let dirty = report.problems.iter().filter(|problem| problem.dirty).count();
     match (count, dirty) {
+        _ if lost => bail!(
+            "{}: a part of the data that only this device holds is lost, listed above; start the \
+             server to serve and destage the rest, or write it to a primary with `forebay salvage`",
+            args.cache.display()
+        ),
         (0, _) => Ok(()),
         (_, 0) => bail!(
             "{}: {count} problems, none of them in dirty data; what they concern is read from the \
@@ -72,6 +82,13 @@ pub fn read(path: &Path, payloads: bool) -> anyhow::Result<Report> {
     let size = queue.info().size;
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(&mut queue, size, offset, bytes);
     examine(&mut read, payloads).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+/// What of the dirty blocks can be read, and what is lost.
+fn salvageable(path: &Path) -> anyhow::Result<salvage::Outcome> {
+    let device = busy::open(|| open_cache_read_only(path))?;
+    let mut queue = Blocking::open(&*device).with_context(|| path.display().to_string())?;
+    salvage::survey(path, &mut queue)
 }
 
 /// A report for people.

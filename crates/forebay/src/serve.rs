@@ -105,6 +105,7 @@ impl Serving {
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let server = NbdServer::new(plan.registry.exports(), tls, Limits::default(), buffers)?;
         let pool = Pool::start(plan)?;
+        cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
         let mount = match &place {
             Some(place) => Some(fuse::mount(place, config.server.fuse_transport)?),

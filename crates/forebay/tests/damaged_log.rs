@@ -138,6 +138,22 @@ impl Left {
         (number("offset"), number("record"))
     }
 
+    /// Reads every block; those that are as they were before they were written.
+    fn older(&self) -> Vec<u64> {
+        let mut nbd = self.connect();
+        let mut found = vec![0; BLOCK as usize];
+        let mut older = Vec::new();
+        for number in 0..BLOCKS {
+            nbd.read(place_of(number), &mut found).expect("it is read");
+            if found.iter().all(|&byte| byte == 0) {
+                older.push(number);
+            } else {
+                assert!(found == content(number), "block {number} is wrong");
+            }
+        }
+        older
+    }
+
     /// Reads every block; those that cannot be read.
     fn unreadable(&self) -> Vec<u64> {
         let mut nbd = self.connect();
@@ -168,19 +184,175 @@ fn a_damaged_footer_is_replaced_by_the_records() {
     }
 }
 
+/// The blocks of the record whose header is at `at`, by number.
+fn blocks_of_record(left: &Left, at: u64) -> Vec<u64> {
+    let header = forebay_format::decode_record(&left.cache[at as usize..at as usize + 4096]);
+    let entries = header.expect("it is a record").entries;
+    let blocks: Vec<u64> = entries.iter().map(|entry| entry.block).collect();
+    (0..BLOCKS).filter(|&number| blocks.contains(&(place_of(number) / BLOCK))).collect()
+}
+
+fn at(range: &Value) -> (u64, u64) {
+    let number = |name: &str| range[name].as_u64().expect("it is a number");
+    (number("offset"), number("length"))
+}
+
+/// The ranges that a list of lost ones names, as blocks by number.
+fn lost_blocks(list: &Value) -> Vec<u64> {
+    let ranges: Vec<(u64, u64)> = list.as_array().expect("a list").iter().map(at).collect();
+    let inside = |place| ranges.iter().any(|&(from, len)| (from..from + len).contains(&place));
+    (0..BLOCKS).filter(|&number| inside(place_of(number))).collect()
+}
+
+fn check_json(left: &Left) -> (Value, Option<i32>) {
+    let output = forebay(&["check", &left.place.text("cache.img"), "--json"]);
+    let value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    (value, output.status.code())
+}
+
 #[test]
-fn a_damaged_segment_with_dirty_blocks_is_refused_and_nothing_is_changed() {
+fn a_lost_record_is_refused_without_a_word_and_costs_its_blocks_with_it() {
     let mut left = Left::dirty();
     let (first_page, last_page) = left.sealed();
+    let gone = blocks_of_record(&left, first_page);
+    assert!(!gone.is_empty() && gone.len() < 200, "{gone:?}");
     left.damage(&[first_page, last_page + BLOCK - 128]);
     let damaged = fs::read(left.place.path("cache.img")).expect("it is there");
     let said = left.refused();
-    assert!(said.contains("damaged") && said.contains("dirty"), "{said}");
+    for word in
+        ["1 record of the log is lost", "not known", "forebay salvage", "--accept-data-loss"]
+    {
+        assert!(said.contains(word), "{word}: {said}");
+    }
     let after = fs::read(left.place.path("cache.img")).expect("it is there");
     assert!(damaged[AREA as usize..] == after[AREA as usize..], "the log was changed");
+    let (found, code) = check_json(&left);
+    assert_eq!(code, Some(1));
+    assert_eq!(found["lost_records"][0]["records"], 1, "{found}");
+
+    let mut arguments = left.arguments();
+    arguments.push("--accept-data-loss".to_owned());
+    let server = left.place.start(&arguments);
+    assert_eq!(left.older(), gone);
+    server.kill();
+    // The word is not needed again.
+    arguments.pop();
+    let server = left.place.start(&arguments);
+    assert_eq!(left.older(), gone);
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+    let server = left.place.start(&arguments);
+    assert_eq!(left.older(), gone);
+    server.kill();
+}
+
+#[test]
+fn a_segment_that_is_gone_costs_what_was_in_it() {
+    let mut left = Left::dirty();
+    let (first_page, last_page) = left.sealed();
     left.damage(&[]);
+    let file = fs::File::options().write(true).open(left.place.path("cache.img"));
+    let zeros = vec![0; (last_page + BLOCK - first_page) as usize];
+    file.expect("it is there").write_all_at(&zeros, first_page).expect("it is written");
+    assert!(left.refused().contains("of the log"));
+    let mut arguments = left.arguments();
+    arguments.push("--accept-data-loss".to_owned());
+    let server = left.place.start(&arguments);
+    let older = left.older();
+    assert!(!older.is_empty() && older.len() < BLOCKS as usize / 2, "{}", older.len());
+    server.kill();
+    arguments.pop();
+    let server = left.place.start(&arguments);
+    assert_eq!(left.older(), older);
+    server.kill();
+}
+
+#[test]
+fn what_can_be_read_is_salvaged_and_the_rest_is_listed() {
+    let mut left = Left::dirty();
+    let cache = left.place.text("cache.img");
+    let disk = left.place.text("disk.img");
+    let copy = left.place.text("copy.img");
+    let (payload, _) = left.payload(100);
+    let (other, _) = left.payload(7);
+    left.damage(&[payload + 1000, other + 8]);
+    let before = fs::read(left.place.path("cache.img")).expect("it is there");
+    fs::copy(&disk, &copy).expect("it is copied");
+
+    let listed = forebay(&["salvage", &cache, "--list", "--json"]);
+    assert_eq!(listed.status.code(), Some(1));
+    let listed: Value = serde_json::from_slice(&listed.stdout).expect("it prints JSON");
+    assert_eq!(lost_blocks(&listed["lost"]), [7, 100]);
+    assert_eq!(listed["volumes"][0]["lost_bytes"], 2 * BLOCK);
+    let (found, code) = check_json(&left);
+    assert_eq!((lost_blocks(&found["lost"]), code), (vec![7, 100], Some(1)));
+    let foreign = forebay(&["salvage", &cache, "--to", &copy]);
+    assert_eq!(foreign.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&foreign.stderr).contains("--force"), "{foreign:?}");
+    assert!(fs::read(&disk).expect("it is there") == fs::read(&copy).expect("it is there"));
+
+    let saved = forebay(&["salvage", &cache, "--to", &copy, "--force"]);
+    assert_eq!(saved.status.code(), Some(1), "{saved:?}");
+    let said = String::from_utf8_lossy(&saved.stdout).into_owned();
+    assert!(said.contains(&format!("4096 bytes at {}", place_of(100))), "{said}");
+    let image = fs::read(&copy).expect("it is there");
+    for number in 0..BLOCKS {
+        let at = place_of(number) as usize;
+        let good = image[at..at + BLOCK as usize] == content(number);
+        assert_eq!(good, ![7, 100].contains(&number), "block {number}");
+    }
+    assert!(before == fs::read(left.place.path("cache.img")).expect("it is there"));
+
+    // What a server destages is the same.
     let server = left.start();
-    assert!(left.unreadable().is_empty());
+    assert_eq!(left.unreadable(), [7, 100]);
+    assert_eq!(lost_blocks(&server.status()["volumes"][0]["lost"]), [7, 100]);
+    server.kill();
+    left.damage(&[]);
+    let whole = forebay(&["salvage", &cache, "--to", &disk, "--json"]);
+    assert_eq!(whole.status.code(), Some(0), "{whole:?}");
+    let server = left.start();
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+    for number in [7, 100] {
+        fs::File::options()
+            .write(true)
+            .open(&copy)
+            .and_then(|file| file.write_all_at(&content(number), place_of(number)))
+            .expect("it is written");
+    }
+    assert!(fs::read(&disk).expect("it is there") == fs::read(&copy).expect("it is there"));
+}
+
+#[test]
+fn a_bad_payload_behind_a_lost_footer_costs_one_block() {
+    let mut left = Left::dirty();
+    let (_, last_page) = left.sealed();
+    let size = left.dump["segment_size"].as_u64().expect("it is a number");
+    let inside = |number: &u64| {
+        let (payload, _) = left.payload(*number);
+        (last_page + BLOCK - size..last_page).contains(&payload)
+    };
+    let number = (0..BLOCKS).find(inside).expect("one is there");
+    let (payload, _) = left.payload(number);
+    left.damage(&[payload + 10, last_page + BLOCK - 128]);
+    let server = left.start();
+    assert_eq!(left.unreadable(), [number]);
+    assert_eq!(lost_blocks(&server.status()["volumes"][0]["lost"]), [number]);
+    server.kill();
+    let server = left.start();
+    assert_eq!(left.unreadable(), [number]);
+    server.kill();
+}
+
+#[test]
+fn a_bad_payload_of_a_durable_record_costs_one_block() {
+    let mut left = Left::dirty();
+    let (payload, record) = left.payload(BLOCKS - 3);
+    assert!(record < left.number("last_record"), "others follow");
+    left.damage(&[payload + 10]);
+    let server = left.start();
+    assert_eq!(left.unreadable(), [BLOCKS - 3]);
     server.kill();
 }
 
@@ -202,7 +374,7 @@ fn a_record_that_was_durable_and_is_gone_is_missed() {
     assert!(record < left.number("last_record"), "others follow");
     left.damage(&[payload - BLOCK]);
     let said = left.refused();
-    assert!(said.contains("durable") || said.contains("damaged"), "{said}");
+    assert!(said.contains("1 record of the log is lost"), "{said}");
 }
 
 #[test]
@@ -235,4 +407,86 @@ fn a_clean_block_with_bad_bytes_comes_from_the_primary() {
     assert!(left.unreadable().is_empty());
     assert_eq!(server.status()["cache"]["fenced_bytes"], 0);
     server.kill();
+}
+
+/// Damages a few places of the log at random, in segments that are followed by others: what the
+/// last one loses at its end cannot be told from a torn tail.
+fn damage_at_random(left: &Left, seed: u64) {
+    let size = left.dump["segment_size"].as_u64().expect("it is a number");
+    let span = left.number("last_segment") * size;
+    let mut cache = left.cache.clone();
+    let draws = noise(seed, 64);
+    let mut draws = draws.chunks_exact(8).map(|draw| {
+        let draw: [u8; 8] = draw.try_into().expect("8 bytes");
+        u64::from_le_bytes(draw)
+    });
+    let mut next = || draws.next().expect("there are enough");
+    for _ in 0..1 + next() % 3 {
+        let len = [16, 4096, 128 << 10][next() as usize % 3];
+        let at = (AREA + next() % (span - len) / 512 * 512) as usize;
+        for byte in &mut cache[at..at + len as usize] {
+            *byte = if len == 16 { !*byte } else { 0 };
+        }
+    }
+    let file = fs::File::options().write(true).open(left.place.path("cache.img"));
+    file.expect("it is there").write_all_at(&cache, 0).expect("it is written");
+}
+
+#[test]
+fn random_damage_shows_no_wrong_byte_and_is_listed() {
+    let mut left = Left::dirty();
+    let cache = left.place.text("cache.img");
+    let copy = left.place.text("copy.img");
+    let base = fs::read(left.place.path("disk.img")).expect("it is there");
+    let (mut whole, mut unknown) = (0, 0);
+    for seed in 1..=40 {
+        damage_at_random(&left, seed);
+        fs::write(&copy, &base).expect("it is written");
+        let output = forebay(&["salvage", &cache, "--to", &copy, "--force", "--json"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(matches!(output.status.code(), Some(0 | 1)), "seed {seed}: {said}");
+        let found: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}: {said}"));
+        let holes = !found["lost_records"].as_array().expect("a list").is_empty();
+        let lost = lost_blocks(&found["lost"]);
+        let image = fs::read(&copy).expect("it is there");
+        for number in 0..BLOCKS {
+            let range = place_of(number) as usize..(place_of(number) + BLOCK) as usize;
+            if image[range.clone()] != content(number) {
+                assert!(
+                    image[range.clone()] == base[range],
+                    "seed {seed}: block {number} is wrong"
+                );
+                assert!(
+                    holes || lost.contains(&number),
+                    "seed {seed}: block {number} is not listed"
+                );
+            } else {
+                assert!(!lost.contains(&number), "seed {seed}: block {number} is not lost");
+            }
+        }
+        assert_eq!(
+            output.status.code() == Some(0),
+            !holes && lost.is_empty(),
+            "seed {seed}: {said}"
+        );
+        whole += u64::from(output.status.code() == Some(0));
+        unknown += u64::from(holes);
+        if seed % 8 == 0 {
+            let mut arguments = left.arguments();
+            arguments.push("--accept-data-loss".to_owned());
+            let server = left.place.start(&arguments);
+            let mut nbd = left.connect();
+            let mut bytes = vec![0; BLOCK as usize];
+            for number in 0..BLOCKS {
+                let at = place_of(number) as usize;
+                let read = nbd.read(place_of(number), &mut bytes);
+                let old = bytes == base[at..at + BLOCK as usize] && holes;
+                assert!(read.is_err() == lost.contains(&number), "seed {seed}: block {number}");
+                assert!(read.is_err() || old || bytes == content(number), "seed {seed}: {number}");
+            }
+            server.kill();
+        }
+    }
+    assert!(whole > 0 && unknown > 0, "{whole} whole, {unknown} with records that are gone");
 }

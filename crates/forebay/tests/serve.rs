@@ -302,6 +302,46 @@ fn a_reset_asks_before_it_loses_data() {
     let server = place.start(&arguments);
     assert_eq!(server.status()["cache"]["dirty_bytes"], 0);
     assert_eq!(server.status()["cache"]["cached_bytes"], 0);
+    // Left in a unit file, neither option does it again.
+    let data = noise(6, 1 << 20);
+    write(&place, &data);
+    server.kill();
+    let server = place.start(&arguments);
+    assert_eq!(read(&place, data.len()), data);
+    assert_ne!(server.status()["cache"]["cached_bytes"], 0);
+    server.kill();
+    // After a start without them, they count again.
+    let without = &arguments[..arguments.len() - 2];
+    place.start(without).kill();
+    let server = place.start(&arguments);
+    assert_eq!(server.status()["cache"]["cached_bytes"], 0);
+}
+
+#[test]
+fn a_reset_says_what_it_would_destroy_and_asks() {
+    let place = Place::new();
+    place.make("disk.img", 64 * MIB);
+    let arguments = place.serve("disk.img", "cache.img");
+    let reset = [&arguments[..], &["--reset-cache".to_owned()]].concat();
+    let both = [&reset[..], &["--accept-data-loss".to_owned()]].concat();
+    // The mark of ext4, where it has it.
+    let mut foreign = vec![0; 64 << 20];
+    foreign[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
+    fs::write(place.path("cache.img"), &foreign).expect("it is written");
+    for arguments in [&arguments, &reset] {
+        let said = place.refuse(arguments);
+        assert!(said.contains("ext4"), "{said}");
+    }
+    assert!(fs::read(place.path("cache.img")).expect("it is there") == foreign);
+    let server = place.start(&both);
+    server.signal("TERM");
+    assert_eq!(server.wait(), Some(0));
+    // The two devices swapped: what is there is a cache.
+    fs::rename(place.path("cache.img"), place.path("other.img")).expect("it can be renamed");
+    fs::rename(place.path("disk.img"), place.path("cache.img")).expect("it can be renamed");
+    fs::rename(place.path("other.img"), place.path("disk.img")).expect("it can be renamed");
+    let said = place.refuse(&both);
+    assert!(said.contains("swapped"), "{said}");
 }
 
 #[test]

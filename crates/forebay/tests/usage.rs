@@ -45,7 +45,6 @@ fn wrong_usage_is_2_and_says_what_to_do() {
         ("--nbd=tcp:1", "tcp:HOST:PORT"),
         ("--shards=1000", "1 to 256"),
         ("--tls=required", "tls_cert"),
-        ("--accept-data-loss", "--reset-cache"),
         ("--fuse-transport=uring", "io-uring"),
         ("--name=.forebay", "cannot be used"),
     ] {
@@ -57,9 +56,10 @@ fn wrong_usage_is_2_and_says_what_to_do() {
 
 #[test]
 fn help_is_0_and_has_an_example() {
-    for command in
-        ["serve", "status", "drain", "stop", "set", "attach", "detach", "check", "dump", "analyze"]
-    {
+    for command in [
+        "serve", "status", "drain", "stop", "set", "attach", "detach", "check", "dump", "salvage",
+        "analyze",
+    ] {
         let output = forebay(&[command, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{command}");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

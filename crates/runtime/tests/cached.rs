@@ -49,6 +49,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             buffers,
             fresh,
             trust: Trust::Full,
+            accept_loss: false,
             epoch,
         };
         Box::new(Engine::new(config, Clock::start().now()))

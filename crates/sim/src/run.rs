@@ -330,7 +330,9 @@ impl World {
                 self.pool.believed && why.contains("was changed since")
             }
             // One shard's failed flush may have lost what the next flush of another one covered.
-            Scenario::CacheFlushErrors => self.was_broken && why.contains("were durable"),
+            Scenario::CacheFlushErrors => {
+                self.was_broken && why.contains("perhaps with the newest version")
+            }
             _ => false,
         };
         right(self.setup.scenario) || self.setup.also.is_some_and(right)

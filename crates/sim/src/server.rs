@@ -301,6 +301,7 @@ fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
         buffers: BufPool::default(),
         fresh: start.fresh,
         trust: start.trust,
+        accept_loss: false,
         epoch: start.epoch,
     }
 }
