@@ -10,14 +10,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use forebay_block::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 use forebay_engine::{ContentLocality, Eviction, Mode};
-use forebay_format::{NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 use serde::{Deserialize, Deserializer};
 
 use crate::units::{Percent, Size, Time};
 
-/// Clients at once that can be configured.
-pub const CLIENTS_MAX: u32 = 4096;
 /// Where the host remembers the state of its caches, unless configured otherwise: the unit's
 /// `StateDirectory=`.
 pub const STATE_DIR: &str = "/var/lib/forebay";
@@ -473,7 +471,7 @@ impl Config {
             let hint = format!("use 1 to {SHARDS_MAX}, at most one for each processor");
             return Err(invalid("server.shards", format!("{shards} is out of range"), &hint));
         }
-        if !(1..=CLIENTS_MAX).contains(&server.max_clients) {
+        if !(1..=CLIENTS_MAX).contains(&(server.max_clients as usize)) {
             let what = format!("{} is out of range", server.max_clients);
             return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
         }

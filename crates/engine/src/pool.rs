@@ -13,6 +13,7 @@
 //! | good | trust nothing | a new pool: the primaries were written without the cache |
 //! | good | trust dirty only | opened for its dirty blocks |
 //! | good | names the primary no more | refused: another cache has served it since |
+//! | good, more shards than can be served | | refused |
 //! | good, volume missing in the configuration | | refused |
 //! | good, volume added | another pool may have dirty blocks of its primary | refused |
 //! | good, other primary, or primary smaller, or changed | | refused |
@@ -24,10 +25,12 @@ mod primary;
 use std::error::Error;
 use std::fmt;
 
-use forebay_block::{BLOCK_SIZE, ByteRange, IoBuf, VolumeId};
+use forebay_block::{
+    BLOCK_SIZE, ByteRange, IoBuf, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId,
+};
 use forebay_format::{
-    ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, NAME_BYTES_MAX, SHARDS_MAX,
-    SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock, VOLUMES_MAX, VolumeRecord, newest,
+    ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, SUPERBLOCK_BYTES,
+    SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
 };
 
 use crate::api::Trust;
@@ -302,6 +305,14 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
         return refuse(format!(
             "the cache device has {} bytes, but the cache on it was made for {}; restore its size",
             request.device_size, old.device_size
+        ));
+    }
+    if old.shards.len() > SHARDS_MAX {
+        return refuse(format!(
+            "the cache was made for {} shards, and {SHARDS_MAX} can be served; it has never been \
+             served and holds nothing: start once with --reset-cache and at most {SHARDS_MAX} \
+             shards",
+            old.shards.len()
         ));
     }
     let mut volumes = old.volumes.clone();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand};
+use forebay_block::NAME_BYTES_MAX;
 use forebay_control::config::{
     CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, Listen, MemoryConfig,
     ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction, parse_fuse_transport,
@@ -164,7 +165,8 @@ pub struct ServeFlags {
     /// Memory for recent blocks [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
-    /// Threads [default: what the cache was made with, or by the number of processors]
+    /// Threads [default: what the cache was made with, or by the number of processors],
+    /// at most 64
     #[arg(long, value_name = "N")]
     shards: Option<u16>,
     /// Let sequential streams pass by the cache after so many bytes; 0 is never [default: 512KiB]
@@ -193,7 +195,7 @@ pub struct ServeFlags {
     /// root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Clients at once [default: 128]
+    /// Clients at once, at most 900 [default: 128]
     #[arg(long, value_name = "N")]
     max_clients: Option<u32>,
     /// Whether clients may or must use TLS: off, allowed, required
@@ -289,7 +291,7 @@ fn name_of(primary: &str) -> String {
     let last = place.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(place);
     let stem = last.strip_suffix(".img").or(last.strip_suffix(".raw")).unwrap_or(last);
     let known = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let name: String = stem.chars().take(64).map(known).collect();
+    let name: String = stem.chars().take(NAME_BYTES_MAX).map(known).collect();
     if name.is_empty() { "volume".to_owned() } else { name }
 }
 

@@ -30,8 +30,8 @@ pub use record::{
     RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, Record, RecordHeader, decode_record, encode_record,
 };
 pub use superblock::{
-    ANNOUNCEMENT_OFFSET, AREA_OFFSET, IDENTITY_BYTES_MAX, NAME_BYTES_MAX, SHARDS_MAX,
-    SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock, VOLUMES_MAX, VolumeRecord, newest,
+    ANNOUNCEMENT_OFFSET, AREA_OFFSET, IDENTITY_BYTES_MAX, SHARD_AREAS, SUPERBLOCK_BYTES,
+    SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
 };
 
 /// Bytes in a page of the log, the unit of its reads and writes. Not assumed to be written as a

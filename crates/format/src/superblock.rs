@@ -6,7 +6,7 @@
 //! announced in a third place before, which is blank again before the pool serves. The log's state
 //! is not here: recovery finds it in the segments.
 
-use forebay_block::VolumeId;
+use forebay_block::{NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId};
 
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, ensure_len, magic, seal};
 use crate::entry::VOLUME_BLOCKS_MAX;
@@ -22,12 +22,12 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 65536];
 pub const ANNOUNCEMENT_OFFSET: u64 = 32768;
 /// Where the shards' areas may start.
 pub const AREA_OFFSET: u64 = 1 << 20;
-/// Shards at most.
-pub const SHARDS_MAX: usize = 256;
-/// Volumes at most; also the limit of their ids.
-pub const VOLUMES_MAX: usize = 64;
-/// Bytes of a volume's name at most.
-pub const NAME_BYTES_MAX: usize = 64;
+/// Shards for which the superblock has room. Fewer are served: [`forebay_block::SHARDS_MAX`].
+pub const SHARD_AREAS: usize = 256;
+/// Volumes for which the superblock has room.
+const VOLUME_RECORDS: usize = 64;
+/// Bytes that the superblock has for a volume's name.
+const NAME_BYTES: usize = 64;
 /// Bytes of a primary's identity at most.
 pub const IDENTITY_BYTES_MAX: usize = 255;
 
@@ -37,9 +37,9 @@ const HEAD_USED: usize = PREFIX_BYTES + 2 + 8 + 16 + 8 + 4 + 4 + 8 + 8 + 2 + 2;
 const AREA_BYTES: usize = 16;
 const AREAS_AT: usize = HEAD_BYTES;
 const VOLUME_BYTES: usize = 384;
-const VOLUME_USED: usize = 8 + 8 + 8 + NAME_BYTES_MAX + IDENTITY_BYTES_MAX;
-const VOLUMES_AT: usize = AREAS_AT + SHARDS_MAX * AREA_BYTES;
-const END: usize = VOLUMES_AT + VOLUMES_MAX * VOLUME_BYTES;
+const VOLUME_USED: usize = 8 + 8 + 8 + NAME_BYTES + IDENTITY_BYTES_MAX;
+const VOLUMES_AT: usize = AREAS_AT + SHARD_AREAS * AREA_BYTES;
+const END: usize = VOLUMES_AT + VOLUME_RECORDS * VOLUME_BYTES;
 const SHARDS_COUNT_AT: usize = HEAD_USED - 4;
 const VOLUMES_COUNT_AT: usize = HEAD_USED - 2;
 
@@ -116,18 +116,18 @@ impl Superblock {
         w.u32(self.segment_size);
         w.u64(self.device_size);
         w.u64(self.created_unix);
-        w.u16(u16::try_from(self.shards.len()).expect("checked against SHARDS_MAX"));
+        w.u16(u16::try_from(self.shards.len()).expect("checked against SHARD_AREAS"));
         w.u16(u16::try_from(self.volumes.len()).expect("checked against VOLUMES_MAX"));
         w.zeros(HEAD_BYTES - HEAD_USED);
         for area in &self.shards {
             w.u64(area.offset);
             w.u64(area.len);
         }
-        w.zeros((SHARDS_MAX - self.shards.len()) * AREA_BYTES);
+        w.zeros((SHARD_AREAS - self.shards.len()) * AREA_BYTES);
         for volume in &self.volumes {
             volume.put(&mut w);
         }
-        w.zeros((VOLUMES_MAX - self.volumes.len()) * VOLUME_BYTES + SUPERBLOCK_BYTES - END);
+        w.zeros((VOLUME_RECORDS - self.volumes.len()) * VOLUME_BYTES + SUPERBLOCK_BYTES - END);
         seal(out);
     }
 
@@ -211,7 +211,7 @@ impl Superblock {
 fn check_counts(shards: usize, volumes: usize) -> Result<(), FormatError> {
     let (s, v) = (shards as u64, volumes as u64);
     ensure_min("number of shards", SHARDS_COUNT_AT, s, 1)?;
-    ensure_max("number of shards", SHARDS_COUNT_AT, s, SHARDS_MAX as u64)?;
+    ensure_max("number of shards", SHARDS_COUNT_AT, s, SHARD_AREAS as u64)?;
     ensure_max("number of volumes", VOLUMES_COUNT_AT, v, VOLUMES_MAX as u64)
 }
 
@@ -225,7 +225,7 @@ impl VolumeRecord {
         w.u64(self.size);
         w.u64(self.fingerprint.unwrap_or(0));
         w.put(self.name.as_bytes());
-        w.zeros(NAME_BYTES_MAX - self.name.len());
+        w.zeros(NAME_BYTES - self.name.len());
         w.put(self.identity.as_bytes());
         w.zeros(IDENTITY_BYTES_MAX - self.identity.len() + VOLUME_BYTES - VOLUME_USED);
     }
@@ -241,7 +241,7 @@ impl VolumeRecord {
         if !present {
             ensure_eq("absent fingerprint", r.at() - 8, fingerprint, 0)?;
         }
-        let name = text(r, name_len, NAME_BYTES_MAX)?;
+        let name = text(r, name_len, NAME_BYTES)?;
         let identity = text(r, identity_len, IDENTITY_BYTES_MAX)?;
         r.reserved(VOLUME_BYTES - VOLUME_USED)?;
         Ok(Self { id, name, size, identity, fingerprint: present.then_some(fingerprint) })
@@ -301,4 +301,6 @@ const _: () = assert!(END <= SUPERBLOCK_BYTES);
 const _: () = assert!(ANNOUNCEMENT_OFFSET >= SUPERBLOCK_OFFSETS[0] + SUPERBLOCK_BYTES as u64);
 const _: () = assert!(SUPERBLOCK_OFFSETS[1] >= ANNOUNCEMENT_OFFSET + SUPERBLOCK_BYTES as u64);
 const _: () = assert!(AREA_OFFSET >= SUPERBLOCK_OFFSETS[1] + SUPERBLOCK_BYTES as u64);
+const _: () = assert!(SHARDS_MAX <= SHARD_AREAS);
+const _: () = assert!(VOLUMES_MAX == VOLUME_RECORDS && NAME_BYTES_MAX == NAME_BYTES);
 const _: () = assert!(NAME_BYTES_MAX < 256 && IDENTITY_BYTES_MAX < 256);

@@ -4,6 +4,7 @@
 mod common;
 
 use common::reseal;
+use forebay_block::NAME_BYTES_MAX;
 use forebay_format::*;
 use proptest::prelude::*;
 
@@ -235,7 +236,7 @@ fn a_footers_records_are_as_many_as_its_lsns() {
 
 #[test]
 fn each_field_of_a_superblock_is_checked() {
-    let volumes = 128 + SHARDS_MAX * 16;
+    let volumes = 128 + SHARD_AREAS * 16;
     let cases: [(&str, usize, &[u8], usize); 19] = [
         ("unknown flag", 14, &[2], 14),
         ("segment of no pages", 52, &[0; 4], 52),
@@ -268,7 +269,7 @@ fn each_field_of_a_superblock_is_checked() {
 
 #[test]
 fn each_field_of_a_volume_is_checked() {
-    let (first, second) = (128 + SHARDS_MAX * 16, 128 + SHARDS_MAX * 16 + 384);
+    let (first, second) = (128 + SHARD_AREAS * 16, 128 + SHARD_AREAS * 16 + 384);
     let cases: [(&str, usize, &[u8], usize); 8] = [
         ("the same id twice", second, &[0], second),
         ("unknown flag", first + 1, &[2], first + 1),

@@ -1,6 +1,6 @@
 //! What is encoded is decoded to the same, for any structure that may be encoded.
 
-use forebay_block::VolumeId;
+use forebay_block::{VOLUMES_MAX, VolumeId};
 use forebay_format::*;
 use proptest::prelude::*;
 
@@ -185,7 +185,7 @@ fn volume() -> impl Strategy<Value = VolumeRecord> {
 }
 
 fn superblock() -> impl Strategy<Value = Superblock> {
-    let shards = prop::collection::vec((0..9u64, 2..9u64), 1..=SHARDS_MAX);
+    let shards = prop::collection::vec((0..9u64, 2..9u64), 1..=SHARD_AREAS);
     let volumes = prop::collection::btree_map(0u8..64, volume(), 0..VOLUMES_MAX);
     (any::<[u64; 3]>(), any::<[u8; 16]>(), 4u32..2048, any::<u32>(), shards, volumes, any::<bool>())
         .prop_map(|(numbers, uuid, pages, epoch, shards, volumes, clean)| {

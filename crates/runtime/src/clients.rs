@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_block::{Endpoint, Instant, Io, Session};
+use forebay_block::{CLIENTS_MAX, Endpoint, Instant, Io, Session};
 use forebay_device::{Client, Done as RingDone, Op, Payload, Ring, RingFile};
 use forebay_volume::{ClientKey, Done, Slab};
 
@@ -19,8 +19,6 @@ use crate::listen::Listener;
 
 /// Clients served at once, unless configured otherwise.
 pub const CLIENTS: usize = 128;
-/// Most clients that may be configured.
-pub const CLIENTS_MAX: usize = 900;
 /// How long a client may take to choose a volume, unless configured otherwise.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a listener rests after it failed to accept: out of descriptors or memory.

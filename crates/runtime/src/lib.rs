@@ -28,7 +28,7 @@ pub use forebay_engine::Shard;
 
 pub use blocking::{Blocking, clock};
 pub use channel::Mount;
-pub use clients::{CLIENTS, CLIENTS_MAX, HANDSHAKE_PATIENCE, SessionFactory};
+pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, SessionFactory};
 pub use histogram::Histogram;
 pub use listen::{Address, Listener};
 pub use message::{Latencies, OPERATIONS, Snapshot};

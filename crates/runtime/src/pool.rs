@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_block::{Arena, BufPool, VolumeId};
+use forebay_block::{Arena, BufPool, SHARDS_MAX, VolumeId};
 use forebay_device::{BlockDevice, Clock};
 use forebay_engine::{ContentLocality, Eviction, Mode, Shard, Stats, Trust, VolumeState};
-use forebay_volume::{Registry, SHARDS_MAX};
+use forebay_volume::Registry;
 
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};

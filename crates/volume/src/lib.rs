@@ -17,11 +17,9 @@ mod split;
 pub use flush_gate::{Ask, Asked, Ended, FlushGate};
 pub use port::ShardPort;
 pub use record::{RECORDED_MAX, Recorded};
-pub use registry::{
-    NAME_BYTES_MAX, Registry, RegistryError, SEQUENTIAL_THRESHOLD, VOLUMES_MAX, Volume,
-};
+pub use registry::{Registry, RegistryError, SEQUENTIAL_THRESHOLD, Volume};
 pub use router::{
     ClientKey, DISCARD_MAX, Done, PIECES_MAX, REQUESTS_MAX, Router, RouterConfig, WAVE, origin_of,
 };
 pub use slab::Slab;
-pub use split::{SHARDS_MAX, next_piece, shard_of};
+pub use split::{next_piece, shard_of};

@@ -3,12 +3,10 @@
 use std::error::Error;
 use std::fmt;
 
-use forebay_block::{DeviceInfo, Endpoint, Export, SECTOR_SIZE, VolumeId};
+use forebay_block::{
+    DeviceInfo, Endpoint, Export, NAME_BYTES_MAX, SECTOR_SIZE, VOLUMES_MAX, VolumeId,
+};
 
-/// Most volumes that share one cache.
-pub const VOLUMES_MAX: usize = 64;
-/// Most bytes in a volume's name, as the superblock keeps it.
-pub const NAME_BYTES_MAX: usize = 64;
 /// Bytes after which a sequential stream goes past the cache, unless a volume says otherwise.
 pub const SEQUENTIAL_THRESHOLD: u64 = 512 << 10;
 

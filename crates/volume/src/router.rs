@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 
 use forebay_block::{
     BufPool, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag,
-    REQUEST_MAX, STRIPE_SIZE, VolumeId,
+    REQUEST_MAX, SHARDS_MAX, STRIPE_SIZE, VolumeId,
 };
 use forebay_engine::{Bypass, Reply, Request, RequestId};
 use forebay_policy::SequentialDetector;
@@ -23,7 +23,7 @@ use crate::port::ShardPort;
 use crate::record::Recorded;
 use crate::registry::Registry;
 use crate::slab::Slab;
-use crate::split::{SHARDS_MAX, next_piece, shard_of};
+use crate::split::{next_piece, shard_of};
 
 /// Most client requests in flight in one router.
 pub const REQUESTS_MAX: usize = 1 << 16;

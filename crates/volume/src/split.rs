@@ -4,10 +4,7 @@
 //! which shard's log a block lives, so it is part of the format of a pool: it never changes for a
 //! given number of shards.
 
-use forebay_block::{ByteRange, STRIPE_SIZE, VolumeId};
-
-/// Most shards of a pool.
-pub const SHARDS_MAX: usize = 64;
+use forebay_block::{ByteRange, SHARDS_MAX, STRIPE_SIZE, VolumeId};
 
 /// The shard that owns a stripe of a volume.
 #[must_use]

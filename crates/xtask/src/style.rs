@@ -1,6 +1,7 @@
 //! What every source file must look like: a head that says what it owns, a bounded length and
 //! width, and `unsafe` only where it is expected. The rest of the style is rustfmt's and clippy's.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,10 +33,12 @@ pub fn workspace(root: &Path) -> Result<Report, io::Error> {
     }
     files.sort();
     let mut problems = Vec::new();
+    let mut bounds = Bounds::default();
     for path in &files {
         let text = fs::read_to_string(path)?;
         let name = path.strip_prefix(root).unwrap_or(path).to_string_lossy();
         check(&name, &text, &mut problems);
+        bounds.note(&name, &text, &mut problems);
     }
     if root.join("docs").is_dir() {
         docs::check(root, &files, &mut problems)?;
@@ -59,6 +62,33 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), io::Error> 
         }
     }
     Ok(())
+}
+
+/// The public bounds of the workspace: `pub const NAME_MAX`, each in one crate only.
+#[derive(Default)]
+struct Bounds(BTreeMap<String, String>);
+
+impl Bounds {
+    /// Notes the bounds of a file. One that another crate has too is a problem.
+    fn note(&mut self, name: &str, text: &str, problems: &mut Vec<String>) {
+        let Some(krate) = name.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"))
+        else {
+            return;
+        };
+        for (number, line) in code_of(text).lines().enumerate() {
+            let constant = line.trim_start().strip_prefix("pub const ");
+            let bound = constant.and_then(|rest| rest.split_once(':')).map(|(bound, _)| bound);
+            let Some(bound) = bound.filter(|bound| bound.ends_with("_MAX")) else { continue };
+            let first = self.0.entry(bound.to_owned()).or_insert_with(|| krate.0.to_owned());
+            if first != krate.0 {
+                problems.push(format!(
+                    "{name}:{}: {bound} is a bound of {first} too; keep one, in \
+                     crates/block/src/limits.rs if no crate depends on the other",
+                    number + 1
+                ));
+            }
+        }
+    }
 }
 
 /// Checks one file, named as seen from the workspace's directory.
@@ -128,6 +158,22 @@ mod tests {
         assert!(problems_of("crates/engine/src/x.rs", &text).is_empty());
         let text = "//! Head.\nunsafe impl Send for A {}\n";
         assert!(problems_of(UNSAFE_FILES[0].0, text).is_empty());
+    }
+
+    #[test]
+    fn a_bound_stands_in_one_crate() {
+        let mut bounds = Bounds::default();
+        let mut problems = Vec::new();
+        let text = "//! Head.\npub const A_MAX: u8 = 1;\nconst B_MAX: u8 = 1;\n";
+        bounds.note("crates/one/src/a.rs", text, &mut problems);
+        bounds.note("crates/one/src/b.rs", "    pub const A_MAX: u8 = 1;", &mut problems);
+        bounds.note("crates/two/src/a.rs", "pub const B_MAX: u8 = 2;", &mut problems);
+        bounds.note("crates/two/src/b.rs", "// pub const A_MAX: u8 = 2;", &mut problems);
+        bounds.note("crates/two/tests/b.rs", "pub const A_MAX: u8 = 2;", &mut problems);
+        assert!(problems.is_empty(), "{problems:?}");
+        bounds.note("crates/two/src/c.rs", "//!\npub const A_MAX: u64 = 2;", &mut problems);
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert!(problems[0].starts_with("crates/two/src/c.rs:2: A_MAX"), "{problems:?}");
     }
 
     #[test]

@@ -70,6 +70,22 @@ fn a_blank_device_becomes_a_pool_and_is_found_again() {
 }
 
 #[test]
+fn a_pool_of_more_shards_than_are_served_is_refused() {
+    let volumes = [spec("a", 1 << 20)];
+    let mut made = stopped(&volumes);
+    let area = made.shards[0];
+    made.segment_size = 64 << 10;
+    let segment = u64::from(made.segment_size);
+    let len = area.len / 65 / segment * segment;
+    let areas = (0..65).map(|at| ShardArea { offset: area.offset + at * len, len });
+    made.shards = areas.collect();
+    let said = why(open(&request([&encoded(&made), BLANK], &volumes, &[])));
+    assert!(said.contains("65 shards") && said.contains("--reset-cache"), "{said}");
+    made.shards.pop();
+    open(&request([&encoded(&made), BLANK], &volumes, &[])).expect("64 are served");
+}
+
+#[test]
 fn the_copy_of_a_start_that_was_flushed_is_not_written_over() {
     let volumes = [spec("a", 1 << 20)];
     let mut first = stopped(&volumes);
