@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::metrics::{BYPASS_REASONS, METRICS};
-use crate::pool::{PoolSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot};
+use crate::pool::{PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot};
 use crate::problems::problems;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
@@ -44,6 +44,9 @@ pub struct PoolStatus {
     pub shards: Vec<ShardStatus>,
     /// Every counter and level, over all shards; `docs/statistics.md` says what each means.
     pub counters: std::collections::BTreeMap<String, u64>,
+    /// Every setting in force, those of volumes behind those of the server.
+    #[serde(default)]
+    pub settings: Vec<SettingStatus>,
 }
 
 /// The cache device and what is in it.
@@ -53,6 +56,10 @@ pub struct CacheStatus {
     pub path: String,
     /// Bytes of it in use.
     pub size: u64,
+    /// Bytes that it has, or that it may use: more than `size` where memory for the index of all
+    /// of it was short when the cache was made.
+    #[serde(default)]
+    pub device_size: u64,
     /// How clean blocks are chosen to leave: `fifo`, `lru`, `frequency`.
     #[serde(default)]
     pub eviction: String,
@@ -232,7 +239,23 @@ pub enum JobState {
     Failed,
 }
 
-/// Settings of a volume to change; absent ones stay.
+/// A setting in force.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct SettingStatus {
+    /// The volume; absent for one of the server.
+    pub volume: Option<String>,
+    /// Its name, as in the configuration.
+    pub name: String,
+    /// What is in force.
+    pub value: String,
+    /// What the configuration says, where `set` has changed it.
+    pub configured: Option<String>,
+    /// When `set` has changed it, in seconds since 1970.
+    pub set_unix_seconds: Option<u64>,
+}
+
+/// Settings of a volume to change; absent ones stay, and `default` is the configured value. What
+/// is changed is kept for the next starts.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeSettings {
@@ -356,6 +379,20 @@ impl PoolStatus {
             volumes: pool.volumes.iter().map(VolumeStatus::of).collect(),
             shards: pool.shards.iter().map(ShardStatus::of).collect(),
             counters,
+            settings: pool.settings.iter().map(SettingStatus::of).collect(),
+        }
+    }
+}
+
+impl SettingStatus {
+    fn of(setting: &SettingSnapshot) -> Self {
+        let changed = setting.changed.as_ref();
+        Self {
+            volume: setting.volume.clone(),
+            name: setting.name.to_owned(),
+            value: setting.value.clone(),
+            configured: changed.map(|(configured, _)| configured.clone()),
+            set_unix_seconds: changed.map(|&(_, since)| since),
         }
     }
 }
@@ -370,6 +407,7 @@ impl CacheStatus {
         Self {
             path: pool.cache_path.clone(),
             size: pool.cache_bytes,
+            device_size: pool.cache_device_bytes,
             eviction: pool.eviction.name().to_owned(),
             content: pool.content.name().to_owned(),
             cached_bytes: bytes("cached_blocks"),

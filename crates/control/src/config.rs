@@ -113,13 +113,15 @@ fn default_compress() -> bool {
 pub struct MemoryConfig {
     /// Bytes of RAM for recent blocks; the index comes on top.
     pub ram: Size,
+    /// Bytes that the index of a new cache may take; half of the machine's when absent.
+    pub index: Option<Size>,
     /// Whether all memory is locked, so that the server never waits for its own swap.
     pub lock: bool,
 }
 
 impl Default for MemoryConfig {
     fn default() -> Self {
-        Self { ram: Size(256 << 20), lock: false }
+        Self { ram: Size(256 << 20), index: None, lock: false }
     }
 }
 

@@ -13,6 +13,7 @@ mod metrics;
 mod pool;
 mod problems;
 mod server;
+pub mod settings;
 mod socket;
 pub mod text;
 pub mod units;
@@ -21,8 +22,8 @@ pub use client::{Client, ClientError};
 pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{METRICS, Metric, MetricKind, exposition};
 pub use pool::{
-    Latency, PoolControl, PoolSnapshot, PrimaryHealth, ShardSnapshot, TraceSnapshot, TraceTarget,
-    VolumeSnapshot,
+    Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot,
+    TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
 pub use server::{ControlSocket, Server};
 pub use socket::{SocketError, default_socket};

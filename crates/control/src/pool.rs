@@ -18,23 +18,26 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When a shard does not answer.
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError>;
 
-    /// Changes the mode of a volume. Dirty blocks stay where they are and are destaged.
+    /// Changes the mode of a volume, for the next starts too; `None` is the configured one. Dirty
+    /// blocks stay where they are and are destaged.
     ///
     /// # Errors
-    /// When there is no such volume, or the cache's health does not allow the mode.
-    fn set_mode(&self, volume: &str, mode: Mode) -> Result<(), ControlError>;
+    /// When there is no such volume, or the change cannot be kept; then nothing is changed.
+    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError>;
 
-    /// Changes how clean blocks are chosen to leave, for all volumes.
+    /// Changes how clean blocks are chosen to leave, for all volumes, and for the next starts too;
+    /// `None` is as configured.
     ///
     /// # Errors
-    /// When a shard does not answer.
-    fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError>;
+    /// When the change cannot be kept; then nothing is changed.
+    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError>;
 
-    /// Changes how rewritten blocks are stored, for all volumes.
+    /// Changes how rewritten blocks are stored, for all volumes, and for the next starts too;
+    /// `None` is as configured.
     ///
     /// # Errors
-    /// When a shard does not answer.
-    fn set_content(&self, content: ContentLocality) -> Result<(), ControlError>;
+    /// When the change cannot be kept; then nothing is changed.
+    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError>;
 
     /// Starts, or stops, destaging everything as fast as the primaries take it.
     ///
@@ -106,6 +109,8 @@ pub struct PoolSnapshot {
     pub cache_path: String,
     /// Bytes of it that are used.
     pub cache_bytes: u64,
+    /// Bytes that it has.
+    pub cache_device_bytes: u64,
     /// How clean blocks are chosen to leave.
     pub eviction: Eviction,
     /// How rewritten blocks are stored.
@@ -122,6 +127,21 @@ pub struct PoolSnapshot {
     pub shards: Vec<ShardSnapshot>,
     /// How long requests took, by volume and operation.
     pub latencies: Vec<Latency>,
+    /// Every setting in force.
+    pub settings: Vec<SettingSnapshot>,
+}
+
+/// A setting at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SettingSnapshot {
+    /// The volume; `None` for one of the server.
+    pub volume: Option<String>,
+    /// Its name, as in the configuration.
+    pub name: &'static str,
+    /// What is in force.
+    pub value: String,
+    /// What the configuration says, and since when, in seconds since 1970, it was set otherwise.
+    pub changed: Option<(String, u64)>,
 }
 
 /// A volume at one moment.

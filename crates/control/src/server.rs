@@ -377,7 +377,7 @@ fn job_number(text: &str) -> Result<u64, ControlError> {
     })
 }
 
-/// Changes settings of a volume while it serves.
+/// Changes settings of a volume while it serves, and keeps them for the next starts.
 #[utoipa::path(post, path = "/v1/volumes/{name}/set", params(("name" = String, Path)),
     request_body = VolumeSettings, responses((status = 200, body = VolumeStatus),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
@@ -392,11 +392,9 @@ async fn set(
         let invalid =
             |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
         // Everything is understood before anything is changed.
-        let mode = settings.mode.as_deref().map(parse_mode).transpose().map_err(invalid)?;
-        let eviction = settings.eviction.as_deref().map(parse_eviction).transpose();
-        let eviction = eviction.map_err(invalid)?;
-        let content = settings.content.as_deref().map(parse_content).transpose();
-        let content = content.map_err(invalid)?;
+        let mode = wish(&settings.mode, parse_mode).map_err(invalid)?;
+        let eviction = wish(&settings.eviction, parse_eviction).map_err(invalid)?;
+        let content = wish(&settings.content, parse_content).map_err(invalid)?;
         if mode.is_none() && eviction.is_none() && content.is_none() {
             return Err(invalid("no setting is given".to_owned()));
         }
@@ -406,6 +404,18 @@ async fn set(
         Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))
     })
     .await
+}
+
+/// What is wished for a setting, if anything: a value, or nothing for the configured one.
+fn wish<T>(
+    text: &Option<String>,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Option<Option<T>>, String> {
+    match text.as_deref() {
+        None => Ok(None),
+        Some("default") => Ok(Some(None)),
+        Some(text) => parse(text).map(|value| Some(Some(value))),
+    }
 }
 
 /// Begins to record what clients ask of a volume. The file is made with mode 0600 by the server.

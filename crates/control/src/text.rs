@@ -2,7 +2,7 @@
 //! FUSE mount.
 
 use crate::Latency;
-use crate::api::{PoolStatus, VolumeStatus};
+use crate::api::{PoolStatus, SettingStatus, VolumeStatus};
 use crate::pool::PoolSnapshot;
 use crate::units::Size;
 
@@ -26,10 +26,15 @@ pub fn pool(status: &PoolStatus) -> String {
         out += &format!("WRONG    {problem}\n");
     }
     out += &format!(
-        "cache    {}: {} of data in {}; {hits}\n",
+        "cache    {}: {} of data in {}{}; {hits}\n",
         cache.path,
         Size(cache.cached_bytes),
-        Size(cache.size)
+        Size(cache.size),
+        if cache.size < cache.device_size {
+            format!(" of the device's {}", Size(cache.device_size))
+        } else {
+            String::new()
+        }
     );
     if cache.payload_bytes > 0 {
         out += &format!(
@@ -57,7 +62,27 @@ pub fn pool(status: &PoolStatus) -> String {
     for endpoint in &status.endpoints {
         out += &format!("serves   {endpoint}\n");
     }
-    out + &volumes(&status.volumes)
+    out + &volumes(&status.volumes) + &settings(&status.settings)
+}
+
+/// The settings in force: a line for the server, and one for each volume.
+fn settings(settings: &[SettingStatus]) -> String {
+    let mut out = String::new();
+    let mut last = None;
+    for setting in settings {
+        if last != Some(&setting.volume) {
+            let whose = setting.volume.as_deref().unwrap_or("settings");
+            out += if last.is_some() { "\n" } else { "" };
+            out += whose;
+            out += if setting.volume.is_some() { ":" } else { "" };
+            last = Some(&setting.volume);
+        }
+        out += &format!(" {}={}", setting.name, setting.value);
+        if let Some(configured) = &setting.configured {
+            out += &format!(" (set; configured {configured})");
+        }
+    }
+    if out.is_empty() { out } else { out + "\n" }
 }
 
 /// What is in RAM; nothing while that is empty.
@@ -154,6 +179,27 @@ mod tests {
         assert_eq!(duration(61), "1 min 1 s");
         assert_eq!(duration(7_260), "2 h 1 min");
         assert_eq!(duration(90_000), "1 d 1 h");
+    }
+
+    #[test]
+    fn settings_have_a_line_for_the_server_and_for_each_volume() {
+        let setting = |volume: Option<&str>, name: &str, value: &str| SettingStatus {
+            volume: volume.map(str::to_owned),
+            name: name.to_owned(),
+            value: value.to_owned(),
+            configured: None,
+            set_unix_seconds: None,
+        };
+        let mut all = vec![
+            setting(None, "eviction", "lru"),
+            setting(None, "ram", "4 MiB"),
+            setting(Some("db"), "mode", "write-through"),
+        ];
+        all[2].configured = Some("write-back".to_owned());
+        let expected = "settings eviction=lru ram=4MiB\n\
+                        db: mode=write-through (set; configured write-back)\n";
+        assert_eq!(settings(&all).replace("4 MiB", "4MiB"), expected);
+        assert_eq!(settings(&[]), "");
     }
 
     #[test]

@@ -62,6 +62,7 @@ impl PoolControl for Table {
             stopping: false,
             cache_path: "/dev/cache".to_owned(),
             cache_bytes: 1 << 30,
+            cache_device_bytes: 1 << 30,
             eviction: Eviction::Lru,
             content: ContentLocality::Rewrite,
             write_cache_depth: Duration::from_secs(30),
@@ -94,19 +95,23 @@ impl PoolControl for Table {
                 sum_nanos: 1_500_000,
                 at_most: vec![(1_000, 1), (1_000_000, 2)],
             }],
+            settings: Vec::new(),
         })
     }
 
-    fn set_mode(&self, volume: &str, mode: Mode) -> Result<(), ControlError> {
+    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError> {
+        let mode = mode.unwrap_or(Mode::PassThrough);
         *locked(&self.mode) = mode;
         self.ask(format!("mode of {volume} to {}", mode.name()))
     }
 
-    fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError> {
+    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError> {
+        let eviction = eviction.unwrap_or_default();
         self.ask(format!("eviction {}", eviction.name()))
     }
 
-    fn set_content(&self, content: ContentLocality) -> Result<(), ControlError> {
+    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError> {
+        let content = content.unwrap_or_default();
         self.ask(format!("content {}", content.name()))
     }
 

@@ -158,6 +158,21 @@ fn kind_bits(kind: EntryKind) -> u8 {
     }
 }
 
+/// Buckets of an index for `blocks` blocks.
+fn buckets(blocks: u64) -> u64 {
+    (blocks * 100).div_ceil(LOAD_PERCENT).div_ceil(SLOTS as u64).max(BUCKETS_MIN)
+}
+
+/// Bytes of memory that an index for `blocks` blocks takes.
+pub fn bytes_for(blocks: u64) -> u64 {
+    buckets(blocks) * SLOTS as u64 * SLOT_BYTES
+}
+
+/// The most blocks of which the index takes at most so much memory.
+pub fn blocks_in(bytes: u64) -> u64 {
+    bytes / SLOT_BYTES / 100 * LOAD_PERCENT
+}
+
 /// The map of one shard.
 pub struct Index {
     slots: Box<[Slot]>,
@@ -170,8 +185,7 @@ pub struct Index {
 impl Index {
     /// Room for `blocks` blocks at least.
     pub fn new(blocks: u64) -> Self {
-        let slots = (blocks * 100).div_ceil(LOAD_PERCENT);
-        let buckets = slots.div_ceil(SLOTS as u64).max(BUCKETS_MIN);
+        let buckets = buckets(blocks);
         let total = usize::try_from(buckets).expect("the index fits memory") * SLOTS;
         Self {
             slots: vec![Slot::default(); total].into_boxed_slice(),

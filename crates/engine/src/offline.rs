@@ -12,6 +12,7 @@ use forebay_format::{
 };
 
 use crate::index::Key;
+use crate::pool::is_removed;
 use crate::scan::Owner;
 use crate::survey::Survey;
 
@@ -104,11 +105,15 @@ pub fn superblock(read: &mut ReadAt) -> Result<Superblock, String> {
 /// When the device cannot be read or holds no pool. What is damaged is in the report.
 pub fn examine(read: &mut ReadAt, payloads: bool) -> Result<Report, String> {
     let superblock = superblock(read)?;
+    let removed = superblock.volumes.iter().filter(|volume| is_removed(volume));
+    let removed: Vec<VolumeId> = removed.map(|volume| volume.id).collect();
     let mut report = Report { superblock, shards: Vec::new(), problems: Vec::new() };
     for (shard, area) in report.superblock.shards.clone().into_iter().enumerate() {
         assert!(area.offset >= AREA_OFFSET, "decoding checked the areas");
         let mut examiner = Examiner::new(&report.superblock, shard as u16, area, payloads);
-        report.shards.push(examiner.examine(read)?);
+        let mut found = examiner.examine(read)?;
+        found.blocks.retain(|block| !removed.contains(&block.volume));
+        report.shards.push(found);
         report.problems.append(&mut examiner.problems);
     }
     Ok(report)

@@ -14,12 +14,14 @@
 //! | good | trust dirty only | opened for its dirty blocks |
 //! | good | names the primary no more | refused: another cache has served it since |
 //! | good, more shards than can be served | | refused |
-//! | good, volume missing in the configuration | | refused |
+//! | good, volume of another name, but the same primary | | opened, renamed |
+//! | good, volume missing in the configuration | | dropped, if nothing of it is dirty or it is forgotten; else refused |
 //! | good, volume added | another pool may have dirty blocks of its primary | refused |
 //! | good, other primary, or primary smaller, or changed | | refused |
 //! | good, other primary, or changed, and accepted | | opened for its dirty blocks |
 //! | good | same or none | opened |
 
+mod absent;
 mod primary;
 
 use std::error::Error;
@@ -34,8 +36,10 @@ use forebay_format::{
 };
 
 use crate::api::Trust;
-use crate::index::SEGMENTS_MAX;
+use crate::index::{SEGMENTS_MAX, blocks_in, bytes_for};
 use crate::limits::SEGMENTS_MIN;
+pub use absent::{Absent, absent, is_removed};
+use absent::{drop_absent, record_of};
 use primary::{Standing, is_same, judge};
 
 /// Bytes of a segment where the device is large enough.
@@ -113,6 +117,8 @@ pub struct OpenRequest<'a> {
     pub volumes: &'a [VolumeSpec],
     /// What is kept outside, of any pool.
     pub witnesses: &'a [Witness],
+    /// What is known of the pool's volumes that are not configured.
+    pub absent: &'a [Absent],
     /// Shards of a new pool.
     pub shards: u16,
     /// Make a new pool whatever is on the device.
@@ -301,60 +307,34 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
         let note = "the cache had failed and its primaries were written without it: made anew";
         return make(request, vec![note.into()], false);
     }
-    if request.device_size < old.device_size {
-        return refuse(format!(
-            "the cache device has {} bytes, but the cache on it was made for {}; restore its size",
-            request.device_size, old.device_size
-        ));
-    }
-    if old.shards.len() > SHARDS_MAX {
-        return refuse(format!(
-            "the cache was made for {} shards, and {SHARDS_MAX} can be served; it has never been \
-             served and holds nothing: start once with --reset-cache and at most {SHARDS_MAX} \
-             shards",
-            old.shards.len()
-        ));
-    }
+    check_device(request, &old)?;
     let mut volumes = old.volumes.clone();
-    for record in &volumes {
-        if !request.volumes.iter().any(|spec| spec.name == record.name) {
-            return refuse(format!(
-                "the cache holds volume {} of {}, which is not configured; add it, or discard the \
-                 whole cache with --reset-cache",
-                record.name, record.identity
-            ));
-        }
-    }
+    let mut notes = drop_absent(&mut volumes, request.volumes, request.absent)?;
     let mut ids = Vec::new();
     let (mut suspect, mut accepted) = (Vec::new(), Vec::new());
     for spec in request.volumes {
-        match volumes.iter_mut().find(|record| record.name == spec.name) {
-            Some(record) => {
+        match record_of(&old.volumes, request.volumes, spec) {
+            Some(at) => {
+                let record = &mut volumes[at];
                 match judge(record, spec, witness)? {
                     Standing::Sound => {}
                     Standing::Suspect => suspect.push(record.id),
                     Standing::Accepted => accepted.push(spec.name.as_str()),
+                }
+                if record.name != spec.name {
+                    notes.push(format!("volume {} is named {} now", record.name, spec.name));
+                    record.name.clone_from(&spec.name);
                 }
                 record.size = spec.size;
                 record.identity.clone_from(&spec.identity);
                 ids.push(record.id);
             }
             None => {
-                if let Some(other) = holder(request, spec) {
-                    return refuse(format!(
-                        "volume {}: primary {} was last served with another cache, {:032x}, which \
-                         may have the newest version of its blocks; use and drain that one; if it \
-                         is lost, remove its witness from the state directory",
-                        spec.name,
-                        spec.path,
-                        u128::from_be_bytes(other.uuid)
-                    ));
-                }
+                check_holder(request, spec)?;
                 ids.push(add_volume(&mut volumes, spec)?);
             }
         }
     }
-    let mut notes = Vec::new();
     if old.shards.len() != usize::from(request.shards) {
         notes.push(format!("the cache was made with {} shards and keeps them", old.shards.len()));
     }
@@ -377,6 +357,40 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
     let announced = request.announcement.iter().any(|&byte| byte != 0);
     let witnesses = witnesses(request, &superblock, trust);
     Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
+}
+
+/// Whether the device holds all of the pool, and the pool can be served.
+fn check_device(request: &OpenRequest, old: &Superblock) -> Result<(), Refusal> {
+    if request.device_size < old.device_size {
+        return refuse(format!(
+            "the cache device has {} bytes, but the cache on it was made for {}; restore its size",
+            request.device_size, old.device_size
+        ));
+    }
+    if old.shards.len() > SHARDS_MAX {
+        return refuse(format!(
+            "the cache was made for {} shards, and {SHARDS_MAX} can be served; it has never been \
+             served and holds nothing: start once with --reset-cache and at most {SHARDS_MAX} \
+             shards",
+            old.shards.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses to add a volume of which another pool may have dirty blocks.
+fn check_holder(request: &OpenRequest, spec: &VolumeSpec) -> Result<(), Refusal> {
+    if let Some(other) = holder(request, spec) {
+        return refuse(format!(
+            "volume {}: primary {} was last served with another cache, {:032x}, which \
+             may have the newest version of its blocks; use and drain that one; if it \
+             is lost, remove its witness from the state directory",
+            spec.name,
+            spec.path,
+            u128::from_be_bytes(other.uuid)
+        ));
+    }
+    Ok(())
 }
 
 /// The pool that may have dirty blocks of a primary, by what is kept outside.
@@ -520,6 +534,19 @@ pub fn area_of(area: ShardArea) -> ByteRange {
 #[must_use]
 pub fn index_blocks(area: ShardArea) -> u64 {
     area.len / BLOCK_SIZE as u64 * INDEX_PERCENT / 100
+}
+
+/// Bytes of memory that the index of a shard takes.
+#[must_use]
+pub fn index_bytes(area: ShardArea) -> u64 {
+    bytes_for(index_blocks(area))
+}
+
+/// Bytes of a cache device of which the index takes at most so much memory.
+#[must_use]
+pub fn device_for_index(bytes: u64) -> u64 {
+    let area = (blocks_in(bytes) / INDEX_PERCENT * 100).saturating_mul(BLOCK_SIZE as u64);
+    AREA_OFFSET + area / (100 - SPARE_PERCENT) * 100
 }
 
 const _: () = assert!(SUPERBLOCK_BYTES as u64 <= AREA_OFFSET / 2);

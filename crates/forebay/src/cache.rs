@@ -11,16 +11,20 @@ use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache, open_primary};
-use forebay_engine::pool::{OpenRequest, Opened, area_of, closed, index_blocks, open as decide};
-use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig};
+use forebay_engine::pool::{
+    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
+    index_blocks, open as decide,
+};
+use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
-use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, Stopped, Witness};
+use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
 
 use crate::cli::ServeArgs;
 use crate::keeper::Keeper;
 use crate::samples::Table;
-use crate::{busy, once, primaries, reset};
+use crate::settings::KeptSettings;
+use crate::{busy, memory, once, primaries, reset};
 
 /// Bytes of buffers that all threads share.
 const ARENA_BYTES: usize = 64 << 20;
@@ -34,6 +38,8 @@ const DESTAGE_DEPTH_MIN: usize = 8;
 /// A cache device in use.
 pub struct Cache {
     device: Arc<dyn BlockDevice>,
+    /// Bytes of the device that may be used.
+    device_bytes: u64,
     primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
     witness: Witness,
     superblock: Superblock,
@@ -43,11 +49,37 @@ pub struct Cache {
     state_dir: PathBuf,
     /// The loss that was accepted for this start.
     accepted: Option<String>,
+    /// What this start has made, until it serves.
+    made: Made,
 }
 
-/// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
-/// be started.
-pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolConfig)> {
+/// Files that a start has made. They go with it if it fails: a cache that has never served holds
+/// nothing, and must not stand in the way of the next start.
+#[derive(Default)]
+struct Made {
+    cache: Option<PathBuf>,
+    state: Option<StateDir>,
+    witness: Option<(Witness, [u8; 16])>,
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let witness = self.witness.take().map(|(witness, uuid)| {
+            let samples = format!("{:032x}.samples", u128::from_be_bytes(uuid));
+            witness.remove(uuid).and(witness.state().remove(&samples))
+        });
+        let cache = self.cache.take().map(std::fs::remove_file);
+        for error in [witness, cache].into_iter().flatten().filter_map(Result::err) {
+            tracing::warn!(%error, "left behind by a start that failed");
+        }
+        if let Some(state) = self.state.take() {
+            state.undo();
+        }
+    }
+}
+
+/// Opens every primary.
+fn open_primaries(config: &Config) -> anyhow::Result<Vec<Arc<dyn BlockDevice>>> {
     let mut primaries = Vec::new();
     for volume in &config.volumes {
         let opened = busy::open(|| open_primary(&volume.primary));
@@ -57,21 +89,39 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
         }
         primaries.push(opened);
     }
+    Ok(primaries)
+}
+
+/// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
+/// be started. Settings that were changed while serving are put into `config`.
+pub fn open(
+    args: &ServeArgs,
+    config: &mut Config,
+) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
+    let primaries = open_primaries(config)?;
     let size = config.cache.size.map(|Size(bytes)| bytes);
+    let mut made = Made::default();
+    let absent = std::fs::symlink_metadata(&config.cache.path);
+    let absent = absent.is_err_and(|error| error.kind() == ErrorKind::NotFound);
     let device = busy::open(|| open_cache(&config.cache.path, size))
         .map_err(|error| no_cache(&config.cache.path, error))?;
     if let Some(remark) = device.remark() {
         tracing::warn!("cache: {remark}");
     }
+    made.cache = absent.then(|| config.cache.path.clone());
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context("use --state DIR")?;
+    made.state = Some(witness.state().clone());
     let opened = decide_on((args, allowed.reset), config, &primaries, &mut queue, size, &witness)
         .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
     for note in &opened.notes {
         tracing::warn!("{note}");
     }
+    memory::check(config, &opened, ARENA_BYTES)?;
+    let mut settings = KeptSettings::load(witness.state(), opened.superblock.uuid)?;
+    settings.apply(config, &opened.ids)?;
     let table = primaries::sample(&opened, &primaries);
     let keep = || table.store(&config.cache.state_dir).context("use --state DIR");
     // What is on record of a primary stays right until the server changes it, so it is renewed
@@ -88,6 +138,9 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
         once::mark(&config.cache.state_dir, superblock.uuid, once::RESET, note)?;
     }
     // After the superblock: a witness of a start that the device knows nothing of would condemn it.
+    if made.cache.is_some() {
+        made.witness = Some((witness.clone(), superblock.uuid));
+    }
     for record in witnesses {
         witness.store(record).context("use --state DIR")?;
     }
@@ -116,6 +169,7 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
     let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
     let cache = Cache {
         device,
+        device_bytes: size,
         primaries: ids.iter().copied().zip(primaries).collect(),
         witness,
         superblock: opened.superblock,
@@ -123,8 +177,9 @@ pub fn open(args: &ServeArgs, config: &Config) -> anyhow::Result<(Cache, PoolCon
         keeper,
         state_dir: config.cache.state_dir.clone(),
         accepted: allowed.accepted,
+        made,
     };
-    Ok((cache, plan))
+    Ok((cache, plan, settings))
 }
 
 impl Cache {
@@ -141,6 +196,22 @@ impl Cache {
             tracing::error!("accepted, since --accept-data-loss was given: {line}");
         }
         once::mark(&self.state_dir, self.superblock.uuid, once::ACCEPTED, loss)
+    }
+
+    /// Bytes of the device that may be used, those included that memory is too short for.
+    pub fn device_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
+    /// Threads that share it.
+    pub fn shards(&self) -> usize {
+        self.superblock.shards.len()
+    }
+
+    /// Keeps what was made for this start, also if it fails: clients may write from now on.
+    pub fn keep(&mut self) {
+        let Made { cache, state, witness } = &mut self.made;
+        (*cache, *state, *witness) = (None, None, None);
     }
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
@@ -223,6 +294,10 @@ fn decide_on(
     }
     let newest = known.iter().max_by_key(|superblock| superblock.generation);
     let specs = primaries::specs(args, config, primaries, newest)?;
+    let absent = match newest {
+        Some(pool) if !args.reset_cache => gone(args, queue, device_size, pool, &specs)?,
+        _ => Vec::new(),
+    };
     let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
     let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
     let request = OpenRequest {
@@ -231,12 +306,77 @@ fn decide_on(
         announcement: &announcement,
         volumes: &specs,
         witnesses: &witnesses,
+        absent: &absent,
         shards,
         reset,
         uuid: random_uuid().context("no random number")?,
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
     };
-    decide(&request).with_context(|| format!("cache {}", config.cache.path.display()))
+    within_memory(config, request)
+}
+
+/// Decides so that the index of a new cache takes no more memory than it may.
+fn within_memory(config: &Config, request: OpenRequest) -> anyhow::Result<Opened> {
+    let cache = || format!("cache {}", config.cache.path.display());
+    let mut opened = decide(&request).with_context(cache)?;
+    let (wanted, budget) = (memory::index(&opened), memory::index_budget(config));
+    if wanted <= budget {
+        return Ok(opened);
+    }
+    let hint = "memory.index (--index) sets how much it may take";
+    if !opened.fresh {
+        opened.notes.push(format!(
+            "the cache's index takes {} of memory, more than {}, and a cache keeps its size; \
+             {hint} when the cache is made",
+            Size(wanted),
+            Size(budget)
+        ));
+        return Ok(opened);
+    }
+    let all = request.device_size;
+    let least = OpenRequest { device_size: device_for_index(budget).min(all), ..request };
+    let mut opened = decide(&least).with_context(cache).context(hint)?;
+    opened.notes.push(format!(
+        "{} of the cache device's {} are used: the index of all of it would take {} of memory, \
+         and may take {}; {hint}",
+        Size(opened.superblock.device_size),
+        Size(all),
+        Size(wanted),
+        Size(budget)
+    ));
+    Ok(opened)
+}
+
+/// What is in the cache of its volumes that are not configured any more.
+fn gone(
+    args: &ServeArgs,
+    queue: &mut Blocking,
+    size: u64,
+    pool: &Superblock,
+    specs: &[VolumeSpec],
+) -> anyhow::Result<Vec<Absent>> {
+    let gone = absent(pool, specs);
+    if let Some(name) =
+        args.forget_volume.iter().find(|name| gone.iter().all(|record| record.name != **name))
+    {
+        bail!(
+            "--forget-volume {name}: the cache has no volume of that name that is not configured; \
+             leave the flag out"
+        );
+    }
+    if gone.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
+    let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;
+    // What cannot be read may be of any volume.
+    let damaged = report.problems.iter().filter(|problem| problem.dirty).count() as u64;
+    let absent = gone.into_iter().map(|record| Absent {
+        id: record.id,
+        dirty: report.dirty_blocks(Some(record.id)) + damaged,
+        forget: args.forget_volume.contains(&record.name),
+    });
+    Ok(absent.collect())
 }
 
 /// Half of the processors: the clients run on the others. One shard also keeps a disk's heads in

@@ -56,9 +56,11 @@ pub enum Command {
     Stop(StopArgs),
     /// Change a setting of a volume while it serves
     ///
-    /// The eviction policy is that of all volumes that share the cache.
+    /// It is kept for the next starts, until the configuration's own value changes. The value
+    /// `default` goes back to the configuration. Eviction and content are those of all volumes
+    /// that share the cache.
     #[command(after_help = "Examples:\n  forebay set db mode=write-through\n  \
-        forebay set db eviction=lru")]
+        forebay set db eviction=lru\n  forebay set db mode=default")]
     Set(SetArgs),
     /// Make a volume a disk of this machine, and mount it if asked
     ///
@@ -127,6 +129,10 @@ pub struct ServeArgs {
     /// May be repeated; for one start
     #[arg(long, value_name = "VOLUME")]
     pub accept_primary: Vec<String>,
+    /// Remove this volume, which is not configured any more, although blocks of it are not on its
+    /// primary: they are lost. May be given several times
+    #[arg(long, value_name = "NAME")]
+    pub forget_volume: Vec<String>,
     /// How the log on standard error is written
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
@@ -165,6 +171,10 @@ pub struct ServeFlags {
     /// Memory for recent blocks [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
+    /// Memory for the index of a new cache, which uses less of its device where that is short
+    /// [default: half of the machine's]
+    #[arg(long, value_name = "SIZE")]
+    index: Option<Size>,
     /// Threads [default: what the cache was made with, or by the number of processors],
     /// at most 64
     #[arg(long, value_name = "N")]
@@ -249,6 +259,7 @@ impl ServeFlags {
         volume.read_only = self.read_only;
         let mut memory = MemoryConfig { lock: self.lock_memory, ..MemoryConfig::default() };
         set(&mut memory.ram, &self.ram);
+        memory.index = self.index;
         Config {
             cache: cache_config,
             memory,
@@ -381,7 +392,7 @@ pub struct StopArgs {
 pub struct SetArgs {
     /// The volume
     pub volume: String,
-    /// The settings; known: mode, eviction
+    /// The settings; known: mode, eviction, content
     #[arg(required = true, value_name = "KEY=VALUE")]
     pub settings: Vec<Setting>,
     #[command(flatten)]

@@ -1,12 +1,13 @@
 //! The pool of shard threads as the control API sees it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_block::VolumeId;
 use forebay_control::{
     ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
-    ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
 use forebay_engine::{ContentLocality, Eviction, Mode};
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
@@ -15,13 +16,15 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::fuse::MountPoint;
 use crate::loops;
 use crate::recording::Trace;
+use crate::settings::KeptSettings;
 
 /// What does not change while the pool runs, except for the modes and the eviction policy.
 pub struct Facts {
     /// The cache device's path.
     pub cache_path: String,
-    /// Bytes of it in use.
+    /// Bytes of it in use, and that it has.
     pub cache_bytes: u64,
+    pub cache_device_bytes: u64,
     /// How clean blocks are chosen to leave, at the start.
     pub eviction: Eviction,
     pub content: ContentLocality,
@@ -31,6 +34,18 @@ pub struct Facts {
     pub endpoints: Vec<String>,
     /// The volumes in the registry's order.
     pub volumes: Vec<VolumeSnapshot>,
+    /// Every setting at the start.
+    pub settings: Vec<SettingSnapshot>,
+    /// What the configuration says of the settings that can be changed.
+    pub configured: Configured,
+}
+
+/// The configured values of what `set` changes.
+pub struct Configured {
+    /// Of each volume, in the registry's order.
+    pub modes: Vec<Mode>,
+    pub eviction: Eviction,
+    pub content: ContentLocality,
 }
 
 /// A running pool. It does not stop by itself: whoever holds the other end of the channel is told
@@ -41,6 +56,7 @@ pub struct Running {
     modes: Mutex<Vec<Mode>>,
     eviction: Mutex<Eviction>,
     content: Mutex<ContentLocality>,
+    kept: Mutex<KeptSettings>,
     /// The recordings, under way or the last ones, by volume.
     traces: Mutex<Vec<Option<Trace>>>,
     began: Instant,
@@ -54,6 +70,7 @@ impl Running {
     pub fn new(
         pool: Pool,
         facts: Facts,
+        kept: KeptSettings,
         mount: Option<Arc<MountPoint>>,
         stop: UnboundedSender<bool>,
     ) -> Self {
@@ -61,9 +78,10 @@ impl Running {
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let eviction = Mutex::new(facts.eviction);
         let content = Mutex::new(facts.content);
+        let kept = Mutex::new(kept);
         let stopping = AtomicBool::new(false);
         let began = Instant::now();
-        Self { pool, facts, modes, eviction, content, traces, began, stopping, mount, stop }
+        Self { pool, facts, modes, eviction, content, kept, traces, began, stopping, mount, stop }
     }
 
     /// From now on the state is `stopping`.
@@ -80,7 +98,7 @@ impl Running {
     }
 
     fn volumes(&self, stats: &PoolStats) -> Vec<VolumeSnapshot> {
-        let modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        let modes = locked(&self.modes);
         let volumes = self.facts.volumes.iter().zip(modes.iter()).zip(&stats.volumes);
         let now = |((volume, &mode), stands): ((&VolumeSnapshot, &Mode), &VolumeStats)| {
             let file = volume.file.as_deref();
@@ -91,6 +109,48 @@ impl Running {
         };
         volumes.map(now).collect()
     }
+
+    /// The settings at the start, with what was changed since or is kept from before.
+    fn settings(&self) -> Vec<SettingSnapshot> {
+        let modes = locked(&self.modes).clone();
+        let (eviction, content) = (*locked(&self.eviction), *locked(&self.content));
+        let kept = locked(&self.kept);
+        let volumes = self.pool.registry().volumes();
+        let now = |setting: &SettingSnapshot| {
+            let mut setting = setting.clone();
+            let name = setting.volume.as_ref();
+            let at = name.and_then(|name| volumes.iter().position(|known| known.name == *name));
+            match (setting.name, at) {
+                ("mode", Some(at)) => modes[at].name().clone_into(&mut setting.value),
+                ("eviction", None) => eviction.name().clone_into(&mut setting.value),
+                ("content", None) => content.name().clone_into(&mut setting.value),
+                _ => return setting,
+            }
+            let found = kept.find(at.map(|at| volumes[at].id), setting.name);
+            setting.changed = found.map(|found| (found.configured.clone(), found.since));
+            setting
+        };
+        self.facts.settings.iter().map(now).collect()
+    }
+
+    /// Keeps a setting for the next starts, before it is in force.
+    fn keep(
+        &self,
+        volume: Option<VolumeId>,
+        key: &str,
+        [value, configured]: [&str; 2],
+    ) -> Result<(), ControlError> {
+        locked(&self.kept).keep(volume, key, value, configured).map_err(|error| {
+            let what = format!("{key}={value} cannot be kept for the next start: {error}");
+            let hint = "nothing was changed; see to the state directory";
+            ControlError::new(ControlErrorKind::Unavailable, what, hint)
+        })
+    }
+}
+
+/// What is behind these locks is replaced whole, so that a panic leaves nothing half-changed.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Upper bounds of latencies as they are shown, in microseconds.
@@ -152,39 +212,50 @@ impl PoolControl for Running {
             stopping: self.stopping.load(Ordering::Relaxed),
             cache_path: self.facts.cache_path.clone(),
             cache_bytes: self.facts.cache_bytes,
-            eviction: *self.eviction.lock().unwrap_or_else(PoisonError::into_inner),
-            content: *self.content.lock().unwrap_or_else(PoisonError::into_inner),
+            cache_device_bytes: self.facts.cache_device_bytes,
+            eviction: *locked(&self.eviction),
+            content: *locked(&self.content),
             write_cache_depth: self.facts.write_cache_depth,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
             volumes,
             shards: shards.collect(),
             latencies,
+            settings: self.settings(),
         })
     }
 
-    fn set_mode(&self, volume: &str, mode: Mode) -> Result<(), ControlError> {
+    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError> {
         let volumes = self.pool.registry().volumes();
         let at = self.place(volume)?;
+        let configured = self.facts.configured.modes[at];
+        let mode = mode.unwrap_or(configured);
         // Under the lock, so that the mode shown is the one that the shards were told last.
-        let mut modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut modes = locked(&self.modes);
+        self.keep(Some(volumes[at].id), "mode", [mode.name(), configured.name()])?;
         self.pool.set_mode(volumes[at].id, mode);
         modes[at] = mode;
         tracing::info!(volume, mode = mode.name(), "mode changed");
         Ok(())
     }
 
-    fn set_eviction(&self, eviction: Eviction) -> Result<(), ControlError> {
+    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError> {
+        let configured = self.facts.configured.eviction;
+        let eviction = eviction.unwrap_or(configured);
         // Under the lock, so that the policy shown is the one that the shards were told last.
-        let mut shown = self.eviction.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = locked(&self.eviction);
+        self.keep(None, "eviction", [eviction.name(), configured.name()])?;
         self.pool.set_eviction(eviction);
         *shown = eviction;
         tracing::info!(eviction = eviction.name(), "eviction policy changed");
         Ok(())
     }
 
-    fn set_content(&self, content: ContentLocality) -> Result<(), ControlError> {
-        let mut shown = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError> {
+        let configured = self.facts.configured.content;
+        let content = content.unwrap_or(configured);
+        let mut shown = locked(&self.content);
+        self.keep(None, "content", [content.name(), configured.name()])?;
         self.pool.set_content(content);
         *shown = content;
         tracing::info!(content = content.name(), "content setting changed");
@@ -199,7 +270,7 @@ impl PoolControl for Running {
 
     fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError> {
         let at = self.place(volume)?;
-        let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut traces = locked(&self.traces);
         if traces[at].as_ref().is_some_and(|trace| trace.snapshot().running) {
             let what = format!("volume {volume:?} is being recorded already");
             let hint = "end that with DELETE, or wait until it has ended";
@@ -213,13 +284,13 @@ impl PoolControl for Running {
 
     fn trace(&self, volume: &str) -> Result<Option<TraceSnapshot>, ControlError> {
         let at = self.place(volume)?;
-        let traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        let traces = locked(&self.traces);
         Ok(traces[at].as_ref().map(Trace::snapshot))
     }
 
     fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError> {
         let at = self.place(volume)?;
-        let mut traces = self.traces.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut traces = locked(&self.traces);
         let trace = traces[at].as_mut().ok_or_else(|| ControlError::no_trace(volume))?;
         trace.stop(&self.pool, self.pool.registry().volumes()[at].id);
         tracing::info!(volume, "recording ended");

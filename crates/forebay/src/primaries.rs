@@ -93,7 +93,9 @@ fn spec_of(
         );
     }
     let record = recorded.and_then(|(superblock, table)| {
-        let record = superblock.volumes.iter().find(|one| one.name == *name)?;
+        let mut records = superblock.volumes.iter();
+        let same = records.clone().find(|one| one.identity == info.identity);
+        let record = same.or_else(|| records.find(|one| one.name == *name))?;
         Some((record, table.as_ref().map_or(&[][..], |table| table.of(record.id))))
     });
     let (mut print, mut compared) = (None, None);

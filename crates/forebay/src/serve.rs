@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use forebay_block::{BufPool, Session};
 use forebay_control::config::{Config, Listen, TlsPolicy};
+use forebay_control::settings::in_force;
 use forebay_control::units::Size;
 use forebay_control::{
     ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
@@ -22,7 +23,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::cache::{self, Cache};
 use crate::cli::ServeArgs;
-use crate::control::{Facts, Running};
+use crate::control::{Configured, Facts, Running};
 use crate::fuse::MountPoint;
 use crate::{busy, fuse, logging, output, process};
 
@@ -98,8 +99,15 @@ impl Serving {
         let mut endpoints: Vec<String> =
             listeners.iter().map(|listener| listener.address().to_string()).collect();
         let place = config.server.fuse.as_deref().map(fuse::prepare).transpose()?;
+        let configured = Configured {
+            modes: config.volumes.iter().map(|volume| volume.mode).collect(),
+            eviction: config.cache.eviction,
+            content: config.cache.content,
+        };
+        let mut config = config.clone();
+        let (mut cache, mut plan, kept) = cache::open(args, &mut config)?;
+        let config = &config;
         log_settings(config);
-        let (cache, mut plan) = cache::open(args, config)?;
         log_volumes(config, &plan.registry);
         plan.fuse = place.is_some();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
@@ -113,8 +121,13 @@ impl Serving {
         };
         let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
         let (stop, asked) = unbounded_channel();
-        let facts = facts(config, &cache, &pool, endpoints.clone(), point.as_deref());
-        let running = Arc::new(Running::new(pool.clone(), facts, point.clone(), stop));
+        let facts = Facts {
+            endpoints: endpoints.clone(),
+            ..facts(config, configured, &cache, &pool, point.as_deref())
+        };
+        let running = Arc::new(Running::new(pool.clone(), facts, kept, point.clone(), stop));
+        // From here on clients may write: what was made for this start stays.
+        cache.keep();
         if let Some(mount) = mount {
             fuse::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         }
@@ -209,9 +222,9 @@ fn log_volumes(config: &Config, registry: &Registry) {
 
 fn facts(
     config: &Config,
+    configured: Configured,
     cache: &Cache,
     pool: &Pool,
-    endpoints: Vec<String>,
     mount: Option<&MountPoint>,
 ) -> Facts {
     let volumes = config.volumes.iter().zip(pool.registry().volumes());
@@ -229,11 +242,14 @@ fn facts(
     Facts {
         cache_path: config.cache.path.display().to_string(),
         cache_bytes: cache.bytes(),
+        cache_device_bytes: cache.device_bytes(),
         eviction: config.cache.eviction,
         content: config.cache.content,
         write_cache_depth: config.cache.write_cache_depth.0,
-        endpoints,
+        endpoints: Vec::new(),
         volumes: volumes.collect(),
+        settings: in_force(config, cache.shards()),
+        configured,
     }
 }
 

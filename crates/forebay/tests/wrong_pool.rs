@@ -48,13 +48,15 @@ fn the_cache_of_another_pool_is_refused_and_neither_loses_anything() {
     check(&place, &two, 2);
 }
 
+/// The other primary is a volume of its own: the first one's dirty blocks must not be dropped.
 #[test]
 fn a_cache_with_a_volume_that_is_not_configured_is_refused() {
     let (place, [one, _]) = two_pools();
-    let mut renamed = one.clone();
-    let at = renamed.iter().position(|argument| argument.starts_with("--name"));
-    renamed[at.expect("it is given")] = "--name=other".to_owned();
-    let said = place.refuse(&renamed);
+    place.make("disk3.img", 64 * MIB);
+    let mut other = place.serve("disk3.img", "cache1.img");
+    let at = other.iter().position(|argument| argument.starts_with("--name"));
+    other[at.expect("it is given")] = "--name=other".to_owned();
+    let said = place.refuse(&other);
     assert!(said.contains("volume disk") && said.contains("not configured"), "{said}");
     check(&place, &one, 1);
 }

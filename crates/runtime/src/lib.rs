@@ -18,6 +18,7 @@ mod mailbox;
 mod message;
 mod pool;
 mod record;
+mod state;
 #[cfg(test)]
 mod testing;
 mod thread;
@@ -36,5 +37,6 @@ pub use pool::{
     FAREWELL_PATIENCE, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped, VolumeStats,
 };
 pub use record::{Recording, RecordingStatus};
+pub use state::{StateDir, sealed, unsealed};
 pub use uncached::Uncached;
 pub use witness::{Record, Witness};

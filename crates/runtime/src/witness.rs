@@ -4,11 +4,10 @@
 //! without it, what the device holds is out of date, and the device itself will never say so. It
 //! also tells an older copy of the device from the one last used, by the pool's start count, and
 //! a device that was replaced or wiped, by the primaries that the pool served.
-//! The file is replaced whole: written aside, synced, renamed, and the directory synced.
+//! The file is one of the state directory's, with a checksum.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -18,11 +17,13 @@ pub use forebay_engine::pool::Witness as Record;
 
 use crate::mailbox::Mailbox;
 use crate::message::Message;
+use crate::state::{StateDir, sealed, unsealed};
 
 /// First line of the file.
-const HEADING: &str = "forebay witness 2";
-/// The same of an earlier version, which did not name the primaries.
-const HEADING_BEFORE: &str = "forebay witness 1";
+const HEADING: &str = "forebay witness 3";
+/// The same of earlier versions: the second had no checksum, and the first did not name the
+/// primaries either.
+const HEADINGS_BEFORE: [&str; 2] = ["forebay witness 1", "forebay witness 2"];
 /// Longest file that is read: 64 names of 255 bytes, each byte escaped, and a few lines more.
 const BYTES_MAX: u64 = 128 << 10;
 /// Witnesses that are looked at, of other pools.
@@ -37,7 +38,7 @@ const PATIENCE_IDLE: Duration = Duration::from_secs(3600);
 /// A directory with a witness for each pool.
 #[derive(Clone, Debug)]
 pub struct Witness {
-    dir: PathBuf,
+    state: StateDir,
 }
 
 const TRUST_NAMES: [(Trust, &str); 3] =
@@ -47,10 +48,15 @@ impl Witness {
     /// Witnesses in `dir`, which is made if it is not there.
     ///
     /// # Errors
-    /// When the directory cannot be made.
+    /// When the directory cannot be made, or others may write in it.
     pub fn open(dir: &Path) -> io::Result<Self> {
-        fs::create_dir_all(dir).map_err(|error| named(dir, &error))?;
-        Ok(Self { dir: dir.into() })
+        Ok(Self { state: StateDir::open(dir)? })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn state(&self) -> &StateDir {
+        &self.state
     }
 
     /// What is recorded of a pool, if anything.
@@ -58,18 +64,14 @@ impl Witness {
     /// # Errors
     /// When the file cannot be read, or is not a witness of this pool.
     pub fn load(&self, uuid: [u8; 16]) -> io::Result<Option<Record>> {
-        let path = self.path(uuid);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(named(&path, &error)),
-        };
-        let mut text = String::new();
-        let read = io::Read::read_to_string(&mut io::Read::take(file, BYTES_MAX), &mut text);
-        read.map_err(|error| named(&path, &error))?;
+        let name = file_name(uuid);
+        let Some(text) = self.state.read(&name, BYTES_MAX)? else { return Ok(None) };
         let record = parse(&text).filter(|record| record.uuid == uuid);
-        let bad = || io::Error::new(io::ErrorKind::InvalidData, "this is no witness of the pool");
-        record.ok_or_else(|| named(&path, &bad())).map(Some)
+        let bad = || {
+            let what = format!("{name}: this is no witness of the cache, or it is damaged");
+            io::Error::new(io::ErrorKind::InvalidData, what)
+        };
+        record.ok_or_else(bad).map(Some)
     }
 
     /// What is recorded of every pool. A file that is no witness, of whichever pool, is left out
@@ -79,15 +81,14 @@ impl Witness {
     /// When the directory cannot be read, or has far too many files.
     pub fn load_all(&self) -> io::Result<Vec<Record>> {
         let mut all = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(|error| named(&self.dir, &error))? {
-            let name = entry.map_err(|error| named(&self.dir, &error))?.file_name();
-            let uuid = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+        for name in self.state.names()? {
+            let uuid = name.strip_suffix(SUFFIX);
             let Some(uuid) = uuid.and_then(|uuid| u128::from_str_radix(uuid, 16).ok()) else {
                 continue;
             };
             if all.len() == FILES_MAX {
                 let what = format!("more than {FILES_MAX} witnesses; remove those of lost caches");
-                return Err(named(&self.dir, &io::Error::other(what)));
+                return Err(io::Error::other(what));
             }
             match self.load(uuid.to_be_bytes()) {
                 Ok(record) => all.extend(record),
@@ -102,25 +103,20 @@ impl Witness {
     /// # Errors
     /// When it could not be made durable: then either record may be there at the next start.
     pub fn store(&self, record: &Record) -> io::Result<()> {
-        let path = self.path(record.uuid);
-        let aside = path.with_extension("new");
-        let write = || {
-            let mut file = File::create(&aside)?;
-            file.write_all(print(record).as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&aside, &path)?;
-            File::open(&self.dir)?.sync_all()
-        };
-        write().map_err(|error| named(&path, &error))
+        self.state.replace(&file_name(record.uuid), &print(record))
     }
 
-    fn path(&self, uuid: [u8; 16]) -> PathBuf {
-        self.dir.join(format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid)))
+    /// Removes what is recorded of a pool: for one that was made and never served.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, uuid: [u8; 16]) -> io::Result<()> {
+        self.state.remove(&file_name(uuid))
     }
 }
 
-fn named(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+fn file_name(uuid: [u8; 16]) -> String {
+    format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid))
 }
 
 fn print(record: &Record) -> String {
@@ -128,17 +124,22 @@ fn print(record: &Record) -> String {
     let trust = TRUST_NAMES[record.trust as usize].1;
     let head = format!("pool {uuid:032x}\nepoch {}\ntrust {trust}\n", record.epoch);
     let Some(primaries) = &record.primaries else {
-        return format!("{HEADING_BEFORE}\n{head}end\n");
+        return format!("{}\n{head}end\n", HEADINGS_BEFORE[0]);
     };
     let mut text = format!("{HEADING}\n{head}dirty {}\n", record.dirty);
     for primary in primaries {
         text += &format!("primary {}\n", primary.escape_default());
     }
-    text + "end\n"
+    sealed(&text)
 }
 
 fn parse(text: &str) -> Option<Record> {
-    let mut lines = text.strip_suffix("\nend\n")?.split('\n');
+    let body = if text.starts_with(HEADING) {
+        unsealed(text)?.strip_suffix('\n')?
+    } else {
+        text.strip_suffix("\nend\n")?
+    };
+    let mut lines = body.split('\n');
     let heading = lines.next()?;
     let uuid = u128::from_str_radix(lines.next()?.strip_prefix("pool ")?, 16).ok()?;
     let epoch = lines.next()?.strip_prefix("epoch ")?.parse().ok()?;
@@ -146,11 +147,11 @@ fn parse(text: &str) -> Option<Record> {
     let (trust, _) = *TRUST_NAMES.iter().find(|(_, known)| *known == name)?;
     let mut record =
         Record { uuid: uuid.to_be_bytes(), epoch, trust, dirty: true, primaries: None };
-    if heading == HEADING {
+    if heading == HEADING || heading == HEADINGS_BEFORE[1] {
         record.dirty = lines.next()?.strip_prefix("dirty ")?.parse().ok()?;
         let names = lines.by_ref().map(|line| unescape(line.strip_prefix("primary ")?));
         record.primaries = Some(names.collect::<Option<_>>()?);
-    } else if heading != HEADING_BEFORE {
+    } else if heading != HEADINGS_BEFORE[0] {
         return None;
     }
     lines.next().is_none().then_some(record)
@@ -225,6 +226,8 @@ fn together(wanted: &[Trust]) -> Trust {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::testing::TempDir;
 
@@ -258,13 +261,37 @@ mod tests {
         let dir = TempDir::new();
         let witness = Witness::open(&dir.path("state")).unwrap();
         let text = print(&record(Trust::Nothing));
+        let path = |uuid| dir.path("state").join(file_name(uuid));
         for cut in 0..text.len() {
-            fs::write(witness.path(UUID), &text[..cut]).unwrap();
+            fs::write(path(UUID), &text[..cut]).unwrap();
             let error = witness.load(UUID).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "cut at {cut}");
+            let mut bytes = text.clone().into_bytes();
+            bytes[cut] ^= 1;
+            fs::write(path(UUID), &bytes).unwrap();
+            assert!(witness.load(UUID).is_err(), "byte {cut} changed");
         }
-        fs::write(witness.path([0; 16]), &text).unwrap();
+        // One word edited, as a hand would.
+        fs::write(path(UUID), text.replace("trust nothing", "trust full")).unwrap();
+        assert!(witness.load(UUID).is_err());
+        fs::write(path([0; 16]), &text).unwrap();
         assert!(witness.load([0; 16]).is_err(), "a witness of another pool");
+    }
+
+    #[test]
+    fn witnesses_of_earlier_versions_are_read() {
+        let dir = TempDir::new();
+        let witness = Witness::open(&dir.path("state")).unwrap();
+        let path = dir.path("state").join(file_name(UUID));
+        let pool = format!("pool {:032x}\nepoch 7\ntrust full\n", u128::from_be_bytes(UUID));
+        fs::write(&path, format!("forebay witness 1\n{pool}end\n")).unwrap();
+        let expected = Record { primaries: None, ..record(Trust::Full) };
+        assert_eq!(witness.load(UUID).unwrap(), Some(expected));
+        let text = format!("forebay witness 2\n{pool}dirty true\nprimary /a b\nend\n");
+        fs::write(&path, text).unwrap();
+        let primaries = Some(vec!["/a b".to_owned()]);
+        let expected = Record { primaries, ..record(Trust::Full) };
+        assert_eq!(witness.load(UUID).unwrap(), Some(expected));
     }
 
     #[test]

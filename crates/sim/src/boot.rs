@@ -85,6 +85,7 @@ impl World {
             announcement: &announcement,
             volumes: &volumes,
             witnesses: &self.pool.witnesses,
+            absent: &[],
             shards: self.setup.shards as u16,
             reset,
             uuid: u128::from(self.setup.seed << 16 | self.pool.made).to_le_bytes(),

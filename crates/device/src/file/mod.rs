@@ -190,11 +190,17 @@ fn settle_size(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Resul
             wanted
         }
         Some(wanted) if found != wanted && !is_block => {
-            let reason = format!("has {found} bytes, not the {wanted} asked for");
+            let reason = format!(
+                "has {found} bytes, not the {wanted} asked for; leave the size out to use it as \
+                 it is, or name another file"
+            );
             return Err(OpenError::unfit(name, reason));
         }
         Some(wanted) if found < wanted => {
-            let reason = format!("has {found} bytes, fewer than the {wanted} asked for");
+            let reason = format!(
+                "has {found} bytes, fewer than the {wanted} asked for; leave the size out to use \
+                 all of it"
+            );
             return Err(OpenError::unfit(name, reason));
         }
         // A block device may be used in part.

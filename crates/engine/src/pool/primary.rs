@@ -14,7 +14,7 @@ use forebay_format::VolumeRecord;
 use super::{Refusal, VolumeSpec, Witness, refuse};
 
 /// What a primary's identity begins with when it is only its name of the day.
-const NAME_ONLY: &str = "name:";
+pub(super) const NAME_ONLY: &str = "name:";
 /// What the identities of devices begin with that are the same whatever the device is called.
 const LASTING: [&str; 8] =
     ["dm:", "dm-name:", "md:", "loop:", "partuuid:", "wwid:", "serial:", "nbd"];

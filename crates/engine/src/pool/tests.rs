@@ -27,6 +27,7 @@ fn request<'a>(
         announcement: BLANK,
         volumes,
         witnesses,
+        absent: &[],
         shards: 2,
         reset: false,
         uuid: [9; 16],
@@ -192,7 +193,8 @@ fn a_cache_follows_its_primary_only() {
         v.fingerprint = Some(8);
     };
     assert!(why(try_with(&other)).contains("belongs to primary file:/a"));
-    assert!(why(try_with(&|v| v.name = "z".into())).contains("not configured"));
+    let renamed = try_with(&|v| v.name = "z".into()).expect("it is known by its primary");
+    assert_eq!(renamed.superblock.volumes[0].name, "z");
 }
 
 #[test]
@@ -369,4 +371,63 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
             (found, _) => panic!("row {i}: {:?}", found.map(|opened| opened.suspect)),
         }
     }
+}
+
+#[test]
+fn a_device_that_is_used_in_part_has_an_index_that_fits() {
+    for budget in [16 << 20, 100 << 20, 1 << 30, 12 << 30_u64] {
+        let size = device_for_index(budget);
+        let (_, areas) = geometry(size, 2).expect("it is large enough");
+        let taken: u64 = areas.into_iter().map(index_bytes).sum();
+        assert!(taken <= budget, "{taken} of {budget}");
+        assert!(taken > budget / 10 * 9, "most of it is used: {taken} of {budget}");
+    }
+}
+
+/// A pool of volumes a, b and c.
+fn of_three() -> (Vec<VolumeSpec>, Superblock) {
+    let volumes: Vec<_> = ["a", "b", "c"].map(|name| spec(name, 1 << 20)).into();
+    let opened = open(&request([BLANK, BLANK], &volumes, &[])).expect("a blank device is taken");
+    (volumes, opened.superblock)
+}
+
+#[test]
+fn volumes_are_known_by_their_primaries_whatever_they_are_called() {
+    let (mut volumes, made) = of_three();
+    for (volume, name) in volumes.iter_mut().zip(["b", "a", "z"]) {
+        volume.name = name.into();
+    }
+    volumes.rotate_left(1);
+    let opened = open(&request([&encoded(&made), BLANK], &volumes, &[])).expect("all are there");
+    assert_eq!(opened.ids, [VolumeId(1), VolumeId(2), VolumeId(0)]);
+    let now = opened.superblock.volumes.iter().map(|one| (one.name.as_str(), &*one.identity));
+    assert!(now.eq([("b", "file:/a"), ("a", "file:/b"), ("z", "file:/c")]));
+    assert_eq!(opened.notes.len(), 3, "{:?}", opened.notes);
+}
+
+#[test]
+fn a_volume_is_removed_when_nothing_of_it_is_dirty_and_its_id_never_comes_back() {
+    let (volumes, made) = of_three();
+    let bytes = encoded(&made);
+    let less = [volumes[0].clone(), volumes[2].clone()];
+    let found = super::absent(&made, &less);
+    assert_eq!(found.iter().map(|record| record.id).collect::<Vec<_>>(), [VolumeId(1)]);
+    let ask =
+        |absent: &[Absent]| open(&OpenRequest { absent, ..request([&bytes, BLANK], &less, &[]) });
+    assert!(why(ask(&[])).contains("not configured"));
+    let dirty = Absent { id: VolumeId(1), dirty: 7, forget: false };
+    let said = why(ask(&[dirty]));
+    assert!(said.contains("volume b") && said.contains("--forget-volume b"), "{said}");
+    ask(&[Absent { forget: true, ..dirty }]).expect("it was asked for");
+    let opened = ask(&[Absent { dirty: 0, ..dirty }]).expect("nothing is lost");
+    assert_eq!(opened.ids, [VolumeId(0), VolumeId(2)]);
+    assert!(super::absent(&opened.superblock, &less).is_empty(), "it is removed once");
+
+    // The same volume again is a new one: nothing of the old comes back.
+    let again = encoded(&opened.superblock);
+    let back = open(&request([&again, BLANK], &volumes, &[])).expect("there is room");
+    assert_eq!(back.ids, [VolumeId(0), VolumeId(3), VolumeId(2)]);
+    let third = encoded(&back.superblock);
+    let third = open(&request([&third, BLANK], &volumes, &[])).expect("it is as it was");
+    assert_eq!(third.ids, back.ids);
 }

@@ -1,0 +1,92 @@
+//! Memory: how much of it the index may take, and whether all that a start wants can be had. What
+//! cannot is an error before anything is written; later it would end the process.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::bail;
+use forebay_control::config::Config;
+use forebay_control::units::Size;
+use forebay_engine::pool::{Opened, index_bytes};
+use rustix::process::{Resource, getrlimit};
+use rustix::system::sysinfo;
+
+/// Share of the machine's memory that the index of a new cache may take unless configured.
+const INDEX_SHARE: u64 = 2;
+
+/// Bytes that the index of a new cache may take.
+pub fn index_budget(config: &Config) -> u64 {
+    config.memory.index.map_or_else(|| limit(false) / INDEX_SHARE, |Size(bytes)| bytes)
+}
+
+/// Bytes that the index of a cache takes.
+pub fn index(opened: &Opened) -> u64 {
+    opened.superblock.shards.iter().map(|&area| index_bytes(area)).sum()
+}
+
+/// Whether the memory can be had that the server will ask for; `others` bytes besides index and
+/// RAM tier.
+pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<()> {
+    let (index, Size(ram)) = (index(opened), config.memory.ram);
+    let hint = "use less for memory.ram (--ram), or a smaller cache";
+    let most = limit(true);
+    let wanted = index.saturating_add(ram).saturating_add(others as u64);
+    if wanted > most {
+        bail!(
+            "memory: {} for recent blocks and {} for the index are more than the {} that there \
+             are; {hint}",
+            Size(ram),
+            Size(index),
+            Size(most)
+        );
+    }
+    let shards = opened.superblock.shards.iter();
+    let count = shards.len() as u64;
+    let parts = shards.flat_map(|&area| [index_bytes(area), ram / count]);
+    // All at once, in the pieces in which it will be asked for, and given back.
+    let mut held = Vec::new();
+    for bytes in parts.chain([others as u64]) {
+        let mut piece: Vec<u8> = Vec::new();
+        let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if let Err(error) = piece.try_reserve_exact(wanted) {
+            bail!(
+                "memory: {} for recent blocks and {} for the index cannot be had ({error}); \
+                 {hint}, or raise the limit on memory or on locked memory",
+                Size(ram),
+                Size(index)
+            );
+        }
+        held.push(piece);
+    }
+    Ok(())
+}
+
+/// Bytes of memory that this process may have: the machine's, with its `swap` or without, or a
+/// limit of the process or of its control group.
+fn limit(swap: bool) -> u64 {
+    let machine = sysinfo();
+    let unit = u64::from(machine.mem_unit);
+    let swap = if swap { machine.totalswap } else { 0 };
+    let machine = (machine.totalram as u64).saturating_add(swap as u64).saturating_mul(unit);
+    let own = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+    machine.min(own).min(of_groups())
+}
+
+/// The lowest limit of the control groups that this process is in.
+fn of_groups() -> u64 {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {
+        return u64::MAX;
+    };
+    let top = Path::new("/sys/fs/cgroup");
+    let limits = top
+        .join(group)
+        .ancestors()
+        .take_while(|path| path.starts_with(top))
+        .map(|path| {
+            let text = fs::read_to_string(path.join("memory.max")).unwrap_or_default();
+            text.trim().parse().unwrap_or(u64::MAX)
+        })
+        .min();
+    limits.unwrap_or(u64::MAX)
+}

@@ -1,0 +1,218 @@
+//! Settings that were changed while serving, kept for the next start.
+//!
+//! `UUID.settings` in the state directory holds each with the value that the configuration had
+//! then. As long as the configuration still says the same, what was set counts; when somebody has
+//! changed the configuration since, that is the newer wish. Both are said in the log.
+
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use forebay_block::VolumeId;
+use forebay_control::config::{Config, parse_content, parse_eviction, parse_mode};
+use forebay_runtime::{StateDir, sealed, unsealed};
+
+/// First line of the file.
+const HEADING: &str = "forebay settings 1";
+/// Longest file that is read: a mode for each of 64 volumes, and a few lines more.
+const BYTES_MAX: u64 = 16 << 10;
+
+/// A setting that was changed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Setting {
+    /// The volume, for one of a volume; nothing for one of the whole cache.
+    pub volume: Option<VolumeId>,
+    /// `mode`, `eviction` or `content`.
+    pub key: String,
+    /// What it was set to.
+    pub value: String,
+    /// What the configuration said then.
+    pub configured: String,
+    /// When, in seconds since 1970.
+    pub since: u64,
+}
+
+/// The settings that are kept of one cache.
+pub struct KeptSettings {
+    state: StateDir,
+    name: String,
+    settings: Vec<Setting>,
+}
+
+impl KeptSettings {
+    /// What is kept of the cache `uuid`.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is damaged: going on without it could end a protection that
+    /// was asked for.
+    pub fn load(state: &StateDir, uuid: [u8; 16]) -> io::Result<Self> {
+        let uuid = format!("{:032x}", u128::from_be_bytes(uuid));
+        let name = format!("{uuid}.settings");
+        let settings = match state.read(&name, BYTES_MAX)? {
+            None => Vec::new(),
+            Some(text) => parse(&text, &uuid).ok_or_else(|| {
+                let hint = "remove it to go on with the configuration";
+                io::Error::new(io::ErrorKind::InvalidData, format!("{name} is damaged; {hint}"))
+            })?,
+        };
+        Ok(Self { state: state.clone(), name, settings })
+    }
+
+    /// Puts what is kept into `config`, whose volumes have the ids `ids`, and forgets what the
+    /// configuration overrules. Says so in the log.
+    ///
+    /// # Errors
+    /// When a value is not known, or what is forgotten cannot be made durable.
+    pub fn apply(&mut self, config: &mut Config, ids: &[VolumeId]) -> io::Result<()> {
+        let before = self.settings.len();
+        let mut held = Vec::new();
+        for setting in std::mem::take(&mut self.settings) {
+            let at = setting.volume.map(|id| ids.iter().position(|known| *known == id));
+            let (whose, now) = match at {
+                Some(None) => continue,
+                Some(Some(at)) => {
+                    let volume = &config.volumes[at];
+                    (format!("volume {}: ", volume.name), volume.mode.name())
+                }
+                None if setting.key == "eviction" => (String::new(), config.cache.eviction.name()),
+                None => (String::new(), config.cache.content.name()),
+            };
+            let Setting { key, value, configured, since, .. } = &setting;
+            let date = date(*since);
+            if now != configured {
+                tracing::warn!(
+                    "{whose}{key} {now} as configured: the configuration was changed since {key} \
+                     was set to {value} on {date}"
+                );
+                continue;
+            }
+            let unknown = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+            match at {
+                Some(Some(at)) => config.volumes[at].mode = parse_mode(value).map_err(unknown)?,
+                _ if key == "eviction" => {
+                    config.cache.eviction = parse_eviction(value).map_err(unknown)?;
+                }
+                _ => config.cache.content = parse_content(value).map_err(unknown)?,
+            }
+            tracing::warn!("{whose}{key} {value}, set on {date}; the configuration says {now}");
+            held.push(setting);
+        }
+        self.settings = held;
+        if self.settings.len() < before { self.store() } else { Ok(()) }
+    }
+
+    /// What was set, and counts.
+    pub fn find(&self, volume: Option<VolumeId>, key: &str) -> Option<&Setting> {
+        self.settings.iter().find(|known| known.volume == volume && known.key == key)
+    }
+
+    /// Keeps `value`, or nothing when the configuration says the same; durable when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be made durable. Then what was kept before counts for this server.
+    pub fn keep(
+        &mut self,
+        volume: Option<VolumeId>,
+        key: &str,
+        value: &str,
+        configured: &str,
+    ) -> io::Result<()> {
+        let before = self.settings.clone();
+        self.settings.retain(|known| !(known.volume == volume && known.key == key));
+        if value != configured {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH);
+            self.settings.push(Setting {
+                volume,
+                key: key.to_owned(),
+                value: value.to_owned(),
+                configured: configured.to_owned(),
+                since: now.map_or(0, |now| now.as_secs()),
+            });
+        }
+        let stored = if self.settings == before { Ok(()) } else { self.store() };
+        if stored.is_err() {
+            self.settings = before;
+        }
+        stored
+    }
+
+    fn store(&self) -> io::Result<()> {
+        if self.settings.is_empty() {
+            return self.state.remove(&self.name);
+        }
+        let uuid = self.name.strip_suffix(".settings").unwrap_or_default();
+        let mut body = format!("{HEADING}\npool {uuid}\n");
+        for Setting { volume, key, value, configured, since } in &self.settings {
+            let whose = volume.map_or("cache".to_owned(), |id| id.0.to_string());
+            body += &format!("set {whose} {key} {value} {configured} {since}\n");
+        }
+        self.state.replace(&self.name, &sealed(&body))
+    }
+}
+
+fn parse(text: &str, uuid: &str) -> Option<Vec<Setting>> {
+    let mut lines = unsealed(text)?.lines();
+    if lines.next()? != HEADING || lines.next()?.strip_prefix("pool ")? != uuid {
+        return None;
+    }
+    lines.map(setting).collect()
+}
+
+fn setting(line: &str) -> Option<Setting> {
+    let mut words = line.strip_prefix("set ")?.split(' ');
+    let volume = match words.next()? {
+        "cache" => None,
+        id => Some(VolumeId(id.parse().ok()?)),
+    };
+    let [key, value, configured] = [words.next()?, words.next()?, words.next()?].map(str::to_owned);
+    let known = if volume.is_some() { &["mode"][..] } else { &["eviction", "content"] };
+    let since = words.next()?.parse().ok()?;
+    let whole = words.next().is_none() && known.contains(&key.as_str());
+    whole.then_some(Setting { volume, key, value, configured, since })
+}
+
+/// The day of a time in seconds since 1970, as in 2026-01-31, in UTC. (Days to a date of the
+/// Gregorian calendar, counted from 1 March of the year 0.)
+pub fn date(seconds: u64) -> String {
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    format!("{:04}-{month:02}-{day:02}", year + era * 400 + next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, expected) in [
+            (0, "1970-01-01"),
+            (951_782_399, "2000-02-28"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_767_225_599, "2025-12-31"),
+            (1_767_225_600, "2026-01-01"),
+            (4_107_542_400, "2100-03-01"),
+        ] {
+            assert_eq!(date(seconds), expected, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_not_ours_are_no_settings() {
+        let line = "set 3 mode write-through write-back 7";
+        let found = setting(line).expect("it is one");
+        assert_eq!((found.volume, found.since), (Some(VolumeId(3)), 7));
+        assert_eq!(setting("set cache eviction lru fifo 7").and_then(|found| found.volume), None);
+        for wrong in
+            ["", "set", "set 3 eviction lru fifo 7", "set cache mode a b 7", "set 3 mode a b"]
+        {
+            assert_eq!(setting(wrong), None, "{wrong}");
+        }
+        assert_eq!(setting(&format!("{line} 8")), None);
+    }
+}

@@ -1,0 +1,277 @@
+//! The state directory: small files that the host keeps about a cache, and that the server
+//! believes at its start.
+//!
+//! So nobody else may have written them. The directory and each file in it must belong to this
+//! user or to root, and others must not be able to write them; a symbolic link is never followed.
+//! A file is replaced whole: written aside under a name that nothing has, synced, renamed, and the
+//! directory synced. [`sealed`] puts a checksum at the end of its text.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_codec::crc32c;
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// Files in the directory that are looked at.
+const ENTRIES_MAX: usize = 16 << 10;
+/// Permissions of a file: its owner's.
+const FILE_MODE: Mode = Mode::from_bits_truncate(0o600);
+/// Permissions of a directory that is made.
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// An open state directory.
+#[derive(Clone, Debug)]
+pub struct StateDir {
+    path: PathBuf,
+    dir: Arc<OwnedFd>,
+    made: bool,
+}
+
+impl StateDir {
+    /// Opens the directory at `path`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made or opened, is a symbolic link, or others may write in it.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // Without a slash at the end, which would follow a link.
+        let path: PathBuf = path.components().collect();
+        let opened = || {
+            let made = make(&path)?;
+            if fs::symlink_metadata(&path)?.is_symlink() {
+                return Err(io::Error::other("is a symbolic link; name the directory itself"));
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let dir = rustix::fs::open(&path, flags, Mode::empty())?;
+            check(&rustix::fs::fstat(&dir)?)?;
+            Ok((dir, made))
+        };
+        let (dir, made) = opened().map_err(|error| named(&path, &error))?;
+        Ok(Self { path, dir: Arc::new(dir), made })
+    }
+
+    /// The text of the file `name`, of which `most` bytes are read at most; `None` when there is
+    /// no such file.
+    ///
+    /// # Errors
+    /// When it cannot be read, is no regular file, or others may have written it.
+    pub fn read(&self, name: &str, most: u64) -> io::Result<Option<String>> {
+        let read = || {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = match rustix::fs::openat(&self.dir, name, flags, Mode::empty()) {
+                Ok(file) => file,
+                Err(Errno::NOENT) => return Ok(None),
+                Err(Errno::LOOP) => {
+                    return Err(io::Error::other("is a symbolic link, which is not followed"));
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let found = rustix::fs::fstat(&file)?;
+            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+                return Err(io::Error::other("is no regular file; remove it"));
+            }
+            check(&found)?;
+            let mut text = String::new();
+            File::from(file).take(most).read_to_string(&mut text)?;
+            Ok(Some(text))
+        };
+        read().map_err(|error| named(&self.path.join(name), &error))
+    }
+
+    /// Replaces the file `name`; durable when this returns.
+    ///
+    /// # Errors
+    /// When it could not be made durable: then either text may be there at the next start.
+    pub fn replace(&self, name: &str, text: &str) -> io::Result<()> {
+        let aside = format!("{name}.new");
+        let write = || -> io::Result<()> {
+            // Left by a crash, or put there by somebody: nothing that is there is written to.
+            match rustix::fs::unlinkat(&self.dir, &aside, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let flags =
+                OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&self.dir, &aside, flags, FILE_MODE)?;
+            let mut file = File::from(file);
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            rustix::fs::renameat(&self.dir, &aside, &self.dir, name)?;
+            Ok(rustix::fs::fsync(&self.dir)?)
+        };
+        write().map_err(|error| named(&self.path.join(name), &error))
+    }
+
+    /// Removes the file `name`, if it is there; durable when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        let remove = || match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
+            Ok(()) => rustix::fs::fsync(&self.dir),
+            Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error),
+        };
+        remove().map_err(|error| named(&self.path.join(name), &error.into()))
+    }
+
+    /// The names of the files in it.
+    ///
+    /// # Errors
+    /// When the directory cannot be read, or has far too many files.
+    pub fn names(&self) -> io::Result<Vec<String>> {
+        let list = || {
+            let mut names = Vec::new();
+            for entry in Dir::read_from(&self.dir)? {
+                names.extend(entry?.file_name().to_str().ok().map(str::to_owned));
+                if names.len() > ENTRIES_MAX {
+                    let what = format!("more than {ENTRIES_MAX} files; use a directory of its own");
+                    return Err(io::Error::other(what));
+                }
+            }
+            Ok(names)
+        };
+        list().map_err(|error| named(&self.path, &error))
+    }
+
+    /// Removes the directory again if [`StateDir::open`] made it and nothing is in it: for a start
+    /// that is refused.
+    pub fn undo(&self) {
+        if self.made {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// Makes the directory if it is not there; whether it was made.
+fn make(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    // What is stored in it is durable only when it is itself.
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(true)
+}
+
+/// Refuses what others may have written. In a sticky directory they can add files, and each file
+/// is checked by itself.
+fn check(found: &Stat) -> io::Result<()> {
+    let own = rustix::process::geteuid().as_raw();
+    let mode = found.st_mode & 0o7777;
+    let sticky =
+        FileType::from_raw_mode(found.st_mode) == FileType::Directory && mode & 0o1000 != 0;
+    let why = if found.st_uid != own && found.st_uid != 0 {
+        let owner = found.st_uid;
+        format!("belongs to user {owner}, and is believed only of user {own} or root; chown it")
+    } else if mode & 0o022 != 0 && !sticky {
+        format!("has mode {mode:04o}: others may write it; chmod go-w it")
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+}
+
+/// `body`, whose lines all end, with its checksum behind it.
+#[must_use]
+pub fn sealed(body: &str) -> String {
+    format!("{body}check {:08x}\nend\n", crc32c(body.as_bytes()))
+}
+
+/// What [`sealed`] was given, if the text is whole and unchanged.
+#[must_use]
+pub fn unsealed(text: &str) -> Option<&str> {
+    let whole = text.strip_suffix("\nend\n")?;
+    let (body, sum) = whole.split_at(whole.rfind("\ncheck ")? + 1);
+    let sum = sum.strip_prefix("check ")?;
+    (format!("{:08x}", crc32c(body.as_bytes())) == sum).then_some(body)
+}
+
+pub(crate) fn named(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    use super::*;
+    use crate::testing::TempDir;
+
+    fn refused(path: &Path, word: &str) {
+        let error = StateDir::open(path).expect_err("it is refused").to_string();
+        assert!(error.contains(word) && error.contains(&*path.to_string_lossy()), "{error}");
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_or_own_is_refused() {
+        let dir = TempDir::new();
+        let path = dir.path("state");
+        StateDir::open(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        for (mode, good) in [(0o755, true), (0o770, false), (0o702, false), (0o1777, true)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(StateDir::open(&path).is_ok(), good, "{mode:o}");
+        }
+        symlink(&path, dir.path("link")).unwrap();
+        refused(&dir.path("link"), "symbolic link");
+        assert!(StateDir::open(&dir.path("link/")).is_err(), "nor with a slash behind it");
+        // Only root can give it away.
+        if chown(&path, Some(12345), None).is_ok() {
+            refused(&path, "belongs to user 12345");
+        }
+    }
+
+    #[test]
+    fn no_link_is_followed_and_nothing_of_others_is_read() {
+        let dir = TempDir::new();
+        let state = StateDir::open(&dir.path("state")).unwrap();
+        let other = dir.path("other");
+        fs::write(&other, "precious").unwrap();
+        symlink(&other, dir.path("state/a.new")).unwrap();
+        symlink(&other, dir.path("state/a")).unwrap();
+        assert!(state.read("a", 100).unwrap_err().to_string().contains("symbolic link"));
+        state.replace("a", "mine").unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+        assert_eq!(state.read("a", 100).unwrap().as_deref(), Some("mine"));
+        let path = dir.path("state/a");
+        let found = fs::symlink_metadata(&path).unwrap();
+        assert!(found.is_file() && found.mode() & 0o777 == 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(state.read("a", 100).unwrap_err().to_string().contains("others may write"));
+        if chown(&path, Some(12345), None).is_ok() {
+            assert!(state.read("a", 100).unwrap_err().to_string().contains("user 12345"));
+        }
+        state.remove("a").unwrap();
+        assert_eq!(state.read("a", 100).unwrap(), None);
+        fs::create_dir(&path).unwrap();
+        assert!(state.read("a", 100).unwrap_err().to_string().contains("no regular file"));
+    }
+
+    #[test]
+    fn a_seal_tells_every_changed_byte() {
+        let text = sealed("heading 1\nkey value\n");
+        assert_eq!(unsealed(&text), Some("heading 1\nkey value\n"));
+        for at in 0..text.len() {
+            let mut bytes = text.clone().into_bytes();
+            bytes[at] ^= 1;
+            let changed = String::from_utf8(bytes).unwrap();
+            assert_eq!(unsealed(&changed), None, "byte {at}");
+            assert_eq!(unsealed(&text[..at]), None, "cut at {at}");
+        }
+    }
+}
