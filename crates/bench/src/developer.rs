@@ -3,7 +3,7 @@
 
 use clap::Subcommand;
 
-use crate::{crash, engine, fuse, limit, nbd, rd, restart};
+use crate::{crash, engine, fairness, fuse, limit, nbd, rd, restart};
 
 /// Each part.
 #[derive(Subcommand)]
@@ -14,6 +14,8 @@ pub enum Part {
     NbdRam(nbd::Args),
     /// Hits on the cache device through NBD, beside the same server without cache
     NbdSsd(nbd::Args),
+    /// Hits in RAM beside clients that read 32 MiB at a time
+    Fairness(fairness::Args),
     /// Hits in RAM through a loop device, beside qemu-storage-daemon's FUSE export
     Fuse(fuse::Args),
     /// RD1 to RD4: gains over the primary alone, beside the published ones
@@ -35,6 +37,7 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::Engine(args) => engine::run(args),
         Part::NbdRam(args) => nbd::ram(args),
         Part::NbdSsd(args) => nbd::ssd(args),
+        Part::Fairness(args) => fairness::run(args),
         Part::Fuse(args) => fuse::run(args),
         Part::Rd(args) => rd::run(args),
         Part::Restart(args) => restart::run(args),

@@ -17,6 +17,7 @@ mod demo;
 pub mod developer;
 pub mod disk;
 mod engine;
+mod fairness;
 mod fileio;
 mod fio;
 mod fuse;

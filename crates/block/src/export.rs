@@ -3,6 +3,9 @@
 
 use crate::{Completion, DeviceInfo, Io};
 
+/// Bytes for a client at hand from which on a session adds no more of a large answer.
+pub const SLICE: usize = 256 << 10;
+
 /// A volume offered to clients.
 #[derive(Clone, Debug)]
 pub struct Export {
@@ -45,6 +48,15 @@ pub trait Session {
 
     /// Takes the completion of a request this session emitted.
     fn complete(&mut self, done: Completion, out: &mut Outbox);
+
+    /// Adds to the bytes for the client as long as there are fewer than [`SLICE`]: a large answer
+    /// is copied as the client takes it. The event loop calls it when it can send.
+    fn speak(&mut self, _out: &mut Outbox) {}
+
+    /// Whether [`Session::speak`] has more to say. A closed session is dropped when it has not.
+    fn has_more_to_say(&self) -> bool {
+        false
+    }
 
     /// Whether more input is welcome now.
     fn wants_input(&self) -> bool;

@@ -17,7 +17,7 @@ pub use addr::{
 };
 pub use buf::{Arena, BufPool, IoBuf};
 pub use error::{ErrorKind, IoError, IoResult};
-pub use export::{Endpoint, Export, Outbox, Session};
+pub use export::{Endpoint, Export, Outbox, SLICE, Session};
 pub use io::{Completion, Io, IoFlags, IoOp, IoTag};
 pub use limits::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 pub use queue::{DeviceInfo, IoQueue};

@@ -16,6 +16,7 @@ use forebay_volume::{ClientKey, Done, Slab};
 
 use crate::connection::{Connection, Kind, Next};
 use crate::listen::Listener;
+use crate::pace::Allowance;
 
 /// Clients served at once, unless configured otherwise.
 pub const CLIENTS: usize = 128;
@@ -306,7 +307,8 @@ impl Clients {
     pub fn complete(&mut self, done: Done) {
         let at = u32::try_from(done.client.0).expect("keys are made here");
         let connection = self.table.get_mut(at);
-        connection.expect("it lives while it has requests").complete(done.completion);
+        let connection = connection.expect("it lives while it has requests");
+        connection.complete(done.completion, done.bytes);
         self.touch(at);
     }
 
@@ -320,24 +322,10 @@ impl Clients {
         for &at in &self.touched {
             let connection = self.table.get_mut(at).expect("only the end of a turn drops one");
             let key = ClientKey(u64::from(at));
-            while let Some((endpoint, io)) = connection.parked.pop_front() {
-                if let Err(io) = submit(key, endpoint, io) {
-                    connection.parked.push_front((endpoint, io));
-                    break;
-                }
-            }
+            connection.unpark(|endpoint, io| submit(key, endpoint, io));
             connection.feed();
-            let mut requests = std::mem::take(connection.requests());
-            for (endpoint, io) in requests.drain(..) {
-                let full = if connection.parked.is_empty() {
-                    submit(key, endpoint, io).err()
-                } else {
-                    Some(io)
-                };
-                connection.parked.extend(full.map(|io| (endpoint, io)));
-            }
-            *connection.requests() = requests;
-            room &= connection.parked.is_empty();
+            connection.submit(|endpoint, io| submit(key, endpoint, io));
+            room &= !connection.is_parked();
         }
         room
     }
@@ -355,10 +343,11 @@ impl Clients {
         }
         self.expire(now);
         let mut at_once = false;
+        let mut allowance = Allowance::FULL;
         let mut touched = std::mem::take(&mut self.touched);
         touched.retain(|&at| {
             let connection = self.table.get_mut(at).expect("dropped below only");
-            let next = connection.advance(&self.client, |kind| token(at, kind));
+            let next = connection.advance(&self.client, |kind| token(at, kind), &mut allowance);
             let keep = matches!(next, Next::Again | Next::Feed);
             connection.touched = keep;
             at_once |= next == Next::Feed;

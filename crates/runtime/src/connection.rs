@@ -1,21 +1,24 @@
 //! One client connection on a thread's ring: bytes in to its session, bytes out of it.
 //!
 //! At most one receive and one send are in flight. Input stops while the session does not want
-//! it, and while more than [`OUT_SOFT`] bytes wait for a client that does not read. A connection
+//! it, and while more than [`OUT_SOFT`] bytes wait for a client that does not read. Large answers
+//! stay in the session, which copies a slice at a time as the client takes them. A connection
 //! is over when nothing of it is in flight, in the ring, in the session, or in the shards.
 
 use std::collections::VecDeque;
 use std::mem;
 
-use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, Session};
+use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, SLICE, Session};
 use forebay_device::{Client, Done, Op, Payload, RingFile};
+
+use crate::pace::{Allowance, LARGE, WINDOW};
 
 /// Bytes received at most at once; the buffer is kept for the connection's life.
 pub const IN_BYTES: usize = 256 << 10;
 /// Bytes waiting to be sent from which on no more input is taken.
-pub const OUT_SOFT: usize = 1 << 20;
+pub const OUT_SOFT: usize = SLICE;
 /// A send buffer larger than this is not kept: new memory costs a page fault for each page.
-const OUT_KEPT: usize = 4 << 20;
+const OUT_KEPT: usize = 4 * SLICE;
 /// Space that a receive is worth.
 const SPACE_MIN: usize = 16 << 10;
 
@@ -59,8 +62,10 @@ pub struct Connection {
     spare: Vec<u8>,
     /// No more input will come.
     ended: bool,
-    /// Requests that the router had no room for.
-    pub parked: VecDeque<(Endpoint, Io)>,
+    /// Requests that the router had no room for, or the window.
+    parked: VecDeque<(Endpoint, Io)>,
+    /// Bytes of large requests at the shards.
+    large: u64,
     /// When it was accepted.
     pub accepted: Instant,
     /// Who it is, for the log.
@@ -90,6 +95,7 @@ impl Connection {
             spare: Vec::new(),
             ended: false,
             parked: VecDeque::new(),
+            large: 0,
             accepted: now,
             peer: String::new(),
             bytes: (0, 0),
@@ -163,13 +169,58 @@ impl Connection {
             && self.parked.is_empty()
     }
 
-    /// The requests that the session made.
-    pub fn requests(&mut self) -> &mut Vec<(Endpoint, Io)> {
-        &mut self.out.ios
+    /// Hands `submit` what could not be submitted before, until it gives something back.
+    pub fn unpark(&mut self, mut submit: impl FnMut(Endpoint, Io) -> Result<(), Io>) {
+        while let Some((endpoint, io)) = self.parked.pop_front() {
+            if let Err(io) = self.submit_one(endpoint, io, &mut submit) {
+                return self.parked.push_front((endpoint, io));
+            }
+        }
     }
 
-    /// Hands the session the completion of a request.
-    pub fn complete(&mut self, done: Completion) {
+    /// Hands `submit` the requests that the session made, in order.
+    pub fn submit(&mut self, mut submit: impl FnMut(Endpoint, Io) -> Result<(), Io>) {
+        let mut requests = mem::take(&mut self.out.ios);
+        for (endpoint, io) in requests.drain(..) {
+            let full = if self.parked.is_empty() {
+                self.submit_one(endpoint, io, &mut submit).err()
+            } else {
+                Some(io)
+            };
+            self.parked.extend(full.map(|io| (endpoint, io)));
+        }
+        self.out.ios = requests;
+    }
+
+    fn submit_one(
+        &mut self,
+        endpoint: Endpoint,
+        io: Io,
+        submit: &mut impl FnMut(Endpoint, Io) -> Result<(), Io>,
+    ) -> Result<(), Io> {
+        let bytes = io.buf.len();
+        if bytes <= LARGE {
+            return submit(endpoint, io);
+        }
+        if self.large > 0 && self.large + bytes as u64 > WINDOW {
+            return Err(io);
+        }
+        submit(endpoint, io)?;
+        self.large += bytes as u64;
+        Ok(())
+    }
+
+    /// Whether requests wait that could not be submitted.
+    #[must_use]
+    pub fn is_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Hands the session the completion of a request that came with so many bytes of buffer.
+    pub fn complete(&mut self, done: Completion, bytes: usize) {
+        if bytes > LARGE {
+            self.large -= bytes as u64;
+        }
         self.session.complete(done, &mut self.out);
     }
 
@@ -193,20 +244,47 @@ impl Connection {
         !self.ended && self.session.is_negotiating()
     }
 
-    /// Starts the next receive and send, if it is time for them; closes when all is said.
-    pub fn advance(&mut self, ring: &Client, token: impl Fn(Kind) -> u64) -> Next {
+    /// Starts the next receive and send, if it is time for them; closes when all is said. What
+    /// the session has to say beyond small answers is taken off `allowance`.
+    pub fn advance(
+        &mut self,
+        ring: &Client,
+        token: impl Fn(Kind) -> u64,
+        allowance: &mut Allowance,
+    ) -> Next {
+        let spoke = self.speak(allowance);
         let started = self.start_send(ring, token(Kind::Send))
             && self.start_receive(ring, token(Kind::Receive));
         let quiet = self.session.in_flight() == 0 && self.parked.is_empty() && !self.sending;
-        if self.ended && quiet && (self.out.bytes.is_empty() || self.file.is_none()) {
+        let said = self.out.bytes.is_empty() && !self.session.has_more_to_say();
+        if self.ended && quiet && (said || self.file.is_none()) {
             self.close();
             return if self.receiving { Next::Wait } else { Next::Drop };
         }
-        if !self.ended && !self.hungry && self.has_room() {
+        if !spoke || !self.out.ios.is_empty() || self.can_feed() {
             return Next::Feed;
         }
         // What the router or the ring had no room for is tried again in the next turn.
         if started && self.parked.is_empty() { Next::Wait } else { Next::Again }
+    }
+
+    /// Whether there is input that the session would look at.
+    fn can_feed(&self) -> bool {
+        !self.ended && !self.hungry && self.has_room()
+    }
+
+    /// Lets the session go on with a large answer. False when the turn has no time left for it.
+    fn speak(&mut self, allowance: &mut Allowance) -> bool {
+        if self.sending || self.file.is_none() || !self.session.has_more_to_say() {
+            return true;
+        }
+        if !allowance.is_left() {
+            return false;
+        }
+        let before = self.out.bytes.len();
+        self.session.speak(&mut self.out);
+        allowance.spend(self.out.bytes.len() - before);
+        true
     }
 
     /// False when the ring had no room.

@@ -14,6 +14,7 @@ use forebay_engine::Target;
 use forebay_volume::{Ask, Asked, FlushGate};
 
 use crate::message::Message;
+use crate::pace::{Allowance, LARGE};
 
 /// Name of the flush that the gate has sent; shards give 32-bit names.
 const GATE_TAG: IoTag = IoTag(u64::MAX);
@@ -37,6 +38,8 @@ pub struct Devices {
     /// Lane of each volume's primary, by volume id.
     primaries: Vec<Option<usize>>,
     completions: Vec<Completion>,
+    /// Large reads that have completed and that the shard has not been handed.
+    large: VecDeque<(Target, Completion)>,
 }
 
 struct Lane {
@@ -44,7 +47,10 @@ struct Lane {
     queue: Box<dyn IoQueue>,
     /// Bounded by what a shard keeps in flight.
     waiting: VecDeque<Io>,
+    /// Those not handed to the shard included.
     in_flight: usize,
+    /// Large writes in flight: the shard copies nothing when they end.
+    large_writes: Vec<IoTag>,
 }
 
 impl Devices {
@@ -70,8 +76,8 @@ impl Devices {
             lanes.push(Lane::open(ring, Target::Primary(volume), device)?);
         }
         assert_eq!(lanes.len(), gates.len(), "a gate for each device");
-        let (completions, unsent) = (Vec::new(), Vec::new());
-        Ok(Self { own, gates, unsent, lanes, primaries: by_volume, completions })
+        let (completions, unsent, large) = (Vec::new(), Vec::new(), VecDeque::new());
+        Ok(Self { own, gates, unsent, lanes, primaries: by_volume, completions, large })
     }
 
     fn lane(&self, target: Target) -> usize {
@@ -96,6 +102,9 @@ impl Devices {
         let at = self.lane(target);
         self.lanes[at].in_flight += 1;
         if io.op != IoOp::Flush {
+            if io.op == IoOp::Write && io.buf.len() > LARGE {
+                self.lanes[at].large_writes.push(io.tag);
+            }
             return self.lanes[at].send(now, io);
         }
         let asked = Asked { shard: self.own, tag: io.tag };
@@ -107,8 +116,9 @@ impl Devices {
         }
     }
 
-    /// Hands every completion to `take`, and sends what waits for room. What other threads should
-    /// know goes to `outgoing`, by thread.
+    /// Hands completions to `take`, those of large reads as far as a turn has time for their
+    /// copying, and sends what waits for room. What other threads should know goes to `outgoing`,
+    /// by thread.
     pub fn poll(
         &mut self,
         now: Instant,
@@ -124,9 +134,14 @@ impl Devices {
         for at in 0..self.lanes.len() {
             let lane = &mut self.lanes[at];
             lane.queue.poll(now, &mut completions);
-            lane.in_flight -= completions.len();
             let target = lane.target;
             for done in completions.drain(..) {
+                let lane = &mut self.lanes[at];
+                if done.buf.len() > LARGE && !lane.was_large_write(done.tag) {
+                    self.large.push_back((target, done));
+                    continue;
+                }
+                lane.in_flight -= 1;
                 if done.tag == GATE_TAG {
                     self.flush_ended(now, at, &done.result, outgoing, &mut take);
                 } else {
@@ -136,6 +151,19 @@ impl Devices {
             self.lanes[at].push(now);
         }
         self.completions = completions;
+        self.hand_over_large(&mut take);
+    }
+
+    fn hand_over_large(&mut self, take: &mut impl FnMut(Target, Completion)) {
+        let mut allowance = Allowance::FULL;
+        while allowance.is_left()
+            && let Some((target, done)) = self.large.pop_front()
+        {
+            let at = self.lane(target);
+            self.lanes[at].in_flight -= 1;
+            allowance.spend(done.buf.len());
+            take(target, done);
+        }
     }
 
     /// The flush that the gate had sent has ended.
@@ -183,8 +211,9 @@ impl Devices {
     /// When [`Devices::poll`] must be called although nothing happened.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        // What failed before it was sent is told in the next turn.
-        let at_once = (!self.unsent.is_empty()).then_some(Instant::default());
+        // What failed before it was sent, and large reads that are done, are told in the next turn.
+        let some = !self.unsent.is_empty() || !self.large.is_empty();
+        let at_once = some.then_some(Instant::default());
         self.lanes.iter().filter_map(|lane| lane.queue.deadline()).chain(at_once).min()
     }
 
@@ -198,7 +227,14 @@ impl Devices {
 impl Lane {
     fn open(ring: &Rc<Ring>, target: Target, device: &dyn BlockDevice) -> io::Result<Self> {
         let queue = device.open_queue(ring)?;
-        Ok(Self { target, queue, waiting: VecDeque::new(), in_flight: 0 })
+        let (waiting, large_writes) = (VecDeque::new(), Vec::new());
+        Ok(Self { target, queue, waiting, in_flight: 0, large_writes })
+    }
+
+    /// Whether a large request that has completed was a write; forgets it.
+    fn was_large_write(&mut self, tag: IoTag) -> bool {
+        let at = self.large_writes.iter().position(|&other| other == tag);
+        at.map(|at| self.large_writes.swap_remove(at)).is_some()
     }
 
     fn send(&mut self, now: Instant, io: Io) {

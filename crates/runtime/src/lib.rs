@@ -16,6 +16,7 @@ mod histogram;
 mod listen;
 mod mailbox;
 mod message;
+mod pace;
 mod pool;
 mod record;
 mod state;

@@ -3,9 +3,11 @@
 //! A turn: completions of devices to the shard; messages of other threads; bytes of clients to
 //! their sessions, and their requests through the router to the shards; answers back the same
 //! way; then the shard's own work (it makes records of what came in this turn); then everything
-//! that goes out is sent in one go, and the thread sleeps until something happens.
+//! that goes out is sent in one go, and the thread sleeps until something happens. Large requests
+//! take their share of each turn (`pace`), whatever waits of them.
 //! A request whose block belongs to the own shard never leaves the thread.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem;
 use std::rc::Rc;
@@ -25,6 +27,7 @@ use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
 use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
+use crate::pace::{Allowance, LARGE};
 use crate::record::Taps;
 
 /// Submissions that a ring takes between two turns.
@@ -141,6 +144,10 @@ struct Shards {
     unpolled: bool,
     /// Requests for the own shard.
     incoming: Vec<Request>,
+    /// Those with much data, which wait while the others pass.
+    large: VecDeque<Request>,
+    /// What this turn has left for them.
+    allowance: Allowance,
     /// Messages for each other thread.
     outgoing: Vec<Vec<Message>>,
     /// Requests that each other thread has from this one.
@@ -164,11 +171,36 @@ impl ShardPort for Shards {
 
 impl Shards {
     fn take(&mut self, request: Request) {
-        self.incoming.push(request);
+        if request.buf.len() > LARGE {
+            self.large.push_back(request);
+        } else {
+            self.incoming.push(request);
+        }
     }
 
-    /// Hands the own shard the requests for it, in the order they came.
+    /// Hands the own shard the requests for it: all small ones, and large ones as far as the turn
+    /// has time for them; each kind in the order it came.
     fn serve(&mut self) {
+        self.serve_small();
+        while self.allowance.is_left()
+            && let Some(request) = self.large.pop_front()
+        {
+            self.unpolled = true;
+            self.allowance.spend(request.buf.len());
+            self.shard.submit(self.now, request, &mut self.fx);
+        }
+    }
+
+    /// Hands the own shard all requests for it.
+    fn serve_all(&mut self) {
+        self.serve_small();
+        for request in mem::take(&mut self.large) {
+            self.unpolled = true;
+            self.shard.submit(self.now, request, &mut self.fx);
+        }
+    }
+
+    fn serve_small(&mut self) {
         self.unpolled |= !self.incoming.is_empty();
         let mut rest = self.incoming.drain(..);
         while !rest.as_slice().is_empty() {
@@ -212,6 +244,8 @@ impl Thread {
             deadline: None,
             unpolled: true,
             incoming: Vec::new(),
+            large: VecDeque::new(),
+            allowance: Allowance::FULL,
             outgoing: (0..threads).map(|_| Vec::new()).collect(),
             lent: vec![0; threads],
         };
@@ -250,6 +284,7 @@ impl Thread {
     fn turn(&mut self) {
         let now = self.clock.now();
         self.shards.now = now;
+        self.shards.allowance = Allowance::FULL;
         let Shards { shard, fx, unpolled, outgoing, .. } = &mut self.shards;
         self.devices.poll(now, outgoing, |target, done| {
             *unpolled = true;
@@ -396,8 +431,9 @@ impl Thread {
     }
 
     fn obey(&mut self, command: Command) {
-        // A command finds the requests served that came before it.
-        self.shards.serve();
+        // A command finds the requests served that came before it, but for large ones that wait
+        // for their turn.
+        self.shards.serve_small();
         // Some commands change what the shard wants to do next.
         self.shards.unpolled = true;
         match command {
@@ -429,6 +465,7 @@ impl Thread {
             }
             Command::CutOff => self.clients.cut_off(),
             Command::Stop(answer) => {
+                self.shards.serve_all();
                 self.shards.shard.stop(self.shards.now, &mut self.shards.fx);
                 self.duties.stopped = Some(answer);
             }
@@ -481,9 +518,9 @@ impl Thread {
     }
 
     /// When the next turn must be, although nothing happens. At once when the shard was given
-    /// work that it has not been polled for.
+    /// work that it has not been polled for, or large requests wait for their turn.
     fn wake_time(&self) -> Option<Instant> {
-        if self.shards.unpolled || self.at_once {
+        if self.shards.unpolled || self.at_once || !self.shards.large.is_empty() {
             return Some(self.shards.now);
         }
         let deadlines = [

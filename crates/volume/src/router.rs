@@ -56,6 +56,8 @@ pub struct Done {
     pub op: IoOp,
     /// When it was taken.
     pub started: Instant,
+    /// Bytes of its buffer.
+    pub bytes: usize,
     /// The answer.
     pub completion: Completion,
 }
@@ -110,13 +112,16 @@ struct Origin {
     tag: IoTag,
     volume: VolumeId,
     op: IoOp,
+    /// Of its buffer, at most [`REQUEST_MAX`].
+    bytes: u32,
     started: Instant,
 }
 
 impl Origin {
     fn done(self, result: Result<(), IoError>, buf: IoBuf) -> Done {
-        let Self { client, tag, volume, op, started } = self;
-        Done { client, volume, op, started, completion: Completion { tag, result, buf } }
+        let Self { client, tag, volume, op, bytes, started } = self;
+        let completion = Completion { tag, result, buf };
+        Done { client, volume, op, started, bytes: bytes as usize, completion }
     }
 }
 
@@ -206,7 +211,8 @@ impl Router {
         if let Some(recorded) = &mut state.recorded {
             recorded.note(now, &io);
         }
-        let origin = Origin { client, tag: io.tag, volume, op: io.op, started: now };
+        let bytes = u32::try_from(io.buf.len()).expect("frontends take no longer requests");
+        let origin = Origin { client, tag: io.tag, volume, op: io.op, bytes, started: now };
         if let Some(result) = self.answer_at_once(volume, &io) {
             done.push(origin.done(result, io.buf));
             return Ok(());

@@ -49,6 +49,14 @@ impl Nbd {
         self.stream.read_exact(buf)
     }
 
+    /// Reads `len` bytes from `offset` and throws them away.
+    pub fn read_and_forget(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.request(READ, 0, offset, len as usize, &[])?;
+        let mut rest = (&mut self.stream).take(len.into());
+        let count = io::copy(&mut rest, &mut io::sink())?;
+        if count == u64::from(len) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
     /// Writes `bytes` at `offset`; durable when it returns, with `fua`.
     pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         self.request(WRITE, u16::from(fua) * FUA, offset, bytes.len(), bytes)

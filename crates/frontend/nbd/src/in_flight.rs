@@ -59,6 +59,11 @@ impl Finished {
     pub fn buffers(&self) -> &[IoBuf] {
         if self.parts.is_empty() { std::slice::from_ref(&self.last) } else { &self.parts }
     }
+
+    /// The same, taken out.
+    pub fn into_buffers(self) -> Vec<IoBuf> {
+        if self.parts.is_empty() { vec![self.last] } else { self.parts }
+    }
 }
 
 /// All requests of a connection that are in flight.

@@ -19,6 +19,7 @@ mod errors;
 mod handshake;
 mod in_flight;
 mod reply;
+mod saying;
 mod server;
 mod session;
 mod tls;

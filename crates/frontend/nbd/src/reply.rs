@@ -34,13 +34,18 @@ impl Replies<'_> {
     /// The `len` bytes that were read at `offset`, in one or more buffers.
     pub fn data(&mut self, cookie: u64, offset: u64, len: u32, buffers: &[IoBuf]) {
         self.out.reserve(DATA_HEAD + len as usize);
+        self.data_head(cookie, offset, len);
+        for buffer in buffers {
+            self.out.extend_from_slice(buffer);
+        }
+    }
+
+    /// What comes before the `len` bytes that were read at `offset`.
+    pub fn data_head(&mut self, cookie: u64, offset: u64, len: u32) {
         if self.structured {
             self.out.extend_from_slice(&encode_data_header(cookie, offset, len));
         } else {
             self.simple(cookie, NbdError::OK);
-        }
-        for buffer in buffers {
-            self.out.extend_from_slice(buffer);
         }
     }
 

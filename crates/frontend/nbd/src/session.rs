@@ -65,6 +65,17 @@ impl Session for NbdSession {
         }
     }
 
+    fn speak(&mut self, out: &mut Outbox) {
+        match &mut self.tls {
+            Some(tls) => tls.speak(&mut self.protocol, out),
+            None => self.protocol.speak(out),
+        }
+    }
+
+    fn has_more_to_say(&self) -> bool {
+        self.protocol.has_more_to_say()
+    }
+
     fn wants_input(&self) -> bool {
         self.protocol.wants_input()
     }
@@ -163,6 +174,19 @@ impl Protocol {
         transmission.complete(done, self.dead, out);
     }
 
+    pub fn speak(&mut self, out: &mut Outbox) {
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.speak(out);
+        }
+    }
+
+    fn has_more_to_say(&self) -> bool {
+        match &self.phase {
+            Phase::Handshake(_) => false,
+            Phase::Transmission(transmission) => transmission.has_more_to_say(),
+        }
+    }
+
     /// Whether input would be looked at.
     pub fn wants_input(&self) -> bool {
         match &self.phase {
@@ -190,5 +214,8 @@ impl Protocol {
     pub fn die(&mut self, out: &mut Outbox) {
         self.dead = true;
         out.close = true;
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.fall_silent();
+        }
     }
 }

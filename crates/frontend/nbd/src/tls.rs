@@ -8,7 +8,7 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::sync::Arc;
 
-use forebay_block::{Completion, Outbox};
+use forebay_block::{Completion, Outbox, SLICE};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -148,6 +148,14 @@ impl TlsLayer {
         protocol.complete(done, &mut self.inner);
         self.feed(protocol);
         self.flush(out);
+    }
+
+    pub fn speak(&mut self, protocol: &mut Protocol, out: &mut Outbox) {
+        if out.bytes.len() < SLICE {
+            protocol.speak(&mut self.inner);
+            self.feed(protocol);
+            self.flush(out);
+        }
     }
 
     pub fn shutdown(&mut self, protocol: &mut Protocol, out: &mut Outbox) {

@@ -2,7 +2,8 @@
 //!
 //! Invariants: each request is answered exactly once (`DISC` excepted); requests in flight and
 //! their bytes are within the limits; a write is passed on only when all its data has come, and
-//! memory is taken only as it comes; the payload of a refused write is skipped, never stored.
+//! memory is taken only as it comes; the payload of a refused write is skipped, never stored;
+//! large replies are copied in slices, as the client takes them.
 
 use forebay_block::{
     BufPool, ByteRange, Completion, DeviceInfo, Endpoint, Io, IoBuf, IoFlags, IoOp, Outbox,
@@ -16,6 +17,7 @@ use crate::errors::{Refusal, number};
 use crate::handshake::{ALLOCATION_CONTEXT, Agreement};
 use crate::in_flight::{Asked, InFlight, cut, pieces, tag};
 use crate::reply::Replies;
+use crate::saying::{LARGE, Saying};
 
 pub(crate) struct Transmission {
     agreement: Agreement,
@@ -23,7 +25,8 @@ pub(crate) struct Transmission {
     limits: Limits,
     pool: BufPool,
     in_flight: InFlight,
-    /// Bytes of the requests in flight, a write being received included.
+    saying: Saying,
+    /// Bytes of the requests in flight, a write being received and replies not said included.
     bytes: u64,
     payload: Option<Payload>,
     phase: Phase,
@@ -75,6 +78,7 @@ impl Transmission {
             limits,
             pool,
             in_flight: InFlight::default(),
+            saying: Saying::default(),
             bytes: 0,
             payload: None,
             phase: Phase::Serving,
@@ -87,7 +91,25 @@ impl Transmission {
     }
 
     pub fn wants_input(&self) -> bool {
-        !self.stalled && self.phase != Phase::Leaving
+        !self.stalled && !self.saying.is_full() && self.phase != Phase::Leaving
+    }
+
+    /// Whether [`Transmission::speak`] has more to say.
+    pub fn has_more_to_say(&self) -> bool {
+        !self.saying.is_empty()
+    }
+
+    /// Goes on with the replies that are said in slices.
+    pub fn speak(&mut self, out: &mut Outbox) {
+        let freed = self.saying.speak(&mut out.bytes, self.agreement.structured);
+        self.bytes -= freed;
+        self.stalled &= freed == 0;
+        self.close_if_idle(out);
+    }
+
+    /// Nobody will hear any more.
+    pub fn fall_silent(&mut self) {
+        self.saying.clear();
     }
 
     /// No new requests; closes as soon as none is in flight.
@@ -330,8 +352,12 @@ impl Transmission {
     pub fn complete(&mut self, done: Completion, dead: bool, out: &mut Outbox) {
         let Some(finished) = self.in_flight.complete(done) else { return };
         let request = finished.asked;
-        self.bytes -= u64::from(request.bytes);
         self.stalled = false;
+        let large = request.returns_data && request.bytes as usize > LARGE;
+        if large && finished.error.is_none() && !dead {
+            return self.saying.push(request, finished.into_buffers());
+        }
+        self.bytes -= u64::from(request.bytes);
         if dead {
             return;
         }
@@ -353,14 +379,16 @@ impl Transmission {
     /// Ends the connection when it is to end and nothing is in flight; what the client may still
     /// send is ignored from then on.
     fn close_if_idle(&mut self, out: &mut Outbox) {
-        if self.phase != Phase::Serving && self.in_flight.pieces() == 0 {
+        let quiet = self.in_flight.pieces() == 0 && self.saying.is_empty();
+        if self.phase != Phase::Serving && quiet {
             self.phase = Phase::Leaving;
             out.close = true;
         }
     }
 
-    fn replies<'a>(&self, out: &'a mut Outbox) -> Replies<'a> {
-        Replies { out: &mut out.bytes, structured: self.agreement.structured }
+    fn replies<'a>(&'a mut self, out: &'a mut Outbox) -> Replies<'a> {
+        let structured = self.agreement.structured;
+        Replies { out: self.saying.place(&mut out.bytes), structured }
     }
 }
 

@@ -75,10 +75,16 @@ fn serve<S: Read + Write>(mut stream: S, mut session: Box<dyn Session>, devices:
             let done = devices[endpoint.0].lock().expect("no test panics here").run(io);
             session.complete(done, &mut out);
         }
-        if stream.write_all(&out.bytes).is_err() || out.close {
-            return;
+        loop {
+            session.speak(&mut out);
+            if stream.write_all(&out.bytes).is_err() || out.close {
+                return;
+            }
+            out.bytes.clear();
+            if !session.has_more_to_say() {
+                break;
+            }
         }
-        out.bytes.clear();
         if idle {
             match stream.read(&mut buffer[filled..]) {
                 Ok(0) | Err(_) => return,

@@ -77,6 +77,8 @@ pub struct Peer {
     /// Requests kept back by `hold`.
     pub held: Vec<(Endpoint, Io)>,
     pub hold: bool,
+    /// What the client has taken of what the server said.
+    taken: Vec<u8>,
 }
 
 impl Peer {
@@ -89,6 +91,7 @@ impl Peer {
             unused: Vec::new(),
             held: Vec::new(),
             hold: false,
+            taken: Vec::new(),
         };
         peer.session.start(&mut peer.out);
         peer
@@ -125,6 +128,7 @@ impl Peer {
             if !self.hold {
                 self.release();
             }
+            self.listen();
             if used == 0 && (idle || self.hold) {
                 assert!(self.unused.len() <= 64 << 10 || !self.session.wants_input());
                 break;
@@ -138,11 +142,21 @@ impl Peer {
             let done = self.devices[endpoint.0].run(io);
             self.session.complete(done, &mut self.out);
         }
+        self.listen();
+    }
+
+    /// Takes what the server says in slices.
+    pub fn listen(&mut self) {
+        while self.session.has_more_to_say() {
+            self.taken.append(&mut self.out.bytes);
+            self.session.speak(&mut self.out);
+        }
     }
 
     /// What the server said since the last time.
     pub fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.out.bytes)
+        self.taken.append(&mut self.out.bytes);
+        std::mem::take(&mut self.taken)
     }
 
     /// Sends one request and returns the reply to it.

@@ -1,0 +1,92 @@
+//! What is still to be said: replies with much data, which are copied as the client takes them,
+//! and the small ones made meanwhile.
+//!
+//! Invariants: a reply that was begun is finished before any other byte; small replies pass the
+//! large ones that were not begun; a buffer goes as soon as its last byte is copied.
+
+use std::collections::VecDeque;
+
+use forebay_block::{IoBuf, SLICE};
+
+use crate::in_flight::Asked;
+use crate::reply::Replies;
+
+/// A reply with more data than this is said in slices.
+pub(crate) const LARGE: usize = 64 << 10;
+/// Bytes of small replies from which on no more requests are taken.
+const BESIDE_MAX: usize = SLICE;
+
+struct Large {
+    asked: Asked,
+    buffers: std::vec::IntoIter<IoBuf>,
+    /// The buffer that is being copied, and how much of it is.
+    buf: IoBuf,
+    copied: usize,
+}
+
+/// The replies of one connection that wait for the client to take them.
+#[derive(Default)]
+pub(crate) struct Saying {
+    large: VecDeque<Large>,
+    /// Whether the first of them was begun.
+    begun: bool,
+    /// Small replies made since it was begun.
+    beside: Vec<u8>,
+}
+
+impl Saying {
+    /// A reply with data.
+    pub fn push(&mut self, asked: Asked, buffers: Vec<IoBuf>) {
+        let (buffers, buf, copied) = (buffers.into_iter(), IoBuf::empty(), 0);
+        self.large.push_back(Large { asked, buffers, buf, copied });
+    }
+
+    /// Where a small reply goes: to the client, or behind the reply that was begun.
+    pub fn place<'a>(&'a mut self, out: &'a mut Vec<u8>) -> &'a mut Vec<u8> {
+        if self.begun { &mut self.beside } else { out }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.large.is_empty()
+    }
+
+    /// Whether the client has so much to take that it is not asked for more.
+    pub fn is_full(&self) -> bool {
+        self.beside.len() >= BESIDE_MAX
+    }
+
+    /// Forgets everything: nobody is there to hear it.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Says more, until `out` has a slice; returns the bytes of the buffers that went.
+    pub fn speak(&mut self, out: &mut Vec<u8>, structured: bool) -> u64 {
+        let mut freed = 0;
+        while out.len() < SLICE
+            && let Some(reply) = self.large.front_mut()
+        {
+            if !self.begun {
+                let Asked { cookie, offset, bytes, .. } = reply.asked;
+                Replies { out, structured }.data_head(cookie, offset, bytes);
+                self.begun = true;
+            }
+            if reply.copied == reply.buf.len() {
+                freed += reply.buf.len() as u64;
+                reply.copied = 0;
+                if let Some(next) = reply.buffers.next() {
+                    reply.buf = next;
+                } else {
+                    self.large.pop_front();
+                    self.begun = false;
+                    out.append(&mut self.beside);
+                }
+                continue;
+            }
+            let count = (SLICE - out.len()).min(reply.buf.len() - reply.copied);
+            out.extend_from_slice(&reply.buf[reply.copied..reply.copied + count]);
+            reply.copied += count;
+        }
+        freed
+    }
+}
