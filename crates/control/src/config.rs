@@ -11,7 +11,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
-use forebay_engine::{ContentLocality, Eviction, Mode};
+use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 use serde::{Deserialize, Deserializer};
 
 use crate::units::{Percent, Size, Time};
@@ -141,6 +141,9 @@ pub struct ServerConfig {
     pub shards: Option<u16>,
     /// Clients at once; more are turned away.
     pub max_clients: u32,
+    /// How long a device may leave a request unanswered before that is reported, and a write at
+    /// the dirty limit waits for a primary that is away before it gets an error.
+    pub patience: Time,
     /// Where NBD clients connect.
     pub nbd: Vec<Listen>,
     /// The directory where a file for each volume is mounted.
@@ -164,6 +167,7 @@ impl Default for ServerConfig {
         Self {
             shards: None,
             max_clients: 128,
+            patience: Time(Duration::from_secs(30)),
             nbd: Vec::new(),
             fuse: None,
             fuse_transport: FuseTransport::default(),
@@ -192,6 +196,10 @@ pub struct VolumeConfig {
     /// Whether writes are refused.
     #[serde(default)]
     pub read_only: bool,
+    /// Share of the cache's dirty limit that no other volume can take.
+    pub dirty_guarantee: Option<Percent>,
+    /// Share of the cache's dirty limit at which the writes of this volume wait.
+    pub dirty_limit: Option<Percent>,
 }
 
 impl VolumeConfig {
@@ -199,7 +207,22 @@ impl VolumeConfig {
     #[must_use]
     pub fn on(name: String, primary: String) -> Self {
         let sequential_threshold = default_threshold();
-        Self { name, primary, mode: Mode::default(), sequential_threshold, read_only: false }
+        Self {
+            name,
+            primary,
+            mode: Mode::default(),
+            sequential_threshold,
+            read_only: false,
+            dirty_guarantee: None,
+            dirty_limit: None,
+        }
+    }
+
+    /// Its part of the dirty limit.
+    #[must_use]
+    pub fn share(&self) -> DirtyShare {
+        let percent = |share: Option<Percent>| share.map(|percent| percent.0);
+        DirtyShare { at_least: percent(self.dirty_guarantee), at_most: percent(self.dirty_limit) }
     }
 }
 
@@ -412,6 +435,7 @@ impl Config {
     /// # Errors
     /// Names the first key that does not go with the others.
     pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_guarantees()?;
         self.check_cache()?;
         self.check_server()?;
         let count = self.volumes.len();
@@ -465,6 +489,18 @@ impl Config {
         Ok(())
     }
 
+    /// Shares of the dirty limit that are guaranteed cannot be more than there is.
+    fn check_guarantees(&self) -> Result<(), ConfigError> {
+        let all = self.volumes.iter().filter_map(|volume| volume.dirty_guarantee);
+        let sum: u32 = all.map(|share| u32::from(share.0)).sum();
+        if sum > 100 {
+            let what = format!("all of them together are {sum}%");
+            let hint = "guarantee 100% of the dirty limit at most";
+            return Err(invalid("volume.dirty_guarantee", what, hint));
+        }
+        Ok(())
+    }
+
     fn check_server(&self) -> Result<(), ConfigError> {
         let server = &self.server;
         if let Some(shards) = server.shards
@@ -476,6 +512,10 @@ impl Config {
         if !(1..=CLIENTS_MAX).contains(&(server.max_clients as usize)) {
             let what = format!("{} is out of range", server.max_clients);
             return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
+        }
+        if server.patience.0 < Duration::from_secs(1) {
+            let what = format!("{} is too short", server.patience);
+            return Err(invalid("server.patience", what, "use 1s or more"));
         }
         if server.nbd.is_empty() && server.fuse.is_none() {
             let hint = "name at least one, as in nbd = [\"unix:/run/forebay/nbd.sock\"], or a \
@@ -526,6 +566,17 @@ impl VolumeConfig {
             let key = format!("volume {name:?}: sequential_threshold");
             let what = format!("{} is too small", self.sequential_threshold);
             return Err(invalid(key, what, "use 64KiB or more, or 0 to cache streams too"));
+        }
+        if self.dirty_limit == Some(Percent(0)) {
+            let hint = "use 1% or more, or mode = \"write-around\" for no dirty blocks";
+            let key = format!("volume {name:?}: dirty_limit");
+            return Err(invalid(key, "0% is too small", hint));
+        }
+        if self.dirty_guarantee.zip(self.dirty_limit).is_some_and(|(least, most)| least.0 > most.0)
+        {
+            let what = "is more than the volume's dirty_limit";
+            let key = format!("volume {name:?}: dirty_guarantee");
+            return Err(invalid(key, what, "use a share up to dirty_limit"));
         }
         Ok(())
     }

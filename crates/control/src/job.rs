@@ -1,16 +1,19 @@
 //! Drains as jobs: at most one runs, since the volumes of a pool share one log and so one drain.
-//! A job ends when nothing is dirty, when it is cancelled, or when the pool does not answer. The
-//! last few that ended are kept to be asked about.
+//! A job ends when nothing is dirty, when it is cancelled, when the pool does not answer, or when
+//! what is left cannot be destaged: it is lost, or its primary takes nothing. The last few that
+//! ended are kept to be asked about.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use forebay_block::BLOCK_SIZE;
+use forebay_engine::{DRAIN_PATIENCE, DrainProgress};
 
 use crate::api::{Job, JobState};
 use crate::error::{ControlError, ControlErrorKind};
-use crate::pool::PoolControl;
+use crate::pool::{PoolControl, PoolSnapshot};
+use crate::units::Size;
 
 /// Jobs that are remembered.
 const KEPT: usize = 32;
@@ -26,6 +29,8 @@ struct Entries {
     last: u64,
     /// Oldest first; only the newest may be running.
     jobs: VecDeque<(Job, Instant)>,
+    /// How far the newest is.
+    progress: DrainProgress,
 }
 
 impl Jobs {
@@ -60,22 +65,33 @@ impl Jobs {
             entries.jobs.pop_front();
         }
         entries.jobs.push_back((job.clone(), Instant::now()));
+        entries.progress = DrainProgress::default();
         Ok(job)
     }
 
     /// Looks how far the running job is; whether one is running still.
     pub fn refresh(&self) -> bool {
         let mut entries = self.lock();
-        let Some((job, began)) = entries.running() else { return false };
-        job.seconds = began.elapsed().as_secs_f64();
+        let Entries { jobs, progress, .. } = &mut *entries;
+        let Some((job, began)) = jobs.back_mut() else { return false };
+        if job.state != JobState::Running {
+            return false;
+        }
+        let time = began.elapsed();
+        job.seconds = time.as_secs_f64();
         match self.pool.snapshot() {
             Ok(snapshot) => {
                 job.remaining_bytes = snapshot.dirty_blocks() * BLOCK_SIZE as u64;
                 job.total_bytes = job.total_bytes.max(job.remaining_bytes);
-                if job.remaining_bytes > 0 {
+                // What cannot be read back is never destaged.
+                let left = snapshot.dirty_blocks().saturating_sub(snapshot.lost_blocks());
+                if left > 0 && !progress.is_stalled(time, left) {
                     return true;
                 }
-                job.state = JobState::Done;
+                (job.state, job.error) = match job.remaining_bytes {
+                    0 => (JobState::Done, None),
+                    _ => (JobState::Failed, Some(what_is_left(&snapshot))),
+                };
                 if let Err(error) = self.pool.set_drain(false) {
                     tracing::warn!(%error, "the drain is done but cannot be switched off");
                 }
@@ -124,6 +140,29 @@ impl Entries {
         let (job, began) = self.jobs.back_mut()?;
         (job.state == JobState::Running).then_some((job, *began))
     }
+}
+
+/// What a drain leaves, and why.
+fn what_is_left(snapshot: &PoolSnapshot) -> String {
+    let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
+    let lost = snapshot.lost_blocks();
+    let left = snapshot.dirty_blocks().saturating_sub(lost);
+    let mut all = Vec::new();
+    if lost > 0 {
+        all.push(format!(
+            "{} are lost: the cache cannot read them back; write them again from a copy",
+            size(lost)
+        ));
+    }
+    if left > 0 {
+        all.push(format!(
+            "{} remain, and have not become less for {} s; see `forebay status` for the primary \
+             that does not take them",
+            size(left),
+            DRAIN_PATIENCE.as_secs()
+        ));
+    }
+    all.join("; ")
 }
 
 fn no_job(id: u64) -> ControlError {

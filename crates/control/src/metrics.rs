@@ -112,6 +112,8 @@ pub const METRICS: &[Metric] = table![
     Counter corrupt_dirty "Dirty blocks that failed their checksum: data that is lost."
     Counter cache_errors "Requests that the cache device failed."
     Counter primary_errors "Requests that a primary failed."
+    Counter given_up_writes "Writes failed at the dirty limit: the primary was away for too long."
+    Gauge slow_cache_ios "Requests that the cache device has not answered for long."
     Counter cpu_nanos "Nanoseconds of CPU time of the shard's thread."
     Counter throttled_nanos "Nanoseconds that writes were held back near the dirty limit."
     Gauge cached_blocks "Blocks in the cache."

@@ -245,6 +245,12 @@ impl PoolSnapshot {
         self.shards.iter().map(|shard| shard.stats.dirty_blocks).sum()
     }
 
+    /// Dirty blocks that cannot be read back, in all shards.
+    #[must_use]
+    pub fn lost_blocks(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.stats.fenced_blocks).sum()
+    }
+
     /// The worst health of any shard.
     #[must_use]
     pub fn health(&self) -> Health {

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use forebay_block::{BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, VolumeId};
-pub use forebay_policy::Eviction;
+pub use forebay_policy::{DirtyShare, Eviction};
 
 use crate::event::Event;
 
@@ -191,6 +191,8 @@ pub struct VolumeConfig {
     pub discard: bool,
     /// Whether the primary's seeks cost: sets the latency target of destaging.
     pub rotational: bool,
+    /// Its part of the dirty limit.
+    pub share: DirtyShare,
 }
 
 /// Settings of one shard. Sizes are the shard's share, not the pool's.
@@ -216,6 +218,9 @@ pub struct ShardConfig {
     pub write_cache_depth: Duration,
     /// Share of the area, in percent, above which writes wait for destaging.
     pub dirty_limit_percent: u8,
+    /// How long a device may leave a request unanswered before that is reported, and a write at
+    /// the dirty limit waits for a primary that is away before it gets an error.
+    pub patience: Duration,
     /// Most destage writes in flight.
     pub destage_depth: u32,
     /// Whether payloads are compressed.

@@ -41,7 +41,7 @@ impl Engine {
 
     /// Whether clients and admissions may use the log; the last segments are for reclaim.
     pub(crate) fn has_client_space(&self) -> bool {
-        self.log.free > RECLAIM_RESERVE && !self.index.is_full()
+        self.log.free > RECLAIM_RESERVE + self.stuck_reserve() && !self.index.is_full()
     }
 
     /// Adds an entry without which a segment cannot be freed, if nothing else is there that is

@@ -145,12 +145,12 @@ impl Engine {
         by_client: bool,
     ) {
         let was = self.index.insert(key, place);
-        self.count_in(&place);
+        self.count_in(key, &place);
         match was {
             Some(was) if place.kind == EntryKind::Delta && was.kind.is_whole() => {
                 self.bases.insert(key, Base { place: was, of_another: false });
             }
-            Some(was) => self.count_out(&was),
+            Some(was) => self.count_out(key, &was),
             None => {}
         }
         if place.kind != EntryKind::Delta {
@@ -178,7 +178,7 @@ impl Engine {
     /// Takes a block out of the cache.
     pub(crate) fn forget_block(&mut self, key: Key) {
         if let Some(was) = self.index.remove(key) {
-            self.count_out(&was);
+            self.count_out(key, &was);
             if was.dirty {
                 self.dirty.remove(key);
             }
@@ -189,7 +189,7 @@ impl Engine {
 
     /// Notes that the primary has a block's newest version.
     pub(crate) fn mark_clean(&mut self, key: Key, place: &Place) {
-        self.log.segments[place.segment as usize].dirty -= 1;
+        self.log.change_dirty(place.segment, key.volume(), true, false);
         self.index.update(key, |place| place.dirty = false);
         self.set_base_dirty(key, false);
         self.dirty.remove(key);
@@ -200,42 +200,31 @@ impl Engine {
     /// A base counts as dirty while its delta is: so its segment is not held to be dispensable.
     fn set_base_dirty(&mut self, key: Key, dirty: bool) {
         let Some(Base { place: base, .. }) = self.bases.get_mut(&key) else { return };
-        let segment = &mut self.log.segments[base.segment as usize];
-        segment.dirty += u32::from(dirty);
-        segment.dirty -= u32::from(base.dirty);
+        self.log.change_dirty(base.segment, key.volume(), base.dirty, dirty);
         base.dirty = dirty;
-        if dirty {
-            self.log.dirty_floor = self.log.dirty_floor.min(segment.seq);
-        }
     }
 
     fn release_base(&mut self, key: Key) {
         let Some(Base { place, of_another }) = self.bases.remove(&key) else { return };
         if of_another {
-            let segment = &mut self.log.segments[place.segment as usize];
-            segment.live -= 1;
-            segment.dirty -= u32::from(place.dirty);
+            self.log.segments[place.segment as usize].live -= 1;
+            self.log.change_dirty(place.segment, key.volume(), place.dirty, false);
         } else {
-            self.count_out(&place);
+            self.count_out(key, &place);
             self.ram.remove(base_key(key));
         }
     }
 
-    fn count_in(&mut self, place: &Place) {
-        let segment = &mut self.log.segments[place.segment as usize];
-        segment.live += 1;
-        segment.dirty += u32::from(place.dirty);
-        if place.dirty {
-            self.log.dirty_floor = self.log.dirty_floor.min(segment.seq);
-        }
+    fn count_in(&mut self, key: Key, place: &Place) {
+        self.log.segments[place.segment as usize].live += 1;
+        self.log.change_dirty(place.segment, key.volume(), false, place.dirty);
         self.log.stored[place.kind as usize] += 1;
         self.log.payload_bytes += u64::from(place.len);
     }
 
-    fn count_out(&mut self, place: &Place) {
-        let segment = &mut self.log.segments[place.segment as usize];
-        segment.live -= 1;
-        segment.dirty -= u32::from(place.dirty);
+    fn count_out(&mut self, key: Key, place: &Place) {
+        self.log.segments[place.segment as usize].live -= 1;
+        self.log.change_dirty(place.segment, key.volume(), place.dirty, false);
         self.log.stored[place.kind as usize] -= 1;
         self.log.payload_bytes -= u64::from(place.len);
     }

@@ -15,14 +15,13 @@ use forebay_block::{
     IoTag, STRIPE_BLOCKS, VolumeId,
 };
 use forebay_format::{EntryKind, SegmentSeq};
-use forebay_policy::DestageState;
 
 use crate::Engine;
 use crate::api::{Effects, Health, State, Target, Trust};
 use crate::associate::AssociateOwner;
 use crate::event::Event;
 use crate::index::{Key, Place};
-use crate::limits::{DESTAGED_UNFLUSHED_MAX, SEGMENT_READ_MAX};
+use crate::limits::SEGMENT_READ_MAX;
 use crate::op::{SsdItem, Ticket};
 use crate::read::decode;
 use crate::slab::Id;
@@ -96,87 +95,40 @@ impl Engine {
         if self.health == Health::Detached || self.dirty.blocks() == 0 {
             return;
         }
-        let state = self.destage_state();
-        let allowed = self.destage_allowance(&state);
-        if self.destage_writes >= allowed {
-            return;
+        for volume in self.volume_ids() {
+            if self.dirty.blocks_of(volume) > 0 {
+                self.destage_volume(volume, fx);
+            }
         }
+    }
+
+    fn destage_volume(&mut self, volume: VolumeId, fx: &mut Effects) {
+        let state = self.destage_state(volume);
+        let allowed = self.destage_allowance(volume, &state);
         // Half of the write-cache depth is left for what was spared to be destaged in.
         let spare_after = self.now - self.config.write_cache_depth / 2;
         let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
-        let mut from = self.destage_cursor;
+        let all = Key::range(volume);
+        let mut from = self.volume(volume).flow.cursor;
         let mut wrapped = false;
-        let collecting = self.destages.iter().filter(|(_, destage)| destage.reads > 0);
-        let mut collecting: u64 = collecting.map(|(_, destage)| destage.blocks.count).sum();
         for _ in 0..LOOKS_MAX {
-            if self.destage_writes >= allowed || collecting >= COLLECTED_MAX {
+            let flow = &self.volume(volume).flow;
+            if flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX {
                 break;
             }
-            match self.dirty.next_from(from, STRIPES_LOOKED_AT, spare_after) {
+            match self.dirty.next_from(from..all.end, STRIPES_LOOKED_AT, spare_after) {
                 Ok(key) => match self.start_destage(key, fx) {
-                    Ok(past) => {
-                        collecting += past.0 - key.0;
-                        from = past;
-                    }
-                    Err(past) => from = past,
+                    Ok(past) | Err(past) => from = past.min(all.end),
                 },
                 Err(Some(further)) => from = further,
                 Err(None) if wrapped => break,
                 Err(None) => {
                     wrapped = true;
-                    from = Key(0);
+                    from = all.start;
                 }
             }
         }
-        self.destage_cursor = from;
-    }
-
-    fn destage_state(&self) -> DestageState {
-        let (level, limit) = self.paced_level();
-        let oldest = self.dirty.oldest().unwrap_or(self.now);
-        DestageState {
-            now: self.now,
-            dirty_blocks: level.max(self.dirty.blocks().min(1)),
-            target_blocks: limit / 2,
-            limit_blocks: limit,
-            oldest_age: self.now.since(oldest),
-            age_max: self.config.write_cache_depth,
-            quiet: match self.ops.len() {
-                0 => self.now.since(self.last_foreground),
-                _ => Duration::ZERO,
-            },
-            draining: self.draining
-                || self.log_pressed
-                || self.health == Health::Draining
-                || self.has_leftover(),
-            in_flight: self.destage_writes,
-        }
-    }
-
-    fn destage_allowance(&mut self, state: &DestageState) -> u32 {
-        let stopping = self.state == State::Stopping;
-        if stopping && !self.draining && self.health == Health::Good {
-            return 0;
-        }
-        let waiting = self.volumes.iter().flatten().map(|v| v.written.len()).max().unwrap_or(0);
-        if waiting >= DESTAGED_UNFLUSHED_MAX {
-            return 0;
-        }
-        self.pacer.allowance(state)
-    }
-
-    /// Dirty blocks and their limit as pacing sees them. What waits for the primary's flush only is
-    /// as good as clean, but becomes clean in lumps, since a flush of disks may take most of a
-    /// second: it is left out of the level, and room for the largest lump of late out of the limit.
-    pub(crate) fn paced_level(&self) -> (u64, u64) {
-        let limit = self.dirty_limit();
-        let level = self.dirty_level().saturating_sub(self.unflushed_blocks);
-        (level, limit - self.unflushed_peak.min(limit / 2))
-    }
-
-    /// Remembers how much waited for a flush that has just ended; a lump fades slowly.
-    pub(crate) fn note_unflushed(&mut self) {
-        self.unflushed_peak = self.unflushed_blocks.max(self.unflushed_peak / 8 * 7);
+        self.volume_mut(volume).flow.cursor = from;
     }
 
     /// Starts what writes wait for, whatever the pace.
@@ -275,7 +227,7 @@ impl Engine {
     fn start_destage(&mut self, key: Key, fx: &mut Effects) -> Result<Key, Key> {
         let volume = key.volume();
         if self.volume(volume).retry_at > self.now {
-            return Err(Key((u64::from(volume.0) + 1) << 40));
+            return Err(Key::range(volume).end);
         }
         let Some(first) = self.may_destage(key) else {
             if self.dirty.contains(key)
@@ -324,7 +276,9 @@ impl Engine {
             switches,
         };
         let id = self.destages.insert(destage);
-        self.destage_writes += 1;
+        let flow = &mut self.volume_mut(volume).flow;
+        flow.destage_writes += 1;
+        flow.collecting += blocks.count;
         self.gather(id, fx);
         Ok(next)
     }
@@ -443,19 +397,21 @@ impl Engine {
         if destage.reads > 0 {
             return;
         }
-        if let Some(error) = destage.error.take() {
+        let (volume, blocks, error) = (destage.volume, destage.blocks, destage.error.take());
+        self.volume_mut(volume).flow.collecting -= blocks.count;
+        if let Some(error) = error {
             // Tried again after a pause.
             self.probe_cache(fx);
             self.back_off(id, &error);
             self.destage_ended(id, &Err(error), fx);
             return self.drop_destage(id, false);
         }
+        let destage = self.destages.get(id);
         if destage.bad.is_empty() {
             return self.write_destage(id, fx);
         }
         // What cannot be read back is fenced; its neighbours go another time.
         let error = forebay_block::ErrorKind::Corrupt.into();
-        let destage = self.destages.get(id);
         let version = |&i: &usize| {
             (Key::new(destage.volume, destage.blocks.first + i as u64), destage.versions[i])
         };
@@ -498,10 +454,9 @@ impl Engine {
         }
         let (now, blocks) = (self.now, self.destages.get(id).blocks.count);
         self.destages.get_mut(id).written = true;
-        self.drain_rate.completed(now, blocks);
-        self.unflushed_blocks += blocks;
         self.stats.destaged_blocks += blocks;
         let volume = self.volume_mut(volume);
+        volume.flow.destaged(now, blocks);
         volume.failures = 0;
         if volume.written.is_empty() {
             volume.written_since = now;
@@ -511,7 +466,8 @@ impl Engine {
 
     /// Tells the writes that wait for the blocks; the device has no more to do with them.
     fn destage_ended(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
-        self.destage_writes -= 1;
+        let volume = self.destages.get(id).volume;
+        self.volume_mut(volume).flow.destage_writes -= 1;
         if let Err(error) = result {
             self.note_failed(id, error, fx);
         }
@@ -553,17 +509,18 @@ impl Engine {
         let impatient =
             self.draining || self.state == State::Stopping || !volume.leftover_waiters.is_empty();
         // Near the limit writes wait for blocks to become clean.
-        let crowded = self.dirty.blocks() > self.dirty_limit() / 4 * 3;
+        let crowded = self.is_crowded(volume.config.id);
         written >= FLUSH_BATCH
             || written > 0
                 && (self.now.since(volume.written_since) >= FLUSH_AFTER
                     || crowded
-                    || impatient && self.destage_writes == 0)
+                    || impatient && volume.flow.destage_writes == 0)
     }
 
     /// A flush of the primary that covers a destage ended.
     pub(crate) fn destage_flushed(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
-        self.unflushed_blocks -= self.destages.get(id).blocks.count;
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        self.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
         if let Err(error) = result {
             self.back_off(id, error);
             self.note_failed(id, error, fx);

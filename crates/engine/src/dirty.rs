@@ -5,6 +5,7 @@
 //! block, or earlier.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, Range};
 
 use forebay_block::{Instant, STRIPE_BLOCKS, VolumeId};
 
@@ -83,12 +84,21 @@ impl Stripe {
 #[derive(Default, Debug)]
 pub struct Dirty {
     stripes: BTreeMap<u64, Stripe>,
+    blocks: u64,
+    volumes: Vec<Part>,
+}
+
+/// The dirty blocks of one volume.
+#[derive(Default, Debug)]
+struct Part {
     /// `oldest` and the number of each stripe with a dirty block.
     ages: BTreeSet<(Instant, u64)>,
     blocks: u64,
-    /// The same by volume.
-    by_volume: Vec<u64>,
 }
+
+/// Stripes of one volume: the numbers of stripes have the volume above these bits.
+const STRIPES_BITS: u32 = 32;
+const _: () = assert!(STRIPE_BLOCKS << STRIPES_BITS == 1 << 40, "where a key has the volume");
 
 /// The first block of the stripe a block is in, as a key.
 fn stripe_of(key: Key) -> (u64, u64) {
@@ -103,7 +113,15 @@ impl Dirty {
 
     /// Number of dirty blocks of a volume.
     pub fn blocks_of(&self, volume: VolumeId) -> u64 {
-        self.by_volume.get(usize::from(volume.0)).copied().unwrap_or(0)
+        self.volumes.get(usize::from(volume.0)).map_or(0, |part| part.blocks)
+    }
+
+    fn part(&mut self, stripe: u64) -> &mut Part {
+        let at = (stripe >> STRIPES_BITS) as usize;
+        if at >= self.volumes.len() {
+            self.volumes.resize_with(at + 1, Part::default);
+        }
+        &mut self.volumes[at]
     }
 
     /// Whether the block is dirty.
@@ -127,16 +145,12 @@ impl Dirty {
             stripe.again.set(i, !is_new);
         }
         if is_new {
-            self.blocks += 1;
-            let volume = usize::from(key.volume().0);
-            if self.by_volume.len() <= volume {
-                self.by_volume.resize(volume + 1, 0);
-            }
-            self.by_volume[volume] += 1;
             stripe.is_dirty_since(i, now);
-            if stripe.grow_old() {
-                self.ages.insert((stripe.oldest, number));
-            }
+            let age = stripe.grow_old().then_some((stripe.oldest, number));
+            self.blocks += 1;
+            let part = self.part(number);
+            part.blocks += 1;
+            part.ages.extend(age);
         }
     }
 
@@ -176,47 +190,53 @@ impl Dirty {
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
         let before = (stripe.oldest, number);
         let cleaned = change(stripe, i);
-        if stripe.grow_old() {
-            self.ages.remove(&before);
-            self.ages.insert((stripe.oldest, number));
-        } else if stripe.dirty.is_empty() {
-            self.ages.remove(&before);
-        }
+        let age = stripe.grow_old().then_some((stripe.oldest, number));
+        let aged = age.is_some() || stripe.dirty.is_empty();
         if stripe.is_empty() {
             self.stripes.remove(&number);
         }
         self.blocks -= cleaned;
-        if cleaned > 0 {
-            self.by_volume[usize::from(key.volume().0)] -= cleaned;
+        let part = self.part(number);
+        part.blocks -= cleaned;
+        if aged {
+            part.ages.remove(&before);
         }
+        part.ages.extend(age);
     }
 
     /// When the oldest dirty block was written, or earlier.
     pub fn oldest(&self) -> Option<Instant> {
-        self.ages.first().map(|&(at, _)| at)
+        let parts = self.volumes.iter().filter_map(|part| part.ages.first());
+        parts.map(|&(at, _)| at).min()
+    }
+
+    /// The same of one volume.
+    pub fn oldest_of(&self, volume: VolumeId) -> Option<Instant> {
+        self.volumes.get(usize::from(volume.0))?.ages.first().map(|&(at, _)| at)
     }
 
     /// Every dirty block of a volume, in address order.
     pub fn of_volume(&self, volume: VolumeId) -> impl Iterator<Item = Key> {
-        let from = Key::new(volume, 0).0 / STRIPE_BLOCKS;
-        let to = ((u64::from(volume.0) + 1) << 40) / STRIPE_BLOCKS;
-        self.stripes.range(from..to).flat_map(|(&number, stripe)| {
+        let Range { start, end } = Key::range(volume);
+        let stripes = start.0 / STRIPE_BLOCKS..end.0 / STRIPE_BLOCKS;
+        self.stripes.range(stripes).flat_map(|(&number, stripe)| {
             let dirty = (0..STRIPE_BLOCKS).filter(|&i| stripe.dirty.get(i));
             dirty.map(move |i| Key(number * STRIPE_BLOCKS + i))
         })
     }
 
-    /// The next block at or after `from`, in address order, that is dirty and not on its way;
-    /// stops after looking at `stripes_max` stripes and says where to go on. In stripes that
-    /// became dirty after `spare_after`, it passes over what was rewritten, once.
+    /// The next block in the stripes of `range`, in address order and not before its start, that is
+    /// dirty and not on its way; stops after looking at `stripes_max` stripes and says where to go
+    /// on. In stripes that became dirty after `spare_after`, it passes over what was rewritten, once.
     pub fn next_from(
         &mut self,
-        from: Key,
+        range: Range<Key>,
         stripes_max: usize,
         spare_after: Instant,
     ) -> Result<Key, Option<Key>> {
-        let (first, skip) = stripe_of(from);
-        for (seen, (&number, stripe)) in self.stripes.range_mut(first..).enumerate() {
+        let (first, skip) = stripe_of(range.start);
+        let last = range.end.0.div_ceil(STRIPE_BLOCKS).max(first);
+        for (seen, (&number, stripe)) in self.stripes.range_mut(first..last).enumerate() {
             if seen == stripes_max {
                 return Err(Some(Key(number * STRIPE_BLOCKS)));
             }
@@ -235,6 +255,51 @@ impl Dirty {
     }
 }
 
+/// Blocks that cannot be read back, counted by volume.
+#[derive(Default, Debug)]
+pub struct Fenced {
+    keys: BTreeSet<Key>,
+    volumes: Vec<u64>,
+}
+
+impl Fenced {
+    /// Adds a block; whether it is new.
+    pub fn insert(&mut self, key: Key) -> bool {
+        let new = self.keys.insert(key);
+        let at = usize::from(key.volume().0);
+        self.volumes.resize(self.volumes.len().max(at + 1), 0);
+        self.volumes[at] += u64::from(new);
+        new
+    }
+
+    /// Takes a block out; whether it was there.
+    pub fn remove(&mut self, key: &Key) -> bool {
+        let was = self.keys.remove(key);
+        if was {
+            self.volumes[usize::from(key.volume().0)] -= 1;
+        }
+        was
+    }
+
+    /// Takes all out.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// How many a volume has.
+    pub fn of_volume(&self, volume: VolumeId) -> u64 {
+        self.volumes.get(usize::from(volume.0)).copied().unwrap_or(0)
+    }
+}
+
+impl Deref for Fenced {
+    type Target = BTreeSet<Key>;
+
+    fn deref(&self) -> &BTreeSet<Key> {
+        &self.keys
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,12 +311,14 @@ mod tests {
             dirty.insert(Instant(1), Key(n), true);
         }
         dirty.begin_destaging(Key(4));
-        let mut next = |from, stripes_max| dirty.next_from(Key(from), stripes_max, Instant(0));
+        let mut next =
+            |from, stripes_max| dirty.next_from(Key(from)..Key(4096), stripes_max, Instant(0));
         assert_eq!(next(0, 9), Ok(Key(3)));
         assert_eq!(next(4, 9), Ok(Key(300)));
         assert_eq!(next(301, 9), Ok(Key(700)));
         assert_eq!(next(701, 9), Err(None));
         assert_eq!(next(4, 1), Err(Some(Key(256))));
+        assert_eq!(dirty.next_from(Key(4)..Key(256), 9, Instant(0)), Err(None));
         assert_eq!(dirty.blocks(), 4);
     }
 
@@ -263,13 +330,29 @@ mod tests {
         }
         dirty.insert(Instant(11), Key(3), true);
         dirty.insert(Instant(11), Key(4), false);
-        assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(4)), "a copy is no rewrite");
-        assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(3)), "it was spared before");
+        assert_eq!(
+            dirty.next_from(Key(0)..Key(256), 9, Instant(9)),
+            Ok(Key(4)),
+            "a copy is no rewrite"
+        );
+        assert_eq!(
+            dirty.next_from(Key(0)..Key(256), 9, Instant(9)),
+            Ok(Key(3)),
+            "it was spared before"
+        );
         dirty.insert(Instant(12), Key(3), true);
-        assert_eq!(dirty.next_from(Key(0), 9, Instant(10)), Ok(Key(3)), "dirty for too long");
+        assert_eq!(
+            dirty.next_from(Key(0)..Key(256), 9, Instant(10)),
+            Ok(Key(3)),
+            "dirty for too long"
+        );
         dirty.remove(Key(3));
         dirty.insert(Instant(13), Key(3), true);
-        assert_eq!(dirty.next_from(Key(0), 9, Instant(9)), Ok(Key(3)), "it was clean meanwhile");
+        assert_eq!(
+            dirty.next_from(Key(0)..Key(256), 9, Instant(9)),
+            Ok(Key(3)),
+            "it was clean meanwhile"
+        );
     }
 
     /// Destages a block that was not rewritten meanwhile.

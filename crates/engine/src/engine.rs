@@ -13,7 +13,7 @@ use forebay_block::{
 };
 use forebay_codec::Compressor;
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
-use forebay_policy::{DestagePacer, DrainRate, EvictionPolicy, ReadAround, WriteThrottle};
+use forebay_policy::{DirtyShares, EvictionPolicy, ReadAround};
 
 use crate::alone::{Alone, ROUND_TICK};
 use crate::api::{
@@ -25,10 +25,11 @@ use crate::bases::Base;
 use crate::builder::Builder;
 use crate::dense::{self, Dense};
 use crate::destage::Destage;
-use crate::dirty::Dirty;
+use crate::dirty::{Dirty, Fenced};
 use crate::duplicates::Duplicates;
 use crate::event::Events;
 use crate::fetch::Fetch;
+use crate::flow::{self, Flow};
 use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::locks::Locks;
@@ -77,6 +78,7 @@ pub(crate) struct Volume {
     pub around: ReadAround,
     pub primary: Primary,
     pub lookups: Lookups,
+    pub flow: Flow,
 }
 
 /// The cache of one shard.
@@ -106,12 +108,9 @@ pub struct Engine {
     /// What may be spent on what no client waits for.
     pub(crate) background: Pace,
     pub(crate) policy: Box<dyn EvictionPolicy + Send>,
-    /// Blocks written to a primary that has not flushed them yet, and the most there were of late.
-    pub(crate) unflushed_blocks: u64,
-    pub(crate) unflushed_peak: u64,
-    pub(crate) throttle: WriteThrottle,
-    pub(crate) pacer: DestagePacer,
-    pub(crate) drain_rate: DrainRate,
+    /// Dirty blocks that there may be, and how the volumes share them.
+    pub(crate) dirty_limit: u64,
+    pub(crate) dirty_shares: DirtyShares,
     /// By id, up to the highest: every turn looks at all of them.
     pub(crate) volumes: Vec<Option<Volume>>,
     pub(crate) ops: Slab<Op>,
@@ -120,16 +119,12 @@ pub struct Engine {
     pub(crate) fetching: KeyMap<Id>,
     /// Operations waiting for room in the log, in order.
     pub(crate) log_queue: VecDeque<Id>,
-    /// Writes held back, with the time they may go on.
-    pub(crate) delayed: VecDeque<(Instant, Id)>,
     pub(crate) destages: Slab<Destage>,
-    pub(crate) destage_writes: u32,
-    pub(crate) destage_cursor: Key,
     /// Blocks that a write waits to be on the primary.
     pub(crate) urgent: VecDeque<Key>,
     pub(crate) through_waiters: KeyMap<Vec<Id>>,
     /// Blocks that cannot be read back: all of them are dirty.
-    pub(crate) fenced: BTreeSet<Key>,
+    pub(crate) fenced: Fenced,
     /// Those of which the log does not say so yet.
     pub(crate) to_fence: VecDeque<Key>,
     /// Records that recovery found to be gone, and that may have held dirty blocks.
@@ -148,6 +143,9 @@ pub struct Engine {
     pub(crate) log_pressed: bool,
     pub(crate) recovery: Option<Box<Recovery>>,
     pub(crate) last_foreground: Instant,
+    /// When it is next looked for requests that are not answered, and those of the cache device.
+    pub(crate) look_at: Instant,
+    pub(crate) slow_cache_ios: u64,
     pub(crate) stop_step: crate::stop::StopStep,
     pub(crate) stop_since: Instant,
     pub(crate) stats: Stats,
@@ -171,18 +169,19 @@ impl Engine {
         let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);
         let mut volumes: Vec<Option<Volume>> = (0..=last).map(|_| None).collect();
         let is_similar = config.content == ContentLocality::Similar;
-        let mut rotational = false;
         for volume in &config.volumes {
-            rotational |= volume.rotational;
-            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone()));
+            let depth = config.destage_depth;
+            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
         }
+        let index = Index::new(config.index_blocks);
+        let dirty_limit = flow::dirty_limit(&config, index.capacity());
         Self {
             now,
             state: State::Recovering,
             health: Health::Good,
             trust: config.trust,
             trust_wanted: config.trust,
-            index: Index::new(config.index_blocks),
+            index,
             ram: Ram::new(config.ram_bytes, config.compress_ram),
             bases: KeyMap::default(),
             duplicates: Duplicates::new(),
@@ -190,31 +189,25 @@ impl Engine {
             delta_tries: Tries::default(),
             dirty: Dirty::default(),
             locks: Locks::default(),
-            log: Log::new(usize::try_from(segments).expect("segments fit memory")),
+            log: Log::new(usize::try_from(segments).expect("segments fit memory"), volumes.len()),
             builder: Builder::new(config.buffers.clone(), pages_max),
             codec: Compressor::new(),
             dense: Dense::new(),
             similar: Similar::new(is_similar, config.index_blocks),
             background: dense::background(),
             policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
-            unflushed_blocks: 0,
-            unflushed_peak: 0,
-            throttle: WriteThrottle::new(),
-            pacer: DestagePacer::new(config.destage_depth, rotational),
-            drain_rate: DrainRate::new(),
+            dirty_limit,
+            dirty_shares: flow::shares(&config, dirty_limit),
             volumes,
             ops: Slab::default(),
             ios: Slab::default(),
             fetches: Slab::default(),
             fetching: KeyMap::default(),
             log_queue: VecDeque::new(),
-            delayed: VecDeque::new(),
             destages: Slab::default(),
-            destage_writes: 0,
-            destage_cursor: Key(0),
             urgent: VecDeque::new(),
             through_waiters: KeyMap::default(),
-            fenced: BTreeSet::new(),
+            fenced: Fenced::default(),
             to_fence: VecDeque::new(),
             lost_records: Vec::new(),
             draining: false,
@@ -227,6 +220,8 @@ impl Engine {
             log_pressed: false,
             recovery: None,
             last_foreground: now,
+            look_at: now,
+            slow_cache_ios: 0,
             stop_step: crate::stop::StopStep::default(),
             stop_since: now,
             stats: Stats::default(),
@@ -355,6 +350,7 @@ impl Engine {
         self.ram.begin_turn(now);
         if matches!(self.state, State::Serving | State::Stopping) {
             self.pump_fences(fx);
+            self.pump_unanswered();
             self.release_delayed(fx);
             self.pump_log(fx);
             self.pump_durability(fx);
@@ -451,7 +447,8 @@ impl Engine {
         io: impl FnOnce(IoTag) -> Io,
     ) {
         let io = io(IoTag(u64::from(self.ios.next_id().0)));
-        self.ios.insert(InFlight { ticket, at: self.now, op: io.op, range: io.range });
+        let (op, range) = (io.op, io.range);
+        self.ios.insert(InFlight { ticket, at: self.now, op, range, target });
         fx.ios.push((target, io));
     }
 
@@ -474,21 +471,6 @@ impl Engine {
         self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
     }
 
-    /// Dirty blocks above which writes wait.
-    pub(crate) fn dirty_limit(&self) -> u64 {
-        let usable = self.log.segments.len() as u64 - SEGMENTS_MIN / 2;
-        let bytes = usable * u64::from(self.config.segment_size);
-        let percent = u64::from(self.config.dirty_limit_percent);
-        let blocks = (bytes / BLOCK_SIZE as u64).min(self.index.capacity());
-        (blocks * percent / 100).max(1)
-    }
-
-    /// Dirty blocks that destaging can do something about: what cannot be read back any more must
-    /// not hold up writes for ever.
-    pub(crate) fn dirty_level(&self) -> u64 {
-        self.dirty.blocks() - self.fenced.len() as u64
-    }
-
     /// The bytes of a block range that exist on the volume: its last block may be short.
     pub(crate) fn bytes_on_volume(&self, volume: VolumeId, blocks: BlockRange) -> ByteRange {
         let whole = ByteRange { offset: 0, len: self.volume(volume).config.size };
@@ -507,12 +489,15 @@ impl Engine {
 
     fn set_deadline(&mut self, fx: &mut Effects) {
         let mut deadline = Instant::NEVER;
-        if let Some(&(at, _)) = self.delayed.front() {
+        if let Some(at) = self.next_delayed() {
             // At the limit a write waits for destaging, not for the time.
             deadline = deadline.min(at.max(self.now + THROTTLE_TICK));
         }
         if matches!(self.state, State::Serving | State::Stopping) && self.dirty.blocks() > 0 {
             deadline = deadline.min(self.now + DESTAGE_TICK);
+        }
+        if let Some(at) = self.next_look() {
+            deadline = deadline.min(at);
         }
         if self.reclaim_retry_at > self.now {
             deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
@@ -549,9 +534,11 @@ const FLUSH_TICK: Duration = Duration::from_millis(200);
 const DESTAGE_TICK: Duration = Duration::from_millis(10);
 
 impl Volume {
-    fn new(config: VolumeConfig) -> Self {
+    fn new(config: VolumeConfig, depth: u32) -> Self {
+        let flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
         Self {
             config,
+            flow,
             // What was written before this start may not be durable there: the first flush counts.
             direct: 1,
             direct_durable: 0,

@@ -34,6 +34,18 @@ pub enum Event {
         /// How that request failed.
         kind: ErrorKind,
     },
+    /// A device has not answered a request for longer than the configured patience. Told once
+    /// until it has answered all of these.
+    Unanswered {
+        /// Which device.
+        target: Target,
+        /// What it was asked to do.
+        op: IoOp,
+        /// Where, in bytes of the device or of the volume; empty for a flush.
+        range: ByteRange,
+        /// Since it was asked.
+        waited: Duration,
+    },
     /// A primary that was away has completed a request.
     PrimaryBack {
         /// Whose primary.
@@ -105,12 +117,14 @@ impl Event {
     pub fn volume(&self) -> Option<VolumeId> {
         match self {
             Self::DeviceFailed { target: Target::Primary(volume), .. }
+            | Self::Unanswered { target: Target::Primary(volume), .. }
             | Self::PrimaryAway { volume, .. }
             | Self::PrimaryBack { volume, .. }
             | Self::DestageFailed { volume, .. }
             | Self::CleanCorrupt { volume, .. }
             | Self::Fenced { volume, .. } => Some(*volume),
             Self::DeviceFailed { target: Target::Cache, .. }
+            | Self::Unanswered { target: Target::Cache, .. }
             | Self::Health { .. }
             | Self::Recovered(_)
             | Self::Omitted(_) => None,
@@ -212,7 +226,7 @@ impl Engine {
             ..found
         };
         self.tell(Event::Recovered(recovered));
-        for key in &self.fenced {
+        for key in self.fenced.iter() {
             let blocks = BlockRange { first: key.block(), count: 1 };
             self.events.tell(Event::Fenced { volume: key.volume(), blocks });
         }

@@ -45,7 +45,7 @@ impl Engine {
         }
         self.fail_durable_waiters(error, fx);
         self.fail_builder(error, fx);
-        while let Some((_, op)) = self.delayed.pop_front() {
+        while let Some(op) = self.pop_delayed() {
             self.lock_blocks(op, fx);
         }
         self.want_trust(Trust::DirtyOnly);

@@ -93,9 +93,10 @@ impl Engine {
         let mut buf = buf;
         buf.set_len(range.len as usize);
         self.last_foreground = self.now;
-        self.pacer.begin_foreground();
         let now = self.now;
-        self.volume_mut(volume).around.begin(now);
+        let state = self.volume_mut(volume);
+        state.flow.pacer.begin_foreground();
+        state.around.begin(now);
         let ticket = Ticket::Fetch(id);
         self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
     }
@@ -134,9 +135,10 @@ impl Engine {
     /// A read of a primary ended.
     pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
         let fetch = self.fetches.remove(id);
-        self.pacer.end_foreground(self.now, self.now.since(sent));
         let now = self.now;
-        self.volume_mut(fetch.volume).around.end(now);
+        let state = self.volume_mut(fetch.volume);
+        state.flow.pacer.end_foreground(now, now.since(sent));
+        state.around.end(now);
         self.last_foreground = self.now;
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {

@@ -72,9 +72,9 @@ impl Engine {
         }
     }
 
-    /// Whether dirty blocks from an earlier time have to go to their primary at once.
-    pub(crate) fn has_leftover(&self) -> bool {
-        self.volumes.iter().flatten().any(|volume| !volume.leftover.is_empty())
+    /// Whether dirty blocks of a volume from an earlier time have to go to its primary at once.
+    pub(crate) fn has_leftover(&self, volume: VolumeId) -> bool {
+        !self.volume(volume).leftover.is_empty()
     }
 
     fn flush(&mut self, id: Id) -> &mut FlushOp {
@@ -155,8 +155,8 @@ impl Engine {
             unreachable!("called with a primary flush");
         };
         let now = self.now;
-        self.note_unflushed();
         let state = self.volume_mut(volume);
+        state.flow.note_unflushed();
         state.flushing = false;
         state.direct_since = now;
         match &result {

@@ -35,6 +35,12 @@ const _: () = assert!(BLOCK_SIZE < 1 << 13, "a length fits its 13 bits");
 pub struct Key(pub u64);
 
 impl Key {
+    /// All blocks of a volume.
+    #[must_use]
+    pub fn range(volume: VolumeId) -> std::ops::Range<Self> {
+        Self(u64::from(volume.0) << 40)..Self((u64::from(volume.0) + 1) << 40)
+    }
+
     /// The key of a block.
     pub fn new(volume: VolumeId, block: u64) -> Self {
         assert!(block < 1 << 40, "block {block} fits 40 bits");

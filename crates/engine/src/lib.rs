@@ -19,6 +19,7 @@ mod engine;
 mod event;
 mod fault;
 mod fetch;
+mod flow;
 mod flush;
 mod index;
 mod limits;
@@ -49,11 +50,12 @@ mod write;
 
 pub use alike::{Alike, Sketch};
 pub use api::{
-    Bypass, ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId,
-    ShardConfig, State, Target, Trust, VolumeConfig,
+    Bypass, ContentLocality, DirtyShare, Effects, Eviction, Health, Mode, Reply, Request,
+    RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use engine::Engine;
 pub use event::{EVENTS_PER_TURN_MAX, Event, Recovered};
+pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};
 pub use index::Key;
 pub use primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeState};
 pub use shard::Shard;

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use forebay_block::IoBuf;
+use forebay_block::{IoBuf, VolumeId};
 use forebay_format::{Entry, EntryKind, Lsn, SegmentSeq};
 
 use crate::index::Key;
@@ -120,6 +120,9 @@ pub struct FailedRecord {
 pub struct Log {
     /// All segments by position.
     pub segments: Vec<Segment>,
+    /// Dirty blocks by segment and volume, where there are several volumes.
+    dirty_of: Vec<u32>,
+    volumes: usize,
     /// Segments that are free.
     pub free: u64,
     /// Bytes of the payloads that are blocks' newest versions, or bases of those.
@@ -175,9 +178,12 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log of `segments` segments.
-    pub fn new(segments: usize) -> Self {
+    /// An empty log of `segments` segments for `volumes` volumes.
+    pub fn new(segments: usize, volumes: usize) -> Self {
+        let rows = if volumes > 1 { segments } else { 0 };
         Self {
+            dirty_of: vec![0; rows * volumes],
+            volumes,
             segments: vec![Segment::default(); segments],
             free: segments as u64,
             payload_bytes: 0,
@@ -205,6 +211,34 @@ impl Log {
             failed: Vec::new(),
             read_waiters: Vec::new(),
         }
+    }
+
+    /// Counts a block of a volume in a segment that was dirty, or is now, or both.
+    pub fn change_dirty(&mut self, index: u32, volume: VolumeId, was: bool, is: bool) {
+        let index = index as usize;
+        if is {
+            self.dirty_floor = self.dirty_floor.min(self.segments[index].seq);
+        }
+        let all = &mut self.segments[index].dirty;
+        *all = *all + u32::from(is) - u32::from(was);
+        if self.volumes > 1 {
+            let own = &mut self.dirty_of[index * self.volumes + usize::from(volume.0)];
+            *own = *own + u32::from(is) - u32::from(was);
+        }
+    }
+
+    /// Dirty blocks of a volume in a segment.
+    pub fn dirty_of(&self, index: usize, volume: VolumeId) -> u32 {
+        match self.volumes {
+            1 => self.segments[index].dirty,
+            volumes => self.dirty_of[index * volumes + usize::from(volume.0)],
+        }
+    }
+
+    /// Empties every segment.
+    pub fn clear_segments(&mut self) {
+        self.segments.fill(Segment::default());
+        self.dirty_of.fill(0);
     }
 
     /// Position of the segment with this number.

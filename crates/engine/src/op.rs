@@ -3,7 +3,7 @@
 use forebay_block::{BlockRange, ByteRange, Instant, IoBuf, IoError, IoFlags, IoOp, VolumeId};
 use forebay_format::{Lsn, SegmentSeq};
 
-use crate::api::{Bypass, RequestId};
+use crate::api::{Bypass, RequestId, Target};
 use crate::index::{Key, Place};
 use crate::slab::Id;
 
@@ -237,4 +237,6 @@ pub struct InFlight {
     pub op: IoOp,
     /// Where, as the device sees it.
     pub range: ByteRange,
+    /// Where.
+    pub target: Target,
 }

@@ -59,10 +59,8 @@ impl Primary {
         self.errors.reads += other.errors.reads;
         self.errors.writes += other.errors.writes;
         self.errors.flushes += other.errors.flushes;
-        self.last_error = match (self.last_error, other.last_error) {
-            (Some(a), Some(b)) => Some(if b.0 > a.0 { b } else { a }),
-            (a, b) => a.or(b),
-        };
+        let errors = [self.last_error, other.last_error].into_iter().flatten();
+        self.last_error = errors.max_by_key(|&(at, _)| at);
         self.last_success = self.last_success.max(other.last_success);
         let away = [self.away_since, other.away_since].into_iter().flatten().min();
         let answered = self.last_success >= self.last_error.map(|(at, _)| at);
@@ -117,6 +115,14 @@ pub struct VolumeState {
     pub lost_blocks: u64,
     /// Where those are, in address order; at most [`LOST_RANGES_MAX`].
     pub lost: Vec<ByteRange>,
+    /// Dirty blocks at which its writes wait.
+    pub dirty_limit_blocks: u64,
+    /// Writes that are held back on the way there.
+    pub held_writes: u64,
+    /// Requests that the primary has not answered for longer than the configured patience.
+    pub slow_ios: u64,
+    /// When the oldest request was sent that it has not answered, as of the last look.
+    pub oldest_io: Option<Instant>,
 }
 
 impl VolumeState {
@@ -126,6 +132,10 @@ impl VolumeState {
         self.primary.merge(&other.primary);
         self.dirty_blocks += other.dirty_blocks;
         self.lost_blocks += other.lost_blocks;
+        self.dirty_limit_blocks += other.dirty_limit_blocks;
+        self.held_writes += other.held_writes;
+        self.slow_ios += other.slow_ios;
+        self.oldest_io = [self.oldest_io, other.oldest_io].into_iter().flatten().min();
         self.lost.extend_from_slice(&other.lost);
         self.lost.sort_unstable_by_key(|range| range.offset);
         self.lost.dedup_by(|next, range| {
@@ -205,6 +215,10 @@ impl Engine {
                 dirty_blocks: self.dirty.blocks_of(id),
                 lost_blocks,
                 lost,
+                dirty_limit_blocks: self.limit_of(id),
+                held_writes: volume.flow.held_writes(),
+                slow_ios: volume.flow.slow_ios,
+                oldest_io: volume.flow.oldest_io,
             }
         };
         self.volumes.iter().flatten().map(state).collect()
@@ -212,10 +226,9 @@ impl Engine {
 
     /// Blocks of a volume that cannot be read back: how many, and where the first ranges are.
     fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
-        let (from, to) = (Key::new(volume, 0), Key((u64::from(volume.0) + 1) << 40));
         let mut ranges: Vec<ByteRange> = Vec::new();
         let mut count = 0;
-        for key in self.fenced.range(from..to) {
+        for key in self.fenced.range(Key::range(volume)) {
             count += 1;
             let block = BlockRange { first: key.block(), count: 1 }.bytes();
             let last = ranges.last_mut().filter(|last| last.end() == block.offset);

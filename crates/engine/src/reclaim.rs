@@ -157,7 +157,7 @@ impl Engine {
 
     fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
         let total = self.log.segments.len() as u64;
-        let low = free_segments_wanted(total, RECLAIM_RESERVE);
+        let low = free_segments_wanted(total, RECLAIM_RESERVE) + self.stuck_reserve();
         let (dirty, limit) = (self.dirty.blocks(), self.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
         let coming = self.log.freeing.len() as u64;
@@ -181,11 +181,13 @@ impl Engine {
             _ => return false,
         }
         // Where much is dirty, copying a segment that mostly is gains little room for much wear:
-        // destage first. What is lost is never destaged: it is copied when all else is clean.
+        // destage first. What is lost is never destaged: it is copied when all else is clean. What
+        // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
         let segment = &self.log.segments[index];
         let much = dirty > limit * PRESSED_FROM / 100 || self.reclaimed_in_vain >= self.vain(2);
-        let mostly_dirty = much && segment.dirty * 2 > segment.entries;
-        let any_dirty = free <= 1 && segment.dirty > 0;
+        let dirty_here = self.destageable_in(index);
+        let mostly_dirty = much && dirty_here * 2 > segment.entries;
+        let any_dirty = free <= 1 && dirty_here > 0;
         self.log_pressed = (mostly_dirty || any_dirty) && self.dirty_level() > 0;
         if self.is_emergency() && coming > 0 {
             // Room is on its way, and nothing need leave the cache for it.

@@ -278,7 +278,7 @@ impl Engine {
         self.fenced.clear();
         self.to_fence.clear();
         self.dirty = crate::dirty::Dirty::default();
-        self.log.segments.fill(Segment::default());
+        self.log.clear_segments();
         self.log.payload_bytes = 0;
         self.log.stored = [0; EntryKind::NUMBERS];
         self.log.free = self.log.segments.len() as u64;

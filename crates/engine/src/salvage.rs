@@ -429,7 +429,7 @@ impl Engine {
     #[must_use]
     pub fn lost_ranges(&self, most: usize) -> Vec<LostRange> {
         let mut ranges: Vec<LostRange> = Vec::new();
-        for key in &self.fenced {
+        for key in self.fenced.iter() {
             let volume = key.volume();
             let range = BlockRange { first: key.block(), count: 1 };
             let range = self.bytes_on_volume(volume, range);

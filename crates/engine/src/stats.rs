@@ -114,6 +114,10 @@ pub struct Stats {
     pub requests_in_flight: u64,
     /// Age of the oldest dirty block in nanoseconds; merged by maximum.
     pub oldest_dirty_nanos: u64,
+    /// Writes that got an error since the primary had been away for too long.
+    pub given_up_writes: u64,
+    /// Requests that the cache device has not answered for long.
+    pub slow_cache_ios: u64,
     /// CPU time of the shard's thread: the runtime's to fill in.
     pub cpu_nanos: u64,
 }
@@ -163,6 +167,7 @@ impl Engine {
             segments_free: self.log.free,
             requests_in_flight: self.ops.len() as u64,
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
+            slow_cache_ios: self.slow_cache_ios,
             ..self.stats.clone()
         };
         self.ram.report(&mut stats);
@@ -197,5 +202,5 @@ sums! {
     primary_errors, throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks,
     ram_blocks, ram_bytes, ram_compressed_blocks, ram_compressed_bytes, ram_compressed_hit_blocks,
     ram_compression_tries, ram_compression_refusals, index_bytes, index_capacity, segments,
-    segments_free, requests_in_flight,
+    segments_free, requests_in_flight, given_up_writes, slow_cache_ios,
 }

@@ -35,7 +35,7 @@ impl Engine {
         if self.state != State::Stopping {
             return;
         }
-        while let Some((_, op)) = self.delayed.pop_front() {
+        while let Some(op) = self.pop_delayed() {
             self.end_write(op, Err(ErrorKind::ShuttingDown.into()), fx);
         }
         let busy = self.ops.len() + self.destages.len() + self.fetches.len() > 0

@@ -103,41 +103,6 @@ impl Engine {
         BlockRange { first, count: end.saturating_sub(first) }
     }
 
-    /// Delays a write when the dirty limit is near; true when it waits.
-    fn hold_back(&mut self, write: Id, volume: VolumeId, blocks: BlockRange) -> bool {
-        let (level, limit) = self.paced_level();
-        if level < limit / 2 && self.delayed.is_empty() {
-            return false;
-        }
-        // A rewrite of a dirty block adds nothing to the level.
-        let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let blocks = keys.filter(|key| !self.dirty.contains(*key)).count() as u64;
-        if blocks == 0 {
-            return false;
-        }
-        let rate = self.drain_rate.per_second(self.now);
-        let delay = self.throttle.delay(self.now, level, limit, blocks, rate);
-        if delay.is_zero() && self.delayed.is_empty() {
-            return false;
-        }
-        self.stats.throttled_nanos += delay.as_nanos() as u64;
-        let last = self.delayed.back().map_or(Instant(0), |&(at, _)| at);
-        self.delayed.push_back((last.max(self.now + delay), write));
-        true
-    }
-
-    /// Lets writes go on whose delay is over. At the limit itself they wait for room.
-    pub(crate) fn release_delayed(&mut self, fx: &mut Effects) {
-        while let Some(&(at, write)) = self.delayed.front() {
-            let full = self.dirty_level() >= self.dirty_limit() && self.health == Health::Good;
-            if at > self.now || full {
-                break;
-            }
-            self.delayed.pop_front();
-            self.lock_blocks(write, fx);
-        }
-    }
-
     fn write(&mut self, id: Id) -> &mut WriteOp {
         match self.ops.get_mut(id) {
             Op::Write(write) => write,
@@ -491,7 +456,7 @@ impl Engine {
         let (op, buf) =
             if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
         self.last_foreground = self.now;
-        self.pacer.begin_foreground();
+        self.volume_mut(volume).flow.pacer.begin_foreground();
         let io = |tag: IoTag| Io { tag, op, range, flags, client: None, buf };
         self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
     }
@@ -521,12 +486,14 @@ impl Engine {
         done: Completion,
         fx: &mut Effects,
     ) {
-        self.pacer.end_foreground(self.now, self.now.since(sent));
         self.last_foreground = self.now;
+        let now = self.now;
         let write = self.write(id);
         let (volume, op) = (write.volume, write.op);
         write.buf = done.buf;
-        self.volume_mut(volume).direct += 1;
+        let state = self.volume_mut(volume);
+        state.flow.pacer.end_foreground(now, now.since(sent));
+        state.direct += 1;
         let result = match done.result {
             Err(error) if op == IoOp::Discard && error.kind() == ErrorKind::Unsupported => Ok(()),
             other => other,

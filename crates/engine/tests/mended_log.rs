@@ -62,6 +62,7 @@ impl World {
             mode: Mode::WriteBack,
             discard: false,
             rotational: false,
+            share: forebay_engine::DirtyShare::default(),
         };
         let config = ShardConfig {
             shard: 0,
@@ -73,6 +74,7 @@ impl World {
             index_blocks: AREA / BLOCK * 3,
             eviction: Eviction::default(),
             write_cache_depth: Duration::from_secs(600),
+            patience: Duration::from_secs(30),
             dirty_limit_percent: 50,
             destage_depth: 4,
             compress: true,

@@ -439,6 +439,7 @@ fn shards_of(
             mode: configured.mode,
             discard: volume.info.discard,
             rotational: volume.info.rotational,
+            share: configured.share(),
         })
         .collect();
     let superblock = &opened.superblock;
@@ -456,6 +457,7 @@ fn shards_of(
             eviction: config.cache.eviction,
             write_cache_depth: config.cache.write_cache_depth.0,
             dirty_limit_percent: config.cache.dirty_limit.0,
+            patience: config.server.patience.0,
             destage_depth: u32::try_from(depth).expect("the depth is small"),
             compress: config.cache.compress,
             compress_ram: config.cache.compress,

@@ -373,6 +373,9 @@ pub struct DrainArgs {
     /// End it; what it has written stays written
     #[arg(long, requires = "job")]
     pub cancel: bool,
+    /// Print the job as JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: Daemon,
 }
@@ -383,6 +386,9 @@ pub struct StopArgs {
     /// First write everything dirty to the primaries
     #[arg(long)]
     pub drain: bool,
+    /// Print what is left as JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: Daemon,
 }

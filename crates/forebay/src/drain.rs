@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use forebay_control::Client;
 use forebay_control::api::{Job, JobState};
 use forebay_control::units::Size;
@@ -22,18 +22,30 @@ pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
     if let Some(id) = args.job {
         let job = if args.cancel { client.cancel(id)? } else { client.job(id)? };
-        return Ok(output::line(&line(&job))?);
+        say(args, &job)?;
+        ensure!(job.state != JobState::Failed, "job {} failed", job.id);
+        return Ok(());
     }
     let volume = args.volume.as_deref().context("name a volume")?;
     let job = client.drain(volume)?;
     if args.background {
-        return Ok(output::line(&line(&job))?);
+        return say(args, &job);
     }
     let job = follow(&client, job)?;
+    if args.json || job.state == JobState::Done {
+        say(args, &job)?;
+    }
     match job.state {
-        JobState::Done => Ok(output::line(&line(&job))?),
+        JobState::Done => Ok(()),
         JobState::Cancelled => bail!("job {} was cancelled; {} left", job.id, left(&job)),
         _ => bail!("job {} failed: {}", job.id, job.error.as_deref().unwrap_or("see the log")),
+    }
+}
+
+fn say(args: &DrainArgs, job: &Job) -> anyhow::Result<()> {
+    match args.json {
+        true => Ok(output::line(&serde_json::to_string(job)?)?),
+        false => Ok(output::line(&line(job))?),
     }
 }
 

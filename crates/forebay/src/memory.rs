@@ -67,7 +67,7 @@ fn limit(swap: bool) -> u64 {
     let machine = sysinfo();
     let unit = u64::from(machine.mem_unit);
     let swap = if swap { machine.totalswap } else { 0 };
-    let machine = (machine.totalram as u64).saturating_add(swap as u64).saturating_mul(unit);
+    let machine = machine.totalram.saturating_add(swap).saturating_mul(unit);
     let own = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
     machine.min(own).min(of_groups())
 }

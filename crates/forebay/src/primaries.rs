@@ -94,7 +94,8 @@ fn spec_of(
     }
     let record = recorded.and_then(|(superblock, table)| {
         let mut records = superblock.volumes.iter();
-        let same = records.clone().find(|one| one.identity == info.identity);
+        let lasting = !info.identity.starts_with("name:");
+        let same = records.clone().find(|one| lasting && one.identity == info.identity);
         let record = same.or_else(|| records.find(|one| one.name == *name))?;
         Some((record, table.as_ref().map_or(&[][..], |table| table.of(record.id))))
     });

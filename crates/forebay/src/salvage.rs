@@ -252,6 +252,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         mode: Mode::WriteBack,
         discard: false,
         rotational: false,
+        share: forebay_engine::DirtyShare::default(),
     });
     ShardConfig {
         shard: u16::try_from(shard).expect("the superblock bounds the shards"),
@@ -263,6 +264,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         index_blocks: index_blocks(area),
         eviction: Eviction::default(),
         write_cache_depth: std::time::Duration::ZERO,
+        patience: std::time::Duration::from_secs(30),
         dirty_limit_percent: 50,
         destage_depth: DESTAGE_DEPTH,
         compress: true,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use forebay_block::{BufPool, Session};
+use forebay_block::{BLOCK_SIZE, BufPool, Session};
 use forebay_control::config::{Config, Listen, TlsPolicy};
 use forebay_control::settings::in_force;
 use forebay_control::units::Size;
@@ -15,7 +15,7 @@ use forebay_control::{
 };
 use forebay_engine::{Health, VolumeState};
 use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
-use forebay_runtime::{Address, Listener, Pool, Stopped};
+use forebay_runtime::{Address, Left, Listener, Pool, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -175,7 +175,10 @@ impl Serving {
                 }
             }
         };
-        self.close(&stopped, health)
+        let left = if drain { what_is_left(&stopped) } else { String::new() };
+        self.close(&stopped, health)?;
+        anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
+        Ok(())
     }
 
     fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
@@ -218,6 +221,24 @@ fn log_volumes(config: &Config, registry: &Registry) {
             "volume"
         );
     }
+}
+
+/// What a drain before the stop has left, and why.
+fn what_is_left(stopped: &Stopped) -> String {
+    let of_volume = |left: &Left| {
+        let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
+        let mut all = Vec::new();
+        if left.lost_blocks > 0 {
+            all.push(format!("{} cannot be read back from the cache", size(left.lost_blocks)));
+        }
+        let whole = left.dirty_blocks.saturating_sub(left.lost_blocks);
+        if whole > 0 {
+            let why = if left.away { "its primary does not answer" } else { "no progress" };
+            all.push(format!("{} stay in the cache: {why}", size(whole)));
+        }
+        format!("volume {}: {}", left.volume, all.join(", "))
+    };
+    stopped.left.iter().map(of_volume).collect::<Vec<_>>().join("; ")
 }
 
 fn facts(

@@ -1,5 +1,5 @@
 //! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
-//! write throttling.
+//! write throttling, shares of the dirty limit, the end of drains.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number:
 //! time is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly, and
@@ -9,16 +9,19 @@
 
 mod around;
 mod destage;
+mod drain;
 mod eviction;
 mod frequency;
 mod recent;
 mod sequential;
+mod shares;
 mod sketch;
 mod throttle;
 mod window;
 
 pub use around::ReadAround;
 pub use destage::{DestagePacer, DestageState, DrainRate};
+pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{
     COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,
     copy_bytes_max, free_segments_wanted,
@@ -26,6 +29,7 @@ pub use eviction::{
 pub use frequency::Frequency;
 pub use recent::{KeyHash, Recent};
 pub use sequential::SequentialDetector;
+pub use shares::{DirtyShare, DirtyShares};
 pub use sketch::Sketch;
 pub use throttle::{DELAY_MAX, WriteThrottle};
 pub use window::Window;

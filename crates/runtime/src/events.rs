@@ -121,6 +121,7 @@ impl Sort {
             Event::Health { to, .. } => (6, *to as usize),
             Event::Recovered(_) => (7, shard),
             Event::Omitted(_) => (8, 0),
+            Event::Unanswered { target, .. } => (9, usize::from(*target == Target::Cache)),
         };
         Self { what, volume: event.volume(), detail }
     }
@@ -197,6 +198,17 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
         }
         Event::DeviceFailed { target: Target::Primary(_), op, range, kind } => {
             (Level::Warn, primary_failed(*op, *range, &kind.to_string()))
+        }
+        Event::Unanswered { target, op, range, waited } => {
+            let what = doing(*op);
+            let device = if *target == Target::Cache { "cache device" } else { "primary" };
+            let place = if *op == IoOp::Flush { String::new() } else { format!(" {range}") };
+            let text = format!(
+                "{what}{place} of the {device} has had no answer for {:.0} s; check the device or \
+                 its server",
+                waited.as_secs_f64()
+            );
+            (Level::Error, text)
         }
         Event::PrimaryAway { kind, .. } => (
             Level::Error,

@@ -35,7 +35,8 @@ pub use histogram::Histogram;
 pub use listen::{Address, Listener};
 pub use message::{Latencies, OPERATIONS, Snapshot};
 pub use pool::{
-    FAREWELL_PATIENCE, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped, VolumeStats,
+    FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped,
+    VolumeStats,
 };
 pub use record::{Recording, RecordingStatus};
 pub use state::{StateDir, sealed, unsealed};

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use forebay_block::{Arena, BufPool, SHARDS_MAX, VolumeId};
 use forebay_device::{BlockDevice, Clock};
-use forebay_engine::{ContentLocality, Eviction, Mode, Shard, Stats, Trust, VolumeState};
+use forebay_engine::{
+    ContentLocality, DrainProgress, Eviction, Mode, Shard, Stats, Trust, VolumeState,
+};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
@@ -170,8 +172,23 @@ pub struct Stopped {
     pub complete: bool,
     /// Blocks that only the cache has in their newest form.
     pub dirty_blocks: u64,
+    /// Volumes that have any of those.
+    pub left: Vec<Left>,
     /// Volumes whose primary failed a flush: it may show what power failure takes from it.
     pub doubtful: Vec<VolumeId>,
+}
+
+/// What a stop leaves of a volume in the cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Left {
+    /// The volume's name.
+    pub volume: String,
+    /// Blocks that only the cache has in their newest form.
+    pub dirty_blocks: u64,
+    /// Of these, how many cannot be read back.
+    pub lost_blocks: u64,
+    /// Whether the primary did not answer.
+    pub away: bool,
 }
 
 /// A handle to the shard threads. The last one to go stops them.
@@ -461,7 +478,7 @@ impl Inner {
             self.give_up_drain.store(false, Ordering::Relaxed);
             self.await_drain();
         }
-        let dirty_blocks = self.dirty_blocks();
+        let (dirty_blocks, _, left) = self.left();
         let complete = self.ask_all(STOP_PATIENCE, Command::Stop);
         if complete {
             for thread in locked(&self.threads).drain(..) {
@@ -471,7 +488,7 @@ impl Inner {
         } else {
             tracing::error!("a shard did not stop in time: the log is left as after a crash");
         }
-        Stopped { complete, dirty_blocks, doubtful: self.doubtful() }
+        Stopped { complete, dirty_blocks, left, doubtful: self.doubtful() }
     }
 
     fn doubtful(&self) -> Vec<VolumeId> {
@@ -484,18 +501,44 @@ impl Inner {
 
     fn await_drain(&self) {
         self.tell_all(|| Command::Drain(true));
-        while self.dirty_blocks() > 0 && !self.give_up_drain.load(Ordering::Relaxed) {
+        let (began, mut progress) = (Instant::now(), DrainProgress::default());
+        loop {
+            let (dirty, lost, _) = self.left();
+            // What cannot be read back is never destaged.
+            let left = dirty.saturating_sub(lost);
+            let stalled = progress.is_stalled(began.elapsed(), left);
+            if left == 0 || stalled || self.give_up_drain.load(Ordering::Relaxed) {
+                return;
+            }
             std::thread::sleep(DRAIN_STEP);
         }
     }
 
-    /// Dirty blocks of all the shards that answer.
-    fn dirty_blocks(&self) -> u64 {
+    /// Dirty and lost blocks of all the shards that answer, and by volume.
+    fn left(&self) -> (u64, u64, Vec<Left>) {
         let (tell, hear) = mpsc::channel();
         self.tell_all(|| Command::Snapshot(tell.clone()));
         drop(tell);
-        let answers = self.mailboxes.iter().map(|_| hear.recv_timeout(ANSWER_PATIENCE));
-        answers.flatten().map(|snapshot| snapshot.dirty_blocks).sum()
+        let (mut dirty, mut lost, mut states) = (0, 0, Vec::<VolumeState>::new());
+        for snapshot in self.mailboxes.iter().flat_map(|_| hear.recv_timeout(ANSWER_PATIENCE)) {
+            dirty += snapshot.dirty_blocks;
+            lost += snapshot.stats.fenced_blocks;
+            for state in snapshot.volumes {
+                match states.iter_mut().find(|known| known.id == state.id) {
+                    Some(known) => known.merge(&state),
+                    None => states.push(state),
+                }
+            }
+        }
+        let volumes = self.registry.volumes().iter();
+        let name = |id| volumes.clone().find(|one| one.id == id).map(|one| one.name.clone());
+        let left = states.iter().filter(|state| state.dirty_blocks > 0).map(|state| Left {
+            volume: name(state.id).unwrap_or_default(),
+            dirty_blocks: state.dirty_blocks,
+            lost_blocks: state.lost_blocks,
+            away: state.primary.away_since.is_some() || state.slow_ios > 0,
+        });
+        (dirty, lost, left.collect())
     }
 
     /// Gives every thread a command that it answers when it got there. False when one did not in

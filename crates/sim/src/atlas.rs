@@ -40,6 +40,8 @@ pub enum Scenario {
     PrimaryFlushErrors,
     /// The primary stops answering, and comes back.
     PrimaryVanishes,
+    /// A primary stops answering and does not come back: the worlds of [`crate::away`] only.
+    PrimaryStaysAway,
     /// The cache device is lost at a crash.
     CacheLost,
     /// After a crash the cache device holds an older state of itself.
@@ -75,7 +77,7 @@ impl Outcome {
 
 impl Scenario {
     /// Every scenario, with its weight.
-    pub const ALL: [(Self, u64); 18] = [
+    pub const ALL: [(Self, u64); 19] = [
         (Self::Crashes, 50),
         (Self::ModeSwitches, 8),
         (Self::CacheReadErrors, 3),
@@ -92,6 +94,7 @@ impl Scenario {
         (Self::PrimaryWriteErrors, 4),
         (Self::PrimaryFlushErrors, 4),
         (Self::PrimaryVanishes, 3),
+        (Self::PrimaryStaysAway, 0),
         (Self::CacheLost, 4),
         (Self::CacheStale, 3),
     ];
@@ -130,7 +133,8 @@ impl Scenario {
             Self::PrimaryReadErrors
             | Self::PrimaryWriteErrors
             | Self::PrimaryFlushErrors
-            | Self::PrimaryVanishes => Outcome { errors: true, ..silent },
+            | Self::PrimaryVanishes
+            | Self::PrimaryStaysAway => Outcome { errors: true, ..silent },
             // A dirty block that could not be read back stays fenced.
             Self::CacheReadErrors => Outcome { errors: true, errors_stay: true, ..silent },
             Self::CacheWriteErrors

@@ -16,7 +16,7 @@ const ALIKE_PERCENT: u64 = 60;
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
-    volume: usize,
+    pub(crate) volume: usize,
     op: IoOp,
     range: ByteRange,
     fua: bool,
@@ -134,6 +134,7 @@ impl World {
             return Err(self.fail(Kind::Misuse, format!("request {tag} is answered twice")));
         };
         let Client { volume, op, range, fua, token, copy, submitted, .. } = client;
+        self.check_haste(volume, self.now - submitted)?;
         let completion = done.completion;
         let ok = completion.result.is_ok();
         if ok && op == IoOp::Write && !copy && range.is_aligned(BLOCK_SIZE as u64) {
@@ -172,7 +173,8 @@ impl World {
         }
         if let Err(error) = completion.result {
             self.tally.failed += 1;
-            if !(self.broken && self.setup.outcome().errors) {
+            let may_fail = self.setup.outcome().errors && self.may_fail(volume);
+            if !(self.broken && may_fail) {
                 let what = format!("{op:?} of {range} on volume {volume} failed: {error}");
                 return Err(self.fail(Kind::Error, what));
             }

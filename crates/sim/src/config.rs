@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
-use forebay_engine::{ContentLocality, Eviction, Mode};
+use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 
 use crate::atlas::{Outcome, Scenario};
 use crate::disk::DiskProfile;
@@ -33,6 +33,8 @@ pub struct VolumeSetup {
     pub discard: bool,
     /// Whether the primary's seeks cost.
     pub rotational: bool,
+    /// Its part of the dirty limit.
+    pub share: DirtyShare,
 }
 
 /// Everything that a run depends on besides its script.
@@ -58,6 +60,8 @@ pub struct Setup {
     pub write_cache_depth: Duration,
     /// Dirty share of the log at most, in percent.
     pub dirty_limit_percent: u8,
+    /// How long a write waits for a primary that is away.
+    pub patience: Duration,
     /// Destage writes in flight at most.
     pub destage_depth: u32,
     /// Whether payloads are compressed.
@@ -149,6 +153,7 @@ impl Setup {
             eviction: rng.pick(&Eviction::NAMES.map(|(_, eviction)| eviction)),
             write_cache_depth: Duration::from_millis(rng.pick(&[2, 20, 200, 30_000])),
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
+            patience: Duration::from_secs(30),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),
             compress_ram,
@@ -271,5 +276,6 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         filled: rng.percent(70),
         discard: rng.percent(70),
         rotational: rng.percent(50),
+        share: DirtyShare::default(),
     }
 }

@@ -5,6 +5,7 @@
 //! any two events, also during recovery.
 
 pub mod atlas;
+pub mod away;
 mod boot;
 mod client;
 pub mod config;

@@ -104,11 +104,11 @@ impl World {
         match step {
             Step::Request { volume, op, range, fua, again } => {
                 let depth = self.setup.client_depth;
-                self.wait("room for a request", |world| world.clients.len() < depth)?;
+                self.wait("room for a request", |world| world.waiting() < depth)?;
                 let think = self.setup.think;
                 let pause = if think == 0 { 0 } else { self.rng.below(think) };
                 self.pass(pause)?;
-                if self.server.is_some() {
+                if self.server.is_some() && !self.would_hang(*volume, *op, *range) {
                     self.request(*volume, *op, *range, *fua, *again)?;
                 }
                 Ok(())
@@ -160,18 +160,20 @@ impl World {
         }
     }
 
-    fn drain(&mut self, on: bool) {
+    pub(crate) fn drain(&mut self, on: bool) {
         if let Some(server) = self.server.as_mut() {
             server.each(|engine| engine.set_drain(on));
         }
     }
 
     /// Ends faults that can end.
-    fn heal(&mut self) {
+    pub(crate) fn heal(&mut self) {
         if !self.setup.meets(Scenario::CacheVanishes) {
             self.cache.heal();
         }
-        self.primaries.iter_mut().for_each(crate::disk::SimDisk::heal);
+        let away = self.away.map(|away| away.volume);
+        let disks = self.primaries.iter_mut().enumerate();
+        disks.filter(|(at, _)| Some(*at) != away).for_each(|(_, disk)| disk.heal());
     }
 
     /// The next event, and the crash if its time has come. False when nothing is to come.
@@ -187,7 +189,11 @@ impl World {
     }
 
     /// Lets events happen until `enough`.
-    fn wait(&mut self, what: &str, enough: impl Fn(&Self) -> bool) -> Result<(), Failure> {
+    pub(crate) fn wait(
+        &mut self,
+        what: &str,
+        enough: impl Fn(&Self) -> bool,
+    ) -> Result<(), Failure> {
         let mut since = self.now;
         while self.server.is_some() && !enough(self) {
             if !self.advance()? {
@@ -208,7 +214,7 @@ impl World {
         Ok(())
     }
 
-    fn settle(&mut self) -> Result<(), Failure> {
+    pub(crate) fn settle(&mut self) -> Result<(), Failure> {
         self.wait("the requests in flight", Self::is_idle)
     }
 
@@ -223,7 +229,7 @@ impl World {
     }
 
     /// The crash, and the start after it.
-    fn crash(&mut self, recoveries: Vec<u64>) -> Result<(), Failure> {
+    pub(crate) fn crash(&mut self, recoveries: Vec<u64>) -> Result<(), Failure> {
         self.cut();
         self.check_primaries()?;
         let lost = std::mem::take(&mut self.lose_cache);
@@ -454,6 +460,7 @@ impl World {
                 self.primaries[chosen].add_rule(rule(media, &[IoOp::Flush], some));
             }
             Scenario::PrimaryVanishes => self.primaries[chosen].vanish(),
+            Scenario::PrimaryStaysAway => self.send_away(),
             Scenario::CacheLost => self.lose_cache = true,
             Scenario::CacheStale => self.turn_back = true,
         }
@@ -461,6 +468,7 @@ impl World {
 
     /// Faults are over: everything must finish.
     fn finish(&mut self) -> Result<(), Failure> {
+        self.finish_away()?;
         self.heal();
         self.wait("the last crash and the requests in flight", |world| {
             world.crash_in.is_none() || world.is_idle()
@@ -524,9 +532,10 @@ impl World {
                 while at < window.end() && self.server.is_some() {
                     let len = CHECK_BYTES.min(window.end() - at);
                     let depth = self.setup.client_depth;
-                    self.wait("a check", |world| world.clients.len() < depth)?;
-                    if self.server.is_some() {
-                        self.request(volume, IoOp::Read, ByteRange::new(at, len), false, None)?;
+                    self.wait("a check", |world| world.waiting() < depth)?;
+                    let range = ByteRange::new(at, len);
+                    if self.server.is_some() && !self.would_hang(volume, IoOp::Read, range) {
+                        self.request(volume, IoOp::Read, range, false, None)?;
                     }
                     at += len;
                 }

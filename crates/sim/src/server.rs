@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
     Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust, VolumeConfig,
+    VolumeState,
 };
 use forebay_volume::{ClientKey, Done, Registry, Router, RouterConfig, ShardPort, Volume};
 
@@ -245,6 +246,12 @@ impl Server {
         self.units.iter().map(|unit| unit.engine.stats(Instant(now))).collect()
     }
 
+    /// How the volumes stand in every shard.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<VolumeState> {
+        self.units.iter().flat_map(|unit| unit.engine.volumes()).collect()
+    }
+
     /// Dirty blocks of all shards.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {
@@ -281,6 +288,7 @@ fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
         mode: v.mode,
         discard: v.discard,
         rotational: v.rotational,
+        share: v.share,
     });
     ShardConfig {
         shard: shard as u16,
@@ -293,6 +301,7 @@ fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
         eviction: setup.eviction,
         write_cache_depth: setup.write_cache_depth,
         dirty_limit_percent: setup.dirty_limit_percent,
+        patience: setup.patience,
         destage_depth: setup.destage_depth,
         compress: setup.compress,
         compress_ram: setup.compress_ram,

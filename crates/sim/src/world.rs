@@ -71,6 +71,8 @@ pub struct Tally {
     pub slowest_write: u64,
     /// Writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
+    /// Nanoseconds that a request took at most of a volume beside one whose primary was away.
+    pub slowest: u64,
     /// The last crash came after the whole script.
     pub crashed_at_end: bool,
 }
@@ -141,6 +143,8 @@ pub struct World {
     pub(crate) broken: bool,
     /// One has begun at some time.
     pub(crate) was_broken: bool,
+    /// The primary that is away, as long as it is.
+    pub(crate) away: Option<crate::away::Away>,
     /// The cache device is to be lost at the next crash.
     pub(crate) lose_cache: bool,
     /// It is to be set back to an earlier state then.
@@ -214,6 +218,7 @@ impl World {
             tally: Tally::default(),
             mischief,
             broken: false,
+            away: None,
             was_broken: false,
             lose_cache: false,
             turn_back: false,
@@ -528,7 +533,7 @@ impl World {
 
     /// Whether no request is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.clients.is_empty()
+        self.waiting() == 0
     }
 }
 

@@ -317,7 +317,8 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
     let grown_and_changed = |v: &mut VolumeSpec| (v.size, v.fingerprint) = (2 << 20, Some(8));
     type Change<'a> = &'a dyn Fn(&mut VolumeSpec);
     // On record, found, its path now, what is found of it, refused with or suspect.
-    let table: &[(&str, &str, &str, Change<'_>, Result<bool, &str>)] = &[
+    type Case<'a> = (&'a str, &'a str, &'a str, Change<'a>, Result<bool, &'a str>);
+    let table: &[Case<'_>] = &[
         ("wwid:1", "wwid:1", "/dev/sdz", &same, Ok(false)),
         ("wwid:1", "wwid:1", "/dev/sdz", &unknown, Ok(true)),
         ("wwid:1", "wwid:1", "/dev/sdz", &sampled, Ok(true)),

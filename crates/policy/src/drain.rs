@@ -1,0 +1,45 @@
+//! When a drain is at its end although blocks are left.
+
+use std::time::Duration;
+
+/// A drain that has not come nearer to its end for this long is given up: the primary of what is
+/// left is away, or clients write as fast as it takes blocks.
+pub const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How far a drain is.
+#[derive(Clone, Debug, Default)]
+pub struct DrainProgress {
+    /// The fewest blocks that were left, and when that was first seen.
+    least: Option<(u64, Duration)>,
+}
+
+impl DrainProgress {
+    /// Whether to give up, with `left` blocks to go after `time`.
+    pub fn is_stalled(&mut self, time: Duration, left: u64) -> bool {
+        match self.least {
+            Some((least, since)) if left >= least => time.saturating_sub(since) >= DRAIN_PATIENCE,
+            _ => {
+                self.least = Some((left, time));
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_fewer_blocks_than_ever_are_progress() {
+        let at = Duration::from_secs;
+        let mut drain = DrainProgress::default();
+        assert!(!drain.is_stalled(at(0), 100));
+        assert!(!drain.is_stalled(at(29), 100));
+        assert!(!drain.is_stalled(at(29), 99));
+        assert!(!drain.is_stalled(at(40), 150));
+        assert!(!drain.is_stalled(at(58), 99));
+        assert!(drain.is_stalled(at(59), 99));
+        assert!(!drain.is_stalled(at(60), 0));
+    }
+}

@@ -1,0 +1,139 @@
+//! How the volumes of a cache share the dirty limit.
+//!
+//! Each volume has a guarantee, which no other volume can take, and a ceiling. What is not
+//! guaranteed to anyone, and what lies below the ceiling, goes to whoever comes first. So a volume
+//! whose primary takes nothing any more fills up to its ceiling and stops its own writes, not
+//! those of the others.
+
+/// What is configured for one volume, in percent of the dirty limit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct DirtyShare {
+    /// Guaranteed; an equal part of half the limit when absent.
+    pub at_least: Option<u8>,
+    /// The ceiling; what the guarantees of the others leave when absent.
+    pub at_most: Option<u8>,
+}
+
+/// Guarantees and ceilings of all volumes, in blocks.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DirtyShares {
+    total: u64,
+    /// By volume: guarantee and ceiling.
+    shares: Vec<(u64, u64)>,
+}
+
+/// Share of the limit that is guaranteed where nothing else is configured, in percent.
+const GUARANTEED_PERCENT: u64 = 50;
+
+impl DirtyShares {
+    /// Divides a limit of `total` blocks among volumes; a place without a volume is `None`.
+    ///
+    /// Guarantees that add up to more than the limit are scaled down to it. A volume may always
+    /// have one dirty block.
+    #[must_use]
+    pub fn new(total: u64, volumes: &[Option<DirtyShare>]) -> Self {
+        let count = volumes.iter().flatten().count().max(1) as u64;
+        let part = |percent: u64| (u128::from(total) * u128::from(percent) / 100) as u64;
+        let equal = if count == 1 { total } else { part(GUARANTEED_PERCENT) / count };
+        let wanted = |share: &DirtyShare| match (share.at_least, share.at_most) {
+            (Some(least), _) => part(u64::from(least)),
+            (None, Some(most)) => equal.min(part(u64::from(most))),
+            (None, None) => equal,
+        };
+        let sum: u64 = volumes.iter().flatten().map(wanted).sum();
+        let scaled = |blocks: u64| match sum > total {
+            true => (u128::from(blocks) * u128::from(total) / u128::from(sum)) as u64,
+            false => blocks,
+        };
+        let sum: u64 = volumes.iter().flatten().map(|share| scaled(wanted(share))).sum();
+        let shares = volumes.iter().map(|share| {
+            let Some(share) = share else { return (0, 0) };
+            let least = scaled(wanted(share));
+            let left = total - (sum - least);
+            let most = share.at_most.map_or(left, |most| part(u64::from(most)));
+            (least.max(1), most.max(least).max(1))
+        });
+        Self { total, shares: shares.collect() }
+    }
+
+    /// Dirty blocks that `volume` may have while the volumes have `levels`.
+    ///
+    /// # Panics
+    /// If there is no such volume.
+    #[must_use]
+    pub fn limit(&self, volume: usize, levels: impl Fn(usize) -> u64) -> u64 {
+        let (least, most) = self.shares[volume];
+        if self.shares.len() == 1 {
+            return most;
+        }
+        let others = (self.shares.iter().enumerate()).filter(|&(other, _)| other != volume);
+        let taken: u64 = others.map(|(other, &(least, _))| levels(other).max(least)).sum();
+        most.min(self.total.saturating_sub(taken)).max(least)
+    }
+
+    /// The most that `volume` may ever have.
+    ///
+    /// # Panics
+    /// If there is no such volume.
+    #[must_use]
+    pub fn ceiling(&self, volume: usize) -> u64 {
+        self.shares[volume].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plain(count: usize) -> Vec<Option<DirtyShare>> {
+        vec![Some(DirtyShare::default()); count]
+    }
+
+    #[test]
+    fn one_volume_has_all() {
+        let shares = DirtyShares::new(1000, &plain(1));
+        assert_eq!(shares.limit(0, |_| 0), 1000);
+        let gap = DirtyShares::new(1000, &[None, Some(DirtyShare::default())]);
+        assert_eq!(gap.limit(1, |_| 0), 1000);
+    }
+
+    #[test]
+    fn two_volumes_leave_each_other_a_quarter() {
+        let shares = DirtyShares::new(1000, &plain(2));
+        assert_eq!(shares.limit(0, |_| 0), 750);
+        assert_eq!(shares.limit(1, |at| [750, 0][at]), 250);
+        assert_eq!(shares.limit(1, |at| [500, 0][at]), 500);
+    }
+
+    #[test]
+    fn what_is_configured_counts() {
+        let share = |least, most| Some(DirtyShare { at_least: least, at_most: most });
+        let shares = DirtyShares::new(1000, &[share(Some(60), None), share(None, Some(10))]);
+        assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (900, 100));
+        // More than there is: in proportion.
+        let shares = DirtyShares::new(1000, &[share(Some(90), None), share(Some(90), None)]);
+        assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (500, 500));
+    }
+
+    proptest! {
+        /// Volumes that grow whenever they may never exceed the limit together, and none is kept
+        /// from its guarantee by the others.
+        #[test]
+        fn nobody_takes_what_is_guaranteed_to_others(
+            count in 1usize..9,
+            steps in prop::collection::vec((0usize..9, 1u64..200), 0..200),
+        ) {
+            let total = 1000;
+            let shares = DirtyShares::new(total, &plain(count));
+            let mut levels = vec![0u64; count];
+            for (volume, more) in steps {
+                let volume = volume % count;
+                let limit = shares.limit(volume, |at| levels[at]);
+                prop_assert!(limit >= total / 2 / count as u64);
+                levels[volume] = levels[volume].max((levels[volume] + more).min(limit));
+                prop_assert!(levels.iter().sum::<u64>() <= total);
+            }
+        }
+    }
+}
