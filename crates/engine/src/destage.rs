@@ -170,9 +170,9 @@ impl Engine {
         }
     }
 
-    /// Lets a newer version of a block set out that the primary has an older one of: written, so that
-    /// the newer one cannot come before it, but not flushed. Else who writes a block again and again
-    /// would wait for a flush each time. False if it cannot.
+    /// Lets a newer version of a block set out while the primary has an older one that it has not
+    /// flushed: that one is written, so the newer one cannot come before it. Otherwise each rewrite
+    /// of a block would wait for a flush. False if it cannot.
     fn pass_written(&mut self, key: Key) -> bool {
         let found = self.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)? as usize;

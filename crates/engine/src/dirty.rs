@@ -226,8 +226,8 @@ impl Dirty {
     }
 
     /// The next block in the stripes of `range`, in address order and not before its start, that is
-    /// dirty and not on its way; stops after looking at `stripes_max` stripes and says where to go
-    /// on. In stripes that became dirty after `spare_after`, it passes over what was rewritten, once.
+    /// dirty and not on its way; stops after `stripes_max` stripes and returns where to go on. In
+    /// stripes that became dirty after `spare_after`, it passes over rewritten blocks, once.
     pub fn next_from(
         &mut self,
         range: Range<Key>,

@@ -348,9 +348,9 @@ impl Engine {
         self.now = now;
         self.background.begin_turn();
         self.ram.begin_turn(now);
+        self.pump_unanswered();
         if matches!(self.state, State::Serving | State::Stopping) {
             self.pump_fences(fx);
-            self.pump_unanswered();
             self.release_delayed(fx);
             self.pump_log(fx);
             self.pump_durability(fx);

@@ -7,8 +7,8 @@
 //! whose header is bad, in a segment whose footer is bad too, is a *hole*: it is known how many
 //! records are missing and which numbers they had, since the records around it are numbered and
 //! linked, but not which blocks they held. A hole below `clean` loses nothing: the primaries have
-//! all of it. Records that no record or footer proves to have been durable are no loss either, but a
-//! torn tail.
+//! all of it. Records that no record or footer proves to have been durable are no loss either: they
+//! are a torn tail.
 //!
 //! A hole is filled with placeholders, so that the segment can get a footer again and the next
 //! start finds a log without a gap, and still knows of the hole.

@@ -4,8 +4,8 @@
 //! of blocks it covers in part; then the log (`write-back`, `write-only`), the log and after it
 //! the primary (`write-through`), or the primary alone once the log says durably that the blocks
 //! are not cached any more (`write-around`, `pass-through`, bypass). A block that is dirty always
-//! goes to the log, whatever the mode: then the newest version is found after a crash. In every mode
-//! but `write-back` and `write-only` such a write, too, waits for the primary.
+//! goes to the log, whatever the mode: then the newest version is found after a crash. In every
+//! mode but `write-back` and `write-only` such a write, too, waits for the primary.
 //!
 //! A lock is held from before the old content is read until the index has the new version, or
 //! the primary has it. So what is read from a primary or the cache device while a block is locked
@@ -357,8 +357,8 @@ impl Engine {
         }
     }
 
-    /// Whether a write waits for the primary: by the mode of now, also if another one was set when it
-    /// came. What is dirty at a switch is noted then, and not what was on its way.
+    /// Whether a write waits for the primary, by the mode that is set now: blocks that are dirty at
+    /// a switch are noted then, but not writes on their way.
     fn goes_through(&mut self, id: Id) -> bool {
         let volume = self.write(id).volume;
         let complete = self.volume(volume).config.mode.is_complete();

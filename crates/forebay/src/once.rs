@@ -1,6 +1,6 @@
 //! Options that are good for one start: `--reset-cache` left in a unit file must not discard the
-//! cache at every boot. A start that used one leaves a mark in the state directory, with the name of
-//! the pool that it made; while that pool is there, the option counts again only after a start
+//! cache at every boot. A start that used one leaves a mark in the state directory, with the name
+//! of the pool that it made; while that pool is there, the option counts again only after a start
 //! without it.
 
 use std::fs::{self, File};

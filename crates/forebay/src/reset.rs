@@ -130,7 +130,8 @@ fn may_discard(
         return Ok(());
     }
     bail!(
-        "--reset-cache: the cache holds {} that are not on the primaries ({volumes}){parts}; {hint}",
+        "--reset-cache: the cache holds {} that are not on the primaries ({volumes}){parts}; \
+         {hint}",
         held(dirty)
     )
 }

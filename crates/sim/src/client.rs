@@ -182,8 +182,8 @@ impl World {
         Ok(())
     }
 
-    /// The same for the primary alone: it is complete at once, or after a flush, as long as the mode
-    /// promises it from the submission to the answer.
+    /// The same for the primary alone: it is complete at once, or after a flush, as long as the
+    /// mode promises it from the submission to the answer.
     fn answer_alone(&mut self, tag: u64, client: &Client, ok: bool) {
         let Client { volume, op, fua, switches, .. } = *client;
         let promised =

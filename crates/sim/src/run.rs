@@ -330,7 +330,10 @@ impl World {
     /// Whether a refusal is right and stays, so that the run ends with it.
     fn is_final(&self, why: &str) -> bool {
         let right = |scenario| match scenario {
-            Scenario::CacheStale => self.pool.stale && why.contains("older copy"),
+            // An earlier state may be of before the first superblock was durable.
+            Scenario::CacheStale => {
+                self.pool.stale && (why.contains("older copy") || why.contains("is blank"))
+            }
             // The server that met the failed flush vouches for nothing, the next one does not know.
             Scenario::PrimaryFlushErrors | Scenario::PrimaryVanishes => {
                 self.pool.believed && why.contains("was changed since")

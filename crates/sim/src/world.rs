@@ -123,8 +123,8 @@ pub struct World {
     pub(crate) server: Option<Server>,
     gates: BTreeMap<u64, FlushGate>,
     pub(crate) models: Vec<Model>,
-    /// Of volumes whose mode changes, where nothing else is wrong: the primary alone, judged by what was flushed in modes that
-    /// promise it to be complete.
+    /// Of volumes whose mode changes, where nothing else is wrong: the primary alone, judged by
+    /// the flushes in modes that promise it to be complete.
     pub(crate) alone: Vec<Option<Model>>,
     /// How often each volume's mode was changed.
     pub(crate) switches: Vec<u64>,
