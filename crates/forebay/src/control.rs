@@ -207,21 +207,24 @@ impl PoolControl for Running {
             health: shard.health,
             stats: shard.stats,
         });
+        // Each lock is released before the next one is asked for.
+        let (settings, eviction) = (self.settings(), *locked(&self.eviction));
+        let content = *locked(&self.content);
         Ok(PoolSnapshot {
             uptime: self.began.elapsed(),
             stopping: self.stopping.load(Ordering::Relaxed),
             cache_path: self.facts.cache_path.clone(),
             cache_bytes: self.facts.cache_bytes,
             cache_device_bytes: self.facts.cache_device_bytes,
-            eviction: *locked(&self.eviction),
-            content: *locked(&self.content),
+            eviction,
+            content,
             write_cache_depth: self.facts.write_cache_depth,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
             volumes,
             shards: shards.collect(),
             latencies,
-            settings: self.settings(),
+            settings,
         })
     }
 
