@@ -14,6 +14,8 @@ pub struct DeviceInfo {
     pub optimal_io: u32,
     /// Whether completed writes may be lost on power failure until a flush completes.
     pub volatile_cache: bool,
+    /// Whether a flush covers only what was completed on its own queue; otherwise on any.
+    pub flush_by_queue: bool,
     /// Whether `Discard` does anything.
     pub discard: bool,
     /// Whether `WriteZeroes` is faster than writing zeros.
@@ -40,6 +42,7 @@ impl DeviceInfo {
             logical_block: 512,
             optimal_io: 4096,
             volatile_cache: true,
+            flush_by_queue: false,
             discard: true,
             fast_zero: false,
             rotational: false,
@@ -55,7 +58,9 @@ impl DeviceInfo {
 /// - Between flushes no order is promised, not even for overlapping requests in flight; whoever
 ///   needs an order waits for the completion.
 /// - A completed `Flush` makes every change durable whose completion was reaped before the flush
-///   was submitted, on any queue of the device. A request completed with `fua` is durable itself.
+///   was submitted, on any queue of the device, or on this one alone where
+///   [`DeviceInfo::flush_by_queue`] says so. When it fails, all that was completed and not flushed,
+///   on any queue, may be lost, and no later flush says so again. A request completed with `fua` is durable itself.
 /// - A change that was never flushed may after a crash be there, not be there, or be there in
 ///   part, in units of a sector.
 /// - Every request taken completes exactly once, and its buffer comes back with it.

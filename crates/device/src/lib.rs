@@ -30,7 +30,7 @@ pub use layer::trace::{TraceDevice, TraceRecord};
 pub use layer::verify::VerifyDevice;
 pub use layer::watch::{Watch, WatchedDevice};
 pub use memory::MemoryDevice;
-pub use nbd::NbdDevice;
+pub use nbd::{Debts, Ledger, Line, NbdDevice, Parting, Terms};
 pub use ring::{
     Client, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup, Waker,
 };

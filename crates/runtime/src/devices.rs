@@ -1,14 +1,16 @@
 //! A thread's queues to the devices of its shard, with what a full queue could not take yet.
 //!
-//! Flushes pass a gate that all threads share (`FlushGate`): one of a device is under way at a
-//! time, sent by whoever asked first, and the others are told by message how it ended.
+//! Flushes pass a gate that all threads share (`FlushGate`): one round of a device is under way at
+//! a time, and threads tell each other by message when to send a flush and how it ended.
 
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_block::{Completion, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VolumeId};
+use forebay_block::{
+    Completion, DeviceInfo, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VolumeId,
+};
 use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Target;
 use forebay_volume::{Ask, Asked, FlushGate};
@@ -22,9 +24,9 @@ const GATE_TAG: IoTag = IoTag(u64::MAX);
 /// The gate of each device, the cache device's first if there is one; shared by all threads.
 pub type Gates = Arc<[Mutex<FlushGate>]>;
 
-/// Gates for so many devices and threads.
-pub fn gates(devices: usize, threads: usize) -> Gates {
-    (0..devices).map(|_| Mutex::new(FlushGate::new(threads))).collect()
+/// Gates for these devices and this many threads.
+pub fn gates<'a>(devices: impl Iterator<Item = &'a DeviceInfo>, threads: usize) -> Gates {
+    devices.map(|info| Mutex::new(FlushGate::new(threads, info.flush_by_queue))).collect()
 }
 
 /// The queues of one shard.
@@ -64,20 +66,33 @@ impl Devices {
         primaries: &[(VolumeId, &dyn BlockDevice)],
         (own, gates): (usize, Gates),
     ) -> io::Result<Self> {
-        let mut lanes = Vec::new();
+        let mut queues = Vec::new();
         if let Some(cache) = cache {
-            lanes.push(Lane::open(ring, Target::Cache, cache)?);
+            queues.push((Target::Cache, cache.open_queue(ring)?));
         }
-        let mut by_volume = Vec::new();
         for &(volume, device) in primaries {
+            queues.push((Target::Primary(volume), device.open_queue(ring)?));
+        }
+        Ok(Self::over(queues, (own, gates)))
+    }
+
+    /// Over queues that are open: the cache device's first, if there is one.
+    ///
+    /// # Panics
+    /// If there is not a gate for each device.
+    #[must_use]
+    pub fn over(queues: Vec<(Target, Box<dyn IoQueue>)>, (own, gates): (usize, Gates)) -> Self {
+        assert_eq!(queues.len(), gates.len(), "a gate for each device");
+        let mut by_volume = Vec::new();
+        for (lane, (target, _)) in queues.iter().enumerate() {
+            let Target::Primary(volume) = target else { continue };
             let at = usize::from(volume.0);
             by_volume.resize(by_volume.len().max(at + 1), None);
-            by_volume[at] = Some(lanes.len());
-            lanes.push(Lane::open(ring, Target::Primary(volume), device)?);
+            by_volume[at] = Some(lane);
         }
-        assert_eq!(lanes.len(), gates.len(), "a gate for each device");
+        let lanes = queues.into_iter().map(|(target, queue)| Lane::new(target, queue)).collect();
         let (completions, unsent, large) = (Vec::new(), Vec::new(), VecDeque::new());
-        Ok(Self { own, gates, unsent, lanes, primaries: by_volume, completions, large })
+        Self { own, gates, unsent, lanes, primaries: by_volume, completions, large }
     }
 
     fn lane(&self, target: Target) -> usize {
@@ -176,23 +191,33 @@ impl Devices {
         take: &mut impl FnMut(Target, Completion),
     ) {
         let target = self.lanes[at].target;
-        let ended = self.gate(at).ended(result);
+        let ended = self.gate(at).ended(self.own, result);
         for Asked { shard, tag } in ended.answered {
             if shard == self.own {
-                let done = self.flushed(target, tag, result.clone());
+                let done = self.flushed(target, tag, ended.result.clone());
                 take(target, done);
             } else {
-                outgoing[shard].push(Message::Flushed(target, tag, result.clone()));
+                outgoing[shard].push(Message::Flushed(target, tag, ended.result.clone()));
             }
         }
-        if let (true, Err(error)) = (ended.failed, result) {
-            for messages in outgoing {
+        if let Err(error) = &ended.result {
+            for messages in outgoing.iter_mut() {
                 messages.push(Message::FlushFailed(target, error.clone()));
             }
         }
-        if ended.again {
-            self.lanes[at].send_flush(now);
+        for shard in ended.send {
+            if shard == self.own {
+                self.lanes[at].send_flush(now);
+            } else {
+                outgoing[shard].push(Message::SendFlush(target));
+            }
         }
+    }
+
+    /// The gate wants a flush of this thread's queue.
+    pub fn send_flush(&mut self, now: Instant, target: Target) {
+        let at = self.lane(target);
+        self.lanes[at].send_flush(now);
     }
 
     /// A flush of this thread's shard has ended.
@@ -225,10 +250,9 @@ impl Devices {
 }
 
 impl Lane {
-    fn open(ring: &Rc<Ring>, target: Target, device: &dyn BlockDevice) -> io::Result<Self> {
-        let queue = device.open_queue(ring)?;
+    fn new(target: Target, queue: Box<dyn IoQueue>) -> Self {
         let (waiting, large_writes) = (VecDeque::new(), Vec::new());
-        Ok(Self { target, queue, waiting, in_flight: 0, large_writes })
+        Self { target, queue, waiting, in_flight: 0, large_writes }
     }
 
     /// Whether a large request that has completed was a write; forgets it.

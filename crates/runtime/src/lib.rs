@@ -31,9 +31,10 @@ pub use forebay_engine::Shard;
 pub use blocking::{Blocking, clock};
 pub use channel::Mount;
 pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, SessionFactory};
+pub use devices::{Devices, Gates, gates};
 pub use histogram::Histogram;
 pub use listen::{Address, Listener};
-pub use message::{Latencies, OPERATIONS, Snapshot};
+pub use message::{Latencies, Message, OPERATIONS, Snapshot};
 pub use pool::{
     FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped,
     VolumeStats,

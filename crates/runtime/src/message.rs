@@ -39,6 +39,8 @@ pub enum Message {
     TrustRecorded(Trust),
     /// A flush of the thread's shard has ended, sent to the device by another thread.
     Flushed(Target, IoTag, IoResult<()>),
+    /// The thread is to send a flush to its queue of a device.
+    SendFlush(Target),
     /// A flush of a device failed.
     FlushFailed(Target, IoError),
     /// Something from the pool's owner.

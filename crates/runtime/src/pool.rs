@@ -229,8 +229,8 @@ impl Pool {
         let primaries: Vec<_> = ids.zip(config.primaries).collect();
         let mailboxes: Arc<[_]> = (0..count).map(|_| Mailbox::default()).collect();
         let counts = Arc::new(Counts::new(count, config.clients));
-        let devices = usize::from(config.cache.is_some()) + primaries.len();
-        let gates = devices::gates(devices, count);
+        let all = config.cache.iter().chain(primaries.iter().map(|(_, device)| device));
+        let gates = devices::gates(all.map(|device| device.info()), count);
         let (witness_tell, witness_hear) = mpsc::channel();
         if let Some((witness, record)) = config.witness {
             start_witness(witness, record, witness_hear, &mailboxes)?;

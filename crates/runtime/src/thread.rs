@@ -413,6 +413,7 @@ impl Thread {
                     *unpolled = true;
                     shard.complete(*now, target, done, fx);
                 }
+                Message::SendFlush(target) => self.devices.send_flush(self.shards.now, target),
                 Message::FlushFailed(target, error) => {
                     let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
                     *unpolled = true;

@@ -431,7 +431,7 @@ impl World {
     /// The gate that the shards' flushes of a disk pass.
     fn gate(&mut self, target: Target) -> &mut FlushGate {
         let shards = self.setup.shards;
-        self.gates.entry(target_number(target)).or_insert_with(|| FlushGate::new(shards))
+        self.gates.entry(target_number(target)).or_insert_with(|| FlushGate::new(shards, false))
     }
 
     /// Whether a flush of a primary has failed since the server's start.
@@ -442,14 +442,14 @@ impl World {
 
     /// The flush that a gate had sent has ended.
     fn flush_ended(&mut self, target: Target, result: &IoResult<()>) {
-        let ended = self.gate(target).ended(result);
+        let ended = self.gate(target).ended(0, result);
         for Asked { shard, tag } in ended.answered {
-            self.deliver(shard, target, Io::flush(tag).complete(result.clone()));
+            self.deliver(shard, target, Io::flush(tag).complete(ended.result.clone()));
         }
-        if let (true, Err(error), Some(server)) = (ended.failed, result, self.server.as_mut()) {
+        if let (Err(error), Some(server)) = (&ended.result, self.server.as_mut()) {
             server.flush_failed(target, error);
         }
-        if ended.again {
+        if !ended.send.is_empty() {
             self.start_io(Self::GATE, target, Io::flush(IoTag(0)));
         }
     }

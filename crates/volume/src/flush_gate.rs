@@ -1,10 +1,14 @@
-//! Flushes of one device that several shards use: one at a time, and a failure is everybody's.
+//! Flushes of one device that several shards use: a failure is everybody's.
 //!
 //! A flush that fails may have given up what any shard wrote, and the device does not say so
 //! again. So a flush of one shard must not count as good when that of another failed meanwhile:
 //! all that are asked for before a failure is known fail with it, and every shard is told, since
-//! what it wrote and has not had flushed may be lost too. While one is under way those that are
-//! asked for wait, and share the next: it covers what was written before it was sent.
+//! what it wrote and has not had flushed may be lost too.
+//!
+//! Flushes go in rounds. While one is under way those that are asked for wait, and are the next:
+//! it covers what was written before it was sent. Where a flush covers all queues of the device, a
+//! round is one flush for all. Where it covers only its own queue, as with the connections of an
+//! NBD server, each shard of the round sends its own, and all are answered when all have ended.
 
 use std::mem;
 
@@ -33,18 +37,26 @@ pub enum Ask {
 /// What to do when the device has answered.
 #[derive(Debug)]
 pub struct Ended {
-    /// Flushes that have ended as the device's did.
+    /// Flushes that have ended, and how; none while others of the round are under way.
     pub answered: Vec<Asked>,
-    /// Send another one to the device.
-    pub again: bool,
-    /// Tell every shard that a flush failed; each is [`FlushGate::told`] when it knows.
-    pub failed: bool,
+    /// How they ended. After a failure tell every shard; each is [`FlushGate::told`] when it
+    /// knows.
+    pub result: IoResult<()>,
+    /// Shards that are to send a flush to the device now.
+    pub send: Vec<usize>,
 }
 
 /// The flushes of one device.
 #[derive(Debug)]
 pub struct FlushGate {
+    /// Each queue of the device is flushed by itself.
+    by_queue: bool,
+    /// The present round.
     running: Vec<Asked>,
+    /// Flushes of it that the device has.
+    sent: usize,
+    /// The first failure in it.
+    error: Option<IoError>,
     waiting: Vec<Asked>,
     /// By shard: the failure it has not been told of.
     untold: Vec<Option<IoError>>,
@@ -52,11 +64,15 @@ pub struct FlushGate {
 }
 
 impl FlushGate {
-    /// A gate for so many shards.
+    /// A gate for this many shards. `by_queue`: a flush covers only what was completed on the
+    /// queue that it is sent to.
     #[must_use]
-    pub fn new(shards: usize) -> Self {
+    pub fn new(shards: usize, by_queue: bool) -> Self {
         Self {
+            by_queue,
             running: Vec::new(),
+            sent: 0,
+            error: None,
             waiting: Vec::new(),
             untold: vec![None; shards],
             has_failed: false,
@@ -70,28 +86,47 @@ impl FlushGate {
         }
         if self.running.is_empty() {
             self.running.push(asked);
+            self.sent = 1;
             return Ask::Send;
         }
         self.waiting.push(asked);
         Ask::Wait
     }
 
-    /// The device has answered.
-    pub fn ended(&mut self, result: &IoResult<()>) -> Ended {
+    /// The device has answered the flush that `shard` sent.
+    ///
+    /// # Panics
+    /// If none is under way.
+    pub fn ended(&mut self, shard: usize, result: &IoResult<()>) -> Ended {
+        assert!(self.sent > 0, "a flush ends that was sent");
+        self.sent -= 1;
+        if let Err(error) = result {
+            self.error.get_or_insert_with(|| error.clone());
+        }
+        if self.sent > 0 {
+            return Ended { answered: Vec::new(), result: Ok(()), send: Vec::new() };
+        }
         let mut answered = mem::take(&mut self.running);
-        let failed = match result {
-            Ok(()) => {
+        let result = match self.error.take() {
+            None => {
                 self.running = mem::take(&mut self.waiting);
-                false
+                Ok(())
             }
-            Err(error) => {
+            Some(error) => {
                 answered.append(&mut self.waiting);
                 self.untold.fill(Some(error.clone()));
                 self.has_failed = true;
-                true
+                Err(error)
             }
         };
-        Ended { answered, again: !self.running.is_empty(), failed }
+        let mut send: Vec<usize> = self.running.iter().map(|asked| asked.shard).collect();
+        send.sort_unstable();
+        send.dedup();
+        if !self.by_queue && !send.is_empty() {
+            send = vec![shard];
+        }
+        self.sent = send.len();
+        Ended { answered, result, send }
     }
 
     /// Whether a flush has ever failed: then the device may show what power failure takes from it.
@@ -118,27 +153,44 @@ mod tests {
 
     #[test]
     fn those_who_come_late_share_the_next() {
-        let mut gate = FlushGate::new(3);
+        let mut gate = FlushGate::new(3, false);
         assert!(matches!(gate.ask(asked(0, 1)), Ask::Send));
         assert!(matches!(gate.ask(asked(1, 1)), Ask::Wait));
         assert!(matches!(gate.ask(asked(2, 9)), Ask::Wait));
-        let ended = gate.ended(&Ok(()));
-        assert_eq!((ended.answered, ended.again, ended.failed), (vec![asked(0, 1)], true, false));
+        let ended = gate.ended(0, &Ok(()));
+        assert_eq!((ended.answered, ended.send), (vec![asked(0, 1)], vec![0]));
         assert!(matches!(gate.ask(asked(0, 2)), Ask::Wait));
-        let ended = gate.ended(&Ok(()));
-        assert_eq!((ended.answered, ended.again), (vec![asked(1, 1), asked(2, 9)], true));
-        assert!(!gate.ended(&Ok(())).again && !gate.has_failed());
+        let ended = gate.ended(0, &Ok(()));
+        assert_eq!((ended.answered, ended.send), (vec![asked(1, 1), asked(2, 9)], vec![0]));
+        assert!(gate.ended(0, &Ok(())).send.is_empty() && !gate.has_failed());
         assert!(matches!(gate.ask(asked(1, 2)), Ask::Send));
     }
 
     #[test]
+    fn where_each_queue_is_flushed_by_itself_everyone_sends_and_all_wait_for_all() {
+        let mut gate = FlushGate::new(3, true);
+        assert!(matches!(gate.ask(asked(0, 1)), Ask::Send));
+        for (shard, tag) in [(2, 9), (1, 1), (2, 10)] {
+            assert!(matches!(gate.ask(asked(shard, tag)), Ask::Wait));
+        }
+        let ended = gate.ended(0, &Ok(()));
+        assert_eq!((ended.answered, ended.send), (vec![asked(0, 1)], vec![1, 2]));
+        let ended = gate.ended(2, &Ok(()));
+        assert!(ended.answered.is_empty() && ended.send.is_empty());
+        let ended = gate.ended(1, &Err(ErrorKind::DeviceGone.into()));
+        assert_eq!(ended.answered, [asked(2, 9), asked(1, 1), asked(2, 10)]);
+        assert!(ended.result.is_err() && ended.send.is_empty());
+        assert!(matches!(gate.ask(asked(0, 2)), Ask::Fail(_)), "not told yet");
+    }
+
+    #[test]
     fn a_failure_is_everybodys_until_they_know() {
-        let mut gate = FlushGate::new(2);
+        let mut gate = FlushGate::new(2, false);
         assert!(matches!(gate.ask(asked(0, 1)), Ask::Send));
         assert!(matches!(gate.ask(asked(1, 1)), Ask::Wait));
-        let ended = gate.ended(&Err(ErrorKind::Media.into()));
+        let ended = gate.ended(0, &Err(ErrorKind::Media.into()));
         assert_eq!(ended.answered, [asked(0, 1), asked(1, 1)]);
-        assert!(ended.failed && !ended.again && gate.has_failed());
+        assert!(ended.result.is_err() && ended.send.is_empty() && gate.has_failed());
         for shard in 0..2 {
             assert!(matches!(gate.ask(asked(shard, 2)), Ask::Fail(_)), "not told yet");
             gate.told(shard);

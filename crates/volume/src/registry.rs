@@ -41,6 +41,7 @@ impl Volume {
         let info = DeviceInfo {
             logical_block: SECTOR_SIZE as u32,
             volatile_cache: true,
+            flush_by_queue: false,
             discard: true,
             fast_zero: true,
             rotational: false,

@@ -16,6 +16,7 @@ use forebay_nbd_wire::{
     WireError,
 };
 
+use super::terms::Terms;
 use crate::error::OpenError;
 
 /// How long connecting and negotiating may take together.
@@ -39,20 +40,6 @@ pub(crate) struct Address {
 pub(crate) enum Peer {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
-}
-
-/// What a server said of an export.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Terms {
-    pub(super) size: u64,
-    pub(super) flags: TransmissionFlags,
-    /// Whether replies come in chunks.
-    pub(super) structured: bool,
-    /// Requests are multiples of this.
-    pub(super) minimum: u32,
-    pub(super) preferred: u32,
-    /// Bytes in the longest payload.
-    pub(super) maximum: u32,
 }
 
 /// A connection in the transmission phase.

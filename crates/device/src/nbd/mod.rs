@@ -1,19 +1,24 @@
 //! An export of an NBD server as a device: the SAN of a small installation, or of a test.
 //!
-//! Each queue has a connection of its own, so a server must promise that a flush on one covers
-//! all (`CAN_MULTI_CONN`) to be used by several threads. When a connection breaks, everything in
-//! flight fails with `DeviceGone`, and so does everything new until it is back; a thread of its
-//! own connects again. What the server had completed but not flushed may be lost with it: the
-//! first flush afterwards fails, so that it is written again.
+//! Each queue has a connection of its own. A server that does not say that several may share an
+//! export (`CAN_MULTI_CONN`) is used by one thread only. Where it does, each connection is flushed
+//! by itself all the same: a flush on one covers all as long as they have the same server behind
+//! them, which nobody can know of another connection ([`debts`]).
+//!
+//! When a connection breaks, everything in flight fails with `DeviceGone`, and so does everything
+//! new until it is back; a thread of its own takes leave of the server and connects again. What
+//! the server had completed but not flushed may be lost with it: the first flush afterwards fails.
 
+mod debts;
 mod handshake;
+mod line;
 mod queue;
 mod reconnect;
 mod session;
+mod terms;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_block::{DeviceInfo, IoQueue};
@@ -22,9 +27,12 @@ use forebay_nbd_wire::TransmissionFlags;
 use crate::device::BlockDevice;
 use crate::error::OpenError;
 use crate::ring::Ring;
+pub use debts::{Debts, Ledger};
 pub(crate) use handshake::{Address, Peer};
-use handshake::{Connection, Terms, connect};
+use handshake::{Connection, connect};
+pub use line::{Line, Parting};
 use queue::NbdQueue;
+pub use terms::Terms;
 
 /// Exports are addressed in sectors.
 const SECTOR: u32 = 512;
@@ -45,17 +53,8 @@ struct Shared {
     address: Address,
     terms: Terms,
     info: DeviceInfo,
-    /// Queues that are open.
-    queues: AtomicUsize,
-}
-
-/// A queue's place among those that are open.
-struct Seat(Arc<Shared>);
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.queues.fetch_sub(1, Ordering::AcqRel);
-    }
+    /// What its connections owe.
+    debts: Arc<Mutex<Debts>>,
 }
 
 impl NbdDevice {
@@ -68,7 +67,7 @@ impl NbdDevice {
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
-        let shared = Arc::new(Shared { address, terms, info, queues: AtomicUsize::new(0) });
+        let shared = Arc::new(Shared { address, terms, info, debts: Arc::default() });
         Ok(Self { shared, spare: Mutex::new(Some(connection)) })
     }
 }
@@ -80,9 +79,8 @@ impl BlockDevice for NbdDevice {
 
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         let several = self.shared.terms.flags.has(TransmissionFlags::CAN_MULTI_CONN);
-        let others = self.shared.queues.fetch_add(1, Ordering::AcqRel);
-        let seat = Seat(Arc::clone(&self.shared));
-        if others > 0 && !several {
+        let ledger = Ledger::open(&self.shared.debts);
+        if ledger.holders() > 1 && !several {
             return Err(io::Error::other(format!(
                 "{}: the server does not let several connections share an export; use one shard",
                 self.shared.address.uri
@@ -93,7 +91,8 @@ impl BlockDevice for NbdDevice {
             Some(connection) => connection,
             None => self.shared.connect_again().map_err(io::Error::other)?,
         };
-        let queue = NbdQueue::new(seat, ring, connection)?;
+        let line = Line::new(self.shared.info.clone(), ledger);
+        let queue = NbdQueue::new(&self.shared, line, ring, connection)?;
         Ok(Box::new(queue))
     }
 }
@@ -145,6 +144,7 @@ fn info(uri: &str, terms: &Terms) -> DeviceInfo {
         fast_zero: can(TransmissionFlags::SEND_FAST_ZERO),
         rotational: can(TransmissionFlags::ROTATIONAL),
         read_only: can(TransmissionFlags::READ_ONLY),
+        flush_by_queue: true,
         // The port that is meant when none is given.
         identity: uri.replacen(":10809/", "/", 1),
         name: uri.to_owned(),

@@ -15,7 +15,7 @@ use forebay_nbd_wire::{
     ReplyHead, Request, SimpleReply, TransmissionFlags, WireError,
 };
 
-use super::handshake::Terms;
+use super::terms::Terms;
 
 /// Requests of ours that the server has at one time.
 const PIECES_MAX: usize = 256;
@@ -57,6 +57,7 @@ impl From<WireError> for Broken {
 }
 
 /// One connection.
+#[derive(Debug)]
 pub(super) struct Session {
     terms: Terms,
     jobs: Vec<Option<Job>>,
@@ -69,6 +70,7 @@ pub(super) struct Session {
     expect: Expect,
 }
 
+#[derive(Debug)]
 struct Job {
     io: Io,
     /// Bytes of the range that pieces were made for.
@@ -82,6 +84,7 @@ struct Job {
     error: Option<NbdError>,
 }
 
+#[derive(Debug)]
 struct Piece {
     job: usize,
     cookie: u64,
@@ -124,6 +127,11 @@ impl Session {
     /// Requests in hand.
     pub(super) fn in_flight(&self) -> usize {
         self.jobs.len() - self.free_jobs.len()
+    }
+
+    /// Whether the server may have changes that it has not answered.
+    pub(super) fn has_changes(&self) -> bool {
+        self.jobs.iter().flatten().any(|job| job.io.op.changes_data() && job.open > 0)
     }
 
     /// Takes a request that is on the device; appends it to `done` if nothing need be sent.
