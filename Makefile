@@ -39,6 +39,7 @@ benches:
 
 sim: ## simulated crashes: make sim SEEDS=1..100000
 	cargo run --locked --release --package forebay-sim -- run --seeds $(SEEDS)
+	cargo run --locked --release --package forebay-sim -- links --seeds 0..2000
 
 fuzz: ## every fuzz target for a short while
 	fuzz/run-short

@@ -13,6 +13,7 @@ pub mod disk;
 pub mod errors;
 pub mod failure;
 mod forge;
+pub mod links;
 pub mod pages;
 pub mod planted;
 pub mod rng;

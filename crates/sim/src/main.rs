@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
 use forebay_sim::errors;
+use forebay_sim::links::{self, Slip};
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{
     Keep, Totals, catch, name_the_seed_in_panics, proves, run_seed, run_seeds, shrink,
@@ -78,6 +79,15 @@ enum Command {
     Errors,
     /// Plant each bug and look for a seed that finds it: forebay-sim planted
     Planted,
+    /// Many seeds of links and servers that break: forebay-sim links --seeds 0..1000
+    Links {
+        /// First seed, and the one after the last.
+        #[arg(long, default_value = "0..1000", value_parser = seeds)]
+        seeds: (u64, u64),
+        /// Plant this mistake.
+        #[arg(long, value_parser = slip)]
+        plant: Option<Slip>,
+    },
 }
 
 fn seeds(text: &str) -> Result<(u64, u64), String> {
@@ -91,6 +101,13 @@ fn bug(text: &str) -> Result<Bug, String> {
         .into_iter()
         .find(|bug| format!("{bug:?}") == text)
         .ok_or_else(|| format!("'{text}' is not a planted bug; there are {:?}", Bug::ALL))
+}
+
+fn slip(text: &str) -> Result<Slip, String> {
+    Slip::ALL
+        .into_iter()
+        .find(|slip| format!("{slip:?}") == text)
+        .ok_or_else(|| format!("'{text}' is not a mistake to plant; there are {:?}", Slip::ALL))
 }
 
 fn scenario(text: &str) -> Result<Scenario, String> {
@@ -160,6 +177,7 @@ fn main() -> ExitCode {
             }
         },
         Command::Planted => planted(),
+        Command::Links { seeds, plant } => run_links(seeds, plant),
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -231,4 +249,30 @@ fn planted() -> bool {
         }
     }
     good
+}
+
+/// Runs the seeds of the world of links; whether all hold.
+fn run_links((from, to): (u64, u64), plant: Option<Slip>) -> bool {
+    let mut total = links::Tally::default();
+    let mut failing = 0;
+    for seed in from..to {
+        match links::run(seed, plant) {
+            Ok(tally) => total.add(&tally),
+            Err(why) => {
+                println!(
+                    "seed {seed} failed: {why}\n  forebay-sim links --seeds {seed}..{}",
+                    seed + 1
+                );
+                failing += 1;
+            }
+        }
+    }
+    let [power, links, flushes] = total.troubles;
+    let [good, failed] = total.flushes;
+    println!(
+        "{} seeds hold: {power} power failures, {links} broken links, {flushes} failed flushes of \
+         the server; {good} flushes ended well and {failed} failed; {failing} failing seeds",
+        total.seeds
+    );
+    failing == 0
 }

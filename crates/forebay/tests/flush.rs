@@ -1,0 +1,131 @@
+//! FLUSH means flush: a primary on an NBD server with a volatile cache, whose power fails while
+//! two shards have connections of their own.
+
+#[path = "support/san.rs"]
+mod san;
+mod support;
+
+use std::time::{Duration, Instant};
+
+use forebay_block::VolumeId;
+use forebay_volume::shard_of;
+use san::San;
+use support::nbd::Nbd;
+use support::{Place, noise};
+
+const EIO: i32 = 5;
+const BLOCK: u64 = 4096;
+const STRIPE: u64 = 1 << 20;
+const SIZE: usize = 32 << 20;
+const SHARDS: usize = 2;
+
+fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(60);
+    while !happened() {
+        assert!(Instant::now() < limit, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The arguments of a server whose primary is the server at `san.sock`.
+fn over_san(place: &Place, mode: &str) -> Vec<String> {
+    let mut arguments = place.serve("unused", "cache.img,size=32MiB");
+    arguments[1] = format!("--primary=nbd+unix:///?socket={}", place.text("san.sock"));
+    arguments.push(format!("--mode={mode}"));
+    arguments
+}
+
+/// The start of the first stripe of a shard, of those that begin with the `nth`.
+fn stripe_of(shard: usize, nth: u64) -> u64 {
+    let mut stripes = (nth..).filter(|&stripe| shard_of(VolumeId(0), stripe, SHARDS) == shard);
+    stripes.next().expect("each shard has stripes") * STRIPE
+}
+
+/// A write of one shard is completed and not flushed when the power fails. Both shards connect
+/// again, and the other one writes. The next FLUSH must fail, whoever sends it: once.
+#[test]
+fn what_a_broken_connection_lost_is_an_error_of_the_next_flush_of_every_shard() {
+    let place = Place::new();
+    let san = San::start(&place.path("san.sock"), SIZE);
+    let server = place.start(&over_san(&place, "write-around"));
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let bytes = |seed| noise(seed, BLOCK as usize);
+    let mut losses = 0;
+    for round in 0..12u64 {
+        let unlucky = round as usize % SHARDS;
+        let (lost, other) = (stripe_of(unlucky, 0), stripe_of(1 - unlucky, 0));
+        for at in [lost, other] {
+            nbd.write(at, &bytes(round), false).expect("the primary takes it");
+        }
+        nbd.flush().expect("the primary takes it");
+        let at = lost + (1 + round) * BLOCK;
+        nbd.write(at, &bytes(round + 100), false).expect("the primary takes it");
+        san.cut_power();
+        // The server may have been slow, and have flushed by itself.
+        let gone = san.durable(at, BLOCK as usize) != bytes(round + 100);
+        let mut found = vec![0; BLOCK as usize];
+        let far = 100 * BLOCK + round * BLOCK;
+        until("one is connected again", || nbd.read(lost + far, &mut found).is_ok());
+        until("so is the other", || nbd.write(other + far, &bytes(round), false).is_ok());
+        let flushed = nbd.flush();
+        if gone {
+            losses += 1;
+            let error = flushed.expect_err("a completed write is gone");
+            assert_eq!(error.raw_os_error(), Some(EIO), "round {round}");
+        }
+        nbd.flush().expect("it was said once");
+        nbd.write(at, &bytes(round + 100), false).expect("the primary takes it");
+        nbd.flush().expect("the primary takes it");
+        assert!(san.durable(at, BLOCK as usize) == bytes(round + 100), "round {round}");
+    }
+    assert!(losses > 2, "the power never failed in time");
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+/// The power fails again and again right after a destage was answered. A block is clean when it
+/// is durable on the primary, and not before.
+#[test]
+fn no_dirty_block_is_clean_by_a_flush_over_another_connection() {
+    let place = Place::new();
+    let san = San::start(&place.path("san.sock"), SIZE);
+    let server = place.start(&over_san(&place, "write-back"));
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let mut written = Vec::new();
+    for round in 0..4u64 {
+        san.cut_after(Some(3 + round));
+        for i in 0..16 {
+            let at = stripe_of(i as usize % SHARDS, i) + (round * 7 + i) % 200 * BLOCK;
+            let bytes = noise(round * 100 + i, BLOCK as usize);
+            nbd.write(at, &bytes, false).expect("the cache takes it");
+            written.retain(|(other, _)| *other != at);
+            written.push((at, bytes));
+        }
+        nbd.flush().expect("the cache takes it");
+        server.ask(&["drain", "disk"]);
+        san.cut_power();
+        for (at, bytes) in &written {
+            assert!(san.durable(*at, BLOCK as usize) == *bytes, "{at} in round {round}");
+        }
+    }
+    assert!(san.cuts() > 4, "the power fails by itself, too");
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+/// A destage breaks its connection, and lands when the block has been written anew: it is waited
+/// for, so that the newer content stays.
+#[test]
+fn a_request_of_a_broken_connection_does_not_land_on_what_was_written_after_it() {
+    let place = Place::new();
+    let san = San::start(&place.path("san.sock"), SIZE);
+    let server = place.start(&over_san(&place, "write-around"));
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    san.hold(STRIPE, Duration::from_millis(500));
+    nbd.write(STRIPE, &old, false).expect_err("its connection breaks");
+    until("it is written", || nbd.write(STRIPE, &new, false).is_ok());
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    drop(server);
+}

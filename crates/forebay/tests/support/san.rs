@@ -1,0 +1,198 @@
+//! An NBD server whose power can be cut: what it answered and was not told to flush is gone then,
+//! and every connection with it. It is on again at once.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+const GO: u32 = 7;
+const ACK: u32 = 1;
+const INFO: u32 = 3;
+const ERR_UNSUP: u32 = 1 << 31 | 1;
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const REPLY_MAGIC: u32 = 0x6744_6698;
+/// Flush is known, and several connections may share the export.
+const FLAGS: u16 = 1 | 1 << 2 | 1 << 8;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const DISC: u16 = 2;
+const FLUSH: u16 = 3;
+
+/// The server, and what it holds.
+pub struct San(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// What the medium holds.
+    durable: Vec<u8>,
+    /// The same with what was answered since the last flush.
+    view: Vec<u8>,
+    connections: Vec<UnixStream>,
+    /// Writes until the power is cut by itself, right after the answer of the last.
+    writes_left: Option<u64>,
+    cuts: u64,
+    /// A write that is held when it comes, until its connection has been broken for this long.
+    hold: Option<(u64, Duration)>,
+}
+
+impl San {
+    /// Serves `size` zeros at the Unix socket `path`, until the test ends.
+    pub fn start(path: &Path, size: usize) -> Self {
+        let state = State { durable: vec![0; size], view: vec![0; size], ..State::default() };
+        let state = Arc::new(Mutex::new(state));
+        let listener = UnixListener::bind(path).expect("a socket can be made");
+        let theirs = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let state = Arc::clone(&theirs);
+                thread::spawn(move || {
+                    // A connection that breaks is what this server is for.
+                    let _ = serve(stream, &state);
+                });
+            }
+        });
+        Self(state)
+    }
+
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no test panics with it")
+    }
+
+    /// The power fails, and is back.
+    pub fn cut_power(&self) {
+        self.locked().cut();
+    }
+
+    /// The power fails each time that so many writes were answered.
+    pub fn cut_after(&self, writes: Option<u64>) {
+        self.locked().writes_left = writes;
+    }
+
+    /// How often the power has failed.
+    pub fn cuts(&self) -> u64 {
+        self.locked().cuts
+    }
+
+    /// What the medium holds at `offset`.
+    pub fn durable(&self, offset: u64, len: usize) -> Vec<u8> {
+        self.locked().durable[offset as usize..][..len].to_vec()
+    }
+
+    /// What it would answer to a read.
+    pub fn shown(&self, offset: u64, len: usize) -> Vec<u8> {
+        self.locked().view[offset as usize..][..len].to_vec()
+    }
+
+    /// The next write at `offset` breaks its connection, and lands so long after it; the client
+    /// sees the end of the connection only then.
+    pub fn hold(&self, offset: u64, late: Duration) {
+        self.locked().hold = Some((offset, late));
+    }
+}
+
+impl State {
+    fn cut(&mut self) {
+        self.cuts += 1;
+        self.view = self.durable.clone();
+        for stream in self.connections.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
+    let size = state.lock().expect("no test panics with it").view.len();
+    handshake(&mut stream, size as u64)?;
+    let copy = stream.try_clone()?;
+    state.lock().expect("no test panics with it").connections.push(copy);
+    let mut head = [0; 28];
+    loop {
+        stream.read_exact(&mut head)?;
+        assert_eq!(head[..4], REQUEST_MAGIC.to_be_bytes());
+        let command = u16::from_be_bytes([head[6], head[7]]);
+        let at = u64::from_be_bytes(head[16..24].try_into().expect("eight bytes"));
+        let len = u32::from_be_bytes(head[24..28].try_into().expect("four bytes")) as usize;
+        let range = at as usize..at as usize + len;
+        let mut data = vec![0; if command == WRITE { len } else { 0 }];
+        stream.read_exact(&mut data)?;
+        let mut answer = [REPLY_MAGIC.to_be_bytes(), [0; 4]].concat();
+        answer.extend_from_slice(&head[8..16]);
+        let mut state_now = state.lock().expect("no test panics with it");
+        match command {
+            READ => answer.extend_from_slice(&state_now.view[range]),
+            WRITE => {
+                if let Some((held, late)) = state_now.hold
+                    && held == at
+                {
+                    state_now.hold = None;
+                    drop(state_now);
+                    return land_late(&stream, state, (range, &data), late);
+                }
+                state_now.view[range].copy_from_slice(&data);
+            }
+            FLUSH => state_now.durable = state_now.view.clone(),
+            DISC => return Ok(()),
+            other => panic!("command {other} is not known here"),
+        }
+        stream.write_all(&answer)?;
+        if command == WRITE
+            && let Some(left) = &mut state_now.writes_left
+        {
+            *left -= 1;
+            if *left == 0 {
+                state_now.writes_left = None;
+                state_now.cut();
+            }
+        }
+    }
+}
+
+/// Stops answering, and carries the write out when the client has hung up and some time is over.
+fn land_late(
+    mut stream: &UnixStream,
+    state: &Mutex<State>,
+    (range, data): (std::ops::Range<usize>, &[u8]),
+    late: Duration,
+) -> io::Result<()> {
+    // Not the protocol: the client gives up the connection.
+    stream.write_all(&[0xff; 16])?;
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest)?;
+    thread::sleep(late);
+    state.lock().expect("no test panics with it").view[range].copy_from_slice(data);
+    Ok(())
+}
+
+fn handshake(stream: &mut UnixStream, size: u64) -> io::Result<()> {
+    stream.write_all(&[&b"NBDMAGIC"[..], OPTION_MAGIC, &3u16.to_be_bytes()].concat())?;
+    stream.read_exact(&mut [0; 4])?;
+    loop {
+        let mut head = [0; 16];
+        stream.read_exact(&mut head)?;
+        let option = u32::from_be_bytes(head[8..12].try_into().expect("four bytes"));
+        let len = u32::from_be_bytes(head[12..16].try_into().expect("four bytes"));
+        let mut data = vec![0; len as usize];
+        stream.read_exact(&mut data)?;
+        let mut reply = |kind: u32, data: &[u8]| {
+            let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
+            bytes.extend(option.to_be_bytes());
+            bytes.extend(kind.to_be_bytes());
+            bytes.extend((data.len() as u32).to_be_bytes());
+            bytes.extend(data);
+            stream.write_all(&bytes)
+        };
+        if option != GO {
+            reply(ERR_UNSUP, &[])?;
+            continue;
+        }
+        let export = [&0u16.to_be_bytes()[..], &size.to_be_bytes(), &FLAGS.to_be_bytes()];
+        reply(INFO, &export.concat())?;
+        return reply(ACK, &[]);
+    }
+}

@@ -1,0 +1,198 @@
+//! A shard that writes sectors of its own and flushes, over the runtime's real devices. It does
+//! what the engine does: a sector is safe when a flush has ended well that was asked for after its
+//! write had completed; after a failed flush, its own or another's, nothing unflushed is.
+
+use std::collections::BTreeMap;
+
+use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoTag, VolumeId};
+use forebay_block::{SECTOR_SIZE, SECTOR_SIZE as SECTOR};
+use forebay_engine::Target;
+use forebay_runtime::{Devices, Message};
+
+use crate::rng::Rng;
+
+/// The one device.
+pub const TARGET: Target = Target::Primary(VolumeId(0));
+/// Sectors of a shard.
+pub const SECTORS: u64 = 6;
+
+/// What is known of a sector.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Sector {
+    /// The number that was last written to it.
+    pub written: u64,
+    /// The last whose write completed, unless it was given up since.
+    pub completed: u64,
+    /// The last that is safe.
+    pub safe: u64,
+    busy: bool,
+}
+
+/// A shard.
+pub struct Shard {
+    /// Its devices.
+    pub devices: Devices,
+    /// Messages for it.
+    pub inbox: Vec<Message>,
+    /// Its sectors, from `first` on.
+    pub sectors: Vec<Sector>,
+    /// Sector number of its first.
+    pub first: u64,
+    writes: BTreeMap<u64, (usize, u64)>,
+    /// What the flush under way will make safe.
+    flush: Option<(u64, Vec<u64>)>,
+    tag: u64,
+    stamp: u64,
+    /// Flushes that ended well, and that failed.
+    pub flushes: [u64; 2],
+    /// Failed flushes, its own and others', that it was told of.
+    pub failures: u64,
+}
+
+impl Shard {
+    /// A shard whose sectors hold zeros.
+    pub fn new(devices: Devices, first: u64) -> Self {
+        Self {
+            devices,
+            inbox: Vec::new(),
+            sectors: vec![Sector::default(); SECTORS as usize],
+            first,
+            writes: BTreeMap::new(),
+            flush: None,
+            tag: 0,
+            stamp: 0,
+            flushes: [0; 2],
+            failures: 0,
+        }
+    }
+
+    /// A turn of its thread: completions, mail, then `wants` more requests. Messages for others go
+    /// to `outgoing`. `deaf`: it does not listen to failures of others.
+    pub fn turn(
+        &mut self,
+        now: Instant,
+        (wants, deaf): (usize, bool),
+        rng: &mut Rng,
+        outgoing: &mut [Vec<Message>],
+    ) {
+        let mut ends = Vec::new();
+        self.devices.poll(now, outgoing, |_, done| ends.push(done));
+        ends.into_iter().for_each(|done| self.ended(done));
+        for message in std::mem::take(&mut self.inbox) {
+            match message {
+                Message::SendFlush(target) => self.devices.send_flush(now, target),
+                Message::Flushed(target, tag, result) => {
+                    let done = self.devices.flushed(target, tag, result);
+                    self.ended(done);
+                }
+                Message::FlushFailed(target, error) => {
+                    if !deaf {
+                        self.flush_failed(&error);
+                    }
+                    self.devices.told(target);
+                }
+                _ => unreachable!("threads tell each other nothing else here"),
+            }
+        }
+        for _ in 0..wants {
+            self.act(now, rng);
+        }
+    }
+
+    /// How it stands, for a message.
+    pub fn state(&self) -> impl std::fmt::Debug {
+        (self.sectors.clone(), self.writes.clone(), self.flush.clone(), self.devices.in_flight())
+    }
+
+    fn act(&mut self, now: Instant, rng: &mut Rng) {
+        if rng.percent(30) {
+            return self.start_flush(now);
+        }
+        let at = rng.below(SECTORS) as usize;
+        if rng.percent(10) {
+            let range = self.range(at);
+            let io = Io::read(self.next_tag(), range, IoBuf::zeroed(SECTOR));
+            return self.devices.submit(now, TARGET, io);
+        }
+        self.write(now, at);
+    }
+
+    fn next_tag(&mut self) -> IoTag {
+        self.tag += 1;
+        IoTag(self.tag)
+    }
+
+    fn range(&self, at: usize) -> ByteRange {
+        ByteRange::new((self.first + at as u64) * SECTOR as u64, SECTOR as u64)
+    }
+
+    fn write(&mut self, now: Instant, at: usize) {
+        if std::mem::replace(&mut self.sectors[at].busy, true) {
+            return;
+        }
+        self.stamp += 1;
+        self.sectors[at].written = self.stamp;
+        let mut buf = IoBuf::zeroed(SECTOR_SIZE);
+        buf[..8].copy_from_slice(&self.stamp.to_le_bytes());
+        let tag = self.next_tag();
+        self.writes.insert(tag.0, (at, self.stamp));
+        let offset = self.range(at).offset;
+        self.devices.submit(now, TARGET, Io::write(tag, offset, buf));
+    }
+
+    fn start_flush(&mut self, now: Instant) {
+        if self.flush.is_some() {
+            return;
+        }
+        let tag = self.next_tag();
+        self.flush = Some((tag.0, self.sectors.iter().map(|sector| sector.completed).collect()));
+        self.devices.submit(now, TARGET, Io::flush(tag));
+    }
+
+    fn ended(&mut self, done: Completion) {
+        if let Some((at, stamp)) = self.writes.remove(&done.tag.0) {
+            self.sectors[at].busy = false;
+            self.sectors[at].completed = if done.result.is_ok() { stamp } else { 0 };
+            return;
+        }
+        let Some((_, covered)) = self.flush.take_if(|(tag, _)| *tag == done.tag.0) else { return };
+        self.flushes[usize::from(done.result.is_err())] += 1;
+        match done.result {
+            Ok(()) => {
+                for (sector, stamp) in self.sectors.iter_mut().zip(covered) {
+                    sector.safe = sector.safe.max(stamp);
+                }
+            }
+            Err(error) => self.flush_failed(&error),
+        }
+    }
+
+    /// Nothing that was completed and not flushed counts.
+    fn flush_failed(&mut self, _: &IoError) {
+        self.failures += 1;
+        for sector in &mut self.sectors {
+            if sector.completed > sector.safe {
+                sector.completed = 0;
+            }
+        }
+        if let Some((_, covered)) = &mut self.flush {
+            // The engine's flush fails with it; this one covers nothing.
+            covered.fill(0);
+        }
+    }
+
+    /// Writes what is not safe, and flushes; true when all is.
+    pub fn settle(&mut self, now: Instant) -> bool {
+        for at in 0..self.sectors.len() {
+            let Sector { written, completed, .. } = self.sectors[at];
+            if completed < written {
+                self.write(now, at);
+            }
+        }
+        let safe = self.sectors.iter().all(|sector| sector.safe == sector.written);
+        if !safe && self.writes.is_empty() {
+            self.start_flush(now);
+        }
+        safe && self.flush.is_none()
+    }
+}
