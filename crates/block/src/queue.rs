@@ -60,7 +60,8 @@ impl DeviceInfo {
 /// - A completed `Flush` makes every change durable whose completion was reaped before the flush
 ///   was submitted, on any queue of the device, or on this one alone where
 ///   [`DeviceInfo::flush_by_queue`] says so. When it fails, all that was completed and not flushed,
-///   on any queue, may be lost, and no later flush says so again. A request completed with `fua` is durable itself.
+///   on any queue, may be lost, and no later flush says so again. A request completed with `fua`
+///   is durable itself.
 /// - A change that was never flushed may after a crash be there, not be there, or be there in
 ///   part, in units of a sector.
 /// - Every request taken completes exactly once, and its buffer comes back with it.

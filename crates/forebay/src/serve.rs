@@ -162,6 +162,7 @@ impl Serving {
             }
             pool.stop(drain)
         });
+        let mut given_up = false;
         let stopped = loop {
             tokio::select! {
                 stopped = &mut stopping => break stopped?,
@@ -171,11 +172,13 @@ impl Serving {
                         bail!("{name} again: not stopped in order; the next start will recover");
                     }
                     tracing::warn!("{name}: the drain is given up");
+                    given_up = true;
                     self.pool.set_drain(false);
                 }
             }
         };
-        let left = if drain { what_is_left(&stopped) } else { String::new() };
+        // A signal asks for a stop without a drain: that is then what was done.
+        let left = if drain && !given_up { what_is_left(&stopped) } else { String::new() };
         self.close(&stopped, health)?;
         anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
         Ok(())

@@ -6,7 +6,8 @@
 //! of a connection before it hangs up; where the client does not hear it hang up, old requests
 //! land within [`LATE_MAX`] of the break. Where a router resets the connection, that is
 //! [`RESET_LATE_MAX`]: nobody can wait for what nobody can see.
-//! A flush that lands late does nothing: one that failed then would take the server's error with it.
+//! A flush that lands late does nothing: one that failed then would take the server's error with
+//! it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
