@@ -23,7 +23,9 @@ fn serve(place: &Place, volumes: &[(&str, &str)]) -> Vec<String> {
     );
     for (name, primary) in volumes {
         let primary = place.text(primary);
-        text += &format!("[[volume]]\nname = {name:?}\nprimary = {primary:?}\n");
+        text += &format!(
+            "[[volume]]\nname = {name:?}\nprimary = {primary:?}\nsequential_threshold = \"0\"\n"
+        );
     }
     fs::write(place.path("forebay.toml"), text).expect("it can be written");
     vec!["serve".to_owned(), format!("--config={}", place.text("forebay.toml"))]

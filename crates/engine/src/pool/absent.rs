@@ -89,6 +89,13 @@ pub(super) fn drop_absent(
                 found.dirty
             ));
         }
+        if served.is_empty() && !found.forget {
+            return refuse(format!(
+                "the cache holds volume {name} of {identity}, and none of its volumes is \
+                 configured: is it the right cache device? Add the volume, or give it up with \
+                 --forget-volume {name}"
+            ));
+        }
         let lost = if found.dirty > 0 {
             format!("; {} blocks that were not on its primary are lost", found.dirty)
         } else {
