@@ -372,7 +372,7 @@ fn what_shards_want_recorded_is_recorded_before_they_are_told() {
     let record = Record { uuid: [7; 16], epoch: 3, trust, dirty: true, primaries };
     let told: Vec<_> = (0..2).map(|_| Arc::new(Mutex::new(Vec::new()))).collect();
     // The first record cannot be written: a directory is in its place.
-    let aside = dir.join(format!("{:032x}.new", u128::from_be_bytes([7; 16])));
+    let aside = dir.join(format!("{:032x}.witness.new", u128::from_be_bytes([7; 16])));
     std::fs::create_dir(&aside).unwrap();
     let server = Server::start(2, &[MIB], |config| {
         config.witness = Some((witness.clone(), record.clone()));
