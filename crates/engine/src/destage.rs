@@ -57,7 +57,7 @@ pub struct Destage {
     /// The primary has it; a flush has not covered it yet.
     written: bool,
     started: Instant,
-    /// The volume's [`Volume::switches`] then.
+    /// The volume's `switches` then.
     switches: u64,
 }
 
