@@ -127,8 +127,9 @@ impl Script {
                 for (nth, op) in self.run(mode, make, &sound)?.asked.into_iter().enumerate() {
                     for error in Error::of(disk, op) {
                         let error = Some((nth, error));
-                        self.run(mode, make, &Case { crash, disk, error })?;
-                        errors += 1;
+                        let report = self.run(mode, make, &Case { crash, disk, error })?;
+                        // It changes how a run ends, so a late one may not come.
+                        errors += u64::from(report.tally.struck > 0);
                     }
                 }
             }
@@ -148,8 +149,7 @@ impl Script {
             let case = format!("script '{}' in {}: {case:?}", self.name, mode.name());
             Box::new(Found { case, failure })
         })?;
-        let struck = report.tally.struck > 0;
-        assert_eq!(struck, case.error.is_some(), "{case:?} of '{}': no error came", self.name);
+        assert!(case.error.is_some() || report.tally.struck == 0, "an error came by itself");
         Ok(report)
     }
 }
