@@ -35,7 +35,7 @@ pub fn counts(directory: &Path, uuid: [u8; 16], what: &str, given: bool) -> anyh
     }
 }
 
-/// Leaves the mark of an option that was used, durably, with what is to be remembered of it.
+/// Leaves the mark of an option that was used, durably, with a note about its use.
 ///
 /// # Errors
 /// When the state directory cannot be written.

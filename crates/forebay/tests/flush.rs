@@ -113,8 +113,8 @@ fn no_dirty_block_is_clean_by_a_flush_over_another_connection() {
     assert_eq!(server.wait(), Some(0));
 }
 
-/// A destage breaks its connection, and lands when the block has been written anew: it is waited
-/// for, so that the newer content stays.
+/// A destage breaks its connection, and lands late, after a newer write of its block. The client
+/// waits for it before it writes again, so that the newer content stays.
 #[test]
 fn a_request_of_a_broken_connection_does_not_land_on_what_was_written_after_it() {
     let place = Place::new();

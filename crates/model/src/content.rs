@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use forebay_block::{SECTOR_SIZE, VolumeId};
 
-/// The last of every so many writes is like every other such write.
+/// One write in this many is like the others of its kind.
 pub const ALIKE_EVERY: u64 = 8;
 const ALIKE: u64 = ALIKE_EVERY - 1;
 const MAGIC: u32 = 0x6d61_7277;

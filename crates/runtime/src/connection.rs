@@ -216,7 +216,7 @@ impl Connection {
         !self.parked.is_empty()
     }
 
-    /// Hands the session the completion of a request that came with so many bytes of buffer.
+    /// Hands the session the completion of a request whose buffer has `bytes` bytes.
     pub fn complete(&mut self, done: Completion, bytes: usize) {
         if bytes > LARGE {
             self.large -= bytes as u64;

@@ -16,7 +16,7 @@ const MICRO: u64 = 1_000;
 /// The longest that each device takes: a request, and a flush.
 const CACHE: (u64, u64) = (40 * MICRO, 100 * MICRO);
 const PRIMARY: (u64, u64) = (200 * MICRO, 2_000 * MICRO);
-/// A write may take so many times what one of each takes.
+/// A write may take this many times as long as one request and one flush of each device.
 const TIMES: u64 = 10;
 
 fn calm(seed: u64, mode: Mode, depth: usize) -> Setup {

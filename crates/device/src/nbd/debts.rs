@@ -63,9 +63,9 @@ impl Ledger {
         locked(&self.debts).accounts.iter().flatten().count()
     }
 
-    /// A change was answered that was sent when there were so many failures. A flush that the
-    /// server failed meanwhile may have given the change up: the server may have carried it out
-    /// before, and this answer came late. So the next flush fails once more.
+    /// A change was answered; `failures` is the count when it was sent. A flush that the server
+    /// failed meanwhile may have given the change up: the server may have carried it out before,
+    /// and this answer came late. So the next flush fails once more.
     pub(super) fn changed(&self, failures: u64) {
         self.with(|account| account.changed += 1);
         let mut all = locked(&self.debts);
@@ -84,7 +84,7 @@ impl Ledger {
         changed
     }
 
-    /// A flush was answered that covers so many changes.
+    /// A flush was answered that covers the first `covered` changes.
     pub(super) fn flushed(&self, covered: u64) {
         self.with(|account| account.flushed = account.flushed.max(covered));
     }

@@ -129,7 +129,7 @@ impl Line {
         }
     }
 
-    /// Appends what is to be sent now.
+    /// Appends the bytes that are ready to be sent.
     pub fn send(&mut self, out: &mut Vec<u8>) {
         if let Some(session) = &mut self.session {
             session.send(out);

@@ -69,7 +69,7 @@ impl San {
         self.locked().cut();
     }
 
-    /// The power fails each time that so many writes were answered.
+    /// The power fails each time that `writes` writes were answered.
     pub fn cut_after(&self, writes: Option<u64>) {
         self.locked().writes_left = writes;
     }
