@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay_block::{BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, VolumeId};
 pub use forebay_policy::{DirtyShare, Eviction};
 
+use crate::detach::DetachedStripe;
 use crate::event::Event;
 
 /// Names a request to whoever submitted it.
@@ -84,6 +85,9 @@ pub struct Effects {
     /// it: the owner persists this for the whole pool (it only ever gets worse) and then calls
     /// [`crate::Engine::trust_recorded`] on every shard.
     pub record_trust: Option<Trust>,
+    /// Stripes that a failed cache has left, to be recorded outside of it in this order, durably;
+    /// [`crate::Engine::detached`] is called with those that are.
+    pub detach: Vec<DetachedStripe>,
     /// What an administrator should know of; handed out by [`crate::Engine::poll`].
     pub events: Vec<Event>,
     /// When [`crate::Engine::poll`] must be called although nothing happened.
@@ -238,6 +242,9 @@ pub struct ShardConfig {
     /// How far the log's content is to be trusted. With [`Trust::Nothing`] the pool is made anew
     /// instead.
     pub trust: Trust,
+    /// What was recorded of the shard's stripes that a failed cache had left ([`Effects::detach`]),
+    /// in that order.
+    pub detached: Vec<DetachedStripe>,
     /// Serve although records of the log are gone that may have held dirty blocks: which blocks
     /// they held is not known.
     pub accept_loss: bool,
@@ -267,7 +274,8 @@ pub enum Health {
     #[default]
     Good,
     /// A write or a flush of the cache device failed: nothing more is written to it; dirty
-    /// blocks are destaged and writes refused until none is left, then the cache is detached.
+    /// blocks are destaged until none is left, then the cache is detached. Writes go to the
+    /// primary.
     Draining,
     /// The cache is out of use; the primary is used directly.
     Detached,

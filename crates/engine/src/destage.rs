@@ -224,7 +224,7 @@ impl Engine {
 
     /// Starts to destage a block with its neighbours in the stripe; returns where to go on, as an
     /// error when the block cannot go now.
-    fn start_destage(&mut self, key: Key, fx: &mut Effects) -> Result<Key, Key> {
+    pub(crate) fn start_destage(&mut self, key: Key, fx: &mut Effects) -> Result<Key, Key> {
         let volume = key.volume();
         if self.volume(volume).retry_at > self.now {
             return Err(Key::range(volume).end);
@@ -506,8 +506,10 @@ impl Engine {
     pub(crate) fn destage_flush_is_due(&self, volume: usize) -> bool {
         let Some(volume) = self.volumes[volume].as_ref() else { return false };
         let written = volume.written.len();
-        let impatient =
-            self.draining || self.state == State::Stopping || !volume.leftover_waiters.is_empty();
+        let impatient = self.draining
+            || self.state == State::Stopping
+            || !volume.leftover_waiters.is_empty()
+            || self.detaches(volume.config.id);
         // Near the limit writes wait for blocks to become clean.
         let crowded = self.is_crowded(volume.config.id);
         written >= FLUSH_BATCH

@@ -32,6 +32,16 @@ impl Bits {
         was != on
     }
 
+    /// The set as words, block 0 in the lowest bit of the first.
+    pub fn words(&self) -> [u64; WORDS] {
+        self.0
+    }
+
+    /// The set that has these words.
+    pub fn from_words(words: [u64; WORDS]) -> Self {
+        Self(words)
+    }
+
     /// Whether it has no block.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
@@ -134,6 +144,11 @@ impl Dirty {
     pub fn is_destaging(&self, key: Key) -> bool {
         let (stripe, i) = stripe_of(key);
         self.stripes.get(&stripe).is_some_and(|s| s.destaging.get(i))
+    }
+
+    /// The dirty blocks of a stripe, and those on their way to the primary.
+    pub fn in_stripe(&self, stripe: u64) -> (Bits, Bits) {
+        self.stripes.get(&stripe).map_or_else(Default::default, |s| (s.dirty, s.destaging))
     }
 
     /// Adds a block that became dirty at `now`, or was rewritten then by a client, or only copied.

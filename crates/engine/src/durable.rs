@@ -4,7 +4,7 @@
 //! it was sent. A footer is written when a flush has covered its segment, so a valid footer says
 //! that every payload it names is on the medium.
 
-use forebay_block::{Completion, Io, IoError, IoResult};
+use forebay_block::{Completion, Io, IoResult};
 use forebay_format::{Footer, Lsn, SegmentSeq, encode_footer, footer_bytes};
 
 use crate::Engine;
@@ -33,10 +33,10 @@ impl Engine {
                 self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, done.buf));
                 return;
             }
-            Err(error) => {
+            Err(_) => {
                 self.log.keep_failed(index, offset, done.buf);
                 self.log.in_flight[at].done = true;
-                self.fail_cache(&error, fx);
+                self.fail_cache(fx);
             }
         }
         if self.health != Health::Good {
@@ -63,7 +63,7 @@ impl Engine {
             let end = record.at + record.len;
             self.log.undurable.push_back((record.lsn, record.index, end));
             for op in record.waiters {
-                self.record_done(op, Ok(()), fx);
+                self.record_done(op, fx);
             }
         }
         if !self.config.cache_volatile {
@@ -88,7 +88,11 @@ impl Engine {
                 break;
             }
             let op = first.remove();
-            self.durable_done(op, Ok(()), fx);
+            match self.ops.get(op) {
+                Op::Write(_) => self.write_durable(op, fx),
+                Op::Flush(_) => self.flush_part_done(op, Ok(()), fx),
+                Op::Read(_) => unreachable!("reads do not wait for durability"),
+            }
         }
         self.finish_freeing();
     }
@@ -117,7 +121,7 @@ impl Engine {
         }
         match result {
             Ok(()) => self.advance_durable(covered, fx),
-            Err(error) => self.fail_cache(&error, fx),
+            Err(_) => self.fail_cache(fx),
         }
     }
 
@@ -179,7 +183,7 @@ impl Engine {
             Err(_) if tries < WRITE_TRIES && self.health == Health::Good => {
                 self.send_footer(i, seq, tries + 1, fx);
             }
-            Err(error) => self.fail_cache(&error, fx),
+            Err(_) => self.fail_cache(fx),
         }
     }
 
@@ -201,29 +205,12 @@ impl Engine {
     }
 
     /// One record that a write or an invalidation waited for has ended.
-    pub(crate) fn record_done(
-        &mut self,
-        op: crate::slab::Id,
-        result: Result<(), IoError>,
-        fx: &mut Effects,
-    ) {
+    fn record_done(&mut self, op: crate::slab::Id, fx: &mut Effects) {
         let Op::Write(write) = self.ops.get_mut(op) else {
             unreachable!("only writes wait for records");
         };
         write.outstanding -= 1;
-        if let Err(error) = result {
-            write.error.get_or_insert(error);
-        }
         self.advance_write(op, fx);
-    }
-
-    /// What an operation waited for is durable.
-    fn durable_done(&mut self, op: crate::slab::Id, result: Result<(), IoError>, fx: &mut Effects) {
-        match self.ops.get_mut(op) {
-            Op::Write(_) => self.write_durable(op, result, fx),
-            Op::Flush(_) => self.flush_part_done(op, result, fx),
-            Op::Read(_) => unreachable!("reads do not wait for durability"),
-        }
     }
 
     /// Waits until `lsn` is durable; true when it is already.
@@ -237,10 +224,13 @@ impl Engine {
         false
     }
 
-    /// Ends every wait for durability with an error: the device failed.
-    pub(crate) fn fail_durable_waiters(&mut self, error: &IoError, fx: &mut Effects) {
+    /// The device failed: who waits for durability waits for the primary instead.
+    pub(crate) fn leave_durable_waiters(&mut self, fx: &mut Effects) {
         while let Some((_, op)) = self.log.waiters.pop_first() {
-            self.durable_done(op, Err(error.clone()), fx);
+            match self.ops.get(op) {
+                Op::Flush(_) => self.flush_without_log(op, fx),
+                _ => self.wait_detached(op, fx),
+            }
         }
     }
 }

@@ -25,6 +25,7 @@ use crate::bases::Base;
 use crate::builder::Builder;
 use crate::dense::{self, Dense};
 use crate::destage::Destage;
+use crate::detach::Detach;
 use crate::dirty::{Dirty, Fenced};
 use crate::duplicates::Duplicates;
 use crate::event::Events;
@@ -129,6 +130,8 @@ pub struct Engine {
     pub(crate) to_fence: VecDeque<Key>,
     /// Records that recovery found to be gone, and that may have held dirty blocks.
     pub(crate) lost_records: Vec<crate::salvage::Hole>,
+    /// Which stripes a failed cache has left.
+    pub(crate) detach: Detach,
     pub(crate) draining: bool,
     pub(crate) reclaim: Option<Reclaim>,
     /// Reclaim rests until then after a failed read, of so many in a row.
@@ -210,6 +213,7 @@ impl Engine {
             fenced: Fenced::default(),
             to_fence: VecDeque::new(),
             lost_records: Vec::new(),
+            detach: Detach::default(),
             draining: false,
             reclaim: None,
             reclaim_retry_at: Instant::default(),
@@ -356,6 +360,7 @@ impl Engine {
             self.pump_durability(fx);
             self.pump_reclaim(fx);
             self.pump_leftover(fx);
+            self.pump_detach(fx);
             self.pump_destage(fx);
             self.pump_primary_flushes(fx);
             self.pump_alone(fx);
@@ -447,6 +452,7 @@ impl Engine {
         io: impl FnOnce(IoTag) -> Io,
     ) {
         let io = io(IoTag(u64::from(self.ios.next_id().0)));
+        debug_assert!(!io.flags.fua, "durability is asked for by a flush");
         let (op, range) = (io.op, io.range);
         self.ios.insert(InFlight { ticket, at: self.now, op, range, target });
         fx.ios.push((target, io));
@@ -506,7 +512,7 @@ impl Engine {
             let wait = if self.log_queue.is_empty() { COPY_TICK } else { Duration::ZERO };
             deadline = deadline.min(self.now + wait);
         }
-        if self.state == State::Stopping {
+        if self.state == State::Stopping || self.is_detaching() {
             deadline = deadline.min(self.now + FLUSH_TICK);
         }
         if self.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {

@@ -212,6 +212,7 @@ impl Engine {
     pub(crate) fn fence(&mut self, key: Key) {
         if self.fenced.insert(key) {
             self.stats.corrupt_dirty += 1;
+            self.note_lost(key);
             let blocks = BlockRange { first: key.block(), count: 1 };
             self.tell(Event::Fenced { volume: key.volume(), blocks });
         }

@@ -3,24 +3,25 @@
 //! | fault | outcome |
 //! |---|---|
 //! | write of record or footer, up to twice | the same bytes are written again in their place |
-//! | the third time, or a flush fails | `Draining`: nothing more is written to the device; waiting writes get an error; dirty blocks are destaged; new writes are refused |
+//! | the third time, or a flush fails | `Draining`: nothing more is written to the device; dirty blocks are destaged; writes go to the primary, each once its stripe is detached ([`crate::detach`]) |
 //! | no dirty block is left | `Detached`, once that is recorded outside of the cache: the primary is used directly |
-//! | a dirty block cannot be read back | fenced: errors until overwritten; in `Draining` writes stay refused |
+//! | a dirty block cannot be read back | fenced: errors until overwritten |
 //! | a clean block cannot be read back | dropped, read from the primary |
 //! | a read of a dirty block fails | a record is written to see whether that still works; if not, as above |
 //! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
 //! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use forebay_block::{Io, IoError};
+use forebay_block::Io;
 use forebay_format::EntryKind;
 
 use crate::Engine;
 use crate::api::{Effects, Health, Target, Trust};
 use crate::builder::Expect;
 use crate::index::Key;
-use crate::op::{Op, Ticket};
+use crate::op::Ticket;
 use crate::slab::Id;
 
 /// Shortest time between two records that only show whether the device can be written.
@@ -28,23 +29,26 @@ const PROBE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// The cache device cannot be written any more.
-    pub(crate) fn fail_cache(&mut self, error: &IoError, fx: &mut Effects) {
+    pub(crate) fn fail_cache(&mut self, fx: &mut Effects) {
         if self.health != Health::Good {
             return;
         }
         self.set_health(Health::Draining);
         self.reclaim = None;
-        // Writes whose records were sent or being built: their blocks are dirty in the index,
-        // readable from RAM or from the failed records; the client is told that it is uncertain.
-        // The records themselves stay in flight until the device answers.
+        self.note_undurable();
+        // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
+        // or from the failed records. The records themselves stay in flight until the device
+        // answers.
         let records = self.log.in_flight.iter_mut();
-        let waiters: Vec<Id> =
+        let mut waiters: Vec<Id> =
             records.flat_map(|record| std::mem::take(&mut record.waiters)).collect();
+        waiters.append(&mut self.clear_builder());
+        let mut seen = HashSet::new();
+        waiters.retain(|&op| seen.insert(op));
         for op in waiters {
-            self.record_done(op, Err(error.clone()), fx);
+            self.wait_detached(op, fx);
         }
-        self.fail_durable_waiters(error, fx);
-        self.fail_builder(error, fx);
+        self.leave_durable_waiters(fx);
         while let Some(op) = self.pop_delayed() {
             self.lock_blocks(op, fx);
         }
@@ -70,8 +74,8 @@ impl Engine {
         }
     }
 
-    /// Ends the writes that wait for a place in the log.
-    fn fail_builder(&mut self, error: &IoError, fx: &mut Effects) {
+    /// Empties what waits for a place in the log: the writes that wait for it.
+    fn clear_builder(&mut self) -> Vec<Id> {
         for item in &self.builder.pending {
             if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
                 // RAM has the bytes of a write that never reached the log.
@@ -80,19 +84,8 @@ impl Engine {
         }
         let mut waiting: Vec<Id> = std::mem::take(&mut self.builder.waiters);
         self.builder.clear();
-        for op in self.log_queue.drain(..) {
-            if !waiting.contains(&op) {
-                waiting.push(op);
-            }
-        }
-        for op in waiting {
-            let Op::Write(write) = self.ops.get_mut(op) else {
-                unreachable!("only writes wait for the log");
-            };
-            // Parts in records that failed have been counted off already.
-            write.outstanding = 0;
-            self.end_write(op, Err(error.clone()), fx);
-        }
+        waiting.extend(self.log_queue.drain(..));
+        waiting
     }
 
     pub(crate) fn want_trust(&mut self, trust: Trust) {
@@ -115,7 +108,7 @@ impl Engine {
         self.now = now;
         self.trust = self.trust.max(trust);
         if self.trust > Trust::Full && self.health == Health::Good {
-            self.fail_cache(&forebay_block::ErrorKind::DeviceGone.into(), fx);
+            self.fail_cache(fx);
         }
         if self.trust == Trust::Nothing && self.dirty.blocks() == 0 {
             self.set_health(Health::Detached);

@@ -21,13 +21,8 @@ impl Engine {
     pub(crate) fn submit_flush(&mut self, request: Request, fx: &mut Effects) {
         let Request { id, volume, .. } = request;
         self.stats.flushes += 1;
-        let flush = FlushOp { id, outstanding: 1, error: None };
+        let flush = FlushOp { id, volume, outstanding: 1, error: None };
         let op = self.ops.insert(Op::Flush(flush));
-        if self.health == Health::Draining {
-            // What was written lately may not be durable, and can no longer be made so here.
-            let error = forebay_block::ErrorKind::DeviceGone.into();
-            return self.flush_part_done(op, Err(error), fx);
-        }
         self.flush(op).error = self.volume_mut(volume).flush_error.take();
         if self.needs_primary_flush(volume) {
             self.flush(op).outstanding += 1;
@@ -37,8 +32,19 @@ impl Engine {
             self.flush(op).outstanding += 1;
             self.volume_mut(volume).leftover_waiters.push(op);
         }
+        if self.health != Health::Good {
+            return self.flush_without_log(op, fx);
+        }
         let covered = self.log.completed;
-        if self.health == Health::Detached || self.wait_durable(op, covered) {
+        if self.wait_durable(op, covered) {
+            self.flush_part_done(op, Ok(()), fx);
+        }
+    }
+
+    /// The log's part of a flush, once nothing becomes durable there any more.
+    pub(crate) fn flush_without_log(&mut self, op: Id, fx: &mut Effects) {
+        let volume = self.flush(op).volume;
+        if !self.flush_waits_detached(op, volume) {
             self.flush_part_done(op, Ok(()), fx);
         }
     }
@@ -176,7 +182,7 @@ impl Engine {
             self.flush_part_done(op, result.clone(), fx);
         }
         for op in writes {
-            self.end_write(op, result.clone(), fx);
+            self.write_flushed(op, result.clone(), fx);
         }
     }
 
@@ -190,7 +196,7 @@ impl Engine {
         fx: &mut Effects,
     ) {
         self.now = now;
-        let Target::Primary(volume) = target else { return self.fail_cache(error, fx) };
+        let Target::Primary(volume) = target else { return self.fail_cache(fx) };
         let flushing = self.volume(volume).flushing;
         let (destages, flushes, writes) = Default::default();
         let ticket = Ticket::PrimaryFlush { volume, direct: 0, destages, flushes, writes };

@@ -12,6 +12,7 @@ mod bases;
 mod builder;
 mod dense;
 mod destage;
+mod detach;
 mod dirty;
 mod duplicates;
 mod durable;
@@ -53,6 +54,7 @@ pub use api::{
     Bypass, ContentLocality, DirtyShare, Effects, Eviction, Health, Mode, Reply, Request,
     RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
 };
+pub use detach::{DETACHED_MAX, DetachedStripe};
 pub use engine::Engine;
 pub use event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};

@@ -62,6 +62,10 @@ pub enum Stage {
     Durable,
     /// Waits for the primary.
     Primary,
+    /// All in the log of a device that has failed; waits until its stripe is detached.
+    Leaving,
+    /// Waits until its stripe is detached, and begins anew.
+    Anew,
 }
 
 /// Which way a write goes.
@@ -118,6 +122,8 @@ pub struct WriteOp {
 pub struct FlushOp {
     /// The client's name for it.
     pub id: RequestId,
+    /// Which volume.
+    pub volume: VolumeId,
     /// What it still waits for: log, primary.
     pub outstanding: u32,
     /// The first error.

@@ -227,15 +227,15 @@ impl Engine {
         let Some(mut reclaim) = self.reclaim.take() else { return };
         let index = self.log.position(reclaim.seq);
         self.log.segments[index].readers -= 1;
-        if let Err(error) = &done.result {
-            return self.reclaim_later(error, fx);
+        if done.result.is_err() {
+            return self.reclaim_later(fx);
         }
         self.reclaim_failures = 0;
         let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == reclaim.seq);
         let Some((_, entries)) = footer else {
             // Written and now unreadable: the device cannot be relied on to keep the log.
             self.reclaim = Some(reclaim);
-            self.fail_cache(&forebay_block::ErrorKind::Corrupt.into(), fx);
+            self.fail_cache(fx);
             return;
         };
         let mut clean: Vec<Candidate> = Vec::new();
@@ -361,9 +361,9 @@ impl Engine {
                 self.reclaim_failures = 0;
                 self.rebase(item, block.to_vec());
             }
-            (Some(_), None, Some(error)) => {
+            (Some(_), None, Some(_)) => {
                 reclaim.to_rebase.push_front(*item);
-                return self.pause_reclaim(error, fx);
+                return self.pause_reclaim(fx);
             }
             (Some(now), None, None) if now.dirty => {
                 let mut reclaim = self.reclaim.take().expect("it goes on");
@@ -431,17 +431,17 @@ impl Engine {
     }
 
     /// The footer could not be read: begin again after a pause.
-    fn reclaim_later(&mut self, error: &IoError, fx: &mut Effects) {
+    fn reclaim_later(&mut self, fx: &mut Effects) {
         self.reclaim = None;
-        self.pause_reclaim(error, fx);
+        self.pause_reclaim(fx);
     }
 
     /// A read failed. It is tried again for some seconds; then the device counts as failed, since
     /// a log that cannot be reclaimed cannot be written.
-    fn pause_reclaim(&mut self, error: &IoError, fx: &mut Effects) {
+    fn pause_reclaim(&mut self, fx: &mut Effects) {
         self.reclaim_failures += 1;
         if self.reclaim_failures > READ_TRIES {
-            return self.fail_cache(error, fx);
+            return self.fail_cache(fx);
         }
         self.reclaim_retry_at = self.now + READ_PAUSE * (1 << self.reclaim_failures);
     }
@@ -458,10 +458,10 @@ impl Engine {
         let index = self.log.position(reclaim.seq);
         self.log.segments[index].readers -= 1;
         reclaim.reading = false;
-        if let Err(error) = &done.result {
+        if done.result.is_err() {
             items.iter().rev().for_each(|item| reclaim.to_read.push_front(*item));
             self.reclaim = Some(reclaim);
-            return self.pause_reclaim(error, fx);
+            return self.pause_reclaim(fx);
         }
         self.reclaim_failures = 0;
         for item in items {

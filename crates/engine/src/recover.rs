@@ -427,6 +427,7 @@ impl Engine {
     fn plan_erasing(&mut self) {
         if self.config.trust == Trust::DirtyOnly {
             self.forget_clean();
+            self.forget_detached();
         }
         if let Some(hole) = self.recovery.as_ref().and_then(|r| r.hole) {
             self.forget_clean_before(hole);

@@ -5,6 +5,7 @@ use forebay_block::{Completion, Instant, IoError, VolumeId};
 use forebay_policy::Eviction;
 
 use crate::api::{ContentLocality, Effects, Health, Mode, Request, State, Target, Trust};
+use crate::detach::DetachedStripe;
 use crate::{Engine, Stats, VolumeState};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in
@@ -50,6 +51,8 @@ pub trait Shard {
     /// So much trust in the cache device is recorded for the whole pool; another shard may have
     /// asked for it with [`Effects::record_trust`].
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects);
+    /// These stripes are recorded as [`Effects::detach`] asked.
+    fn detached(&mut self, _now: Instant, _stripes: &[DetachedStripe], _fx: &mut Effects) {}
     /// Another shard's flush of a device failed: what this shard has written there and not had
     /// flushed may be lost with the rest, and the next flush would not say so.
     fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects);
@@ -122,6 +125,10 @@ impl Shard for Engine {
 
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
         Engine::trust_recorded(self, now, trust, fx);
+    }
+
+    fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
+        Engine::detached(self, now, stripes, fx);
     }
 
     fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects) {

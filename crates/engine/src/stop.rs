@@ -13,7 +13,7 @@ use crate::index::Key;
 use crate::op::Ticket;
 
 /// How long a stop waits for what a failed cache device has left over.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far the stop has come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -82,7 +82,7 @@ impl Engine {
     pub(crate) fn stop_flushed(&mut self, done: Completion, fx: &mut Effects) {
         match done.result {
             Ok(()) => self.state = State::Stopped,
-            Err(error) => self.fail_cache(&error, fx),
+            Err(_) => self.fail_cache(fx),
         }
     }
 }

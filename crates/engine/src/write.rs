@@ -14,8 +14,8 @@
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
-    IoTag, SECTOR_SIZE, VolumeId,
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags,
+    IoOp, IoResult, IoTag, SECTOR_SIZE, VolumeId,
 };
 use forebay_format::{EntryKind, Lsn};
 
@@ -79,7 +79,7 @@ impl Engine {
         if dirties {
             blocks.iter().for_each(|block| self.policy.written(Key::new(volume, block).0));
         }
-        if dirties && self.hold_back(write, volume, blocks) {
+        if dirties && self.health == Health::Good && self.hold_back(write, volume, blocks) {
             return;
         }
         self.lock_blocks(write, fx);
@@ -129,7 +129,7 @@ impl Engine {
         self.choose_path(id, fx);
     }
 
-    fn unlock_blocks(&mut self, id: Id, fx: &mut Effects) {
+    pub(crate) fn unlock_blocks(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, blocks, locked) = (write.volume, write.blocks, write.locked);
         write.locked = 0;
@@ -150,12 +150,18 @@ impl Engine {
         let dirty =
             keys.clone().any(|key| self.dirty.contains(key) || self.dirty.is_destaging(key));
         if self.health == Health::Draining {
-            return self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+            if op == IoOp::Discard {
+                // The old bytes stay, a discard allows that.
+                return self.end_write(id, Ok(()), fx);
+            }
+            if !self.is_detached(Key::new(volume, blocks.first)) {
+                return self.wait_detached(id, fx);
+            }
         }
         let mode = self.volume(volume).config.mode;
         let direct = match op {
             IoOp::Discard => true,
-            _ if self.health == Health::Detached => true,
+            _ if self.health != Health::Good => true,
             _ if dirty => false,
             IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => true,
             _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
@@ -166,7 +172,7 @@ impl Engine {
         }
         if direct && op != IoOp::Discard {
             let why = match (self.health, bypass) {
-                (Health::Detached, _) => Bypass::Degraded,
+                (Health::Draining | Health::Detached, _) => Bypass::Degraded,
                 (_, Some(why)) => why,
                 _ => Bypass::Mode,
             };
@@ -242,8 +248,8 @@ impl Engine {
         write.stage = Stage::Logging;
         match (path, self.health) {
             (Path::Cached, Health::Good) => return self.log_queue.push_back(id),
-            (_, Health::Draining) => {
-                return self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+            (_, Health::Draining) if !self.is_detached(Key::new(volume, blocks.first)) => {
+                return self.wait_detached(id, fx);
             }
             _ => self.write(id).path = Path::Direct,
         }
@@ -353,7 +359,7 @@ impl Engine {
         }
         self.write(id).stage = Stage::Durable;
         if self.wait_durable(id, lsn) {
-            self.write_durable(id, Ok(()), fx);
+            self.write_durable(id, fx);
         }
     }
 
@@ -370,26 +376,24 @@ impl Engine {
     /// A direct write's invalidation is in the log, or needs none: once it is durable, so is
     /// everything before it that took blocks out of the cache, and the primary may change.
     fn after_invalidation(&mut self, id: Id, fx: &mut Effects) {
-        match self.health {
-            Health::Good => {}
-            Health::Draining => {
-                return self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
-            }
-            Health::Detached => return self.send_direct(id, fx),
+        let write = self.write(id);
+        let key = Key::new(write.volume, write.blocks.first);
+        if self.health != Health::Good {
+            return match self.is_detached(key) {
+                true => self.send_direct(id, fx),
+                false => self.wait_detached(id, fx),
+            };
         }
         let write = self.write(id);
         write.stage = Stage::Durable;
         let lsn = write.lsn.max(self.log.barrier);
         if self.wait_durable(id, lsn) {
-            self.write_durable(id, Ok(()), fx);
+            self.write_durable(id, fx);
         }
     }
 
     /// What a write put into the log is durable.
-    pub(crate) fn write_durable(&mut self, id: Id, result: Result<(), IoError>, fx: &mut Effects) {
-        if result.is_err() {
-            return self.end_write(id, result, fx);
-        }
+    pub(crate) fn write_durable(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         if write.path == Path::Direct {
             return self.send_direct(id, fx);
@@ -432,20 +436,40 @@ impl Engine {
     }
 
     fn through_done(&mut self, id: Id, fx: &mut Effects) {
+        let error = self.write(id).error.take();
+        self.on_primary(id, error.map_or(Ok(()), Err), fx);
+    }
+
+    /// The primary has all of a write, or could not take it: with FUA a flush follows.
+    fn on_primary(&mut self, id: Id, result: IoResult<()>, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, fua) = (write.volume, write.flags.fua);
-        match write.error.take() {
-            Some(error) => self.end_write(id, Err(error), fx),
-            None if fua => self.volume_mut(volume).fua_waiters.push(id),
-            None => self.end_write(id, Ok(()), fx),
+        let restores = self.restores(id);
+        if result.is_err() || !fua && !restores {
+            return self.end_write(id, result, fx);
         }
+        if !restores {
+            // Who waits for the blocks need not wait for the flush.
+            self.unlock_blocks(id, fx);
+        }
+        self.volume_mut(volume).fua_waiters.push(id);
+    }
+
+    /// The flush after a write has ended.
+    pub(crate) fn write_flushed(&mut self, id: Id, result: IoResult<()>, fx: &mut Effects) {
+        if result.is_ok() && self.restores(id) {
+            return self.restore(id, fx);
+        }
+        self.end_write(id, result, fx);
     }
 
     /// Sends a direct write, write-zeroes or discard to the primary.
     fn send_direct(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         write.stage = Stage::Primary;
-        let (volume, op, flags, blocks) = (write.volume, write.op, write.flags, write.blocks);
+        let (volume, op, blocks) = (write.volume, write.op, write.blocks);
+        // A flush that hides in a write passes by the gate, where its failure is everybody's.
+        let flags = IoFlags { fua: false, ..write.flags };
         let merged = write.edges.iter().any(Option::is_some);
         let buf = std::mem::take(&mut write.buf);
         let range = match op {
@@ -498,7 +522,7 @@ impl Engine {
             Err(error) if op == IoOp::Discard && error.kind() == ErrorKind::Unsupported => Ok(()),
             other => other,
         };
-        self.end_write(id, result, fx);
+        self.on_primary(id, result, fx);
     }
 
     /// Answers a write and lets those behind it go on.

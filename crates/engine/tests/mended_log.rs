@@ -84,6 +84,7 @@ impl World {
             buffers: BufPool::default(),
             fresh,
             trust,
+            detached: Vec::new(),
             accept_loss,
             epoch,
         };

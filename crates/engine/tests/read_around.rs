@@ -65,6 +65,7 @@ impl World {
             buffers: buffers.clone(),
             fresh: true,
             trust: Trust::Full,
+            detached: Vec::new(),
             accept_loss: false,
             epoch: 1,
         };

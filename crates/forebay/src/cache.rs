@@ -466,6 +466,7 @@ fn shards_of(
             buffers: BufPool::default(),
             fresh: opened.fresh,
             trust: opened.trust,
+            detached: Vec::new(),
             accept_loss,
             epoch: superblock.epoch,
         };

@@ -274,6 +274,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         buffers: BufPool::default(),
         fresh: false,
         trust: Trust::DirtyOnly,
+        detached: Vec::new(),
         accept_loss: true,
         epoch: superblock.epoch,
     }

@@ -112,8 +112,10 @@ impl Devices {
     /// Sends a request to its device, now or as soon as there is room.
     ///
     /// # Panics
-    /// If there is no such device.
+    /// If there is no such device, or the request has FUA: a flush that hides in it would pass by
+    /// the gate.
     pub fn submit(&mut self, now: Instant, target: Target, io: Io) {
+        assert!(!io.flags.fua, "durability is asked for by a flush");
         let at = self.lane(target);
         self.lanes[at].in_flight += 1;
         if io.op != IoOp::Flush {

@@ -1,6 +1,6 @@
 //! A shard without a cache: nothing but the way to the primaries.
 
-use forebay_block::{Completion, Instant, Io, IoError, IoOp, IoTag, VolumeId};
+use forebay_block::{Completion, Instant, Io, IoBuf, IoError, IoOp, IoTag, VolumeId};
 use forebay_engine::{
     Effects, Health, Mode, Reply, Request, RequestId, Shard, State, Stats, Target, Trust,
 };
@@ -12,8 +12,16 @@ const REQUESTS_MAX: u32 = 1 << 20;
 /// A shard without a cache: every request goes to its primary as it is. For comparison.
 pub struct Uncached {
     state: State,
-    in_flight: Slab<RequestId>,
+    in_flight: Slab<Asked>,
     stats: Stats,
+}
+
+/// A request on its way.
+struct Asked {
+    id: RequestId,
+    fua: bool,
+    /// The buffer of a change that is done, while its flush is under way.
+    done: Option<IoBuf>,
 }
 
 impl Default for Uncached {
@@ -49,16 +57,23 @@ impl Shard for Uncached {
     }
 
     fn submit(&mut self, _now: Instant, request: Request, fx: &mut Effects) {
-        let tag = IoTag(u64::from(self.in_flight.insert(request.id)));
         self.count(&request);
-        let Request { volume, op, range, flags, buf, .. } = request;
+        let Request { id, volume, op, range, mut flags, buf, .. } = request;
+        // A flush that hides in a write would pass by the gate, where its failure is everybody's.
+        let fua = std::mem::take(&mut flags.fua) && op.changes_data();
+        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, fua, done: None })));
         fx.ios.push((Target::Primary(volume), Io { tag, op, range, flags, client: None, buf }));
     }
 
-    fn complete(&mut self, _now: Instant, _target: Target, done: Completion, fx: &mut Effects) {
-        let id = u32::try_from(done.tag.0).ok().and_then(|at| self.in_flight.remove(at));
-        let id = id.expect("a completion is of a request in flight");
-        fx.replies.push(Reply { id, result: done.result, buf: done.buf });
+    fn complete(&mut self, _now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+        let at = u32::try_from(done.tag.0).expect("tags are those of the slab");
+        let asked = self.in_flight.get_mut(at).expect("a completion is of a request in flight");
+        if std::mem::take(&mut asked.fua) && done.result.is_ok() {
+            asked.done = Some(done.buf);
+            return fx.ios.push((target, Io::flush(done.tag)));
+        }
+        let Asked { id, done: written, .. } = self.in_flight.remove(at).expect("it is there");
+        fx.replies.push(Reply { id, result: done.result, buf: written.unwrap_or(done.buf) });
     }
 
     fn poll(&mut self, _now: Instant, _fx: &mut Effects) {

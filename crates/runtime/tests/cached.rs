@@ -51,6 +51,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             buffers,
             fresh,
             trust: Trust::Full,
+            detached: Vec::new(),
             accept_loss: false,
             epoch,
         };

@@ -137,10 +137,11 @@ impl Scenario {
             | Self::PrimaryStaysAway => Outcome { errors: true, ..silent },
             // A dirty block that could not be read back stays fenced.
             Self::CacheReadErrors => Outcome { errors: true, errors_stay: true, ..silent },
-            Self::CacheWriteErrors
-            | Self::CacheWritesFail
-            | Self::CacheFlushErrors
-            | Self::CacheFull => {
+            // Reads work, and writes go to the primary.
+            Self::CacheWriteErrors | Self::CacheWritesFail | Self::CacheFull => {
+                Outcome { refusal: true, ..silent }
+            }
+            Self::CacheFlushErrors => {
                 Outcome { errors: true, errors_stay: true, refusal: true, crashes: true }
             }
             // A record that is lost or rots before it is covered by a later one cannot be told
@@ -159,7 +160,14 @@ impl Scenario {
     /// Whether what is on a primary in write-back is seen through the cache only.
     #[must_use]
     pub fn keeps_cache_and_modes(self) -> bool {
-        !self.changes_modes() && !self.outcome().errors_stay && self != Self::CacheLost
+        !self.changes_modes() && !self.may_end_cache()
+    }
+
+    /// Whether the cache may be left while serving, or lost.
+    #[must_use]
+    pub fn may_end_cache(self) -> bool {
+        let left = matches!(self, Self::CacheWriteErrors | Self::CacheWritesFail | Self::CacheFull);
+        left || self.outcome().errors_stay || self == Self::CacheLost
     }
 
     /// Whether a volume's mode may be another than at the start.

@@ -9,7 +9,7 @@ use forebay_block::VolumeId;
 use forebay_block::{Completion, Io, IoBuf, IoTag};
 use forebay_codec::crc32c;
 use forebay_engine::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
-use forebay_engine::{Health, Target, Trust};
+use forebay_engine::{DetachedStripe, Health, Target, Trust};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
@@ -46,6 +46,8 @@ enum Act {
 pub(crate) struct Pool {
     /// What is kept outside of the cache device.
     pub witnesses: Vec<Witness>,
+    /// What is kept of stripes that a failed cache has left: the pool, the shard, the stripe.
+    detached: Vec<([u8; 16], usize, DetachedStripe)>,
     /// The superblock of the running server, and the copy to write next.
     current: Option<(Superblock, usize)>,
     errand: Option<Errand>,
@@ -113,6 +115,10 @@ impl World {
             epoch: superblock.epoch,
             fresh: opened.fresh,
             trust: opened.trust,
+            detached: (self.pool.detached.iter())
+                .filter(|(pool, ..)| *pool == superblock.uuid)
+                .map(|&(_, shard, stripe)| (shard, stripe))
+                .collect(),
         };
         self.pool.current = Some((superblock.clone(), next));
         self.pool.errand = Some(Errand { superblock, steps, start: Some(start) });
@@ -249,6 +255,14 @@ impl World {
         let Some(witness) = witness else { return trust };
         witness.trust = witness.trust.max(trust);
         witness.trust
+    }
+
+    /// Stripes are recorded that the cache of a shard has left.
+    pub(crate) fn store_detached(&mut self, shard: usize, stripes: &[DetachedStripe]) {
+        let Some((superblock, _)) = &self.pool.current else { return };
+        let uuid = superblock.uuid;
+        self.pool.detached.extend(stripes.iter().map(|&stripe| (uuid, shard, stripe)));
+        self.tally.detached += stripes.len() as u64;
     }
 
     fn keep_snapshot(&mut self, epoch: u32) {

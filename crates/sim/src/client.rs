@@ -91,7 +91,8 @@ impl World {
         });
         self.trace.mix(&[self.now, tag, op as u64, range.offset, range.len]);
         let flags = IoFlags { fua, ..IoFlags::default() };
-        let io = Io { tag: IoTag(tag), op, range, flags, client: None, buf };
+        let mut io = Io { tag: IoTag(tag), op, range, flags, client: None, buf };
+        self.mischief.asking(&mut io);
         let mut done = Vec::new();
         let Some(server) = self.server.as_mut() else {
             return Err(self.fail(Kind::Misuse, "no server to ask"));

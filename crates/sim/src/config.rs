@@ -189,6 +189,12 @@ impl Setup {
         is_logged(setup.mode) && setup.sequential_threshold == 0 && !self.scenario.changes_modes()
     }
 
+    /// Whether a fault may be met that ends the use of the cache.
+    #[must_use]
+    pub fn may_end_cache(&self) -> bool {
+        self.scenario.may_end_cache() || self.also.is_some_and(Scenario::may_end_cache)
+    }
+
     /// Whether the primary alone must be complete at any time.
     #[must_use]
     pub fn is_complete(&self, volume: usize) -> bool {

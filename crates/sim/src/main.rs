@@ -186,7 +186,7 @@ fn line(totals: &Totals) -> String {
     let t = &totals.tally;
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
-         {} refused starts, {} MiB checked, {} deltas ({} written whole again), \
+         {} refused starts, {} stripes left, {} MiB checked, {} deltas ({} written whole again), \
          {} duplicates, {} dense, {} similar, {} read around misses, \
          {} compressed in RAM ({} found there), {} events, {} failing seeds",
         totals.seeds,
@@ -196,6 +196,7 @@ fn line(totals: &Totals) -> String {
         t.failed,
         t.struck,
         t.refusals,
+        t.detached,
         t.checked >> 20,
         t.deltas,
         t.rebased,

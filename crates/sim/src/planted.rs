@@ -21,7 +21,7 @@ pub enum Bug {
     CacheFlushSkipped,
     /// Blocks become clean when the primary has written them, not when it has flushed.
     PrimaryFlushSkipped,
-    /// Force unit access is forgotten on the way to a device.
+    /// Force unit access is forgotten.
     FuaIgnored,
     /// A record counts as written when it was submitted.
     RecordAckedEarly,
@@ -57,11 +57,13 @@ pub enum Bug {
     TornRecordAccepted,
     /// The engine goes on in its old mode when another one is set.
     SwitchForgotten,
+    /// Stripes that a failed cache has left are not recorded.
+    DetachedForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -82,6 +84,7 @@ impl Bug {
         Self::FooterSkipped,
         Self::TornRecordAccepted,
         Self::SwitchForgotten,
+        Self::DetachedForgotten,
     ];
 
     /// The kind of wrong that it causes, and by which it must be caught.
@@ -97,7 +100,8 @@ impl Bug {
             | Self::SimilarForgotten
             | Self::DuplicateForgotten
             | Self::CleanTooEarly
-            | Self::ReplayedBackwards => Kind::Lost,
+            | Self::ReplayedBackwards
+            | Self::DetachedForgotten => Kind::Lost,
             Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
             Self::DestageAckedEarly | Self::DestageDropped | Self::StaleFill => Kind::Stale,
             Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
@@ -170,6 +174,20 @@ impl Mischief {
         forgets
     }
 
+    /// Whether the stripes that a cache has left are forgotten.
+    pub fn forgets_detached(&mut self) -> bool {
+        let forgets = self.bug == Some(Bug::DetachedForgotten);
+        self.deeds += u64::from(forgets);
+        forgets
+    }
+
+    /// A client's request on its way to the server.
+    pub fn asking(&mut self, io: &mut Io) {
+        if self.bug == Some(Bug::FuaIgnored) && std::mem::take(&mut io.flags.fua) {
+            self.deeds += 1;
+        }
+    }
+
     /// A request on its way to a disk.
     pub fn beginning(&mut self, target: Target, mut io: Io) -> Deed {
         let Some(bug) = self.bug else { return Deed::Pass(io) };
@@ -179,11 +197,6 @@ impl Mischief {
             Bug::CacheFlushSkipped if cache && io.op == IoOp::Flush => self.answer(io),
             Bug::PrimaryFlushSkipped if !cache && io.op == IoOp::Flush => self.answer(io),
             Bug::DestageDropped if !cache && write && self.rng.percent(20) => self.answer(io),
-            Bug::FuaIgnored if io.flags.fua => {
-                self.deeds += 1;
-                io.flags.fua = false;
-                Deed::Pass(io)
-            }
             Bug::FooterSkipped if cache && write && forge::is_footer(&io.buf) => self.answer(io),
             Bug::RecordAckedEarly if cache && write => self.both(io),
             Bug::DestageAckedEarly if !cache && write => self.both(io),

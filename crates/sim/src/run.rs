@@ -526,9 +526,7 @@ impl World {
         for volume in 0..self.setup.volumes.len() {
             let windows = self.setup.volumes[volume].windows.clone();
             // Without its cache, a volume tears blocks as its primary does.
-            let may_lack =
-                self.setup.outcome().errors_stay || self.setup.meets(Scenario::CacheLost);
-            let cached = !(self.was_broken && may_lack);
+            let cached = !(self.was_broken && self.setup.may_end_cache());
             self.strict = after_crash && cached && self.setup.is_atomic(volume);
             for window in windows {
                 let mut at = window.offset;

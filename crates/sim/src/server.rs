@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
-    Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust, VolumeConfig,
-    VolumeState,
+    DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust,
+    VolumeConfig, VolumeState,
 };
 use forebay_volume::{ClientKey, Done, Registry, Router, RouterConfig, ShardPort, Volume};
 
@@ -19,6 +19,7 @@ enum Input {
     Request(Request),
     Done(Target, Completion),
     Trust(Trust),
+    Detached(Vec<DetachedStripe>),
     FlushFailed(Target, IoError),
 }
 
@@ -34,7 +35,7 @@ struct Unit {
 }
 
 /// How a server is started.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Start {
     /// Name of the pool.
     pub pool: u64,
@@ -44,6 +45,8 @@ pub struct Start {
     pub fresh: bool,
     /// What the witness says.
     pub trust: Trust,
+    /// What is recorded of stripes that a failed cache has left, by shard.
+    pub detached: Vec<(usize, DetachedStripe)>,
 }
 
 /// Router and shards.
@@ -94,7 +97,7 @@ impl Server {
         let mut units = Vec::new();
         let mut effects = Vec::new();
         for shard in 0..setup.shards {
-            let mut engine = make(shard_config(setup, start, shard), Instant(now));
+            let mut engine = make(shard_config(setup, &start, shard), Instant(now));
             let mut fx = Effects::default();
             engine.start(Instant(now), &mut fx);
             let (inbox, requests, turn_at, told) = (VecDeque::new(), 0, None, Vec::new());
@@ -123,6 +126,11 @@ impl Server {
         for unit in &mut self.units {
             unit.inbox.push_back(Input::Trust(trust));
         }
+    }
+
+    /// Stripes are recorded that the cache of a shard has left.
+    pub fn detached(&mut self, shard: usize, stripes: Vec<DetachedStripe>) {
+        self.units[shard].inbox.push_back(Input::Detached(stripes));
     }
 
     /// A flush of a device failed: every shard is told.
@@ -173,6 +181,7 @@ impl Server {
                     unit.engine.complete(at, target, completion, &mut fx);
                 }
                 Input::Trust(trust) => unit.engine.trust_recorded(at, trust, &mut fx),
+                Input::Detached(stripes) => unit.engine.detached(at, &stripes, &mut fx),
                 Input::FlushFailed(target, error) => {
                     unit.engine.flush_failed(at, target, &error, &mut fx);
                     unit.told.push(target);
@@ -280,7 +289,7 @@ fn unsaid(engine: &dyn Shard, before: (Health, u64), events: &[Event]) -> Option
         .then(|| "no event says that a block is lost".into())
 }
 
-fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
+fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
     let len = setup.segments * u64::from(setup.segment_size);
     let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| VolumeConfig {
         id: VolumeId(i as u8),
@@ -310,6 +319,10 @@ fn shard_config(setup: &Setup, start: Start, shard: usize) -> ShardConfig {
         buffers: BufPool::default(),
         fresh: start.fresh,
         trust: start.trust,
+        detached: (start.detached.iter())
+            .filter(|(of, _)| *of == shard)
+            .map(|&(_, stripe)| stripe)
+            .collect(),
         accept_loss: false,
         epoch: start.epoch,
     }

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
-use forebay_engine::{Effects, State, Target, Trust};
+use forebay_engine::{DetachedStripe, Effects, Health, State, Target, Trust};
 use forebay_model::{Content, Model, Violation};
 use forebay_volume::{Ask, Asked, Done, FlushGate};
 
@@ -46,6 +46,8 @@ pub struct Tally {
     pub failed: u64,
     /// Starts that were refused.
     pub refusals: u64,
+    /// Records of stripes that a failed cache left.
+    pub detached: u64,
     /// Disk requests that a fault struck.
     pub struck: u64,
     /// Bytes compared with the model.
@@ -86,6 +88,7 @@ impl Tally {
         self.requests += other.requests;
         self.failed += other.failed;
         self.refusals += other.refusals;
+        self.detached += other.detached;
         self.struck += other.struck;
         self.checked += other.checked;
         self.deltas += other.deltas;
@@ -109,6 +112,8 @@ enum Event {
     Turn(usize),
     /// The witness is written.
     Witness(Trust),
+    /// Stripes are recorded that the cache of a shard has left.
+    Detached(usize, Vec<DetachedStripe>),
 }
 
 /// Disks, server and clients of a run.
@@ -134,6 +139,8 @@ pub struct World {
     pub(crate) written: VecDeque<(usize, u64, ByteRange)>,
     /// What each shard wants to be recorded.
     wanted: Vec<Trust>,
+    /// When the last of the stripes is recorded that the cache has left.
+    recorded_at: u64,
     pub(crate) pool: Pool,
     make: Maker,
     pub(crate) trace: Trace,
@@ -212,6 +219,7 @@ impl World {
             next_tag: 1,
             written: VecDeque::new(),
             wanted: vec![Trust::Full; setup.shards],
+            recorded_at: 0,
             pool: Pool::default(),
             make,
             trace: Trace::new(verbose),
@@ -318,6 +326,14 @@ impl World {
                     server.trust_recorded(trust);
                 }
             }
+            Event::Detached(shard, stripes) => {
+                if !self.mischief.forgets_detached() {
+                    self.store_detached(shard, &stripes);
+                }
+                if let Some(server) = self.server.as_mut() {
+                    server.detached(shard, stripes);
+                }
+            }
         }
         if let Some(misuse) = self.misuse.take() {
             return Err(self.fail(Kind::Misuse, misuse));
@@ -383,6 +399,10 @@ impl World {
         if let Some(why) = self.server.as_mut().and_then(Server::unsaid) {
             return Err(self.fail(Kind::Unsaid, why));
         }
+        let given_up = self.server.as_ref().is_some_and(|server| server.health() != Health::Good);
+        if given_up && !self.setup.may_end_cache() {
+            return Err(self.fail(Kind::Error, "the cache was given up without a fault"));
+        }
         for target in self.server.as_mut().map(|server| server.told(shard)).unwrap_or_default() {
             self.gate(target).told(shard);
         }
@@ -405,6 +425,11 @@ impl World {
         if let Some(trust) = fx.record_trust.filter(|&trust| trust != self.wanted[shard]) {
             self.wanted[shard] = trust;
             self.record_trust();
+        }
+        if !fx.detach.is_empty() {
+            // One after the other, as they came.
+            self.recorded_at = self.recorded_at.max(self.now) + 1 + self.rng.below(WITNESS_DELAY);
+            self.schedule(self.recorded_at, Event::Detached(shard, fx.detach));
         }
         let now = self.now;
         let deadline = fx.deadline.filter(|&at| at != Instant::NEVER);

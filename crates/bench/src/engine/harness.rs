@@ -340,6 +340,7 @@ fn config(layout: &Layout) -> ShardConfig {
         buffers: BufPool::new(Arena::new(48 << 20)),
         fresh: true,
         trust: Trust::Full,
+        detached: Vec::new(),
         accept_loss: false,
         epoch: 1,
     }
