@@ -138,12 +138,10 @@ impl Scenario {
             // A dirty block that could not be read back stays fenced.
             Self::CacheReadErrors => Outcome { errors: true, errors_stay: true, ..silent },
             // Reads work, and writes go to the primary.
-            Self::CacheWriteErrors | Self::CacheWritesFail | Self::CacheFull => {
-                Outcome { refusal: true, ..silent }
-            }
-            Self::CacheFlushErrors => {
-                Outcome { errors: true, errors_stay: true, refusal: true, crashes: true }
-            }
+            Self::CacheWriteErrors
+            | Self::CacheWritesFail
+            | Self::CacheFlushErrors
+            | Self::CacheFull => Outcome { refusal: true, ..silent },
             // A record that is lost or rots before it is covered by a later one cannot be told
             // from one that a crash undid, so no crash comes after these.
             Self::CacheVanishes
@@ -166,7 +164,13 @@ impl Scenario {
     /// Whether the cache may be left while serving, or lost.
     #[must_use]
     pub fn may_end_cache(self) -> bool {
-        let left = matches!(self, Self::CacheWriteErrors | Self::CacheWritesFail | Self::CacheFull);
+        let left = matches!(
+            self,
+            Self::CacheWriteErrors
+                | Self::CacheWritesFail
+                | Self::CacheFlushErrors
+                | Self::CacheFull
+        );
         left || self.outcome().errors_stay || self == Self::CacheLost
     }
 
