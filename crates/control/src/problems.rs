@@ -60,6 +60,13 @@ fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
             ago.as_secs_f64()
         ));
     }
+    if volume.state.changed {
+        all.push(format!(
+            "volume {name}: the primary {} was changed without the cache; what was cached of it \
+             is dropped, but for {dirty} that are not on it; check its content",
+            volume.primary
+        ));
+    }
     if volume.state.lost_blocks > 0 {
         let lost = &volume.state.lost;
         let named = lost.iter().take(RANGES_NAMED).map(ToString::to_string);

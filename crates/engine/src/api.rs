@@ -86,8 +86,12 @@ pub struct Effects {
     /// [`crate::Engine::trust_recorded`] on every shard.
     pub record_trust: Option<Trust>,
     /// Stripes that a failed cache has left, to be recorded outside of it in this order, durably;
-    /// [`crate::Engine::detached`] is called with those that are.
+    /// [`crate::Engine::detached`] is called with those that are. Writes wait for it, and fail if it
+    /// does not come within [`ShardConfig::patience`].
     pub detach: Vec<DetachedStripe>,
+    /// Volumes whose primary was found to have been changed without the cache: every other shard is
+    /// to be told by [`crate::Engine::distrust`].
+    pub changed: Vec<VolumeId>,
     /// What an administrator should know of; handed out by [`crate::Engine::poll`].
     pub events: Vec<Event>,
     /// When [`crate::Engine::poll`] must be called although nothing happened.
@@ -197,6 +201,8 @@ pub struct VolumeConfig {
     pub rotational: bool,
     /// Its part of the dirty limit.
     pub share: DirtyShare,
+    /// Whether the primary may have been changed without the cache: its clean blocks are compared.
+    pub suspect: bool,
 }
 
 /// Settings of one shard. Sizes are the shard's share, not the pool's.

@@ -23,6 +23,8 @@ pub enum AssociateOwner {
     Destage(Id, usize),
     /// Reclaim, which writes it whole again.
     Rebase,
+    /// The comparison with the primary, and the position of the block in it.
+    Compare(usize),
 }
 
 /// A block being put together.
@@ -108,6 +110,7 @@ impl Engine {
             AssociateOwner::Destage(destage, at) => {
                 self.destage_block_read(destage, at, block, error.clone(), fx);
             }
+            AssociateOwner::Compare(at) => self.compare_block(at, block, fx),
             AssociateOwner::Rebase => self.rebase_read(item, block, error.as_ref(), fx),
         }
     }

@@ -185,6 +185,7 @@ impl Engine {
             self.release_base(key);
         }
         self.fenced.remove(&key);
+        self.forget_unreadable(key);
     }
 
     /// Notes that the primary has a block's newest version.
@@ -195,6 +196,7 @@ impl Engine {
         self.dirty.remove(key);
         // A reader may have found its copy here bad meanwhile: the primary has it now.
         self.fenced.remove(&key);
+        self.forget_unreadable(key);
     }
 
     /// A base counts as dirty while its delta is: so its segment is not held to be dispensable.

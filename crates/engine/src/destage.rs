@@ -50,8 +50,9 @@ pub struct Destage {
     reads: u32,
     /// Blocks, by position, that could not be read back.
     bad: Vec<usize>,
-    /// The cache device could not read a block.
+    /// The cache device could not read a block, and those that it could not read.
     error: Option<IoError>,
+    unread: Vec<usize>,
     /// Writes that wait for a block.
     through: Vec<Id>,
     /// The primary has it; a flush has not covered it yet.
@@ -65,7 +66,10 @@ impl Destage {
     /// Takes a block's bytes, or why there are none.
     fn take(&mut self, block: usize, bytes: Option<&[u8]>, error: Option<IoError>) {
         match (error, bytes) {
-            (Some(error), _) => self.error = Some(error),
+            (Some(error), _) => {
+                self.error = Some(error);
+                self.unread.push(block);
+            }
             (None, Some(bytes)) => {
                 self.buf[block * BLOCK_SIZE..(block + 1) * BLOCK_SIZE].copy_from_slice(bytes);
             }
@@ -198,6 +202,9 @@ impl Engine {
         if !self.dirty.contains(key) || self.dirty.is_destaging(key) || self.fenced.contains(&key) {
             return None;
         }
+        if self.rests(key) {
+            return None;
+        }
         let place = self.index.get(key)?;
         // After the device failed nothing becomes durable any more, and once that is recorded
         // nothing in the log is trusted over the primary but what is dirty now.
@@ -216,9 +223,11 @@ impl Engine {
         ready.then_some(Version { place, seq, base, passed: false })
     }
 
-    /// Whether a version is what the log has of a block now.
+    /// Whether a version is what the log has of a block now. Of one that was passed the primary may
+    /// have another, although the block shares its payload again.
     fn is_newest(&self, key: Key, version: &Version) -> bool {
-        let same = self.index.get(key).is_some_and(|now| now.is_same_version(&version.place));
+        let same = !version.passed
+            && self.index.get(key).is_some_and(|now| now.is_same_version(&version.place));
         same && self.log.segments[version.place.segment as usize].seq == version.seq
     }
 
@@ -261,7 +270,7 @@ impl Engine {
         let started = self.now;
         let switches = self.volume(volume).switches;
         let next = Key(key.0 + blocks.count);
-        let (bad, error, written) = (Vec::new(), None, false);
+        let (bad, error, unread, written) = (Vec::new(), None, Vec::new(), false);
         let destage = Destage {
             volume,
             blocks,
@@ -270,6 +279,7 @@ impl Engine {
             reads: 1,
             bad,
             error,
+            unread,
             through,
             written,
             started,
@@ -402,7 +412,13 @@ impl Engine {
         if let Some(error) = error {
             // Tried again after a pause.
             self.probe_cache(fx);
-            self.back_off(id, &error);
+            if self.health == Health::Good {
+                self.back_off(id, &error);
+            } else {
+                for at in std::mem::take(&mut self.destages.get_mut(id).unread) {
+                    self.note_unreadable(Key::new(volume, blocks.first + at as u64));
+                }
+            }
             self.destage_ended(id, &Err(error), fx);
             return self.drop_destage(id, false);
         }

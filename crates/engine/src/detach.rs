@@ -2,18 +2,20 @@
 //!
 //! Nothing can be written to the device any more, not even that it does not count. So before the
 //! primary gets a newer version of a block than the log has, a record outside of the cache says that
-//! the log has nothing to say of the block's stripe: otherwise the next start would find the older
-//! version dirty in the log, and write it over the newer one. A stripe is detached in this order:
+//! the log does not count for the block: otherwise the next start would find the older version
+//! dirty in the log, and write it over the newer one. A stripe is detached in this order:
 //!
 //! 1. its dirty blocks are on the primary, and flushed there;
-//! 2. the record is durable, with the blocks of the stripe that are lost: those stay errors;
-//! 3. what the cache has of it is forgotten, and its writes go to the primary.
+//! 2. the record is durable, with the blocks of the stripe that are kept: those that cannot be read
+//!    back, of which the log has the newest version still, if anybody has;
+//! 3. what the cache has of the others is forgotten, and writes go to the primary.
 //!
 //! Writes of a stripe wait until it is detached, as do flushes for the stripes with blocks that were
-//! written and not durable when the device failed. A write over a lost block waits until the
-//! primary has flushed it and a second record says that the block is lost no more.
+//! written and not durable when the device failed. A write over a block that was kept is
+//! answered when the primary has flushed it and a further record says that it is kept no more.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use forebay_block::{ErrorKind, Instant, STRIPE_BLOCKS, VolumeId};
 
@@ -32,14 +34,13 @@ pub struct DetachedStripe {
     pub volume: VolumeId,
     /// Number of the stripe on the volume.
     pub stripe: u64,
-    /// Blocks of it that are lost, a bit each: errors until they are overwritten. A later record of
-    /// the stripe replaces an earlier one.
-    pub lost: [u64; (STRIPE_BLOCKS / 64) as usize],
+    /// Blocks of it for which the log counts all the same, a bit each. A later record of the stripe
+    /// replaces an earlier one.
+    pub kept: [u64; (STRIPE_BLOCKS / 64) as usize],
 }
 
-/// Stripes that the list of detached ones may have; writes to others are refused then.
-pub const DETACHED_MAX: usize = 1 << 20;
-
+/// How long a block that could not be read back is left alone.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
 /// Stripes looked at in a turn.
 const LOOKED_AT: usize = 64;
 
@@ -56,7 +57,8 @@ struct Leaving {
 /// Which stripes the cache has left, or is leaving, by the number that [`stripe_of`] gives.
 #[derive(Debug, Default)]
 pub(crate) struct Detach {
-    done: BTreeSet<u64>,
+    /// With the blocks that were kept.
+    done: BTreeMap<u64, Bits>,
     leaving: BTreeMap<u64, Leaving>,
     /// Where the next turn goes on.
     cursor: u64,
@@ -64,7 +66,9 @@ pub(crate) struct Detach {
     undurable: BTreeSet<u64>,
     /// Flushes that wait for those of their volume, with the time since when.
     flushes: Vec<(Instant, VolumeId, Id)>,
-    /// Writes over lost blocks that the primary has flushed, whose record has been asked for.
+    /// Dirty blocks that could not be read back, and when to try again.
+    unreadable: BTreeMap<Key, Instant>,
+    /// Writes over kept blocks that the primary has flushed, whose record has been asked for.
     restoring: Vec<(Instant, Id)>,
 }
 
@@ -93,7 +97,7 @@ impl Engine {
     pub(crate) fn is_detached(&self, key: Key) -> bool {
         match self.health {
             Health::Good => false,
-            Health::Draining => self.detach.done.contains(&stripe_of(key)),
+            Health::Draining => self.detach.done.contains_key(&stripe_of(key)),
             Health::Detached => true,
         }
     }
@@ -175,13 +179,15 @@ impl Engine {
         self.give_up_detaching(fx);
     }
 
-    /// Destages a stripe's dirty blocks, whatever the pace; true when none is left but lost ones.
+    /// Destages a stripe's dirty blocks, whatever the pace; true when none is left that can be
+    /// read back.
     fn empty_stripe(&mut self, stripe: u64, fx: &mut Effects) -> bool {
         let (dirty, destaging) = self.dirty.in_stripe(stripe);
         let mut empty = destaging.is_empty();
         for key in keys_of(stripe) {
             let at = key.0 % STRIPE_BLOCKS;
-            if !dirty.get(at) || self.fenced.contains(&key) {
+            let kept = self.fenced.contains(&key) || self.detach.unreadable.contains_key(&key);
+            if !dirty.get(at) || kept {
                 continue;
             }
             empty = false;
@@ -194,34 +200,27 @@ impl Engine {
     }
 
     fn ask_to_detach(&mut self, stripe: u64, fx: &mut Effects) {
-        if self.detach.done.len() >= DETACHED_MAX && !self.detach.done.contains(&stripe) {
-            return;
-        }
         if let Some(leaving) = self.detach.leaving.get_mut(&stripe) {
             leaving.asked = true;
         }
-        let lost = self.lost_in(stripe);
+        let kept = self.kept_in(stripe).words();
         let volume = Key(stripe * STRIPE_BLOCKS).volume();
         let stripe = Key(stripe * STRIPE_BLOCKS).block() / STRIPE_BLOCKS;
-        fx.detach.push(DetachedStripe { volume, stripe, lost });
+        fx.detach.push(DetachedStripe { volume, stripe, kept });
     }
 
-    /// Blocks of a stripe that are lost, but for those that were written since.
-    fn lost_in(&self, stripe: u64) -> [u64; (STRIPE_BLOCKS / 64) as usize] {
-        let mut lost = Bits::default();
-        for key in self.fenced.range(Key(stripe * STRIPE_BLOCKS)..Key((stripe + 1) * STRIPE_BLOCKS))
-        {
-            lost.set(key.0 % STRIPE_BLOCKS, true);
-        }
+    /// Blocks of a stripe that the cache alone has, but for those that were written since.
+    fn kept_in(&self, stripe: u64) -> Bits {
+        let (mut kept, _) = self.dirty.in_stripe(stripe);
         for &(_, id) in &self.detach.restoring {
             let Op::Write(write) = self.ops.get(id) else { continue };
             for key in write.blocks.iter().map(|block| Key::new(write.volume, block)) {
                 if stripe_of(key) == stripe {
-                    lost.set(key.0 % STRIPE_BLOCKS, false);
+                    kept.set(key.0 % STRIPE_BLOCKS, false);
                 }
             }
         }
-        lost.words()
+        kept
     }
 
     /// What [`Effects::detach`] asked for is durable.
@@ -229,7 +228,8 @@ impl Engine {
         self.now = now;
         for record in stripes {
             let stripe = stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS));
-            self.restored(stripe, record, fx);
+            self.detach.done.insert(stripe, Bits::from_words(record.kept));
+            self.restored(stripe, fx);
             self.left(stripe, fx);
         }
     }
@@ -237,11 +237,13 @@ impl Engine {
     /// The cache has left a stripe: what it has of it is forgotten, and writes go on.
     fn left(&mut self, stripe: u64, fx: &mut Effects) {
         let Some(Leaving { writes, .. }) = self.detach.leaving.remove(&stripe) else { return };
-        self.detach.done.insert(stripe);
+        let kept = self.detach.done.get(&stripe).copied().unwrap_or_default();
         for key in keys_of(stripe) {
-            if !self.fenced.contains(&key) {
+            if !kept.get(key.0 % STRIPE_BLOCKS) {
                 self.ram.remove(key);
                 self.forget_block(key);
+            } else if self.detach.undurable.contains(&stripe) {
+                self.note_lost(key);
             }
         }
         self.detach.undurable.remove(&stripe);
@@ -264,7 +266,7 @@ impl Engine {
             unreachable!("a write's id names a write");
         };
         let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
-        let lost = keys.any(|key| self.fenced.contains(&key));
+        let lost = keys.any(|key| self.dirty.contains(key));
         let result = if lost { Err(ErrorKind::Corrupt.into()) } else { Ok(()) };
         self.end_write(id, result, fx);
     }
@@ -311,17 +313,18 @@ impl Engine {
         self.pump_detach_flushes(Some(deadline), fx);
     }
 
-    /// Whether a write is of blocks that are lost: they are lost until a record says otherwise.
+    /// Whether a write is of blocks that are kept: they are until a record says otherwise.
     pub(crate) fn restores(&self, id: Id) -> bool {
-        if self.health != Health::Draining || self.fenced.is_empty() {
+        if self.health != Health::Draining {
             return false;
         }
         let Op::Write(write) = self.ops.get(id) else { return false };
         let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
-        keys.any(|key| self.fenced.contains(&key))
+        let kept = |key| self.detach.done.get(&stripe_of(key));
+        keys.any(|key| kept(key).is_some_and(|kept| kept.get(key.0 % STRIPE_BLOCKS)))
     }
 
-    /// The primary has flushed a write over lost blocks.
+    /// The primary has flushed a write over kept blocks.
     pub(crate) fn restore(&mut self, id: Id, fx: &mut Effects) {
         let Op::Write(write) = self.ops.get(id) else {
             unreachable!("a write's id names a write");
@@ -331,14 +334,14 @@ impl Engine {
         self.ask_to_detach(stripe, fx);
     }
 
-    /// A record says that blocks are lost no more.
-    fn restored(&mut self, stripe: u64, record: &DetachedStripe, fx: &mut Effects) {
-        let lost = Bits::from_words(record.lost);
+    /// A record says that blocks are kept no more.
+    fn restored(&mut self, stripe: u64, fx: &mut Effects) {
+        let kept = self.detach.done[&stripe];
         let mut ended = Vec::new();
         for &(_, id) in &self.detach.restoring {
             let Op::Write(write) = self.ops.get(id) else { continue };
             let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
-            if keys.all(|key| stripe_of(key) == stripe && !lost.get(key.0 % STRIPE_BLOCKS)) {
+            if keys.all(|key| stripe_of(key) == stripe && !kept.get(key.0 % STRIPE_BLOCKS)) {
                 ended.push(id);
             }
         }
@@ -354,38 +357,50 @@ impl Engine {
         }
     }
 
-    /// At a start: what the log has of detached stripes is out of date; what was lost still is.
+    /// At a start: what the log has of detached stripes is out of date.
     pub(crate) fn forget_detached(&mut self) {
-        let newest = self.log.segments.iter().enumerate().max_by_key(|(_, segment)| segment.seq);
-        let newest = newest.map_or(0, |(position, _)| position as u32);
         // The last record of a stripe counts.
         let detached = self.config.detached.iter().map(|record| {
             let stripe = stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS));
-            (stripe, Bits::from_words(record.lost))
+            (stripe, Bits::from_words(record.kept))
         });
-        for (stripe, lost) in detached.collect::<BTreeMap<_, _>>() {
+        for (stripe, kept) in detached.collect::<BTreeMap<_, _>>() {
             if self.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
                 continue;
             }
-            self.detach.done.insert(stripe);
-            for key in keys_of(stripe) {
+            self.detach.done.insert(stripe, kept);
+            for key in keys_of(stripe).filter(|key| !kept.get(key.0 % STRIPE_BLOCKS)) {
                 self.forget_block(key);
-                if lost.get(key.0 % STRIPE_BLOCKS) {
-                    self.place_block(key, Place::lost(newest), None, false);
-                    self.fenced.insert(key);
-                }
             }
         }
     }
 
-    /// A block is lost that was written, and was not durable when the device failed: the next to
+    /// A block cannot be read back that was not durable when the device failed: the next to
     /// flush is told.
-    pub(crate) fn note_lost(&mut self, key: Key) {
+    fn note_lost(&mut self, key: Key) {
         let durable = |place: Place| self.log.is_durable(place.segment, place.offset);
-        let undurable = self.detach.undurable.contains(&stripe_of(key))
-            && !self.index.get(key).is_some_and(durable);
-        if undurable {
+        if !self.index.get(key).is_some_and(durable) {
             self.volume_mut(key.volume()).flush_error = Some(ErrorKind::Corrupt.into());
+        }
+    }
+
+    /// The device could not read a dirty block back: it is tried again after a while, and nothing
+    /// waits for it.
+    pub(crate) fn note_unreadable(&mut self, key: Key) {
+        self.detach.unreadable.insert(key, self.now + UNREADABLE_PAUSE);
+    }
+
+    /// Whether it is too early to try again to read a block back.
+    pub(crate) fn rests(&self, key: Key) -> bool {
+        self.health != Health::Good
+            && (self.locks.is_locked(key)
+                || self.detach.unreadable.get(&key).is_some_and(|&until| until > self.now))
+    }
+
+    /// The block is clean, or gone.
+    pub(crate) fn forget_unreadable(&mut self, key: Key) {
+        if !self.detach.unreadable.is_empty() {
+            self.detach.unreadable.remove(&key);
         }
     }
 

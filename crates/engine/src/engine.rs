@@ -23,6 +23,7 @@ use crate::api::{
 use crate::associate::Associate;
 use crate::bases::Base;
 use crate::builder::Builder;
+use crate::compare::Compare;
 use crate::dense::{self, Dense};
 use crate::destage::Destage;
 use crate::detach::Detach;
@@ -69,6 +70,10 @@ pub(crate) struct Volume {
     pub flush_error: Option<IoError>,
     /// A flush after direct changes failed: what is read from the primary is not admitted again.
     pub flush_failed: bool,
+    /// Its primary was changed without the cache: its clean blocks are not used while they are
+    /// being dropped; and that it was found to be so.
+    pub distrusted: bool,
+    pub changed: bool,
     /// When direct changes were last made durable.
     pub direct_since: Instant,
     /// When `written` got its first.
@@ -130,6 +135,8 @@ pub struct Engine {
     pub(crate) to_fence: VecDeque<Key>,
     /// Records that recovery found to be gone, and that may have held dirty blocks.
     pub(crate) lost_records: Vec<crate::salvage::Hole>,
+    /// Which clean blocks are compared with their primaries.
+    pub(crate) compare: Compare,
     /// Which stripes a failed cache has left.
     pub(crate) detach: Detach,
     pub(crate) draining: bool,
@@ -213,6 +220,7 @@ impl Engine {
             fenced: Fenced::default(),
             to_fence: VecDeque::new(),
             lost_records: Vec::new(),
+            compare: Compare::default(),
             detach: Detach::default(),
             draining: false,
             reclaim: None,
@@ -338,6 +346,10 @@ impl Engine {
             Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
             ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),
             Ticket::Direct(op) => self.direct_done(op, at, done, fx),
+            Ticket::ComparePrimary => self.compare_primary(&done, fx),
+            Ticket::CompareRead { index, at, item } => {
+                self.compare_read(index, at, item, &done, fx);
+            }
             Ticket::ReclaimFooter => self.reclaim_footer_read(done, fx),
             Ticket::Similar { seek, index } => self.similar_read(seek, index, done, fx),
             Ticket::ReclaimCopy { at, items } => self.reclaim_copy_read(at, &items, done, fx),
@@ -364,6 +376,7 @@ impl Engine {
             self.pump_destage(fx);
             self.pump_primary_flushes(fx);
             self.pump_alone(fx);
+            self.pump_compare(fx);
             // Reclaim and destaging may have given the log something to do.
             self.pump_log(fx);
             self.pump_durability(fx);
@@ -505,6 +518,9 @@ impl Engine {
         if let Some(at) = self.next_look() {
             deadline = deadline.min(at);
         }
+        if let Some(at) = self.next_compare() {
+            deadline = deadline.min(at);
+        }
         if self.reclaim_retry_at > self.now {
             deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
         }
@@ -554,6 +570,8 @@ impl Volume {
             flushing: false,
             flush_error: None,
             flush_failed: false,
+            distrusted: false,
+            changed: false,
             direct_since: Instant::default(),
             leftover: BTreeSet::new(),
             switches: 0,

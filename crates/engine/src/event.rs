@@ -78,6 +78,20 @@ pub enum Event {
         /// Which blocks.
         blocks: BlockRange,
     },
+    /// A primary was changed without the cache: what the cache has of it clean is dropped.
+    PrimaryChanged {
+        /// Whose primary.
+        volume: VolumeId,
+        /// Where that was found.
+        blocks: BlockRange,
+    },
+    /// The clean blocks of a volume have been compared with its primary, and are the same.
+    Compared {
+        /// Which volume.
+        volume: VolumeId,
+        /// How many.
+        blocks: u64,
+    },
     /// The cache device is used differently from now on.
     Health {
         /// How it was.
@@ -122,6 +136,8 @@ impl Event {
             | Self::PrimaryBack { volume, .. }
             | Self::DestageFailed { volume, .. }
             | Self::CleanCorrupt { volume, .. }
+            | Self::PrimaryChanged { volume, .. }
+            | Self::Compared { volume, .. }
             | Self::Fenced { volume, .. } => Some(*volume),
             Self::DeviceFailed { target: Target::Cache, .. }
             | Self::Unanswered { target: Target::Cache, .. }
@@ -212,7 +228,6 @@ impl Engine {
     pub(crate) fn fence(&mut self, key: Key) {
         if self.fenced.insert(key) {
             self.stats.corrupt_dirty += 1;
-            self.note_lost(key);
             let blocks = BlockRange { first: key.block(), count: 1 };
             self.tell(Event::Fenced { volume: key.volume(), blocks });
         }

@@ -11,7 +11,7 @@
 //! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
 //! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_block::Io;
@@ -43,7 +43,7 @@ impl Engine {
         let mut waiters: Vec<Id> =
             records.flat_map(|record| std::mem::take(&mut record.waiters)).collect();
         waiters.append(&mut self.clear_builder());
-        let mut seen = HashSet::new();
+        let mut seen = BTreeSet::new();
         waiters.retain(|&op| seen.insert(op));
         for op in waiters {
             self.wait_detached(op, fx);

@@ -206,8 +206,9 @@ impl Engine {
 
     /// Whether reads of the volume may bring blocks into the cache.
     pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
-        let mode = self.volume(volume).config.mode;
-        !matches!(mode, Mode::WriteOnly | Mode::PassThrough) && self.health == Health::Good
+        let volume = self.volume(volume);
+        let none = matches!(volume.config.mode, Mode::WriteOnly | Mode::PassThrough);
+        !none && !volume.distrusted && self.health == Health::Good
     }
 }
 

@@ -80,12 +80,6 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place of a block that is lost, in no record of its own.
-    pub fn lost(segment: u32) -> Self {
-        let kind = EntryKind::Lost;
-        Self { segment, offset: 0, len: 0, kind, crc: 0, dirty: true, meta: 0 }
-    }
-
     /// Whether it is the same version of the block.
     pub fn is_same_version(&self, other: &Self) -> bool {
         self.segment == other.segment && self.offset == other.offset && self.kind == other.kind

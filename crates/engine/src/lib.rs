@@ -10,6 +10,7 @@ mod append;
 mod associate;
 mod bases;
 mod builder;
+mod compare;
 mod dense;
 mod destage;
 mod detach;
@@ -54,7 +55,7 @@ pub use api::{
     Bypass, ContentLocality, DirtyShare, Effects, Eviction, Health, Mode, Reply, Request,
     RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
 };
-pub use detach::{DETACHED_MAX, DetachedStripe};
+pub use detach::DetachedStripe;
 pub use engine::Engine;
 pub use event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};

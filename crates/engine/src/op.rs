@@ -210,6 +210,17 @@ pub enum Ticket {
     },
     /// A direct change of a primary.
     Direct(Id),
+    /// A read of a primary to compare with.
+    ComparePrimary,
+    /// A read of the cache device of a block to be compared.
+    CompareRead {
+        /// The segment's position.
+        index: usize,
+        /// Where the read starts in the segment.
+        at: u32,
+        /// Which block of the round.
+        item: usize,
+    },
     /// The footer of the segment being reclaimed.
     ReclaimFooter,
     /// Payloads of the segment being reclaimed.

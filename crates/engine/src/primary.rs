@@ -119,6 +119,8 @@ pub struct VolumeState {
     pub dirty_limit_blocks: u64,
     /// Writes that are held back on the way there.
     pub held_writes: u64,
+    /// The primary was found to have been changed without the cache.
+    pub changed: bool,
     /// Requests that the primary has not answered for longer than the configured patience.
     pub slow_ios: u64,
     /// When the oldest request was sent that it has not answered, as of the last look.
@@ -134,6 +136,7 @@ impl VolumeState {
         self.lost_blocks += other.lost_blocks;
         self.dirty_limit_blocks += other.dirty_limit_blocks;
         self.held_writes += other.held_writes;
+        self.changed |= other.changed;
         self.slow_ios += other.slow_ios;
         self.oldest_io = [self.oldest_io, other.oldest_io].into_iter().flatten().min();
         self.lost.extend_from_slice(&other.lost);
@@ -216,6 +219,7 @@ impl Engine {
                 lost_blocks,
                 lost,
                 dirty_limit_blocks: self.limit_of(id),
+                changed: volume.changed,
                 held_writes: volume.flow.held_writes(),
                 slow_ios: volume.flow.slow_ios,
                 oldest_io: volume.flow.oldest_io,

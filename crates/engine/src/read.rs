@@ -79,7 +79,7 @@ impl Engine {
             return false;
         }
         let key = Key::new(volume, blocks.first);
-        if self.locks.is_locked(key) {
+        if self.locks.is_locked(key) || self.is_distrusted(key) {
             return false;
         }
         let Some(bytes) = self.ram.get(key) else { return false };
@@ -114,6 +114,7 @@ impl Engine {
         blocks: BlockRange,
         fx: &mut Effects,
     ) -> Found {
+        let distrusts = self.volume(volume).distrusted;
         let mut found = Found::default();
         let mut ssd: Vec<SsdItem> = Vec::new();
         let mut missing = BlockRange::default();
@@ -125,14 +126,15 @@ impl Engine {
             // A write puts its bytes into RAM before they have a place in the log, and may fail
             // until then. Only who holds the lock knows that it has not come so far.
             let sees_ram = matches!(read.owner, ReadOwner::Merge(..)) || !self.locks.is_locked(key);
-            if let Some(bytes) = self.ram.get(key).filter(|_| sees_ram) {
+            let trusted = !distrusts || self.dirty.contains(key);
+            if let Some(bytes) = self.ram.get(key).filter(|_| sees_ram && trusted) {
                 copy_into(read, block, bytes);
                 found.hits += 1;
                 self.stats.ram_hit_blocks += 1;
                 self.touch(key);
                 continue;
             }
-            let Some(place) = self.index.get(key) else {
+            let Some(place) = self.index.get(key).filter(|_| trusted) else {
                 found.misses += 1;
                 if missing.end() != block || missing.count == 0 {
                     self.fetch_missing(op, volume, missing, fx);

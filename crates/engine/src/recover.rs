@@ -504,6 +504,7 @@ impl Engine {
         if self.config.trust != Trust::Full {
             self.set_health(Health::Draining);
         }
+        self.begin_comparing();
     }
 
     fn refuse(&mut self, why: String) {

@@ -53,6 +53,8 @@ pub trait Shard {
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects);
     /// These stripes are recorded as [`Effects::detach`] asked.
     fn detached(&mut self, _now: Instant, _stripes: &[DetachedStripe], _fx: &mut Effects) {}
+    /// Another shard found that the volume's primary was changed without the cache.
+    fn distrust(&mut self, _volume: VolumeId) {}
     /// Another shard's flush of a device failed: what this shard has written there and not had
     /// flushed may be lost with the rest, and the next flush would not say so.
     fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects);
@@ -129,6 +131,10 @@ impl Shard for Engine {
 
     fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
         Engine::detached(self, now, stripes, fx);
+    }
+
+    fn distrust(&mut self, volume: VolumeId) {
+        Engine::distrust(self, volume);
     }
 
     fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects) {

@@ -154,7 +154,8 @@ impl Engine {
                 // The old bytes stay, a discard allows that.
                 return self.end_write(id, Ok(()), fx);
             }
-            if !self.is_detached(Key::new(volume, blocks.first)) {
+            let destaging = keys.clone().any(|key| self.dirty.is_destaging(key));
+            if destaging || !self.is_detached(Key::new(volume, blocks.first)) {
                 return self.wait_detached(id, fx);
             }
         }
@@ -179,7 +180,9 @@ impl Engine {
             self.stats.bypassed_by[why as usize] += 1;
         }
         self.write(id).path = if direct { Path::Direct } else { Path::Cached };
-        let unit = if direct { SECTOR_SIZE } else { BLOCK_SIZE } as u64;
+        // What the primary has of a kept block is no part of its content.
+        let by_sector = direct && !self.restores(id);
+        let unit = if by_sector { SECTOR_SIZE } else { BLOCK_SIZE } as u64;
         self.merge_edges(id, unit, fx);
     }
 

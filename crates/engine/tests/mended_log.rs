@@ -63,6 +63,7 @@ impl World {
             discard: false,
             rotational: false,
             share: forebay_engine::DirtyShare::default(),
+            suspect: false,
         };
         let config = ShardConfig {
             shard: 0,

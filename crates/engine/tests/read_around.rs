@@ -50,6 +50,7 @@ impl World {
                 discard: false,
                 rotational: false,
                 share: forebay_engine::DirtyShare::default(),
+                suspect: false,
             }],
             ram_bytes: 128 << 10,
             index_blocks,

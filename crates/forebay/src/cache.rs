@@ -15,8 +15,9 @@ use forebay_engine::pool::{
     Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
     index_blocks, open as decide,
 };
-use forebay_engine::{Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
+use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
 
@@ -151,8 +152,10 @@ pub fn open(
     let record = own.expect("a start has a witness").clone();
     let registry = registry(config, &primaries, ids)?;
     let clock = forebay_runtime::clock();
+    let (list, detached) =
+        DetachedList::open(witness.state(), superblock.uuid).context("use --state DIR")?;
     let shards = shards_of(
-        allowed.accepted.is_some(),
+        (allowed.accepted.is_some(), &detached),
         config,
         &opened,
         &registry,
@@ -165,7 +168,7 @@ pub fn open(
     plan.cache = Some(Arc::clone(&device));
     plan.clients = config.server.max_clients as usize;
     plan.clock = clock;
-    plan.witness = Some((witness.clone(), record));
+    plan.witness = Some((witness.clone(), record, list));
     let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
     let cache = Cache {
         device,
@@ -422,9 +425,14 @@ fn registry(
     Ok(Registry::new(volumes.collect())?)
 }
 
+/// What is recorded of a shard's stripes that a failed cache has left.
+pub fn of_shard(detached: &[OfShard], shard: usize) -> Vec<DetachedStripe> {
+    detached.iter().filter(|(of, _)| *of == shard).map(|&(_, stripe)| stripe).collect()
+}
+
 /// The makers of the shards, each with its share of the memory.
 fn shards_of(
-    accept_loss: bool,
+    (accept_loss, detached): (bool, &[OfShard]),
     config: &Config,
     opened: &Opened,
     registry: &Registry,
@@ -440,6 +448,7 @@ fn shards_of(
             discard: volume.info.discard,
             rotational: volume.info.rotational,
             share: configured.share(),
+            suspect: opened.suspect.contains(&volume.id),
         })
         .collect();
     let superblock = &opened.superblock;
@@ -466,7 +475,7 @@ fn shards_of(
             buffers: BufPool::default(),
             fresh: opened.fresh,
             trust: opened.trust,
-            detached: Vec::new(),
+            detached: of_shard(detached, shard),
             accept_loss,
             epoch: superblock.epoch,
         };

@@ -8,8 +8,8 @@ use clap::{Args, Parser, Subcommand};
 use forebay_block::NAME_BYTES_MAX;
 use forebay_control::config::{
     CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, Listen, MemoryConfig,
-    ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction, parse_fuse_transport,
-    parse_mode, parse_tls_policy,
+    STATE_DIR, ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction,
+    parse_fuse_transport, parse_mode, parse_tls_policy,
 };
 use forebay_control::units::{Percent, Size, Time};
 use forebay_control::{Client, default_socket};
@@ -474,6 +474,10 @@ pub struct SalvageArgs {
     /// Write to another primary than the one that the blocks belong to
     #[arg(long)]
     pub force: bool,
+    /// Where the host remembers the state of the cache: blocks that were written past a failed
+    /// cache are left out
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    pub state: PathBuf,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

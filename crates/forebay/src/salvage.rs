@@ -18,10 +18,11 @@ use forebay_engine::{
     VolumeConfig, offline,
 };
 use forebay_format::{Superblock, VolumeRecord};
-use forebay_runtime::Blocking;
+use forebay_runtime::detached::{self, OfShard};
+use forebay_runtime::{Blocking, Witness};
 use serde_json::{Value, json};
 
-use crate::cache::read_at;
+use crate::cache::{of_shard, read_at};
 use crate::cli::SalvageArgs;
 use crate::{busy, output};
 
@@ -130,7 +131,8 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     let mut queue = Blocking::open(&*device).with_context(|| args.cache.display().to_string())?;
     let superblock = superblock_of(&args.cache, &mut queue)?;
     let volumes = chosen(args, &superblock)?;
-    let outcome = salvage(&mut queue, &superblock, volumes)?;
+    let detached = detached(&args.state, &superblock)?;
+    let outcome = salvage(&mut queue, &superblock, volumes, &detached)?;
     report(args, &superblock, &outcome)?;
     if !outcome.is_whole() {
         let saved = if args.list { "readable" } else { "saved" };
@@ -143,7 +145,7 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
 pub fn survey(path: &Path, queue: &mut Blocking) -> anyhow::Result<Outcome> {
     let superblock = superblock_of(path, queue)?;
     let volumes = superblock.volumes.iter().map(|record| counted(record.clone())).collect();
-    salvage(queue, &superblock, volumes)
+    salvage(queue, &superblock, volumes, &[])
 }
 
 fn counted(record: VolumeRecord) -> Saved {
@@ -154,6 +156,33 @@ fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock
     let size = queue.info().size;
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
     offline::superblock(&mut read).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+/// What the host knows of stripes that the cache left when it had failed: the primaries have newer
+/// blocks of them.
+fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard>> {
+    let record = match state.exists() {
+        true => {
+            let witness = Witness::open(state).context("use --state DIR")?;
+            witness.load(superblock.uuid)?.map(|record| (record, witness))
+        }
+        false => None,
+    };
+    match record {
+        None => {
+            tracing::warn!(
+                "{} has no record of this cache: if it failed while serving, it may hold blocks \
+                 that are older than the primary's; name the server's directory with --state",
+                state.display()
+            );
+            Ok(Vec::new())
+        }
+        Some((record, _)) if record.trust == Trust::Nothing => bail!(
+            "the primaries have been written without this cache since all that it had was on \
+             them: there is nothing to save"
+        ),
+        Some((_, witness)) => Ok(detached::read(witness.state(), superblock.uuid)?),
+    }
 }
 
 /// The volumes to be saved, each with its primary.
@@ -220,10 +249,12 @@ fn salvage(
     cache: &mut Blocking,
     superblock: &Superblock,
     mut volumes: Vec<Saved>,
+    detached: &[OfShard],
 ) -> anyhow::Result<Outcome> {
     let (mut lost, mut holes, mut refused) = (Vec::new(), Vec::new(), Vec::new());
     for shard in 0..superblock.shards.len() {
-        let config = config_of(superblock, shard, &volumes);
+        let detached = of_shard(detached, shard);
+        let config = ShardConfig { detached, ..config_of(superblock, shard, &volumes) };
         let engine = Engine::new(config, Instant(0));
         let mut drive = Drive { engine, fx: Effects::default(), now: Instant(0) };
         drive.run(cache, &mut volumes)?;
@@ -253,6 +284,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         discard: false,
         rotational: false,
         share: forebay_engine::DirtyShare::default(),
+        suspect: false,
     });
     ShardConfig {
         shard: u16::try_from(shard).expect("the superblock bounds the shards"),

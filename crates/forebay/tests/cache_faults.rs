@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -46,20 +47,6 @@ fn block(at: u64) -> (u64, Vec<u8>) {
     (at * 17 % 1000 * BLOCK, noise(at + 1, BLOCK as usize))
 }
 
-/// Writes a block, again as long as writes are refused; whether it was at once.
-fn write_until_taken(nbd: &mut Nbd, at: u64) -> bool {
-    let (offset, bytes) = block(at);
-    let limit = Instant::now() + Duration::from_secs(30);
-    for attempt in 0.. {
-        if nbd.write(offset, &bytes, false).is_ok() {
-            return attempt == 0;
-        }
-        assert!(Instant::now() < limit, "writes must be taken again once the cache is detached");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    unreachable!("the loop has no end")
-}
-
 fn check_blocks(nbd: &mut Nbd, count: u64) {
     let mut found = vec![0; BLOCK as usize];
     for (offset, bytes) in (0..count).map(block) {
@@ -99,8 +86,8 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
     }
     nbd.flush().expect("the cache takes it");
     cache.seal();
-    for at in 100..200 {
-        write_until_taken(&mut nbd, at);
+    for (offset, bytes) in (100..200).map(block) {
+        nbd.write(offset, &bytes, false).expect("the primary takes it");
     }
     until_detached(&server);
     assert!(server.ask(&["status"]).contains("WRONG    the cache device failed"));
@@ -121,4 +108,54 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     check_blocks(&mut nbd, 200);
     assert_eq!(server.status()["health"], "good", "with another device");
+}
+
+/// While a failed cache is emptied, writes go on at the primary. A server that is killed then leaves
+/// older versions in the log: what is saved from it must not overwrite the newer ones.
+#[test]
+fn a_salvage_leaves_out_what_was_written_past_a_failed_cache() {
+    const COUNT: u64 = 3000;
+    let place = Place::new();
+    place.make("disk.img", COUNT * MIB);
+    // Each in a stripe of its own, so that the disk takes its time.
+    let block = |at: u64| (at * 1709 % COUNT * MIB, noise(at + 1, BLOCK as usize));
+    let newer = |at: u64| (block(at).0, noise(at + 1_000_000, BLOCK as usize));
+    let newest = |at: u64| if (100..150).contains(&at) { newer(at) } else { block(at) };
+    let cache = Sealable::new();
+    let mut slow = serve_on(&place, &cache);
+    slow[1] += "?emulate=hdd";
+    let server = place.start(&slow);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    for (offset, bytes) in (0..COUNT).map(block) {
+        nbd.write(offset, &bytes, false).expect("the cache takes it");
+    }
+    nbd.flush().expect("the cache takes it");
+    cache.seal();
+    for (offset, bytes) in (100..150).map(newer) {
+        nbd.write(offset, &bytes, false).expect("the primary takes it");
+    }
+    nbd.flush().expect("the primary has it");
+    let mut found = vec![0; BLOCK as usize];
+    for at in 0..200 {
+        let (offset, bytes) = newest(at);
+        nbd.read(offset, &mut found).expect("it can be read");
+        assert!(found == bytes, "block {at} is wrong");
+    }
+    assert_eq!(server.status()["health"], "draining", "or this shows nothing");
+    server.kill();
+
+    let salvage = |state: &str| {
+        let (state, to) = (format!("--state={}", place.text(state)), place.text("disk.img"));
+        let output = support::forebay(&["salvage", &cache.path(), "--to", &to, &state]);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(salvage("state"), (Some(0), String::new()));
+    let primary = fs::File::open(place.path("disk.img")).expect("it is there");
+    for at in 0..COUNT {
+        let (offset, bytes) = newest(at);
+        primary.read_exact_at(&mut found, offset).expect("it can be read");
+        assert!(found == bytes, "block {at} is wrong on the primary");
+    }
+    let (code, said) = salvage("elsewhere");
+    assert!(code == Some(0) && said.contains("has no record of this cache"), "{said}");
 }

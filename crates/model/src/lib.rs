@@ -276,7 +276,8 @@ impl Model {
         self.tick();
         for e in self.sectors.iter_mut().flat_map(|sector| &mut sector.entries) {
             e.durable = e.is_durable(self.durable_until);
-            e.doubtful |= e.effect == Effect::Certain && !e.durable;
+            // One that failed may have been given up as well, and be seen all the same.
+            e.doubtful |= e.end != IN_FLIGHT && !e.durable;
         }
     }
 
@@ -289,6 +290,14 @@ impl Model {
             e.durable = e.is_durable(self.durable_until);
             e.doubtful |= !e.durable;
             e.fleeting |= !e.durable;
+        }
+    }
+
+    /// Whoever serves the volume from now on does not know what of `range` is durable, and the
+    /// disk below shows all of it: what is seen may be gone after the next crash.
+    pub fn may_go(&mut self, range: ByteRange) {
+        for e in self.sectors[covered(range)].iter_mut().flat_map(|sector| &mut sector.entries) {
+            e.fleeting |= !e.is_durable(self.durable_until);
         }
     }
 

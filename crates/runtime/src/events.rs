@@ -121,6 +121,8 @@ impl Sort {
             Event::Health { to, .. } => (6, *to as usize),
             Event::Recovered(_) => (7, shard),
             Event::Omitted(_) => (8, 0),
+            Event::PrimaryChanged { .. } => (10, shard),
+            Event::Compared { .. } => (11, shard),
             Event::Unanswered { target, .. } => (9, usize::from(*target == Target::Cache)),
         };
         Self { what, volume: event.volume(), detail }
@@ -244,6 +246,19 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
                  reads of them fail until they are written again; restore them from a copy",
                 blocks.bytes()
             ),
+        ),
+        Event::PrimaryChanged { blocks, .. } => (
+            Level::Error,
+            format!(
+                "the primary was changed without the cache: {} of it differ from what the cache \
+                 read or wrote there; what the cache has of the volume is dropped, but for what \
+                 is not on the primary yet; find out who writes to it, and check its content",
+                blocks.bytes()
+            ),
+        ),
+        Event::Compared { blocks, .. } => (
+            Level::Info,
+            format!("shard {shard}: {blocks} cached blocks are the same on the primary"),
         ),
         Event::Health { to, .. } => health(*to),
         Event::Recovered(found) => (Level::Info, recovered(shard, found, uptime)),

@@ -10,6 +10,7 @@ mod blocking;
 mod channel;
 mod clients;
 mod connection;
+pub mod detached;
 mod devices;
 mod events;
 mod histogram;

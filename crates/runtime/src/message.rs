@@ -5,8 +5,8 @@ use std::sync::mpsc::Sender;
 
 use forebay_block::{IoError, IoResult, IoTag, VolumeId};
 use forebay_engine::{
-    ContentLocality, Eviction, Health, Mode, Reply, Request, State, Stats, Target, Trust,
-    VolumeState,
+    ContentLocality, DetachedStripe, Eviction, Health, Mode, Reply, Request, State, Stats, Target,
+    Trust, VolumeState,
 };
 
 use crate::channel::{Ask, Mount};
@@ -37,6 +37,10 @@ pub enum Message {
     },
     /// So much trust in the cache device is recorded for the whole pool.
     TrustRecorded(Trust),
+    /// Stripes are recorded that the cache of the thread's shard has left.
+    Detached(Vec<DetachedStripe>),
+    /// Another shard found that a volume's primary was changed without the cache.
+    Changed(VolumeId),
     /// A flush of the thread's shard has ended, sent to the device by another thread.
     Flushed(Target, IoTag, IoResult<()>),
     /// The thread is to send a flush to its queue of a device.

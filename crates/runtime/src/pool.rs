@@ -15,14 +15,13 @@ use std::time::{Duration, Instant};
 
 use forebay_block::{Arena, BufPool, SHARDS_MAX, VolumeId};
 use forebay_device::{BlockDevice, Clock};
-use forebay_engine::{
-    ContentLocality, DrainProgress, Eviction, Mode, Shard, Stats, Trust, VolumeState,
-};
+use forebay_engine::{ContentLocality, DrainProgress, Eviction, Mode, Shard, Stats, VolumeState};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};
 use crate::clients::{CLIENTS, Counts, HANDSHAKE_PATIENCE, SessionFactory};
+use crate::detached::DetachedList;
 use crate::devices::{self, Gates};
 use crate::events;
 use crate::listen::Listener;
@@ -30,7 +29,7 @@ use crate::mailbox::Mailbox;
 use crate::message::{Command, Latencies, Message, Snapshot};
 use crate::record::{Recording, RecordingPlan};
 use crate::thread::{self, Plan, Started};
-use crate::witness::{self, Record, Witness};
+use crate::witness::{Clerk, Record, Witness};
 
 /// How long clients may take to take their last answers, unless configured otherwise.
 pub const FAREWELL_PATIENCE: Duration = Duration::from_secs(10);
@@ -66,8 +65,9 @@ pub struct PoolConfig {
     pub farewell: Duration,
     /// Whether a FUSE mount may be served: its requests may come over the threads' rings.
     pub fuse: bool,
-    /// Where the trust in the cache device is recorded, and what is recorded now.
-    pub witness: Option<(Witness, Record)>,
+    /// Where the trust in the cache device is recorded, what is recorded now, and the list of the
+    /// stripes that it has left.
+    pub witness: Option<(Witness, Record, DetachedList)>,
 }
 
 impl PoolConfig {
@@ -232,8 +232,12 @@ impl Pool {
         let all = config.cache.iter().chain(primaries.iter().map(|(_, device)| device));
         let gates = devices::gates(all.map(|device| device.info()), count);
         let (witness_tell, witness_hear) = mpsc::channel();
-        if let Some((witness, record)) = config.witness {
-            start_witness(witness, record, witness_hear, &mailboxes)?;
+        if let Some((witness, record, detached)) = config.witness {
+            let mailboxes = Arc::clone(&mailboxes);
+            let clerk = Clerk { witness, record, detached, mailboxes };
+            let builder = std::thread::Builder::new().name("witness".into());
+            // It ends with the shard threads, when nobody is left to ask it.
+            builder.spawn(move || clerk.serve(&witness_hear))?;
         }
         let events = events::start(&registry)?;
         let pool = Self {
@@ -572,18 +576,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.stop(false);
     }
-}
-
-fn start_witness(
-    witness: Witness,
-    record: Record,
-    wanted: Receiver<(usize, Trust)>,
-    mailboxes: &Arc<[Mailbox<Message>]>,
-) -> io::Result<()> {
-    let mailboxes = Arc::clone(mailboxes);
-    let builder = std::thread::Builder::new().name("witness".into());
-    // It ends with the shard threads, when nobody is left to ask it.
-    builder.spawn(move || witness::serve(&witness, record, &wanted, &mailboxes)).map(drop)
 }
 
 /// What is behind these locks is replaced whole, so that a panic leaves nothing half-changed.

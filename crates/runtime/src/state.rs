@@ -106,6 +106,38 @@ impl StateDir {
         write().map_err(|error| named(&self.path.join(name), &error))
     }
 
+    /// Adds text at the end of the file `name`, which is made if it is not there; durable when this
+    /// returns.
+    ///
+    /// # Errors
+    /// When it could not be made durable: then a part of it may be there. When the file is no
+    /// regular one, or others may have written it.
+    pub fn append(&self, name: &str, text: &str) -> io::Result<()> {
+        let append = || -> io::Result<()> {
+            let flags = OFlags::WRONLY
+                | OFlags::APPEND
+                | OFlags::CREATE
+                | OFlags::NONBLOCK
+                | OFlags::NOFOLLOW
+                | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?;
+            let found = rustix::fs::fstat(&file)?;
+            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+                return Err(io::Error::other("is no regular file; remove it"));
+            }
+            check(&found)?;
+            let mut file = File::from(file);
+            let before = file.metadata()?.len();
+            if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_data()) {
+                // What follows must begin on a line of its own.
+                file.set_len(before)?;
+                return Err(error);
+            }
+            Ok(rustix::fs::fsync(&self.dir)?)
+        };
+        append().map_err(|error| named(&self.path.join(name), &error))
+    }
+
     /// Removes the file `name`, if it is there; durable when this returns.
     ///
     /// # Errors

@@ -29,6 +29,7 @@ use crate::mailbox::{CREDIT, Mailbox};
 use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
 use crate::pace::{Allowance, LARGE};
 use crate::record::Taps;
+use crate::witness::Asked;
 
 /// Submissions that a ring takes between two turns.
 const RING_ENTRIES: u32 = 1024;
@@ -61,8 +62,8 @@ pub struct Plan {
     pub shard: Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>,
     /// Whether a FUSE mount may come.
     pub wide: bool,
-    /// Takes what must be recorded about the trust in the cache device.
-    pub witness: Sender<(usize, Trust)>,
+    /// Takes what must be recorded outside of the cache device.
+    pub witness: Sender<(usize, Asked)>,
     /// Takes what the shard tells.
     pub events: EventSink,
 }
@@ -107,7 +108,7 @@ struct Thread {
     buffers: BufPool,
     mailboxes: Arc<[Mailbox<Message>]>,
     shards: Shards,
-    witness: Sender<(usize, Trust)>,
+    witness: Sender<(usize, Asked)>,
     events: EventSink,
     /// What the witness was last asked to record.
     wanted: Option<Trust>,
@@ -376,6 +377,11 @@ impl Thread {
                 outgoing[origin].push(Message::Reply { shard: *own, reply });
             }
         }
+        for volume in fx.changed.drain(..) {
+            for messages in outgoing.iter_mut() {
+                messages.push(Message::Changed(volume));
+            }
+        }
         for event in fx.events.drain(..) {
             self.events.tell(*own, event);
         }
@@ -385,7 +391,10 @@ impl Thread {
         {
             self.wanted = Some(trust);
             // Without a witness the shard waits for ever, as it must without a record.
-            let _ = self.witness.send((*own, trust));
+            let _ = self.witness.send((*own, Asked::Trust(trust)));
+        }
+        if !fx.detach.is_empty() {
+            let _ = self.witness.send((*own, Asked::Detached(mem::take(&mut fx.detach))));
         }
     }
 
@@ -406,6 +415,15 @@ impl Thread {
                     let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
                     *unpolled = true;
                     shard.trust_recorded(*now, trust, fx);
+                }
+                Message::Detached(stripes) => {
+                    let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
+                    *unpolled = true;
+                    shard.detached(*now, &stripes, fx);
+                }
+                Message::Changed(volume) => {
+                    self.shards.unpolled = true;
+                    self.shards.shard.distrust(volume);
                 }
                 Message::Flushed(target, tag, result) => {
                     let done = self.devices.flushed(target, tag, result);

@@ -12,15 +12,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use forebay_engine::Trust;
 pub use forebay_engine::pool::Witness as Record;
+use forebay_engine::{DetachedStripe, Trust};
 
+use crate::detached::{self, DetachedList, OfShard};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 use crate::state::{StateDir, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay witness 3";
+/// The same once the device has failed, for builds that know nothing of [`crate::detached`].
+const HEADING_FAILED: &str = "forebay witness 4";
 /// The same of earlier versions: the second had no checksum, and the first did not name the
 /// primaries either.
 const HEADINGS_BEFORE: [&str; 2] = ["forebay witness 1", "forebay witness 2"];
@@ -111,7 +114,7 @@ impl Witness {
     /// # Errors
     /// When it cannot be removed.
     pub fn remove(&self, uuid: [u8; 16]) -> io::Result<()> {
-        self.state.remove(&file_name(uuid))
+        self.state.remove(&file_name(uuid)).and(self.state.remove(&detached::file_name(uuid)))
     }
 }
 
@@ -126,7 +129,8 @@ fn print(record: &Record) -> String {
     let Some(primaries) = &record.primaries else {
         return format!("{}\n{head}end\n", HEADINGS_BEFORE[0]);
     };
-    let mut text = format!("{HEADING}\n{head}dirty {}\n", record.dirty);
+    let heading = if record.trust == Trust::DirtyOnly { HEADING_FAILED } else { HEADING };
+    let mut text = format!("{heading}\n{head}dirty {}\n", record.dirty);
     for primary in primaries {
         text += &format!("primary {}\n", primary.escape_default());
     }
@@ -134,7 +138,8 @@ fn print(record: &Record) -> String {
 }
 
 fn parse(text: &str) -> Option<Record> {
-    let body = if text.starts_with(HEADING) {
+    let sealed = [HEADING, HEADING_FAILED];
+    let body = if sealed.iter().any(|heading| text.starts_with(heading)) {
         unsealed(text)?.strip_suffix('\n')?
     } else {
         text.strip_suffix("\nend\n")?
@@ -147,7 +152,7 @@ fn parse(text: &str) -> Option<Record> {
     let (trust, _) = *TRUST_NAMES.iter().find(|(_, known)| *known == name)?;
     let mut record =
         Record { uuid: uuid.to_be_bytes(), epoch, trust, dirty: true, primaries: None };
-    if heading == HEADING || heading == HEADINGS_BEFORE[1] {
+    if sealed.contains(&heading) || heading == HEADINGS_BEFORE[1] {
         record.dirty = lines.next()?.strip_prefix("dirty ")?.parse().ok()?;
         let names = lines.by_ref().map(|line| unescape(line.strip_prefix("primary ")?));
         record.primaries = Some(names.collect::<Option<_>>()?);
@@ -181,38 +186,88 @@ fn unescape(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// Records what the shards ask for, and tells them all when it is durable. Runs until the threads
-/// are gone. What cannot be recorded is tried again for ever: until then the shards hold back
-/// what depends on it.
-pub(crate) fn serve(
-    witness: &Witness,
-    mut record: Record,
-    asked: &Receiver<(usize, Trust)>,
-    mailboxes: &Arc<[Mailbox<Message>]>,
-) {
-    let mut wanted = vec![record.trust; mailboxes.len()];
-    let mut unrecorded = false;
-    loop {
-        let patience = if unrecorded { PATIENCE } else { PATIENCE_IDLE };
-        match asked.recv_timeout(patience) {
-            Ok((shard, trust)) => wanted[shard] = wanted[shard].max(trust),
-            Err(RecvTimeoutError::Timeout) if !unrecorded => continue,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        record.trust = record.trust.max(together(&wanted));
-        match witness.store(&record) {
-            Ok(()) => {
-                let trust = record.trust;
-                tracing::warn!("the cache device is trusted: {}", TRUST_NAMES[trust as usize].1);
-                mailboxes.iter().for_each(|one| one.send_one(Message::TrustRecorded(trust)));
-                unrecorded = false;
+/// What a shard asks to be recorded.
+pub(crate) enum Asked {
+    /// How far the device may still be trusted.
+    Trust(Trust),
+    /// Stripes that the cache has left.
+    Detached(Vec<DetachedStripe>),
+}
+
+/// Records what the shards ask for.
+pub(crate) struct Clerk {
+    pub witness: Witness,
+    pub record: Record,
+    pub detached: DetachedList,
+    pub mailboxes: Arc<[Mailbox<Message>]>,
+}
+
+impl Clerk {
+    /// Records, and tells the shards when it is durable. Runs until the threads are gone. What
+    /// cannot be recorded is tried again for ever: until then the shards hold back what depends
+    /// on it.
+    pub fn serve(mut self, asked: &Receiver<(usize, Asked)>) {
+        let mut wanted = vec![self.record.trust; self.mailboxes.len()];
+        let mut stripes = Vec::new();
+        let (mut unrecorded, mut stale) = (false, false);
+        loop {
+            let patience = if unrecorded { PATIENCE } else { PATIENCE_IDLE };
+            let mut next = match asked.recv_timeout(patience) {
+                Ok(first) => Some(first),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            // What has come meanwhile costs no more than one.
+            while let Some((shard, what)) = next {
+                match what {
+                    Asked::Trust(trust) => {
+                        wanted[shard] = wanted[shard].max(trust);
+                        stale = true;
+                    }
+                    Asked::Detached(left) => stripes.extend(left.into_iter().map(|s| (shard, s))),
+                }
+                next = asked.try_recv().ok();
             }
-            Err(error) => {
+            let recorded = self
+                .record_trust(&mut stale, &wanted)
+                .and_then(|()| self.record_detached(&mut stripes));
+            if let Err(error) = &recorded {
                 tracing::error!(%error, "the state of the cache device could not be recorded");
-                unrecorded = true;
+            }
+            unrecorded = recorded.is_err();
+        }
+    }
+
+    fn record_trust(&mut self, stale: &mut bool, wanted: &[Trust]) -> io::Result<()> {
+        if !*stale {
+            return Ok(());
+        }
+        self.record.trust = self.record.trust.max(together(wanted));
+        self.witness.store(&self.record)?;
+        *stale = false;
+        let trust = self.record.trust;
+        tracing::warn!("the cache device is trusted: {}", TRUST_NAMES[trust as usize].1);
+        self.mailboxes.iter().for_each(|one| one.send_one(Message::TrustRecorded(trust)));
+        if trust == Trust::Nothing {
+            self.detached.remove()?;
+        }
+        Ok(())
+    }
+
+    fn record_detached(&mut self, stripes: &mut Vec<OfShard>) -> io::Result<()> {
+        if stripes.is_empty() {
+            return Ok(());
+        }
+        self.detached.add(stripes)?;
+        for (shard, mailbox) in self.mailboxes.iter().enumerate() {
+            let own = stripes.iter().filter(|(of, _)| *of == shard).map(|&(_, stripe)| stripe);
+            let own: Vec<DetachedStripe> = own.collect();
+            if !own.is_empty() {
+                mailbox.send_one(Message::Detached(own));
             }
         }
+        stripes.clear();
+        Ok(())
     }
 }
 

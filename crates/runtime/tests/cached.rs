@@ -36,6 +36,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
                 discard: true,
                 rotational: false,
                 share: forebay_engine::DirtyShare::default(),
+                suspect: false,
             }],
             ram_bytes: 256 << 10,
             index_blocks: AREA / 4096 * 3 / 2,

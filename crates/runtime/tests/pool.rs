@@ -19,6 +19,7 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, MemoryDevice, Ring};
 use forebay_engine::Trust;
+use forebay_runtime::detached::DetachedList;
 use forebay_runtime::{
     Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached, Witness,
 };
@@ -375,7 +376,8 @@ fn what_shards_want_recorded_is_recorded_before_they_are_told() {
     let aside = dir.join(format!("{:032x}.witness.new", u128::from_be_bytes([7; 16])));
     std::fs::create_dir(&aside).unwrap();
     let server = Server::start(2, &[MIB], |config| {
-        config.witness = Some((witness.clone(), record.clone()));
+        let (list, _) = DetachedList::open(witness.state(), record.uuid).unwrap();
+        config.witness = Some((witness.clone(), record.clone(), list));
         for (shard, told) in config.shards.iter_mut().zip(&told) {
             let told = Arc::clone(told);
             *shard = Box::new(|_| -> Box<dyn Shard> { Box::new(odd::Failing::new(told)) });

@@ -102,6 +102,8 @@ impl World {
             }
         };
         if opened.fresh {
+            // Nothing of an older copy is taken: the witness said that nothing on the device counts.
+            self.pool.stale = false;
             self.use_small_geometry(&mut opened.superblock);
         }
         let writes = opened.writes().into_iter();

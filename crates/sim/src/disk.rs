@@ -359,6 +359,11 @@ impl SimDisk {
         }
     }
 
+    /// Where writes have completed that no flush has covered.
+    pub fn unflushed(&self) -> impl Iterator<Item = ByteRange> {
+        self.pending.iter().filter(|write| !write.durable).map(|write| write.range)
+    }
+
     /// The sectors whose content was given up although reads still see it.
     pub fn lost(&self) -> impl Iterator<Item = ByteRange> {
         let sectors = |range: &ByteRange| {

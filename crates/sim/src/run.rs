@@ -367,7 +367,8 @@ impl World {
         if self.tally.crashes > crashes {
             return Ok(());
         }
-        if self.rng.percent(50) {
+        let off = self.rng.percent(50);
+        if off {
             self.cut();
         } else {
             self.forget_failures();
@@ -376,6 +377,10 @@ impl World {
         if !good {
             // Blocks whose records could not be written were in memory only.
             self.models.iter_mut().for_each(Model::crash);
+            // Not so what the primaries have, and may lose with the power.
+            for (model, primary) in self.models.iter_mut().zip(&self.primaries).filter(|_| !off) {
+                primary.unflushed().for_each(|range| model.may_go(range));
+            }
         }
         self.boot(false);
         if self.recover(Vec::new(), false)? && self.rng.percent(self.setup.verify_percent) {
@@ -389,7 +394,9 @@ impl World {
     /// survived". Not so what went through the log: that stays dirty until a flush has covered it.
     fn forget_failures(&mut self) {
         for volume in 0..self.models.len() {
-            if self.setup.is_atomic(volume) {
+            // Without its cache, a volume's writes go to the primary in every mode.
+            let cached = !(self.was_broken && self.setup.may_end_cache());
+            if cached && self.setup.is_atomic(volume) {
                 continue;
             }
             for sector in self.primaries[volume].lost() {

@@ -10,6 +10,7 @@ use forebay_engine::{
 };
 use forebay_volume::{ClientKey, Done, Registry, Router, RouterConfig, ShardPort, Volume};
 
+use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::shard::{Maker, Shard};
 
@@ -56,6 +57,8 @@ pub struct Server {
     mailbox: usize,
     /// A fault that no event told of.
     unsaid: Option<String>,
+    /// No primary loses what was read from it, as after a failed flush.
+    keeps_primaries: bool,
 }
 
 /// The router's way to the mailboxes.
@@ -105,7 +108,8 @@ impl Server {
             effects.push(fx);
         }
         let mailbox = 4 + setup.seed as usize % 61;
-        (Self { units, router, mailbox, unsaid: None }, effects)
+        let keeps_primaries = !setup.meets(Scenario::PrimaryFlushErrors);
+        (Self { units, router, mailbox, unsaid: None, keeps_primaries }, effects)
     }
 
     /// Takes a client's request.
@@ -191,6 +195,10 @@ impl Server {
         unit.engine.poll(at, &mut fx);
         if let Some(why) = unsaid(&*unit.engine, before, &fx.events) {
             self.unsaid.get_or_insert(format!("shard {shard}: {why}"));
+        }
+        let changed = fx.events.iter().find(|event| matches!(event, Event::PrimaryChanged { .. }));
+        if let Some(changed) = changed.filter(|_| self.keeps_primaries) {
+            self.unsaid.get_or_insert(format!("shard {shard}: nobody did that: {changed:?}"));
         }
         for reply in std::mem::take(&mut fx.replies) {
             self.router.reply(reply, done);
@@ -298,6 +306,8 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         discard: v.discard,
         rotational: v.rotational,
         share: v.share,
+        // What nobody changed must not be found to be changed.
+        suspect: setup.seed.is_multiple_of(2),
     });
     ShardConfig {
         shard: shard as u16,

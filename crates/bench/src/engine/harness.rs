@@ -325,6 +325,7 @@ fn config(layout: &Layout) -> ShardConfig {
             discard: true,
             rotational: false,
             share: forebay_engine::DirtyShare::default(),
+            suspect: false,
         }],
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
