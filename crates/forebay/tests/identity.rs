@@ -331,6 +331,44 @@ fn what_was_done_to_a_file_is_seen_after_a_stop_and_after_a_kill() {
     after_each_deed(false);
 }
 
+/// A change that spares every sampled place: it is found by comparing what is cached clean, and
+/// what is dirty stays.
+#[test]
+fn what_was_changed_elsewhere_is_found_and_not_served() {
+    for how in ENDS {
+        let place = Place::new();
+        place.make("disk.img", SIZE);
+        let file = place.path("disk.img");
+        let arguments = serve(&place, &place.text("disk.img"));
+        let server = place.start(&arguments);
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+        nbd.write(NOT_SAMPLED / 4096 * 4096, &noise(1, 4096), true).expect("it is written");
+        server.ask(&["drain", "disk"]);
+        drop(nbd);
+        write(&place, 3);
+        end(server, how);
+        change(&file, NOT_SAMPLED);
+        let server = place.start(&arguments);
+        let limit = Instant::now() + Duration::from_secs(60);
+        let said = loop {
+            let said = server.ask(&["status"]);
+            if said.contains("was changed without the cache") {
+                break said;
+            }
+            assert!(Instant::now() < limit, "after {how:?} it must be found: {said}");
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert!(said.contains("WRONG") && said.contains("volume disk"), "{said}");
+        let mut found = [0; 512];
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+        nbd.read(NOT_SAMPLED, &mut found).expect("the primary has it");
+        assert_eq!(found, [0x5a; 512], "after {how:?}");
+        assert!(holds(&place, 3), "after {how:?} dirty blocks are there");
+        drop(nbd);
+        end(server, End::Stop);
+    }
+}
+
 /// The samples hold while the server writes: what it changed itself is not held against the
 /// primary, and what it did not change still decides.
 #[test]

@@ -1,0 +1,105 @@
+//! Clean blocks of a primary that was changed without the cache: found, and not served any more,
+//! while nothing dirty is lost and nothing comes back after a crash.
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+#[path = "support/world.rs"]
+mod world;
+
+use forebay_block::{Instant, VolumeId};
+use forebay_engine::{Event, Trust};
+use world::{AREA, BLOCK, BLOCKS, Devices, SIZE, World, content};
+
+/// A cache with blocks of version 1 that are clean, and of version 2 of every tenth that are dirty.
+fn used() -> World {
+    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
+    let mut world = World::start(devices, true, Trust::Full, false, 1);
+    for block in 0..BLOCKS {
+        world.write(block, 1);
+    }
+    world.flush();
+    world.drain();
+    // The log says of whole segments that they are clean: what follows goes into a new one.
+    world.engine.stop(world.now, &mut world.fx);
+    world.settle();
+    let mut world = World::start(world.devices, false, Trust::Full, false, 2);
+    for block in (0..BLOCKS).step_by(10) {
+        world.write(block, 2);
+    }
+    world.flush();
+    world
+}
+
+/// Time passes; the events of it.
+fn pass(world: &mut World, seconds: u64) -> Vec<Event> {
+    let mut events = Vec::new();
+    for _ in 0..seconds * 100 {
+        world.settle();
+        events.append(&mut world.fx.events);
+        world.now = Instant(world.now.0 + 10_000_000);
+    }
+    events
+}
+
+fn change(devices: &mut Devices, block: u64) {
+    let at = (block * BLOCK) as usize;
+    devices.primary[at..at + BLOCK as usize].copy_from_slice(&content(block, 7));
+}
+
+fn found(events: &[Event]) -> Vec<&Event> {
+    events.iter().filter(|e| matches!(e, Event::PrimaryChanged { .. })).collect()
+}
+
+#[test]
+fn a_change_is_found_and_nothing_clean_is_served_after_it() {
+    let mut devices = used().devices;
+    for block in (0..BLOCKS).filter(|block| block % 10 != 0) {
+        change(&mut devices, block);
+    }
+    let mut world = World::start_suspect(devices, 3);
+    let events = pass(&mut world, 20);
+    assert_eq!(found(&events).len(), 1, "{events:?}");
+    let state = &world.engine.volumes()[0];
+    assert!(state.changed && state.id == VolumeId(0));
+    // A crash does not bring it back, whether or not the next start suspects anything.
+    let devices = world.devices.clone();
+    let next = World::start(devices, false, Trust::Full, false, 4);
+    for mut world in [world, next] {
+        for block in 0..BLOCKS {
+            let expected = if block % 10 == 0 { 2 } else { 7 };
+            assert_eq!(world.version(block), Some(expected), "block {block}");
+        }
+    }
+}
+
+#[test]
+fn what_is_read_while_clean_blocks_are_dropped_is_the_primarys() {
+    let mut devices = used().devices;
+    change(&mut devices, 33);
+    let mut world = World::start_suspect(devices, 3);
+    world.engine.distrust(VolumeId(0));
+    assert_eq!(world.version(33), Some(7), "at once, before the log knows of it");
+    assert_eq!(world.version(30), Some(2), "dirty blocks are only here");
+    world.write(33, 8);
+    assert_eq!(world.version(33), Some(8));
+    pass(&mut world, 1);
+    assert_eq!((world.version(33), world.version(30)), (Some(8), Some(2)));
+}
+
+#[test]
+fn an_unchanged_primary_keeps_its_clean_blocks_while_clients_write() {
+    let mut world = World::start_suspect(used().devices, 3);
+    let mut events = Vec::new();
+    for version in 3..200 {
+        for block in [11, 12, 13, version % BLOCKS] {
+            world.write(block, version);
+        }
+        events.append(&mut pass(&mut world, 1));
+        world.engine.set_drain(version % 2 == 0);
+    }
+    assert!(found(&events).is_empty(), "{events:?}");
+    let compared = events.iter().find_map(|event| match event {
+        Event::Compared { blocks, .. } => Some(*blocks),
+        _ => None,
+    });
+    assert!(compared > Some(BLOCKS / 2), "{compared:?} blocks were compared");
+}
