@@ -20,6 +20,11 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
+    /// Whether it only stands in for a device that is not there.
+    fn is_away(&self) -> bool {
+        false
+    }
+
     /// Opens a queue whose completions arrive through `ring`.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 //! A [`BlockDevice`] is the control side, shared by threads; each thread opens a queue of its
 //! own on its [`Ring`]. `unsafe` lives in the ring, and in the programs' allocator, alone.
 
+mod away;
 mod clock;
 mod device;
 mod emulate;
@@ -18,6 +19,7 @@ mod ring;
 mod testing;
 pub mod uri;
 
+pub use away::AwayDevice;
 pub use clock::Clock;
 pub use device::BlockDevice;
 pub use emulate::{EmulatedDevice, Profile};

@@ -10,7 +10,7 @@ use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
-use forebay_device::{BlockDevice, Clock, OpenError, open_cache, open_primary};
+use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
 use forebay_engine::pool::{
     Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
     index_blocks, open as decide,
@@ -79,18 +79,12 @@ impl Drop for Made {
     }
 }
 
-/// Opens every primary.
-fn open_primaries(config: &Config) -> anyhow::Result<Vec<Arc<dyn BlockDevice>>> {
-    let mut primaries = Vec::new();
-    for volume in &config.volumes {
-        let opened = busy::open(|| open_primary(&volume.primary));
-        let opened = opened.with_context(|| format!("volume {}", volume.name))?;
-        if let Some(remark) = opened.remark() {
-            tracing::warn!("volume {}: {remark}", volume.name);
-        }
-        primaries.push(opened);
-    }
-    Ok(primaries)
+/// The newest superblock on a cache device, if there is one.
+fn newest_superblock(queue: &mut Blocking, size: u64) -> Option<Superblock> {
+    let copies = SUPERBLOCK_OFFSETS.map(|at| ByteRange::new(at, SUPERBLOCK_BYTES as u64));
+    let copies = copies.into_iter().filter(|copy| copy.end() <= size);
+    let known = copies.filter_map(|copy| Superblock::decode(&queue.read(copy).ok()?).ok());
+    known.max_by_key(|superblock| superblock.generation)
 }
 
 /// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
@@ -99,7 +93,7 @@ pub fn open(
     args: &ServeArgs,
     config: &mut Config,
 ) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
-    let primaries = open_primaries(config)?;
+    let opened = primaries::open(config)?;
     let size = config.cache.size.map(|Size(bytes)| bytes);
     let mut made = Made::default();
     let absent = std::fs::symlink_metadata(&config.cache.path);
@@ -112,6 +106,8 @@ pub fn open(
     made.cache = absent.then(|| config.cache.path.clone());
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
+    let newest = newest_superblock(&mut queue, size);
+    let primaries = primaries::stand_in(config, opened, newest.as_ref(), args.reset_cache)?;
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context("use --state DIR")?;
     made.state = Some(witness.state().clone());
@@ -123,7 +119,7 @@ pub fn open(
     memory::check(config, &opened, ARENA_BYTES)?;
     let mut settings = KeptSettings::load(witness.state(), opened.superblock.uuid)?;
     settings.apply(config, &opened.ids)?;
-    let table = primaries::sample(&opened, &primaries);
+    let table = primaries::sample(&opened, &primaries, &config.cache.state_dir);
     let keep = || table.store(&config.cache.state_dir).context("use --state DIR");
     // What is on record of a primary stays right until the server changes it, so it is renewed
     // first. What was accepted must not be taken for sound before the cache knows of it.
@@ -228,7 +224,7 @@ impl Cache {
             tracing::warn!("the cache device has failed; it is left as it is");
             return Ok(());
         }
-        let (fingerprints, volumes) = primaries::leave(&self.primaries, stopped);
+        let (fingerprints, volumes) = primaries::leave(&self.primaries, stopped, table.as_ref());
         if let Some(table) = table {
             let table = Table { volumes, ..table };
             table.store(&self.state_dir).context("the samples of the primaries cannot be kept")?;

@@ -7,18 +7,90 @@ use std::sync::Arc;
 use anyhow::Context;
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
-use forebay_device::{BlockDevice, Watch, WatchedDevice};
+use forebay_device::{AwayDevice, BlockDevice, OpenError, Watch, WatchedDevice, open_primary};
 use forebay_engine::pool::{Opened, VolumeSpec};
 use forebay_format::Superblock;
 use forebay_runtime::Stopped;
 
 use crate::cli::ServeArgs;
-use crate::fingerprint;
 use crate::keeper::Kept;
 use crate::samples::{self, Sample, Table};
+use crate::{busy, fingerprint};
 
 /// The digest of each primary that could be recorded.
 type Fingerprints = Vec<(VolumeId, Option<u64>)>;
+
+/// Opens every primary. One that is not there now may be there later: why, instead.
+///
+/// # Errors
+/// When one cannot be a primary, or is used by somebody else.
+pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, OpenError>>> {
+    let open = |volume: &VolumeConfig| match busy::open(|| open_primary(&volume.primary)) {
+        Err(error) if !is_away(&error) => {
+            Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
+        }
+        opened => Ok(opened),
+    };
+    config.volumes.iter().map(open).collect()
+}
+
+/// Whether a device is not there, as a disk or a server that does not answer.
+fn is_away(error: &OpenError) -> bool {
+    use std::io::ErrorKind::{
+        ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
+        NotFound, TimedOut,
+    };
+    let OpenError::System { source, .. } = error else { return false };
+    let kinds = [
+        ConnectionAborted,
+        ConnectionRefused,
+        ConnectionReset,
+        HostUnreachable,
+        NetworkUnreachable,
+        NotFound,
+        TimedOut,
+    ];
+    // No such device, no medium, an error of the device.
+    kinds.contains(&source.kind()) || matches!(source.raw_os_error(), Some(5 | 6 | 19 | 123))
+}
+
+/// A primary that is not there does not keep the others from being served: its volume gets a
+/// stand-in that fails every request, so that its blocks stay in the cache.
+///
+/// # Errors
+/// When none is there, or nothing is known of one that is not.
+pub fn stand_in(
+    config: &Config,
+    opened: Vec<Result<Arc<dyn BlockDevice>, OpenError>>,
+    newest: Option<&Superblock>,
+    reset: bool,
+) -> anyhow::Result<Vec<Arc<dyn BlockDevice>>> {
+    let none = opened.iter().all(Result::is_err);
+    let mut primaries = Vec::new();
+    for (volume, opened) in config.volumes.iter().zip(opened) {
+        let name = &volume.name;
+        let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
+        let primary = match (opened, record.filter(|_| !none && !reset)) {
+            (Ok(primary), _) => primary,
+            (Err(error), None) => {
+                return Err(anyhow::Error::new(error).context(format!("volume {name}")));
+            }
+            (Err(error), Some(record)) => {
+                let why = format!(
+                    "its primary cannot be opened: {error}. Others are served; blocks of it that are \
+                     cached are served too, its other requests fail, and what is dirty stays in the \
+                     cache. Start again when it is back"
+                );
+                Arc::new(AwayDevice::new(record.size, &record.identity, &volume.primary, why))
+            }
+        };
+        if let Some(remark) = primary.remark() {
+            tracing::warn!("volume {name}: {remark}");
+        }
+        primaries.push(primary);
+    }
+    Ok(primaries)
+}
 
 /// The volumes with what their primaries are now, compared with what is on record of them in the
 /// newest superblock and in the state directory.
@@ -46,9 +118,14 @@ fn samples_of(newest: &Superblock, dir: &Path) -> Option<Table> {
 }
 
 /// Samples of every primary as it is, for the start that `opened` describes.
-pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>]) -> Table {
+pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], dir: &Path) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
+    let before = Table::load(dir, uuid, epoch.saturating_sub(1)).ok().flatten();
     let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
+        if primary.is_away() {
+            // What was on record of it stays.
+            return (id, before.as_ref().map_or(Vec::new(), |table| table.of(id).to_vec()));
+        }
         let found = samples::take(&**primary).unwrap_or_else(|error| {
             tracing::warn!(%id, %error, "no samples of its primary");
             samples::unknown(&**primary)
@@ -66,6 +143,10 @@ pub fn watch(
 ) -> (Vec<Arc<dyn BlockDevice>>, Vec<Kept>) {
     let (mut watched, mut kept) = (Vec::<Arc<dyn BlockDevice>>::new(), Vec::new());
     for (&id, primary) in ids.iter().zip(primaries) {
+        if primary.is_away() {
+            watched.push(Arc::clone(primary));
+            continue;
+        }
         let samples: &[Sample] = table.of(id);
         let known: Vec<bool> = samples.iter().map(|sample| sample.crc.is_some()).collect();
         let places = samples.iter().map(|sample| sample.range).collect();
@@ -100,7 +181,7 @@ fn spec_of(
         Some((record, table.as_ref().map_or(&[][..], |table| table.of(record.id))))
     });
     let (mut print, mut compared) = (None, None);
-    if let Some((record, samples)) = record {
+    if let Some((record, samples)) = record.filter(|_| !primary.is_away()) {
         let failed = || format!("volume {name}: primary");
         if record.fingerprint.is_some() {
             print = Some(fingerprint::of(primary, record.size).with_context(failed)?);
@@ -125,9 +206,14 @@ fn spec_of(
 pub fn leave(
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
     stopped: &Stopped,
+    table: Option<&Table>,
 ) -> (Fingerprints, Vec<(VolumeId, Vec<Sample>)>) {
     let (mut fingerprints, mut volumes) = (Vec::new(), Vec::new());
     for (id, primary) in primaries {
+        if primary.is_away() {
+            volumes.push((*id, table.map_or(Vec::new(), |table| table.of(*id).to_vec())));
+            continue;
+        }
         let mut sampled = samples::unknown(&**primary);
         let found = samples::take(&**primary)
             .and_then(|found| Ok((fingerprint::of(&**primary, primary.info().size)?, found)));

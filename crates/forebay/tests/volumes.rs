@@ -111,3 +111,58 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
     check(&place, "c", &noise(1, 1 << 20));
     stop(server, &["--drain"]);
 }
+
+/// A primary that is not there at the start: the others are served, and what the cache alone has of
+/// its volume is served, kept, and written to it when it is back.
+#[test]
+fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    let arguments = serve(&place, &[("a", "a.img"), ("b", "b.img")]);
+    let server = place.start(&arguments);
+    write(&place, "a", 1);
+    write(&place, "b", 2);
+    server.kill();
+    fs::rename(place.path("a.img"), place.path("elsewhere")).expect("it is there");
+
+    for how in [&[][..], &["--drain"]] {
+        let server = place.start(&arguments);
+        check(&place, "a", &noise(1, 1 << 20));
+        check(&place, "b", &noise(2, 1 << 20));
+        write(&place, "b", 2);
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
+        let mut bytes = [0; 4096];
+        let error = nbd.read(8 * MIB, &mut bytes).expect_err("only the primary has it");
+        assert!(error.raw_os_error().is_some(), "the connection must stay: {error}");
+        nbd.write(4 * MIB, &noise(5, 4096), true).expect("the cache takes it");
+        let said = server.ask(&["status"]);
+        assert!(
+            said.contains("volume a: the primary") && said.contains("does not answer"),
+            "{said}"
+        );
+        drop(nbd);
+        if how.is_empty() {
+            stop(server, &[]);
+        } else {
+            // What is left is said, and kept.
+            let output = support::forebay(&["stop", "--drain", &server.control_argument()]);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.code() == Some(1) && said.contains("volume a"), "{said}");
+            assert_eq!(server.wait(), Some(1));
+        }
+    }
+
+    // One that nothing is known of is a mistake in the configuration.
+    let more = serve(&place, &[("a", "elsewhere"), ("b", "b.img"), ("c", "nosuch.img")]);
+    let said = place.refuse(&more);
+    assert!(said.contains("volume c") && said.contains("nosuch.img"), "{said}");
+
+    fs::rename(place.path("elsewhere"), place.path("a.img")).expect("it is there");
+    let server = place.start(&serve(&place, &[("a", "a.img"), ("b", "b.img")]));
+    check(&place, "a", &noise(1, 1 << 20));
+    stop(server, &["--drain"]);
+    let bytes = fs::read(place.path("a.img")).expect("it is there");
+    assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "the primary has it");
+    assert!(bytes[4 * MIB as usize..][..4096] == noise(5, 4096), "and what was written meanwhile");
+}

@@ -482,6 +482,12 @@ impl SimDisk {
         self.gone
     }
 
+    /// Whether a change is in flight.
+    #[must_use]
+    pub fn changes(&self) -> bool {
+        self.flights.iter().flatten().any(|flight| flight.io.op.changes_data())
+    }
+
     /// Nobody waits for what is in flight any more; there are no writes among it.
     ///
     /// # Panics

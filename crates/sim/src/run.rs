@@ -292,6 +292,10 @@ impl World {
                     self.boot(true);
                     continue;
                 }
+                // The process ends when the kernel has carried out what it was asked.
+                while self.cache.changes() {
+                    self.advance()?;
+                }
                 if self.is_final(&why) {
                     self.shut();
                     return Ok(false);
