@@ -279,7 +279,7 @@ mod tests {
         for (i, buf) in held.iter_mut().enumerate() {
             buf.fill(i as u8);
         }
-        assert!(held.iter().enumerate().all(|(i, buf)| buf.iter().all(|&b| b == i as u8)));
+        assert!(held.iter().enumerate().all(|(i, buf)| buf[..] == [i as u8; 4096]));
         assert_eq!(held.iter().filter(|buf| buf.is_from(&arena)).count(), 256);
         held.clear();
         assert!(pool.get(1).is_from(&arena));
@@ -293,7 +293,7 @@ mod tests {
             let buf = IoBuf::zeroed(len);
             assert_eq!(buf.len(), len);
             assert_eq!(buf.as_ptr() as usize % 4096, 0);
-            assert!(buf.iter().all(|&b| b == 0));
+            assert!(buf[..] == vec![0; len]);
         }
         assert!(IoBuf::empty().is_empty());
     }

@@ -92,6 +92,10 @@ fn swap(between: &mut Between<'_>) -> anyhow::Result<()> {
 }
 
 fn rename(between: &mut Between<'_>) -> anyhow::Result<()> {
+    // The flags of the next start say names.
+    if between.is_open() {
+        return Ok(());
+    }
     let at = between.any_served();
     let name = NAMES[between.numbers.below(NAMES.len() as u64) as usize];
     let volumes = &mut between.pool.volumes;
@@ -107,13 +111,13 @@ fn rename(between: &mut Between<'_>) -> anyhow::Result<()> {
 
 /// One volume is not configured any more, or it is again.
 fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
+    if between.is_open() {
+        return Ok(());
+    }
     if let Some(back) = between.pool.volumes.iter_mut().find(|volume| !volume.served) {
         back.served = true;
         back.forget_set();
         between.log.say(&format!("volume {} is there again", back.name));
-        return Ok(());
-    }
-    if between.is_open() {
         return Ok(());
     }
     let at = between.any_served();
