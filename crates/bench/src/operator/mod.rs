@@ -218,12 +218,12 @@ impl<'a> Life<'a> {
             let mode = shown["mode"].as_str().context("a volume has a mode")?;
             let mode = MODES.into_iter().find(|&known| known == mode).context("of five")?;
             ensure!(
-                !volume.is_set_known || mode == volume.mode(),
+                !volume.is_known || mode == volume.mode(),
                 "volume {} is in {mode}, not in {}",
                 volume.name,
                 volume.mode()
             );
-            volume.is_set_known = true;
+            volume.is_known = true;
             volume.set = (mode != volume.configured).then_some(mode);
             volume.notice.forget();
             volume.notice.set_mode(Some(mode));

@@ -35,8 +35,10 @@ const NAMES: [&str; 4] = ["file", "disk", "db-1", "x.y"];
 type Doing = fn(&mut Between<'_>) -> anyhow::Result<()>;
 
 /// Each, as often as it is named.
-const DOINGS: [Doing; 12] =
-    [swap, swap, rename, remove, remove, change, change, touch, cut_short, cut_short, away, power];
+const DOINGS: [Doing; 13] = [
+    swap, swap, rename, remove, remove, change, change, touch, cut_short, cut_short, away, power,
+    look,
+];
 
 /// Who does them.
 pub struct Between<'a> {
@@ -81,7 +83,8 @@ fn swap(between: &mut Between<'_>) -> anyhow::Result<()> {
     let Primary::Disk(pair) = &mut volumes[at].primary else { return Ok(()) };
     let former = pair.swap()?;
     between.log.say(&format!("{} is another disk's name now", former.display()));
-    if !volumes[at].served || between.is_open() {
+    // Another disk under a name that the cache does not know is another volume.
+    if !volumes[at].served || !volumes[at].is_known || between.is_open() {
         return Ok(());
     }
     between.log.say("a start on the other disk must be refused");
@@ -102,9 +105,9 @@ fn rename(between: &mut Between<'_>) -> anyhow::Result<()> {
     let former = std::mem::replace(&mut volumes[at].name, name.to_owned());
     if let Some(other) = (0..volumes.len()).find(|&i| i != at && volumes[i].name == name) {
         volumes[other].name.clone_from(&former);
-        volumes[other].forget_set();
+        volumes[other].be_new();
     }
-    volumes[at].forget_set();
+    volumes[at].be_new();
     between.log.say(&format!("volume {former} is called {name} from now on"));
     Ok(())
 }
@@ -116,11 +119,14 @@ fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
     }
     if let Some(back) = between.pool.volumes.iter_mut().find(|volume| !volume.served) {
         back.served = true;
-        back.forget_set();
+        back.be_new();
         between.log.say(&format!("volume {} is there again", back.name));
         return Ok(());
     }
     let at = between.any_served();
+    if !between.pool.volumes[at].is_known {
+        return Ok(());
+    }
     let name = between.pool.volumes[at].name.clone();
     between.log.say(&format!("volume {name} is taken out of the configuration"));
     between.pool.volumes[at].served = false;
@@ -223,6 +229,23 @@ fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
     let refused = between.pool.refuse(&[&name]);
     san.set_off(false);
     refused.map(drop)
+}
+
+/// Whoever looks at the cache finds it whole, and nothing lost.
+fn look(between: &mut Between<'_>) -> anyhow::Result<()> {
+    between.log.say("check, dump, salvage --list");
+    let cache = between.pool.place.text("cache.img");
+    for words in [&["check", &cache][..], &["dump", &cache], &["salvage", &cache, "--list"]] {
+        let said = between.pool.run(words)?;
+        ensure!(
+            said.status.success(),
+            "forebay {words:?} ended with {}: {}{}",
+            said.status,
+            said.out,
+            said.err
+        );
+    }
+    Ok(())
 }
 
 /// The NBD server loses power while nobody is connected to it.

@@ -188,8 +188,8 @@ pub struct Volume {
     pub threshold: &'static str,
     /// Whether it is in the configuration.
     pub served: bool,
-    /// Whether `set` is known.
-    pub is_set_known: bool,
+    /// Whether the cache knows it by its name, and `set` is what was set.
+    pub is_known: bool,
     /// A disk that the configuration names instead of its own.
     aimed: Option<PathBuf>,
 }
@@ -219,7 +219,7 @@ impl Volume {
             set: None,
             threshold: "0",
             served: true,
-            is_set_known: true,
+            is_known: true,
             aimed: None,
         })
     }
@@ -245,10 +245,10 @@ impl Volume {
         std::mem::replace(&mut self.aimed, at)
     }
 
-    /// It has another name: what was set is another volume's, perhaps.
-    pub fn forget_set(&mut self) {
+    /// It has another name, or is new: the cache does not know it so.
+    pub fn be_new(&mut self) {
         self.set = None;
-        self.is_set_known = false;
+        self.is_known = false;
     }
 
     /// The server behind the primary, if it is one.
