@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench sim fuzz
+.PHONY: help setup build demo test proof lint bench sim fuzz
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SEEDS ?= 1..20000
@@ -23,6 +23,9 @@ demo: setup build ## five minutes: the gains, a kill and nothing is missing, TPC
 
 test: ## every check; ends with a line that counts them
 	@tools/test
+
+proof: ## what looks for mistakes for hours: models, Miri, crashes, planted bugs, an operator
+	@tools/proof
 
 lint: ## the checks that need no test run: format, clippy, layers, style
 	cargo fmt --all --check

@@ -32,6 +32,8 @@ enum Undo {
     Kill(Arc<Mutex<Child>>),
     Unmount(PathBuf),
     Detach(PathBuf),
+    /// A loop device whose number is ours, too.
+    DetachNumber(PathBuf),
     Remove(PathBuf),
     Disband(PathBuf),
 }
@@ -112,6 +114,7 @@ fn undo(step: Undo) {
         Undo::Kill(child) => kill(&mut lock(child)),
         Undo::Unmount(path) => leave(path),
         Undo::Detach(device) => detach(device),
+        Undo::DetachNumber(device) => detach(device).map(|()| give_back(device)),
         Undo::Remove(path) if path.exists() => fs::remove_dir_all(path).map_err(Into::into),
         Undo::Remove(_) => Ok(()),
         Undo::Disband(group) => disband(group),
@@ -158,6 +161,14 @@ fn detach(device: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Gives the number of a loop device back to the kernel; one that is in use again stays.
+fn give_back(device: &Path) {
+    let remove = "import fcntl,os,sys\n\
+        fcntl.ioctl(os.open('/dev/loop-control', os.O_RDWR), 0x4c81, int(sys.argv[1]))";
+    let number = device.to_string_lossy().replace("/dev/loop", "");
+    let _ = tool("python3").args(["-c", remove, &number]).output();
+}
+
 /// Removes a control group, as soon as the last of its processes has ended.
 fn disband(group: &Path) -> anyhow::Result<()> {
     let limit = Instant::now() + PATIENCE;
@@ -202,6 +213,15 @@ pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
         let device = PathBuf::from(finish(&mut command)?.trim());
         Ok((device.clone(), Undo::Detach(device)))
     })
+}
+
+/// The same under a name of the caller's choice, with sectors of 512 bytes.
+pub fn loop_named(device: &Path, file: &Path) -> anyhow::Result<Held> {
+    let (_, held) = make(|| {
+        finish(tool("losetup").arg("--direct-io=on").arg(device).arg(file))?;
+        Ok(((), Undo::DetachNumber(device.to_owned())))
+    })?;
+    Ok(held)
 }
 
 /// Mounts the file system on a device.

@@ -3,7 +3,7 @@
 
 use clap::Subcommand;
 
-use crate::{crash, engine, fairness, fuse, limit, nbd, rd, restart};
+use crate::{crash, engine, fairness, fuse, limit, nbd, operator, rd, restart};
 
 /// Each part.
 #[derive(Subcommand)]
@@ -26,6 +26,8 @@ pub enum Part {
     DirtyLimit(limit::Args),
     /// MariaDB under TPC-C on a mounted disk: server and cache killed together, again and again
     Crash(crash::Args),
+    /// Real servers under a random operator, with clients that check everything
+    Operator(operator::Args),
 }
 
 /// Runs one. Signals and panics undo what was made.
@@ -43,5 +45,6 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::Restart(args) => restart::run(args),
         Part::DirtyLimit(args) => limit::run(args),
         Part::Crash(args) => crash::run(args),
+        Part::Operator(args) => operator::run(args),
     })
 }

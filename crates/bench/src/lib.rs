@@ -28,6 +28,7 @@ mod load;
 pub mod mariadb;
 mod nbd;
 mod oltp;
+pub mod operator;
 pub mod options;
 mod pgbench;
 pub mod place;

@@ -10,7 +10,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
 /// Slot sizes of an arena in bytes, smallest first.
@@ -278,7 +279,7 @@ mod tests {
         for (i, buf) in held.iter_mut().enumerate() {
             buf.fill(i as u8);
         }
-        assert!(held.iter().enumerate().all(|(i, buf)| buf.iter().all(|&b| b == i as u8)));
+        assert!(held.iter().enumerate().all(|(i, buf)| buf[..] == [i as u8; 4096]));
         assert_eq!(held.iter().filter(|buf| buf.is_from(&arena)).count(), 256);
         held.clear();
         assert!(pool.get(1).is_from(&arena));
@@ -292,8 +293,67 @@ mod tests {
             let buf = IoBuf::zeroed(len);
             assert_eq!(buf.len(), len);
             assert_eq!(buf.as_ptr() as usize % 4096, 0);
-            assert!(buf.iter().all(|&b| b == 0));
+            assert!(buf[..] == vec![0; len]);
         }
         assert!(IoBuf::empty().is_empty());
+    }
+}
+
+/// Run by `tools/loom`.
+#[cfg(all(test, loom))]
+mod models {
+    use loom::cell::UnsafeCell;
+    use loom::thread;
+
+    use super::*;
+
+    /// Two threads take the one small slot again and again. Whoever has it is alone, and sees what
+    /// the one before did.
+    #[test]
+    fn model_a_slot_has_one_owner_at_a_time() {
+        loom::model(|| {
+            let arena = Arena::new(3 * PAGE);
+            // Stands for the bytes of the slot, whose accesses loom does not see.
+            let slot = Arc::new(UnsafeCell::new(0));
+            let work = |arena: Arc<Arena>, slot: Arc<UnsafeCell<u32>>| {
+                let mut had = 0;
+                for _ in 0..2 {
+                    let Some(buf) = arena.take(PAGE) else { continue };
+                    // SAFETY: loom ends the model if anybody else may be there.
+                    slot.with_mut(|count| unsafe { *count += 1 });
+                    drop(buf);
+                    had += 1;
+                }
+                had
+            };
+            let (theirs, place) = (Arc::clone(&arena), Arc::clone(&slot));
+            let other = thread::spawn(move || work(theirs, place));
+            let had = work(Arc::clone(&arena), Arc::clone(&slot)) + other.join().unwrap();
+            assert!(had >= 2, "who is alone is not turned away");
+            let buf = arena.take(PAGE).expect("all came back");
+            // SAFETY: both threads are done.
+            slot.with(|count| assert_eq!(unsafe { *count }, had));
+            drop(buf);
+        });
+    }
+
+    /// Two threads share a word of the bitmap, and never a slot of it.
+    #[test]
+    fn model_two_slots_of_a_word_are_two() {
+        loom::model(|| {
+            let arena = Arena::new(3 * 2 * PAGE);
+            let slots = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
+            let work = |arena: Arc<Arena>, slots: Arc<[UnsafeCell<u32>; 2]>| {
+                let buf = arena.take(PAGE).expect("there are two");
+                let at = (buf.as_ptr() as usize - arena.region().0 as usize) / PAGE;
+                // SAFETY: loom ends the model if anybody else may be there.
+                slots[at].with_mut(|count| unsafe { *count += 1 });
+                drop(buf);
+            };
+            let (theirs, places) = (Arc::clone(&arena), Arc::clone(&slots));
+            let other = thread::spawn(move || work(theirs, places));
+            work(arena, Arc::clone(&slots));
+            other.join().unwrap();
+        });
     }
 }

@@ -9,6 +9,7 @@ mod io;
 mod limits;
 mod queue;
 mod respond;
+pub mod sync;
 mod time;
 
 pub use addr::{

@@ -111,7 +111,8 @@ fn delta(base: &[u8], block: &[u8]) -> Option<Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    // Miri takes a thousand times as long.
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 2000 }))]
 
     #[test]
     fn a_delta_makes_the_block_of_its_base(base in block(), edits in edits()) {

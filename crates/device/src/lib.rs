@@ -33,6 +33,8 @@ pub use layer::verify::VerifyDevice;
 pub use layer::watch::{Watch, WatchedDevice};
 pub use memory::MemoryDevice;
 pub use nbd::{Debts, Ledger, Line, NbdDevice, Parting, Terms};
+#[cfg(loom)]
+pub use ring::Alarm;
 pub use ring::{
     Client, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup, Waker,
 };

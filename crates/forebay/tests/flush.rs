@@ -1,15 +1,13 @@
 //! FLUSH means flush: a primary on an NBD server with a volatile cache, whose power fails while
 //! two shards have connections of their own.
 
-#[path = "support/san.rs"]
-mod san;
 mod support;
 
 use std::time::{Duration, Instant};
 
+use forebay_bench::operator::san::San;
 use forebay_block::VolumeId;
 use forebay_volume::shard_of;
-use san::San;
 use support::nbd::Nbd;
 use support::{Place, noise};
 

@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
+use forebay_block::sync::{Mutex, MutexGuard};
 use forebay_block::{
     Completion, DeviceInfo, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VolumeId,
 };
@@ -27,6 +28,12 @@ pub type Gates = Arc<[Mutex<FlushGate>]>;
 /// Gates for these devices and this many threads.
 pub fn gates<'a>(devices: impl Iterator<Item = &'a DeviceInfo>, threads: usize) -> Gates {
     devices.map(|info| Mutex::new(FlushGate::new(threads, info.flush_by_queue))).collect()
+}
+
+/// A gate is whole at any time, since its lists are replaced whole: a panic elsewhere does not
+/// matter.
+pub fn locked(gate: &Mutex<FlushGate>) -> MutexGuard<'_, FlushGate> {
+    gate.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The queues of one shard.
@@ -105,8 +112,7 @@ impl Devices {
     }
 
     fn gate(&self, lane: usize) -> MutexGuard<'_, FlushGate> {
-        // Its lists are replaced whole.
-        self.gates[lane].lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.gates[lane])
     }
 
     /// Sends a request to its device, now or as soon as there is room.

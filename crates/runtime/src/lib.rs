@@ -17,6 +17,8 @@ mod histogram;
 mod listen;
 mod mailbox;
 mod message;
+#[cfg(all(test, loom))]
+mod models;
 mod pace;
 mod pool;
 mod record;

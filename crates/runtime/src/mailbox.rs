@@ -6,8 +6,9 @@
 //! answers. So replies always fit, and two threads cannot wait for each other.
 
 use std::mem;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
+use forebay_block::sync::{Mutex, MutexGuard, OnceLock};
 use forebay_device::Waker;
 
 /// Most requests that one thread has at another.

@@ -499,7 +499,7 @@ impl Inner {
         let ids = self.registry.volumes().iter().map(|volume| volume.id);
         // The gate of the cache device, if there is one, comes before those of the primaries.
         let primaries = self.gates.iter().rev().zip(ids.rev());
-        let failed = primaries.filter(|(gate, _)| locked(gate).has_failed());
+        let failed = primaries.filter(|(gate, _)| devices::locked(gate).has_failed());
         failed.map(|(_, id)| id).collect()
     }
 

@@ -46,6 +46,9 @@ pub enum Scenario {
     CacheLost,
     /// After a crash the cache device holds an older state of itself.
     CacheStale,
+    /// Pages of the cache device are damaged while nobody uses it: the worlds of [`crate::rest`]
+    /// only.
+    CacheDamaged,
 }
 
 /// What must come of it.
@@ -77,7 +80,7 @@ impl Outcome {
 
 impl Scenario {
     /// Every scenario, with its weight.
-    pub const ALL: [(Self, u64); 19] = [
+    pub const ALL: [(Self, u64); 20] = [
         (Self::Crashes, 50),
         (Self::ModeSwitches, 8),
         (Self::CacheReadErrors, 3),
@@ -97,6 +100,7 @@ impl Scenario {
         (Self::PrimaryStaysAway, 0),
         (Self::CacheLost, 4),
         (Self::CacheStale, 3),
+        (Self::CacheDamaged, 0),
     ];
 
     /// The faults that may come on top of another one.
@@ -141,7 +145,10 @@ impl Scenario {
             Self::CacheWriteErrors
             | Self::CacheWritesFail
             | Self::CacheFlushErrors
-            | Self::CacheFull => Outcome { refusal: true, ..silent },
+| Self::CacheFull => Outcome { refusal: true, ..silent },
+            Self::CacheDamaged => {
+                Outcome { errors: true, errors_stay: true, refusal: true, crashes: true }
+            }
             // A record that is lost or rots before it is covered by a later one cannot be told
             // from one that a crash undid, so no crash comes after these.
             Self::CacheVanishes

@@ -14,8 +14,10 @@ use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
 
+use crate::atlas::Scenario;
 use crate::failure::Kind;
 use crate::pages::Pages;
+use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::world::{Failure, World};
 
@@ -268,7 +270,8 @@ impl World {
     }
 
     fn keep_snapshot(&mut self, epoch: u32) {
-        if !self.setup.meets(crate::atlas::Scenario::CacheStale) {
+        let kept = [Scenario::CacheStale, Scenario::CacheDamaged];
+        if !kept.into_iter().any(|scenario| self.setup.meets(scenario)) {
             return;
         }
         self.pool.snapshots.push_back((epoch, self.cache.image()));
@@ -288,6 +291,14 @@ impl World {
         let (_, image) = earlier[self.rng.below(earlier.len() as u64) as usize].clone();
         self.cache.replace(image);
         self.pool.stale = true;
+    }
+
+    /// What the cache device held there at one of its earlier starts.
+    pub(crate) fn earlier(&self, rng: &mut Rng, at: u64, out: &mut [u8]) {
+        if let Some(last) = self.pool.snapshots.len().checked_sub(1) {
+            let (_, image) = &self.pool.snapshots[rng.within(0, last as u64) as usize];
+            image.read(at, out);
+        }
     }
 
     /// Why the start was refused, by the pool or by an engine.

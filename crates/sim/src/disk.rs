@@ -510,6 +510,13 @@ impl SimDisk {
         self.view.flip(offset, bit);
     }
 
+    /// Puts other bytes in the place of what is stored.
+    pub fn spoil(&mut self, offset: u64, bytes: &[u8]) {
+        self.struck += 1;
+        self.durable.write(offset, bytes);
+        self.view.write(offset, bytes);
+    }
+
     /// What it holds for good: what was written with force unit access as well, although it may
     /// still wait behind others.
     #[must_use]

@@ -16,6 +16,7 @@ mod forge;
 pub mod links;
 pub mod pages;
 pub mod planted;
+pub mod rest;
 pub mod rng;
 pub mod run;
 pub mod runner;

@@ -7,7 +7,9 @@ use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
 use forebay_sim::errors;
 use forebay_sim::links::{self, Slip};
-use forebay_sim::planted::Bug;
+use forebay_sim::planted::{Bug, Mischief};
+use forebay_sim::rest;
+use forebay_sim::run::{Options, Report, run};
 use forebay_sim::runner::{
     Keep, Totals, catch, name_the_seed_in_panics, proves, run_seed, run_seeds, shrink,
 };
@@ -77,6 +79,15 @@ enum Command {
     Systematic,
     /// Let every request to a disk fail, one after the other, in short scripts: forebay-sim errors
     Errors,
+    /// Damage the cache device while nobody uses it: forebay-sim damage --seeds 0..1000
+    Damage {
+        /// First seed, and the one after the last.
+        #[arg(long, default_value = "0..1000", value_parser = seeds)]
+        seeds: (u64, u64),
+        /// Print what happens.
+        #[arg(long)]
+        verbose: bool,
+    },
     /// Plant each bug and look for a seed that finds it: forebay-sim planted
     Planted,
     /// Many seeds of links and servers that break: forebay-sim links --seeds 0..1000
@@ -178,6 +189,7 @@ fn main() -> ExitCode {
         },
         Command::Planted => planted(),
         Command::Links { seeds, plant } => run_links(seeds, plant),
+        Command::Damage { seeds, verbose } => run_damaged(seeds, verbose),
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -250,6 +262,36 @@ fn planted() -> bool {
         }
     }
     good
+}
+
+/// Runs worlds whose cache device is damaged at rest; whether all hold.
+fn run_damaged((from, to): (u64, u64), verbose: bool) -> bool {
+    let (mut crashes, mut pages, mut failed, mut refusals, mut failing) = (0, 0, 0, 0, 0);
+    for seed in (from..to).filter(|seed| to - from == 1 || !rest::OPEN.contains(seed)) {
+        let (setup, steps) = rest::world(seed);
+        let options = Options { verbose, ..Options::default() };
+        match run(setup, &steps, real, Mischief::none(), options) {
+            Ok(Report { tally, .. }) => {
+                crashes += tally.crashes;
+                pages += tally.struck;
+                failed += tally.failed;
+                refusals += tally.refusals;
+            }
+            Err(failure) => {
+                let next = seed + 1;
+                println!(
+                    "seed {seed} failed {failure}\n  forebay-sim damage --seeds {seed}..{next}"
+                );
+                failing += 1;
+            }
+        }
+    }
+    println!(
+        "{} seeds: {crashes} crashes, {pages} pages damaged, {failed} requests failed, {refusals} \
+         starts refused; {failing} failing seeds",
+        to - from
+    );
+    failing == 0
 }
 
 /// Runs the seeds of the world of links; whether all hold.

@@ -15,6 +15,7 @@ use crate::disk::{Fate, Fault, Rule};
 use crate::failure::Kind;
 use crate::pages::Pages;
 use crate::planted::Mischief;
+use crate::rest;
 use crate::rng::Rng;
 use crate::script::Step;
 use crate::shard::Maker;
@@ -244,10 +245,12 @@ impl World {
         if std::mem::take(&mut self.turn_back) {
             self.set_back();
         }
+        self.damage_at_rest();
         self.now += 1;
         self.boot(lost);
         if self.recover(recoveries, lost)? && self.rng.percent(self.setup.verify_percent) {
             self.check_all(!lost)?;
+            self.check_lost()?;
         }
         Ok(())
     }
@@ -346,6 +349,7 @@ impl World {
             Scenario::CacheFlushErrors => {
                 self.was_broken && why.contains("perhaps with the newest version")
             }
+            Scenario::CacheDamaged => self.was_broken && rest::may_refuse(why),
             _ => false,
         };
         right(self.setup.scenario) || self.setup.also.is_some_and(right)
@@ -386,6 +390,7 @@ impl World {
                 primary.unflushed().for_each(|range| model.may_go(range));
             }
         }
+        self.damage_at_rest();
         self.boot(false);
         if self.recover(Vec::new(), false)? && self.rng.percent(self.setup.verify_percent) {
             self.check_all(true)?;
@@ -431,7 +436,7 @@ impl World {
         let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
         let chosen = rng.below(self.primaries.len() as u64) as usize;
         match scenario {
-            Scenario::Crashes | Scenario::ModeSwitches => {}
+            Scenario::Crashes | Scenario::ModeSwitches | Scenario::CacheDamaged => {}
             Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
             Scenario::CacheWriteErrors => {
                 let fault = rng.pick(&[media, Fault::TornError]);

@@ -32,7 +32,10 @@ pub use fuse::{FuseSlot, Returned};
 use op::FixedArena;
 pub use op::{Done, Op, Payload};
 use uring::{Submission, Uring};
+#[cfg(not(loom))]
 use wake::Alarm;
+#[cfg(loom)]
+pub use wake::Alarm;
 pub use wake::Waker;
 
 /// Most files registered with one ring.

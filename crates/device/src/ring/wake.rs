@@ -6,21 +6,50 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_block::IoBuf;
+use forebay_block::sync::atomic::{AtomicBool, Ordering};
 use io_uring::{opcode, squeue, types};
-use rustix::event::{EventfdFlags, eventfd};
+
+#[cfg(not(loom))]
+use event::Event;
+#[cfg(loom)]
+use models::Event;
 
 /// User data of the read of the eventfd.
 pub(super) const USER_DATA: u64 = u64::MAX - 1;
 const COUNTER_BYTES: u32 = 8;
 
 struct Bell {
-    event: OwnedFd,
+    event: Event,
     rung: AtomicBool,
+}
+
+/// The kernel's part.
+#[cfg(not(loom))]
+mod event {
+    use std::io;
+    use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    pub struct Event(OwnedFd);
+
+    impl Event {
+        pub fn new() -> io::Result<Self> {
+            Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        }
+
+        pub fn signal(&self) {
+            // A full counter cannot be: it is reset by every read. Nothing else can fail.
+            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+        }
+
+        pub fn fd(&self) -> RawFd {
+            self.0.as_raw_fd()
+        }
+    }
 }
 
 /// Makes the wait of one ring return. Cheap to clone, usable from any thread.
@@ -34,8 +63,7 @@ impl Waker {
     /// visible to the ring's thread after that return.
     pub fn wake(&self) {
         if !self.bell.rung.swap(true, Ordering::AcqRel) {
-            // A full counter cannot be: it is reset by every read. Nothing else can fail.
-            let _ = rustix::io::write(&self.bell.event, &1u64.to_ne_bytes());
+            self.bell.event.signal();
         }
     }
 }
@@ -47,7 +75,7 @@ impl fmt::Debug for Waker {
 }
 
 /// The ring's side.
-pub(super) struct Alarm {
+pub struct Alarm {
     bell: Arc<Bell>,
     /// Where the kernel puts the counter; leaked when a read might still be in flight.
     counter: IoBuf,
@@ -56,9 +84,12 @@ pub(super) struct Alarm {
 }
 
 impl Alarm {
-    pub(super) fn new() -> io::Result<(Self, Waker)> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let bell = Arc::new(Bell { event, rung: AtomicBool::new(false) });
+    /// With its waker.
+    ///
+    /// # Errors
+    /// When the kernel has no more eventfds.
+    pub fn new() -> io::Result<(Self, Waker)> {
+        let bell = Arc::new(Bell { event: Event::new()?, rung: AtomicBool::new(false) });
         let waker = Waker { bell: Arc::clone(&bell) };
         let counter = IoBuf::zeroed(COUNTER_BYTES as usize);
         Ok((Self { bell, counter, armed: false, rang: false }, waker))
@@ -70,7 +101,7 @@ impl Alarm {
             return None;
         }
         self.armed = true;
-        let fd = types::Fd(self.bell.event.as_raw_fd());
+        let fd = types::Fd(self.bell.event.fd());
         let read = opcode::Read::new(fd, self.counter.as_mut_ptr(), COUNTER_BYTES);
         Some(read.build().user_data(USER_DATA))
     }
@@ -105,6 +136,86 @@ impl Drop for Alarm {
     fn drop(&mut self) {
         if self.armed {
             std::mem::forget(std::mem::take(&mut self.counter));
+        }
+    }
+}
+
+/// A ring that does nothing but sleep, for models here and of what stands on it; run by
+/// `tools/loom`.
+#[cfg(loom)]
+mod models {
+    use std::io;
+    use std::os::fd::RawFd;
+
+    use loom::sync::{Condvar, Mutex};
+
+    use super::Alarm;
+
+    /// The kernel's counter.
+    pub struct Event {
+        count: Mutex<u64>,
+        counted: Condvar,
+    }
+
+    impl Event {
+        pub fn new() -> io::Result<Self> {
+            Ok(Self { count: Mutex::new(0), counted: Condvar::new() })
+        }
+
+        pub fn signal(&self) {
+            *self.count.lock().unwrap_or_else(|error| error.into_inner()) += 1;
+            self.counted.notify_one();
+        }
+
+        pub fn fd(&self) -> RawFd {
+            -1
+        }
+
+        fn read(&self) {
+            let mut count = self.count.lock().unwrap_or_else(|error| error.into_inner());
+            while *count == 0 {
+                count = self.counted.wait(count).unwrap_or_else(|error| error.into_inner());
+            }
+            *count = 0;
+        }
+    }
+
+    impl Alarm {
+        /// Waits as the ring does. loom ends a model in which nobody wakes it any more.
+        pub fn sleep(&mut self) {
+            self.bell.event.read();
+            self.ring();
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::sync::Arc;
+
+        use loom::sync::atomic::{AtomicUsize, Ordering};
+        use loom::thread;
+
+        use super::*;
+
+        /// Two threads leave a word each, by nothing stronger than a relaxed write, and wake the
+        /// third, which must come to see both.
+        #[test]
+        fn model_what_was_written_before_a_wake_is_seen_after_it() {
+            loom::model(|| {
+                let (mut alarm, waker) = Alarm::new().unwrap();
+                let words = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+                let threads = [0, 1].map(|at| {
+                    let (words, waker) = (Arc::clone(&words), waker.clone());
+                    thread::spawn(move || {
+                        words[at].store(1, Ordering::Relaxed);
+                        waker.wake();
+                    })
+                });
+                while words.iter().any(|word| word.load(Ordering::Relaxed) == 0) {
+                    alarm.sleep();
+                }
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+            });
         }
     }
 }

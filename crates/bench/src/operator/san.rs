@@ -1,8 +1,11 @@
 //! An NBD server whose power can be cut: what it answered and was not told to flush is gone then,
-//! and every connection with it. It is on again at once.
+//! all of it or some, and every connection with it. It is on again at once, or when told.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
+use std::mem;
 use std::net::Shutdown;
+use std::ops::Range;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -24,7 +27,11 @@ const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const FLUSH: u16 = 3;
 
+/// Bytes that are lost or kept together.
+const CHUNK: usize = 4096;
+
 /// The server, and what it holds.
+#[derive(Clone)]
 pub struct San(Arc<Mutex<State>>);
 
 #[derive(Default)]
@@ -33,6 +40,11 @@ struct State {
     durable: Vec<u8>,
     /// The same with what was answered since the last flush.
     view: Vec<u8>,
+    /// Where the two may differ, in chunks.
+    unflushed: BTreeSet<usize>,
+    off: bool,
+    /// A flush is answered and not done.
+    lies: bool,
     connections: Vec<UnixStream>,
     /// Writes until the power is cut by itself, right after the answer of the last.
     writes_left: Option<u64>,
@@ -42,7 +54,10 @@ struct State {
 }
 
 impl San {
-    /// Serves `size` zeros at the Unix socket `path`, until the test ends.
+    /// Serves `size` zeros at the Unix socket `path`, until the process ends.
+    ///
+    /// # Panics
+    /// If it cannot make the socket.
     pub fn start(path: &Path, size: usize) -> Self {
         let state = State { durable: vec![0; size], view: vec![0; size], ..State::default() };
         let state = Arc::new(Mutex::new(state));
@@ -50,6 +65,9 @@ impl San {
         let theirs = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                if locked(&theirs).off {
+                    continue;
+                }
                 let state = Arc::clone(&theirs);
                 thread::spawn(move || {
                     // A connection that breaks is what this server is for.
@@ -61,12 +79,46 @@ impl San {
     }
 
     fn locked(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no test panics with it")
+        locked(&self.0)
     }
 
     /// The power fails, and is back.
     pub fn cut_power(&self) {
-        self.locked().cut();
+        self.locked().cut(|_| false);
+    }
+
+    /// The same, but `kept` says of each chunk that was not flushed whether the medium has it.
+    pub fn cut_some(&self, kept: impl FnMut(usize) -> bool) {
+        self.locked().cut(kept);
+    }
+
+    /// The connections break, and nothing is lost.
+    pub fn cut_links(&self) {
+        self.locked().hang_up();
+    }
+
+    /// While it is off, nobody can connect. What is connected stays.
+    pub fn set_off(&self, off: bool) {
+        self.locked().off = off;
+    }
+
+    /// Answers nothing for a while.
+    pub fn freeze(&self, time: Duration) {
+        let _held = self.locked();
+        thread::sleep(time);
+    }
+
+    /// From now on a flush is answered and not done.
+    pub fn lie(&self) {
+        self.locked().lies = true;
+    }
+
+    /// Changes the medium without any client.
+    pub fn change(&self, offset: u64, bytes: &[u8]) {
+        let mut state = self.locked();
+        let range = offset as usize..offset as usize + bytes.len();
+        state.durable[range.clone()].copy_from_slice(bytes);
+        state.view[range].copy_from_slice(bytes);
     }
 
     /// The power fails each time that `writes` writes were answered.
@@ -96,10 +148,41 @@ impl San {
     }
 }
 
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("nobody panics with it")
+}
+
+fn chunk(number: usize, size: usize) -> Range<usize> {
+    number * CHUNK..size.min((number + 1) * CHUNK)
+}
+
 impl State {
-    fn cut(&mut self) {
+    fn cut(&mut self, mut kept: impl FnMut(usize) -> bool) {
         self.cuts += 1;
-        self.view = self.durable.clone();
+        for number in mem::take(&mut self.unflushed) {
+            let range = chunk(number, self.view.len());
+            if kept(number) {
+                self.durable[range.clone()].copy_from_slice(&self.view[range]);
+            } else {
+                self.view[range.clone()].copy_from_slice(&self.durable[range]);
+            }
+        }
+        self.hang_up();
+    }
+
+    fn flush(&mut self) {
+        for number in mem::take(&mut self.unflushed) {
+            let range = chunk(number, self.view.len());
+            self.durable[range.clone()].copy_from_slice(&self.view[range]);
+        }
+    }
+
+    fn write(&mut self, range: Range<usize>, data: &[u8]) {
+        self.unflushed.extend(range.start / CHUNK..range.end.div_ceil(CHUNK));
+        self.view[range].copy_from_slice(data);
+    }
+
+    fn hang_up(&mut self) {
         for stream in self.connections.drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -107,10 +190,10 @@ impl State {
 }
 
 fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
-    let size = state.lock().expect("no test panics with it").view.len();
+    let size = locked(state).view.len();
     handshake(&mut stream, size as u64)?;
     let copy = stream.try_clone()?;
-    state.lock().expect("no test panics with it").connections.push(copy);
+    locked(state).connections.push(copy);
     let mut head = [0; 28];
     loop {
         stream.read_exact(&mut head)?;
@@ -123,7 +206,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
         stream.read_exact(&mut data)?;
         let mut answer = [REPLY_MAGIC.to_be_bytes(), [0; 4]].concat();
         answer.extend_from_slice(&head[8..16]);
-        let mut state_now = state.lock().expect("no test panics with it");
+        let mut state_now = locked(state);
         match command {
             READ => answer.extend_from_slice(&state_now.view[range]),
             WRITE => {
@@ -134,9 +217,10 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
                     drop(state_now);
                     return land_late(&stream, state, (range, &data), late);
                 }
-                state_now.view[range].copy_from_slice(&data);
+                state_now.write(range, &data);
             }
-            FLUSH => state_now.durable = state_now.view.clone(),
+            FLUSH if state_now.lies => {}
+            FLUSH => state_now.flush(),
             DISC => return Ok(()),
             other => panic!("command {other} is not known here"),
         }
@@ -147,7 +231,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
             *left -= 1;
             if *left == 0 {
                 state_now.writes_left = None;
-                state_now.cut();
+                state_now.cut(|_| false);
             }
         }
     }
@@ -157,7 +241,7 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
 fn land_late(
     mut stream: &UnixStream,
     state: &Mutex<State>,
-    (range, data): (std::ops::Range<usize>, &[u8]),
+    (range, data): (Range<usize>, &[u8]),
     late: Duration,
 ) -> io::Result<()> {
     // Not the protocol: the client gives up the connection.
@@ -165,7 +249,7 @@ fn land_late(
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest)?;
     thread::sleep(late);
-    state.lock().expect("no test panics with it").view[range].copy_from_slice(data);
+    locked(state).write(range, data);
     Ok(())
 }
 

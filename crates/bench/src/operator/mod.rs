@@ -1,0 +1,349 @@
+//! A random operator of a real server: settings, drains, kills, stops, primaries that lose power or
+//! break off, disks that change their names, volumes that come and go, primaries that are changed
+//! without the cache, a cache that is damaged while nobody uses it. Clients write, flush and read
+//! all the time, and everything is compared with a model ([`model`]).
+//!
+//! A run is a row of lives, each a new cache with new primaries: a file, an NBD server whose power
+//! can be cut, and, for root, a disk. A life is a row of rounds: the server serves, and the
+//! operator does some things ([`online`]); then the server stays, or ends somehow, and the
+//! operator does other things ([`offline`]) before it is started again. At the end everything is
+//! drained and the primaries alone must be complete; or the cache is damaged, and what is read must
+//! be right or an error.
+//!
+//! What happens follows from the seed, but not when: the clients and the server run beside it. So
+//! the same seed may not fail again; what was done is printed as it is done.
+
+mod client;
+mod damaged;
+mod load;
+mod model;
+mod offline;
+mod online;
+mod pool;
+pub mod san;
+mod volume;
+
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+
+use self::load::{Done, Signs};
+use self::offline::{Between, End};
+use self::online::{MODES, Operator, Seen};
+use self::pool::{PATIENCE, Pool, Setup};
+use self::volume::Volume;
+use crate::place::Place;
+use crate::random::Numbers;
+use crate::server;
+
+/// The most rounds of a life.
+const ROUNDS: u64 = 14;
+
+/// What the command is asked.
+#[derive(clap::Args, Clone)]
+pub struct Args {
+    /// Binary and directory
+    #[command(flatten)]
+    pub common: crate::Common,
+    /// How long to go on
+    #[arg(long, default_value_t = 600)]
+    pub seconds: u64,
+    /// What decides; the time if not given
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// An NBD server that answers flushes and does not do them: must be found
+    #[arg(long)]
+    pub lie: bool,
+}
+
+/// For tests: a moment of it.
+pub fn quick(forebay: PathBuf, seconds: u64, seed: u64, lie: bool) -> Args {
+    let common = crate::Common { forebay: Some(forebay), dir: None };
+    Args { common, seconds, seed: Some(seed), lie }
+}
+
+/// What was done, and when.
+struct Log {
+    begin: Instant,
+}
+
+impl Log {
+    /// A line of it.
+    fn say(&self, what: &str) {
+        println!("{:7.1} {what}", self.begin.elapsed().as_secs_f64());
+    }
+}
+
+/// What was done in all.
+#[derive(Default)]
+struct Sum {
+    lives: u64,
+    rounds: u64,
+    starts: u64,
+    requests: u64,
+    errors: u64,
+    checked: u64,
+    slowest: Duration,
+}
+
+/// Runs lives until the time is over.
+///
+/// # Errors
+/// When something is wrong with the server; or with this machine.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let seed = args.seed.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(0, |now| now.as_secs())
+    });
+    let binary = server::binary(args.common.forebay.as_deref())?;
+    println!("seed {seed}");
+    let log = Log { begin: Instant::now() };
+    let end = Instant::now() + Duration::from_secs(args.seconds);
+    let mut sum = Sum::default();
+    while sum.lives == 0 || Instant::now() < end {
+        let mut numbers = Numbers::new(seed.wrapping_mul(1_000_003) ^ sum.lives);
+        log.say(&format!("life {}", sum.lives));
+        let place = Place::new(args.common.dir.as_deref())?;
+        let mut life = Life::new(&binary, place, &mut numbers, &log, args)?;
+        let outcome = life.run(end, &mut sum);
+        outcome.with_context(|| {
+            let log = life.pool.log();
+            format!("seed {seed}, life {}; the server said last:\n  {log}\n", sum.lives)
+        })?;
+        sum.lives += 1;
+    }
+    println!(
+        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} requests, {} errors that were \
+         allowed; {} blocks compared on primaries alone",
+        sum.lives,
+        sum.rounds,
+        sum.starts,
+        sum.slowest.as_secs_f64(),
+        sum.requests,
+        sum.errors,
+        sum.checked
+    );
+    Ok(())
+}
+
+/// A cache and its volumes from their beginning to their end.
+struct Life<'a> {
+    pool: Pool,
+    numbers: &'a mut Numbers,
+    log: &'a Log,
+}
+
+impl<'a> Life<'a> {
+    fn new(
+        binary: &Path,
+        place: Place,
+        numbers: &'a mut Numbers,
+        log: &'a Log,
+        args: &Args,
+    ) -> anyhow::Result<Self> {
+        let setup = Setup::any(numbers, &place);
+        log.say(&setup.describe());
+        let disks = rustix::process::geteuid().is_root()
+            && ["/dev/loop-control", "/usr/sbin/losetup"]
+                .iter()
+                .all(|path| Path::new(path).exists());
+        if !disks {
+            log.say("without disks: they need root, losetup and /dev/loop-control");
+        }
+        let mut volumes = Vec::new();
+        for kind in 0..if disks { 3 } else { 2 } {
+            let mut volume = Volume::new(&place, kind, numbers.below(1 << 20))?;
+            let mode = numbers.below(2 * MODES.len() as u64) as usize;
+            // Half of them write back.
+            volume.configured = MODES.get(mode).copied().unwrap_or(MODES[0]);
+            volume.threshold = ["0", "0", "64KiB", "512KiB"][numbers.below(4) as usize];
+            log.say(&format!("volume {}: {}", volume.name, volume.configured));
+            if let Some(san) = volume.san().filter(|_| args.lie) {
+                san.lie();
+            }
+            volumes.push(volume);
+        }
+        let pool = Pool::new(PathBuf::from(binary), place, setup, volumes);
+        Ok(Self { pool, numbers, log })
+    }
+
+    fn run(&mut self, end: Instant, sum: &mut Sum) -> anyhow::Result<()> {
+        self.start(&[], sum)?;
+        for _ in 0..=self.numbers.below(ROUNDS) {
+            if Instant::now() > end {
+                break;
+            }
+            sum.rounds += 1;
+            let how = match self.numbers.below(10) {
+                0..3 => End::Stays,
+                3..7 => End::Kill,
+                7 => End::Stop,
+                _ => End::Drained,
+            };
+            self.round(how, sum)?;
+            if how == End::Stays {
+                continue;
+            }
+            let (numbers, log) = (&mut *self.numbers, self.log);
+            let flags = Vec::new();
+            let mut between = Between { pool: &mut self.pool, end: how, numbers, log, flags };
+            between.work()?;
+            let flags = between.flags;
+            self.start(&flags, sum)?;
+            if !flags.is_empty() {
+                self.renew(sum)?;
+            }
+            self.verify(sum)?;
+        }
+        if self.numbers.below(3) == 0 {
+            self.round(End::Kill, sum)?;
+            return damaged::end(&mut self.pool, self.numbers, self.log);
+        }
+        self.round(End::Drained, sum)
+    }
+
+    fn start(&mut self, flags: &[String], sum: &mut Sum) -> anyhow::Result<()> {
+        let took = self.pool.start(flags)?;
+        self.log.say(&format!("started in {:.2} s", took.as_secs_f64()));
+        sum.starts += 1;
+        sum.slowest = sum.slowest.max(took);
+        let status = self.pool.status()?;
+        let found = status["volumes"].as_array().context("a status has volumes")?;
+        for volume in self.pool.volumes.iter_mut().filter(|volume| volume.served) {
+            let shown = found.iter().find(|shown| shown["name"] == volume.name.as_str());
+            let shown = shown.with_context(|| format!("no volume {} is served", volume.name))?;
+            let mode = shown["mode"].as_str().context("a volume has a mode")?;
+            let mode = MODES.into_iter().find(|&known| known == mode).context("of five")?;
+            ensure!(
+                !volume.is_known || mode == volume.mode(),
+                "volume {} is in {mode}, not in {}",
+                volume.name,
+                volume.mode()
+            );
+            volume.is_known = true;
+            volume.set = (mode != volume.configured).then_some(mode);
+            volume.notice.forget();
+            volume.notice.set_mode(Some(mode));
+            volume.model.restarted();
+        }
+        Ok(())
+    }
+
+    /// After a primary was accepted the cache is emptied and left; the next start makes a new one,
+    /// with what is configured.
+    fn renew(&mut self, sum: &mut Sum) -> anyhow::Result<()> {
+        let limit = Instant::now() + PATIENCE;
+        while self.pool.status()?["health"] != "detached" {
+            ensure!(Instant::now() < limit, "the old cache is not left in time");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.verify(sum)?;
+        self.log.say("the old cache is left: stop");
+        self.pool.must(&["stop"])?;
+        self.pool.ended()?;
+        self.alone(sum)?;
+        self.pool.volumes.iter_mut().for_each(|volume| volume.set = None);
+        self.start(&[], sum)
+    }
+
+    /// Clients at work, the operator beside them, and the end of the server.
+    fn round(&mut self, how: End, sum: &mut Sum) -> anyhow::Result<()> {
+        let signs = Signs::default();
+        let socket = self.pool.socket();
+        let mut volumes = mem::take(&mut self.pool.volumes);
+        let mut seen: Vec<Seen> =
+            volumes.iter().filter(|volume| volume.served).map(Seen::of).collect();
+        let seeds: Vec<u64> = volumes.iter().map(|_| self.numbers.next()).collect();
+        let (worked, outcome) = std::thread::scope(|scope| {
+            let workers: Vec<_> = (volumes.iter_mut().filter(|volume| volume.served))
+                .zip(seeds)
+                .map(|(volume, seed)| {
+                    let (socket, signs) = (&socket, &signs);
+                    scope.spawn(move || load::run(volume, socket, signs, Numbers::new(seed)))
+                })
+                .collect();
+            let (pool, numbers, log) = (&self.pool, &mut *self.numbers, self.log);
+            let mut operator = Operator { pool, seen: &mut seen, signs: &signs, numbers, log };
+            let outcome = operator.work();
+            let outcome = outcome.and_then(|()| end(&mut self.pool, how, &signs, self.log));
+            signs.end.store(true, Ordering::SeqCst);
+            let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+            (done, outcome)
+        });
+        let served = volumes.iter_mut().filter(|volume| volume.served);
+        for (volume, set) in served.zip(seen.iter().map(|seen| seen.set)) {
+            volume.set = set.unwrap_or(volume.set);
+        }
+        self.pool.volumes = volumes;
+        for done in worked {
+            let Ok(done) = done else { bail!("a client panicked") };
+            let Done { good, bad } = done?;
+            sum.requests += good + bad;
+            sum.errors += bad;
+        }
+        outcome?;
+        self.after(how, sum)
+    }
+
+    /// What must be true now.
+    fn after(&mut self, how: End, sum: &mut Sum) -> anyhow::Result<()> {
+        for volume in self.pool.served() {
+            sum.checked += volume.check_direct()?;
+        }
+        match how {
+            End::Stays => {
+                self.pool.is_well()?;
+                self.verify(sum)?;
+                if self.numbers.below(3) == 0 {
+                    let name = self.pool.served().next().context("one is served")?.name.clone();
+                    self.log.say(&format!("drain {name}, to its end"));
+                    self.pool.must(&["drain", &name])?;
+                    self.alone(sum)?;
+                }
+                Ok(())
+            }
+            End::Drained => self.alone(sum),
+            End::Kill | End::Stop => Ok(()),
+        }
+    }
+
+    fn alone(&self, sum: &mut Sum) -> anyhow::Result<()> {
+        for volume in self.pool.served() {
+            volume.check_alone()?;
+            sum.checked += volume.model.len();
+        }
+        Ok(())
+    }
+
+    fn verify(&self, sum: &mut Sum) -> anyhow::Result<()> {
+        for volume in self.pool.served() {
+            load::verify(volume, &self.pool.socket())?;
+            sum.requests += volume.model.len() / 64;
+        }
+        Ok(())
+    }
+}
+
+/// The end of the server, if it is to come.
+fn end(pool: &mut Pool, how: End, signs: &Signs, log: &Log) -> anyhow::Result<()> {
+    if signs.broken.load(Ordering::SeqCst) {
+        return Ok(());
+    }
+    let words: &[&str] = match how {
+        End::Stays => return Ok(()),
+        End::Kill => {
+            log.say("kill");
+            signs.going.store(true, Ordering::SeqCst);
+            return pool.kill();
+        }
+        End::Stop => &["stop"],
+        End::Drained => &["stop", "--drain"],
+    };
+    log.say(&words.join(" "));
+    signs.going.store(true, Ordering::SeqCst);
+    pool.must(words)?;
+    pool.ended()
+}

@@ -1,0 +1,310 @@
+//! What happens between two servers: disks change their names, volumes come, go and are renamed,
+//! primaries are changed without the cache, starts are cut short. What is documented to be refused
+//! must be, with its reason, and a start that is refused must change nothing.
+
+use std::fs::{self, File};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use forebay_engine::pool::geometry;
+
+use super::Log;
+use super::model::content;
+use super::pool::Pool;
+use super::volume::{BLOCKS, Primary, Volume};
+use crate::random::Numbers;
+
+/// How the last server ended.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum End {
+    /// It goes on.
+    Stays,
+    /// By SIGKILL.
+    Kill,
+    /// In order.
+    Stop,
+    /// In order, with nothing dirty left.
+    Drained,
+}
+
+const PAGE: usize = 4096;
+/// Names that volumes may have beside those of the beginning.
+const NAMES: [&str; 4] = ["file", "disk", "db-1", "x.y"];
+
+/// A thing to do.
+type Doing = fn(&mut Between<'_>) -> anyhow::Result<()>;
+
+/// Each, as often as it is named.
+const DOINGS: [Doing; 13] = [
+    swap, swap, rename, remove, remove, change, change, touch, cut_short, cut_short, away, power,
+    look,
+];
+
+/// Who does them.
+pub struct Between<'a> {
+    /// The server, which is not there.
+    pub pool: &'a mut Pool,
+    /// How it ended.
+    pub end: End,
+    /// Decides.
+    pub numbers: &'a mut Numbers,
+    /// Where it is noted.
+    pub log: &'a Log,
+    /// Flags of the next start.
+    pub flags: Vec<String>,
+}
+
+impl Between<'_> {
+    /// Some things.
+    pub fn work(&mut self) -> anyhow::Result<()> {
+        for _ in 0..self.numbers.below(4) {
+            let doing = DOINGS[self.numbers.below(DOINGS.len() as u64) as usize];
+            doing(self)?;
+        }
+        Ok(())
+    }
+
+    fn any_served(&mut self) -> usize {
+        let served = (0..self.pool.volumes.len()).filter(|&at| self.pool.volumes[at].served);
+        let served: Vec<_> = served.collect();
+        served[self.numbers.below(served.len() as u64) as usize]
+    }
+
+    /// Whether the next start may do as it likes: something was done already that it may refuse.
+    fn is_open(&self) -> bool {
+        !self.flags.is_empty()
+    }
+}
+
+fn swap(between: &mut Between<'_>) -> anyhow::Result<()> {
+    let volumes = &mut between.pool.volumes;
+    let disk = volumes.iter().position(|volume| matches!(volume.primary, Primary::Disk(_)));
+    let Some(at) = disk else { return Ok(()) };
+    let Primary::Disk(pair) = &mut volumes[at].primary else { return Ok(()) };
+    let former = pair.swap()?;
+    between.log.say(&format!("{} is another disk's name now", former.display()));
+    // Another disk under a name that the cache does not know is another volume.
+    if !volumes[at].served || !volumes[at].is_known || between.is_open() {
+        return Ok(());
+    }
+    between.log.say("a start on the other disk must be refused");
+    let right = between.pool.volumes[at].aim(Some(former));
+    let refused = between.pool.refuse(&["belongs to primary loop:"]);
+    between.pool.volumes[at].aim(right);
+    refused.map(drop)
+}
+
+fn rename(between: &mut Between<'_>) -> anyhow::Result<()> {
+    // The flags of the next start say names.
+    if between.is_open() {
+        return Ok(());
+    }
+    let at = between.any_served();
+    let name = NAMES[between.numbers.below(NAMES.len() as u64) as usize];
+    let volumes = &mut between.pool.volumes;
+    let former = std::mem::replace(&mut volumes[at].name, name.to_owned());
+    if let Some(other) = (0..volumes.len()).find(|&i| i != at && volumes[i].name == name) {
+        volumes[other].name.clone_from(&former);
+        volumes[other].be_new();
+    }
+    volumes[at].be_new();
+    between.log.say(&format!("volume {former} is called {name} from now on"));
+    Ok(())
+}
+
+/// One volume is not configured any more, or it is again.
+fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
+    if between.is_open() {
+        return Ok(());
+    }
+    if let Some(back) = between.pool.volumes.iter_mut().find(|volume| !volume.served) {
+        back.served = true;
+        back.be_new();
+        between.log.say(&format!("volume {} is there again", back.name));
+        return Ok(());
+    }
+    let at = between.any_served();
+    if !between.pool.volumes[at].is_known {
+        return Ok(());
+    }
+    let name = between.pool.volumes[at].name.clone();
+    between.log.say(&format!("volume {name} is taken out of the configuration"));
+    between.pool.volumes[at].served = false;
+    match between.pool.try_start(&[])? {
+        Ok(_) => {
+            // Nothing of it was dirty.
+            let alone = between.pool.volumes[at].check_alone();
+            alone.context("a volume was removed while it was dirty")?;
+            between.pool.kill()?;
+            between.end = End::Kill;
+            used_alone(between, at)
+        }
+        Err(said) => {
+            ensure!(between.end != End::Drained, "a drained volume cannot be removed: {said}");
+            let flag = format!("--forget-volume {name}");
+            ensure!(said.contains(&flag), "refused without a word of {flag}: {said}");
+            between.log.say("refused, since it is dirty: it stays");
+            between.pool.volumes[at].served = true;
+            Ok(())
+        }
+    }
+}
+
+/// A primary that no cache is in front of is written.
+fn used_alone(between: &mut Between<'_>, at: usize) -> anyhow::Result<()> {
+    let volume = &mut between.pool.volumes[at];
+    between.log.say(&format!("the primary of {} is written meanwhile", volume.name));
+    for block in [0, 1, between.numbers.below(BLOCKS), BLOCKS - 1] {
+        let version = volume.model.version();
+        volume.change(block, &content(volume.model.salt, block, version))?;
+        volume.model.changed(block, version, true);
+    }
+    Ok(())
+}
+
+/// A primary is written behind the cache's back, in a place that is sampled.
+fn change(between: &mut Between<'_>) -> anyhow::Result<()> {
+    let at = between.any_served();
+    // After a kill, or a failed flush, the place may be off the record, and nothing is promised.
+    if between.is_open()
+        || between.pool.volumes[at].san().is_some()
+        || !matches!(between.end, End::Stop | End::Drained)
+    {
+        return Ok(());
+    }
+    let block = if between.numbers.below(2) == 0 { 0 } else { BLOCKS - 1 };
+    let volume = &mut between.pool.volumes[at];
+    let name = volume.name.clone();
+    let version = loop {
+        let version = volume.model.version();
+        if version % 16 == 4 {
+            break version;
+        }
+    };
+    between.log.say(&format!("block {block} of the primary of {name} is changed"));
+    volume.change(block, &content(volume.model.salt, block, version))?;
+    volume.model.changed(block, version, between.end == End::Drained);
+    between.log.say("a start must be refused");
+    let flag = format!("--accept-primary {name}");
+    between.pool.refuse(&["was changed since", &flag])?;
+    between.log.say(&format!("it is accepted with {flag}"));
+    between.flags.push(format!("--accept-primary={name}"));
+    Ok(())
+}
+
+/// A file is touched, and nothing else.
+fn touch(between: &mut Between<'_>) -> anyhow::Result<()> {
+    let paths = between.pool.volumes.iter().filter_map(|volume| match &volume.primary {
+        Primary::File(path) => Some(path.clone()),
+        _ => None,
+    });
+    for path in paths {
+        between.log.say(&format!("{} is touched", path.display()));
+        let file = File::options().write(true).open(path)?;
+        file.set_modified(std::time::SystemTime::now())?;
+    }
+    Ok(())
+}
+
+/// A start that is killed, perhaps in the midst of its recovery.
+fn cut_short(between: &mut Between<'_>) -> anyhow::Result<()> {
+    if between.is_open() {
+        return Ok(());
+    }
+    let time = Duration::from_millis(between.numbers.below(250));
+    between.log.say(&format!("a start is killed after {} ms", time.as_millis()));
+    between.pool.start_and_kill(time)?;
+    between.end = End::Kill;
+    Ok(())
+}
+
+/// A start while the NBD server is away: refused soon, for that reason.
+fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
+    let of = |volume: &Volume| Some((volume.san()?.clone(), volume.name.clone()));
+    let san = between.pool.served().find_map(of);
+    let Some((san, name)) = san.filter(|_| !between.is_open()) else { return Ok(()) };
+    between.log.say("a start while the NBD server is away must be refused");
+    san.set_off(true);
+    san.cut_links();
+    let refused = between.pool.refuse(&[&name]);
+    san.set_off(false);
+    refused.map(drop)
+}
+
+/// Whoever looks at the cache finds it whole, and nothing lost.
+fn look(between: &mut Between<'_>) -> anyhow::Result<()> {
+    between.log.say("check, dump, salvage --list");
+    let cache = between.pool.place.text("cache.img");
+    for words in [&["check", &cache][..], &["dump", &cache], &["salvage", &cache, "--list"]] {
+        let said = between.pool.run(words)?;
+        ensure!(
+            said.status.success(),
+            "forebay {words:?} ended with {}: {}{}",
+            said.status,
+            said.out,
+            said.err
+        );
+    }
+    Ok(())
+}
+
+/// The NBD server loses power while nobody is connected to it.
+fn power(between: &mut Between<'_>) -> anyhow::Result<()> {
+    let Between { pool, numbers, log, .. } = between;
+    for volume in &mut pool.volumes {
+        if let Some(san) = volume.san().cloned() {
+            log.say("power of the NBD server: some is lost that was not flushed");
+            san.cut_some(|_| numbers.below(2) == 0);
+            volume.model.lost();
+        }
+    }
+    Ok(())
+}
+
+/// Damages some pages of the cache, but for the ends of the logs: of a record that no later one
+/// proves to have been durable nobody can tell that it was there. Whether there was a log.
+pub fn damage(pool: &Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<bool> {
+    let places = old_pages(pool)?;
+    if places.is_empty() {
+        log.say("the log is too short to be damaged");
+        return Ok(false);
+    }
+    let path = pool.place.path("cache.img");
+    let mut bytes = fs::read(&path)?;
+    for _ in 0..=numbers.below(6) {
+        let mut any = || places[numbers.below(places.len() as u64) as usize];
+        let (at, other) = (any(), any());
+        let what = numbers.below(3);
+        match what {
+            0 => bytes[at + numbers.below(PAGE as u64) as usize] ^= 1 << numbers.below(8),
+            1 => bytes[at..at + PAGE].fill(0),
+            _ => bytes.copy_within(other..other + PAGE, at),
+        }
+        let what = ["has a bit that flipped", "is zeros", "is a copy of another"][what as usize];
+        log.say(&format!("the cache is damaged: the page at {at} {what}"));
+    }
+    fs::write(&path, bytes)?;
+    Ok(true)
+}
+
+/// The pages of all but the last two segments of each log.
+fn old_pages(pool: &Pool) -> anyhow::Result<Vec<usize>> {
+    let said = pool.run(&["dump", &pool.place.text("cache.img"), "--json"])?;
+    ensure!(said.status.success(), "forebay dump: {}", said.err.trim());
+    let dump: serde_json::Value = serde_json::from_str(&said.out).context("the dump as JSON")?;
+    let size = dump["device_size"].as_u64().context("a dump has a device size")?;
+    let shards = dump["shards"].as_array().context("a dump has shards")?;
+    let (segment, areas) = geometry(size, shards.len() as u16).map_err(|why| anyhow!("{why}"))?;
+    let mut places = Vec::new();
+    for (area, shard) in areas.iter().zip(shards) {
+        let number = |name: &str| shard[name].as_u64();
+        let (first, last) = (number("first_segment"), number("last_segment"));
+        let (Some(first), Some(last)) = (first, last) else { continue };
+        for sequence in first..last.saturating_sub(1) {
+            let segment = u64::from(segment);
+            let at = area.offset + sequence % (area.len / segment) * segment;
+            places.extend((at as usize..(at + segment) as usize).step_by(PAGE));
+        }
+    }
+    Ok(places)
+}

@@ -1,0 +1,240 @@
+//! What the operator does while the server serves and clients are at work.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::Log;
+use super::load::Signs;
+use super::pool::Pool;
+use super::san::San;
+use super::volume::{Notice, Volume};
+use crate::random::Numbers;
+
+/// Every mode.
+pub const MODES: [&str; 5] =
+    ["write-back", "write-through", "write-around", "write-only", "pass-through"];
+
+/// A volume as the operator sees it while a client uses it.
+pub struct Seen {
+    name: String,
+    notice: Arc<Notice>,
+    san: Option<San>,
+    configured: &'static str,
+    /// The mode that was set meanwhile; `Some(None)` is the configured one.
+    pub set: Option<Option<&'static str>>,
+}
+
+impl Seen {
+    /// Of a volume.
+    pub fn of(volume: &Volume) -> Self {
+        Self {
+            name: volume.name.clone(),
+            notice: Arc::clone(&volume.notice),
+            san: volume.san().cloned(),
+            configured: volume.configured,
+            set: None,
+        }
+    }
+}
+
+/// A thing to do.
+type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
+
+/// Each, as often as it is named.
+const DOINGS: [Doing; 14] = [
+    set_mode, set_mode, set_mode, set_cache, set_wrong, drain, drain, look, cut_power, cut_power,
+    cut_links, away, freeze, garbage,
+];
+
+/// Who does them.
+pub struct Operator<'a> {
+    /// The server.
+    pub pool: &'a Pool,
+    /// Its volumes.
+    pub seen: &'a mut [Seen],
+    /// What the clients are told.
+    pub signs: &'a Signs,
+    /// Decides.
+    pub numbers: &'a mut Numbers,
+    /// Where it is noted.
+    pub log: &'a Log,
+}
+
+impl Operator<'_> {
+    /// Some things, with pauses; ends when a client has found something wrong.
+    pub fn work(&mut self) -> anyhow::Result<()> {
+        for _ in 0..=self.numbers.below(5) {
+            self.pause(400);
+            if self.signs.broken.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            let doing = DOINGS[self.numbers.below(DOINGS.len() as u64) as usize];
+            doing(self)?;
+        }
+        self.pause(600);
+        Ok(())
+    }
+
+    fn pause(&mut self, most: u64) {
+        std::thread::sleep(Duration::from_millis(self.numbers.below(most)));
+    }
+
+    fn any(&mut self) -> usize {
+        self.numbers.below(self.seen.len() as u64) as usize
+    }
+
+    fn san(&self) -> Option<(San, Arc<Notice>)> {
+        let seen = self.seen.iter().find(|seen| seen.san.is_some())?;
+        Some((seen.san.clone()?, Arc::clone(&seen.notice)))
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.numbers.below(choices.len() as u64) as usize]
+    }
+}
+
+fn set_mode(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let at = operator.any();
+    let mode = if operator.numbers.below(8) == 0 { None } else { Some(operator.pick(&MODES)) };
+    let seen = &mut operator.seen[at];
+    let word = mode.unwrap_or("default");
+    operator.log.say(&format!("set {} mode={word}", seen.name));
+    seen.notice.set_mode(None);
+    operator.pool.must(&["set", &seen.name, &format!("mode={word}")])?;
+    seen.notice.set_mode(Some(mode.unwrap_or(seen.configured)));
+    seen.set = Some(mode);
+    Ok(())
+}
+
+fn set_cache(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let eviction = operator.pick(&["frequency", "lru", "fifo", "default"]);
+    let content = operator.pick(&["rewrite", "similar", "independent", "default"]);
+    let name = operator.seen[operator.any()].name.clone();
+    operator.log.say(&format!("set {name} eviction={eviction} content={content}"));
+    let (eviction, content) = (format!("eviction={eviction}"), format!("content={content}"));
+    operator.pool.must(&["set", &name, &eviction, &content]).map(drop)
+}
+
+/// Nonsense is refused, and changes nothing.
+fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let name = operator.seen[operator.any()].name.clone();
+    let wrong = operator.pick(&["mode=writeback", "mode=", "evictoin=lru", "content=\u{1f980}"]);
+    let nobody = operator.numbers.below(3) == 0;
+    let (name, wrong) = if nobody { ("nobody", "mode=write-back") } else { (&name[..], wrong) };
+    operator.log.say(&format!("set {name} {wrong}: must be refused"));
+    let said = operator.pool.ask(&["set", name, wrong])?;
+    ensure!(matches!(said.status.code(), Some(1 | 2)), "it ended with {}", said.status);
+    ensure!(!said.err.trim().is_empty(), "it said nothing");
+    Ok(())
+}
+
+/// A drain in the background, which is left alone, or cancelled.
+fn drain(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let name = operator.seen[operator.any()].name.clone();
+    let cancel = operator.numbers.below(2) == 0;
+    operator.log.say(&format!("drain {name}{}", if cancel { ", cancelled soon" } else { "" }));
+    let out = operator.pool.must(&["drain", &name, "--background", "--json"])?;
+    let job: serde_json::Value = serde_json::from_str(&out).context("the job as JSON")?;
+    let job = job["id"].to_string();
+    operator.pause(300);
+    if cancel {
+        let said = operator.pool.ask(&["drain", "--job", &job, "--cancel"])?;
+        let known = said.status.success() || !said.err.is_empty();
+        ensure!(known, "cancelling it ended with {}, without a word", said.status);
+    }
+    Ok(())
+}
+
+fn look(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    operator.log.say("status");
+    let status = operator.pool.status()?;
+    ensure!(status["health"] == "good", "health is {}", status["health"]);
+    operator.pool.must(&["status"]).map(drop)
+}
+
+fn cut_power(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let Some((san, notice)) = operator.san() else { return Ok(()) };
+    notice.fault();
+    match operator.numbers.below(3) {
+        0 => {
+            operator.log.say("power of the NBD server: all is lost that was not flushed");
+            san.cut_power();
+        }
+        1 => {
+            operator.log.say("power of the NBD server: half is lost that was not flushed");
+            san.cut_some(|_| operator.numbers.below(2) == 0);
+        }
+        _ => {
+            let writes = 1 + operator.numbers.below(20);
+            operator.log.say(&format!("power of the NBD server: after {writes} more writes"));
+            san.cut_after(Some(writes));
+            operator.pause(1000);
+            san.cut_after(None);
+        }
+    }
+    notice.heal();
+    Ok(())
+}
+
+fn cut_links(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let Some((san, notice)) = operator.san() else { return Ok(()) };
+    operator.log.say("links to the NBD server break");
+    notice.fault();
+    san.cut_links();
+    notice.heal();
+    Ok(())
+}
+
+fn away(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let Some((san, notice)) = operator.san() else { return Ok(()) };
+    let time = 200 + operator.numbers.below(4000);
+    let loses = operator.numbers.below(2) == 0;
+    let what = if loses { ", and loses" } else { "" };
+    operator.log.say(&format!("the NBD server goes away for {time} ms{what}"));
+    notice.fault();
+    san.set_off(true);
+    if loses {
+        san.cut_some(|_| operator.numbers.below(2) == 0);
+    } else {
+        san.cut_links();
+    }
+    std::thread::sleep(Duration::from_millis(time));
+    operator.pool.status()?;
+    san.set_off(false);
+    notice.heal();
+    Ok(())
+}
+
+fn freeze(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let Some((san, _)) = operator.san() else { return Ok(()) };
+    let time = 50 + operator.numbers.below(600);
+    operator.log.say(&format!("the NBD server answers nothing for {time} ms"));
+    san.freeze(Duration::from_millis(time));
+    Ok(())
+}
+
+/// Clients that do not speak the protocol, at both sockets.
+fn garbage(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    operator.log.say("clients that send garbage");
+    let sockets = [operator.pool.socket(), operator.pool.place.path("control.sock")];
+    for path in sockets.iter().cycle().take(6) {
+        let mut stream = UnixStream::connect(path).context("a client of garbage")?;
+        stream.set_read_timeout(Some(Duration::from_millis(20)))?;
+        stream.set_write_timeout(Some(Duration::from_millis(200)))?;
+        let mut bytes = Vec::new();
+        if operator.numbers.below(2) == 0 {
+            // A good beginning.
+            bytes.extend_from_slice(b"\0\0\0\x03IHAVEOPT\0\0\0\x01");
+        }
+        let len = operator.numbers.below(4096);
+        bytes.extend((0..len).map(|_| operator.numbers.next() as u8));
+        let _ = stream.write_all(&bytes);
+        let _ = stream.read(&mut [0; 512]);
+    }
+    Ok(())
+}

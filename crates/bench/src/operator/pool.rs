@@ -1,0 +1,268 @@
+//! A server over a cache and some volumes, as a process: its configuration, starts that must
+//! succeed or be refused, the commands that an operator has, and what it says of itself.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use super::volume::Volume;
+use crate::cleanup::Process;
+use crate::place::Place;
+use crate::random::Numbers;
+
+/// How long a start, a stop or a command may take. A stop with a drain gives up after half a
+/// minute without progress.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// What the whole cache is configured to be.
+pub struct Setup {
+    text: String,
+}
+
+impl Setup {
+    /// Any.
+    pub fn any(numbers: &mut Numbers, place: &Place) -> Self {
+        let mut pick =
+            |choices: &[&'static str]| choices[numbers.below(choices.len() as u64) as usize];
+        let size = pick(&["16MiB", "24MiB", "48MiB"]);
+        let eviction = pick(&["frequency", "lru", "fifo"]);
+        let content = pick(&["rewrite", "similar", "independent"]);
+        let dirty = pick(&["20%", "50%", "80%"]);
+        let depth = pick(&["200ms", "2s", "30s", "1h"]);
+        let compress = pick(&["true", "true", "false"]);
+        let ram = pick(&["1MiB", "4MiB", "16MiB"]);
+        let shards = pick(&["1", "2", "2", "3"]);
+        let text = format!(
+            "[cache]\npath = \"{}\"\nsize = \"{size}\"\nstate_dir = \"{}\"\n\
+             eviction = \"{eviction}\"\ncontent = \"{content}\"\ndirty_limit = \"{dirty}\"\n\
+             write_cache_depth = \"{depth}\"\ncompress = {compress}\n\
+             [memory]\nram = \"{ram}\"\n\
+             [control]\nsocket = \"{}\"\n\
+             [server]\nshards = {shards}\npatience = \"2s\"\nnbd = [\"unix:{}\"]\n",
+            place.text("cache.img"),
+            place.text("state"),
+            place.text("control.sock"),
+            place.text("nbd.sock"),
+        );
+        Self { text }
+    }
+
+    /// In one line.
+    pub fn describe(&self) -> String {
+        let lines = self.text.lines().filter(|line| line.contains(" = ") && !line.contains('/'));
+        lines.map(|line| line.replace(" = ", "=").replace('"', "")).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The cache and its volumes, and their server while there is one.
+pub struct Pool {
+    // Gone before what it uses.
+    server: Option<Process>,
+    /// The volumes, configured or not.
+    pub volumes: Vec<Volume>,
+    /// What the cache is.
+    setup: Setup,
+    binary: PathBuf,
+    /// Where everything is.
+    pub place: Place,
+}
+
+/// What a command said.
+pub struct Said {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Its standard output.
+    pub out: String,
+    /// Its standard error.
+    pub err: String,
+}
+
+impl Pool {
+    /// Nothing is started.
+    pub fn new(binary: PathBuf, place: Place, setup: Setup, volumes: Vec<Volume>) -> Self {
+        Self { server: None, volumes, setup, binary, place }
+    }
+
+    /// Where clients connect.
+    pub fn socket(&self) -> PathBuf {
+        self.place.path("nbd.sock")
+    }
+
+    /// The configured volumes.
+    pub fn served(&self) -> impl Iterator<Item = &Volume> {
+        self.volumes.iter().filter(|volume| volume.served)
+    }
+
+    fn command(&self, more: &[String]) -> anyhow::Result<Command> {
+        let mut text = self.setup.text.clone();
+        for volume in self.served() {
+            text += &format!(
+                "[[volume]]\nname = \"{}\"\nprimary = \"{}\"\nmode = \"{}\"\n\
+                 sequential_threshold = \"{}\"\n",
+                volume.name,
+                volume.uri(),
+                volume.configured,
+                volume.threshold,
+            );
+        }
+        let config = self.place.path("forebay.toml");
+        fs::write(&config, text)?;
+        let mut command = Command::new(&self.binary);
+        command.arg("serve").arg("--config").arg(config).args(more);
+        Ok(command)
+    }
+
+    /// Starts the server; how long it took, or what it said when it refused.
+    pub fn try_start(&mut self, more: &[String]) -> anyhow::Result<Result<Duration, String>> {
+        ensure!(self.server.is_none(), "there is a server already");
+        let log = self.place.path("server.log");
+        let begin = Instant::now();
+        let process = Process::start(self.command(more)?, &log, true)?;
+        let mut out = BufReader::new(process.output()?);
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut ready = String::new();
+            let _ = out.read_line(&mut ready);
+            let _ = send.send(ready);
+        });
+        let ready = receive.recv_timeout(PATIENCE).with_context(|| {
+            format!("no start within {} s: {}", PATIENCE.as_secs(), process.said())
+        })?;
+        if ready.starts_with("ready ") {
+            self.server = Some(process);
+            return Ok(Ok(begin.elapsed()));
+        }
+        let status = process.wait(PATIENCE)?;
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        let last = said.lines().last().unwrap_or_default().to_owned();
+        ensure!(
+            status.code() == Some(1) && last.starts_with("forebay: "),
+            "a start ended with {status}, and not with a reason: {}",
+            tail(&said)
+        );
+        Ok(Err(last))
+    }
+
+    /// Starts the server, which must come up.
+    pub fn start(&mut self, more: &[String]) -> anyhow::Result<Duration> {
+        match self.try_start(more)? {
+            Ok(time) => Ok(time),
+            Err(said) => bail!("a start was refused: {said}"),
+        }
+    }
+
+    /// Starts the server, which must refuse for a reason with these words.
+    pub fn refuse(&mut self, words: &[&str]) -> anyhow::Result<String> {
+        match self.try_start(&[])? {
+            Ok(_) => bail!("a start was not refused, with a word of {words:?}"),
+            Err(said) => {
+                ensure!(
+                    words.iter().all(|word| said.contains(word)),
+                    "a start was refused without a word of {words:?}: {said}"
+                );
+                Ok(said)
+            }
+        }
+    }
+
+    /// Starts the server and kills it so soon that it may be recovering.
+    pub fn start_and_kill(&mut self, after: Duration) -> anyhow::Result<()> {
+        let log = self.place.path("server.log");
+        let process = Process::start(self.command(&[])?, &log, false)?;
+        std::thread::sleep(after);
+        process.kill();
+        Ok(())
+    }
+
+    /// Kills the server.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.server.take().context("there is a server")?.kill();
+        Ok(())
+    }
+
+    /// Waits for the end of the server, which was asked to stop.
+    pub fn ended(&mut self) -> anyhow::Result<()> {
+        let server = self.server.take().context("there is a server")?;
+        let status = server.wait(PATIENCE)?;
+        ensure!(status.success(), "the server stopped with {status}: {}", server.said());
+        Ok(())
+    }
+
+    /// Whether the server is there, as it should be.
+    pub fn is_well(&self) -> anyhow::Result<()> {
+        let server = self.server.as_ref().context("there is a server")?;
+        if let Some(status) = server.ended()? {
+            bail!("the server ended by itself, with {status}: {}", self.log());
+        }
+        Ok(())
+    }
+
+    /// The last lines that the server said.
+    pub fn log(&self) -> String {
+        tail(&fs::read_to_string(self.place.path("server.log")).unwrap_or_default())
+    }
+
+    /// Runs a command of `forebay` to its end.
+    pub fn run(&self, arguments: &[&str]) -> anyhow::Result<Said> {
+        run(Command::new(&self.binary).args(arguments), &self.place)
+            .with_context(|| format!("forebay {arguments:?}"))
+    }
+
+    /// Runs a command that talks to the server.
+    pub fn ask(&self, arguments: &[&str]) -> anyhow::Result<Said> {
+        let control = format!("--control={}", self.place.text("control.sock"));
+        self.run(&[arguments, &[control.as_str()]].concat())
+    }
+
+    /// The same, when it must succeed.
+    pub fn must(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let said = self.ask(arguments)?;
+        ensure!(said.status.success(), "forebay {arguments:?} failed: {}", said.err.trim());
+        Ok(said.out)
+    }
+
+    /// The server's status.
+    pub fn status(&self) -> anyhow::Result<Value> {
+        let out = self.must(&["status", "--json"])?;
+        serde_json::from_str(&out).context("the status as JSON")
+    }
+}
+
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(12)..].join("\n  ")
+}
+
+/// Runs a command to its end, which must come in time.
+fn run(command: &mut Command, place: &Place) -> anyhow::Result<Said> {
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let paths = ["out", "err"].map(|name| place.path(&format!("command-{number}.{name}")));
+    let [out, err] = [File::create(&paths[0])?, File::create(&paths[1])?];
+    let mut child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn()?;
+    let limit = Instant::now() + PATIENCE;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > limit {
+            child.kill()?;
+            child.wait()?;
+            bail!("no end within {} s", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let [out, err] = paths.map(|path| take(&path));
+    Ok(Said { status, out, err })
+}
+
+fn take(path: &Path) -> String {
+    let text = fs::read(path).unwrap_or_default();
+    let _ = fs::remove_file(path);
+    String::from_utf8_lossy(&text).into_owned()
+}

@@ -1,0 +1,331 @@
+//! A volume and its primary, whichever it is, outside of the server as well: what it holds, how it
+//! is changed without the cache, and what may be said of it while it serves.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use super::model::{BLOCK, Model};
+use super::san::San;
+use crate::cleanup::{self, Held};
+use crate::place::Place;
+
+/// Blocks of each primary.
+pub const BLOCKS: u64 = 2048;
+/// Bytes of each primary.
+pub const BYTES: u64 = BLOCKS * BLOCK as u64;
+/// How long a primary that is back may take to be used again.
+pub const RECOVERY: Duration = Duration::from_secs(45);
+/// How long errors may come up after the first success: there is a connection for each shard.
+const ECHO: Duration = Duration::from_secs(5);
+
+/// Where the data is.
+pub enum Primary {
+    /// A file.
+    File(PathBuf),
+    /// An NBD server.
+    San(San, PathBuf),
+    /// A disk, beside another one with which it changes its name.
+    Disk(Pair),
+}
+
+/// Two disks under two names.
+pub struct Pair {
+    files: [PathBuf; 2],
+    names: [PathBuf; 2],
+    swapped: bool,
+    held: Vec<Held>,
+}
+
+impl Pair {
+    /// The numbers are free ones that the process gives away once.
+    fn new(place: &Place, number: u32) -> anyhow::Result<Self> {
+        let files = [place.sparse("disk.img", BYTES)?, place.sparse("other.img", BYTES)?];
+        let names = [0, 1].map(|more| PathBuf::from(format!("/dev/loop{}", number + more)));
+        let mut pair = Self { files, names, swapped: false, held: Vec::new() };
+        pair.attach()?;
+        Ok(pair)
+    }
+
+    fn attach(&mut self) -> anyhow::Result<()> {
+        let first = usize::from(self.swapped);
+        for (name, file) in [(first, 0), (1 - first, 1)] {
+            self.held.push(cleanup::loop_named(&self.names[name], &self.files[file])?);
+        }
+        Ok(())
+    }
+
+    /// The disks come back under each other's names; the former name of ours.
+    pub fn swap(&mut self) -> anyhow::Result<PathBuf> {
+        let former = self.name();
+        self.held.clear();
+        self.swapped = !self.swapped;
+        self.attach()?;
+        Ok(former)
+    }
+
+    fn name(&self) -> PathBuf {
+        self.names[usize::from(self.swapped)].clone()
+    }
+
+    /// Whether the other disk is as blank as it was.
+    pub fn other_is_blank(&self) -> anyhow::Result<bool> {
+        Ok(fs::read(&self.files[1])?.iter().all(|&byte| byte == 0))
+    }
+}
+
+/// What clients are told by the operator while they use the volume.
+#[derive(Default)]
+pub struct Notice(Mutex<State>);
+
+#[derive(Default, Clone)]
+struct State {
+    /// The mode in force, or nothing while it is being changed.
+    mode: Option<String>,
+    /// Counts changes of it.
+    modes: u64,
+    fault: Fault,
+}
+
+/// Whether requests may fail.
+#[derive(Default, Clone, Copy, PartialEq, Debug)]
+enum Fault {
+    #[default]
+    None,
+    On,
+    /// Since then it should become better.
+    Over(Instant),
+    /// It was better then.
+    Better(Instant),
+}
+
+impl Notice {
+    fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+        look(&mut self.0.lock().expect("nobody panics with it"))
+    }
+
+    /// From now on the mode is not known, or it is this one.
+    pub fn set_mode(&self, mode: Option<&str>) {
+        self.with(|state| {
+            state.mode = mode.map(str::to_owned);
+            state.modes += 1;
+        });
+    }
+
+    /// What the mode is, if it is known, and the number of its change.
+    pub fn mode(&self) -> (Option<String>, u64) {
+        self.with(|state| (state.mode.clone(), state.modes))
+    }
+
+    /// A fault begins.
+    pub fn fault(&self) {
+        self.with(|state| state.fault = Fault::On);
+    }
+
+    /// The fault ends.
+    pub fn heal(&self) {
+        self.with(|state| {
+            if state.fault == Fault::On {
+                state.fault = Fault::Over(Instant::now());
+            }
+        });
+    }
+
+    /// A new server knows nothing of it.
+    pub fn forget(&self) {
+        self.with(|state| state.fault = Fault::None);
+    }
+
+    /// A request failed; an error if none may.
+    pub fn failed(&self) -> anyhow::Result<()> {
+        self.with(|state| match state.fault {
+            Fault::None => Err(anyhow::anyhow!("no fault is on")),
+            Fault::Over(when) if when.elapsed() > RECOVERY => {
+                Err(anyhow::anyhow!("the fault ended {} s ago", when.elapsed().as_secs()))
+            }
+            Fault::Better(when) if when.elapsed() > ECHO => {
+                Err(anyhow::anyhow!("it was well again for {:.1} s", when.elapsed().as_secs_f64()))
+            }
+            _ => Ok(()),
+        })
+    }
+
+    /// A FLUSH ended well.
+    pub fn succeeded(&self) {
+        self.with(|state| match state.fault {
+            Fault::Over(_) => state.fault = Fault::Better(Instant::now()),
+            Fault::Better(when) if when.elapsed() > ECHO => state.fault = Fault::None,
+            _ => {}
+        });
+    }
+
+    /// Whether a fault is on, or was until lately.
+    pub fn is_troubled(&self) -> bool {
+        self.with(|state| state.fault != Fault::None)
+    }
+}
+
+/// A volume.
+pub struct Volume {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its primary.
+    pub primary: Primary,
+    /// What it may hold.
+    pub model: Model,
+    /// What its clients are told.
+    pub notice: Arc<Notice>,
+    /// Its mode in the configuration.
+    pub configured: &'static str,
+    /// The mode that was set, which is to be kept.
+    pub set: Option<&'static str>,
+    /// Its sequential threshold.
+    pub threshold: &'static str,
+    /// Whether it is in the configuration.
+    pub served: bool,
+    /// Whether the cache knows it by its name, and `set` is what was set.
+    pub is_known: bool,
+    /// A disk that the configuration names instead of its own.
+    aimed: Option<PathBuf>,
+}
+
+impl Volume {
+    /// A blank volume on a primary of this kind: 0 a file, 1 an NBD server, 2 a disk.
+    pub fn new(place: &Place, kind: u64, salt: u64) -> anyhow::Result<Self> {
+        let (name, primary) = match kind {
+            0 => ("file", Primary::File(place.sparse("file.img", BYTES)?)),
+            1 => {
+                let socket = place.path("san.sock");
+                ("san", Primary::San(San::start(&socket, BYTES as usize), socket))
+            }
+            _ => {
+                static NEXT: AtomicU32 = AtomicU32::new(0);
+                let own = NEXT.fetch_add(1, Ordering::Relaxed) % 16 * 2;
+                let number = (1 << 18) + std::process::id() % 8192 * 32 + own;
+                ("disk", Primary::Disk(Pair::new(place, number)?))
+            }
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            primary,
+            model: Model::new(salt, BLOCKS),
+            notice: Arc::default(),
+            configured: "write-back",
+            set: None,
+            threshold: "0",
+            served: true,
+            is_known: true,
+            aimed: None,
+        })
+    }
+
+    /// The mode that a start should find.
+    pub fn mode(&self) -> &'static str {
+        self.set.unwrap_or(self.configured)
+    }
+
+    /// How the configuration calls the primary.
+    pub fn uri(&self) -> String {
+        match &self.primary {
+            Primary::File(path) => path.display().to_string(),
+            Primary::San(_, socket) => format!("nbd+unix:///?socket={}", socket.display()),
+            Primary::Disk(pair) => {
+                self.aimed.as_ref().unwrap_or(&pair.name()).display().to_string()
+            }
+        }
+    }
+
+    /// From now on the configuration names this disk; what it named before.
+    pub fn aim(&mut self, at: Option<PathBuf>) -> Option<PathBuf> {
+        std::mem::replace(&mut self.aimed, at)
+    }
+
+    /// It has another name, or is new: the cache does not know it so.
+    pub fn be_new(&mut self) {
+        self.set = None;
+        self.is_known = false;
+    }
+
+    /// The server behind the primary, if it is one.
+    pub fn san(&self) -> Option<&San> {
+        match &self.primary {
+            Primary::San(san, _) => Some(san),
+            _ => None,
+        }
+    }
+
+    /// How often the primary has lost what it had not flushed.
+    pub fn losses(&self) -> u64 {
+        self.san().map_or(0, San::cuts)
+    }
+
+    /// Changes a block of the primary without the cache.
+    pub fn change(&self, block: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        let offset = block * BLOCK as u64;
+        let write = |path: &Path| {
+            let file = File::options().write(true).open(path)?;
+            file.write_all_at(bytes, offset)?;
+            file.sync_all()
+        };
+        match &self.primary {
+            Primary::File(path) => write(path)?,
+            Primary::San(san, _) => san.change(offset, bytes),
+            Primary::Disk(pair) => write(&pair.name())?,
+        }
+        Ok(())
+    }
+
+    /// All of the primary as a client of it would see it.
+    pub fn alone(&self) -> anyhow::Result<Vec<u8>> {
+        match &self.primary {
+            Primary::File(path) => Ok(fs::read(path)?),
+            Primary::San(san, _) => Ok(san.shown(0, BYTES as usize)),
+            // The page cache of the device is not what the server wrote past it.
+            Primary::Disk(pair) => {
+                Ok(fs::read(&pair.files[0]).context("the file behind the disk")?)
+            }
+        }
+    }
+
+    /// The primary alone must be complete.
+    pub fn check_alone(&self) -> anyhow::Result<()> {
+        let found = self.alone()?;
+        let outcome = self.model.check_all(0, &found);
+        outcome.with_context(|| format!("the primary of {} alone", self.name))?;
+        if let Primary::Disk(pair) = &self.primary {
+            ensure!(pair.other_is_blank()?, "the disk beside that of {} was written", self.name);
+        }
+        if let Primary::San(san, _) = &self.primary {
+            let durable = san.durable(0, BYTES as usize);
+            let lacks = (0..BLOCKS).find(|&block| {
+                let range = block as usize * BLOCK..(block as usize + 1) * BLOCK;
+                durable[range.clone()] != found[range.clone()] && self.model.is_settled(block)
+            });
+            ensure!(
+                lacks.is_none(),
+                "block {} of {} is on its primary, but not durable there",
+                lacks.unwrap_or_default(),
+                self.name
+            );
+        }
+        Ok(())
+    }
+
+    /// What was flushed in a mode that promises a complete primary must be there.
+    pub fn check_direct(&self) -> anyhow::Result<u64> {
+        let found = self.alone()?;
+        let blocks: Vec<_> = (0..BLOCKS).filter(|&block| self.model.is_direct(block)).collect();
+        for &block in &blocks {
+            let outcome = self.model.check(block, &found[block as usize * BLOCK..][..BLOCK]);
+            outcome.with_context(|| {
+                format!("the primary of {} alone, after a FLUSH in {}", self.name, self.mode())
+            })?;
+        }
+        Ok(blocks.len() as u64)
+    }
+}

@@ -1,0 +1,231 @@
+//! Models of what threads share, which loom runs in every order that the memory model allows:
+//! mailboxes with real wakers, and the devices' flush gates. Run by `tools/loom`.
+
+use std::sync::Arc;
+
+use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoOp, IoQueue, IoTag};
+use forebay_device::Alarm;
+use forebay_engine::Target;
+use loom::sync::Mutex;
+use loom::thread;
+
+use crate::devices::{Devices, Gates, gates};
+use crate::mailbox::Mailbox;
+use crate::message::Message;
+
+/// A preemption more finds nothing new in these, and takes ten times as long.
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(run);
+}
+
+/// Two senders, and an owner that tells its waker while they are at it and sleeps whenever it
+/// finds nothing.
+#[test]
+fn model_no_message_is_slept_over() {
+    model(|| {
+        let mailbox = Arc::new(Mailbox::default());
+        let senders = [0, 1].map(|sender| {
+            let mailbox = Arc::clone(&mailbox);
+            thread::spawn(move || mailbox.send(&mut vec![sender]))
+        });
+        let (mut alarm, waker) = Alarm::new().expect("a model's");
+        mailbox.own(waker);
+        let (mut found, mut taken) = (Vec::new(), Vec::new());
+        while found.len() < 2 {
+            mailbox.take(&mut taken);
+            if taken.is_empty() {
+                alarm.sleep();
+            }
+            found.append(&mut taken);
+        }
+        found.sort_unstable();
+        assert_eq!(found, [0, 1]);
+        senders.into_iter().for_each(|sender| sender.join().expect("it ends"));
+    });
+}
+
+/// A device whose queues are flushed each by itself, as connections are. It fails one flush.
+#[derive(Default)]
+struct Disk {
+    /// Writes of each queue that were completed and not flushed.
+    volatile: [u32; 2],
+    /// Writes of each queue that are durable.
+    durable: [u32; 2],
+    fails: bool,
+}
+
+/// A queue of it, which completes everything at once.
+struct Queue {
+    own: usize,
+    disk: Arc<Mutex<Disk>>,
+    info: DeviceInfo,
+    done: Vec<Completion>,
+}
+
+impl IoQueue for Queue {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn submit(&mut self, _: Instant, io: Io) -> Result<(), Io> {
+        let mut disk = self.disk.lock().expect("nobody panics with it");
+        let result = match io.op {
+            IoOp::Flush if std::mem::take(&mut disk.fails) => {
+                disk.volatile = [0; 2];
+                Err(ErrorKind::Media.into())
+            }
+            IoOp::Flush => {
+                disk.durable[self.own] += std::mem::take(&mut disk.volatile[self.own]);
+                Ok(())
+            }
+            _ => {
+                disk.volatile[self.own] += 1;
+                Ok(())
+            }
+        };
+        self.done.push(io.complete(result));
+        Ok(())
+    }
+
+    fn poll(&mut self, _: Instant, done: &mut Vec<Completion>) {
+        done.append(&mut self.done);
+    }
+}
+
+/// A shard: one write, and one flush after it.
+struct Shard {
+    own: usize,
+    devices: Devices,
+    mailboxes: Arc<[Mailbox<Message>; 2]>,
+    alarm: Alarm,
+    written: bool,
+    /// How the flush ended.
+    flushed: Option<bool>,
+    /// It was told that a flush failed while the write was not flushed.
+    told: bool,
+    /// The other one needs it no more.
+    alone: bool,
+}
+
+const WRITE: IoTag = IoTag(1);
+const FLUSH: IoTag = IoTag(2);
+/// Stands for a message of a shard that it needs nobody any more.
+const ENOUGH: IoTag = IoTag(3);
+
+impl Shard {
+    fn new(
+        own: usize,
+        disk: &Arc<Mutex<Disk>>,
+        gates: &Gates,
+        mailboxes: &Arc<[Mailbox<Message>; 2]>,
+    ) -> Self {
+        let queue = Queue { own, disk: Arc::clone(disk), info: info(), done: Vec::new() };
+        let queues = vec![(Target::Cache, Box::new(queue) as Box<dyn IoQueue>)];
+        let devices = Devices::over(queues, (own, Arc::clone(gates)));
+        let (alarm, waker) = Alarm::new().expect("a model's");
+        mailboxes[own].own(waker);
+        let mailboxes = Arc::clone(mailboxes);
+        let (written, flushed, told, alone) = (false, None, false, false);
+        Self { own, devices, mailboxes, alarm, written, flushed, told, alone }
+    }
+
+    /// To its end; whether what it wrote was promised to be durable.
+    fn run(mut self) -> bool {
+        let now = Instant::default();
+        self.devices.submit(now, Target::Cache, Io::write(WRITE, 0, IoBuf::zeroed(512)));
+        let mut inbox = Vec::new();
+        loop {
+            self.turn(now);
+            if self.flushed.is_some() && self.alone {
+                return self.flushed == Some(true) && !self.told;
+            }
+            self.mailboxes[self.own].take(&mut inbox);
+            if inbox.is_empty() {
+                self.alarm.sleep();
+            }
+            for message in inbox.drain(..) {
+                self.hear(now, message);
+            }
+        }
+    }
+
+    /// Looks at its device until there is nothing new.
+    fn turn(&mut self, now: Instant) {
+        let mut outgoing = [Vec::new(), Vec::new()];
+        loop {
+            let mut done = Vec::new();
+            self.devices.poll(now, &mut outgoing, |_, completion| done.push(completion));
+            if done.is_empty() {
+                break;
+            }
+            for completion in done {
+                self.ended(now, &completion, &mut outgoing);
+            }
+        }
+        for (to, messages) in outgoing.iter_mut().enumerate() {
+            self.mailboxes[to].send(messages);
+        }
+    }
+
+    fn ended(&mut self, now: Instant, done: &Completion, outgoing: &mut [Vec<Message>; 2]) {
+        if done.tag == WRITE {
+            self.written = true;
+            self.devices.submit(now, Target::Cache, Io::flush(FLUSH));
+            return;
+        }
+        assert_eq!(done.tag, FLUSH);
+        self.flushed = Some(done.result.is_ok());
+        outgoing[1 - self.own].push(Message::Flushed(Target::Cache, ENOUGH, Ok(())));
+    }
+
+    fn hear(&mut self, now: Instant, message: Message) {
+        match message {
+            Message::Flushed(_, ENOUGH, _) => self.alone = true,
+            Message::Flushed(target, tag, result) => {
+                let done = self.devices.flushed(target, tag, result);
+                let mut outgoing = [Vec::new(), Vec::new()];
+                self.ended(now, &done, &mut outgoing);
+                self.mailboxes[1 - self.own].send(&mut outgoing[1 - self.own]);
+            }
+            Message::SendFlush(target) => self.devices.send_flush(now, target),
+            Message::FlushFailed(target, _) => {
+                self.told |= self.written && self.flushed.is_none();
+                self.devices.told(target);
+            }
+            _ => unreachable!("nothing else is sent"),
+        }
+    }
+}
+
+fn info() -> DeviceInfo {
+    DeviceInfo { flush_by_queue: true, ..DeviceInfo::plain(1 << 20, "model") }
+}
+
+/// Two shards of one device. `fails`: the device fails the first flush, and loses what both had
+/// written until then.
+fn two_shards(fails: bool) {
+    let disk = Arc::new(Mutex::new(Disk { fails, ..Disk::default() }));
+    let gates = gates([info()].iter(), 2);
+    let mailboxes = Arc::new([Mailbox::default(), Mailbox::default()]);
+    let (theirs, shared, boxes) = (Arc::clone(&disk), Arc::clone(&gates), Arc::clone(&mailboxes));
+    let other = thread::spawn(move || Shard::new(1, &theirs, &shared, &boxes).run());
+    let mine = Shard::new(0, &disk, &gates, &mailboxes).run();
+    let promised = [mine, other.join().expect("it ends")];
+    let durable = disk.lock().expect("nobody panics with it").durable;
+    for (promised, durable) in promised.into_iter().zip(durable) {
+        assert!(!promised || durable == 1, "a flush ended well, and what it covers is gone");
+    }
+    assert!(fails || promised == [true, true]);
+}
+
+#[test]
+fn model_a_flush_that_ends_well_covers_what_its_shard_had_written() {
+    model(|| two_shards(false));
+}
+
+#[test]
+fn model_a_flush_that_fails_is_everybodys_until_they_know() {
+    model(|| two_shards(true));
+}

@@ -1,0 +1,153 @@
+//! Worlds in which the cache device is damaged while nobody uses it: between a crash, or an orderly
+//! stop, and the next start some of its pages have bits that flipped, are zeros or garbage, are
+//! copies of other pages, or have what they had at an earlier start.
+//!
+//! A start is refused only where it is not known what was lost. Else no read gives a wrong byte:
+//! what cannot be read back gives errors, and the list of lost blocks has it; every other block is
+//! there. Pages of the newest sealed segment and of those after it stay whole: of a record that
+//! neither a later one nor a footer proves to have been durable nobody can tell that it was there.
+
+use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
+use forebay_engine::offline::examine;
+use forebay_format::SUPERBLOCK_OFFSETS;
+
+use crate::atlas::Scenario;
+use crate::config::Setup;
+use crate::failure::Kind;
+use crate::rng::Rng;
+use crate::script::{Step, script};
+use crate::world::{Failure, World};
+
+const PAGE: u64 = 4096;
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Most pages that are damaged at a time.
+const PAGES_MAX: u64 = 6;
+/// Times in a hundred that a superblock is among them.
+const SUPERBLOCK_PERCENT: u64 = 3;
+/// What a start may be refused for: it is known that something dirty may be lost, and not what.
+/// The last is of a newer superblock that is damaged.
+const REFUSALS: [&str; 4] =
+    ["perhaps with the newest version", "may hold dirty blocks", "is missing", "older copy"];
+
+/// Worlds that fail: crash after crash leaves a shard of eight segments without a free one, and the
+/// oldest holds blocks that cannot be read, of which the log must say so before it can go. Writes
+/// then wait for ever: `docs/fault-model.md`, "Not survived".
+pub const OPEN: [u64; 1] = [460];
+
+/// The world of a seed, and what happens in it.
+#[must_use]
+pub fn world(seed: u64) -> (Setup, Vec<Step>) {
+    let mut setup = Setup::from_seed(seed ^ 0x0da3_a6ed);
+    setup.seed = seed;
+    setup.scenario = Scenario::CacheDamaged;
+    setup.also = None;
+    // A primary's own garbage is another fault.
+    setup.primary.garbles = false;
+    let mut steps = script(&setup);
+    // Once it is broken it stays so: more damage comes at every start.
+    steps.retain(|step| !matches!(step, Step::Heal));
+    (setup, steps)
+}
+
+/// Whether a start may be refused so.
+#[must_use]
+pub fn may_refuse(why: &str) -> bool {
+    REFUSALS.iter().any(|reason| why.contains(reason))
+}
+
+impl World {
+    /// Damages the cache device, if it is time.
+    pub(crate) fn damage_at_rest(&mut self) {
+        if !self.setup.meets(Scenario::CacheDamaged) || !self.broken || self.rng.percent(30) {
+            return;
+        }
+        let places = self.old_pages();
+        let mut rng = self.rng.fork();
+        if places.is_empty() {
+            return;
+        }
+        for _ in 0..rng.within(1, PAGES_MAX) {
+            let at = rng.pick(&places);
+            let page = self.damaged_page(&mut rng, at, &places);
+            self.cache.spoil(at, &page);
+            self.trace.mix(&[self.now, at]);
+            self.trace.line(self.now, || format!("damaged: the page at {at}"));
+        }
+        if rng.percent(SUPERBLOCK_PERCENT) {
+            let at = rng.pick(&SUPERBLOCK_OFFSETS);
+            self.cache.rot(at + rng.below(PAGE), rng.below(8) as u32);
+            self.trace.line(self.now, || format!("damaged: the superblock at {at}"));
+        }
+    }
+
+    /// What is in a page from now on.
+    fn damaged_page(&self, rng: &mut Rng, at: u64, places: &[u64]) -> Vec<u8> {
+        let mut page = vec![0; PAGE as usize];
+        self.cache.view().read(at, &mut page);
+        match rng.below(6) {
+            0 => page.fill(0),
+            1 => page.iter_mut().for_each(|byte| *byte = rng.below(256) as u8),
+            2 => self.cache.view().read(rng.pick(places), &mut page),
+            3 => self.earlier(rng, at, &mut page),
+            _ => {
+                for _ in 0..rng.within(1, 3) {
+                    page[rng.below(PAGE) as usize] ^= 1 << rng.below(8);
+                }
+            }
+        }
+        page
+    }
+
+    /// The pages of each log up to its newest sealed segment, without it.
+    fn old_pages(&self) -> Vec<u64> {
+        let mut read = |at, bytes: &mut [u8]| {
+            self.cache.view().read(at, bytes);
+            Ok(())
+        };
+        let Ok(report) = examine(&mut read, false) else { return Vec::new() };
+        let segment = u64::from(report.superblock.segment_size);
+        let mut places = Vec::new();
+        for (shard, area) in report.shards.iter().zip(&report.superblock.shards) {
+            let Some((first, last)) = shard.segments else { continue };
+            for sequence in first.0..last.0.saturating_sub(shard.unsealed) {
+                let at = area.offset + sequence % (area.len / segment) * segment;
+                places.extend((at..at + segment).step_by(PAGE as usize));
+            }
+        }
+        places
+    }
+
+    /// What cannot be read is in the list of what is lost, block by block.
+    pub(crate) fn check_lost(&mut self) -> Result<(), Failure> {
+        if !self.setup.meets(Scenario::CacheDamaged) || !self.broken {
+            return Ok(());
+        }
+        for volume in 0..self.setup.volumes.len() {
+            for window in self.setup.volumes[volume].windows.clone() {
+                let mut at = window.offset;
+                while at < window.end() && self.server.is_some() && self.crash_in.is_none() {
+                    let end = (at / BLOCK + 1) * BLOCK;
+                    let range = ByteRange::new(at, end.min(window.end()) - at);
+                    let failed = self.tally.failed;
+                    self.request(volume, IoOp::Read, range, false, None)?;
+                    self.settle()?;
+                    if self.tally.failed > failed && self.server.is_some() {
+                        self.is_listed(volume, range)?;
+                    }
+                    at = end;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_listed(&self, volume: usize, range: ByteRange) -> Result<(), Failure> {
+        let states = self.server.as_ref().map(|server| server.volumes()).unwrap_or_default();
+        let mut lost = states.iter().filter(|state| usize::from(state.id.0) == volume);
+        if lost.any(|state| state.lost.iter().any(|listed| listed.overlaps(&range))) {
+            return Ok(());
+        }
+        let what = format!("{range} of volume {volume} cannot be read, and is not listed as lost");
+        Err(self.fail(Kind::Unsaid, what))
+    }
+}
