@@ -141,6 +141,8 @@ pub struct ServerConfig {
     pub shards: Option<u16>,
     /// Clients at once; more are turned away.
     pub max_clients: u32,
+    /// How long a client that has chosen a volume may ask for nothing; 0 is for ever.
+    pub idle_timeout: Time,
     /// How long a device may leave a request unanswered before that is reported, and a write at
     /// the dirty limit waits for a primary that is away before it gets an error.
     pub patience: Time,
@@ -167,6 +169,7 @@ impl Default for ServerConfig {
         Self {
             shards: None,
             max_clients: 128,
+            idle_timeout: Time(Duration::ZERO),
             patience: Time(Duration::from_secs(30)),
             nbd: Vec::new(),
             fuse: None,
@@ -512,6 +515,10 @@ impl Config {
         if !(1..=CLIENTS_MAX).contains(&(server.max_clients as usize)) {
             let what = format!("{} is out of range", server.max_clients);
             return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
+        }
+        if !server.idle_timeout.0.is_zero() && server.idle_timeout.0 < Duration::from_secs(1) {
+            let what = format!("{} is too short", server.idle_timeout);
+            return Err(invalid("server.idle_timeout", what, "use 1s or more, or 0s for never"));
         }
         if server.patience.0 < Duration::from_secs(1) {
             let what = format!("{} is too short", server.patience);

@@ -121,6 +121,8 @@ pub struct PoolSnapshot {
     pub endpoints: Vec<String>,
     /// Clients connected.
     pub clients: u64,
+    /// Clients that were refused for want of a place.
+    pub clients_refused: u64,
     /// The volumes, in order of their ids.
     pub volumes: Vec<VolumeSnapshot>,
     /// The shards, in order.

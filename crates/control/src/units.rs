@@ -110,6 +110,9 @@ impl fmt::Display for Size {
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
+        if millis == 0 {
+            return f.write_str("0s");
+        }
         let fits = |&&(_, unit): &&(&str, u64)| millis >= unit && millis.is_multiple_of(unit);
         let (name, unit) = TIMES.iter().rev().find(fits).unwrap_or(&TIMES[0]);
         write!(f, "{}{name}", millis / unit)
@@ -213,6 +216,7 @@ mod tests {
             assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
         }
         assert_eq!(Size(1536).to_string(), "1.5 KiB");
+        assert_eq!(Time::default().to_string(), "0s");
         for millis in [0, 1, 999, 1000, 60_000, 90_000, 86_400_000] {
             let time = Time(Duration::from_millis(millis));
             assert_eq!(time.to_string().parse(), Ok(time), "{time}");

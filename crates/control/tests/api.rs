@@ -68,6 +68,7 @@ impl PoolControl for Table {
             write_cache_depth: Duration::from_secs(30),
             endpoints: vec!["unix:/run/nbd.sock".to_owned()],
             clients: 3,
+            clients_refused: 2,
             volumes: vec![VolumeSnapshot {
                 name: "d b".to_owned(),
                 primary: "/dev/primary".to_owned(),

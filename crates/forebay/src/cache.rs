@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
 use forebay_control::config::Config;
-use forebay_control::units::Size;
+use forebay_control::units::{Size, Time};
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache, open_primary};
 use forebay_engine::pool::{
     Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
@@ -164,6 +164,8 @@ pub fn open(
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
     plan.cache = Some(Arc::clone(&device));
     plan.clients = config.server.max_clients as usize;
+    let Time(idle) = config.server.idle_timeout;
+    plan.idle = Some(idle).filter(|idle| !idle.is_zero());
     plan.clock = clock;
     plan.witness = Some((witness.clone(), record));
     let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };

@@ -208,6 +208,9 @@ pub struct ServeFlags {
     /// Clients at once, at most 900 [default: 128]
     #[arg(long, value_name = "N")]
     max_clients: Option<u32>,
+    /// Disconnect clients that have asked for nothing for so long [default: never]
+    #[arg(long, value_name = "TIME")]
+    idle_timeout: Option<Time>,
     /// Whether clients may or must use TLS: off, allowed, required
     /// [default: required when a certificate is given]
     #[arg(long, value_name = "POLICY", value_parser = parse_tls_policy)]
@@ -285,6 +288,7 @@ impl ServeFlags {
         set(&mut server.tls, &self.tls);
         set(&mut server.fuse_transport, &self.fuse_transport);
         set(&mut server.max_clients, &self.max_clients);
+        set(&mut server.idle_timeout, &self.idle_timeout);
         server
     }
 }
@@ -598,6 +602,7 @@ mod tests {
             "--state=/tmp/state",
             "--control=/tmp/control",
             "--max-clients=7",
+            "--idle-timeout=1h",
             "--tls-cert=c",
             "--tls-key=k",
         ]);
@@ -609,6 +614,7 @@ mod tests {
         assert_eq!(config.cache.state_dir, PathBuf::from("/tmp/state"));
         assert_eq!(config.control.socket, Some(PathBuf::from("/tmp/control")));
         assert_eq!((config.server.shards, config.server.max_clients), (Some(3), 7));
+        assert_eq!(config.server.idle_timeout, Time(std::time::Duration::from_secs(3600)));
         assert_eq!(config.server.tls, TlsPolicy::Required);
         let volume = &config.volumes[0];
         assert_eq!((volume.name.as_str(), volume.mode), ("disk", Mode::WriteThrough));

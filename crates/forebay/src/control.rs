@@ -221,6 +221,7 @@ impl PoolControl for Running {
             write_cache_depth: self.facts.write_cache_depth,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
+            clients_refused: stats.clients_refused,
             volumes,
             shards: shards.collect(),
             latencies,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use forebay_block::{BLOCK_SIZE, BufPool, Session};
-use forebay_control::config::{Config, Listen, TlsPolicy};
+use forebay_control::config::{Config, Listen, ServerConfig, TlsPolicy};
 use forebay_control::settings::in_force;
 use forebay_control::units::Size;
 use forebay_control::{
@@ -15,7 +15,7 @@ use forebay_control::{
 };
 use forebay_engine::{Health, VolumeState};
 use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
-use forebay_runtime::{Address, Left, Listener, Pool, Stopped};
+use forebay_runtime::{Address, Left, Listener, Pool, SessionFactory, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -95,6 +95,7 @@ impl Serving {
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let socket = ControlSocket::bind(&socket)?;
         let listeners = listeners(&config.server.nbd)?;
+        warn_of_open(&config.server, &listeners);
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> =
             listeners.iter().map(|listener| listener.address().to_string()).collect();
@@ -132,9 +133,8 @@ impl Serving {
             fuse::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         }
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
-        let factory = move || -> Box<dyn Session> { server.session() };
         if !listeners.is_empty() {
-            pool.listen(listeners, Arc::new(factory))?;
+            pool.listen(listeners, Arc::new(NbdSessions(server)))?;
         }
         tracing::info!(endpoints = endpoints.join(" "), "serving");
         Ok(Self { pool, running, cache, mount: point, control, endpoints, asked })
@@ -194,6 +194,36 @@ impl Serving {
         // The last thing to go is what `forebay stop` waits for.
         drop(self.control);
         closed
+    }
+}
+
+/// Sessions of NBD clients.
+struct NbdSessions(NbdServer);
+
+impl SessionFactory for NbdSessions {
+    fn session(&self) -> Box<dyn Session> {
+        self.0.session()
+    }
+
+    fn refusal(&self, why: &'static str) -> Option<Box<dyn Session>> {
+        Some(self.0.refusal(why))
+    }
+}
+
+/// Says which endpoints let the network read and write the volumes.
+fn warn_of_open(server: &ServerConfig, listeners: &[Listener]) {
+    for listener in listeners {
+        if let Address::Tcp(at) = listener.address()
+            && !at.ip().is_loopback()
+            && server.tls == TlsPolicy::Off
+        {
+            tracing::warn!(
+                "ANYBODY who reaches {} may read and write all volumes, and whoever is on the way \
+                 may too: use TLS (tls = \"required\", docs/nbd.md), a loopback address, or a \
+                 Unix socket",
+                listener.address()
+            );
+        }
     }
 }
 

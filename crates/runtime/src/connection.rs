@@ -7,11 +7,13 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::time::Duration;
 
 use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, SLICE, Session};
 use forebay_device::{Client, Done, Op, Payload, RingFile};
 
 use crate::pace::{Allowance, LARGE, WINDOW};
+use crate::places::Seat;
 
 /// Bytes received at most at once; the buffer is kept for the connection's life.
 pub const IN_BYTES: usize = 256 << 10;
@@ -44,6 +46,38 @@ pub enum Next {
     Drop,
 }
 
+/// How long clients may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// To choose a volume.
+    pub handshake: Duration,
+    /// To ask for something; as long as they like when absent.
+    pub idle: Option<Duration>,
+}
+
+/// What a client took too long for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Overdue {
+    /// To choose a volume.
+    Handshake,
+    /// To ask for something.
+    Idle,
+}
+
+impl Overdue {
+    /// The same for the log.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Handshake => "its handshake took too long",
+            Self::Idle => "it asked for nothing for longer than idle_timeout",
+        }
+    }
+}
+
+/// How long a client that is only told that there is no place for it may take to hear it.
+const TOLD_PATIENCE: Duration = Duration::from_secs(2);
+
 /// One client.
 pub struct Connection {
     session: Box<dyn Session>,
@@ -68,6 +102,10 @@ pub struct Connection {
     large: u64,
     /// When it was accepted.
     pub accepted: Instant,
+    /// When bytes of it came or went last.
+    active: Instant,
+    /// What it takes up.
+    pub seat: Seat,
     /// Who it is, for the log.
     pub peer: String,
     /// Bytes that came, and that went.
@@ -79,7 +117,12 @@ pub struct Connection {
 impl Connection {
     /// A connection whose session has greeted.
     #[must_use]
-    pub fn new(mut session: Box<dyn Session>, file: RingFile, now: Instant) -> Self {
+    pub fn new(
+        mut session: Box<dyn Session>,
+        file: RingFile,
+        now: Instant,
+        (peer, seat): (String, Seat),
+    ) -> Self {
         let mut out = Outbox::default();
         session.start(&mut out);
         Self {
@@ -97,14 +140,17 @@ impl Connection {
             parked: VecDeque::new(),
             large: 0,
             accepted: now,
-            peer: String::new(),
+            active: now,
+            seat,
+            peer,
             bytes: (0, 0),
             touched: false,
         }
     }
 
     /// Takes the end of a ring operation.
-    pub fn finish(&mut self, kind: Kind, done: Done) {
+    pub fn finish(&mut self, now: Instant, kind: Kind, done: Done) {
+        self.active = now;
         let Payload::Bytes(bytes) = done.payload else {
             unreachable!("receive and send hand their bytes back");
         };
@@ -242,6 +288,24 @@ impl Connection {
     #[must_use]
     pub fn is_negotiating(&self) -> bool {
         !self.ended && self.session.is_negotiating()
+    }
+
+    /// When it has taken too long, and for what, unless something comes or goes before.
+    #[must_use]
+    pub fn due(&self, patience: &Patience) -> Option<(Instant, Overdue)> {
+        if self.is_negotiating() {
+            let told = self.seat == Seat::Told;
+            let handshake =
+                patience.handshake.min(if told { TOLD_PATIENCE } else { Duration::MAX });
+            return Some((self.accepted + handshake, Overdue::Handshake));
+        }
+        let idle = patience.idle.filter(|_| self.is_idle())?;
+        Some((self.active + idle, Overdue::Idle))
+    }
+
+    /// Whether nothing is asked of the server, and nothing is left to say.
+    fn is_idle(&self) -> bool {
+        !self.ended && !self.sending && self.session.in_flight() == 0 && self.parked.is_empty()
     }
 
     /// Starts the next receive and send, if it is time for them; closes when all is said. What

@@ -17,6 +17,7 @@ mod listen;
 mod mailbox;
 mod message;
 mod pace;
+mod places;
 mod pool;
 mod record;
 mod state;

@@ -12,11 +12,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::places::Way;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
+/// A TCP connection on which nothing comes or goes for so long is probed, so often, so many times:
+/// after two minutes without an answer the peer is taken for gone.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_COUNT: u32 = 6;
 
 /// An address that clients connect to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -91,14 +99,27 @@ impl Listener {
         &self.address
     }
 
-    /// Prepares an accepted connection: small answers leave at once, dead peers are noticed.
+    /// How its clients come.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        match self.address {
+            Address::Unix { .. } => Way::Unix,
+            Address::Tcp(_) => Way::Tcp,
+        }
+    }
+
+    /// Prepares an accepted connection: small answers leave at once, a peer that is gone without
+    /// a word is noticed.
     ///
     /// # Errors
     /// When the connection is gone already.
     pub fn prepare(&self, connection: BorrowedFd<'_>) -> io::Result<()> {
         if matches!(self.address, Address::Tcp(_)) {
-            rustix::net::sockopt::set_tcp_nodelay(connection, true)?;
-            rustix::net::sockopt::set_socket_keepalive(connection, true)?;
+            sockopt::set_tcp_nodelay(connection, true)?;
+            sockopt::set_socket_keepalive(connection, true)?;
+            sockopt::set_tcp_keepidle(connection, KEEPALIVE_IDLE)?;
+            sockopt::set_tcp_keepintvl(connection, KEEPALIVE_INTERVAL)?;
+            sockopt::set_tcp_keepcnt(connection, KEEPALIVE_COUNT)?;
         }
         Ok(())
     }
@@ -114,7 +135,7 @@ impl Listener {
                 peer.map_or_else(|_| unknown(), |peer| peer.to_string())
             }
             Address::Unix { .. } => {
-                let peer = rustix::net::sockopt::socket_peercred(connection);
+                let peer = sockopt::socket_peercred(connection);
                 peer.map_or_else(
                     |_| unknown(),
                     |peer| {
@@ -213,6 +234,18 @@ mod tests {
         assert!(path.exists());
         drop(second);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn peers_that_are_gone_are_noticed() {
+        let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Address::Tcp(at) = *listener.address() else { panic!("a TCP address") };
+        let client = TcpStream::connect(at).unwrap();
+        listener.prepare(client.as_fd()).unwrap();
+        assert!(sockopt::socket_keepalive(&client).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&client).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(&client).unwrap(), KEEPALIVE_INTERVAL);
+        assert_eq!(sockopt::tcp_keepcnt(&client).unwrap(), KEEPALIVE_COUNT);
     }
 
     #[test]

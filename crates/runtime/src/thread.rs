@@ -13,7 +13,6 @@ use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
 use forebay_block::{Arena, BufPool, Instant, VolumeId};
 use forebay_device::{BlockDevice, Clock, Ring};
@@ -22,12 +21,14 @@ use forebay_volume::{Done, Registry, Router, RouterConfig, ShardPort, origin_of}
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::Channel;
-use crate::clients::{Arrival, Clients, Counts};
+use crate::clients::{Arrival, Clients};
+use crate::connection::Patience;
 use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
 use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
 use crate::pace::{Allowance, LARGE};
+use crate::places::Places;
 use crate::record::Taps;
 
 /// Submissions that a ring takes between two turns.
@@ -53,10 +54,10 @@ pub struct Plan {
     pub registry: Arc<Registry>,
     /// Every thread's mailbox.
     pub mailboxes: Arc<[Mailbox<Message>]>,
-    /// Connections by thread.
-    pub counts: Arc<Counts>,
-    /// How long a client may take to choose a volume.
-    pub handshake: Duration,
+    /// The clients' places.
+    pub places: Arc<Places>,
+    /// How long clients may take.
+    pub patience: Patience,
     /// Makes the shard.
     pub shard: Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>,
     /// Whether a FUSE mount may come.
@@ -250,7 +251,7 @@ impl Thread {
             lent: vec![0; threads],
         };
         Ok(Self {
-            clients: Clients::new(plan.index, &ring, plan.counts, plan.handshake),
+            clients: Clients::new(plan.index, &ring, plan.places, plan.patience),
             channel: None,
             buffers,
             latencies: volumes.iter().map(|_| Latencies::default()).collect(),

@@ -261,6 +261,37 @@ fn more_clients_than_the_limit_are_refused_until_one_leaves() {
 }
 
 #[test]
+fn clients_over_tcp_leave_places_to_the_unix_socket_and_to_those_who_choose_a_volume() {
+    let server = Server::start(2, &[MIB], |config| config.clients = 9);
+    let connect = || Client::greet(TcpStream::connect(server.tcp).unwrap());
+    let is_refused = || TcpStream::connect(server.tcp).unwrap().read(&mut [0; 1]).unwrap() == 0;
+    let mut clients: Vec<_> = (0..4).map(|_| connect()).collect();
+    assert!(is_refused(), "half of TCP's places are for those that have not chosen a volume");
+    for client in &mut clients {
+        assert_eq!(client.read(0, 0, 1), [0]);
+    }
+    clients.extend((0..4).map(|_| connect()));
+    assert!(is_refused(), "and one of all places is the Unix socket's");
+    assert_eq!(server.connect().read(0, 0, 1), [0]);
+    assert_eq!(server.pool.stats().unwrap().clients_refused, 2);
+}
+
+#[test]
+fn a_client_that_asks_for_nothing_is_disconnected_if_that_is_wished() {
+    let idle = Some(Duration::from_millis(300));
+    let server = Server::start(2, &[MIB], |config| config.idle = idle);
+    let (mut quiet, mut busy) = (server.connect(), server.connect());
+    assert_eq!(quiet.read(0, 0, 1), [0]);
+    quiet.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // It hears a farewell, and the end.
+    while !matches!(quiet.0.read(&mut [0; 16]), Ok(0)) {
+        assert!(Instant::now() < deadline, "it is not disconnected");
+        assert_eq!(busy.read(0, 0, 1), [0], "one that asks stays");
+    }
+}
+
+#[test]
 fn a_client_that_never_chooses_a_volume_is_disconnected() {
     let server = Server::start(2, &[MIB], |config| config.handshake = Duration::from_millis(200));
     let mut idle = server.connect();

@@ -1,6 +1,7 @@
 //! The least NBD client that a test needs: one request at a time, and errors that say what came.
 
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -17,8 +18,8 @@ const FLUSH: u16 = 3;
 const FUA: u16 = 1;
 
 /// A connection to an export.
-pub struct Nbd {
-    stream: UnixStream,
+pub struct Nbd<S = UnixStream> {
+    stream: S,
     /// The export's size.
     pub size: u64,
 }
@@ -26,8 +27,24 @@ pub struct Nbd {
 impl Nbd {
     /// Connects to the export `name` at the Unix socket `path`.
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
-        let mut stream = UnixStream::connect(path)?;
+        let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        Self::choose(stream, name)
+    }
+}
+
+impl Nbd<TcpStream> {
+    /// Connects to the export `name` at a TCP port of this host.
+    pub fn connect_tcp(port: u16, name: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        Self::choose(stream, name)
+    }
+}
+
+impl<S: Read + Write> Nbd<S> {
+    /// Chooses the export `name` on a new connection.
+    pub fn choose(mut stream: S, name: &str) -> io::Result<Self> {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         assert_eq!(&greeting[8..16], OPTION_MAGIC);

@@ -17,7 +17,14 @@ pub(crate) struct NbdSession {
 
 impl NbdSession {
     pub fn new(shared: Arc<Shared>, pool: BufPool) -> Self {
-        Self { protocol: Protocol::new(shared, pool), tls: None }
+        let handshake = Handshake::new(Arc::clone(&shared));
+        Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
+    }
+
+    /// One that is told why it is not served, and nothing else.
+    pub fn refusing(shared: Arc<Shared>, pool: BufPool, why: &'static str) -> Self {
+        let handshake = Handshake::refusing(Arc::clone(&shared), why);
+        Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
     }
 
     /// Puts TLS around the connection. A client waits for the answer to `STARTTLS` before it
@@ -112,8 +119,8 @@ enum Phase {
 }
 
 impl Protocol {
-    fn new(shared: Arc<Shared>, pool: BufPool) -> Self {
-        let phase = Phase::Handshake(Handshake::new(Arc::clone(&shared)));
+    fn new(shared: Arc<Shared>, pool: BufPool, handshake: Handshake) -> Self {
+        let phase = Phase::Handshake(handshake);
         Self { shared, pool, phase, starts_tls: false, dead: false }
     }
 
