@@ -23,6 +23,10 @@ pub const STATE_DIR: &str = "/var/lib/forebay";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The smallest sequential threshold: below it every request would be a stream.
 const THRESHOLD_MIN: u64 = 64 << 10;
+/// The shortest time that a client or a device is given.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// The least memory for clients: below it the largest request would not fit half.
+const CLIENT_MEMORY_MIN: Size = Size(16 << 20);
 /// The dirty limit must leave room for clean blocks and for reclaim.
 const DIRTY_LIMIT: std::ops::RangeInclusive<u8> = 1..=90;
 
@@ -141,6 +145,11 @@ pub struct ServerConfig {
     pub shards: Option<u16>,
     /// Clients at once; more are turned away.
     pub max_clients: u32,
+    /// Bytes of memory for what clients ask and are answered, all together.
+    pub client_memory: Size,
+    /// How long a client may take nothing of its answers, or send nothing of a write that it
+    /// began, before it is disconnected.
+    pub client_stall_timeout: Time,
     /// How long a client that has chosen a volume may ask for nothing; 0 is for ever.
     pub idle_timeout: Time,
     /// How long a device may leave a request unanswered before that is reported, and a write at
@@ -169,6 +178,8 @@ impl Default for ServerConfig {
         Self {
             shards: None,
             max_clients: 128,
+            client_memory: Size(256 << 20),
+            client_stall_timeout: Time(Duration::from_secs(60)),
             idle_timeout: Time(Duration::ZERO),
             patience: Time(Duration::from_secs(30)),
             nbd: Vec::new(),
@@ -512,15 +523,8 @@ impl Config {
             let hint = format!("use 1 to {SHARDS_MAX}, at most one for each processor");
             return Err(invalid("server.shards", format!("{shards} is out of range"), &hint));
         }
-        if !(1..=CLIENTS_MAX).contains(&(server.max_clients as usize)) {
-            let what = format!("{} is out of range", server.max_clients);
-            return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
-        }
-        if !server.idle_timeout.0.is_zero() && server.idle_timeout.0 < Duration::from_secs(1) {
-            let what = format!("{} is too short", server.idle_timeout);
-            return Err(invalid("server.idle_timeout", what, "use 1s or more, or 0s for never"));
-        }
-        if server.patience.0 < Duration::from_secs(1) {
+        server.check_clients()?;
+        if server.patience.0 < TIMEOUT_MIN {
             let what = format!("{} is too short", server.patience);
             return Err(invalid("server.patience", what, "use 1s or more"));
         }
@@ -550,6 +554,30 @@ impl Config {
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl ServerConfig {
+    /// The limits on clients.
+    fn check_clients(&self) -> Result<(), ConfigError> {
+        if !(1..=CLIENTS_MAX).contains(&(self.max_clients as usize)) {
+            let what = format!("{} is out of range", self.max_clients);
+            return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
+        }
+        if self.client_memory < CLIENT_MEMORY_MIN {
+            let what = format!("{} is too small", self.client_memory);
+            let hint = format!("use {CLIENT_MEMORY_MIN} or more");
+            return Err(invalid("server.client_memory", what, &hint));
+        }
+        if self.client_stall_timeout.0 < TIMEOUT_MIN {
+            let what = format!("{} is too short", self.client_stall_timeout);
+            return Err(invalid("server.client_stall_timeout", what, "use 1s or more"));
+        }
+        if !self.idle_timeout.0.is_zero() && self.idle_timeout.0 < TIMEOUT_MIN {
+            let what = format!("{} is too short", self.idle_timeout);
+            return Err(invalid("server.idle_timeout", what, "use 1s or more, or 0s for never"));
+        }
+        Ok(())
     }
 }
 

@@ -19,6 +19,8 @@ pub fn in_force(config: &Config, shards: usize) -> Vec<SettingSnapshot> {
         ("lock", memory.lock.to_string()),
         ("shards", shards.to_string()),
         ("max_clients", server.max_clients.to_string()),
+        ("client_memory", size(server.client_memory)),
+        ("client_stall_timeout", server.client_stall_timeout.to_string()),
         ("idle_timeout", server.idle_timeout.to_string()),
         ("tls", tls(server.tls).to_owned()),
         ("fuse_transport", fuse_transport(server.fuse_transport).to_owned()),

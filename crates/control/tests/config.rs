@@ -28,6 +28,8 @@ socket = "/run/forebay/control.sock"
 shards = 4
 max_clients = 16
 idle_timeout = "1h"
+client_memory = "64MiB"
+client_stall_timeout = "5s"
 nbd = ["unix:/run/forebay/nbd.sock", "tcp:[::1]:10809"]
 tls = "required"
 tls_cert = "/etc/forebay/cert.pem"
@@ -73,6 +75,8 @@ fn every_key_is_read() {
     assert_eq!(config.control.socket, Some(PathBuf::from("/run/forebay/control.sock")));
     assert_eq!((config.server.shards, config.server.max_clients), (Some(4), 16));
     assert_eq!(config.server.idle_timeout, Time(Duration::from_secs(3600)));
+    assert_eq!(config.server.client_memory, Size(64 << 20));
+    assert_eq!(config.server.client_stall_timeout, Time(Duration::from_secs(5)));
     let nbd = [
         Listen::Unix(PathBuf::from("/run/forebay/nbd.sock")),
         Listen::Tcp("::1".to_owned(), 10809),
@@ -94,6 +98,8 @@ fn what_is_left_out_has_a_default() {
     assert_eq!(config.memory.ram, Size(256 << 20));
     assert_eq!(config.server.max_clients, 128);
     assert_eq!(config.server.idle_timeout, Time(Duration::ZERO), "for ever");
+    assert_eq!(config.server.client_memory, Size(256 << 20));
+    assert_eq!(config.server.client_stall_timeout, Time(Duration::from_secs(60)));
     assert_eq!(config.server.tls, TlsPolicy::Off);
     assert_eq!(config.volumes[0].sequential_threshold, Size(512 << 10));
 }
@@ -115,8 +121,10 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("shards = 4", "shards = 0", &["server.shards", "0", "64"]),
     ("shards = 4", "shards = 65", &["server.shards", "65"]),
     ("max_clients = 16", "max_clients = 0", &["server.max_clients", "900"]),
+    ("\"64MiB\"", "\"8MiB\"", &["server.client_memory", "8 MiB", "16 MiB or more"]),
+    ("\"5s\"", "\"0s\"", &["server.client_stall_timeout", "0s", "1s or more"]),
     ("\"1h\"", "\"1ms\"", &["server.idle_timeout", "1ms", "0s for never"]),
-    ("\"unix:/run/forebay/nbd.sock\", ", "\"unix:\", ", &["line 22", "path is missing"]),
+    ("\"unix:/run/forebay/nbd.sock\", ", "\"unix:\", ", &["line 24", "path is missing"]),
     ("tcp:[::1]:10809", "udp:x:1", &["udp:x:1", "tcp:HOST:PORT"]),
     ("tcp:[::1]:10809", "tcp:host", &["no port"]),
     ("tcp:[::1]:10809", "tcp:host:70000", &["port is not from 0 to 65535"]),

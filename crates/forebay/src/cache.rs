@@ -164,6 +164,8 @@ pub fn open(
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
     plan.cache = Some(Arc::clone(&device));
     plan.clients = config.server.max_clients as usize;
+    plan.client_memory = config.server.client_memory.0;
+    plan.stall = config.server.client_stall_timeout.0;
     let Time(idle) = config.server.idle_timeout;
     plan.idle = Some(idle).filter(|idle| !idle.is_zero());
     plan.clock = clock;

@@ -208,6 +208,12 @@ pub struct ServeFlags {
     /// Clients at once, at most 900 [default: 128]
     #[arg(long, value_name = "N")]
     max_clients: Option<u32>,
+    /// Memory for what clients ask and are answered, all together [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    client_memory: Option<Size>,
+    /// Disconnect clients that take nothing of their answers for so long [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    client_stall_timeout: Option<Time>,
     /// Disconnect clients that have asked for nothing for so long [default: never]
     #[arg(long, value_name = "TIME")]
     idle_timeout: Option<Time>,
@@ -288,6 +294,8 @@ impl ServeFlags {
         set(&mut server.tls, &self.tls);
         set(&mut server.fuse_transport, &self.fuse_transport);
         set(&mut server.max_clients, &self.max_clients);
+        set(&mut server.client_memory, &self.client_memory);
+        set(&mut server.client_stall_timeout, &self.client_stall_timeout);
         set(&mut server.idle_timeout, &self.idle_timeout);
         server
     }
@@ -603,6 +611,8 @@ mod tests {
             "--control=/tmp/control",
             "--max-clients=7",
             "--idle-timeout=1h",
+            "--client-memory=64MiB",
+            "--client-stall-timeout=5s",
             "--tls-cert=c",
             "--tls-key=k",
         ]);
@@ -614,7 +624,10 @@ mod tests {
         assert_eq!(config.cache.state_dir, PathBuf::from("/tmp/state"));
         assert_eq!(config.control.socket, Some(PathBuf::from("/tmp/control")));
         assert_eq!((config.server.shards, config.server.max_clients), (Some(3), 7));
-        assert_eq!(config.server.idle_timeout, Time(std::time::Duration::from_secs(3600)));
+        let seconds = |count| Time(std::time::Duration::from_secs(count));
+        assert_eq!(config.server.client_memory, Size(64 << 20));
+        assert_eq!(config.server.client_stall_timeout, seconds(5));
+        assert_eq!(config.server.idle_timeout, seconds(3600));
         assert_eq!(config.server.tls, TlsPolicy::Required);
         let volume = &config.volumes[0];
         assert_eq!((volume.name.as_str(), volume.mode), ("disk", Mode::WriteThrough));

@@ -239,6 +239,7 @@ fn log_settings(config: &Config) {
         compress = config.cache.compress,
         write_cache_depth_seconds = config.cache.write_cache_depth.0.as_secs_f64(),
         max_clients = config.server.max_clients,
+        client_memory = %config.server.client_memory,
         "starting"
     );
 }

@@ -16,6 +16,7 @@ use forebay_volume::{ClientKey, Done, Slab};
 
 use crate::connection::{Connection, Kind, Next, Patience};
 use crate::listen::Listener;
+use crate::memory::{Grant, Memory};
 use crate::pace::Allowance;
 use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
 
@@ -23,6 +24,8 @@ use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
 pub const CLIENTS: usize = 128;
 /// How long a client may take to choose a volume, unless configured otherwise.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take to take a byte of its answers, unless configured otherwise.
+pub const STALL_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a listener rests after it failed to accept: out of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
@@ -67,6 +70,7 @@ pub struct Clients {
     ring: Rc<Ring>,
     client: Client,
     places: Arc<Places>,
+    memory: Arc<Memory>,
     refusals: Refusals,
     table: Slab<Connection>,
     /// Those with something to do at the end of the turn.
@@ -134,12 +138,18 @@ fn token(at: u32, kind: Kind) -> u64 {
 impl Clients {
     /// No clients yet.
     #[must_use]
-    pub fn new(thread: usize, ring: &Rc<Ring>, places: Arc<Places>, patience: Patience) -> Self {
+    pub fn new(
+        thread: usize,
+        ring: &Rc<Ring>,
+        (places, memory): (Arc<Places>, Arc<Memory>),
+        patience: Patience,
+    ) -> Self {
         Self {
             thread,
             ring: Rc::clone(ring),
             client: ring.client(),
             places,
+            memory,
             refusals: Refusals::default(),
             table: Slab::new((CLIENTS_MAX + TOLD_MAX) as u32),
             touched: Vec::new(),
@@ -289,6 +299,16 @@ impl Clients {
         self.touch(at);
     }
 
+    /// Takes memory that a client waited for.
+    pub fn grant(&mut self, grant: Grant) {
+        let connection = self.table.get_mut(grant.client);
+        if connection.is_some_and(|connection| connection.grant(grant)) {
+            return self.touch(grant.client);
+        }
+        // It went on without, or is gone.
+        self.memory.give_back(grant.bytes);
+    }
+
     /// Hands input to the sessions and their requests to `submit`, which gives back what it has
     /// no room for. False when something was given back.
     pub fn feed(
@@ -300,7 +320,7 @@ impl Clients {
             let connection = self.table.get_mut(at).expect("only the end of a turn drops one");
             let key = ClientKey(u64::from(at));
             connection.unpark(|endpoint, io| submit(key, endpoint, io));
-            connection.feed();
+            connection.feed(&self.memory, (self.thread, at));
             connection.submit(|endpoint, io| submit(key, endpoint, io));
             room &= !connection.is_parked();
         }
@@ -324,7 +344,9 @@ impl Clients {
         let mut touched = std::mem::take(&mut self.touched);
         touched.retain(|&at| {
             let connection = self.table.get_mut(at).expect("dropped below only");
-            let next = connection.advance(&self.client, |kind| token(at, kind), &mut allowance);
+            let next =
+                connection.advance(now, &self.client, |kind| token(at, kind), &mut allowance);
+            connection.give_back(&self.memory);
             if !connection.is_negotiating() {
                 self.places.settle(&mut connection.seat);
             }
@@ -340,6 +362,7 @@ impl Clients {
                     let seconds = now.since(connection.accepted).as_secs_f64();
                     tracing::info!(peer = %connection.peer, seconds, received, sent, "client gone");
                 }
+                connection.leave(&self.memory);
                 self.places.release(self.thread, connection.seat);
                 self.table.remove(at);
             }

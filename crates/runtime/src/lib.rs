@@ -15,6 +15,7 @@ mod events;
 mod histogram;
 mod listen;
 mod mailbox;
+mod memory;
 mod message;
 mod pace;
 mod places;
@@ -31,10 +32,11 @@ pub use forebay_engine::Shard;
 
 pub use blocking::{Blocking, clock};
 pub use channel::Mount;
-pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, SessionFactory};
+pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 pub use devices::{Devices, Gates, gates};
 pub use histogram::Histogram;
 pub use listen::{Address, Listener};
+pub use memory::CLIENT_MEMORY;
 pub use message::{Latencies, Message, OPERATIONS, Snapshot};
 pub use pool::{
     FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped,

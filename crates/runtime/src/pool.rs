@@ -22,12 +22,13 @@ use forebay_volume::Registry;
 
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};
-use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, SessionFactory};
+use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 use crate::connection::Patience;
 use crate::devices::{self, Gates};
 use crate::events;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
+use crate::memory::{CLIENT_MEMORY, Memory};
 use crate::message::{Command, Latencies, Message, Snapshot};
 use crate::places::Places;
 use crate::record::{Recording, RecordingPlan};
@@ -62,8 +63,12 @@ pub struct PoolConfig {
     pub clock: Clock,
     /// Most clients at once.
     pub clients: usize,
+    /// Bytes of memory for what clients ask and are answered, all together.
+    pub client_memory: u64,
     /// How long a client may take to choose a volume.
     pub handshake: Duration,
+    /// How long a client may take to take a byte of its answers, or to send one of a write.
+    pub stall: Duration,
     /// How long a client that has chosen one may ask for nothing; for ever when absent.
     pub idle: Option<Duration>,
     /// How long clients may take to take their last answers.
@@ -91,7 +96,9 @@ impl PoolConfig {
             arena,
             clock: clock(),
             clients: CLIENTS,
+            client_memory: CLIENT_MEMORY,
             handshake: HANDSHAKE_PATIENCE,
+            stall: STALL_PATIENCE,
             idle: None,
             farewell: FAREWELL_PATIENCE,
             fuse: false,
@@ -234,7 +241,10 @@ impl Pool {
         let primaries: Vec<_> = ids.zip(config.primaries).collect();
         let mailboxes: Arc<[_]> = (0..count).map(|_| Mailbox::default()).collect();
         let places = Arc::new(Places::new(count, config.clients));
-        let patience = Patience { handshake: config.handshake, idle: config.idle };
+        let memory = Memory::new(config.client_memory, places.limit(), Arc::clone(&mailboxes));
+        let memory = Arc::new(memory);
+        let PoolConfig { handshake, stall, idle, .. } = config;
+        let patience = Patience { handshake, stall, idle };
         let all = config.cache.iter().chain(primaries.iter().map(|(_, device)| device));
         let gates = devices::gates(all.map(|device| device.info()), count);
         let (witness_tell, witness_hear) = mpsc::channel();
@@ -268,6 +278,7 @@ impl Pool {
                 registry: Arc::clone(&registry),
                 mailboxes: Arc::clone(&mailboxes),
                 places: Arc::clone(&places),
+                memory: Arc::clone(&memory),
                 patience,
                 shard,
                 wide: config.fuse,

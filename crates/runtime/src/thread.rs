@@ -26,6 +26,7 @@ use crate::connection::Patience;
 use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
+use crate::memory::Memory;
 use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
 use crate::pace::{Allowance, LARGE};
 use crate::places::Places;
@@ -56,6 +57,8 @@ pub struct Plan {
     pub mailboxes: Arc<[Mailbox<Message>]>,
     /// The clients' places.
     pub places: Arc<Places>,
+    /// The clients' memory.
+    pub memory: Arc<Memory>,
     /// How long clients may take.
     pub patience: Patience,
     /// Makes the shard.
@@ -251,7 +254,7 @@ impl Thread {
             lent: vec![0; threads],
         };
         Ok(Self {
-            clients: Clients::new(plan.index, &ring, plan.places, plan.patience),
+            clients: Clients::new(plan.index, &ring, (plan.places, plan.memory), plan.patience),
             channel: None,
             buffers,
             latencies: volumes.iter().map(|_| Latencies::default()).collect(),
@@ -398,6 +401,7 @@ impl Thread {
                 Message::Request(request) => self.shards.take(request),
                 Message::Reply { shard, reply } => self.take_reply(shard, reply),
                 Message::Arrival(arrival) => self.clients.add(self.shards.now, arrival),
+                Message::Memory(grant) => self.clients.grant(grant),
                 Message::Told { key, text } => {
                     if let Some(channel) = &mut self.channel {
                         channel.told(key, text);

@@ -29,7 +29,13 @@ impl Nbd {
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         Self::choose(stream, name)
+    }
+
+    /// The same connection, for another thread.
+    pub fn twin(&self) -> io::Result<Self> {
+        Ok(Self { stream: self.stream.try_clone()?, size: self.size })
     }
 }
 
@@ -38,6 +44,7 @@ impl Nbd<TcpStream> {
     pub fn connect_tcp(port: u16, name: &str) -> io::Result<Self> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(30)))?;
         Self::choose(stream, name)
     }
 }
@@ -84,7 +91,35 @@ impl<S: Read + Write> Nbd<S> {
         self.request(FLUSH, 0, 0, 0, &[])
     }
 
+    /// Asks for `len` bytes from `offset`, and takes no answer.
+    pub fn begin_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.send(READ, 0, offset, len as usize, &[])
+    }
+
+    /// Begins to write `len` bytes at `offset` with the first of them, and takes no answer.
+    pub fn begin_write(&mut self, offset: u64, len: u32, first: &[u8]) -> io::Result<()> {
+        self.send(WRITE, 0, offset, len as usize, first)
+    }
+
+    /// Takes the answer to the oldest request that has none, and its data.
+    pub fn finish(&mut self, buf: &mut [u8]) -> io::Result<()> {
+        self.take_reply()?;
+        self.stream.read_exact(buf)
+    }
+
     fn request(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: usize,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        self.send(command, flags, offset, len, payload)?;
+        self.take_reply()
+    }
+
+    fn send(
         &mut self,
         command: u16,
         flags: u16,
@@ -99,7 +134,10 @@ impl<S: Read + Write> Nbd<S> {
         bytes.extend(offset.to_be_bytes());
         bytes.extend((len as u32).to_be_bytes());
         bytes.extend(payload);
-        self.stream.write_all(&bytes)?;
+        self.stream.write_all(&bytes)
+    }
+
+    fn take_reply(&mut self) -> io::Result<()> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         assert_eq!(reply[..4], REPLY_MAGIC.to_be_bytes());

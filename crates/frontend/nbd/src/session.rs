@@ -95,6 +95,25 @@ impl Session for NbdSession {
         self.protocol.in_flight()
     }
 
+    fn memory(&self) -> u64 {
+        self.protocol.transmission().map_or(0, Transmission::memory)
+    }
+
+    fn wants_memory(&self) -> Option<u64> {
+        self.protocol.transmission().and_then(Transmission::wants_memory)
+    }
+
+    fn allow_memory(&mut self, bytes: u64, out: &mut Outbox) {
+        self.protocol.allow_memory(bytes);
+        if let Some(tls) = &mut self.tls {
+            tls.go_on(&mut self.protocol, out);
+        }
+    }
+
+    fn is_owed(&self) -> bool {
+        self.protocol.transmission().is_some_and(Transmission::is_owed)
+    }
+
     fn shutdown(&mut self, out: &mut Outbox) {
         match &mut self.tls {
             Some(tls) => tls.shutdown(&mut self.protocol, out),
@@ -109,6 +128,8 @@ pub(crate) struct Protocol {
     pool: BufPool,
     phase: Phase,
     starts_tls: bool,
+    /// Bytes of data that may be held.
+    allowed: u64,
     /// Nothing is read or said any more.
     dead: bool,
 }
@@ -121,7 +142,7 @@ enum Phase {
 impl Protocol {
     fn new(shared: Arc<Shared>, pool: BufPool, handshake: Handshake) -> Self {
         let phase = Phase::Handshake(handshake);
-        Self { shared, pool, phase, starts_tls: false, dead: false }
+        Self { shared, pool, phase, starts_tls: false, allowed: u64::MAX, dead: false }
     }
 
     /// Takes what it can of `bytes`; returns how many were used.
@@ -159,8 +180,23 @@ impl Protocol {
     fn transmit(&mut self, agreement: Agreement) {
         let info = self.shared.exports[agreement.export].info.clone();
         let (limits, pool) = (self.shared.limits, self.pool.clone());
-        let transmission = Transmission::new(agreement, info, limits, pool);
+        let mut transmission = Transmission::new(agreement, info, limits, pool);
+        transmission.allow_memory(self.allowed);
         self.phase = Phase::Transmission(Box::new(transmission));
+    }
+
+    fn transmission(&self) -> Option<&Transmission> {
+        match &self.phase {
+            Phase::Handshake(_) => None,
+            Phase::Transmission(transmission) => Some(transmission),
+        }
+    }
+
+    fn allow_memory(&mut self, bytes: u64) {
+        self.allowed = bytes;
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.allow_memory(bytes);
+        }
     }
 
     /// Whether the client was just told to go on in TLS; true once.
