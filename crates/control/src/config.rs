@@ -5,15 +5,14 @@
 //! that a device is large enough, is found by those who open it.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 use serde::{Deserialize, Deserializer};
 
+use crate::endpoint::Listen;
 use crate::units::{Percent, Size, Time};
 
 /// Where the host remembers the state of its caches, unless configured otherwise: the unit's
@@ -162,7 +161,7 @@ pub struct ServerConfig {
     /// How the kernel hands over requests to those files.
     #[serde(deserialize_with = "fuse_transport")]
     pub fuse_transport: FuseTransport,
-    /// Whether clients may or must use TLS.
+    /// Whether clients over TCP may or must use TLS; an endpoint may say otherwise.
     #[serde(deserialize_with = "tls_policy")]
     pub tls: TlsPolicy,
     /// The server's certificates, PEM.
@@ -330,54 +329,6 @@ fn tls_policy<'de, D: Deserializer<'de>>(from: D) -> Result<TlsPolicy, D::Error>
     parse_tls_policy(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
-/// Where clients connect.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Listen {
-    /// A Unix socket.
-    Unix(PathBuf),
-    /// A TCP port of a host, as the resolver understands it; IPv6 addresses without brackets.
-    Tcp(String, u16),
-}
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused =
-            |why: &str| format!("{text:?} is no endpoint: {why}; use unix:PATH or tcp:HOST:PORT");
-        if let Some(path) = text.strip_prefix("unix:") {
-            if path.is_empty() {
-                return Err(refused("the path is missing"));
-            }
-            return Ok(Self::Unix(PathBuf::from(path)));
-        }
-        let address = text.strip_prefix("tcp:").ok_or_else(|| refused("unknown kind"))?;
-        let (host, port) = address.rsplit_once(':').ok_or_else(|| refused("no port"))?;
-        let port = port.parse().map_err(|_| refused("the port is not from 0 to 65535"))?;
-        let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-        if host.is_empty() {
-            return Err(refused("the host is missing; 0.0.0.0 is every address"));
-        }
-        Ok(Self::Tcp(host.to_owned(), port))
-    }
-}
-
-impl fmt::Display for Listen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "tcp:{host}:{port}"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -536,28 +487,40 @@ impl Config {
         if server.fuse.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
             return Err(invalid("server.fuse", "is empty", "name a directory"));
         }
-        let distinct: BTreeSet<_> = server.nbd.iter().collect();
+        let distinct: BTreeSet<_> = server.nbd.iter().map(|listen| &listen.at).collect();
         if distinct.len() != server.nbd.len() {
             let what = "the same endpoint stands there twice";
             return Err(invalid("server.nbd", what, "name each once"));
         }
-        let (cert, key) = (server.tls_cert.is_some(), server.tls_key.is_some());
-        let ca = server.tls_ca.is_some();
-        match server.tls {
-            TlsPolicy::Off if cert || key || ca => {
-                let what = "certificates are given, but TLS is off";
-                Err(invalid("server.tls", what, "use \"required\" or \"allowed\""))
-            }
-            TlsPolicy::Allowed | TlsPolicy::Required if !(cert && key) => {
-                let what = "TLS needs a certificate and its key";
-                Err(invalid("server.tls", what, "give both tls_cert and tls_key"))
-            }
-            _ => Ok(()),
-        }
+        server.check_tls()
     }
 }
 
 impl ServerConfig {
+    /// Certificates are there if an endpoint uses them, and only then.
+    fn check_tls(&self) -> Result<(), ConfigError> {
+        let (cert, key) = (self.tls_cert.is_some(), self.tls_key.is_some());
+        let user = self.nbd.iter().find(|listen| listen.tls_by(self.tls) != TlsPolicy::Off);
+        if let Some(listen) = user
+            && !(cert && key)
+        {
+            let what = format!("TLS at {} needs a certificate and its key", listen.at);
+            return Err(invalid("server.tls", what, "give both tls_cert and tls_key"));
+        }
+        if user.is_some() {
+            return Ok(());
+        }
+        if self.tls != TlsPolicy::Off {
+            let hint = "it is for tcp: endpoints; a Unix socket has it with unix:PATH,tls=required";
+            return Err(invalid("server.tls", "no endpoint uses it", hint));
+        }
+        if cert || key || self.tls_ca.is_some() {
+            let what = "certificates are given, but TLS is off";
+            return Err(invalid("server.tls", what, "use \"required\" or \"allowed\""));
+        }
+        Ok(())
+    }
+
     /// The limits on clients.
     fn check_clients(&self) -> Result<(), ConfigError> {
         if !(1..=CLIENTS_MAX).contains(&(self.max_clients as usize)) {

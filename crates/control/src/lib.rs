@@ -7,6 +7,7 @@
 pub mod api;
 mod client;
 pub mod config;
+pub mod endpoint;
 mod error;
 mod job;
 mod metrics;

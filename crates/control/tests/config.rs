@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_control::config::{Config, ConfigError, Listen, TlsPolicy};
+use forebay_control::config::{Config, ConfigError, TlsPolicy};
+use forebay_control::endpoint::{Listen, Place};
 use forebay_control::units::{Percent, Size, Time};
 use forebay_engine::{Eviction, Mode};
 
@@ -78,8 +79,8 @@ fn every_key_is_read() {
     assert_eq!(config.server.client_memory, Size(64 << 20));
     assert_eq!(config.server.client_stall_timeout, Time(Duration::from_secs(5)));
     let nbd = [
-        Listen::Unix(PathBuf::from("/run/forebay/nbd.sock")),
-        Listen::Tcp("::1".to_owned(), 10809),
+        Listen::from(Place::Unix(PathBuf::from("/run/forebay/nbd.sock"))),
+        Listen::from(Place::Tcp("::1".to_owned(), 10809)),
     ];
     assert_eq!(config.server.nbd, nbd);
     assert_eq!(config.server.tls, TlsPolicy::Required);
@@ -130,6 +131,9 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("tcp:[::1]:10809", "tcp:host:70000", &["port is not from 0 to 65535"]),
     ("tcp:[::1]:10809", "tcp::1", &["host is missing"]),
     ("tcp:[::1]:10809", "unix:/run/forebay/nbd.sock", &["server.nbd", "twice"]),
+    ("tcp:[::1]:10809", "unix:/run/forebay/nbd.sock,tls=off", &["server.nbd", "twice"]),
+    ("tcp:[::1]:10809", "tcp:h:1,tls=on", &["tcp:h:1,tls=on", "off, allowed, required"]),
+    (", \"tcp:[::1]:10809\"", "", &["server.tls", "no endpoint uses it", "unix:PATH,tls="]),
     ("\"required\"", "\"on\"", &["on", "off, allowed, required"]),
     ("\"required\"", "\"off\"", &["server.tls", "TLS is off"]),
     ("tls_key = \"/etc/forebay/key.pem\"", "", &["server.tls", "tls_key"]),

@@ -7,10 +7,11 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use forebay_block::NAME_BYTES_MAX;
 use forebay_control::config::{
-    CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, Listen, MemoryConfig,
-    ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction, parse_fuse_transport,
-    parse_mode, parse_tls_policy,
+    CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, MemoryConfig, ServerConfig,
+    TlsPolicy, VolumeConfig, parse_content, parse_eviction, parse_fuse_transport, parse_mode,
+    parse_tls_policy,
 };
+use forebay_control::endpoint::Listen;
 use forebay_control::units::{Percent, Size, Time};
 use forebay_control::{Client, default_socket};
 use forebay_engine::{ContentLocality, Eviction, Mode};
@@ -149,7 +150,8 @@ pub struct ServeFlags {
     /// The cache device: a block device or a file, and how much of it to use
     #[arg(long, value_name = "PATH[,size=SIZE]", required_unless_present = "config")]
     cache: Option<CacheFlag>,
-    /// Where NBD clients connect: unix:PATH or tcp:HOST:PORT; may be given several times
+    /// Where NBD clients connect: unix:PATH or tcp:HOST:PORT; may be given several times. For this
+    /// one alone, behind it: ,tls=POLICY
     #[arg(long, value_name = "ENDPOINT", required_unless_present_any = ["config", "fuse"])]
     nbd: Vec<Listen>,
     /// Mount a file system here with a file for each volume; an empty directory. Needs root
@@ -217,7 +219,7 @@ pub struct ServeFlags {
     /// Disconnect clients that have asked for nothing for so long [default: never]
     #[arg(long, value_name = "TIME")]
     idle_timeout: Option<Time>,
-    /// Whether clients may or must use TLS: off, allowed, required
+    /// Whether clients over TCP may or must use TLS: off, allowed, required
     /// [default: required when a certificate is given]
     #[arg(long, value_name = "POLICY", value_parser = parse_tls_policy)]
     tls: Option<TlsPolicy>,
@@ -637,10 +639,11 @@ mod tests {
     #[test]
     fn flags_that_do_not_go_together_are_refused() {
         let base = ["--primary=p", "--cache=c", "--nbd=unix:s"];
-        let refused: [(&[&str], &str); 7] = [
+        let refused: [(&[&str], &str); 8] = [
             (&["--config=f"], "cannot be used with"),
             (&["--tls-cert=c"], "--tls-key"),
-            (&["--tls=required"], "needs a certificate"),
+            (&["--tls=required"], "no endpoint uses it"),
+            (&["--tls=required", "--nbd=tcp:h:1"], "needs a certificate"),
             (&["--mode=writeback"], "write-back"),
             (&["--ram=lots"], "a size"),
             (&["--shards=0"], "server.shards"),

@@ -8,6 +8,7 @@ mod cache;
 mod cli;
 mod control;
 mod drain;
+mod endpoints;
 mod fingerprint;
 mod foreign;
 mod fuse;

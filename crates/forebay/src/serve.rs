@@ -1,21 +1,18 @@
 //! `forebay serve`: opens the devices and the cache, starts the shards, the clients' endpoints and
 //! the control socket, says that it is ready, and stops all of it in order.
 
-use std::net::ToSocketAddrs;
-use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
-use forebay_block::{BLOCK_SIZE, BufPool, Session};
-use forebay_control::config::{Config, Listen, ServerConfig, TlsPolicy};
+use anyhow::bail;
+use forebay_block::{BLOCK_SIZE, BufPool};
+use forebay_control::config::Config;
 use forebay_control::settings::in_force;
 use forebay_control::units::Size;
 use forebay_control::{
     ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
-use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
-use forebay_runtime::{Address, Left, Listener, Pool, SessionFactory, Stopped};
+use forebay_runtime::{Left, Pool, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -24,11 +21,9 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::cache::{self, Cache};
 use crate::cli::ServeArgs;
 use crate::control::{Configured, Facts, Running};
+use crate::endpoints::Endpoints;
 use crate::fuse::MountPoint;
-use crate::{busy, fuse, logging, output, process};
-
-/// Permission bits of the clients' Unix sockets: the owner and the group.
-const SOCKET_MODE: u32 = 0o660;
+use crate::{fuse, logging, output, process};
 
 /// Serves until told to stop.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -91,14 +86,11 @@ struct Serving {
 impl Serving {
     fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
         // What can be found wrong without touching a device is found first.
-        let tls = tls(config)?;
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let socket = ControlSocket::bind(&socket)?;
-        let listeners = listeners(&config.server.nbd)?;
-        warn_of_open(&config.server, &listeners);
+        let clients = Endpoints::open(config)?;
         tracing::info!(control = %socket.path().display(), "opening");
-        let mut endpoints: Vec<String> =
-            listeners.iter().map(|listener| listener.address().to_string()).collect();
+        let mut endpoints: Vec<String> = clients.addresses().collect();
         let place = config.server.fuse.as_deref().map(fuse::prepare).transpose()?;
         let configured = Configured {
             modes: config.volumes.iter().map(|volume| volume.mode).collect(),
@@ -112,7 +104,6 @@ impl Serving {
         log_volumes(config, &plan.registry);
         plan.fuse = place.is_some();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
-        let server = NbdServer::new(plan.registry.exports(), tls, Limits::default(), buffers)?;
         let pool = Pool::start(plan)?;
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
@@ -133,9 +124,7 @@ impl Serving {
             fuse::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         }
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
-        if !listeners.is_empty() {
-            pool.listen(listeners, Arc::new(NbdSessions(server)))?;
-        }
+        clients.serve(&pool, &buffers)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
         Ok(Self { pool, running, cache, mount: point, control, endpoints, asked })
     }
@@ -194,36 +183,6 @@ impl Serving {
         // The last thing to go is what `forebay stop` waits for.
         drop(self.control);
         closed
-    }
-}
-
-/// Sessions of NBD clients.
-struct NbdSessions(NbdServer);
-
-impl SessionFactory for NbdSessions {
-    fn session(&self) -> Box<dyn Session> {
-        self.0.session()
-    }
-
-    fn refusal(&self, why: &'static str) -> Option<Box<dyn Session>> {
-        Some(self.0.refusal(why))
-    }
-}
-
-/// Says which endpoints let the network read and write the volumes.
-fn warn_of_open(server: &ServerConfig, listeners: &[Listener]) {
-    for listener in listeners {
-        if let Address::Tcp(at) = listener.address()
-            && !at.ip().is_loopback()
-            && server.tls == TlsPolicy::Off
-        {
-            tracing::warn!(
-                "ANYBODY who reaches {} may read and write all volumes, and whoever is on the way \
-                 may too: use TLS (tls = \"required\", docs/nbd.md), a loopback address, or a \
-                 Unix socket",
-                listener.address()
-            );
-        }
     }
 }
 
@@ -306,46 +265,4 @@ fn facts(
         settings: in_force(config, cache.shards()),
         configured,
     }
-}
-
-/// Binds every endpoint.
-fn listeners(endpoints: &[Listen]) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    for endpoint in endpoints {
-        for address in addresses(endpoint)? {
-            let bound = busy::bind(|| Listener::bind(&address));
-            listeners.push(bound.with_context(|| format!("endpoint {endpoint}"))?);
-        }
-    }
-    Ok(listeners)
-}
-
-fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
-    match endpoint {
-        Listen::Unix(path) => Ok(vec![Address::Unix { path: path.clone(), mode: SOCKET_MODE }]),
-        Listen::Tcp(host, port) => {
-            let found = (host.as_str(), *port).to_socket_addrs();
-            let found = found.with_context(|| format!("endpoint {endpoint}: host {host:?}"))?;
-            Ok(found.map(Address::Tcp).collect())
-        }
-    }
-}
-
-/// Reads the certificates.
-fn tls(config: &Config) -> anyhow::Result<Tls> {
-    let server = &config.server;
-    let (Some(cert), Some(key)) = (&server.tls_cert, &server.tls_key) else {
-        return Ok(Tls::Off);
-    };
-    let ca = server.tls_ca.as_deref().map(read).transpose()?;
-    let tls = TlsConfig::from_pem(&read(cert)?, &read(key)?, ca.as_deref())?;
-    Ok(match server.tls {
-        TlsPolicy::Off => Tls::Off,
-        TlsPolicy::Allowed => Tls::Allowed(tls),
-        TlsPolicy::Required => Tls::Required(tls),
-    })
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{}", path.display()))
 }

@@ -161,31 +161,7 @@ fn clients_beyond_the_limit_are_turned_away_and_garbage_hurts_nobody() {
 fn a_port_is_chosen_and_tls_is_required() {
     let place = Place::new();
     place.make("disk.img", 16 << 20);
-    let pki = |name: &str| place.text(name);
-    let (cert, key) = (pki("server-cert.pem"), pki("server-key.pem"));
-    client(
-        "openssl",
-        &[
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-keyout",
-            &key,
-            "-out",
-            &cert,
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        ],
-    );
-    fs::copy(&cert, place.path("ca-cert.pem")).expect("it is there");
+    let (cert, key) = place.certificate();
     let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
     let at = arguments.iter().position(|argument| argument.starts_with("--nbd")).expect("given");
     arguments[at] = "--nbd=tcp:127.0.0.1:0".to_owned();

@@ -88,6 +88,19 @@ impl Place {
         last
     }
 
+    /// Makes a certificate for this host, which is its own authority: the files of it and of its
+    /// key. Clients look for theirs in this directory.
+    pub fn certificate(&self) -> (String, String) {
+        let (cert, key) = (self.text("server-cert.pem"), self.text("server-key.pem"));
+        let made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+                    -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1";
+        let mut arguments: Vec<_> = made.split_whitespace().collect();
+        arguments.extend(["-keyout", &key, "-out", &cert]);
+        client("openssl", &arguments);
+        fs::copy(&cert, self.path("ca-cert.pem")).expect("it is there");
+        (cert, key)
+    }
+
     /// The URI of the volume for NBD clients.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///disk?socket={}", self.text("nbd.sock"))
