@@ -12,6 +12,7 @@ use forebay_block::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 use serde::{Deserialize, Deserializer};
 
+use crate::access::{SocketAccess, SocketMode};
 use crate::endpoint::Listen;
 use crate::units::{Percent, Size, Time};
 
@@ -134,6 +135,21 @@ impl Default for MemoryConfig {
 pub struct ControlConfig {
     /// Its path; [`crate::default_socket`] when absent.
     pub socket: Option<PathBuf>,
+    /// Its permission bits; the owner's alone when absent. Whoever can connect can stop the server.
+    pub mode: Option<SocketMode>,
+    /// Its owner.
+    pub owner: Option<String>,
+    /// Its group.
+    pub group: Option<String>,
+}
+
+impl ControlConfig {
+    /// Who may connect.
+    #[must_use]
+    pub fn access(&self) -> SocketAccess {
+        let Self { mode, owner, group, .. } = self.clone();
+        SocketAccess { mode, owner, group }
+    }
 }
 
 /// Threads, endpoints and clients.

@@ -7,10 +7,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer};
 
+use crate::access::SocketAccess;
 use crate::config::{TlsPolicy, parse_tls_policy};
 
 /// What may stand behind the place.
-const SETTINGS: &str = "tls=off|allowed|required";
+const SETTINGS: &str = "tls=POLICY, and for Unix sockets mode=0660, owner=NAME, group=NAME";
 
 /// An endpoint of clients.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -19,6 +20,8 @@ pub struct Listen {
     pub at: Place,
     /// Whether its clients may or must use TLS; decided by [`Listen::tls_by`] when absent.
     pub tls: Option<TlsPolicy>,
+    /// Who may connect; only of Unix sockets.
+    pub access: SocketAccess,
 }
 
 /// Where clients connect.
@@ -44,7 +47,7 @@ impl Listen {
 
 impl From<Place> for Listen {
     fn from(at: Place) -> Self {
-        Self { at, tls: None }
+        Self { at, tls: None, access: SocketAccess::default() }
     }
 }
 
@@ -62,6 +65,12 @@ impl FromStr for Listen {
             };
             match key {
                 "tls" => listen.tls = Some(parse_tls_policy(value).map_err(refused)?),
+                "mode" | "owner" | "group" if matches!(listen.at, Place::Tcp(..)) => {
+                    return Err(refused(format!("{key} is for Unix sockets")));
+                }
+                "mode" => listen.access.mode = Some(value.parse().map_err(refused)?),
+                "owner" => listen.access.owner = Some(value.to_owned()),
+                "group" => listen.access.group = Some(value.to_owned()),
                 _ => return Err(refused(format!("unknown setting {key:?}; known: {SETTINGS}"))),
             }
         }
@@ -111,17 +120,22 @@ impl<'de> Deserialize<'de> for Listen {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::SocketMode;
 
     #[test]
     fn settings_of_an_endpoint_are_read_and_others_are_refused() {
         let read = |text: &str| text.parse::<Listen>();
         let place = Place::Unix(PathBuf::from("/run/s"));
         assert_eq!(read("unix:/run/s"), Ok(Listen::from(place.clone())));
-        let tls = Some(TlsPolicy::Required);
-        assert_eq!(read("unix:/run/s,tls=required"), Ok(Listen { at: place, tls }));
+        let whole = read("unix:/run/s,tls=required,mode=0600,owner=qemu,group=78").unwrap();
+        assert_eq!((whole.at, whole.tls), (place, Some(TlsPolicy::Required)));
+        let (owner, group) = (Some("qemu".to_owned()), Some("78".to_owned()));
+        assert_eq!(whole.access, SocketAccess { mode: Some(SocketMode(0o600)), owner, group });
         let refused = [
             ("tcp:h:1,tls=on", "off, allowed, required"),
             ("tcp:h:1,tsl=off", "unknown setting \"tsl\""),
+            ("tcp:h:1,mode=0600", "mode is for Unix sockets"),
+            ("unix:/a,mode=rw", "octal"),
             ("unix:/a,b", "\"b\" behind the comma is no setting"),
         ];
         for (text, word) in refused {

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_block::ByteRange;
+use forebay_control::access::SocketAccess;
 use forebay_control::api::{JobState, PoolStatus, TraceRequest, VolumeSettings};
 use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, METRICS,
@@ -174,8 +175,12 @@ impl Served {
             trace: Mutex::default(),
         });
         let pool: Arc<dyn PoolControl> = Arc::clone(&table) as _;
-        let bound = ControlSocket::bind(&socket).expect("the socket is free");
-        assert!(ControlSocket::bind(&socket).is_err(), "it is taken before it is served");
+        let bound =
+            ControlSocket::bind(&socket, &SocketAccess::default()).expect("the socket is free");
+        assert!(
+            ControlSocket::bind(&socket, &SocketAccess::default()).is_err(),
+            "it is taken before it is served"
+        );
         let server = Some(Server::start(bound, pool).expect("there is a thread to be had"));
         Self { table, client: Client::new(socket), directory, server }
     }

@@ -151,7 +151,7 @@ pub struct ServeFlags {
     #[arg(long, value_name = "PATH[,size=SIZE]", required_unless_present = "config")]
     cache: Option<CacheFlag>,
     /// Where NBD clients connect: unix:PATH or tcp:HOST:PORT; may be given several times. For this
-    /// one alone, behind it: ,tls=POLICY
+    /// one alone, behind it: ,tls=POLICY; for Unix sockets ,mode=0660 ,owner=NAME ,group=NAME
     #[arg(long, value_name = "ENDPOINT", required_unless_present_any = ["config", "fuse"])]
     nbd: Vec<Listen>,
     /// Mount a file system here with a file for each volume; an empty directory. Needs root
@@ -274,7 +274,7 @@ impl ServeFlags {
         Config {
             cache: cache_config,
             memory,
-            control: ControlConfig { socket: self.control.clone() },
+            control: ControlConfig { socket: self.control.clone(), ..ControlConfig::default() },
             server: self.server(),
             volumes: vec![volume],
         }

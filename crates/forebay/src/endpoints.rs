@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use forebay_block::{BufPool, Session};
+use forebay_control::access::SocketMode;
 use forebay_control::config::{Config, ServerConfig, TlsPolicy};
 use forebay_control::endpoint::{Listen, Place};
 use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
-use forebay_runtime::{Address, Listener, Pool, SessionFactory};
+use forebay_runtime::{Access, Address, Listener, Pool, SessionFactory};
 
 use crate::busy;
 
-/// Permission bits of the clients' Unix sockets: the owner and the group.
+/// Permission bits of a Unix socket whose endpoint gives none: the owner and the group.
 const SOCKET_MODE: u32 = 0o660;
 
 /// Sockets that are bound, and certificates that are read.
@@ -90,7 +91,14 @@ fn warn_if_open(policy: TlsPolicy, address: &Address) {
 
 fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
     match &endpoint.at {
-        Place::Unix(path) => Ok(vec![Address::Unix { path: path.clone(), mode: SOCKET_MODE }]),
+        Place::Unix(path) => {
+            let numbers = endpoint.access.numbers();
+            let (owner, group) = numbers
+                .map_err(|what| crate::WrongUsage(format!("endpoint {}: {what}", endpoint.at)))?;
+            let mode = endpoint.access.mode.map_or(SOCKET_MODE, |SocketMode(mode)| mode);
+            let access = Access { mode, owner, group };
+            Ok(vec![Address::Unix { path: path.clone(), access }])
+        }
         Place::Tcp(host, port) => {
             let found = (host.as_str(), *port).to_socket_addrs();
             let found = found.with_context(|| {

@@ -87,7 +87,7 @@ impl Serving {
     fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
         // What can be found wrong without touching a device is found first.
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
-        let socket = ControlSocket::bind(&socket)?;
+        let socket = ControlSocket::bind(&socket, &config.control.access())?;
         let clients = Endpoints::open(config)?;
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();

@@ -35,7 +35,7 @@ pub use channel::Mount;
 pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 pub use devices::{Devices, Gates, gates};
 pub use histogram::Histogram;
-pub use listen::{Address, Listener};
+pub use listen::{Access, Address, Listener};
 pub use memory::CLIENT_MEMORY;
 pub use message::{Latencies, Message, OPERATIONS, Snapshot};
 pub use pool::{

@@ -9,7 +9,7 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,15 +26,45 @@ const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_COUNT: u32 = 6;
 
+/// Who may connect to a Unix socket: its file's permission bits, owner and group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Access {
+    /// Permission bits; who may write may connect.
+    pub mode: u32,
+    /// The owner's number; the server's own when absent.
+    pub owner: Option<u32>,
+    /// The group's number; the server's own when absent.
+    pub group: Option<u32>,
+}
+
+impl Access {
+    /// Permission bits for the server's own user and group.
+    #[must_use]
+    pub fn mode(mode: u32) -> Self {
+        Self { mode, owner: None, group: None }
+    }
+
+    fn apply(self, path: &Path) -> io::Result<()> {
+        if self.owner.is_some() || self.group.is_some() {
+            lchown(path, self.owner, self.group).map_err(|error| {
+                let what = "its owner and group cannot be set";
+                let hint = "only root gives files away; others may choose a group of their own";
+                io::Error::new(error.kind(), format!("{what}: {error}; {hint}"))
+            })?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
+    }
+}
+
 /// An address that clients connect to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
-    /// A Unix socket, whose file has these permission bits.
+    /// A Unix socket.
     Unix {
         /// Its file.
         path: PathBuf,
-        /// Permission bits.
-        mode: u32,
+        /// Who may connect.
+        access: Access,
     },
     /// A TCP port; port 0 lets the kernel choose.
     Tcp(SocketAddr),
@@ -68,21 +98,24 @@ impl Listener {
             io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
         };
         match address {
-            Address::Unix { path, mode } => Self::bind_unix(path, *mode).map_err(named),
+            Address::Unix { path, access } => Self::bind_unix(path, *access).map_err(named),
             Address::Tcp(at) => Self::bind_tcp(*at).map_err(named),
         }
     }
 
-    fn bind_unix(path: &Path, mode: u32) -> io::Result<Self> {
+    fn bind_unix(path: &Path, access: Access) -> io::Result<Self> {
         remove_stale(path)?;
         let name = SocketAddrUnix::new(path)?;
         let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
         let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None)?;
         rustix::net::bind(&socket, &name)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        let applied = access.apply(path);
         let found = fs::symlink_metadata(path)?;
         let file = Some((found.dev(), found.ino()));
-        let listener = Self { socket, address: Address::Unix { path: path.into(), mode }, file };
+        let address = Address::Unix { path: path.into(), access };
+        let listener = Self { socket, address, file };
+        applied?;
+        // Until here nobody can connect.
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
@@ -195,7 +228,7 @@ mod tests {
     use crate::testing::TempDir;
 
     fn unix(path: &Path) -> Address {
-        Address::Unix { path: path.into(), mode: 0o600 }
+        Address::Unix { path: path.into(), access: Access::mode(0o600) }
     }
 
     #[test]
@@ -211,6 +244,30 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok());
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_belongs_to_whom_it_is_given() {
+        let dir = TempDir::new();
+        let path = dir.path("s");
+        let own = fs::metadata(dir.path("")).unwrap();
+        let access = Access { mode: 0o606, owner: Some(own.uid()), group: Some(own.gid()) };
+        let listener = Listener::bind(&Address::Unix { path: path.clone(), access }).unwrap();
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o606);
+        assert_eq!((found.uid(), found.gid()), (own.uid(), own.gid()));
+        drop(listener);
+        if own.uid() == 0 {
+            let access = Access { owner: Some(65534), group: Some(65533), ..access };
+            let _given = Listener::bind(&Address::Unix { path: path.clone(), access }).unwrap();
+            let found = fs::metadata(&path).unwrap();
+            assert_eq!((found.uid(), found.gid()), (65534, 65533));
+        } else {
+            let access = Access { owner: Some(0), ..access };
+            let error = Listener::bind(&Address::Unix { path: path.clone(), access }).unwrap_err();
+            assert!(error.to_string().contains("only root"), "{error}");
+            assert!(!path.exists(), "nothing is left behind");
+        }
     }
 
     #[test]

@@ -20,7 +20,8 @@ use forebay_block::{
 use forebay_device::{BlockDevice, MemoryDevice, Ring};
 use forebay_engine::Trust;
 use forebay_runtime::{
-    Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached, Witness,
+    Access, Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached,
+    Witness,
 };
 use forebay_volume::{Registry, Volume};
 
@@ -108,7 +109,7 @@ impl Server {
         change(&mut config);
         let buffers = BufPool::new(Arc::clone(&config.arena));
         let pool = Pool::start(config).unwrap();
-        let unix = Address::Unix { path: path.clone(), mode: 0o600 };
+        let unix = Address::Unix { path: path.clone(), access: Access::mode(0o600) };
         let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let listeners = [&unix, &tcp].map(|address| Listener::bind(address).unwrap());
         let Address::Tcp(tcp) = *listeners[1].address() else { panic!("a TCP listener") };
