@@ -405,7 +405,12 @@ impl Config {
         let config: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             let line = 1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
-            ConfigError::Syntax { path: path.to_owned(), line, what: plain(error.message()) }
+            let mut what = plain(error.message());
+            let written = text.lines().nth(line - 1).unwrap_or_default();
+            if written.trim_start().starts_with("[volume]") {
+                what = "[volume] is one section; write [[volume]], there may be several".to_owned();
+            }
+            ConfigError::Syntax { path: path.to_owned(), line, what }
         })?;
         config.check()?;
         Ok(config)
@@ -459,7 +464,7 @@ impl Config {
             return Err(invalid("cache.dirty_limit", what, "use 1% to 90%"));
         }
         if cache.write_cache_depth.0.is_zero() {
-            let what = format!("{} is no time", cache.write_cache_depth);
+            let what = format!("{} is too short", cache.write_cache_depth);
             let hint = "use 1s or more, or mode = \"write-through\" for none at all";
             return Err(invalid("cache.write_cache_depth", what, hint));
         }

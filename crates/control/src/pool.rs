@@ -105,6 +105,8 @@ pub struct PoolSnapshot {
     pub uptime: Duration,
     /// Whether it has been told to stop.
     pub stopping: bool,
+    /// Whether a signal ended the drain that was to come before the stop.
+    pub drain_given_up: bool,
     /// The cache device's path.
     pub cache_path: String,
     /// Bytes of it that are used.

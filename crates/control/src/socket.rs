@@ -33,7 +33,10 @@ pub enum SocketError {
         what: String,
     },
     /// The operating system refuses.
-    #[error("control socket {path}: {source}; use --control PATH with a path that you may write")]
+    #[error(
+        "control socket {path}: {source}; use --control PATH with a path that you may write, of \
+         107 bytes at most"
+    )]
     Io {
         /// Which socket.
         path: PathBuf,
@@ -45,10 +48,17 @@ pub enum SocketError {
 /// The directory of the system's server: the unit's `RuntimeDirectory=`.
 const SYSTEM_DIRECTORY: &str = "/run/forebay";
 
-/// Where the socket is when nobody says: the same for root's service and root's login, whatever
-/// the environment; for others in their runtime directory, if they have one.
+/// The environment variable that says where the socket is.
+pub const CONTROL_VARIABLE: &str = "FOREBAY_CONTROL";
+
+/// Where the socket is when no setting says: where [`CONTROL_VARIABLE`] does. Else the same for
+/// root's service and root's login, whatever else is in the environment; for others in their
+/// runtime directory, if they have one.
 #[must_use]
 pub fn default_socket() -> PathBuf {
+    if let Some(path) = std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
+        return PathBuf::from(path);
+    }
     let directory = std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty());
     default_for(rustix::process::geteuid().is_root(), directory.map(PathBuf::from))
 }

@@ -68,6 +68,7 @@ impl PoolControl for Table {
             content: ContentLocality::Rewrite,
             write_cache_depth: Duration::from_secs(30),
             endpoints: vec!["unix:/run/nbd.sock".to_owned()],
+            drain_given_up: false,
             clients: 3,
             clients_refused: 2,
             volumes: vec![VolumeSnapshot {

@@ -117,6 +117,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("\"40%\"", "\"95%\"", &["cache.dirty_limit", "95%", "90%"]),
     ("\"2m\"", "\"2\"", &["line 8", "a time"]),
     ("\"2m\"", "\"0s\"", &["cache.write_cache_depth", "write-through"]),
+    ("[[volume]]\nname = \"vm\"", "[volume]\nname = \"vm\"", &["line", "write [[volume]]"]),
     ("\"fifo\"", "\"mru\"", &["line 6", "mru", "fifo, lru"]),
     ("\"write-through\"", "\"writeback\"", &["writeback", "write-back", "pass-through"]),
     ("shards = 4", "shards = 0", &["server.shards", "0", "64"]),

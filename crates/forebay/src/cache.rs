@@ -112,7 +112,7 @@ pub fn open(
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
-    let witness = Witness::open(&config.cache.state_dir).context("use --state DIR")?;
+    let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
     let opened = decide_on((args, allowed.reset), config, &primaries, &mut queue, size, &witness)
         .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
@@ -123,7 +123,7 @@ pub fn open(
     let mut settings = KeptSettings::load(witness.state(), opened.superblock.uuid)?;
     settings.apply(config, &opened.ids)?;
     let table = primaries::sample(&opened, &primaries);
-    let keep = || table.store(&config.cache.state_dir).context("use --state DIR");
+    let keep = || table.store(&config.cache.state_dir).context(NO_STATE);
     // What is on record of a primary stays right until the server changes it, so it is renewed
     // first. What was accepted must not be taken for sound before the cache knows of it.
     let renewed = !opened.fresh && opened.trust == Trust::Full;
@@ -142,7 +142,7 @@ pub fn open(
         made.witness = Some((witness.clone(), superblock.uuid));
     }
     for record in witnesses {
-        witness.store(record).context("use --state DIR")?;
+        witness.store(record).context(NO_STATE)?;
     }
     if !renewed {
         keep()?;
@@ -229,7 +229,7 @@ impl Cache {
             tracing::warn!("the cache device has failed; it is left as it is");
             return Ok(());
         }
-        let (fingerprints, volumes) = primaries::leave(&self.primaries, stopped);
+        let (fingerprints, volumes) = primaries::leave(&self.superblock, &self.primaries, stopped);
         if let Some(table) = table {
             let table = Table { volumes, ..table };
             table.store(&self.state_dir).context("the samples of the primaries cannot be kept")?;
@@ -246,6 +246,9 @@ impl Cache {
         }
     }
 }
+
+/// What is wrong when the state directory cannot be used.
+const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 
 /// Why there is no cache device, and what to do when it is only not there.
 fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {

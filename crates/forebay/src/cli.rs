@@ -33,6 +33,10 @@ pub enum Command {
     ///
     /// Prints one line `ready` and the endpoints when clients may connect. SIGTERM or SIGINT stop
     /// it in order; SIGHUP is ignored.
+    #[command(override_usage = "forebay serve --primary <URI> --cache <PATH[,size=SIZE]> \
+        --nbd <ENDPOINT> [OPTIONS]\n       \
+        forebay serve --primary <URI> --cache <PATH[,size=SIZE]> --fuse <DIR> [OPTIONS]\n       \
+        forebay serve --config <FILE> [OPTIONS]")]
     #[command(after_help = "Examples:\n  \
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/forebay/nbd.sock\n  \
         forebay serve --primary disk.img --cache cache.img,size=1GiB --nbd tcp:127.0.0.1:10809\n  \
@@ -203,7 +207,7 @@ pub struct ServeFlags {
     /// Where the host remembers the state of the cache [default: /var/lib/forebay]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The control socket [default: /run/forebay/forebay.sock; if not
+    /// The control socket [default: $FOREBAY_CONTROL, or /run/forebay/forebay.sock; if not
     /// root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -347,8 +351,8 @@ impl FromStr for CacheFlag {
 /// Which server a command talks to.
 #[derive(Args, Debug, Clone)]
 pub struct Daemon {
-    /// The server's control socket [default: /run/forebay/forebay.sock; if not
-    /// root, $XDG_RUNTIME_DIR/forebay.sock]
+    /// The server's control socket [default: $FOREBAY_CONTROL, or /run/forebay/forebay.sock; if
+    /// not root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -412,8 +416,7 @@ pub struct StopArgs {
 pub struct SetArgs {
     /// The volume
     pub volume: String,
-    /// The settings; known: mode, eviction, content
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    #[arg(required = true, value_name = "KEY=VALUE", help = Setting::help())]
     pub settings: Vec<Setting>,
     #[command(flatten)]
     pub daemon: Daemon,
@@ -529,11 +532,39 @@ pub struct Setting {
     pub value: String,
 }
 
+/// What is wrong with a value, if anything is.
+type CheckValue = fn(&str) -> Result<(), String>;
+
+/// What `set` can change, and what refuses a value of it.
+const SETTINGS: [(&str, CheckValue); 3] = [
+    ("mode", |value| parse_mode(value).map(drop)),
+    ("eviction", |value| parse_eviction(value).map(drop)),
+    ("content", |value| parse_content(value).map(drop)),
+];
+/// The value that goes back to the configuration's own.
+const DEFAULT: &str = "default";
+
+impl Setting {
+    fn names() -> String {
+        SETTINGS.map(|(name, _)| name).join(", ")
+    }
+
+    fn help() -> String {
+        format!("The settings; known: {}", Self::names())
+    }
+}
+
 impl FromStr for Setting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("there is no '='; write KEY=VALUE")?;
+        let known = SETTINGS.iter().find(|(name, _)| *name == key);
+        let (_, check) = known
+            .ok_or_else(|| format!("unknown setting {key:?}; use one of: {}", Self::names()))?;
+        if value != DEFAULT {
+            check(value)?;
+        }
         Ok(Self { key: key.to_owned(), value: value.to_owned() })
     }
 }

@@ -1,10 +1,11 @@
 //! The endpoints of NBD clients: their sockets, their certificates, and the server behind each.
 
+use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use forebay_block::{BufPool, Session};
 use forebay_control::access::SocketMode;
 use forebay_control::config::{Config, ServerConfig, TlsPolicy};
@@ -32,8 +33,7 @@ impl Endpoints {
         for endpoint in &server.nbd {
             let policy = endpoint.tls_by(server.tls);
             for address in addresses(endpoint)? {
-                let bound = busy::bind(|| Listener::bind(&address));
-                let listener = bound.with_context(|| format!("endpoint {}", endpoint.at))?;
+                let listener = busy::bind(|| Listener::bind(&address)).map_err(no_listener)?;
                 warn_if_open(policy, listener.address());
                 listeners.push((policy, listener));
             }
@@ -110,6 +110,18 @@ fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
     }
 }
 
+/// Why an endpoint cannot be had, and what to do.
+fn no_listener(error: std::io::Error) -> anyhow::Error {
+    let hint = match error.kind() {
+        ErrorKind::NotFound => "make its directory first",
+        ErrorKind::PermissionDenied => "choose a path or a port that this user may use",
+        ErrorKind::AddrNotAvailable => "use an address of this host, or 0.0.0.0 for all of them",
+        ErrorKind::InvalidFilename => "the path of a Unix socket has 107 bytes at most",
+        _ => return error.into(),
+    };
+    anyhow!("{error}; {hint}")
+}
+
 fn certificates(server: &ServerConfig) -> anyhow::Result<Option<TlsConfig>> {
     let (Some(cert), Some(key)) = (&server.tls_cert, &server.tls_key) else {
         return Ok(None);
@@ -119,5 +131,7 @@ fn certificates(server: &ServerConfig) -> anyhow::Result<Option<TlsConfig>> {
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{}", path.display()))
+    std::fs::read(path).map_err(|error| {
+        anyhow!("{}: {error}; name a PEM file that the server may read", path.display())
+    })
 }

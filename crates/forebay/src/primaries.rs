@@ -48,14 +48,21 @@ fn samples_of(newest: &Superblock, dir: &Path) -> Option<Table> {
 /// Samples of every primary as it is, for the start that `opened` describes.
 pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>]) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
+    let name = |id| name_of(&opened.superblock, id);
     let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
         let found = samples::take(&**primary).unwrap_or_else(|error| {
-            tracing::warn!(%id, %error, "no samples of its primary");
+            tracing::warn!(volume = name(id), %error, "no samples of its primary");
             samples::unknown(&**primary)
         });
         (id, found)
     };
     Table { uuid, epoch, volumes: opened.ids.iter().zip(primaries).map(take).collect() }
+}
+
+/// What people call a volume.
+fn name_of(superblock: &Superblock, id: VolumeId) -> &str {
+    let found = superblock.volumes.iter().find(|volume| volume.id == id);
+    found.map_or("?", |volume| &volume.name)
 }
 
 /// The primaries as the shards get them: what is on record of them is watched.
@@ -123,6 +130,7 @@ fn spec_of(
 /// Fingerprints and samples of the primaries after an orderly stop: of what is durable, so that a
 /// power loss after the stop leaves just that.
 pub fn leave(
+    superblock: &Superblock,
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
     stopped: &Stopped,
 ) -> (Fingerprints, Vec<(VolumeId, Vec<Sample>)>) {
@@ -134,13 +142,17 @@ pub fn leave(
         match found {
             // It says yes to the next flush, and may yet lose what it shows.
             _ if stopped.doubtful.contains(id) => {
-                tracing::warn!(%id, "no fingerprint of its primary, since a flush of it failed");
+                let volume = name_of(superblock, *id);
+                tracing::warn!(volume, "no fingerprint of its primary, since a flush of it failed");
             }
             Ok((print, found)) => {
                 sampled = found;
                 fingerprints.push((*id, Some(print.digest)));
             }
-            Err(error) => tracing::warn!(%id, %error, "no fingerprint of its primary"),
+            Err(error) => {
+                let volume = name_of(superblock, *id);
+                tracing::warn!(volume, %error, "no fingerprint of its primary");
+            }
         }
         volumes.push((*id, sampled));
     }

@@ -2,6 +2,7 @@
 //! the control socket, says that it is ready, and stops all of it in order.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use forebay_block::{BLOCK_SIZE, BufPool};
@@ -24,6 +25,10 @@ use crate::control::{Configured, Facts, Running};
 use crate::endpoints::Endpoints;
 use crate::fuse::MountPoint;
 use crate::{fuse, logging, output, process};
+
+/// How long a stop waits for somebody to ask how it stands, when that has changed.
+const TELL_TIME: Duration = Duration::from_secs(1);
+const TELL_STEP: Duration = Duration::from_millis(10);
 
 /// Serves until told to stop.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -162,6 +167,7 @@ impl Serving {
                     }
                     tracing::warn!("{name}: the drain is given up");
                     given_up = true;
+                    self.tell_given_up().await;
                     self.pool.set_drain(false);
                 }
             }
@@ -171,6 +177,16 @@ impl Serving {
         self.close(&stopped, health)?;
         anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
         Ok(())
+    }
+
+    /// Gives `forebay stop` the time to hear that the drain is given up, before nobody answers it
+    /// any more.
+    async fn tell_given_up(&self) {
+        self.running.set_given_up();
+        let limit = Instant::now() + TELL_TIME;
+        while !self.running.has_told() && Instant::now() < limit {
+            tokio::time::sleep(TELL_STEP).await;
+        }
     }
 
     fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {

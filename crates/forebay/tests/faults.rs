@@ -231,14 +231,18 @@ fn a_drain_that_precedes_a_stop_is_seen_and_can_be_given_up() {
     drop(nbd);
     let control = format!("--control={}", place.text("control.sock"));
     let mut stop = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    stop.args(["stop", "--drain", &control]).stdout(Stdio::null()).stderr(Stdio::null());
+    stop.args(["stop", "--drain", &control]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut stop = Helper(stop.spawn().expect("the binary runs"));
     until("the status tells of it", || server.status()["state"] == "stopping");
     let dirty = server.status()["cache"]["dirty_bytes"].as_u64().expect("a number");
     assert!(dirty > 0, "a disk is slower than that");
     server.signal("TERM");
     assert_eq!(server.wait(), Some(0), "given up, but stopped in order");
-    assert!(stop.0.wait().expect("it is our child").success());
+    let mut said = String::new();
+    let mut stderr = stop.0.stderr.take().expect("it was asked for");
+    stderr.read_to_string(&mut said).expect("it is text");
+    assert_eq!(stop.0.wait().expect("it is our child").code(), Some(1), "not all is drained");
+    assert!(said.contains("a signal to the server ended the drain"), "{said}");
 
     let server = place.start(&arguments);
     assert!(counter(&server, "dirty_blocks") > 0, "what was left is still in the cache");
