@@ -2,7 +2,8 @@
 //!
 //! Each thread owns a shard of the blocks, with its cache engine and its queues to the devices,
 //! and some of the client connections, with a router for their requests. Nothing is shared on
-//! the way of a request; threads talk through mailboxes, and the pool's owner does too.
+//! the way of a request but the sum of the clients' memory, for those who have much in flight;
+//! threads talk through mailboxes, and the pool's owner does too.
 
 #![forbid(unsafe_code)]
 
