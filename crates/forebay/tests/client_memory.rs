@@ -2,6 +2,8 @@
 //! takes nothing is disconnected, and all others are served.
 
 mod support;
+#[path = "support/tools.rs"]
+mod tools;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
-use support::{Place, Server, noise};
+use support::{Place, Server, client, noise};
+use tools::have;
 
 const MIB: u64 = 1 << 20;
 /// The longest request.
@@ -122,6 +125,32 @@ fn a_client_that_writes_instead_of_taking_its_answer_is_disconnected() {
     let mut found = vec![0; LONGEST as usize];
     connect(&place).read(0, &mut found).expect("the memory is free again");
     assert!(found == noise(3, LONGEST as usize), "nothing of a part of a write is written");
+}
+
+/// What came encrypted waits in another place than what came as it is.
+#[test]
+fn clients_over_tls_wait_for_memory_and_go_on() {
+    if !have(&["nbdcopy", "openssl"]) {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.path("disk.img"), noise(3, 64 << 20)).expect("a file can be written");
+    let mut arguments = place.serve("disk.img", "cache.img,size=64MiB");
+    let (cert, key) = place.certificate();
+    arguments.push("--client-memory=16MiB".to_owned());
+    arguments.push("--nbd=tcp:127.0.0.1:0".to_owned());
+    arguments.extend([format!("--tls-cert={cert}"), format!("--tls-key={key}")]);
+    let server = place.start(&arguments);
+    let tls = format!("tls-certificates={}", place.text(""));
+    let uri = format!("nbds://localhost:{}/disk?{tls}", server.port());
+    let (seen, other) = (place.text("seen"), place.text("other"));
+    fs::write(&other, noise(6, 64 << 20)).expect("a file can be written");
+    let many = ["--request-size=33554432", "--requests=4", "--connections=4"];
+    client("nbdcopy", &[&many[..], &[&uri, &seen]].concat());
+    assert!(fs::read(&seen).expect("it was copied") == noise(3, 64 << 20));
+    client("nbdcopy", &[&many[..], &[&other, &uri]].concat());
+    client("nbdcopy", &[&uri, &seen]);
+    assert!(fs::read(&seen).expect("it was copied") == noise(6, 64 << 20));
 }
 
 #[test]
