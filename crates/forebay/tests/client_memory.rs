@@ -146,10 +146,13 @@ fn clients_over_tls_wait_for_memory_and_go_on() {
     let (seen, other) = (place.text("seen"), place.text("other"));
     fs::write(&other, noise(6, 64 << 20)).expect("a file can be written");
     let many = ["--request-size=33554432", "--requests=4", "--connections=4"];
-    client("nbdcopy", &[&many[..], &[&uri, &seen]].concat());
+    let copy = |from: &str, to: &str| {
+        client("timeout", &[&["60", "nbdcopy"], &many[..], &[from, to]].concat());
+    };
+    copy(&uri, &seen);
     assert!(fs::read(&seen).expect("it was copied") == noise(3, 64 << 20));
-    client("nbdcopy", &[&many[..], &[&other, &uri]].concat());
-    client("nbdcopy", &[&uri, &seen]);
+    copy(&other, &uri);
+    copy(&uri, &seen);
     assert!(fs::read(&seen).expect("it was copied") == noise(6, 64 << 20));
 }
 
