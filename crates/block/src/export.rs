@@ -70,6 +70,26 @@ pub trait Session {
     /// How many requests are in flight; a closed session is dropped when there are none.
     fn in_flight(&self) -> usize;
 
+    /// Bytes of memory that it holds for data: of requests in flight, of a write that is coming
+    /// in, of answers that are not said.
+    fn memory(&self) -> u64 {
+        0
+    }
+
+    /// How many bytes it would hold with the next request, when that waits for memory.
+    fn wants_memory(&self) -> Option<u64> {
+        None
+    }
+
+    /// From now on it may hold so many bytes; all it likes, before this was called. If that is
+    /// enough, what waits for memory goes on.
+    fn allow_memory(&mut self, _bytes: u64, _out: &mut Outbox) {}
+
+    /// Whether a request has begun whose data has not all come.
+    fn is_owed(&self) -> bool {
+        false
+    }
+
     /// The client closed its side, or the server stops: no new requests; say farewell if the
     /// protocol has one.
     fn shutdown(&mut self, out: &mut Outbox);

@@ -30,6 +30,9 @@ pub struct PoolStatus {
     /// What is wrong now and what to do, a sentence each; empty when nothing is.
     #[serde(default)]
     pub problems: Vec<String>,
+    /// Whether a signal ended the drain that was to come before the stop.
+    #[serde(default)]
+    pub drain_given_up: bool,
     /// Seconds since the server was ready.
     pub uptime_seconds: u64,
     /// The cache.
@@ -372,6 +375,7 @@ impl PoolStatus {
             state: if pool.stopping { "stopping" } else { state }.to_owned(),
             health: health_name(pool.health()).to_owned(),
             problems: problems(pool),
+            drain_given_up: pool.drain_given_up,
             uptime_seconds: pool.uptime.as_secs(),
             cache: CacheStatus::of(pool, &counters),
             endpoints: pool.endpoints.clone(),

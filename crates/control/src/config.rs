@@ -5,15 +5,15 @@
 //! that a device is large enough, is found by those who open it.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 use serde::{Deserialize, Deserializer};
 
+use crate::access::{SocketAccess, SocketMode};
+use crate::endpoint::Listen;
 use crate::units::{Percent, Size, Time};
 
 /// Where the host remembers the state of its caches, unless configured otherwise: the unit's
@@ -23,6 +23,10 @@ pub const STATE_DIR: &str = "/var/lib/forebay";
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The smallest sequential threshold: below it every request would be a stream.
 const THRESHOLD_MIN: u64 = 64 << 10;
+/// The shortest time that a client or a device is given.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1);
+/// The least memory for clients: below it the largest request would not fit half.
+const CLIENT_MEMORY_MIN: Size = Size(16 << 20);
 /// The dirty limit must leave room for clean blocks and for reclaim.
 const DIRTY_LIMIT: std::ops::RangeInclusive<u8> = 1..=90;
 
@@ -131,6 +135,21 @@ impl Default for MemoryConfig {
 pub struct ControlConfig {
     /// Its path; [`crate::default_socket`] when absent.
     pub socket: Option<PathBuf>,
+    /// Its permission bits; the owner's alone when absent. Whoever can connect can stop the server.
+    pub mode: Option<SocketMode>,
+    /// Its owner.
+    pub owner: Option<String>,
+    /// Its group.
+    pub group: Option<String>,
+}
+
+impl ControlConfig {
+    /// Who may connect.
+    #[must_use]
+    pub fn access(&self) -> SocketAccess {
+        let Self { mode, owner, group, .. } = self.clone();
+        SocketAccess { mode, owner, group }
+    }
 }
 
 /// Threads, endpoints and clients.
@@ -141,6 +160,13 @@ pub struct ServerConfig {
     pub shards: Option<u16>,
     /// Clients at once; more are turned away.
     pub max_clients: u32,
+    /// Bytes of memory for what clients ask and are answered, all together.
+    pub client_memory: Size,
+    /// How long a client may take nothing of its answers, or send nothing of a write that it
+    /// began, before it is disconnected.
+    pub client_stall_timeout: Time,
+    /// How long a client that has chosen a volume may ask for nothing; 0 is for ever.
+    pub idle_timeout: Time,
     /// How long a device may leave a request unanswered before that is reported, and a write at
     /// the dirty limit waits for a primary that is away before it gets an error.
     pub patience: Time,
@@ -151,7 +177,7 @@ pub struct ServerConfig {
     /// How the kernel hands over requests to those files.
     #[serde(deserialize_with = "fuse_transport")]
     pub fuse_transport: FuseTransport,
-    /// Whether clients may or must use TLS.
+    /// Whether clients over TCP may or must use TLS; an endpoint may say otherwise.
     #[serde(deserialize_with = "tls_policy")]
     pub tls: TlsPolicy,
     /// The server's certificates, PEM.
@@ -167,6 +193,9 @@ impl Default for ServerConfig {
         Self {
             shards: None,
             max_clients: 128,
+            client_memory: Size(256 << 20),
+            client_stall_timeout: Time(Duration::from_secs(60)),
+            idle_timeout: Time(Duration::ZERO),
             patience: Time(Duration::from_secs(30)),
             nbd: Vec::new(),
             fuse: None,
@@ -316,54 +345,6 @@ fn tls_policy<'de, D: Deserializer<'de>>(from: D) -> Result<TlsPolicy, D::Error>
     parse_tls_policy(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
-/// Where clients connect.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Listen {
-    /// A Unix socket.
-    Unix(PathBuf),
-    /// A TCP port of a host, as the resolver understands it; IPv6 addresses without brackets.
-    Tcp(String, u16),
-}
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused =
-            |why: &str| format!("{text:?} is no endpoint: {why}; use unix:PATH or tcp:HOST:PORT");
-        if let Some(path) = text.strip_prefix("unix:") {
-            if path.is_empty() {
-                return Err(refused("the path is missing"));
-            }
-            return Ok(Self::Unix(PathBuf::from(path)));
-        }
-        let address = text.strip_prefix("tcp:").ok_or_else(|| refused("unknown kind"))?;
-        let (host, port) = address.rsplit_once(':').ok_or_else(|| refused("no port"))?;
-        let port = port.parse().map_err(|_| refused("the port is not from 0 to 65535"))?;
-        let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-        if host.is_empty() {
-            return Err(refused("the host is missing; 0.0.0.0 is every address"));
-        }
-        Ok(Self::Tcp(host.to_owned(), port))
-    }
-}
-
-impl fmt::Display for Listen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(host, port) if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
-            Self::Tcp(host, port) => write!(f, "tcp:{host}:{port}"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
 /// Why a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -424,7 +405,12 @@ impl Config {
         let config: Self = toml::from_str(text).map_err(|error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             let line = 1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
-            ConfigError::Syntax { path: path.to_owned(), line, what: plain(error.message()) }
+            let mut what = plain(error.message());
+            let written = text.lines().nth(line - 1).unwrap_or_default();
+            if written.trim_start().starts_with("[volume]") {
+                what = "[volume] is one section; write [[volume]], there may be several".to_owned();
+            }
+            ConfigError::Syntax { path: path.to_owned(), line, what }
         })?;
         config.check()?;
         Ok(config)
@@ -478,7 +464,7 @@ impl Config {
             return Err(invalid("cache.dirty_limit", what, "use 1% to 90%"));
         }
         if cache.write_cache_depth.0.is_zero() {
-            let what = format!("{} is no time", cache.write_cache_depth);
+            let what = format!("{} is too short", cache.write_cache_depth);
             let hint = "use 1s or more, or mode = \"write-through\" for none at all";
             return Err(invalid("cache.write_cache_depth", what, hint));
         }
@@ -509,11 +495,8 @@ impl Config {
             let hint = format!("use 1 to {SHARDS_MAX}, at most one for each processor");
             return Err(invalid("server.shards", format!("{shards} is out of range"), &hint));
         }
-        if !(1..=CLIENTS_MAX).contains(&(server.max_clients as usize)) {
-            let what = format!("{} is out of range", server.max_clients);
-            return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
-        }
-        if server.patience.0 < Duration::from_secs(1) {
+        server.check_clients()?;
+        if server.patience.0 < TIMEOUT_MIN {
             let what = format!("{} is too short", server.patience);
             return Err(invalid("server.patience", what, "use 1s or more"));
         }
@@ -525,24 +508,60 @@ impl Config {
         if server.fuse.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
             return Err(invalid("server.fuse", "is empty", "name a directory"));
         }
-        let distinct: BTreeSet<_> = server.nbd.iter().collect();
+        let distinct: BTreeSet<_> = server.nbd.iter().map(|listen| &listen.at).collect();
         if distinct.len() != server.nbd.len() {
             let what = "the same endpoint stands there twice";
             return Err(invalid("server.nbd", what, "name each once"));
         }
-        let (cert, key) = (server.tls_cert.is_some(), server.tls_key.is_some());
-        let ca = server.tls_ca.is_some();
-        match server.tls {
-            TlsPolicy::Off if cert || key || ca => {
-                let what = "certificates are given, but TLS is off";
-                Err(invalid("server.tls", what, "use \"required\" or \"allowed\""))
-            }
-            TlsPolicy::Allowed | TlsPolicy::Required if !(cert && key) => {
-                let what = "TLS needs a certificate and its key";
-                Err(invalid("server.tls", what, "give both tls_cert and tls_key"))
-            }
-            _ => Ok(()),
+        server.check_tls()
+    }
+}
+
+impl ServerConfig {
+    /// Certificates are there if an endpoint uses them, and only then.
+    fn check_tls(&self) -> Result<(), ConfigError> {
+        let (cert, key) = (self.tls_cert.is_some(), self.tls_key.is_some());
+        let user = self.nbd.iter().find(|listen| listen.tls_by(self.tls) != TlsPolicy::Off);
+        if let Some(listen) = user
+            && !(cert && key)
+        {
+            let what = format!("TLS at {} needs a certificate and its key", listen.at);
+            return Err(invalid("server.tls", what, "give both tls_cert and tls_key"));
         }
+        if user.is_some() {
+            return Ok(());
+        }
+        if self.tls != TlsPolicy::Off {
+            let hint = "it is for tcp: endpoints; a Unix socket has it with unix:PATH,tls=required";
+            return Err(invalid("server.tls", "no endpoint uses it", hint));
+        }
+        if cert || key || self.tls_ca.is_some() {
+            let what = "certificates are given, but TLS is off";
+            return Err(invalid("server.tls", what, "use \"required\" or \"allowed\""));
+        }
+        Ok(())
+    }
+
+    /// The limits on clients.
+    fn check_clients(&self) -> Result<(), ConfigError> {
+        if !(1..=CLIENTS_MAX).contains(&(self.max_clients as usize)) {
+            let what = format!("{} is out of range", self.max_clients);
+            return Err(invalid("server.max_clients", what, &format!("use 1 to {CLIENTS_MAX}")));
+        }
+        if self.client_memory < CLIENT_MEMORY_MIN {
+            let what = format!("{} is too small", self.client_memory);
+            let hint = format!("use {CLIENT_MEMORY_MIN} or more");
+            return Err(invalid("server.client_memory", what, &hint));
+        }
+        if self.client_stall_timeout.0 < TIMEOUT_MIN {
+            let what = format!("{} is too short", self.client_stall_timeout);
+            return Err(invalid("server.client_stall_timeout", what, "use 1s or more"));
+        }
+        if !self.idle_timeout.0.is_zero() && self.idle_timeout.0 < TIMEOUT_MIN {
+            let what = format!("{} is too short", self.idle_timeout);
+            return Err(invalid("server.idle_timeout", what, "use 1s or more, or 0s for never"));
+        }
+        Ok(())
     }
 }
 

@@ -4,9 +4,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod api;
 mod client;
 pub mod config;
+pub mod endpoint;
 mod error;
 mod job;
 mod metrics;

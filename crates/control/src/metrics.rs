@@ -238,6 +238,9 @@ fn levels(out: &mut String, pool: &PoolSnapshot) {
     line(out, "forebay_cache_bytes", &[("path", &pool.cache_path)], pool.cache_bytes);
     head(out, "forebay_clients", "gauge", "Clients connected.");
     line(out, "forebay_clients", &[], pool.clients);
+    let refused = "forebay_clients_refused_total";
+    head(out, refused, "counter", "Clients refused for want of a place.");
+    line(out, refused, &[], pool.clients_refused);
     head(out, "forebay_uptime_seconds", "gauge", "Seconds since the server was ready.");
     line(out, "forebay_uptime_seconds", &[], pool.uptime.as_secs());
     head(out, "forebay_volume_bytes", "gauge", "Size of a volume, and its mode.");

@@ -105,6 +105,8 @@ pub struct PoolSnapshot {
     pub uptime: Duration,
     /// Whether it has been told to stop.
     pub stopping: bool,
+    /// Whether a signal ended the drain that was to come before the stop.
+    pub drain_given_up: bool,
     /// The cache device's path.
     pub cache_path: String,
     /// Bytes of it that are used.
@@ -121,6 +123,8 @@ pub struct PoolSnapshot {
     pub endpoints: Vec<String>,
     /// Clients connected.
     pub clients: u64,
+    /// Clients that were refused for want of a place.
+    pub clients_refused: u64,
     /// The volumes, in order of their ids.
     pub volumes: Vec<VolumeSnapshot>,
     /// The shards, in order.

@@ -18,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use utoipa::OpenApi;
 
+use crate::access::SocketAccess;
 use crate::api::{
     Accepted, ErrorBody, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, VolumeSettings,
     VolumeStatus,
@@ -46,12 +47,12 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Binds the socket `path`.
+    /// Binds the socket `path` for those who have `access`.
     ///
     /// # Errors
     /// When it is taken or cannot be made.
-    pub fn bind(path: &Path) -> Result<Self, SocketError> {
-        let listener = listen(path)?;
+    pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, SocketError> {
+        let listener = listen(path, access)?;
         Ok(Self { listener, file: SocketFile(path.to_owned()) })
     }
 

@@ -2,12 +2,18 @@
 //! replaced but a living one is not.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, lchown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// Who may connect: the owner. Whoever can may stop the server.
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::access::{SocketAccess, SocketMode};
+
+/// Who may connect unless configured otherwise: the owner. Whoever can may stop the server.
 const MODE: u32 = 0o600;
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 128;
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +24,19 @@ pub enum SocketError {
     /// What is there is not a socket.
     #[error("control socket {0}: a file that is not a socket is there; use --control PATH")]
     NotSocket(PathBuf),
+    /// Its owner or group is not known here.
+    #[error("control socket {path}: {what}")]
+    Access {
+        /// Which socket.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
     /// The operating system refuses.
-    #[error("control socket {path}: {source}; use --control PATH with a path that you may write")]
+    #[error(
+        "control socket {path}: {source}; use --control PATH with a path that you may write, of \
+         107 bytes at most"
+    )]
     Io {
         /// Which socket.
         path: PathBuf,
@@ -31,10 +48,17 @@ pub enum SocketError {
 /// The directory of the system's server: the unit's `RuntimeDirectory=`.
 const SYSTEM_DIRECTORY: &str = "/run/forebay";
 
-/// Where the socket is when nobody says: the same for root's service and root's login, whatever
-/// the environment; for others in their runtime directory, if they have one.
+/// The environment variable that says where the socket is.
+pub const CONTROL_VARIABLE: &str = "FOREBAY_CONTROL";
+
+/// Where the socket is when no setting says: where [`CONTROL_VARIABLE`] does. Else the same for
+/// root's service and root's login, whatever else is in the environment; for others in their
+/// runtime directory, if they have one.
 #[must_use]
 pub fn default_socket() -> PathBuf {
+    if let Some(path) = std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
+        return PathBuf::from(path);
+    }
     let directory = std::env::var_os("XDG_RUNTIME_DIR").filter(|text| !text.is_empty());
     default_for(rustix::process::geteuid().is_root(), directory.map(PathBuf::from))
 }
@@ -54,22 +78,33 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Listens at `path`.
-pub fn listen(path: &Path) -> Result<UnixListener, SocketError> {
+pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
+    let (owner, group) =
+        access.numbers().map_err(|what| SocketError::Access { path: path.to_owned(), what })?;
+    let mode = access.mode.map_or(MODE, |SocketMode(mode)| mode);
     make_directory(path).map_err(failed)?;
     clear(path)?;
-    // Until its permissions are set the umask alone decides who may connect. So the socket is
-    // made beside its place, and linked there when it is private; a link replaces nothing.
+    // Nobody can connect before it listens, which is when its permissions are set. It is made
+    // beside its place, and linked there; a link replaces nothing.
     let beside = path.with_extension(format!("new-{}", std::process::id()));
     let _ = std::fs::remove_file(&beside);
-    let listener = UnixListener::bind(&beside).map_err(failed)?;
-    let private = std::fs::Permissions::from_mode(MODE);
-    let linked = std::fs::set_permissions(&beside, private)
-        .and_then(|()| std::fs::hard_link(&beside, path))
-        .and_then(|()| listener.set_nonblocking(true));
+    let bound = || -> io::Result<UnixListener> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, kind, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&beside)?)?;
+        if owner.is_some() || group.is_some() {
+            lchown(&beside, owner, group)?;
+        }
+        std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(mode))?;
+        rustix::net::listen(&socket, BACKLOG)?;
+        std::fs::hard_link(&beside, path)?;
+        Ok(socket.into())
+    };
+    let bound = bound();
     let _ = std::fs::remove_file(&beside);
-    linked.map_err(failed)?;
-    Ok(listener)
+    bound.map_err(failed)
 }
 
 /// Removes the socket of a server that is gone.
@@ -120,15 +155,25 @@ mod tests {
         std::fs::create_dir_all(&directory).expect("a temporary directory can be made");
         let path = directory.join("control.sock");
 
-        let first = listen(&path).expect("nothing is there");
+        let any = SocketAccess::default();
+        let first = listen(&path, &any).expect("nothing is there");
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o777, MODE);
-        assert!(matches!(listen(&path), Err(SocketError::Taken(_))));
+        assert!(matches!(listen(&path, &any), Err(SocketError::Taken(_))));
         drop(first);
-        drop(listen(&path).expect("the first is gone"));
+        drop(listen(&path, &any).expect("the first is gone"));
+
+        let mode = Some(SocketMode(0o660));
+        let group = listen(&path, &SocketAccess { mode, ..any.clone() }).expect("nobody is there");
+        let found = std::fs::metadata(&path).expect("it is there").permissions().mode();
+        assert_eq!(found & 0o777, 0o660);
+        drop(group);
+        let nobody = SocketAccess { group: Some("no-such".to_owned()), ..any.clone() };
+        let error = listen(&path, &nobody).expect_err("there is no such group").to_string();
+        assert!(error.contains("no group \"no-such\""), "{error}");
 
         std::fs::write(directory.join("file"), "precious").expect("a file can be written");
-        assert!(matches!(listen(&directory.join("file")), Err(SocketError::NotSocket(_))));
+        assert!(matches!(listen(&directory.join("file"), &any), Err(SocketError::NotSocket(_))));
         let left: Vec<_> = std::fs::read_dir(&directory).expect("it is there").collect();
         assert_eq!(left.len(), 2, "nothing else is left behind: {left:?}");
         std::fs::remove_dir_all(&directory).expect("the temporary directory can be removed");

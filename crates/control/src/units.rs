@@ -94,22 +94,28 @@ fn number_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 }
 
 impl fmt::Display for Size {
-    /// Exact when it is a whole number of a unit, else to a tenth.
+    /// Whole numbers of a unit as they are, others to a tenth if that is not a zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        let Some((unit, name)) = units.into_iter().find(|&(unit, _)| self.0 >= unit) else {
+        // What rounds to 1024 of a unit is one of the next.
+        let fits = |&(unit, _): &(u64, &str)| self.0 >= unit - unit / 20_480;
+        let Some((unit, name)) = units.into_iter().find(fits) else {
             return write!(f, "{} B", self.0);
         };
         if self.0.is_multiple_of(unit) {
             return write!(f, "{} {name}", self.0 / unit);
         }
-        write!(f, "{:.1} {name}", self.0 as f64 / unit as f64)
+        let tenths = format!("{:.1}", self.0 as f64 / unit as f64);
+        write!(f, "{} {name}", tenths.strip_suffix(".0").unwrap_or(&tenths))
     }
 }
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
+        if millis == 0 {
+            return f.write_str("0s");
+        }
         let fits = |&&(_, unit): &&(&str, u64)| millis >= unit && millis.is_multiple_of(unit);
         let (name, unit) = TIMES.iter().rev().find(fits).unwrap_or(&TIMES[0]);
         write!(f, "{}{name}", millis / unit)
@@ -213,6 +219,9 @@ mod tests {
             assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
         }
         assert_eq!(Size(1536).to_string(), "1.5 KiB");
+        assert_eq!(Size((64 << 20) - 4096).to_string(), "64 MiB");
+        assert_eq!(Size((1 << 30) - 1).to_string(), "1 GiB");
+        assert_eq!(Time::default().to_string(), "0s");
         for millis in [0, 1, 999, 1000, 60_000, 90_000, 86_400_000] {
             let time = Time(Duration::from_millis(millis));
             assert_eq!(time.to_string().parse(), Ok(time), "{time}");

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use forebay_block::ByteRange;
+use forebay_control::access::SocketAccess;
 use forebay_control::api::{JobState, PoolStatus, TraceRequest, VolumeSettings};
 use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, METRICS,
@@ -67,7 +68,9 @@ impl PoolControl for Table {
             content: ContentLocality::Rewrite,
             write_cache_depth: Duration::from_secs(30),
             endpoints: vec!["unix:/run/nbd.sock".to_owned()],
+            drain_given_up: false,
             clients: 3,
+            clients_refused: 2,
             volumes: vec![VolumeSnapshot {
                 name: "d b".to_owned(),
                 primary: "/dev/primary".to_owned(),
@@ -173,8 +176,12 @@ impl Served {
             trace: Mutex::default(),
         });
         let pool: Arc<dyn PoolControl> = Arc::clone(&table) as _;
-        let bound = ControlSocket::bind(&socket).expect("the socket is free");
-        assert!(ControlSocket::bind(&socket).is_err(), "it is taken before it is served");
+        let bound =
+            ControlSocket::bind(&socket, &SocketAccess::default()).expect("the socket is free");
+        assert!(
+            ControlSocket::bind(&socket, &SocketAccess::default()).is_err(),
+            "it is taken before it is served"
+        );
         let server = Some(Server::start(bound, pool).expect("there is a thread to be had"));
         Self { table, client: Client::new(socket), directory, server }
     }

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use forebay_control::config::{Config, ConfigError, Listen, TlsPolicy};
+use forebay_control::config::{Config, ConfigError, TlsPolicy};
+use forebay_control::endpoint::{Listen, Place};
 use forebay_control::units::{Percent, Size, Time};
 use forebay_engine::{Eviction, Mode};
 
@@ -27,6 +28,9 @@ socket = "/run/forebay/control.sock"
 [server]
 shards = 4
 max_clients = 16
+idle_timeout = "1h"
+client_memory = "64MiB"
+client_stall_timeout = "5s"
 nbd = ["unix:/run/forebay/nbd.sock", "tcp:[::1]:10809"]
 tls = "required"
 tls_cert = "/etc/forebay/cert.pem"
@@ -71,9 +75,12 @@ fn every_key_is_read() {
     assert!(config.memory.lock);
     assert_eq!(config.control.socket, Some(PathBuf::from("/run/forebay/control.sock")));
     assert_eq!((config.server.shards, config.server.max_clients), (Some(4), 16));
+    assert_eq!(config.server.idle_timeout, Time(Duration::from_secs(3600)));
+    assert_eq!(config.server.client_memory, Size(64 << 20));
+    assert_eq!(config.server.client_stall_timeout, Time(Duration::from_secs(5)));
     let nbd = [
-        Listen::Unix(PathBuf::from("/run/forebay/nbd.sock")),
-        Listen::Tcp("::1".to_owned(), 10809),
+        Listen::from(Place::Unix(PathBuf::from("/run/forebay/nbd.sock"))),
+        Listen::from(Place::Tcp("::1".to_owned(), 10809)),
     ];
     assert_eq!(config.server.nbd, nbd);
     assert_eq!(config.server.tls, TlsPolicy::Required);
@@ -91,6 +98,9 @@ fn what_is_left_out_has_a_default() {
     assert_eq!(config.cache.dirty_limit, Percent(50));
     assert_eq!(config.memory.ram, Size(256 << 20));
     assert_eq!(config.server.max_clients, 128);
+    assert_eq!(config.server.idle_timeout, Time(Duration::ZERO), "for ever");
+    assert_eq!(config.server.client_memory, Size(256 << 20));
+    assert_eq!(config.server.client_stall_timeout, Time(Duration::from_secs(60)));
     assert_eq!(config.server.tls, TlsPolicy::Off);
     assert_eq!(config.volumes[0].sequential_threshold, Size(512 << 10));
 }
@@ -107,17 +117,24 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("\"40%\"", "\"95%\"", &["cache.dirty_limit", "95%", "90%"]),
     ("\"2m\"", "\"2\"", &["line 8", "a time"]),
     ("\"2m\"", "\"0s\"", &["cache.write_cache_depth", "write-through"]),
+    ("[[volume]]\nname = \"vm\"", "[volume]\nname = \"vm\"", &["line", "write [[volume]]"]),
     ("\"fifo\"", "\"mru\"", &["line 6", "mru", "fifo, lru"]),
     ("\"write-through\"", "\"writeback\"", &["writeback", "write-back", "pass-through"]),
     ("shards = 4", "shards = 0", &["server.shards", "0", "64"]),
     ("shards = 4", "shards = 65", &["server.shards", "65"]),
     ("max_clients = 16", "max_clients = 0", &["server.max_clients", "900"]),
-    ("\"unix:/run/forebay/nbd.sock\", ", "\"unix:\", ", &["line 21", "path is missing"]),
+    ("\"64MiB\"", "\"8MiB\"", &["server.client_memory", "8 MiB", "16 MiB or more"]),
+    ("\"5s\"", "\"0s\"", &["server.client_stall_timeout", "0s", "1s or more"]),
+    ("\"1h\"", "\"1ms\"", &["server.idle_timeout", "1ms", "0s for never"]),
+    ("\"unix:/run/forebay/nbd.sock\", ", "\"unix:\", ", &["line 24", "path is missing"]),
     ("tcp:[::1]:10809", "udp:x:1", &["udp:x:1", "tcp:HOST:PORT"]),
     ("tcp:[::1]:10809", "tcp:host", &["no port"]),
     ("tcp:[::1]:10809", "tcp:host:70000", &["port is not from 0 to 65535"]),
     ("tcp:[::1]:10809", "tcp::1", &["host is missing"]),
     ("tcp:[::1]:10809", "unix:/run/forebay/nbd.sock", &["server.nbd", "twice"]),
+    ("tcp:[::1]:10809", "unix:/run/forebay/nbd.sock,tls=off", &["server.nbd", "twice"]),
+    ("tcp:[::1]:10809", "tcp:h:1,tls=on", &["tcp:h:1,tls=on", "off, allowed, required"]),
+    (", \"tcp:[::1]:10809\"", "", &["server.tls", "no endpoint uses it", "unix:PATH,tls="]),
     ("\"required\"", "\"on\"", &["on", "off, allowed, required"]),
     ("\"required\"", "\"off\"", &["server.tls", "TLS is off"]),
     ("tls_key = \"/etc/forebay/key.pem\"", "", &["server.tls", "tls_key"]),

@@ -6,7 +6,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The operating system refused.
-    #[error("{what}: {source}")]
+    #[error("{what}: {source}{}", hint(source))]
     System {
         /// What was tried, with the path or address.
         what: String,
@@ -43,6 +43,20 @@ pub enum OpenError {
         /// What it said.
         reason: String,
     },
+}
+
+/// What to do about a refusal.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; name one that is there",
+        io::ErrorKind::PermissionDenied => "; run this as a user who may, or name another",
+        io::ErrorKind::ConnectionRefused => "; start its server, or name another",
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            "; see whether its host is up"
+        }
+        io::ErrorKind::TimedOut => "; see whether its server is up",
+        _ => "",
+    }
 }
 
 impl OpenError {

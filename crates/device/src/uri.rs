@@ -110,12 +110,7 @@ impl<'a> Uri<'a> {
             Some((name, rest)) => match SCHEMES.iter().find(|(known, _)| *known == name) {
                 Some(&(_, scheme)) => (Some(scheme), rest),
                 None => {
-                    let known: Vec<&str> = SCHEMES.iter().map(|&(known, _)| known).collect();
-                    let known = known.join(", ");
-                    let reason = format!(
-                        "unknown scheme {name:?}; known are {known}; write ./{before} for a path"
-                    );
-                    return Err(bad(whole, reason));
+                    return Err(bad(whole, unknown_scheme(name, rest)));
                 }
             },
         };
@@ -155,7 +150,10 @@ impl<'a> Uri<'a> {
     }
 
     fn emulation(&mut self) -> Result<Option<(Profile, u64)>, OpenError> {
-        let Some(name) = self.take("emulate") else { return Ok(None) };
+        let Some(name) = self.take("emulate") else {
+            self.known.push("seed (with emulate)");
+            return Ok(None);
+        };
         let Some(profile) = Profile::from_name(&name) else {
             let known: Vec<&str> = Profile::NAMES.iter().map(|&(known, _)| known).collect();
             let known = known.join(", ");
@@ -256,6 +254,24 @@ fn bad(uri: &str, reason: impl Into<String>) -> OpenError {
 }
 
 /// Splits `scheme:rest`; a `/` before the `:`, or a scheme that cannot be one, make it a path.
+/// Why a scheme cannot be used, and what can.
+fn unknown_scheme(name: &str, rest: &str) -> String {
+    if name.starts_with("nbds") {
+        return format!(
+            "TLS to a primary is not there yet ({name:?}); use nbd:// on a network that is yours \
+             alone or through a tunnel, or nbd+unix:// to a proxy on this host"
+        );
+    }
+    let known: Vec<&str> = SCHEMES.iter().map(|&(known, _)| known).collect();
+    let hint = if rest.starts_with("//") {
+        "other storage must be a block device, a file, or an NBD export: nbdkit makes one of much"
+            .to_owned()
+    } else {
+        format!("write ./{name}:{rest} for a path")
+    };
+    format!("unknown scheme {name:?}; known are {}; {hint}", known.join(", "))
+}
+
 fn split_scheme(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.split_once(':')?;
     let fits = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);

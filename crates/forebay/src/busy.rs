@@ -2,6 +2,7 @@
 //! process is gone, and its devices and sockets are held as long. A start right after must not
 //! fail for that; one against a living server must fail soon.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use forebay_device::OpenError;
@@ -11,24 +12,42 @@ const PATIENCE: Duration = Duration::from_secs(6);
 /// How long to wait between.
 const STEP: Duration = Duration::from_millis(20);
 
+/// Says at once that a start waits: on standard error, where the log of a server is too.
+fn say(what: &str) {
+    if tracing::enabled!(tracing::Level::WARN) {
+        tracing::warn!("{what}");
+    } else {
+        eprintln!("forebay: {what}");
+    }
+}
+
 /// Opens a device, with patience.
 pub fn open<T>(attempt: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
-    retry(attempt, |error| matches!(error, OpenError::InUse { .. }))
+    retry(attempt, |error| matches!(error, OpenError::InUse { .. }), say)
 }
 
 /// Binds a socket, with patience.
 pub fn bind<T>(attempt: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
-    retry(attempt, |error| error.kind() == std::io::ErrorKind::AddrInUse)
+    retry(attempt, |error| error.kind() == std::io::ErrorKind::AddrInUse, say)
 }
 
-fn retry<T, E>(
+fn retry<T, E: Display>(
     mut attempt: impl FnMut() -> Result<T, E>,
     is_busy: impl Fn(&E) -> bool,
+    mut say: impl FnMut(&str),
 ) -> Result<T, E> {
     let limit = Instant::now() + PATIENCE;
+    let mut said = false;
     loop {
         match attempt() {
-            Err(error) if is_busy(&error) && Instant::now() < limit => std::thread::sleep(STEP),
+            Err(error) if is_busy(&error) && Instant::now() < limit => {
+                if !said {
+                    let seconds = PATIENCE.as_secs();
+                    say(&format!("{error}; trying again for {seconds} s"));
+                    said = true;
+                }
+                std::thread::sleep(STEP);
+            }
             outcome => return outcome,
         }
     }
@@ -46,8 +65,10 @@ mod tests {
             tries += 1;
             answers.next().unwrap_or(Err("gone"))
         };
-        assert_eq!(retry(&mut next, |error| *error == "busy"), Ok(7));
-        assert_eq!(retry(&mut next, |error| *error == "busy"), Err("gone"));
-        assert_eq!(tries, 4);
+        let mut said = Vec::new();
+        let mut say = |what: &str| said.push(what.to_owned());
+        assert_eq!(retry(&mut next, |error| *error == "busy", &mut say), Ok(7));
+        assert_eq!(retry(&mut next, |error| *error == "busy", &mut say), Err("gone"));
+        assert_eq!((tries, said), (4, vec!["busy; trying again for 6 s".to_owned()]));
     }
 }

@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
 use forebay_control::config::Config;
-use forebay_control::units::Size;
+use forebay_control::units::{Size, Time};
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
 use forebay_engine::pool::{
     Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
@@ -109,7 +109,7 @@ pub fn open(
     let newest = newest_superblock(&mut queue, size);
     let primaries = primaries::stand_in(config, opened, newest.as_ref(), args.reset_cache)?;
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
-    let witness = Witness::open(&config.cache.state_dir).context("use --state DIR")?;
+    let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
     let opened = decide_on((args, allowed.reset), config, &primaries, &mut queue, size, &witness)
         .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
@@ -120,7 +120,7 @@ pub fn open(
     let mut settings = KeptSettings::load(witness.state(), opened.superblock.uuid)?;
     settings.apply(config, &opened.ids)?;
     let table = primaries::sample(&opened, &primaries, &config.cache.state_dir);
-    let keep = || table.store(&config.cache.state_dir).context("use --state DIR");
+    let keep = || table.store(&config.cache.state_dir).context(NO_STATE);
     // What is on record of a primary stays right until the server changes it, so it is renewed
     // first. What was accepted must not be taken for sound before the cache knows of it.
     let renewed = !opened.fresh && opened.trust == Trust::Full;
@@ -139,7 +139,7 @@ pub fn open(
         made.witness = Some((witness.clone(), superblock.uuid));
     }
     for record in witnesses {
-        witness.store(record).context("use --state DIR")?;
+        witness.store(record).context(NO_STATE)?;
     }
     if !renewed {
         keep()?;
@@ -149,7 +149,7 @@ pub fn open(
     let registry = registry(config, &primaries, ids)?;
     let clock = forebay_runtime::clock();
     let (list, detached) =
-        DetachedList::open(witness.state(), superblock.uuid).context("use --state DIR")?;
+        DetachedList::open(witness.state(), superblock.uuid).context(NO_STATE)?;
     let shards = shards_of(
         (allowed.accepted.is_some(), &detached),
         config,
@@ -163,6 +163,10 @@ pub fn open(
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
     plan.cache = Some(Arc::clone(&device));
     plan.clients = config.server.max_clients as usize;
+    plan.client_memory = config.server.client_memory.0;
+    plan.stall = config.server.client_stall_timeout.0;
+    let Time(idle) = config.server.idle_timeout;
+    plan.idle = Some(idle).filter(|idle| !idle.is_zero());
     plan.clock = clock;
     plan.witness = Some((witness.clone(), record, list));
     let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
@@ -224,7 +228,8 @@ impl Cache {
             tracing::warn!("the cache device has failed; it is left as it is");
             return Ok(());
         }
-        let (fingerprints, volumes) = primaries::leave(&self.primaries, stopped, table.as_ref());
+        let (fingerprints, volumes) =
+            primaries::leave(&self.superblock, &self.primaries, stopped, table.as_ref());
         if let Some(table) = table {
             let table = Table { volumes, ..table };
             table.store(&self.state_dir).context("the samples of the primaries cannot be kept")?;
@@ -241,6 +246,9 @@ impl Cache {
         }
     }
 }
+
+/// What is wrong when the state directory cannot be used.
+const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 
 /// Why there is no cache device, and what to do when it is only not there.
 fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {

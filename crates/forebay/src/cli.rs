@@ -7,10 +7,11 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand};
 use forebay_block::NAME_BYTES_MAX;
 use forebay_control::config::{
-    CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, Listen, MemoryConfig,
-    STATE_DIR, ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction,
-    parse_fuse_transport, parse_mode, parse_tls_policy,
+    CacheConfig, Config, ConfigError, ControlConfig, FuseTransport, MemoryConfig, STATE_DIR,
+    ServerConfig, TlsPolicy, VolumeConfig, parse_content, parse_eviction, parse_fuse_transport,
+    parse_mode, parse_tls_policy,
 };
+use forebay_control::endpoint::Listen;
 use forebay_control::units::{Percent, Size, Time};
 use forebay_control::{Client, default_socket};
 use forebay_engine::{ContentLocality, Eviction, Mode};
@@ -32,6 +33,10 @@ pub enum Command {
     ///
     /// Prints one line `ready` and the endpoints when clients may connect. SIGTERM or SIGINT stop
     /// it in order; SIGHUP is ignored.
+    #[command(override_usage = "forebay serve --primary <URI> --cache <PATH[,size=SIZE]> \
+        --nbd <ENDPOINT> [OPTIONS]\n       \
+        forebay serve --primary <URI> --cache <PATH[,size=SIZE]> --fuse <DIR> [OPTIONS]\n       \
+        forebay serve --config <FILE> [OPTIONS]")]
     #[command(after_help = "Examples:\n  \
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/forebay/nbd.sock\n  \
         forebay serve --primary disk.img --cache cache.img,size=1GiB --nbd tcp:127.0.0.1:10809\n  \
@@ -149,7 +154,8 @@ pub struct ServeFlags {
     /// The cache device: a block device or a file, and how much of it to use
     #[arg(long, value_name = "PATH[,size=SIZE]", required_unless_present = "config")]
     cache: Option<CacheFlag>,
-    /// Where NBD clients connect: unix:PATH or tcp:HOST:PORT; may be given several times
+    /// Where NBD clients connect: unix:PATH or tcp:HOST:PORT; may be given several times. For this
+    /// one alone, behind it: ,tls=POLICY; for Unix sockets ,mode=0660 ,owner=NAME ,group=NAME
     #[arg(long, value_name = "ENDPOINT", required_unless_present_any = ["config", "fuse"])]
     nbd: Vec<Listen>,
     /// Mount a file system here with a file for each volume; an empty directory. Needs root
@@ -201,14 +207,23 @@ pub struct ServeFlags {
     /// Where the host remembers the state of the cache [default: /var/lib/forebay]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// The control socket [default: /run/forebay/forebay.sock; if not
+    /// The control socket [default: $FOREBAY_CONTROL, or /run/forebay/forebay.sock; if not
     /// root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
     /// Clients at once, at most 900 [default: 128]
     #[arg(long, value_name = "N")]
     max_clients: Option<u32>,
-    /// Whether clients may or must use TLS: off, allowed, required
+    /// Memory for what clients ask and are answered, all together [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    client_memory: Option<Size>,
+    /// Disconnect clients that take nothing of their answers for so long [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    client_stall_timeout: Option<Time>,
+    /// Disconnect clients that have asked for nothing for so long [default: never]
+    #[arg(long, value_name = "TIME")]
+    idle_timeout: Option<Time>,
+    /// Whether clients over TCP may or must use TLS: off, allowed, required
     /// [default: required when a certificate is given]
     #[arg(long, value_name = "POLICY", value_parser = parse_tls_policy)]
     tls: Option<TlsPolicy>,
@@ -263,7 +278,7 @@ impl ServeFlags {
         Config {
             cache: cache_config,
             memory,
-            control: ControlConfig { socket: self.control.clone() },
+            control: ControlConfig { socket: self.control.clone(), ..ControlConfig::default() },
             server: self.server(),
             volumes: vec![volume],
         }
@@ -285,6 +300,9 @@ impl ServeFlags {
         set(&mut server.tls, &self.tls);
         set(&mut server.fuse_transport, &self.fuse_transport);
         set(&mut server.max_clients, &self.max_clients);
+        set(&mut server.client_memory, &self.client_memory);
+        set(&mut server.client_stall_timeout, &self.client_stall_timeout);
+        set(&mut server.idle_timeout, &self.idle_timeout);
         server
     }
 }
@@ -333,8 +351,8 @@ impl FromStr for CacheFlag {
 /// Which server a command talks to.
 #[derive(Args, Debug, Clone)]
 pub struct Daemon {
-    /// The server's control socket [default: /run/forebay/forebay.sock; if not
-    /// root, $XDG_RUNTIME_DIR/forebay.sock]
+    /// The server's control socket [default: $FOREBAY_CONTROL, or /run/forebay/forebay.sock; if
+    /// not root, $XDG_RUNTIME_DIR/forebay.sock]
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
 }
@@ -398,8 +416,7 @@ pub struct StopArgs {
 pub struct SetArgs {
     /// The volume
     pub volume: String,
-    /// The settings; known: mode, eviction, content
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    #[arg(required = true, value_name = "KEY=VALUE", help = Setting::help())]
     pub settings: Vec<Setting>,
     #[command(flatten)]
     pub daemon: Daemon,
@@ -519,11 +536,39 @@ pub struct Setting {
     pub value: String,
 }
 
+/// What is wrong with a value, if anything is.
+type CheckValue = fn(&str) -> Result<(), String>;
+
+/// What `set` can change, and what refuses a value of it.
+const SETTINGS: [(&str, CheckValue); 3] = [
+    ("mode", |value| parse_mode(value).map(drop)),
+    ("eviction", |value| parse_eviction(value).map(drop)),
+    ("content", |value| parse_content(value).map(drop)),
+];
+/// The value that goes back to the configuration's own.
+const DEFAULT: &str = "default";
+
+impl Setting {
+    fn names() -> String {
+        SETTINGS.map(|(name, _)| name).join(", ")
+    }
+
+    fn help() -> String {
+        format!("The settings; known: {}", Self::names())
+    }
+}
+
 impl FromStr for Setting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once('=').ok_or("there is no '='; write KEY=VALUE")?;
+        let known = SETTINGS.iter().find(|(name, _)| *name == key);
+        let (_, check) = known
+            .ok_or_else(|| format!("unknown setting {key:?}; use one of: {}", Self::names()))?;
+        if value != DEFAULT {
+            check(value)?;
+        }
         Ok(Self { key: key.to_owned(), value: value.to_owned() })
     }
 }
@@ -602,6 +647,9 @@ mod tests {
             "--state=/tmp/state",
             "--control=/tmp/control",
             "--max-clients=7",
+            "--idle-timeout=1h",
+            "--client-memory=64MiB",
+            "--client-stall-timeout=5s",
             "--tls-cert=c",
             "--tls-key=k",
         ]);
@@ -613,6 +661,10 @@ mod tests {
         assert_eq!(config.cache.state_dir, PathBuf::from("/tmp/state"));
         assert_eq!(config.control.socket, Some(PathBuf::from("/tmp/control")));
         assert_eq!((config.server.shards, config.server.max_clients), (Some(3), 7));
+        let seconds = |count| Time(std::time::Duration::from_secs(count));
+        assert_eq!(config.server.client_memory, Size(64 << 20));
+        assert_eq!(config.server.client_stall_timeout, seconds(5));
+        assert_eq!(config.server.idle_timeout, seconds(3600));
         assert_eq!(config.server.tls, TlsPolicy::Required);
         let volume = &config.volumes[0];
         assert_eq!((volume.name.as_str(), volume.mode), ("disk", Mode::WriteThrough));
@@ -622,10 +674,11 @@ mod tests {
     #[test]
     fn flags_that_do_not_go_together_are_refused() {
         let base = ["--primary=p", "--cache=c", "--nbd=unix:s"];
-        let refused: [(&[&str], &str); 7] = [
+        let refused: [(&[&str], &str); 8] = [
             (&["--config=f"], "cannot be used with"),
             (&["--tls-cert=c"], "--tls-key"),
-            (&["--tls=required"], "needs a certificate"),
+            (&["--tls=required"], "no endpoint uses it"),
+            (&["--tls=required", "--nbd=tcp:h:1"], "needs a certificate"),
             (&["--mode=writeback"], "write-back"),
             (&["--ram=lots"], "a size"),
             (&["--shards=0"], "server.shards"),

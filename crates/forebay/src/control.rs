@@ -61,6 +61,9 @@ pub struct Running {
     traces: Mutex<Vec<Option<Trace>>>,
     began: Instant,
     stopping: AtomicBool,
+    /// The drain before the stop was given up; and somebody was told since.
+    given_up: AtomicBool,
+    told: AtomicBool,
     mount: Option<Arc<MountPoint>>,
     stop: UnboundedSender<bool>,
 }
@@ -79,14 +82,38 @@ impl Running {
         let eviction = Mutex::new(facts.eviction);
         let content = Mutex::new(facts.content);
         let kept = Mutex::new(kept);
-        let stopping = AtomicBool::new(false);
+        let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
         let began = Instant::now();
-        Self { pool, facts, modes, eviction, content, kept, traces, began, stopping, mount, stop }
+        Self {
+            pool,
+            facts,
+            modes,
+            eviction,
+            content,
+            kept,
+            traces,
+            began,
+            stopping,
+            given_up,
+            told,
+            mount,
+            stop,
+        }
     }
 
     /// From now on the state is `stopping`.
     pub fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on the status says that the drain before the stop was given up.
+    pub fn set_given_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has asked since.
+    pub fn has_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
     }
 
     /// Where the volume of that name is in the registry.
@@ -196,6 +223,8 @@ fn nanos(time: Duration) -> u64 {
 
 impl PoolControl for Running {
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        self.told.fetch_or(given_up, Ordering::Relaxed);
         let stats = self.pool.stats().ok_or_else(|| {
             let kind = ControlErrorKind::Unavailable;
             ControlError::new(kind, "the shards do not answer", "see the server's log")
@@ -213,6 +242,7 @@ impl PoolControl for Running {
         Ok(PoolSnapshot {
             uptime: self.began.elapsed(),
             stopping: self.stopping.load(Ordering::Relaxed),
+            drain_given_up: given_up,
             cache_path: self.facts.cache_path.clone(),
             cache_bytes: self.facts.cache_bytes,
             cache_device_bytes: self.facts.cache_device_bytes,
@@ -221,6 +251,7 @@ impl PoolControl for Running {
             write_cache_depth: self.facts.write_cache_depth,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
+            clients_refused: stats.clients_refused,
             volumes,
             shards: shards.collect(),
             latencies,

@@ -1,12 +1,13 @@
 //! `forebay drain`: starts a job in the server and shows how far it is.
 
+use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use forebay_control::Client;
 use forebay_control::api::{Job, JobState};
 use forebay_control::units::Size;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use crate::cli::DrainArgs;
 use crate::output;
@@ -65,8 +66,20 @@ fn follow(client: &Client, mut job: Job) -> anyhow::Result<Job> {
 
 /// A progress bar over bytes, on standard error; nothing where that is not a terminal.
 pub fn bar(total: u64) -> ProgressBar {
-    let template = "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    let template = "{bar:40} {done} of {all}, {pace}/s, {eta} left";
     let style = ProgressStyle::with_template(template).expect("the template is sound");
+    let size = |value: u64, out: &mut dyn Write| {
+        // A terminal that takes no text shows none.
+        let _ = write!(out, "{}", Size(value));
+    };
+    let style = style
+        .with_key("done", move |state: &ProgressState, out: &mut dyn Write| size(state.pos(), out))
+        .with_key("all", move |state: &ProgressState, out: &mut dyn Write| {
+            size(state.len().unwrap_or_default(), out);
+        })
+        .with_key("pace", move |state: &ProgressState, out: &mut dyn Write| {
+            size(state.per_sec() as u64, out);
+        });
     ProgressBar::new(total).with_style(style)
 }
 

@@ -26,7 +26,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::WrongUsage;
 use crate::{loops, mounts};
 
 const DEVICE: &str = "/dev/fuse";
@@ -154,10 +153,7 @@ pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
     let place = match fs::canonicalize(&place) {
         Ok(place) => place,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(WrongUsage(format!(
-                "--fuse {shown}: there is no such directory; make one (mkdir -p {shown})"
-            ))
-            .into());
+            bail!("--fuse {shown}: there is no such directory; make one (mkdir -p {shown})");
         }
         Err(error) => bail!("--fuse {shown}: {error}"),
     };

@@ -8,6 +8,7 @@ mod cache;
 mod cli;
 mod control;
 mod drain;
+mod endpoints;
 mod fingerprint;
 mod foreign;
 mod fuse;
@@ -33,10 +34,11 @@ mod status;
 mod stop;
 mod trace;
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::Parser;
-use forebay_device::HugePages;
+use forebay_device::{HugePages, OpenError};
 
 use cli::{Cli, Command};
 
@@ -74,7 +76,50 @@ fn main() -> ExitCode {
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
-    eprintln!("forebay: {error:#}");
-    let usage = error.is::<WrongUsage>() || error.is::<forebay_bench::WrongUsage>();
-    ExitCode::from(if usage { 2 } else { 1 })
+    eprintln!("forebay: {}", explained(&error));
+    ExitCode::from(if is_usage(&error) { 2 } else { 1 })
+}
+
+/// An error with its causes, in one line, and what to do. A cause that was said already is left
+/// out.
+fn explained(error: &anyhow::Error) -> String {
+    let said = error.chain().fold(String::new(), |said, cause| {
+        let text = cause.to_string();
+        match () {
+            () if said.is_empty() => text,
+            () if said.contains(&text) => said,
+            () => format!("{said}: {text}"),
+        }
+    });
+    let root = error.root_cause().downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+    let hint = match root.filter(|_| !said.contains(';')) {
+        Some(ErrorKind::NotFound) => "; name one that is there",
+        Some(ErrorKind::PermissionDenied) => "; run this as a user who may",
+        _ => "",
+    };
+    said + hint
+}
+
+/// Whether the command line, or the configuration, is what is wrong.
+fn is_usage(error: &anyhow::Error) -> bool {
+    let uri = |cause: &(dyn std::error::Error + 'static)| {
+        matches!(cause.downcast_ref(), Some(OpenError::BadUri { .. }))
+    };
+    let own = error.is::<WrongUsage>() || error.is::<forebay_bench::WrongUsage>();
+    own || error.chain().any(uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_said_twice() {
+        let cause = std::io::Error::other("no");
+        let error = anyhow::Error::new(cause).context("a: no; do b").context("volume x");
+        assert_eq!(explained(&error), "volume x: a: no; do b");
+        assert_eq!(explained(&error.context("more")), "more: volume x: a: no; do b");
+        assert!(!is_usage(&anyhow::anyhow!("failed")));
+        assert!(is_usage(&WrongUsage("wrong".to_owned()).into()));
+    }
 }

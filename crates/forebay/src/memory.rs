@@ -24,13 +24,14 @@ pub fn index(opened: &Opened) -> u64 {
     opened.superblock.shards.iter().map(|&area| index_bytes(area)).sum()
 }
 
-/// Whether the memory can be had that the server will ask for; `others` bytes besides index and
-/// RAM tier.
+/// Whether the memory can be had that the server will ask for; `others` bytes besides index, RAM
+/// tier and clients.
 pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<()> {
     let (index, Size(ram)) = (index(opened), config.memory.ram);
-    let hint = "use less for memory.ram (--ram), or a smaller cache";
+    let others = (others as u64).saturating_add(config.server.client_memory.0);
+    let hint = "use less for memory.ram (--ram) or server.client_memory, or a smaller cache";
     let most = limit(true);
-    let wanted = index.saturating_add(ram).saturating_add(others as u64);
+    let wanted = index.saturating_add(ram).saturating_add(others);
     if wanted > most {
         bail!(
             "memory: {} for recent blocks and {} for the index are more than the {} that there \
@@ -45,7 +46,7 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     let parts = shards.flat_map(|&area| [index_bytes(area), ram / count]);
     // All at once, in the pieces in which it will be asked for, and given back.
     let mut held = Vec::new();
-    for bytes in parts.chain([others as u64]) {
+    for bytes in parts.chain([others]) {
         let mut piece: Vec<u8> = Vec::new();
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Err(error) = piece.try_reserve_exact(wanted) {

@@ -15,6 +15,7 @@ use crate::cache::read_at;
 use crate::cli::{CheckArgs, DumpArgs};
 use crate::{busy, output, salvage};
 
+const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Problems that are printed; the rest are counted.
 const PROBLEMS_SHOWN: usize = 100;
 
@@ -24,13 +25,15 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<()> {
     let outcome = if args.fast { None } else { Some(salvageable(&args.cache)?) };
     let lost = outcome.as_ref().is_some_and(|outcome| !outcome.is_whole());
     if args.json {
-        let mut value = summary(&report);
+        let mut value = summary(&report, outcome.as_ref());
         if let Some(outcome) = &outcome {
             (value["lost"], value["lost_records"]) = outcome.losses_json();
         }
+        value["good"] = (!lost && report.problems.is_empty()).into();
         output::line(&format!("{value:#}"))?;
     } else {
-        output::print(&(text(&report) + &outcome.map(|o| o.losses()).unwrap_or_default()))?;
+        let losses = outcome.as_ref().map(salvage::Outcome::losses).unwrap_or_default();
+        output::print(&(text(&report, outcome.as_ref()) + &losses))?;
     }
     let count = report.problems.len();
     let dirty = report.problems.iter().filter(|problem| problem.dirty).count();
@@ -40,7 +43,7 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<()> {
              server to serve and destage the rest, or write it to a primary with `forebay salvage`",
             args.cache.display()
         ),
-        (0, _) => Ok(()),
+        (0, _) => say_good(args, &report),
         (_, 0) => bail!(
             "{}: {count} problems, none of them in dirty data; what they concern is read from the \
              primary again",
@@ -54,18 +57,32 @@ pub fn check(args: &CheckArgs) -> anyhow::Result<()> {
     }
 }
 
+/// A cache in which nothing is wrong.
+fn say_good(args: &CheckArgs, report: &Report) -> anyhow::Result<()> {
+    if args.json {
+        return Ok(());
+    }
+    let dirty = blocks(report.dirty_blocks(None));
+    let what = if args.fast {
+        format!("its structures are sound, {dirty} dirty; its data was not read")
+    } else {
+        format!("sound, {dirty} dirty, all of it readable")
+    };
+    Ok(output::line(&format!("good: {what}"))?)
+}
+
 /// Lists what is in a cache device.
 pub fn dump(args: &DumpArgs) -> anyhow::Result<()> {
     let report = read(&args.cache, false)?;
     if args.json {
-        let mut value = summary(&report);
+        let mut value = summary(&report, None);
         if args.blocks {
             let blocks = report.shards.iter().flat_map(|shard| &shard.blocks);
             value["blocks"] = blocks.map(block_json).collect();
         }
         return Ok(output::line(&format!("{value:#}"))?);
     }
-    output::print(&text(&report))?;
+    output::print(&text(&report, None))?;
     if args.blocks {
         output::line("volume       block  kind        bytes  state      record      offset")?;
         for block in report.shards.iter().flat_map(|shard| &shard.blocks) {
@@ -92,7 +109,7 @@ fn salvageable(path: &Path) -> anyhow::Result<salvage::Outcome> {
 }
 
 /// A report for people.
-fn text(report: &Report) -> String {
+fn text(report: &Report, outcome: Option<&salvage::Outcome>) -> String {
     let superblock = &report.superblock;
     let state =
         if superblock.clean { "stopped in order" } else { "in use, or not stopped in order" };
@@ -104,8 +121,13 @@ fn text(report: &Report) -> String {
         Size(u64::from(superblock.segment_size)),
     );
     for volume in &superblock.volumes {
+        let lost = outcome.map_or(0, |outcome| outcome.lost_bytes(volume.id));
+        let lost = match lost {
+            0 => String::new(),
+            lost => format!(", {} of it lost (unreadable blocks: {})", Size(lost), lost / BLOCK),
+        };
         out += &format!(
-            "volume {} {}: {} on {}, {} dirty\n",
+            "volume {} {}: {} on {}, {} dirty{lost}\n",
             volume.id.0,
             volume.name,
             Size(volume.size),
@@ -143,7 +165,7 @@ fn blocks(count: u64) -> Size {
 }
 
 /// A report for machines, without its blocks.
-fn summary(report: &Report) -> Value {
+fn summary(report: &Report, outcome: Option<&salvage::Outcome>) -> Value {
     let superblock = &report.superblock;
     let volumes = superblock.volumes.iter().map(|volume| {
         json!({
@@ -152,6 +174,7 @@ fn summary(report: &Report) -> Value {
             "size": volume.size,
             "primary": volume.identity,
             "dirty_bytes": blocks(report.dirty_blocks(Some(volume.id))).0,
+            "lost_bytes": outcome.map(|outcome| outcome.lost_bytes(volume.id)),
         })
     });
     let shards = report.shards.iter().map(|shard| {

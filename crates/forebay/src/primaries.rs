@@ -121,18 +121,25 @@ fn samples_of(newest: &Superblock, dir: &Path) -> Option<Table> {
 pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], dir: &Path) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
     let before = Table::load(dir, uuid, epoch.saturating_sub(1)).ok().flatten();
+    let name = |id| name_of(&opened.superblock, id);
     let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
         if primary.is_away() {
             // What was on record of it stays.
             return (id, before.as_ref().map_or(Vec::new(), |table| table.of(id).to_vec()));
         }
         let found = samples::take(&**primary).unwrap_or_else(|error| {
-            tracing::warn!(%id, %error, "no samples of its primary");
+            tracing::warn!(volume = name(id), %error, "no samples of its primary");
             samples::unknown(&**primary)
         });
         (id, found)
     };
     Table { uuid, epoch, volumes: opened.ids.iter().zip(primaries).map(take).collect() }
+}
+
+/// What people call a volume.
+fn name_of(superblock: &Superblock, id: VolumeId) -> &str {
+    let found = superblock.volumes.iter().find(|volume| volume.id == id);
+    found.map_or("?", |volume| &volume.name)
 }
 
 /// The primaries as the shards get them: what is on record of them is watched.
@@ -204,6 +211,7 @@ fn spec_of(
 /// Fingerprints and samples of the primaries after an orderly stop: of what is durable, so that a
 /// power loss after the stop leaves just that.
 pub fn leave(
+    superblock: &Superblock,
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
     stopped: &Stopped,
     table: Option<&Table>,
@@ -220,13 +228,17 @@ pub fn leave(
         match found {
             // It says yes to the next flush, and may yet lose what it shows.
             _ if stopped.doubtful.contains(id) => {
-                tracing::warn!(%id, "no fingerprint of its primary, since a flush of it failed");
+                let volume = name_of(superblock, *id);
+                tracing::warn!(volume, "no fingerprint of its primary, since a flush of it failed");
             }
             Ok((print, found)) => {
                 sampled = found;
                 fingerprints.push((*id, Some(print.digest)));
             }
-            Err(error) => tracing::warn!(%id, %error, "no fingerprint of its primary"),
+            Err(error) => {
+                let volume = name_of(superblock, *id);
+                tracing::warn!(volume, %error, "no fingerprint of its primary");
+            }
         }
         volumes.push((*id, sampled));
     }

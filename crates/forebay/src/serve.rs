@@ -1,21 +1,19 @@
 //! `forebay serve`: opens the devices and the cache, starts the shards, the clients' endpoints and
 //! the control socket, says that it is ready, and stops all of it in order.
 
-use std::net::ToSocketAddrs;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use forebay_block::{BLOCK_SIZE, BufPool, Session};
-use forebay_control::config::{Config, Listen, TlsPolicy};
+use anyhow::bail;
+use forebay_block::{BLOCK_SIZE, BufPool};
+use forebay_control::config::Config;
 use forebay_control::settings::in_force;
 use forebay_control::units::Size;
 use forebay_control::{
     ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
-use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
-use forebay_runtime::{Address, Left, Listener, Pool, Stopped};
+use forebay_runtime::{Left, Pool, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -24,11 +22,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::cache::{self, Cache};
 use crate::cli::ServeArgs;
 use crate::control::{Configured, Facts, Running};
+use crate::endpoints::Endpoints;
 use crate::fuse::MountPoint;
-use crate::{busy, fuse, logging, output, process};
+use crate::{fuse, logging, output, process};
 
-/// Permission bits of the clients' Unix sockets: the owner and the group.
-const SOCKET_MODE: u32 = 0o660;
+/// How long a stop waits for somebody to ask how it stands, when that has changed.
+const TELL_TIME: Duration = Duration::from_secs(1);
+const TELL_STEP: Duration = Duration::from_millis(10);
 
 /// Serves until told to stop.
 pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
@@ -91,13 +91,11 @@ struct Serving {
 impl Serving {
     fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
         // What can be found wrong without touching a device is found first.
-        let tls = tls(config)?;
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
-        let socket = ControlSocket::bind(&socket)?;
-        let listeners = listeners(&config.server.nbd)?;
+        let socket = ControlSocket::bind(&socket, &config.control.access())?;
+        let clients = Endpoints::open(config)?;
         tracing::info!(control = %socket.path().display(), "opening");
-        let mut endpoints: Vec<String> =
-            listeners.iter().map(|listener| listener.address().to_string()).collect();
+        let mut endpoints: Vec<String> = clients.addresses().collect();
         let place = config.server.fuse.as_deref().map(fuse::prepare).transpose()?;
         let configured = Configured {
             modes: config.volumes.iter().map(|volume| volume.mode).collect(),
@@ -111,7 +109,6 @@ impl Serving {
         log_volumes(config, &plan.registry);
         plan.fuse = place.is_some();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
-        let server = NbdServer::new(plan.registry.exports(), tls, Limits::default(), buffers)?;
         let pool = Pool::start(plan)?;
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
@@ -132,10 +129,7 @@ impl Serving {
             fuse::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         }
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
-        let factory = move || -> Box<dyn Session> { server.session() };
-        if !listeners.is_empty() {
-            pool.listen(listeners, Arc::new(factory))?;
-        }
+        clients.serve(&pool, &buffers)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
         Ok(Self { pool, running, cache, mount: point, control, endpoints, asked })
     }
@@ -173,6 +167,7 @@ impl Serving {
                     }
                     tracing::warn!("{name}: the drain is given up");
                     given_up = true;
+                    self.tell_given_up().await;
                     self.pool.set_drain(false);
                 }
             }
@@ -182,6 +177,16 @@ impl Serving {
         self.close(&stopped, health)?;
         anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
         Ok(())
+    }
+
+    /// Gives `forebay stop` the time to hear that the drain is given up, before nobody answers it
+    /// any more.
+    async fn tell_given_up(&self) {
+        self.running.set_given_up();
+        let limit = Instant::now() + TELL_TIME;
+        while !self.running.has_told() && Instant::now() < limit {
+            tokio::time::sleep(TELL_STEP).await;
+        }
     }
 
     fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
@@ -209,6 +214,7 @@ fn log_settings(config: &Config) {
         compress = config.cache.compress,
         write_cache_depth_seconds = config.cache.write_cache_depth.0.as_secs_f64(),
         max_clients = config.server.max_clients,
+        client_memory = %config.server.client_memory,
         "starting"
     );
 }
@@ -275,46 +281,4 @@ fn facts(
         settings: in_force(config, cache.shards()),
         configured,
     }
-}
-
-/// Binds every endpoint.
-fn listeners(endpoints: &[Listen]) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    for endpoint in endpoints {
-        for address in addresses(endpoint)? {
-            let bound = busy::bind(|| Listener::bind(&address));
-            listeners.push(bound.with_context(|| format!("endpoint {endpoint}"))?);
-        }
-    }
-    Ok(listeners)
-}
-
-fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
-    match endpoint {
-        Listen::Unix(path) => Ok(vec![Address::Unix { path: path.clone(), mode: SOCKET_MODE }]),
-        Listen::Tcp(host, port) => {
-            let found = (host.as_str(), *port).to_socket_addrs();
-            let found = found.with_context(|| format!("endpoint {endpoint}: host {host:?}"))?;
-            Ok(found.map(Address::Tcp).collect())
-        }
-    }
-}
-
-/// Reads the certificates.
-fn tls(config: &Config) -> anyhow::Result<Tls> {
-    let server = &config.server;
-    let (Some(cert), Some(key)) = (&server.tls_cert, &server.tls_key) else {
-        return Ok(Tls::Off);
-    };
-    let ca = server.tls_ca.as_deref().map(read).transpose()?;
-    let tls = TlsConfig::from_pem(&read(cert)?, &read(key)?, ca.as_deref())?;
-    Ok(match server.tls {
-        TlsPolicy::Off => Tls::Off,
-        TlsPolicy::Allowed => Tls::Allowed(tls),
-        TlsPolicy::Required => Tls::Required(tls),
-    })
-}
-
-fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
-    std::fs::read(path).with_context(|| format!("{}", path.display()))
 }

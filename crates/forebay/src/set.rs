@@ -26,11 +26,7 @@ fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {
             "mode" => &mut settings.mode,
             "eviction" => &mut settings.eviction,
             "content" => &mut settings.content,
-            _ => {
-                return Err(WrongUsage(format!(
-                    "unknown setting {key:?}; use one of: mode, eviction, content"
-                )));
-            }
+            _ => unreachable!("a setting is one of SETTINGS"),
         };
         if place.replace(value.clone()).is_some() {
             return Err(WrongUsage(format!("{key} is given twice; give it once")));

@@ -30,6 +30,9 @@ pub fn run(args: &StopArgs) -> anyhow::Result<()> {
     }
     let lost = format!("{} are lost: the cache cannot read them back", Size(lost_bytes));
     let rest = Size(dirty_bytes - lost_bytes);
+    if args.drain && left.given_up && dirty_bytes > lost_bytes {
+        bail!("not all is drained: a signal to the server ended the drain; {rest} may be left");
+    }
     match (args.drain, dirty_bytes - lost_bytes, lost_bytes) {
         (false, ..) | (_, 0, 0) => Ok(()),
         (_, 0, _) => bail!("not all is drained: {lost}"),
@@ -45,6 +48,8 @@ const SEE_LOG: &str = "the server's log says of which volume and why";
 struct Left {
     dirty: u64,
     lost: u64,
+    /// A signal ended the drain.
+    given_up: bool,
 }
 
 /// Waits until nobody answers, showing what is still dirty; what was left at the last look. What
@@ -62,7 +67,8 @@ fn wait(client: &Client) -> Left {
                 if dirty != last.dirty {
                     since = Instant::now();
                 }
-                last = Left { dirty, lost: lost.min(dirty) };
+                let given_up = status.drain_given_up;
+                last = Left { dirty, lost: lost.min(dirty), given_up };
                 let total = bar.length().unwrap_or(0).max(dirty);
                 bar.set_length(total);
                 bar.set_position(total - dirty);
@@ -71,7 +77,7 @@ fn wait(client: &Client) -> Left {
         std::thread::sleep(PERIOD);
     }
     bar.finish_and_clear();
-    if since.elapsed() + SLACK < DRAIN_PATIENCE {
+    if !last.given_up && since.elapsed() + SLACK < DRAIN_PATIENCE {
         last.dirty = last.lost;
     }
     last

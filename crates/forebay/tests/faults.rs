@@ -161,31 +161,7 @@ fn clients_beyond_the_limit_are_turned_away_and_garbage_hurts_nobody() {
 fn a_port_is_chosen_and_tls_is_required() {
     let place = Place::new();
     place.make("disk.img", 16 << 20);
-    let pki = |name: &str| place.text(name);
-    let (cert, key) = (pki("server-cert.pem"), pki("server-key.pem"));
-    client(
-        "openssl",
-        &[
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-keyout",
-            &key,
-            "-out",
-            &cert,
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        ],
-    );
-    fs::copy(&cert, place.path("ca-cert.pem")).expect("it is there");
+    let (cert, key) = place.certificate();
     let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
     let at = arguments.iter().position(|argument| argument.starts_with("--nbd")).expect("given");
     arguments[at] = "--nbd=tcp:127.0.0.1:0".to_owned();
@@ -255,14 +231,18 @@ fn a_drain_that_precedes_a_stop_is_seen_and_can_be_given_up() {
     drop(nbd);
     let control = format!("--control={}", place.text("control.sock"));
     let mut stop = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    stop.args(["stop", "--drain", &control]).stdout(Stdio::null()).stderr(Stdio::null());
+    stop.args(["stop", "--drain", &control]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut stop = Helper(stop.spawn().expect("the binary runs"));
     until("the status tells of it", || server.status()["state"] == "stopping");
     let dirty = server.status()["cache"]["dirty_bytes"].as_u64().expect("a number");
     assert!(dirty > 0, "a disk is slower than that");
     server.signal("TERM");
     assert_eq!(server.wait(), Some(0), "given up, but stopped in order");
-    assert!(stop.0.wait().expect("it is our child").success());
+    let mut said = String::new();
+    let mut stderr = stop.0.stderr.take().expect("it was asked for");
+    stderr.read_to_string(&mut said).expect("it is text");
+    assert_eq!(stop.0.wait().expect("it is our child").code(), Some(1), "not all is drained");
+    assert!(said.contains("a signal to the server ended the drain"), "{said}");
 
     let server = place.start(&arguments);
     assert!(counter(&server, "dirty_blocks") > 0, "what was left is still in the cache");

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::thread;
 
 use disk::{Cleanup, O_DIRECT, O_DSYNC, can_mount, file, open, serve, transports};
-use support::{Place, forebay, noise};
+use support::{Place, noise};
 use tools::{have, succeeds};
 
 const MIB: u64 = 1 << 20;
@@ -273,9 +273,7 @@ fn a_bad_directory_is_refused_by_reason() {
     assert_eq!(server.wait(), Some(0));
     arguments.retain(|argument| !argument.starts_with("--fuse"));
     arguments.push(format!("--fuse={}", place.text("nowhere")));
-    let output = forebay(&arguments);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let said = place.refuse(&arguments);
     assert!(said.contains("mkdir -p"), "{said}");
 }
 

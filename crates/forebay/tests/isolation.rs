@@ -140,6 +140,9 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     let said = String::from_utf8_lossy(&drained.stderr);
     assert_eq!(drained.status.code(), Some(1), "{said}");
     assert!(said.contains("remain"), "{said}");
+    let asked = forebay(&["drain", "--job=1", &control]);
+    let said = String::from_utf8_lossy(&asked.stdout);
+    assert!(asked.status.code() == Some(1) && said.contains("job 1 failed"), "{said}");
     let stopped = forebay(&["stop", "--drain", &control]);
     let said = String::from_utf8_lossy(&stopped.stderr);
     assert_eq!(stopped.status.code(), Some(1), "{said}");

@@ -4,7 +4,8 @@ use std::process::{Command, Output};
 
 fn forebay(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(arguments).env_remove("XDG_RUNTIME_DIR").env_remove("FOREBAY_LOG");
+    let command = command.args(arguments).env_remove("XDG_RUNTIME_DIR");
+    command.env_remove("FOREBAY_LOG").env_remove("FOREBAY_CONTROL");
     command.output().expect("the binary runs")
 }
 
@@ -15,7 +16,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn wrong_usage_is_2_and_says_what_to_do() {
     let serve = ["serve", "--primary=p", "--cache=c", "--nbd=unix:s"];
-    let refused: [(&[&str], &str); 13] = [
+    let refused: [(&[&str], &str); 16] = [
         (&[], "Usage"),
         (&["srve"], "serve"),
         (&["serve"], "--primary"),
@@ -25,7 +26,10 @@ fn wrong_usage_is_2_and_says_what_to_do() {
         (&["set", "db"], "KEY=VALUE"),
         (&["set", "db", "mode"], "KEY=VALUE"),
         (&["set", "db", "depth=3"], "use one of: mode"),
-        (&["set", "db", "mode=a", "mode=b"], "twice"),
+        (&["set", "db", "mode=write-back", "mode=default"], "twice"),
+        (&["set", "db", "mode=wb"], "write-back"),
+        (&["set", "db", "eviction=mru"], "lru"),
+        (&["serve"], "serve --config <FILE>"),
         (&["check"], "CACHE"),
         (&["analyze"], "PATH"),
         (&["serve", "--primary=p", "--cache=p", "--nbd=unix:s"], "is the cache device"),
@@ -45,7 +49,7 @@ fn wrong_usage_is_2_and_says_what_to_do() {
         ("--nbd=tcp:1", "tcp:HOST:PORT"),
         ("--shards=65", "1 to 64"),
         ("--max-clients=901", "1 to 900"),
-        ("--tls=required", "tls_cert"),
+        ("--tls=required", "no endpoint uses it"),
         ("--fuse-transport=uring", "io-uring"),
         ("--name=.forebay", "cannot be used"),
     ] {
@@ -80,6 +84,89 @@ fn commands_without_a_server_fail_with_1_in_one_line() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.contains("/nonexistent/forebay.sock") && said.contains("forebay serve"));
     }
+}
+
+#[test]
+fn what_set_knows_is_what_its_help_says() {
+    let help = forebay(&["set", "--help"]);
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    assert!(help.contains("known: mode, eviction, content"), "{help}");
+    let refused = said(&forebay(&["set", "db", "depth=3"]));
+    assert!(refused.contains("use one of: mode, eviction, content"), "{refused}");
+}
+
+/// A server whose primary or place is as given, elsewhere in order; its exit code and last line.
+fn serve(change: &[&str]) -> (Option<i32>, String) {
+    let directory = std::env::temp_dir().join(format!("forebay-usage-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory can be made");
+    let at = |name: &str| directory.join(name).to_string_lossy().into_owned();
+    std::fs::write(directory.join("disk.img"), [0; 4096]).expect("a file can be written");
+    let usual = [
+        format!("--primary={}", at("disk.img")),
+        format!("--cache={}", at("none.img")),
+        format!("--nbd=unix:{}", at("nbd.sock")),
+        format!("--control={}", at("control.sock")),
+        format!("--state={}", at("state")),
+    ];
+    let name = |argument: &str| argument.split('=').next().unwrap_or_default().to_owned();
+    let given: Vec<String> = change.iter().map(|argument| name(argument)).collect();
+    let usual = usual.iter().filter(|argument| !given.contains(&name(argument)));
+    let arguments: Vec<&str> = ["serve"].into_iter().chain(usual.map(String::as_str)).collect();
+    let output = forebay(&[&arguments[..], change].concat());
+    let last = said(&output).lines().last().unwrap_or_default().to_owned();
+    std::fs::remove_dir_all(&directory).expect("it can be removed");
+    (output.status.code(), last)
+}
+
+#[test]
+fn errors_of_the_system_are_said_once_and_with_what_to_do() {
+    let long = format!("--nbd=unix:/tmp/{}", "a".repeat(120));
+    let control = format!("--control=/tmp/{}", "a".repeat(120));
+    let refused: [(&[&str], i32, &str, &str); 10] = [
+        (&["--primary=/no/such"], 1, "No such file or directory", "name one that is there"),
+        (&["--primary=nbd+unix:///x?socket=/no/such"], 1, "No such file", "one that is there"),
+        (&["--primary=nbd://127.0.0.1:1/x"], 1, "Connection refused", "start its server"),
+        (&["--nbd=unix:/no/such/s"], 1, "No such file or directory", "make its directory"),
+        (&[&long], 1, "File name too long", "107 bytes"),
+        (&[&control], 1, "File name too long", "107 bytes"),
+        (&["--fuse=/no/such"], 1, "there is no such directory", "mkdir -p /no/such"),
+        (&["--primary=s3://bucket/x"], 2, "unknown scheme \"s3\"", "nbdkit"),
+        (&["--primary=nbds://host/x"], 2, "TLS to a primary", "nbd://"),
+        (&["--primary=x?sed=1"], 2, "unknown parameter \"sed\"", "emulate, seed"),
+    ];
+    for (change, code, what, hint) in refused {
+        let (found, line) = serve(change);
+        assert_eq!(found, Some(code), "{line}");
+        assert_eq!(line.matches(what).count(), 1, "{what:?} once in {line}");
+        assert!(line.contains(hint), "{hint:?} is missing from {line}");
+        assert!(!line.contains("entity not found"), "{line}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_there_is_said_so_by_every_command() {
+    let commands: [&[&str]; 5] = [
+        &["check", "/no/such"],
+        &["dump", "/no/such"],
+        &["salvage", "/no/such", "--list"],
+        &["analyze", "/no/such"],
+        &["trace", "simulate", "/no/such", "--size=10%"],
+    ];
+    for command in commands {
+        let output = forebay(command);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let what = "/no/such: No such file or directory (os error 2); name one that is there\n";
+        assert!(said.ends_with(what) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn the_environment_may_say_where_the_server_is() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let output = command.arg("status").env("FOREBAY_CONTROL", "/nonexistent/of-the-environment");
+    let said = said(&output.output().expect("the binary runs"));
+    assert!(said.contains("no server answers at /nonexistent/of-the-environment"), "{said}");
 }
 
 #[test]

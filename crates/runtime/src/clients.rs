@@ -1,88 +1,53 @@
 //! The connections of one thread, and on the first thread the listeners too.
 //!
-//! New connections go to the thread that has the fewest. Beyond the client limit they are closed
-//! at once. A client that takes too long to choose a volume is disconnected.
+//! New connections go to the thread that has the fewest. Those for which there is no place
+//! (`places`) are told so where the protocol can, and closed. A client that takes too long to
+//! choose a volume is disconnected; so is one that is idle for long, if that is wished.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, Endpoint, Instant, Io, Session};
 use forebay_device::{Client, Done as RingDone, Op, Payload, Ring, RingFile};
 use forebay_volume::{ClientKey, Done, Slab};
 
-use crate::connection::{Connection, Kind, Next};
+use crate::connection::{Connection, Kind, Next, Patience};
 use crate::listen::Listener;
+use crate::memory::{Grant, Memory};
 use crate::pace::Allowance;
+use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
 
 /// Clients served at once, unless configured otherwise.
 pub const CLIENTS: usize = 128;
 /// How long a client may take to choose a volume, unless configured otherwise.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a client may take to take a byte of its answers, unless configured otherwise.
+pub const STALL_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a listener rests after it failed to accept: out of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
-const _: () = assert!(CLIENTS_MAX < forebay_device::FILES_MAX as usize, "a ring's file each");
+const _: () = {
+    assert!(CLIENTS_MAX + TOLD_MAX < forebay_device::FILES_MAX as usize, "a ring's file each");
+};
 const _: () = assert!(CLIENTS <= CLIENTS_MAX);
 
 /// Makes the sessions of new connections: one protocol with its settings.
 pub trait SessionFactory: Send + Sync {
     /// A session for a new connection.
     fn session(&self) -> Box<dyn Session>;
+
+    /// A session that tells a client why it is not served; `None` where the protocol cannot.
+    fn refusal(&self, _why: &'static str) -> Option<Box<dyn Session>> {
+        None
+    }
 }
 
 impl<F: Fn() -> Box<dyn Session> + Send + Sync> SessionFactory for F {
     fn session(&self) -> Box<dyn Session> {
         self()
-    }
-}
-
-/// How many connections each thread has; shared by all.
-#[derive(Debug)]
-pub struct Counts {
-    by_thread: Vec<AtomicUsize>,
-    limit: usize,
-    refused: AtomicU64,
-}
-
-impl Counts {
-    /// Counts for so many threads, which together take `limit` clients.
-    #[must_use]
-    pub fn new(threads: usize, limit: usize) -> Self {
-        let by_thread = (0..threads).map(|_| AtomicUsize::new(0)).collect();
-        Self { by_thread, limit: limit.min(CLIENTS_MAX), refused: AtomicU64::new(0) }
-    }
-
-    /// Connections now.
-    #[must_use]
-    pub fn connected(&self) -> usize {
-        self.by_thread.iter().map(|count| count.load(Ordering::Relaxed)).sum()
-    }
-
-    /// Connections refused so far.
-    #[must_use]
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed)
-    }
-
-    /// Counts a new connection, for the thread that has the fewest; `None` when the limit is
-    /// reached. Only the thread with the listeners calls this.
-    fn assign(&self) -> Option<usize> {
-        if self.connected() >= self.limit {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            return None;
-        }
-        let load = |at: &usize| self.by_thread[*at].load(Ordering::Relaxed);
-        let thread = (0..self.by_thread.len()).min_by_key(load)?;
-        self.by_thread[thread].fetch_add(1, Ordering::Relaxed);
-        Some(thread)
-    }
-
-    fn release(&self, thread: usize) {
-        self.by_thread[thread].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -92,24 +57,29 @@ pub struct Arrival {
     pub thread: usize,
     socket: OwnedFd,
     peer: String,
-    factory: Arc<dyn SessionFactory>,
+    seat: Seat,
+    session: MakeSession,
 }
+
+/// Makes a session on the thread that serves it.
+type MakeSession = Box<dyn FnOnce() -> Option<Box<dyn Session>> + Send>;
 
 /// The clients of one thread.
 pub struct Clients {
     thread: usize,
     ring: Rc<Ring>,
     client: Client,
-    counts: Arc<Counts>,
+    places: Arc<Places>,
+    memory: Arc<Memory>,
+    refusals: Refusals,
     table: Slab<Connection>,
     /// Those with something to do at the end of the turn.
     touched: Vec<u32>,
     listeners: Vec<Listening>,
     finished: Vec<RingDone>,
-    /// How long a client may take to choose a volume.
-    patience: Duration,
-    /// When the first handshake is over time.
-    handshake: Option<Instant>,
+    patience: Patience,
+    /// When the first client may be overdue.
+    due: Option<Instant>,
     /// Nobody is taken any more.
     shut: bool,
     chatter: Chatter,
@@ -168,18 +138,25 @@ fn token(at: u32, kind: Kind) -> u64 {
 impl Clients {
     /// No clients yet.
     #[must_use]
-    pub fn new(thread: usize, ring: &Rc<Ring>, counts: Arc<Counts>, patience: Duration) -> Self {
+    pub fn new(
+        thread: usize,
+        ring: &Rc<Ring>,
+        (places, memory): (Arc<Places>, Arc<Memory>),
+        patience: Patience,
+    ) -> Self {
         Self {
             thread,
             ring: Rc::clone(ring),
             client: ring.client(),
-            counts,
-            table: Slab::new(CLIENTS_MAX as u32),
+            places,
+            memory,
+            refusals: Refusals::default(),
+            table: Slab::new((CLIENTS_MAX + TOLD_MAX) as u32),
             touched: Vec::new(),
             listeners: Vec::new(),
             finished: Vec::new(),
             patience,
-            handshake: None,
+            due: None,
             shut: false,
             chatter: Chatter::default(),
         }
@@ -228,22 +205,22 @@ impl Clients {
 
     /// Takes over a connection.
     pub fn add(&mut self, now: Instant, arrival: Arrival) {
-        let registered = self.ring.register(arrival.socket.as_fd());
+        let Arrival { seat, peer, socket, session, .. } = arrival;
+        let registered = self.ring.register(socket.as_fd());
         let file = match registered {
             Ok(file) if !self.table.is_full() && !self.shut => file,
-            Ok(_) => return self.counts.release(self.thread),
+            Ok(_) => return self.places.release(self.thread, seat),
             Err(error) => {
                 tracing::warn!(%error, "a new connection was dropped");
-                return self.counts.release(self.thread);
+                return self.places.release(self.thread, seat);
             }
         };
-        let mut connection = Connection::new(arrival.factory.session(), file, now);
-        connection.peer = arrival.peer;
-        if self.chatter.may_say(now) {
+        let Some(session) = session() else { return self.places.release(self.thread, seat) };
+        let connection = Connection::new(session, file, now, (peer, seat));
+        if seat != Seat::Told && self.chatter.may_say(now) {
             tracing::info!(peer = %connection.peer, "client connected");
         }
         let at = self.table.insert(connection);
-        self.handshake.get_or_insert(now + self.patience);
         self.touch(at);
     }
 
@@ -262,7 +239,7 @@ impl Clients {
                 _ => Kind::Send,
             };
             if let Some(connection) = self.table.get_mut(at) {
-                connection.finish(kind, done);
+                connection.finish(now, kind, done);
                 self.touch(at);
             }
         }
@@ -284,13 +261,23 @@ impl Clients {
         if listening.socket.prepare(socket.as_fd()).is_err() {
             return;
         }
-        let Some(thread) = self.counts.assign() else {
-            tracing::warn!(limit = self.counts.limit, "a client was refused: the limit is reached");
-            return;
-        };
+        let unix = self.listeners.iter().any(|one| one.socket.way() == Way::Unix);
+        let listening = &self.listeners[at];
         let factory = Arc::clone(&listening.factory);
         let peer = listening.socket.peer_of(socket.as_fd());
-        arrivals.push(Arrival { thread, socket, peer, factory });
+        let (thread, seat, session): (_, _, MakeSession) =
+            match self.places.take(listening.socket.way(), unix) {
+                Ok((thread, seat)) => (thread, seat, Box::new(move || Some(factory.session()))),
+                Err(full) => {
+                    if let Some(count) = self.refusals.count(now) {
+                        let (limit, why) = (self.places.limit(), full.text());
+                        tracing::warn!(limit, count, peer, why, "clients were refused");
+                    }
+                    let Some(seat) = self.places.tell() else { return };
+                    (self.thread, seat, Box::new(move || factory.refusal(full.text())))
+                }
+            };
+        arrivals.push(Arrival { thread, socket, peer, seat, session });
     }
 
     /// Marks a connection to be looked after at the end of the turn.
@@ -312,6 +299,16 @@ impl Clients {
         self.touch(at);
     }
 
+    /// Takes memory that a client waited for.
+    pub fn grant(&mut self, grant: Grant) {
+        let connection = self.table.get_mut(grant.client);
+        if connection.is_some_and(|connection| connection.grant(grant)) {
+            return self.touch(grant.client);
+        }
+        // It went on without, or is gone.
+        self.memory.give_back(grant.bytes);
+    }
+
     /// Hands input to the sessions and their requests to `submit`, which gives back what it has
     /// no room for. False when something was given back.
     pub fn feed(
@@ -323,7 +320,7 @@ impl Clients {
             let connection = self.table.get_mut(at).expect("only the end of a turn drops one");
             let key = ClientKey(u64::from(at));
             connection.unpark(|endpoint, io| submit(key, endpoint, io));
-            connection.feed();
+            connection.feed(&self.memory, (self.thread, at));
             connection.submit(|endpoint, io| submit(key, endpoint, io));
             room &= !connection.is_parked();
         }
@@ -347,18 +344,27 @@ impl Clients {
         let mut touched = std::mem::take(&mut self.touched);
         touched.retain(|&at| {
             let connection = self.table.get_mut(at).expect("dropped below only");
-            let next = connection.advance(&self.client, |kind| token(at, kind), &mut allowance);
+            let next =
+                connection.advance(now, &self.client, |kind| token(at, kind), &mut allowance);
+            connection.give_back(&self.memory);
+            if !connection.is_negotiating() {
+                self.places.settle(&mut connection.seat);
+            }
+            if let Some((due, _)) = connection.due(&self.patience) {
+                self.due = Some(self.due.map_or(due, |first| first.min(due)));
+            }
             let keep = matches!(next, Next::Again | Next::Feed);
             connection.touched = keep;
             at_once |= next == Next::Feed;
             if next == Next::Drop {
-                if self.chatter.may_say(now) {
+                if connection.seat != Seat::Told && self.chatter.may_say(now) {
                     let (received, sent) = connection.bytes;
                     let seconds = now.since(connection.accepted).as_secs_f64();
                     tracing::info!(peer = %connection.peer, seconds, received, sent, "client gone");
                 }
+                connection.leave(&self.memory);
+                self.places.release(self.thread, connection.seat);
                 self.table.remove(at);
-                self.counts.release(self.thread);
             }
             keep
         });
@@ -367,35 +373,33 @@ impl Clients {
     }
 
     fn expire(&mut self, now: Instant) {
-        if self.handshake.is_none_or(|at| at > now) {
+        if self.due.is_none_or(|at| at > now) {
             return;
         }
         let mut next: Option<Instant> = None;
         let mut late = Vec::new();
         for (at, connection) in self.table.iter_mut() {
-            if !connection.is_negotiating() {
+            let Some((due, why)) = connection.due(&self.patience) else { continue };
+            if due > now {
+                next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
             }
-            let due = connection.accepted + self.patience;
-            if due <= now {
-                connection.end_input();
-                connection.close();
-                late.push(at);
-            } else {
-                next = Some(next.map_or(due, |next| next.min(due)));
+            connection.end_input();
+            connection.close();
+            if connection.seat != Seat::Told && self.chatter.may_say(now) {
+                let (peer, why) = (&connection.peer, why.text());
+                tracing::info!(%peer, why, "a client was disconnected");
             }
+            late.push(at);
         }
-        for at in late {
-            tracing::info!("a client was disconnected: its handshake took too long");
-            self.touch(at);
-        }
-        self.handshake = next;
+        late.into_iter().for_each(|at| self.touch(at));
+        self.due = next;
     }
 
     /// When [`Clients::advance`] must be called although nothing happened.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let rests = self.listeners.iter().filter_map(|listening| listening.rests_until);
-        rests.chain(self.handshake).min()
+        rests.chain(self.due).min()
     }
 }

@@ -7,11 +7,14 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::time::Duration;
 
 use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, SLICE, Session};
 use forebay_device::{Client, Done, Op, Payload, RingFile};
 
+use crate::memory::{Grant, Memory, Ticket};
 use crate::pace::{Allowance, LARGE, WINDOW};
+use crate::places::Seat;
 
 /// Bytes received at most at once; the buffer is kept for the connection's life.
 pub const IN_BYTES: usize = 256 << 10;
@@ -44,6 +47,46 @@ pub enum Next {
     Drop,
 }
 
+/// How long clients may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// To choose a volume.
+    pub handshake: Duration,
+    /// To take a byte of an answer, or to send one of a write that it began.
+    pub stall: Duration,
+    /// To ask for something; as long as they like when absent.
+    pub idle: Option<Duration>,
+}
+
+/// What a client took too long for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Overdue {
+    /// To choose a volume.
+    Handshake,
+    /// To take its answers.
+    Stall,
+    /// To send the data of a write.
+    Debt,
+    /// To ask for something.
+    Idle,
+}
+
+impl Overdue {
+    /// The same for the log.
+    #[must_use]
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Handshake => "its handshake took too long",
+            Self::Stall => "it took nothing of its answers for client_stall_timeout",
+            Self::Debt => "nothing came of the data of its write for client_stall_timeout",
+            Self::Idle => "it asked for nothing for longer than idle_timeout",
+        }
+    }
+}
+
+/// How long a client that is only told that there is no place for it may take to hear it.
+const TOLD_PATIENCE: Duration = Duration::from_secs(2);
+
 /// One client.
 pub struct Connection {
     session: Box<dyn Session>,
@@ -58,6 +101,11 @@ pub struct Connection {
     hungry: bool,
     receiving: bool,
     sending: bool,
+    /// When the receive and the send in flight began.
+    asked: Instant,
+    offered: Instant,
+    /// Bytes in the send.
+    in_send: usize,
     /// Memory for the next send.
     spare: Vec<u8>,
     /// No more input will come.
@@ -66,8 +114,16 @@ pub struct Connection {
     parked: VecDeque<(Endpoint, Io)>,
     /// Bytes of large requests at the shards.
     large: u64,
+    /// Bytes of memory that it has beyond its own part.
+    granted: u64,
+    /// Its place in the line for more.
+    ticket: Option<Ticket>,
     /// When it was accepted.
     pub accepted: Instant,
+    /// When bytes of it came or went last.
+    active: Instant,
+    /// What it takes up.
+    pub seat: Seat,
     /// Who it is, for the log.
     pub peer: String,
     /// Bytes that came, and that went.
@@ -79,7 +135,12 @@ pub struct Connection {
 impl Connection {
     /// A connection whose session has greeted.
     #[must_use]
-    pub fn new(mut session: Box<dyn Session>, file: RingFile, now: Instant) -> Self {
+    pub fn new(
+        mut session: Box<dyn Session>,
+        file: RingFile,
+        now: Instant,
+        (peer, seat): (String, Seat),
+    ) -> Self {
         let mut out = Outbox::default();
         session.start(&mut out);
         Self {
@@ -92,19 +153,27 @@ impl Connection {
             hungry: true,
             receiving: false,
             sending: false,
+            asked: now,
+            offered: now,
+            in_send: 0,
             spare: Vec::new(),
             ended: false,
             parked: VecDeque::new(),
             large: 0,
+            granted: 0,
+            ticket: None,
             accepted: now,
-            peer: String::new(),
+            active: now,
+            seat,
+            peer,
             bytes: (0, 0),
             touched: false,
         }
     }
 
     /// Takes the end of a ring operation.
-    pub fn finish(&mut self, kind: Kind, done: Done) {
+    pub fn finish(&mut self, now: Instant, kind: Kind, done: Done) {
+        self.active = now;
         let Payload::Bytes(bytes) = done.payload else {
             unreachable!("receive and send hand their bytes back");
         };
@@ -127,6 +196,7 @@ impl Connection {
 
     fn sent(&mut self, mut bytes: Vec<u8>, count: Option<usize>) {
         self.sending = false;
+        self.in_send = 0;
         let Some(count) = count.filter(|&count| count > 0) else {
             // Nobody is there to read the rest.
             self.close();
@@ -143,8 +213,84 @@ impl Connection {
         }
     }
 
-    /// Hands the input to the session, which puts its requests into the outbox.
-    pub fn feed(&mut self) {
+    /// Hands the input to the session, which puts its requests into the outbox, as far as there is
+    /// memory for them. It is the client at place `at` of its thread.
+    pub fn feed(&mut self, memory: &Memory, (thread, at): (usize, u32)) {
+        loop {
+            let allowed = (memory.own() + self.granted).saturating_sub(self.unsent());
+            self.session.allow_memory(allowed, &mut self.out);
+            self.feed_input();
+            if !self.take_memory(memory, (thread, at)) {
+                return;
+            }
+        }
+    }
+
+    /// Bytes on their way to the client.
+    fn unsent(&self) -> u64 {
+        (self.out.bytes.len() + self.in_send) as u64
+    }
+
+    /// Takes the memory that the session waits for. True when it has it now.
+    fn take_memory(&mut self, memory: &Memory, (thread, at): (usize, u32)) -> bool {
+        let Some(wanted) = self.session.wants_memory().filter(|_| !self.ended) else {
+            self.leave_line(memory);
+            return false;
+        };
+        let beyond = (wanted + self.unsent()).saturating_sub(memory.own());
+        if beyond <= self.granted {
+            self.leave_line(memory);
+            return true;
+        }
+        if self.ticket.is_some() {
+            return false;
+        }
+        // Who waits keeps nothing that it does not need: others may wait for that.
+        self.give_back(memory);
+        let more = beyond - self.granted;
+        match memory.take(thread, at, more) {
+            Ok(()) => self.granted += more,
+            Err(ticket) => self.ticket = Some(ticket),
+        }
+        self.ticket.is_none()
+    }
+
+    /// Takes memory that it waited for. False when it does not any more.
+    pub fn grant(&mut self, grant: Grant) -> bool {
+        let mine = self.ticket == Some(grant.ticket);
+        if mine {
+            self.ticket = None;
+            self.granted += grant.bytes;
+        }
+        mine
+    }
+
+    /// Gives memory back that it does not need any more.
+    pub fn give_back(&mut self, memory: &Memory) {
+        if self.granted > 0 {
+            let beyond = (self.session.memory() + self.unsent()).saturating_sub(memory.own());
+            let excess = self.granted.saturating_sub(beyond);
+            if excess > 0 {
+                self.granted -= excess;
+                memory.give_back(excess);
+            }
+        }
+    }
+
+    /// Gives all memory back, and waits for none: it is over.
+    pub fn leave(&mut self, memory: &Memory) {
+        self.leave_line(memory);
+        memory.give_back(mem::take(&mut self.granted));
+    }
+
+    /// A grant that is on its way finds nobody, and goes back.
+    fn leave_line(&mut self, memory: &Memory) {
+        if let Some(ticket) = self.ticket.take() {
+            memory.leave(ticket);
+        }
+    }
+
+    fn feed_input(&mut self) {
         while !self.ended && self.has_room() && self.start < self.end {
             let used = self.session.receive(&self.input[self.start..self.end], &mut self.out);
             self.start += used;
@@ -244,17 +390,42 @@ impl Connection {
         !self.ended && self.session.is_negotiating()
     }
 
+    /// When it has taken too long, and for what, unless something comes or goes before.
+    #[must_use]
+    pub fn due(&self, patience: &Patience) -> Option<(Instant, Overdue)> {
+        if self.is_negotiating() {
+            let told = self.seat == Seat::Told;
+            let handshake =
+                patience.handshake.min(if told { TOLD_PATIENCE } else { Duration::MAX });
+            return Some((self.accepted + handshake, Overdue::Handshake));
+        }
+        if self.sending && self.file.is_some() {
+            return Some((self.offered + patience.stall, Overdue::Stall));
+        }
+        if self.receiving && !self.ended && self.session.is_owed() {
+            return Some((self.asked + patience.stall, Overdue::Debt));
+        }
+        let idle = patience.idle.filter(|_| self.is_idle())?;
+        Some((self.active + idle, Overdue::Idle))
+    }
+
+    /// Whether nothing is asked of the server, and nothing is left to say.
+    fn is_idle(&self) -> bool {
+        !self.ended && !self.sending && self.session.in_flight() == 0 && self.parked.is_empty()
+    }
+
     /// Starts the next receive and send, if it is time for them; closes when all is said. What
     /// the session has to say beyond small answers is taken off `allowance`.
     pub fn advance(
         &mut self,
+        now: Instant,
         ring: &Client,
         token: impl Fn(Kind) -> u64,
         allowance: &mut Allowance,
     ) -> Next {
         let spoke = self.speak(allowance);
-        let started = self.start_send(ring, token(Kind::Send))
-            && self.start_receive(ring, token(Kind::Receive));
+        let started = self.start_send(now, ring, token(Kind::Send))
+            && self.start_receive(now, ring, token(Kind::Receive));
         let quiet = self.session.in_flight() == 0 && self.parked.is_empty() && !self.sending;
         let said = self.out.bytes.is_empty() && !self.session.has_more_to_say();
         if self.ended && quiet && (said || self.file.is_none()) {
@@ -288,7 +459,7 @@ impl Connection {
     }
 
     /// False when the ring had no room.
-    fn start_send(&mut self, ring: &Client, token: u64) -> bool {
+    fn start_send(&mut self, now: Instant, ring: &Client, token: u64) -> bool {
         let Some(file) = self.file.as_ref() else {
             self.out.bytes.clear();
             return true;
@@ -297,9 +468,9 @@ impl Connection {
             return true;
         }
         let bytes = mem::replace(&mut self.out.bytes, mem::take(&mut self.spare));
-        let span = 0..bytes.len();
+        let (span, count) = (0..bytes.len(), bytes.len());
         match ring.submit(file, token, Op::Send { bytes, span }) {
-            Ok(()) => self.sending = true,
+            Ok(()) => (self.sending, self.offered, self.in_send) = (true, now, count),
             Err(Op::Send { bytes, .. }) => self.out.bytes = bytes,
             Err(_) => unreachable!("the ring gives back what it was given"),
         }
@@ -307,7 +478,7 @@ impl Connection {
     }
 
     /// False when the ring had no room.
-    fn start_receive(&mut self, ring: &Client, token: u64) -> bool {
+    fn start_receive(&mut self, now: Instant, ring: &Client, token: u64) -> bool {
         let Some(file) = self.file.as_ref() else { return true };
         if self.ended || !self.hungry || !self.has_room() {
             return true;
@@ -322,7 +493,7 @@ impl Connection {
         }
         let bytes = mem::take(&mut self.input);
         match ring.submit(file, token, Op::Receive { bytes, span }) {
-            Ok(()) => self.receiving = true,
+            Ok(()) => (self.receiving, self.asked) = (true, now),
             Err(Op::Receive { bytes, .. }) => self.input = bytes,
             Err(_) => unreachable!("the ring gives back what it was given"),
         }

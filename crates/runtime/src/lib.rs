@@ -2,7 +2,8 @@
 //!
 //! Each thread owns a shard of the blocks, with its cache engine and its queues to the devices,
 //! and some of the client connections, with a router for their requests. Nothing is shared on
-//! the way of a request; threads talk through mailboxes, and the pool's owner does too.
+//! the way of a request but the sum of the clients' memory, for those who have much in flight;
+//! threads talk through mailboxes, and the pool's owner does too.
 
 #![forbid(unsafe_code)]
 
@@ -16,10 +17,12 @@ mod events;
 mod histogram;
 mod listen;
 mod mailbox;
+mod memory;
 mod message;
 #[cfg(all(test, loom))]
 mod models;
 mod pace;
+mod places;
 mod pool;
 mod record;
 mod state;
@@ -33,10 +36,11 @@ pub use forebay_engine::Shard;
 
 pub use blocking::{Blocking, clock};
 pub use channel::Mount;
-pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, SessionFactory};
+pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 pub use devices::{Devices, Gates, gates};
 pub use histogram::Histogram;
-pub use listen::{Address, Listener};
+pub use listen::{Access, Address, Listener};
+pub use memory::CLIENT_MEMORY;
 pub use message::{Latencies, Message, OPERATIONS, Snapshot};
 pub use pool::{
     FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped,

@@ -9,24 +9,62 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+use crate::places::Way;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
+/// A TCP connection on which nothing comes or goes for so long is probed, so often, so many times:
+/// after two minutes without an answer the peer is taken for gone.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_COUNT: u32 = 6;
+
+/// Who may connect to a Unix socket: its file's permission bits, owner and group.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Access {
+    /// Permission bits; who may write may connect.
+    pub mode: u32,
+    /// The owner's number; the server's own when absent.
+    pub owner: Option<u32>,
+    /// The group's number; the server's own when absent.
+    pub group: Option<u32>,
+}
+
+impl Access {
+    /// Permission bits for the server's own user and group.
+    #[must_use]
+    pub fn mode(mode: u32) -> Self {
+        Self { mode, owner: None, group: None }
+    }
+
+    fn apply(self, path: &Path) -> io::Result<()> {
+        if self.owner.is_some() || self.group.is_some() {
+            lchown(path, self.owner, self.group).map_err(|error| {
+                let what = "its owner and group cannot be set";
+                let hint = "only root gives files away; others may choose a group of their own";
+                io::Error::new(error.kind(), format!("{what}: {error}; {hint}"))
+            })?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(self.mode))
+    }
+}
 
 /// An address that clients connect to.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
-    /// A Unix socket, whose file has these permission bits.
+    /// A Unix socket.
     Unix {
         /// Its file.
         path: PathBuf,
-        /// Permission bits.
-        mode: u32,
+        /// Who may connect.
+        access: Access,
     },
     /// A TCP port; port 0 lets the kernel choose.
     Tcp(SocketAddr),
@@ -60,21 +98,24 @@ impl Listener {
             io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
         };
         match address {
-            Address::Unix { path, mode } => Self::bind_unix(path, *mode).map_err(named),
+            Address::Unix { path, access } => Self::bind_unix(path, *access).map_err(named),
             Address::Tcp(at) => Self::bind_tcp(*at).map_err(named),
         }
     }
 
-    fn bind_unix(path: &Path, mode: u32) -> io::Result<Self> {
+    fn bind_unix(path: &Path, access: Access) -> io::Result<Self> {
         remove_stale(path)?;
         let name = SocketAddrUnix::new(path)?;
         let kind = (AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC);
         let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None)?;
         rustix::net::bind(&socket, &name)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+        let applied = access.apply(path);
         let found = fs::symlink_metadata(path)?;
         let file = Some((found.dev(), found.ino()));
-        let listener = Self { socket, address: Address::Unix { path: path.into(), mode }, file };
+        let address = Address::Unix { path: path.into(), access };
+        let listener = Self { socket, address, file };
+        applied?;
+        // Until here nobody can connect.
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
@@ -91,14 +132,27 @@ impl Listener {
         &self.address
     }
 
-    /// Prepares an accepted connection: small answers leave at once, dead peers are noticed.
+    /// How its clients come.
+    #[must_use]
+    pub fn way(&self) -> Way {
+        match self.address {
+            Address::Unix { .. } => Way::Unix,
+            Address::Tcp(_) => Way::Tcp,
+        }
+    }
+
+    /// Prepares an accepted connection: small answers leave at once, a peer that is gone without
+    /// a word is noticed.
     ///
     /// # Errors
     /// When the connection is gone already.
     pub fn prepare(&self, connection: BorrowedFd<'_>) -> io::Result<()> {
         if matches!(self.address, Address::Tcp(_)) {
-            rustix::net::sockopt::set_tcp_nodelay(connection, true)?;
-            rustix::net::sockopt::set_socket_keepalive(connection, true)?;
+            sockopt::set_tcp_nodelay(connection, true)?;
+            sockopt::set_socket_keepalive(connection, true)?;
+            sockopt::set_tcp_keepidle(connection, KEEPALIVE_IDLE)?;
+            sockopt::set_tcp_keepintvl(connection, KEEPALIVE_INTERVAL)?;
+            sockopt::set_tcp_keepcnt(connection, KEEPALIVE_COUNT)?;
         }
         Ok(())
     }
@@ -114,7 +168,7 @@ impl Listener {
                 peer.map_or_else(|_| unknown(), |peer| peer.to_string())
             }
             Address::Unix { .. } => {
-                let peer = rustix::net::sockopt::socket_peercred(connection);
+                let peer = sockopt::socket_peercred(connection);
                 peer.map_or_else(
                     |_| unknown(),
                     |peer| {
@@ -174,7 +228,7 @@ mod tests {
     use crate::testing::TempDir;
 
     fn unix(path: &Path) -> Address {
-        Address::Unix { path: path.into(), mode: 0o600 }
+        Address::Unix { path: path.into(), access: Access::mode(0o600) }
     }
 
     #[test]
@@ -190,6 +244,30 @@ mod tests {
         assert!(UnixStream::connect(&path).is_ok());
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_belongs_to_whom_it_is_given() {
+        let dir = TempDir::new();
+        let path = dir.path("s");
+        let own = fs::metadata(dir.path("")).unwrap();
+        let access = Access { mode: 0o606, owner: Some(own.uid()), group: Some(own.gid()) };
+        let listener = Listener::bind(&Address::Unix { path: path.clone(), access }).unwrap();
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o606);
+        assert_eq!((found.uid(), found.gid()), (own.uid(), own.gid()));
+        drop(listener);
+        if own.uid() == 0 {
+            let access = Access { owner: Some(65534), group: Some(65533), ..access };
+            let _given = Listener::bind(&Address::Unix { path: path.clone(), access }).unwrap();
+            let found = fs::metadata(&path).unwrap();
+            assert_eq!((found.uid(), found.gid()), (65534, 65533));
+        } else {
+            let access = Access { owner: Some(0), ..access };
+            let error = Listener::bind(&Address::Unix { path: path.clone(), access }).unwrap_err();
+            assert!(error.to_string().contains("only root"), "{error}");
+            assert!(!path.exists(), "nothing is left behind");
+        }
     }
 
     #[test]
@@ -213,6 +291,18 @@ mod tests {
         assert!(path.exists());
         drop(second);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn peers_that_are_gone_are_noticed() {
+        let listener = Listener::bind(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        let Address::Tcp(at) = *listener.address() else { panic!("a TCP address") };
+        let client = TcpStream::connect(at).unwrap();
+        listener.prepare(client.as_fd()).unwrap();
+        assert!(sockopt::socket_keepalive(&client).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&client).unwrap(), KEEPALIVE_IDLE);
+        assert_eq!(sockopt::tcp_keepintvl(&client).unwrap(), KEEPALIVE_INTERVAL);
+        assert_eq!(sockopt::tcp_keepcnt(&client).unwrap(), KEEPALIVE_COUNT);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::channel::{Ask, Mount};
 use crate::clients::{Arrival, SessionFactory};
 use crate::histogram::Histogram;
 use crate::listen::Listener;
+use crate::memory::Grant;
 use crate::record::Sink;
 
 /// A message to a shard thread.
@@ -28,6 +29,8 @@ pub enum Message {
     },
     /// A connection to serve.
     Arrival(Arrival),
+    /// Memory that a client of the thread waited for.
+    Memory(Grant),
     /// A text that a request of the thread's mount asked for.
     Told {
         /// The request.

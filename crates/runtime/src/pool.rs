@@ -20,13 +20,16 @@ use forebay_volume::Registry;
 
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};
-use crate::clients::{CLIENTS, Counts, HANDSHAKE_PATIENCE, SessionFactory};
+use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
+use crate::connection::Patience;
 use crate::detached::DetachedList;
 use crate::devices::{self, Gates};
 use crate::events;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
+use crate::memory::{CLIENT_MEMORY, Memory};
 use crate::message::{Command, Latencies, Message, Snapshot};
+use crate::places::Places;
 use crate::record::{Recording, RecordingPlan};
 use crate::thread::{self, Plan, Started};
 use crate::witness::{Clerk, Record, Witness};
@@ -59,8 +62,14 @@ pub struct PoolConfig {
     pub clock: Clock,
     /// Most clients at once.
     pub clients: usize,
+    /// Bytes of memory for what clients ask and are answered, all together.
+    pub client_memory: u64,
     /// How long a client may take to choose a volume.
     pub handshake: Duration,
+    /// How long a client may take to take a byte of its answers, or to send one of a write.
+    pub stall: Duration,
+    /// How long a client that has chosen one may ask for nothing; for ever when absent.
+    pub idle: Option<Duration>,
     /// How long clients may take to take their last answers.
     pub farewell: Duration,
     /// Whether a FUSE mount may be served: its requests may come over the threads' rings.
@@ -87,7 +96,10 @@ impl PoolConfig {
             arena,
             clock: clock(),
             clients: CLIENTS,
+            client_memory: CLIENT_MEMORY,
             handshake: HANDSHAKE_PATIENCE,
+            stall: STALL_PATIENCE,
+            idle: None,
             farewell: FAREWELL_PATIENCE,
             fuse: false,
             witness: None,
@@ -200,7 +212,7 @@ pub struct Pool {
 struct Inner {
     registry: Arc<Registry>,
     mailboxes: Arc<[Mailbox<Message>]>,
-    counts: Arc<Counts>,
+    places: Arc<Places>,
     farewell: Duration,
     clock: Clock,
     gates: Gates,
@@ -228,7 +240,11 @@ impl Pool {
         let ids = registry.volumes().iter().map(|volume| volume.id);
         let primaries: Vec<_> = ids.zip(config.primaries).collect();
         let mailboxes: Arc<[_]> = (0..count).map(|_| Mailbox::default()).collect();
-        let counts = Arc::new(Counts::new(count, config.clients));
+        let places = Arc::new(Places::new(count, config.clients));
+        let memory = Memory::new(config.client_memory, places.limit(), Arc::clone(&mailboxes));
+        let memory = Arc::new(memory);
+        let PoolConfig { handshake, stall, idle, .. } = config;
+        let patience = Patience { handshake, stall, idle };
         let all = config.cache.iter().chain(primaries.iter().map(|(_, device)| device));
         let gates = devices::gates(all.map(|device| device.info()), count);
         let (witness_tell, witness_hear) = mpsc::channel();
@@ -244,7 +260,7 @@ impl Pool {
             inner: Arc::new(Inner {
                 registry: Arc::clone(&registry),
                 mailboxes: Arc::clone(&mailboxes),
-                counts: Arc::clone(&counts),
+                places: Arc::clone(&places),
                 farewell: config.farewell,
                 clock: config.clock,
                 gates: Arc::clone(&gates),
@@ -265,8 +281,9 @@ impl Pool {
                 gates: Arc::clone(&gates),
                 registry: Arc::clone(&registry),
                 mailboxes: Arc::clone(&mailboxes),
-                counts: Arc::clone(&counts),
-                handshake: config.handshake,
+                places: Arc::clone(&places),
+                memory: Arc::clone(&memory),
+                patience,
                 shard,
                 wide: config.fuse,
                 witness: witness_tell.clone(),
@@ -371,8 +388,8 @@ impl Pool {
             VolumeStats { id: volume.id, name: volume.name.clone(), latencies, state }
         });
         let volumes = volumes.collect();
-        let counts = &self.inner.counts;
-        let (clients, clients_refused) = (counts.connected(), counts.refused());
+        let places = &self.inner.places;
+        let (clients, clients_refused) = (places.connected(), places.refused());
         let now = self.inner.clock.now();
         Some(PoolStats { now, shards, total, volumes, clients, clients_refused })
     }

@@ -13,7 +13,6 @@ use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::Duration;
 
 use forebay_block::{Arena, BufPool, Instant, VolumeId};
 use forebay_device::{BlockDevice, Clock, Ring};
@@ -22,12 +21,15 @@ use forebay_volume::{Done, Registry, Router, RouterConfig, ShardPort, origin_of}
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::Channel;
-use crate::clients::{Arrival, Clients, Counts};
+use crate::clients::{Arrival, Clients};
+use crate::connection::Patience;
 use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
+use crate::memory::Memory;
 use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
 use crate::pace::{Allowance, LARGE};
+use crate::places::Places;
 use crate::record::Taps;
 use crate::witness::Asked;
 
@@ -54,10 +56,12 @@ pub struct Plan {
     pub registry: Arc<Registry>,
     /// Every thread's mailbox.
     pub mailboxes: Arc<[Mailbox<Message>]>,
-    /// Connections by thread.
-    pub counts: Arc<Counts>,
-    /// How long a client may take to choose a volume.
-    pub handshake: Duration,
+    /// The clients' places.
+    pub places: Arc<Places>,
+    /// The clients' memory.
+    pub memory: Arc<Memory>,
+    /// How long clients may take.
+    pub patience: Patience,
     /// Makes the shard.
     pub shard: Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>,
     /// Whether a FUSE mount may come.
@@ -251,7 +255,7 @@ impl Thread {
             lent: vec![0; threads],
         };
         Ok(Self {
-            clients: Clients::new(plan.index, &ring, plan.counts, plan.handshake),
+            clients: Clients::new(plan.index, &ring, (plan.places, plan.memory), plan.patience),
             channel: None,
             buffers,
             latencies: volumes.iter().map(|_| Latencies::default()).collect(),
@@ -406,6 +410,7 @@ impl Thread {
                 Message::Request(request) => self.shards.take(request),
                 Message::Reply { shard, reply } => self.take_reply(shard, reply),
                 Message::Arrival(arrival) => self.clients.add(self.shards.now, arrival),
+                Message::Memory(grant) => self.clients.grant(grant),
                 Message::Told { key, text } => {
                     if let Some(channel) = &mut self.channel {
                         channel.told(key, text);

@@ -14,7 +14,7 @@ use forebay_device::{BlockDevice, Clock, MemoryDevice};
 use forebay_engine::{
     Bypass, ContentLocality, Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig,
 };
-use forebay_runtime::{Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
+use forebay_runtime::{Access, Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
 use forebay_volume::{Registry, Volume};
 
 const SIZE: u64 = (48 << 20) + 512;
@@ -195,7 +195,8 @@ impl World {
 fn connect(pool: &Pool, name: &str, script: Vec<Io>) -> Receiver<Completion> {
     let (tell, hear) = channel();
     let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
-    let listener = Listener::bind(&Address::Unix { path: path.clone(), mode: 0o600 }).unwrap();
+    let listener =
+        Listener::bind(&Address::Unix { path: path.clone(), access: Access::mode(0o600) }).unwrap();
     let script = std::sync::Mutex::new(script);
     let factory = move || -> Box<dyn Session> {
         let script = std::mem::take(&mut *script.lock().unwrap());

@@ -21,7 +21,8 @@ use forebay_device::{BlockDevice, MemoryDevice, Ring};
 use forebay_engine::Trust;
 use forebay_runtime::detached::DetachedList;
 use forebay_runtime::{
-    Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached, Witness,
+    Access, Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached,
+    Witness,
 };
 use forebay_volume::{Registry, Volume};
 
@@ -109,7 +110,7 @@ impl Server {
         change(&mut config);
         let buffers = BufPool::new(Arc::clone(&config.arena));
         let pool = Pool::start(config).unwrap();
-        let unix = Address::Unix { path: path.clone(), mode: 0o600 };
+        let unix = Address::Unix { path: path.clone(), access: Access::mode(0o600) };
         let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let listeners = [&unix, &tcp].map(|address| Listener::bind(address).unwrap());
         let Address::Tcp(tcp) = *listeners[1].address() else { panic!("a TCP listener") };
@@ -259,6 +260,37 @@ fn more_clients_than_the_limit_are_refused_until_one_leaves() {
         thread::sleep(Duration::from_millis(2));
     }
     assert_eq!(server.connect().read(0, 0, 1), [0]);
+}
+
+#[test]
+fn clients_over_tcp_leave_places_to_the_unix_socket_and_to_those_who_choose_a_volume() {
+    let server = Server::start(2, &[MIB], |config| config.clients = 9);
+    let connect = || Client::greet(TcpStream::connect(server.tcp).unwrap());
+    let is_refused = || TcpStream::connect(server.tcp).unwrap().read(&mut [0; 1]).unwrap() == 0;
+    let mut clients: Vec<_> = (0..4).map(|_| connect()).collect();
+    assert!(is_refused(), "half of TCP's places are for those that have not chosen a volume");
+    for client in &mut clients {
+        assert_eq!(client.read(0, 0, 1), [0]);
+    }
+    clients.extend((0..4).map(|_| connect()));
+    assert!(is_refused(), "and one of all places is the Unix socket's");
+    assert_eq!(server.connect().read(0, 0, 1), [0]);
+    assert_eq!(server.pool.stats().unwrap().clients_refused, 2);
+}
+
+#[test]
+fn a_client_that_asks_for_nothing_is_disconnected_if_that_is_wished() {
+    let idle = Some(Duration::from_millis(300));
+    let server = Server::start(2, &[MIB], |config| config.idle = idle);
+    let (mut quiet, mut busy) = (server.connect(), server.connect());
+    assert_eq!(quiet.read(0, 0, 1), [0]);
+    quiet.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    // It hears a farewell, and the end.
+    while !matches!(quiet.0.read(&mut [0; 16]), Ok(0)) {
+        assert!(Instant::now() < deadline, "it is not disconnected");
+        assert_eq!(busy.read(0, 0, 1), [0], "one that asks stays");
+    }
 }
 
 #[test]

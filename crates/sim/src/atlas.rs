@@ -145,7 +145,7 @@ impl Scenario {
             Self::CacheWriteErrors
             | Self::CacheWritesFail
             | Self::CacheFlushErrors
-| Self::CacheFull => Outcome { refusal: true, ..silent },
+            | Self::CacheFull => Outcome { refusal: true, ..silent },
             Self::CacheDamaged => {
                 Outcome { errors: true, errors_stay: true, refusal: true, crashes: true }
             }

@@ -91,7 +91,7 @@ impl FileDevice {
 
     fn create(path: &Path, name: String, mode: OpenMode) -> Result<Self, OpenError> {
         let Some(_) = mode.create_size.filter(|_| !mode.read_only) else {
-            let absent = io::Error::from(io::ErrorKind::NotFound);
+            let absent = io::Error::from(Errno::NOENT);
             return Err(OpenError::system(format!("cannot open {name}"), absent));
         };
         let mut options = OpenOptions::new();

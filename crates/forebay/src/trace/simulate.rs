@@ -225,7 +225,7 @@ fn table(report: &Report) -> String {
     text += "                           blocks requests   misses\n";
     for row in &report.results {
         let size = format!("{} ({:.1}%)", Size(row.cache_bytes), row.cache_percent);
-        let rounded = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+        let rounded = |bytes: u64| Size(bytes).to_string();
         text += &format!(
             "{size:<16} {:<10} {:>6.4}   {:>6.4}   {:>6.4} {:>12} {:>9} {:>10} {:>10}\n",
             row.policy,

@@ -9,6 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a server may take to start or to stop.
@@ -87,6 +88,19 @@ impl Place {
         last
     }
 
+    /// Makes a certificate for this host, which is its own authority: the files of it and of its
+    /// key. Clients look for theirs in this directory.
+    pub fn certificate(&self) -> (String, String) {
+        let (cert, key) = (self.text("server-cert.pem"), self.text("server-key.pem"));
+        let made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
+                    -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1";
+        let mut arguments: Vec<_> = made.split_whitespace().collect();
+        arguments.extend(["-keyout", &key, "-out", &cert]);
+        client("openssl", &arguments);
+        fs::copy(&cert, self.path("ca-cert.pem")).expect("it is there");
+        (cert, key)
+    }
+
     /// The URI of the volume for NBD clients.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///disk?socket={}", self.text("nbd.sock"))
@@ -110,6 +124,7 @@ pub fn forebay<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
 pub struct Server {
     child: Child,
     control: String,
+    log: Arc<Mutex<String>>,
     /// The line that it printed when it was ready.
     pub ready: String,
 }
@@ -129,12 +144,15 @@ impl Server {
             panic!("{arguments:?} did not start: {said}");
         }
         // Its log must not fill the pipe.
-        let mut stderr = child.stderr.take().expect("it was asked for");
+        let stderr = BufReader::new(child.stderr.take().expect("it was asked for"));
+        let log = Arc::<Mutex<String>>::default();
+        let kept = Arc::clone(&log);
         std::thread::spawn(move || {
-            let mut sink = String::new();
-            let _ = stderr.read_to_string(&mut sink);
+            for line in stderr.lines().map_while(Result::ok) {
+                kept.lock().expect("nobody panics with it").push_str(&(line + "\n"));
+            }
         });
-        Self { child, control, ready }
+        Self { child, control, log, ready }
     }
 
     /// Starts a server and kills it so soon that it may be recovering.
@@ -154,6 +172,31 @@ impl Server {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}");
         String::from_utf8(output.stdout).expect("it prints text")
+    }
+
+    /// What it has logged, once there is `text` in it.
+    pub fn log(&self, text: &str) -> String {
+        let limit = Instant::now() + PATIENCE;
+        loop {
+            let log = self.log.lock().expect("nobody panics with it").clone();
+            if log.contains(text) {
+                return log;
+            }
+            assert!(Instant::now() < limit, "{text:?} is not in the log: {log}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// The process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The port of its first TCP endpoint.
+    pub fn port(&self) -> u16 {
+        let place = self.ready.split_whitespace().find_map(|word| word.strip_prefix("tcp:"));
+        let port = place.and_then(|place| place.rsplit_once(':')).map(|(_, port)| port.parse());
+        port.expect("it has one").expect("it is a number")
     }
 
     /// How a command is told which server to talk to.

@@ -1,6 +1,7 @@
 //! The least NBD client that a test needs: one request at a time, and errors that say what came.
 
 use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -17,8 +18,8 @@ const FLUSH: u16 = 3;
 const FUA: u16 = 1;
 
 /// A connection to an export.
-pub struct Nbd {
-    stream: UnixStream,
+pub struct Nbd<S = UnixStream> {
+    stream: S,
     /// The export's size.
     pub size: u64,
 }
@@ -26,8 +27,31 @@ pub struct Nbd {
 impl Nbd {
     /// Connects to the export `name` at the Unix socket `path`.
     pub fn connect(path: &Path, name: &str) -> io::Result<Self> {
-        let mut stream = UnixStream::connect(path)?;
+        let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(30)))?;
+        Self::choose(stream, name)
+    }
+
+    /// The same connection, for another thread.
+    pub fn twin(&self) -> io::Result<Self> {
+        Ok(Self { stream: self.stream.try_clone()?, size: self.size })
+    }
+}
+
+impl Nbd<TcpStream> {
+    /// Connects to the export `name` at a TCP port of this host.
+    pub fn connect_tcp(port: u16, name: &str) -> io::Result<Self> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(30)))?;
+        stream.set_write_timeout(Some(Duration::from_secs(30)))?;
+        Self::choose(stream, name)
+    }
+}
+
+impl<S: Read + Write> Nbd<S> {
+    /// Chooses the export `name` on a new connection.
+    pub fn choose(mut stream: S, name: &str) -> io::Result<Self> {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
         assert_eq!(&greeting[8..16], OPTION_MAGIC);
@@ -67,7 +91,35 @@ impl Nbd {
         self.request(FLUSH, 0, 0, 0, &[])
     }
 
+    /// Asks for `len` bytes from `offset`, and takes no answer.
+    pub fn begin_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.send(READ, 0, offset, len as usize, &[])
+    }
+
+    /// Begins to write `len` bytes at `offset` with the first of them, and takes no answer.
+    pub fn begin_write(&mut self, offset: u64, len: u32, first: &[u8]) -> io::Result<()> {
+        self.send(WRITE, 0, offset, len as usize, first)
+    }
+
+    /// Takes the answer to the oldest request that has none, and its data.
+    pub fn finish(&mut self, buf: &mut [u8]) -> io::Result<()> {
+        self.take_reply()?;
+        self.stream.read_exact(buf)
+    }
+
     fn request(
+        &mut self,
+        command: u16,
+        flags: u16,
+        offset: u64,
+        len: usize,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        self.send(command, flags, offset, len, payload)?;
+        self.take_reply()
+    }
+
+    fn send(
         &mut self,
         command: u16,
         flags: u16,
@@ -82,7 +134,10 @@ impl Nbd {
         bytes.extend(offset.to_be_bytes());
         bytes.extend((len as u32).to_be_bytes());
         bytes.extend(payload);
-        self.stream.write_all(&bytes)?;
+        self.stream.write_all(&bytes)
+    }
+
+    fn take_reply(&mut self) -> io::Result<()> {
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply)?;
         assert_eq!(reply[..4], REPLY_MAGIC.to_be_bytes());

@@ -56,6 +56,8 @@ pub(crate) struct Handshake {
     structured: bool,
     /// The export for which `base:allocation` was chosen last.
     allocation: Option<usize>,
+    /// Why this client is not served, which is all that it is told.
+    refusal: Option<&'static str>,
 }
 
 impl Handshake {
@@ -68,7 +70,13 @@ impl Handshake {
             skip: 0,
             structured: false,
             allocation: None,
+            refusal: None,
         }
+    }
+
+    /// One that refuses every option.
+    pub fn refusing(shared: Arc<Shared>, why: &'static str) -> Self {
+        Self { refusal: Some(why), ..Self::new(shared) }
     }
 
     /// Forgets all that was agreed on without TLS. Only the client's flags stay, since they are
@@ -154,6 +162,13 @@ impl Handshake {
         if code == OptionCode::ABORT {
             encode_option_reply(out, code, Kind::ACK, |_| ());
             return Some(Next::Close);
+        }
+        if let Some(why) = self.refusal {
+            if is_export_name {
+                // Its answer has no place for a reason.
+                return Some(Next::Close);
+            }
+            return Some(refuse(out, code, Kind::ERR_POLICY, why));
         }
         if must_start_tls && code != OptionCode::STARTTLS {
             if is_export_name {

@@ -105,6 +105,13 @@ impl NbdServer {
     pub fn session_on(&self, pool: BufPool) -> Box<dyn Session> {
         Box::new(NbdSession::new(Arc::clone(&self.shared), pool))
     }
+
+    /// The state machine of a connection that is not to be served: every option is answered with
+    /// `why`.
+    #[must_use]
+    pub fn refusal(&self, why: &'static str) -> Box<dyn Session> {
+        Box::new(NbdSession::refusing(Arc::clone(&self.shared), self.pool.clone(), why))
+    }
 }
 
 fn check(export: &Export) -> Result<(), ServerError> {

@@ -17,7 +17,14 @@ pub(crate) struct NbdSession {
 
 impl NbdSession {
     pub fn new(shared: Arc<Shared>, pool: BufPool) -> Self {
-        Self { protocol: Protocol::new(shared, pool), tls: None }
+        let handshake = Handshake::new(Arc::clone(&shared));
+        Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
+    }
+
+    /// One that is told why it is not served, and nothing else.
+    pub fn refusing(shared: Arc<Shared>, pool: BufPool, why: &'static str) -> Self {
+        let handshake = Handshake::refusing(Arc::clone(&shared), why);
+        Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
     }
 
     /// Puts TLS around the connection. A client waits for the answer to `STARTTLS` before it
@@ -88,6 +95,25 @@ impl Session for NbdSession {
         self.protocol.in_flight()
     }
 
+    fn memory(&self) -> u64 {
+        self.protocol.transmission().map_or(0, Transmission::memory)
+    }
+
+    fn wants_memory(&self) -> Option<u64> {
+        self.protocol.transmission().and_then(Transmission::wants_memory)
+    }
+
+    fn allow_memory(&mut self, bytes: u64, out: &mut Outbox) {
+        self.protocol.allow_memory(bytes);
+        if let Some(tls) = &mut self.tls {
+            tls.go_on(&mut self.protocol, out);
+        }
+    }
+
+    fn is_owed(&self) -> bool {
+        self.protocol.transmission().is_some_and(Transmission::is_owed)
+    }
+
     fn shutdown(&mut self, out: &mut Outbox) {
         match &mut self.tls {
             Some(tls) => tls.shutdown(&mut self.protocol, out),
@@ -102,6 +128,8 @@ pub(crate) struct Protocol {
     pool: BufPool,
     phase: Phase,
     starts_tls: bool,
+    /// Bytes of data that may be held.
+    allowed: u64,
     /// Nothing is read or said any more.
     dead: bool,
 }
@@ -112,9 +140,9 @@ enum Phase {
 }
 
 impl Protocol {
-    fn new(shared: Arc<Shared>, pool: BufPool) -> Self {
-        let phase = Phase::Handshake(Handshake::new(Arc::clone(&shared)));
-        Self { shared, pool, phase, starts_tls: false, dead: false }
+    fn new(shared: Arc<Shared>, pool: BufPool, handshake: Handshake) -> Self {
+        let phase = Phase::Handshake(handshake);
+        Self { shared, pool, phase, starts_tls: false, allowed: u64::MAX, dead: false }
     }
 
     /// Takes what it can of `bytes`; returns how many were used.
@@ -152,8 +180,23 @@ impl Protocol {
     fn transmit(&mut self, agreement: Agreement) {
         let info = self.shared.exports[agreement.export].info.clone();
         let (limits, pool) = (self.shared.limits, self.pool.clone());
-        let transmission = Transmission::new(agreement, info, limits, pool);
+        let mut transmission = Transmission::new(agreement, info, limits, pool);
+        transmission.allow_memory(self.allowed);
         self.phase = Phase::Transmission(Box::new(transmission));
+    }
+
+    fn transmission(&self) -> Option<&Transmission> {
+        match &self.phase {
+            Phase::Handshake(_) => None,
+            Phase::Transmission(transmission) => Some(transmission),
+        }
+    }
+
+    fn allow_memory(&mut self, bytes: u64) {
+        self.allowed = bytes;
+        if let Phase::Transmission(transmission) = &mut self.phase {
+            transmission.allow_memory(bytes);
+        }
     }
 
     /// Whether the client was just told to go on in TLS; true once.

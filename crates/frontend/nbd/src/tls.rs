@@ -158,6 +158,14 @@ impl TlsLayer {
         }
     }
 
+    /// Goes on with plain text that the protocol had no room for.
+    pub fn go_on(&mut self, protocol: &mut Protocol, out: &mut Outbox) {
+        if !self.received.is_empty() && protocol.wants_input() {
+            self.feed(protocol);
+            self.flush(out);
+        }
+    }
+
     pub fn shutdown(&mut self, protocol: &mut Protocol, out: &mut Outbox) {
         protocol.shutdown(&mut self.inner);
         self.flush(out);

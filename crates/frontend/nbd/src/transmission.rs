@@ -30,8 +30,12 @@ pub(crate) struct Transmission {
     bytes: u64,
     payload: Option<Payload>,
     phase: Phase,
-    /// A request waits in the input for others to finish.
+    /// A request waits in the input for others to finish, or for memory.
     stalled: bool,
+    /// Bytes that may be held, by those who know of the other clients.
+    allowed: u64,
+    /// How many there would be with the request that waits for memory.
+    wanted: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,7 +87,29 @@ impl Transmission {
             payload: None,
             phase: Phase::Serving,
             stalled: false,
+            allowed: u64::MAX,
+            wanted: None,
         }
+    }
+
+    /// Bytes of the requests in flight, a write being received and replies not said included.
+    pub fn memory(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How many bytes there would be with the request that waits for memory, if one does.
+    pub fn wants_memory(&self) -> Option<u64> {
+        self.wanted.filter(|_| self.stalled)
+    }
+
+    pub fn allow_memory(&mut self, bytes: u64) {
+        self.allowed = bytes;
+        self.stalled &= self.wants_memory().is_none_or(|wanted| wanted > bytes);
+    }
+
+    /// Whether a request has begun whose data has not all come.
+    pub fn is_owed(&self) -> bool {
+        self.payload.is_some()
     }
 
     pub fn in_flight(&self) -> usize {
@@ -210,11 +236,14 @@ impl Transmission {
         let carries = matches!(op, IoOp::Read | IoOp::Write);
         let bytes = if carries { request.len } else { 0 };
         let full = self.in_flight.requests() >= self.limits.requests;
-        let heavy = self.bytes > 0 && self.bytes + u64::from(bytes) > self.limits.bytes;
-        if full || heavy {
+        let sum = self.bytes + u64::from(bytes);
+        let heavy = self.bytes > 0 && sum > self.limits.bytes;
+        let waits = bytes > 0 && sum > self.allowed;
+        self.wanted = Some(sum).filter(|_| waits && !full && !heavy);
+        if full || heavy || waits {
             return false;
         }
-        self.bytes += u64::from(bytes);
+        self.bytes = sum;
         let range = range_of(&request);
         match op {
             IoOp::Write => {

@@ -245,6 +245,23 @@ fn a_handshake_has_so_many_options() {
 }
 
 #[test]
+fn a_client_without_a_place_is_told_why_by_every_option() {
+    let server = server(Limits::default(), Tls::Off);
+    let mut peer = Peer::over(&server, server.refusal("no place"));
+    assert_eq!(peer.take().len(), Greeting::BYTES, "it is greeted");
+    peer.send(&ClientFlags(3).encode());
+    for code in [OptionCode::STARTTLS, OptionCode::STRUCTURED_REPLY, OptionCode::LIST] {
+        peer.send(&option(code, b""));
+        let refusal = (code, Kind::ERR_POLICY, b"no place".to_vec());
+        assert_eq!(option_replies(&peer.take()), [refusal]);
+    }
+    assert_eq!(kinds(&mut peer, &go("")), [Kind::ERR_POLICY]);
+    assert!(peer.session.is_negotiating() && !peer.out.close);
+    peer.send(&option(OptionCode::EXPORT_NAME, b""));
+    assert!(peer.out.close && peer.take().is_empty(), "this option can have no reason");
+}
+
+#[test]
 fn stopping_ends_a_handshake() {
     let mut peer = haggling();
     peer.session.shutdown(&mut peer.out);

@@ -130,6 +130,35 @@ fn wrong_requests() -> Vec<(&'static str, &'static str, Request, E, E)> {
 }
 
 #[test]
+fn a_request_waits_for_memory_and_goes_on_when_there_is_enough() {
+    let mut peer = Peer::transmitting("plain", false);
+    peer.hold = true;
+    peer.session.allow_memory(8192, &mut peer.out);
+    peer.send(&request(C::READ, 1, 0, 8192).encode());
+    assert_eq!((peer.session.memory(), peer.session.wants_memory()), (8192, None));
+    peer.send(&request(C::FLUSH, 2, 0, 0).encode());
+    assert_eq!(peer.held.len(), 2, "a request without data waits for none");
+    peer.send(&request(C::READ, 3, 0, 4096).encode());
+    assert_eq!(peer.session.wants_memory(), Some(12_288));
+    assert!(!peer.session.wants_input());
+    peer.session.allow_memory(12_287, &mut peer.out);
+    assert!(!peer.session.wants_input(), "that is not enough");
+    peer.session.allow_memory(12_288, &mut peer.out);
+    assert!(peer.session.wants_input() && peer.session.wants_memory().is_none());
+    peer.send(&[]);
+    assert_eq!((peer.held.len(), peer.session.memory()), (3, 12_288));
+    peer.send(&request(C::WRITE, 4, 0, 4096).encode());
+    assert!(peer.session.wants_memory().is_some() && !peer.session.is_owed());
+    peer.session.allow_memory(1 << 20, &mut peer.out);
+    peer.send(&[7; 100]);
+    assert!(peer.session.is_owed(), "its data has not all come");
+    peer.release();
+    peer.send(&[7; 3996]);
+    peer.release();
+    assert_eq!((peer.session.memory(), peer.session.is_owed()), (0, false));
+}
+
+#[test]
 fn wrong_requests_get_the_error_of_the_specification() {
     for (what, export, wrong, simple, chunked) in wrong_requests() {
         for (structured, error) in [(false, simple), (true, chunked)] {

@@ -83,9 +83,14 @@ pub struct Peer {
 
 impl Peer {
     pub fn new(server: &NbdServer) -> Self {
+        Self::over(server, server.session())
+    }
+
+    /// One whose session is made already.
+    pub fn over(server: &NbdServer, session: Box<dyn Session>) -> Self {
         let devices = server.exports().iter().map(|e| Memory::new(e.info.size)).collect();
         let mut peer = Self {
-            session: server.session(),
+            session,
             devices,
             out: Outbox::default(),
             unused: Vec::new(),

@@ -1,0 +1,137 @@
+//! The endpoints of NBD clients: their sockets, their certificates, and the server behind each.
+
+use std::io::ErrorKind;
+use std::net::ToSocketAddrs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use forebay_block::{BufPool, Session};
+use forebay_control::access::SocketMode;
+use forebay_control::config::{Config, ServerConfig, TlsPolicy};
+use forebay_control::endpoint::{Listen, Place};
+use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
+use forebay_runtime::{Access, Address, Listener, Pool, SessionFactory};
+
+use crate::busy;
+
+/// Permission bits of a Unix socket whose endpoint gives none: the owner and the group.
+const SOCKET_MODE: u32 = 0o660;
+
+/// Sockets that are bound, and certificates that are read.
+pub struct Endpoints {
+    listeners: Vec<(TlsPolicy, Listener)>,
+    tls: Option<TlsConfig>,
+}
+
+impl Endpoints {
+    /// Reads the certificates, and binds every endpoint.
+    pub fn open(config: &Config) -> anyhow::Result<Self> {
+        let server = &config.server;
+        let tls = certificates(server)?;
+        let mut listeners = Vec::new();
+        for endpoint in &server.nbd {
+            let policy = endpoint.tls_by(server.tls);
+            for address in addresses(endpoint)? {
+                let listener = busy::bind(|| Listener::bind(&address)).map_err(no_listener)?;
+                warn_if_open(policy, listener.address());
+                listeners.push((policy, listener));
+            }
+        }
+        Ok(Self { listeners, tls })
+    }
+
+    /// Where clients connect; ports that the kernel chose are filled in.
+    pub fn addresses(&self) -> impl Iterator<Item = String> {
+        self.listeners.iter().map(|(_, listener)| listener.address().to_string())
+    }
+
+    /// Serves the pool's volumes.
+    pub fn serve(self, pool: &Pool, buffers: &BufPool) -> anyhow::Result<()> {
+        for (policy, listener) in self.listeners {
+            let tls = match (policy, &self.tls) {
+                (TlsPolicy::Off, _) | (_, None) => Tls::Off,
+                (TlsPolicy::Allowed, Some(tls)) => Tls::Allowed(tls.clone()),
+                (TlsPolicy::Required, Some(tls)) => Tls::Required(tls.clone()),
+            };
+            let exports = pool.registry().exports();
+            let server = NbdServer::new(exports, tls, Limits::default(), buffers.clone())?;
+            pool.listen(vec![listener], Arc::new(Sessions(server)))?;
+        }
+        Ok(())
+    }
+}
+
+/// Sessions of the clients of an endpoint.
+struct Sessions(NbdServer);
+
+impl SessionFactory for Sessions {
+    fn session(&self) -> Box<dyn Session> {
+        self.0.session()
+    }
+
+    fn refusal(&self, why: &'static str) -> Option<Box<dyn Session>> {
+        Some(self.0.refusal(why))
+    }
+}
+
+/// Says so when an endpoint lets the network read and write the volumes.
+fn warn_if_open(policy: TlsPolicy, address: &Address) {
+    if let Address::Tcp(at) = address
+        && !at.ip().is_loopback()
+        && policy == TlsPolicy::Off
+    {
+        tracing::warn!(
+            "ANYBODY who reaches {address} may read and write all volumes, and whoever is on the \
+             way may too: use TLS (tls = \"required\", docs/nbd.md), a loopback address, or a \
+             Unix socket"
+        );
+    }
+}
+
+fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
+    match &endpoint.at {
+        Place::Unix(path) => {
+            let numbers = endpoint.access.numbers();
+            let (owner, group) = numbers
+                .map_err(|what| crate::WrongUsage(format!("endpoint {}: {what}", endpoint.at)))?;
+            let mode = endpoint.access.mode.map_or(SOCKET_MODE, |SocketMode(mode)| mode);
+            let access = Access { mode, owner, group };
+            Ok(vec![Address::Unix { path: path.clone(), access }])
+        }
+        Place::Tcp(host, port) => {
+            let found = (host.as_str(), *port).to_socket_addrs();
+            let found = found.with_context(|| {
+                let hint = "use a name that this host can resolve, or an address";
+                format!("endpoint {}: host {host:?}; {hint}", endpoint.at)
+            })?;
+            Ok(found.map(Address::Tcp).collect())
+        }
+    }
+}
+
+/// Why an endpoint cannot be had, and what to do.
+fn no_listener(error: std::io::Error) -> anyhow::Error {
+    let hint = match error.kind() {
+        ErrorKind::NotFound => "make its directory first",
+        ErrorKind::PermissionDenied => "choose a path or a port that this user may use",
+        ErrorKind::AddrNotAvailable => "use an address of this host, or 0.0.0.0 for all of them",
+        ErrorKind::InvalidFilename => "the path of a Unix socket has 107 bytes at most",
+        _ => return error.into(),
+    };
+    anyhow!("{error}; {hint}")
+}
+
+fn certificates(server: &ServerConfig) -> anyhow::Result<Option<TlsConfig>> {
+    let (Some(cert), Some(key)) = (&server.tls_cert, &server.tls_key) else {
+        return Ok(None);
+    };
+    let ca = server.tls_ca.as_deref().map(read).transpose()?;
+    Ok(Some(TlsConfig::from_pem(&read(cert)?, &read(key)?, ca.as_deref())?))
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).map_err(|error| {
+        anyhow!("{}: {error}; name a PEM file that the server may read", path.display())
+    })
+}

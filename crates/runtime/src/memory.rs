@@ -1,0 +1,257 @@
+//! The memory of clients: one sum for all of them, of which each has a part that is always its own.
+//!
+//! What a client has in flight beyond its own part it takes from the common rest. Where that is
+//! used up, clients wait in one line, in the order in which they came, and are read no further
+//! meanwhile. A client that wants more than there is waits until it has all of the rest alone.
+//!
+//! Invariants: nobody passes the line; bytes are granted to a client or free, never both; whoever
+//! gives back wakes those who can now go on. Requests that fit in a client's own part come by here
+//! never, and without a line taking is one atomic operation.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::mailbox::Mailbox;
+use crate::message::Message;
+
+/// Memory of all clients, unless configured otherwise.
+pub const CLIENT_MEMORY: u64 = 256 << 20;
+/// Of the whole one in so many is divided among the places, for each client its own.
+const OWN: u64 = 4;
+/// Bytes of a client's own part: enough for small requests, and no more than is of use.
+const OWN_MIN: u64 = 64 << 10;
+const OWN_MAX: u64 = 1 << 20;
+
+/// A grant that was asked for, and comes as a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket(u64);
+
+/// Bytes for a client that waited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Grant {
+    /// The client's place in the table of its thread.
+    pub client: u32,
+    /// What it waited with.
+    pub ticket: Ticket,
+    /// How many.
+    pub bytes: u64,
+}
+
+/// The memory of all clients; shared by all threads.
+pub struct Memory {
+    own: u64,
+    /// What all may take beyond their own.
+    rest: u64,
+    taken: AtomicU64,
+    /// Whether somebody is in the line; changes under its lock.
+    waited_for: AtomicBool,
+    line: Mutex<Line>,
+    mailboxes: Arc<[Mailbox<Message>]>,
+}
+
+#[derive(Default)]
+struct Line {
+    last: u64,
+    waiting: VecDeque<(usize, Grant)>,
+}
+
+impl Memory {
+    /// `bytes` for the clients that have so many places, served by the threads of `mailboxes`.
+    #[must_use]
+    pub fn new(bytes: u64, places: usize, mailboxes: Arc<[Mailbox<Message>]>) -> Self {
+        let places = places.max(1) as u64;
+        let own = (bytes / OWN / places).clamp(OWN_MIN, OWN_MAX);
+        // Where the places' own parts are more than the whole, little is left to all.
+        let rest = bytes.saturating_sub(own * places).max(bytes / OWN);
+        Self {
+            own,
+            rest,
+            taken: AtomicU64::new(0),
+            waited_for: AtomicBool::new(false),
+            line: Mutex::default(),
+            mailboxes,
+        }
+    }
+
+    /// Bytes that every client has for itself.
+    #[must_use]
+    pub fn own(&self) -> u64 {
+        self.own
+    }
+
+    /// Takes bytes for a client at place `client` of `thread`.
+    ///
+    /// # Errors
+    /// When there are not so many, or others wait already: the client is in the line, and a
+    /// [`Message::Memory`] with this ticket comes when it is its turn.
+    pub fn take(&self, thread: usize, client: u32, bytes: u64) -> Result<(), Ticket> {
+        if !self.waited_for.load(Ordering::SeqCst) && self.try_take(bytes) {
+            return Ok(());
+        }
+        let mut line = self.lock();
+        // From here on whoever gives back comes for the lock.
+        self.waited_for.store(true, Ordering::SeqCst);
+        if line.waiting.is_empty() && self.try_take(bytes) {
+            self.waited_for.store(false, Ordering::SeqCst);
+            return Ok(());
+        }
+        line.last += 1;
+        let ticket = Ticket(line.last);
+        line.waiting.push_back((thread, Grant { client, ticket, bytes }));
+        Err(ticket)
+    }
+
+    fn try_take(&self, bytes: u64) -> bool {
+        let fits = |taken: u64| {
+            let sum = taken.saturating_add(bytes);
+            (taken == 0 || sum <= self.rest).then_some(sum)
+        };
+        self.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
+    }
+
+    /// Gives bytes back.
+    pub fn give_back(&self, bytes: u64) {
+        self.taken.fetch_sub(bytes, Ordering::SeqCst);
+        if self.waited_for.load(Ordering::SeqCst) {
+            self.serve(&mut self.lock());
+        }
+    }
+
+    /// Leaves the line. False when the grant is on its way already: it is to be given back when
+    /// it comes.
+    pub fn leave(&self, ticket: Ticket) -> bool {
+        let mut line = self.lock();
+        let before = line.waiting.len();
+        line.waiting.retain(|(_, grant)| grant.ticket != ticket);
+        // The next one may want less.
+        self.serve(&mut line);
+        line.waiting.len() < before
+    }
+
+    fn serve(&self, line: &mut Line) {
+        while let Some(&(thread, grant)) = line.waiting.front() {
+            if !self.try_take(grant.bytes) {
+                return;
+            }
+            line.waiting.pop_front();
+            self.mailboxes[thread].send_one(Message::Memory(grant));
+        }
+        self.waited_for.store(false, Ordering::SeqCst);
+    }
+
+    /// A line is whole at any time: a panic elsewhere does not matter.
+    fn lock(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Memory with 12 MiB for all and 1 MiB for each of four.
+    fn memory() -> Memory {
+        let mailboxes: Arc<[_]> = (0..2).map(|_| Mailbox::default()).collect();
+        let memory = Memory::new(16 * MIB, 4, mailboxes);
+        assert_eq!((memory.own, memory.rest), (MIB, 12 * MIB));
+        memory
+    }
+
+    /// What a thread was granted.
+    fn granted(memory: &Memory, thread: usize) -> Vec<(u32, u64)> {
+        let mut messages = Vec::new();
+        memory.mailboxes[thread].take(&mut messages);
+        let grants = messages.into_iter().map(|message| match message {
+            Message::Memory(grant) => (grant.client, grant.bytes / MIB),
+            _ => panic!("only grants are sent"),
+        });
+        grants.collect()
+    }
+
+    #[test]
+    fn own_parts_and_the_rest_are_the_whole() {
+        for (bytes, places, own, rest) in [
+            (256 * MIB, 128, 512 << 10, 192 * MIB),
+            (256 * MIB, 900, 74565, 256 * MIB - 900 * 74565),
+            (16 * MIB, 900, OWN_MIN, 4 * MIB),
+            (1 << 30, 1, OWN_MAX, (1 << 30) - MIB),
+        ] {
+            let memory = Memory::new(bytes, places, Arc::new([]));
+            assert_eq!((memory.own, memory.rest), (own, rest), "{bytes} for {places}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_waits_its_turn() {
+        let memory = memory();
+        memory.take(0, 1, 8 * MIB).unwrap();
+        memory.take(1, 2, 8 * MIB).unwrap_err();
+        memory.take(0, 3, MIB).expect_err("it would fit, and does not pass the line");
+        memory.take(0, 4, 6 * MIB).unwrap_err();
+        memory.give_back(2 * MIB);
+        assert!(granted(&memory, 1).is_empty(), "6 and 8 are more than 12");
+        memory.give_back(6 * MIB);
+        assert_eq!((granted(&memory, 1), granted(&memory, 0)), (vec![(2, 8)], vec![(3, 1)]));
+        memory.give_back(9 * MIB);
+        assert_eq!(granted(&memory, 0), [(4, 6)]);
+        memory.take(0, 1, 6 * MIB).expect("nobody waits");
+    }
+
+    #[test]
+    fn more_than_there_is_is_granted_alone() {
+        let memory = memory();
+        memory.take(0, 1, MIB).unwrap();
+        memory.take(0, 2, 32 * MIB).unwrap_err();
+        memory.give_back(MIB);
+        assert_eq!(granted(&memory, 0), [(2, 32)]);
+        memory.take(0, 1, MIB).expect_err("that one is alone");
+        memory.give_back(32 * MIB);
+        assert_eq!(granted(&memory, 0), [(1, 1)]);
+    }
+
+    #[test]
+    fn who_leaves_the_line_makes_way_for_the_next() {
+        let memory = memory();
+        memory.take(0, 1, 8 * MIB).unwrap();
+        let large = memory.take(0, 2, 8 * MIB).unwrap_err();
+        let small = memory.take(1, 3, 4 * MIB).unwrap_err();
+        assert!(memory.leave(large));
+        assert_eq!(granted(&memory, 1), [(3, 4)]);
+        assert!(!memory.leave(small), "it has its grant");
+        memory.give_back(4 * MIB);
+        memory.take(0, 2, 4 * MIB).expect("nobody waits");
+    }
+
+    #[test]
+    fn nothing_is_lost_or_granted_twice_between_threads() {
+        let mailboxes: Arc<[_]> = (0..4).map(|_| Mailbox::default()).collect();
+        let memory = Memory::new(16 * MIB, 4, mailboxes);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let memory = &memory;
+                scope.spawn(move || {
+                    for turn in 1..2000 {
+                        let bytes = turn % 16 * MIB;
+                        let Err(ticket) = memory.take(thread, 7, bytes) else {
+                            memory.give_back(bytes);
+                            continue;
+                        };
+                        let mut got = Vec::new();
+                        while got.is_empty() {
+                            std::thread::yield_now();
+                            memory.mailboxes[thread].take(&mut got);
+                        }
+                        let Message::Memory(grant) = &got[0] else { panic!("only grants") };
+                        assert_eq!(*grant, Grant { client: 7, ticket, bytes });
+                        memory.give_back(bytes);
+                    }
+                });
+            }
+        });
+        assert_eq!(memory.taken.load(Ordering::SeqCst), 0);
+        assert!(!memory.waited_for.load(Ordering::SeqCst));
+    }
+}
