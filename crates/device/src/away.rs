@@ -1,5 +1,5 @@
-//! A stand-in for a device that is not there: it has the size and the identity that are on record of
-//! it, and fails every request.
+//! A stand-in for a device that is not there: it has the size and the identity that are on record
+//! of it, and fails every request.
 
 use std::io;
 use std::rc::Rc;

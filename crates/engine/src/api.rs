@@ -86,8 +86,8 @@ pub struct Effects {
     /// [`crate::Engine::trust_recorded`] on every shard.
     pub record_trust: Option<Trust>,
     /// Stripes that a failed cache has left, to be recorded outside of it in this order, durably;
-    /// [`crate::Engine::detached`] is called with those that are. Writes wait for it, and fail if it
-    /// does not come within [`ShardConfig::patience`].
+    /// [`crate::Engine::detached`] is called with those that are. Writes wait for it, and fail if
+    /// it does not come within [`ShardConfig::patience`].
     pub detach: Vec<DetachedStripe>,
     /// Volumes whose primary was found to have been changed without the cache: every other shard is
     /// to be told by [`crate::Engine::distrust`].

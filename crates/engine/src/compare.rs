@@ -29,8 +29,8 @@ const ROUND_BLOCKS: usize = 64;
 /// Stripes looked at in a turn while clean blocks are searched, and while they are dropped.
 const STRIPES_SEARCHED: u64 = 16;
 const STRIPES_DROPPED: u64 = 64;
-/// The pause after a round is so many times what the primary took for it, within these bounds: other
-/// requests have nine tenths of its time.
+/// The pause after a round in terms of what the primary took for it, so that other requests have
+/// nine tenths of its time; and its bounds.
 const PAUSE: u32 = 9;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

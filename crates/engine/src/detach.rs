@@ -1,8 +1,8 @@
 //! Writes while a failed cache device is emptied: stripe by stripe the cache is detached.
 //!
 //! Nothing can be written to the device any more, not even that it does not count. So before the
-//! primary gets a newer version of a block than the log has, a record outside of the cache says that
-//! the log does not count for the block: otherwise the next start would find the older version
+//! primary gets a newer version of a block than the log has, a record outside of the cache says
+//! that the log does not count for the block: otherwise the next start would find the older version
 //! dirty in the log, and write it over the newer one. A stripe is detached in this order:
 //!
 //! 1. its dirty blocks are on the primary, and flushed there;
@@ -10,8 +10,8 @@
 //!    back, of which the log has the newest version still, if anybody has;
 //! 3. what the cache has of the others is forgotten, and writes go to the primary.
 //!
-//! Writes of a stripe wait until it is detached, as do flushes for the stripes with blocks that were
-//! written and not durable when the device failed. A write over a block that was kept is
+//! Writes of a stripe wait until it is detached, as do flushes for the stripes with blocks that
+//! were written and not durable when the device failed. A write over a block that was kept is
 //! answered when the primary has flushed it and a further record says that it is kept no more.
 
 use std::collections::{BTreeMap, BTreeSet};

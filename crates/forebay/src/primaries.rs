@@ -77,9 +77,9 @@ pub fn stand_in(
             }
             (Err(error), Some(record)) => {
                 let why = format!(
-                    "its primary cannot be opened: {error}. Others are served; blocks of it that are \
-                     cached are served too, its other requests fail, and what is dirty stays in the \
-                     cache. Start again when it is back"
+                    "its primary cannot be opened: {error}. Others are served; blocks of it that \
+                     are cached are served too, its other requests fail, and what is dirty stays \
+                     in the cache. Start again when it is back"
                 );
                 Arc::new(AwayDevice::new(record.size, &record.identity, &volume.primary, why))
             }

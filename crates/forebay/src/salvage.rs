@@ -163,7 +163,7 @@ fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock
 fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard>> {
     let record = match state.exists() {
         true => {
-            let witness = Witness::open(state).context("use --state DIR")?;
+            let witness = Witness::open(state).context(crate::cache::NO_STATE)?;
             witness.load(superblock.uuid)?.map(|record| (record, witness))
         }
         false => None,

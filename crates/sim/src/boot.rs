@@ -104,7 +104,7 @@ impl World {
             }
         };
         if opened.fresh {
-            // Nothing of an older copy is taken: the witness said that nothing on the device counts.
+            // Nothing of an older copy is taken: the witness said that nothing on it counts.
             self.pool.stale = false;
             self.use_small_geometry(&mut opened.superblock);
         }
