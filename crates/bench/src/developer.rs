@@ -3,7 +3,7 @@
 
 use clap::Subcommand;
 
-use crate::{crash, engine, fairness, fuse, limit, nbd, operator, rd, restart};
+use crate::{calm, crash, engine, fairness, fuse, limit, nbd, operator, rd, restart};
 
 /// Each part.
 #[derive(Subcommand)]
@@ -16,6 +16,10 @@ pub enum Part {
     NbdSsd(nbd::Args),
     /// Hits in RAM beside clients that read 32 MiB at a time
     Fairness(fairness::Args),
+    /// Writes of a volume beside one whose primary is dead
+    Away(calm::Args),
+    /// Writes of one block again and again in write-through, beside distinct ones
+    Rewrite(calm::Args),
     /// Hits in RAM through a loop device, beside qemu-storage-daemon's FUSE export
     Fuse(fuse::Args),
     /// RD1 to RD4: gains over the primary alone, beside the published ones
@@ -40,6 +44,8 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::NbdRam(args) => nbd::ram(args),
         Part::NbdSsd(args) => nbd::ssd(args),
         Part::Fairness(args) => fairness::run(args),
+        Part::Away(args) => calm::away(args),
+        Part::Rewrite(args) => calm::rewrite(args),
         Part::Fuse(args) => fuse::run(args),
         Part::Rd(args) => rd::run(args),
         Part::Restart(args) => restart::run(args),

@@ -7,6 +7,7 @@
 //! signal or a panic ([`cleanup`]).
 
 mod burst;
+mod calm;
 mod chart;
 pub mod cleanup;
 mod client;

@@ -80,11 +80,26 @@ pub struct Server {
 impl Server {
     /// Starts Forebay and waits until it is ready.
     pub fn forebay(binary: &Path, place: &Place, setting: &Setting) -> anyhow::Result<Self> {
-        let name = &setting.cache.0;
+        Self::start(binary, place, &setting.cache.0, &setting.arguments(place))
+    }
+
+    /// The same by a file, which has the sockets `cache.nbd` and `cache.control` in the place, and
+    /// a volume `disk`.
+    pub fn configured(binary: &Path, place: &Place, config: &Path) -> anyhow::Result<Self> {
+        let arguments = ["serve".to_owned(), format!("--config={}", config.display())];
+        Self::start(binary, place, "cache", &arguments)
+    }
+
+    fn start(
+        binary: &Path,
+        place: &Place,
+        name: &str,
+        arguments: &[String],
+    ) -> anyhow::Result<Self> {
         let log = place.path(&format!("{name}.log"));
         let begin = Instant::now();
         let mut command = Command::new(binary);
-        command.args(setting.arguments(place));
+        command.args(arguments);
         let process = Process::start(command, &log, true)?;
         let stdout = process.output()?;
         let mut server = Self {

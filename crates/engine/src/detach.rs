@@ -409,7 +409,7 @@ impl Engine {
         !self.detach.leaving.is_empty() || !self.detach.flushes.is_empty()
     }
 
-    /// Whether the primary's next flush is waited for.
+    /// Whether writes or flushes of a volume wait for stripes to be detached.
     pub(crate) fn detaches(&self, volume: VolumeId) -> bool {
         self.detach.leaving.range(stripes_of(volume)).next().is_some()
     }

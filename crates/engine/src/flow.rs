@@ -256,7 +256,11 @@ impl Engine {
             others += if counts { other.flow.destage_writes } else { 0 };
         }
         let guaranteed = if count == 1 { depth } else { (depth / 2 / count).max(1) };
-        let share = depth.saturating_sub(others).max(guaranteed);
+        let mut share = depth.saturating_sub(others).max(guaranteed);
+        if self.detaches(volume) {
+            // What writes wait for goes first.
+            share = share.min(depth / 8);
+        }
         self.volume_mut(volume).flow.pacer.allowance(state).min(share)
     }
 

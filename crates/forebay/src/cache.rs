@@ -248,7 +248,7 @@ impl Cache {
 }
 
 /// What is wrong when the state directory cannot be used.
-const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
+pub const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 
 /// Why there is no cache device, and what to do when it is only not there.
 fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {

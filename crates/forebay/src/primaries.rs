@@ -23,7 +23,7 @@ type Fingerprints = Vec<(VolumeId, Option<u64>)>;
 /// Opens every primary. One that is not there now may be there later: why, instead.
 ///
 /// # Errors
-/// When one cannot be a primary, or is used by somebody else.
+/// When one cannot be a primary, or is used by somebody else; when none is there.
 pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, OpenError>>> {
     let open = |volume: &VolumeConfig| match busy::open(|| open_primary(&volume.primary)) {
         Err(error) if !is_away(&error) => {
@@ -31,7 +31,14 @@ pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, 
         }
         opened => Ok(opened),
     };
-    config.volumes.iter().map(open).collect()
+    let opened: Vec<_> = config.volumes.iter().map(open).collect::<Result<_, _>>()?;
+    if opened.iter().all(Result::is_err) {
+        for (volume, opened) in config.volumes.iter().zip(opened) {
+            opened.with_context(|| format!("volume {}", volume.name))?;
+        }
+        anyhow::bail!("no volume is configured");
+    }
+    Ok(opened)
 }
 
 /// Whether a device is not there, as a disk or a server that does not answer.
@@ -58,19 +65,18 @@ fn is_away(error: &OpenError) -> bool {
 /// stand-in that fails every request, so that its blocks stay in the cache.
 ///
 /// # Errors
-/// When none is there, or nothing is known of one that is not.
+/// When nothing is known of one that is not there.
 pub fn stand_in(
     config: &Config,
     opened: Vec<Result<Arc<dyn BlockDevice>, OpenError>>,
     newest: Option<&Superblock>,
     reset: bool,
 ) -> anyhow::Result<Vec<Arc<dyn BlockDevice>>> {
-    let none = opened.iter().all(Result::is_err);
     let mut primaries = Vec::new();
     for (volume, opened) in config.volumes.iter().zip(opened) {
         let name = &volume.name;
         let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
-        let primary = match (opened, record.filter(|_| !none && !reset)) {
+        let primary = match (opened, record.filter(|_| !reset)) {
             (Ok(primary), _) => primary,
             (Err(error), None) => {
                 return Err(anyhow::Error::new(error).context(format!("volume {name}")));

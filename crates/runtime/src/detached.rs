@@ -46,8 +46,10 @@ impl DetachedList {
         let (state, name) = (state.clone(), file_name(uuid));
         let stripes = load(&state, &name)?;
         let lines = stripes.len();
-        if lines > 0 {
-            state.replace(&name, &print(&stripes))?;
+        match lines {
+            // What was torn off may be all there is.
+            0 => state.remove(&name)?,
+            _ => state.replace(&name, &print(&stripes))?,
         }
         Ok((Self { state, name, lines }, stripes))
     }

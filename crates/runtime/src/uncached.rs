@@ -110,3 +110,41 @@ impl Shard for Uncached {
 
     fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::{ByteRange, ErrorKind, IoFlags, IoResult};
+
+    use super::*;
+
+    /// A write with force unit access: what was asked for, and the answer.
+    fn write(results: [IoResult<()>; 2]) -> (Vec<IoOp>, IoResult<()>) {
+        let (mut shard, mut fx) = (Uncached::default(), Effects::default());
+        let flags = IoFlags { fua: true, ..IoFlags::default() };
+        let (id, volume, op) = (RequestId(3), VolumeId(0), IoOp::Write);
+        let (range, buf) = (ByteRange::new(0, 512), IoBuf::zeroed(512));
+        let request = Request { id, volume, op, range, flags, buf, bypass: None };
+        shard.submit(Instant(0), request, &mut fx);
+        let mut asked = Vec::new();
+        for result in results {
+            let Some((target, io)) = fx.ios.pop() else { break };
+            assert!(!io.flags.fua, "a flush that hides in a request");
+            asked.push(io.op);
+            shard.complete(Instant(0), target, io.complete(result), &mut fx);
+        }
+        let reply = fx.replies.pop().expect("it is answered");
+        assert_eq!((reply.id, reply.buf.len()), (id, 512), "with its buffer");
+        (asked, reply.result)
+    }
+
+    #[test]
+    fn a_flush_follows_a_write_with_fua() {
+        let failed = || Err(ErrorKind::Media.into());
+        let (asked, result) = write([Ok(()), Ok(())]);
+        assert!(asked == [IoOp::Write, IoOp::Flush] && result.is_ok());
+        let (asked, result) = write([Ok(()), failed()]);
+        assert!(asked == [IoOp::Write, IoOp::Flush] && result.is_err());
+        let (asked, result) = write([failed(), Ok(())]);
+        assert!(asked == [IoOp::Write] && result.is_err());
+    }
+}

@@ -1,0 +1,53 @@
+//! Force unit access past the log: the change first, then a flush, which passes the gate that all
+//! flushes of a device pass, so that its failure is everybody's.
+#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+
+#[path = "support/world.rs"]
+mod world;
+
+use forebay_block::{ByteRange, ErrorKind, IoBuf, IoFlags, IoOp, VolumeId};
+use forebay_engine::{Mode, Request, RequestId, Target, Trust};
+use world::{AREA, BLOCK, Devices, SIZE, World, content};
+
+/// Writes a block with force unit access in write-around: what the primary was asked for until the
+/// answer came, and whether that was good.
+fn write(flush_fails: bool) -> (Vec<IoOp>, bool) {
+    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
+    let mut world = World::start(devices, true, Trust::Full, false, 1);
+    world.engine.set_mode(VolumeId(0), Mode::WriteAround);
+    world.flush();
+    let request = Request {
+        id: RequestId(7),
+        volume: VolumeId(0),
+        op: IoOp::Write,
+        range: ByteRange::new(5 * BLOCK, BLOCK),
+        flags: IoFlags { fua: true, ..IoFlags::default() },
+        buf: IoBuf::copy_of(&content(5, 1)),
+        bypass: None,
+    };
+    world.engine.submit(world.now, request, &mut world.fx);
+    let mut asked = Vec::new();
+    for _ in 0..100 {
+        world.engine.poll(world.now, &mut world.fx);
+        if let Some(reply) = world.fx.replies.pop() {
+            return (asked, reply.result.is_ok());
+        }
+        for (target, io) in std::mem::take(&mut world.fx.ios) {
+            assert!(!io.flags.fua, "{target:?} {:?}: a flush that hides in it", io.op);
+            let primary = matches!(target, Target::Primary(_));
+            let fails = primary && io.op == IoOp::Flush && flush_fails;
+            if primary {
+                asked.push(io.op);
+            }
+            let result = if fails { Err(ErrorKind::Media.into()) } else { Ok(()) };
+            world.engine.complete(world.now, target, io.complete(result), &mut world.fx);
+        }
+    }
+    panic!("it is not answered");
+}
+
+#[test]
+fn a_flush_follows_a_write_with_fua_and_the_answer_waits_for_it() {
+    assert_eq!(write(false), (vec![IoOp::Write, IoOp::Flush], true));
+    assert_eq!(write(true), (vec![IoOp::Write, IoOp::Flush], false));
+}
