@@ -170,8 +170,8 @@ fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard
     };
     match record {
         None => {
-            tracing::warn!(
-                "{} has no record of this cache: if it failed while serving, it may hold blocks \
+            eprintln!(
+                "forebay: {} has no record of this cache: if it failed while serving, it may hold blocks \
                  that are older than the primary's; name the server's directory with --state",
                 state.display()
             );

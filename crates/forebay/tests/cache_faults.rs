@@ -114,7 +114,7 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
 /// leaves older versions in the log: what is saved from it must not overwrite the newer ones.
 #[test]
 fn a_salvage_leaves_out_what_was_written_past_a_failed_cache() {
-    const COUNT: u64 = 3000;
+    const COUNT: u64 = 5000;
     let place = Place::new();
     place.make("disk.img", COUNT * MIB);
     // Each in a stripe of its own, so that the disk takes its time.
@@ -124,6 +124,7 @@ fn a_salvage_leaves_out_what_was_written_past_a_failed_cache() {
     let cache = Sealable::new();
     let mut slow = serve_on(&place, &cache);
     slow[1] += "?emulate=hdd";
+    slow.push("--dirty-limit=90%".to_owned());
     let server = place.start(&slow);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     for (offset, bytes) in (0..COUNT).map(block) {

@@ -71,3 +71,23 @@ fn large_reads_do_not_hold_up_hits_or_handshakes() {
     assert!(p99 < P99_MAX, "p99 {p99:?}");
     assert!(handshake < 5 * P99_MAX, "a handshake took {handshake:?}");
 }
+
+/// A request that comes while so much is being answered that there is no room for it is served when
+/// there is, though the client says nothing more.
+#[test]
+fn a_large_read_that_comes_during_the_answer_of_another_is_answered() {
+    let place = Place::new();
+    place.make("disk.img", 256 * MIB);
+    let _server = place.start(&place.serve("disk.img", "cache.img,size=64MiB"));
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let mut answer = vec![1; 32 * MIB as usize];
+    nbd.begin_read(0, 32 * MIB as u32).expect("it serves");
+    for turn in 1..5 {
+        // So long that the answer before has begun.
+        thread::sleep(Duration::from_millis(100));
+        nbd.begin_read(turn * 32 * MIB, 32 * MIB as u32).expect("it serves");
+        nbd.finish(&mut answer).expect("it is answered");
+        assert!(answer.iter().all(|&byte| byte == 0));
+    }
+    nbd.finish(&mut answer).expect("the last is answered too");
+}

@@ -294,7 +294,10 @@ impl Connection {
         while !self.ended && self.has_room() && self.start < self.end {
             let used = self.session.receive(&self.input[self.start..self.end], &mut self.out);
             self.start += used;
-            self.hungry = used == 0 || self.start == self.end;
+            // A session that has no room for a request now has left it in the input: more input
+            // would not help it.
+            let stalled = !self.session.wants_input() || self.session.wants_memory().is_some();
+            self.hungry = self.start == self.end || used == 0 && !stalled;
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
             }
