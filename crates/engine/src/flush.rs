@@ -172,7 +172,9 @@ impl Engine {
                 destages.append(&mut state.written);
                 flushes.append(&mut state.flush_waiters);
                 writes.append(&mut state.fua_waiters);
-                state.give_up_direct(error, !flushes.is_empty());
+                // What was done after it was sent is none of what those asked for who are told.
+                let told = !flushes.is_empty() && state.direct == direct;
+                state.give_up_direct(error, told);
             }
         }
         for destage in destages {
@@ -199,7 +201,8 @@ impl Engine {
         let Target::Primary(volume) = target else { return self.fail_cache(fx) };
         let flushing = self.volume(volume).flushing;
         let (destages, flushes, writes) = Default::default();
-        let ticket = Ticket::PrimaryFlush { volume, direct: 0, destages, flushes, writes };
+        let direct = self.volume(volume).direct;
+        let ticket = Ticket::PrimaryFlush { volume, direct, destages, flushes, writes };
         self.primary_flushed(ticket, Err(error.clone()), fx);
         // If one of its own is on its way, it fails as well and says so itself.
         self.volume_mut(volume).flushing = flushing;

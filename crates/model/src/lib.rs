@@ -226,6 +226,7 @@ impl Model {
                 discard: change == Change::Discard,
                 exclusive,
                 doubtful: false,
+                shaken: false,
                 fleeting: false,
             });
         }
@@ -249,6 +250,8 @@ impl Model {
             let Some(e) = sector.entries.iter_mut().rev().find(|e| e.id == id) else { continue };
             e.end = now;
             e.exclusive = false;
+            // Who was told that it failed was told of the flush as well.
+            e.doubtful |= e.shaken && !ok;
             if ok {
                 e.acked_in = Some(self.session);
             }
@@ -278,6 +281,7 @@ impl Model {
             e.durable = e.is_durable(self.durable_until);
             // One that failed may have been given up as well, and be seen all the same.
             e.doubtful |= e.end != IN_FLIGHT && !e.durable;
+            e.shaken |= e.end == IN_FLIGHT;
         }
     }
 

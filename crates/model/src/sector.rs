@@ -51,6 +51,8 @@ pub struct Entry {
     pub exclusive: bool,
     /// A flush failed after it: no later flush makes it durable.
     pub doubtful: bool,
+    /// A flush failed while it was in flight.
+    pub shaken: bool,
     /// The disk below gave it up and went on showing it, and nobody who knows is left: after a
     /// crash it may be seen and be gone later.
     pub fleeting: bool,
