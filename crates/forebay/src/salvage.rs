@@ -171,8 +171,9 @@ fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard
     match record {
         None => {
             eprintln!(
-                "forebay: {} has no record of this cache: if it failed while serving, it may hold blocks \
-                 that are older than the primary's; name the server's directory with --state",
+                "forebay: {} has no record of this cache: if it failed while serving, it may hold \
+                 blocks that are older than the primary's; name the server's directory with \
+                 --state",
                 state.display()
             );
             Ok(Vec::new())
