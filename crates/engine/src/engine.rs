@@ -512,7 +512,11 @@ impl Engine {
             // At the limit a write waits for destaging, not for the time.
             deadline = deadline.min(at.max(self.now + THROTTLE_TICK));
         }
-        if matches!(self.state, State::Serving | State::Stopping) && self.dirty.blocks() > 0 {
+        // Writes that are held back may have room when no dirty block is left to wait with them.
+        let held = self.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
+        if matches!(self.state, State::Serving | State::Stopping)
+            && (self.dirty.blocks() > 0 || held)
+        {
             deadline = deadline.min(self.now + DESTAGE_TICK);
         }
         if let Some(at) = self.next_look() {

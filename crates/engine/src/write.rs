@@ -439,7 +439,14 @@ impl Engine {
     }
 
     fn through_done(&mut self, id: Id, fx: &mut Effects) {
-        let error = self.write(id).error.take();
+        let write = self.write(id);
+        let error = write.error.take();
+        let (volume, blocks, fua) = (write.volume, write.blocks, write.flags.fua);
+        // A failed flush may have given up the first blocks while the last were on their way.
+        let given_up = |key| self.dirty.contains(key) && !self.dirty.is_destaging(key);
+        if error.is_none() && fua && blocks.iter().any(|b| given_up(Key::new(volume, b))) {
+            return self.write_durable(id, fx);
+        }
         self.on_primary(id, error.map_or(Ok(()), Err), fx);
     }
 
