@@ -81,8 +81,8 @@ pub trait Session {
         None
     }
 
-    /// From now on it may hold so many bytes; all it likes, before this was called. If that is
-    /// enough, what waits for memory goes on.
+    /// Sets how many bytes it may hold: without a bound until the first call. If they are enough,
+    /// what waits for memory goes on.
     fn allow_memory(&mut self, _bytes: u64, _out: &mut Outbox) {}
 
     /// Whether a request has begun whose data has not all come.

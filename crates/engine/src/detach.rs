@@ -39,6 +39,13 @@ pub struct DetachedStripe {
     pub kept: [u64; (STRIPE_BLOCKS / 64) as usize],
 }
 
+impl DetachedStripe {
+    /// Its number among the stripes of all volumes, as [`stripe_of`] gives it.
+    fn number(&self) -> u64 {
+        stripe_of(Key::new(self.volume, self.stripe * STRIPE_BLOCKS))
+    }
+}
+
 /// How long a block that could not be read back is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
 /// Stripes looked at in a turn.
@@ -124,8 +131,8 @@ impl Engine {
         self.detach.leaving.entry(stripe).or_insert_with(new)
     }
 
-    /// A write waits until its stripe is detached. What is in the log already needs no more than
-    /// that; the rest begins anew.
+    /// A write waits until its stripe is detached. One that is in the log already is done then; any
+    /// other starts over.
     pub(crate) fn wait_detached(&mut self, id: Id, fx: &mut Effects) {
         let Op::Write(write) = self.ops.get_mut(id) else {
             unreachable!("a write's id names a write");
@@ -214,7 +221,7 @@ impl Engine {
         let (mut kept, _) = self.dirty.in_stripe(stripe);
         for &(_, id) in &self.detach.restoring {
             let Op::Write(write) = self.ops.get(id) else { continue };
-            for key in write.blocks.iter().map(|block| Key::new(write.volume, block)) {
+            for key in write.keys() {
                 if stripe_of(key) == stripe {
                     kept.set(key.0 % STRIPE_BLOCKS, false);
                 }
@@ -227,7 +234,7 @@ impl Engine {
     pub fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
         self.now = now;
         for record in stripes {
-            let stripe = stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS));
+            let stripe = record.number();
             self.detach.done.insert(stripe, Bits::from_words(record.kept));
             self.restored(stripe, fx);
             self.left(stripe, fx);
@@ -265,7 +272,7 @@ impl Engine {
         let Op::Write(write) = self.ops.get(id) else {
             unreachable!("a write's id names a write");
         };
-        let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
+        let mut keys = write.keys();
         let lost = keys.any(|key| self.dirty.contains(key));
         let result = if lost { Err(ErrorKind::Corrupt.into()) } else { Ok(()) };
         self.end_write(id, result, fx);
@@ -319,7 +326,7 @@ impl Engine {
             return false;
         }
         let Op::Write(write) = self.ops.get(id) else { return false };
-        let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
+        let mut keys = write.keys();
         let kept = |key| self.detach.done.get(&stripe_of(key));
         keys.any(|key| kept(key).is_some_and(|kept| kept.get(key.0 % STRIPE_BLOCKS)))
     }
@@ -340,7 +347,7 @@ impl Engine {
         let mut ended = Vec::new();
         for &(_, id) in &self.detach.restoring {
             let Op::Write(write) = self.ops.get(id) else { continue };
-            let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
+            let mut keys = write.keys();
             if keys.all(|key| stripe_of(key) == stripe && !kept.get(key.0 % STRIPE_BLOCKS)) {
                 ended.push(id);
             }
@@ -348,8 +355,7 @@ impl Engine {
         for id in ended {
             self.detach.restoring.retain(|&(_, other)| other != id);
             let Op::Write(write) = self.ops.get(id) else { continue };
-            let (volume, blocks) = (write.volume, write.blocks);
-            for key in blocks.iter().map(|block| Key::new(volume, block)) {
+            for key in write.keys() {
                 self.ram.remove(key);
                 self.forget_block(key);
             }
@@ -360,10 +366,11 @@ impl Engine {
     /// At a start: what the log has of detached stripes is out of date.
     pub(crate) fn forget_detached(&mut self) {
         // The last record of a stripe counts.
-        let detached = self.config.detached.iter().map(|record| {
-            let stripe = stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS));
-            (stripe, Bits::from_words(record.kept))
-        });
+        let detached = self
+            .config
+            .detached
+            .iter()
+            .map(|record| (record.number(), Bits::from_words(record.kept)));
         for (stripe, kept) in detached.collect::<BTreeMap<_, _>>() {
             if self.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
                 continue;

@@ -64,7 +64,7 @@ pub enum Stage {
     Primary,
     /// All in the log of a device that has failed; waits until its stripe is detached.
     Leaving,
-    /// Waits until its stripe is detached, and begins anew.
+    /// Waits until its stripe is detached, then starts over.
     Anew,
 }
 
@@ -115,6 +115,14 @@ pub struct WriteOp {
     pub through: bool,
     /// The first error.
     pub error: Option<IoError>,
+}
+
+impl WriteOp {
+    /// The blocks it touches.
+    pub fn keys(&self) -> impl Iterator<Item = Key> + Clone + use<> {
+        let volume = self.volume;
+        self.blocks.iter().map(move |block| Key::new(volume, block))
+    }
 }
 
 /// A flush.

@@ -20,8 +20,8 @@ use crate::places::Way;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
-/// A TCP connection on which nothing comes or goes for so long is probed, so often, so many times:
-/// after two minutes without an answer the peer is taken for gone.
+/// How long nothing may come or go on a TCP connection before the kernel probes it, the time
+/// between probes, and their number: a peer that is silent for two minutes is taken for gone.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_COUNT: u32 = 6;

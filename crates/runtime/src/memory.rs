@@ -17,7 +17,7 @@ use crate::message::Message;
 
 /// Memory of all clients, unless configured otherwise.
 pub const CLIENT_MEMORY: u64 = 256 << 20;
-/// Of the whole one in so many is divided among the places, for each client its own.
+/// The clients' own parts together are the whole divided by this.
 const OWN: u64 = 4;
 /// Bytes of a client's own part: enough for small requests, and no more than is of use.
 const OWN_MIN: u64 = 64 << 10;
@@ -57,7 +57,7 @@ struct Line {
 }
 
 impl Memory {
-    /// `bytes` for the clients that have so many places, served by the threads of `mailboxes`.
+    /// `bytes` for the clients at `places` places, served by the threads of `mailboxes`.
     #[must_use]
     pub fn new(bytes: u64, places: usize, mailboxes: Arc<[Mailbox<Message>]>) -> Self {
         let places = places.max(1) as u64;
@@ -83,7 +83,7 @@ impl Memory {
     /// Takes bytes for a client at place `client` of `thread`.
     ///
     /// # Errors
-    /// When there are not so many, or others wait already: the client is in the line, and a
+    /// When fewer are left, or others wait already: the client is in the line, and a
     /// [`Message::Memory`] with this ticket comes when it is its turn.
     pub fn take(&self, thread: usize, client: u32, bytes: u64) -> Result<(), Ticket> {
         if !self.waited_for.load(Ordering::SeqCst) && self.try_take(bytes) {

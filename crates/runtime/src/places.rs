@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, Instant};
 
-/// Of the places one in so many is kept for clients of Unix sockets, and at least one.
+/// The places kept for clients of Unix sockets are all places divided by this, at least one.
 pub const KEPT_FOR_UNIX: usize = 8;
-/// Of TCP's places one in so many is for clients that have not chosen a volume yet.
+/// The places for clients over TCP that have not chosen a volume yet are TCP's divided by this.
 const NEWCOMERS: usize = 2;
 /// Clients without a place that are told so at once; more are closed without a word.
 pub const TOLD_MAX: usize = 16;
@@ -81,7 +81,7 @@ pub struct Places {
 }
 
 impl Places {
-    /// `limit` places for the clients of so many threads.
+    /// `limit` places for the clients of `threads` threads.
     #[must_use]
     pub fn new(threads: usize, limit: usize) -> Self {
         Self {

@@ -70,11 +70,7 @@ impl StateDir {
                 }
                 Err(error) => return Err(error.into()),
             };
-            let found = rustix::fs::fstat(&file)?;
-            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-                return Err(io::Error::other("is no regular file; remove it"));
-            }
-            check(&found)?;
+            check_file(&file)?;
             let mut text = String::new();
             File::from(file).take(most).read_to_string(&mut text)?;
             Ok(Some(text))
@@ -121,11 +117,7 @@ impl StateDir {
                 | OFlags::NOFOLLOW
                 | OFlags::CLOEXEC;
             let file = rustix::fs::openat(&self.dir, name, flags, FILE_MODE)?;
-            let found = rustix::fs::fstat(&file)?;
-            if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-                return Err(io::Error::other("is no regular file; remove it"));
-            }
-            check(&found)?;
+            check_file(&file)?;
             let mut file = File::from(file);
             let before = file.metadata()?.len();
             if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_data()) {
@@ -198,6 +190,15 @@ fn make(path: &Path) -> io::Result<bool> {
     // What is stored in it is durable only when it is itself.
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
     Ok(true)
+}
+
+/// Refuses what is no regular file, and what others may have written.
+fn check_file(file: &OwnedFd) -> io::Result<()> {
+    let found = rustix::fs::fstat(file)?;
+    if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        return Err(io::Error::other("is no regular file; remove it"));
+    }
+    check(&found)
 }
 
 /// Refuses what others may have written. In a sticky directory they can add files, and each file
