@@ -225,6 +225,14 @@ impl Engine {
         segment.entries += entries.len() as u32;
         let open = self.log.open.as_mut().expect("a record goes to the open segment");
         open.entries.extend_from_slice(entries);
+        self.note_rest();
+    }
+
+    /// Tells the builder how much room the open segment has left.
+    pub(crate) fn note_rest(&mut self) {
+        let Some(open) = &self.log.open else { return };
+        let left = self.config.segment_size - self.log.segments[open.index].used;
+        self.builder.set_rest(left as usize, open.entries.len());
     }
 
     /// Makes every pending entry that still counts the newest version of its block; returns the
@@ -347,7 +355,7 @@ impl Engine {
         // The last one is for a record that frees another, so that crashes, which each leave a
         // segment half empty, never leave a log that cannot go on.
         let frees = self.log.start > self.log.last_start || !self.fenced.is_empty();
-        if self.log.free == 1 && !frees {
+        if self.log.free == 1 && !frees && !self.frees_with_one() {
             return None;
         }
         let segment = &mut self.log.segments[index];

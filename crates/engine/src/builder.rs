@@ -7,7 +7,7 @@
 use forebay_block::{BufPool, IoBuf};
 use forebay_codec::crc32c;
 use forebay_format::{
-    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq,
+    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq, footer_bytes,
 };
 
 use crate::index::{Key, Place};
@@ -104,11 +104,30 @@ pub struct Against {
     pub place: Place,
 }
 
+/// What is left of the open segment: a record that would not fit is closed before it gets too long,
+/// so that no segment ends half empty.
+#[derive(Clone, Copy, Debug)]
+struct Rest {
+    /// For the record and the footer.
+    bytes: usize,
+    /// Entries that the footer has already.
+    listed: usize,
+}
+
+impl Rest {
+    const ENDLESS: Self = Self { bytes: usize::MAX, listed: 0 };
+
+    fn fits(&self, pages: usize, entries: usize) -> bool {
+        pages * PAGE + footer_bytes(self.listed + entries) <= self.bytes
+    }
+}
+
 /// A record being put together.
 #[derive(Debug)]
 pub struct Builder {
     buffers: BufPool,
     pages_max: usize,
+    rest: Rest,
     buf: IoBuf,
     whole: usize,
     packed: Vec<u8>,
@@ -123,10 +142,11 @@ pub struct Builder {
 impl Builder {
     /// A builder of records of at most `pages_max` pages.
     pub fn new(buffers: BufPool, pages_max: usize) -> Self {
-        assert!(pages_max >= 2, "a record holds a whole block");
+        assert!(pages_max >= PAGES_MIN, "a record holds a whole block");
         Self {
             buffers,
             pages_max,
+            rest: Rest::ENDLESS,
             buf: IoBuf::empty(),
             whole: 0,
             packed: Vec::new(),
@@ -149,17 +169,27 @@ impl Builder {
         self.pending.is_empty()
     }
 
+    /// The open segment has `bytes` left for records and its footer, which has `listed` entries.
+    /// Where not even one block fits, the next record begins a segment.
+    pub fn set_rest(&mut self, bytes: usize, listed: usize) {
+        let rest = Rest { bytes, listed };
+        self.rest = if rest.fits(PAGES_MIN, 1) { rest } else { Rest::ENDLESS };
+    }
+
     /// Whether another entry with a payload of up to a whole block fits.
     pub fn fits_block(&self) -> bool {
-        self.pending.len() < RECORD_ENTRIES_MAX
-            && self.pages_with(self.whole + 1, self.packed.len(), 1) <= self.pages_max
-            && self.pages_with(self.whole, self.packed.len() + PAGE, 1) <= self.pages_max
+        let whole = self.pages_with(self.whole + 1, self.packed.len(), 1);
+        self.fits(whole.max(self.pages_with(self.whole, self.packed.len() + PAGE, 1)))
     }
 
     /// Whether another entry without payload fits.
     pub fn fits_bare(&self) -> bool {
-        self.pending.len() < RECORD_ENTRIES_MAX
-            && self.pages_with(self.whole, self.packed.len(), 1) <= self.pages_max
+        self.fits(self.pages_with(self.whole, self.packed.len(), 1))
+    }
+
+    fn fits(&self, pages: usize) -> bool {
+        let entries = self.pending.len() + 1;
+        entries <= RECORD_ENTRIES_MAX && pages <= self.pages_max && self.rest.fits(pages, entries)
     }
 
     /// Pages of the record as it stands.
@@ -286,6 +316,9 @@ impl Builder {
         self.complete.clear();
     }
 }
+
+/// Pages of a record of one block that does not compress.
+const PAGES_MIN: usize = 2;
 
 fn front_bytes(entries: usize) -> usize {
     (RECORD_HEADER_BYTES + entries * ENTRY_BYTES).next_multiple_of(8)

@@ -40,7 +40,7 @@ use crate::op::{InFlight, Op, Ticket};
 use crate::pace::Pace;
 use crate::primary::{Lookups, Primary};
 use crate::ram::{KeyMap, Ram};
-use crate::reclaim::Reclaim;
+use crate::reclaim::{Lap, Reclaim};
 use crate::recover::Recovery;
 use crate::similar::Similar;
 use crate::slab::{Id, Slab};
@@ -146,6 +146,7 @@ pub struct Engine {
     pub(crate) reclaim_failures: u32,
     /// Bytes reclaimed since there was room enough, less those for which clients need as many.
     pub(crate) reclaimed_in_vain: u64,
+    pub(crate) lap: Lap,
     pub(crate) alone: Alone,
     /// When the cache device may next be asked whether it can still be written.
     pub(crate) probe_at: Instant,
@@ -227,6 +228,7 @@ impl Engine {
             reclaim_retry_at: Instant::default(),
             reclaim_failures: 0,
             reclaimed_in_vain: 0,
+            lap: Lap::default(),
             alone: Alone::default(),
             probe_at: Instant::default(),
             log_pressed: false,

@@ -322,13 +322,14 @@ impl Engine {
             return 0;
         }
         let stuck = self.volumes.iter().flatten().filter(|v| v.is_stuck(self.now));
-        let blocks: u64 = stuck.map(|v| self.dirty.blocks_of(v.config.id)).sum();
-        match blocks {
-            0 => 0,
-            _ => {
-                blocks * BLOCK_SIZE as u64 / u64::from(self.config.segment_size) / STUCK_RESERVE + 1
-            }
-        }
+        self.reserve_for(stuck.map(|v| self.dirty.blocks_of(v.config.id)).sum())
+    }
+
+    /// Segments that reclaim needs for `blocks` dirty blocks that do not get clean.
+    pub(crate) fn reserve_for(&self, blocks: u64) -> u64 {
+        let bytes = blocks * BLOCK_SIZE as u64;
+        let reserve = bytes / u64::from(self.config.segment_size) / STUCK_RESERVE + 1;
+        if blocks == 0 { 0 } else { reserve }
     }
 
     pub(crate) fn volume_ids(&self) -> impl Iterator<Item = VolumeId> + use<> {

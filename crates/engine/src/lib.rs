@@ -38,6 +38,7 @@ mod ram;
 mod read;
 mod reclaim;
 mod recover;
+mod resume;
 pub mod salvage;
 mod scan;
 mod shard;

@@ -36,6 +36,8 @@ pub struct Reclaim {
     /// What has been read and waits for room in the log.
     to_copy: VecDeque<Copied>,
     bytes: usize,
+    /// Bytes of the log that all copies take at most.
+    needs: u64,
     reading: bool,
     scanned: bool,
     /// Blocks stored as deltas against a version in it: they have to be written whole.
@@ -44,6 +46,16 @@ pub struct Reclaim {
     rebasing: usize,
     /// Copies for which the content of a similar block is being read.
     seeking: usize,
+}
+
+/// Segments reclaimed since that last gained anything. Where all of the log has to stay, since a
+/// primary takes nothing, copying it round and round would only wear the device out.
+#[derive(Debug, Default)]
+pub struct Lap {
+    reclaimed: u64,
+    /// Most segments that were free, and fewest blocks that were dirty.
+    free: u64,
+    dirty: u64,
 }
 
 /// A block to be copied forward.
@@ -134,6 +146,14 @@ impl Engine {
         self.log.free <= 1
     }
 
+    /// Whether what is copied out of the oldest segment has room in an empty one, with as much again
+    /// as records that crashes cut short may take.
+    pub(crate) fn frees_with_one(&self) -> bool {
+        let segment = u64::from(self.config.segment_size);
+        let frees = |reclaim: &Reclaim| reclaim.scanned && reclaim.needs <= segment / 4 * 3;
+        self.reclaim.as_ref().is_some_and(frees)
+    }
+
     /// Whether reclaim has gained too little for some time: what it copies may fill as many
     /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
     fn reclaims_in_vain(&mut self) -> bool {
@@ -153,6 +173,16 @@ impl Engine {
     pub(crate) fn note_client_bytes(&mut self, len: u32) {
         let fair = u64::from(len) * RECLAIMED_FOR_ONE;
         self.reclaimed_in_vain = self.reclaimed_in_vain.saturating_sub(fair);
+        self.lap = Lap::default();
+    }
+
+    /// Whether all segments have been reclaimed twice, and nothing was gained.
+    fn goes_in_circles(&mut self) -> bool {
+        let (free, dirty) = (self.log.free, self.dirty.blocks());
+        if free > self.lap.free || dirty < self.lap.dirty {
+            self.lap = Lap { reclaimed: 0, free, dirty };
+        }
+        self.lap.reclaimed > 2 * self.log.segments.len() as u64
     }
 
     fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
@@ -166,7 +196,8 @@ impl Engine {
         if free > high {
             self.reclaimed_in_vain = 0;
         }
-        if free > high && !(tight && coming == 0) || self.log.start >= self.log.head {
+        let wanted = free <= high || tight && coming == 0;
+        if !wanted || self.log.start >= self.log.head || self.goes_in_circles() {
             return false;
         }
         let seq = self.log.start;
@@ -207,6 +238,7 @@ impl Engine {
             to_read: VecDeque::new(),
             to_copy: VecDeque::new(),
             bytes: 0,
+            needs: 0,
             reading: false,
             scanned: false,
             to_rebase: VecDeque::new(),
@@ -272,6 +304,10 @@ impl Engine {
         self.log.barrier = self.log.barrier.max(self.log.next_lsn);
         self.log.evicted_from = reclaim.seq;
         reclaim.scanned = true;
+        let reads: u64 = reclaim.to_read.iter().map(|item| u64::from(item.place.len)).sum();
+        let rebases = reclaim.to_rebase.len() * BLOCK_SIZE;
+        let entries = (reclaim.to_read.len() + reclaim.to_rebase.len()) * 2 * ENTRY_BYTES;
+        reclaim.needs = reads + (rebases + entries) as u64;
         reclaim.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.reclaim = Some(reclaim);
         self.read_copies(fx);
@@ -508,9 +544,8 @@ impl Engine {
 
     /// Moves payloads that were read into the record being built.
     pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
-        let Some(mut reclaim) = self.reclaim.take() else { return };
         while !self.background.turn_is_over()
-            && reclaim.seeking < REBASES_MAX
+            && let Some(reclaim) = self.reclaim.as_mut().filter(|r| r.seeking < REBASES_MAX)
             && let Some(mut copy) = reclaim.to_copy.pop_front()
         {
             let Copied { key, place, .. } = copy;
@@ -524,7 +559,7 @@ impl Engine {
                 copy.like = self.seek_like(&copy);
             }
             if let Like::OnDevice(sketch, base) = copy.like {
-                reclaim.seeking += 1;
+                self.reclaim.as_mut().expect("it goes on").seeking += 1;
                 self.read_similar(copy, sketch, base, fx);
                 continue;
             }
@@ -534,19 +569,20 @@ impl Engine {
                 }
                 _ => self.push_copy(fx, &copy, now),
             };
+            let is_emergency = self.is_emergency();
+            let Some(reclaim) = self.reclaim.as_mut() else { return };
             if !done {
                 reclaim.to_copy.push_front(copy);
-                if self.is_emergency() && !reclaim.is_reading() {
+                if is_emergency && !reclaim.is_reading() {
                     // Begin again, evicting and destaging instead of copying.
                     self.reclaim_retry_at = self.now + READ_PAUSE;
-                    return;
+                    self.reclaim = None;
                 }
-                break;
+                return;
             }
             reclaim.bytes -= copy.bytes.len();
             self.stats.copied_blocks += 1;
         }
-        self.reclaim = Some(reclaim);
     }
 
     /// The content of a block that is like one to be copied has been read, or could not be.
@@ -575,6 +611,7 @@ impl Engine {
         self.log.freeing.push_back((self.log.start_before(), lsn));
         self.log.barrier = self.log.barrier.max(lsn);
         self.stats.segments_reclaimed += 1;
+        self.lap.reclaimed += 1;
         self.reclaimed_in_vain += u64::from(self.config.segment_size);
     }
 }

@@ -13,7 +13,8 @@
 //! | a gap that may have held dirty blocks | refused, unless the loss is accepted |
 //!
 //! Before it serves, orphans are erased and accepted segments get their footer, so that a second
-//! crash finds the same. `docs/recovery.md` says why each row is right.
+//! crash finds the same. Where segments are few, the last one gets none: the log goes on in it
+//! ([`crate::resume`]). `docs/recovery.md` says why each row is right.
 
 use forebay_block::{Completion, Io, IoBuf};
 use forebay_format::{
@@ -42,7 +43,7 @@ pub enum Step {
     Scan(usize, u32),
     /// Its footer.
     Footer(usize, u32),
-    /// Erasing its first page.
+    /// Erasing its first page, or what lies behind the records of the one that the log goes on in.
     Erase(usize, u32),
     /// Writing its footer.
     Seal(usize, u32),
@@ -65,7 +66,9 @@ enum Phase {
 #[derive(Debug)]
 pub struct Recovery {
     phase: Phase,
-    survey: Survey,
+    pub(crate) survey: Survey,
+    /// The segment that the log goes on in, instead of a new one.
+    pub(crate) resumed: Option<usize>,
     /// Positions to do in this phase, in order.
     queue: Vec<usize>,
     next: usize,
@@ -88,6 +91,7 @@ impl Engine {
         self.recovery = Some(Box::new(Recovery {
             phase: Phase::Probing,
             survey: Survey::new(owner, segments, self.config.segment_size),
+            resumed: None,
             queue: (0..segments).collect(),
             next: 0,
             in_flight: 0,
@@ -160,8 +164,9 @@ impl Engine {
                 self.read_segment(fx, i, segment - bytes as u32, bytes, ticket);
             }
             Step::Erase(i, _) => {
-                let offset = self.segment_offset(i);
-                let zeros = IoBuf::zeroed(PAGE);
+                let erased = self.erased(i);
+                let offset = self.segment_offset(i) + u64::from(erased.start);
+                let zeros = IoBuf::zeroed(erased.len());
                 self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, zeros));
             }
             Step::Seal(i, _) => {
@@ -432,12 +437,14 @@ impl Engine {
         if let Some(hole) = self.recovery.as_ref().and_then(|r| r.hole) {
             self.forget_clean_before(hole);
         }
+        let resumed = self.find_resumed();
         let r = self.recovery.as_mut().expect("recovering");
-        let orphans = match self.config.trust {
-            Trust::Full => r.survey.orphans.clone(),
+        r.resumed = resumed;
+        let queue = match self.config.trust {
+            Trust::Full => r.survey.orphans.iter().copied().chain(resumed).collect(),
             _ => Vec::new(),
         };
-        r.enter(Phase::Erasing, orphans);
+        r.enter(Phase::Erasing, queue);
     }
 
     /// After erasing and its flush: footers for the accepted segments that have none. The flush
@@ -446,7 +453,8 @@ impl Engine {
     fn plan_sealing(&mut self) {
         let r = self.recovery.as_mut().expect("recovering");
         let accepted = r.survey.log.range(r.survey.start..).map(|(_, &i)| i);
-        let unsealed = accepted.filter(|&i| r.survey.found[i].scanned.is_some()).collect();
+        let unsealed = accepted.filter(|&i| r.survey.found[i].scanned.is_some());
+        let unsealed = unsealed.filter(|&i| r.resumed != Some(i)).collect();
         let unsealed = if self.config.trust == Trust::Full { unsealed } else { Vec::new() };
         r.enter(Phase::Sealing, unsealed);
     }
@@ -485,7 +493,7 @@ impl Engine {
 
     /// The log is as it was: serve.
     fn serve(&mut self) {
-        let r = self.recovery.take().expect("recovering");
+        let mut r = self.recovery.take().expect("recovering");
         let head = r.survey.log.keys().next_back().map_or(SegmentSeq(1), |seq| seq.next());
         self.log.head = head;
         self.log.start = r.survey.start.max(SegmentSeq(1));
@@ -496,6 +504,7 @@ impl Engine {
         self.log.last_clean = r.survey.clean;
         self.log.completed = r.survey.last.lsn;
         self.log.durable = r.survey.last.lsn;
+        self.resume(&mut r);
         self.state = State::Serving;
         self.tell_recovered(r.survey.summary());
         for id in self.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {

@@ -106,6 +106,7 @@ impl Piece {
 /// missing was durable.
 fn gather(seq: SegmentSeq, scanned: Scanned, most: Lsn, durable: Lsn) -> Piece {
     let mut piece = Piece::empty(seq);
+    // An older start may have left records behind the end of those of a newer one.
     let mut epoch = scanned.epoch;
     if let Some((before, last)) = scanned.before.zip(scanned.last) {
         piece.ends = Some((before, last));
@@ -113,16 +114,14 @@ fn gather(seq: SegmentSeq, scanned: Scanned, most: Lsn, durable: Lsn) -> Piece {
         piece.entries = scanned.entries;
         piece.start = scanned.start;
         piece.clean = scanned.clean;
-    } else {
-        // An older run may have left records behind the end of a newer one.
-        epoch = scanned.beyond.iter().map(|b| b.record.header.epoch).max().unwrap_or(0);
     }
     for beyond in scanned.beyond {
         let header = beyond.record.header;
         let lsn = header.lsn;
-        if header.epoch != epoch || header.at < piece.used || lsn > most {
+        if header.epoch < epoch || header.at < piece.used || lsn > most {
             continue;
         }
+        epoch = header.epoch;
         let certain = beyond.good || lsn <= durable;
         let before = Link { lsn: Lsn(lsn.0 - 1), crc: header.prev_crc };
         let gone = match piece.ends {

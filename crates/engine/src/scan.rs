@@ -26,8 +26,11 @@ pub struct Scanned {
     pub entries: Vec<Entry>,
     /// Bytes of the good records.
     pub used: u32,
-    /// The run of the server that wrote them: a segment is of one run only.
+    /// The start of the server after which the last one was written. It never falls from record to
+    /// record.
     pub epoch: u32,
+    /// They are all there is, from the segment's beginning to the break: none was pieced together.
+    pub is_whole: bool,
     /// The highest start that a good record tells.
     pub start: SegmentSeq,
     /// What the last good record says: it falls when a delta is made against what was clean.
@@ -58,7 +61,7 @@ pub struct Owner {
 
 /// Reads the records of segment `seq` from its bytes.
 pub fn scan_segment(bytes: &[u8], owner: Owner, seq: SegmentSeq) -> Scanned {
-    let mut out = Scanned::default();
+    let mut out = Scanned { is_whole: true, ..Scanned::default() };
     let mut at = 0;
     while let Some(record) = good_record(bytes, at, owner, seq, out.last) {
         let Record { header, entries, crc } = record;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use forebay_sim::atlas::Scenario;
+use forebay_sim::away;
 use forebay_sim::config::Setup;
 use forebay_sim::errors;
 use forebay_sim::links::{self, Slip};
@@ -13,7 +14,7 @@ use forebay_sim::run::{Options, Report, run};
 use forebay_sim::runner::{
     Keep, Totals, catch, name_the_seed_in_panics, proves, run_seed, run_seeds, shrink,
 };
-use forebay_sim::script::script;
+use forebay_sim::script::{Step, script};
 use forebay_sim::shard::real;
 use forebay_sim::systematic;
 
@@ -81,6 +82,15 @@ enum Command {
     Errors,
     /// Damage the cache device while nobody uses it: forebay-sim damage --seeds 0..1000
     Damage {
+        /// First seed, and the one after the last.
+        #[arg(long, default_value = "0..1000", value_parser = seeds)]
+        seeds: (u64, u64),
+        /// Print what happens.
+        #[arg(long)]
+        verbose: bool,
+    },
+    /// Let the primary of one volume of several go away: forebay-sim away --seeds 0..1000
+    Away {
         /// First seed, and the one after the last.
         #[arg(long, default_value = "0..1000", value_parser = seeds)]
         seeds: (u64, u64),
@@ -189,7 +199,8 @@ fn main() -> ExitCode {
         },
         Command::Planted => planted(),
         Command::Links { seeds, plant } => run_links(seeds, plant),
-        Command::Damage { seeds, verbose } => run_damaged(seeds, verbose),
+        Command::Damage { seeds, verbose } => run_worlds("damage", rest::world, seeds, verbose),
+        Command::Away { seeds, verbose } => run_worlds("away", away::world, seeds, verbose),
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -264,11 +275,16 @@ fn planted() -> bool {
     good
 }
 
-/// Runs worlds whose cache device is damaged at rest; whether all hold.
-fn run_damaged((from, to): (u64, u64), verbose: bool) -> bool {
+/// Runs worlds of one kind, which `command` names; whether all hold.
+fn run_worlds(
+    command: &str,
+    world: fn(u64) -> (Setup, Vec<Step>),
+    (from, to): (u64, u64),
+    verbose: bool,
+) -> bool {
     let (mut crashes, mut pages, mut failed, mut refusals, mut failing) = (0, 0, 0, 0, 0);
-    for seed in (from..to).filter(|seed| to - from == 1 || !rest::OPEN.contains(seed)) {
-        let (setup, steps) = rest::world(seed);
+    for seed in from..to {
+        let (setup, steps) = world(seed);
         let options = Options { verbose, ..Options::default() };
         match run(setup, &steps, real, Mischief::none(), options) {
             Ok(Report { tally, .. }) => {
@@ -280,7 +296,7 @@ fn run_damaged((from, to): (u64, u64), verbose: bool) -> bool {
             Err(failure) => {
                 let next = seed + 1;
                 println!(
-                    "seed {seed} failed {failure}\n  forebay-sim damage --seeds {seed}..{next}"
+                    "seed {seed} failed {failure}\n  forebay-sim {command} --seeds {seed}..{next}"
                 );
                 failing += 1;
             }

@@ -29,11 +29,6 @@ const SUPERBLOCK_PERCENT: u64 = 3;
 const REFUSALS: [&str; 4] =
     ["perhaps with the newest version", "may hold dirty blocks", "is missing", "older copy"];
 
-/// Worlds that fail: crash after crash leaves a shard of eight segments without a free one, and the
-/// oldest holds blocks that cannot be read, of which the log must say so before it can go. Writes
-/// then wait for ever: `docs/fault-model.md`, "Not survived".
-pub const OPEN: [u64; 1] = [460];
-
 /// The world of a seed, and what happens in it.
 #[must_use]
 pub fn world(seed: u64) -> (Setup, Vec<Step>) {
