@@ -25,8 +25,10 @@ impl Engine {
             return;
         }
         self.pump_copies(fx);
+        self.pump_overflow(fx);
         while let Some(&op) = self.log_queue.front() {
-            if !self.has_client_space() || !self.log_op(op, fx) {
+            let has_room = self.has_client_space() || self.fits_reserve(op);
+            if !has_room || !self.log_op(op, fx) {
                 break;
             }
             self.log_queue.pop_front();

@@ -37,6 +37,7 @@ use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::locks::Locks;
 use crate::log::Log;
 use crate::op::{InFlight, Op, Ticket};
+use crate::overflow::Overflow;
 use crate::pace::Pace;
 use crate::primary::{Lookups, Primary};
 use crate::ram::{KeyMap, Ram};
@@ -147,6 +148,7 @@ pub struct Engine {
     /// Bytes reclaimed since there was room enough, less those for which clients need as many.
     pub(crate) reclaimed_in_vain: u64,
     pub(crate) lap: Lap,
+    pub(crate) overflow: Overflow,
     pub(crate) alone: Alone,
     /// When the cache device may next be asked whether it can still be written.
     pub(crate) probe_at: Instant,
@@ -229,6 +231,7 @@ impl Engine {
             reclaim_failures: 0,
             reclaimed_in_vain: 0,
             lap: Lap::default(),
+            overflow: Overflow::default(),
             alone: Alone::default(),
             probe_at: Instant::default(),
             log_pressed: false,

@@ -99,6 +99,12 @@ pub enum Event {
         /// How it is.
         to: Health,
     },
+    /// The log has no room because of primaries that take nothing: writes of the other volumes go
+    /// past it from now on, or do so no more.
+    Overflow {
+        /// Whether they do.
+        active: bool,
+    },
     /// The log was read back, and the shard serves.
     Recovered(Recovered),
     /// So many more happened in the turn.
@@ -142,6 +148,7 @@ impl Event {
             Self::DeviceFailed { target: Target::Cache, .. }
             | Self::Unanswered { target: Target::Cache, .. }
             | Self::Health { .. }
+            | Self::Overflow { .. }
             | Self::Recovered(_)
             | Self::Omitted(_) => None,
         }

@@ -232,6 +232,7 @@ impl Engine {
             },
             draining: self.draining
                 || self.log_pressed
+                || self.overflows()
                 || self.health == Health::Draining
                 || self.has_leftover(volume),
             in_flight: self.volume(volume).flow.destage_writes,
@@ -330,6 +331,16 @@ impl Engine {
         let bytes = blocks * BLOCK_SIZE as u64;
         let reserve = bytes / u64::from(self.config.segment_size) / STUCK_RESERVE + 1;
         if blocks == 0 { 0 } else { reserve }
+    }
+
+    /// Whether a volume's primary takes no blocks.
+    pub(crate) fn is_stuck(&self, volume: VolumeId) -> bool {
+        self.volume(volume).is_stuck(self.now)
+    }
+
+    /// Whether any volume's does.
+    pub(crate) fn is_any_stuck(&self) -> bool {
+        self.volumes.iter().flatten().any(|volume| volume.is_stuck(self.now))
     }
 
     pub(crate) fn volume_ids(&self) -> impl Iterator<Item = VolumeId> + use<> {

@@ -30,6 +30,7 @@ mod log;
 mod merge;
 pub mod offline;
 mod op;
+mod overflow;
 mod pace;
 mod packed;
 pub mod pool;

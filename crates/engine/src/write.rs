@@ -254,8 +254,20 @@ impl Engine {
             (_, Health::Draining) if !self.is_detached(Key::new(volume, blocks.first)) => {
                 return self.wait_detached(id, fx);
             }
-            _ => self.write(id).path = Path::Direct,
+            _ => {}
         }
+        self.go_past(id, None, fx);
+    }
+
+    /// Sends a write past the log, once the log says that its blocks are not cached. `why` counts
+    /// it among the bypassed, where that has not been done.
+    pub(crate) fn go_past(&mut self, id: Id, why: Option<Bypass>, fx: &mut Effects) {
+        if let Some(why) = why {
+            self.stats.bypassed_by[why as usize] += 1;
+        }
+        let write = self.write(id);
+        write.path = Path::Direct;
+        let (volume, blocks) = (write.volume, write.blocks);
         let keys = blocks.iter().map(|block| Key::new(volume, block));
         // What reclaim takes out of the cache is gone after a crash only when the segment is: until
         // then the log has to say it, or an old version would come back.

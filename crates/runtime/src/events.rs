@@ -123,6 +123,7 @@ impl Sort {
             Event::Omitted(_) => (8, 0),
             Event::PrimaryChanged { .. } => (10, shard),
             Event::Compared { .. } => (11, shard),
+            Event::Overflow { active } => (12, 2 * shard + usize::from(*active)),
             Event::Unanswered { target, .. } => (9, usize::from(*target == Target::Cache)),
         };
         Self { what, volume: event.volume(), detail }
@@ -260,6 +261,16 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
             Level::Info,
             format!("shard {shard}: {blocks} cached blocks are the same on the primary"),
         ),
+        Event::Overflow { active: true } => (
+            Level::Error,
+            format!(
+                "shard {shard}: the cache is full of blocks of a primary that takes none; writes \
+                 of the other volumes go to their primaries; bring that primary back"
+            ),
+        ),
+        Event::Overflow { active: false } => {
+            (Level::Info, format!("shard {shard}: the cache has room for writes again"))
+        }
         Event::Health { to, .. } => health(*to),
         Event::Recovered(found) => (Level::Info, recovered(shard, found, uptime)),
         Event::Omitted(count) => {

@@ -398,14 +398,19 @@ impl World {
         Ok(())
     }
 
+    /// Whether every write of a volume has gone through the log. Past it a primary tears blocks in
+    /// its own way.
+    fn is_atomic(&self, volume: usize) -> bool {
+        let ended = self.was_broken && self.setup.may_end_cache();
+        !ended && !self.overflowed && self.setup.is_atomic(volume)
+    }
+
     /// The server that knows which flushes of a primary failed ends, and the primary lives on. What
     /// it gave up it still shows, and it says yes to the next flush: `docs/fault-model.md`, "Not
     /// survived". Not so what went through the log: that stays dirty until a flush has covered it.
     fn forget_failures(&mut self) {
         for volume in 0..self.models.len() {
-            // Without its cache, a volume's writes go to the primary in every mode.
-            let cached = !(self.was_broken && self.setup.may_end_cache());
-            if cached && self.setup.is_atomic(volume) {
+            if self.is_atomic(volume) {
                 continue;
             }
             for sector in self.primaries[volume].lost() {
@@ -541,9 +546,7 @@ impl World {
         self.settle()?;
         for volume in 0..self.setup.volumes.len() {
             let windows = self.setup.volumes[volume].windows.clone();
-            // Without its cache, a volume tears blocks as its primary does.
-            let cached = !(self.was_broken && self.setup.may_end_cache());
-            self.strict = after_crash && cached && self.setup.is_atomic(volume);
+            self.strict = after_crash && self.is_atomic(volume);
             for window in windows {
                 let mut at = window.offset;
                 while at < window.end() && self.server.is_some() {

@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
+use forebay_engine::Event as Told;
 use forebay_engine::{DetachedStripe, Effects, Health, State, Target, Trust};
 use forebay_model::{Content, Model, Violation};
 use forebay_volume::{Ask, Asked, Done, FlushGate};
@@ -150,6 +151,8 @@ pub struct World {
     pub(crate) broken: bool,
     /// One has begun at some time.
     pub(crate) was_broken: bool,
+    /// Writes went past a log that was full of what a primary did not take.
+    pub(crate) overflowed: bool,
     /// The primary that is away, as long as it is.
     pub(crate) away: Option<crate::away::Away>,
     /// The cache device is to be lost at the next crash.
@@ -228,6 +231,7 @@ impl World {
             broken: false,
             away: None,
             was_broken: false,
+            overflowed: false,
             lose_cache: false,
             turn_back: false,
             step: 0,
@@ -398,6 +402,11 @@ impl World {
         let Some(fx) = server.turn(shard, now, &mut done) else { return Ok(()) };
         if let Some(why) = self.server.as_mut().and_then(Server::unsaid) {
             return Err(self.fail(Kind::Unsaid, why));
+        }
+        let past = |event: &Told| matches!(event, Told::Overflow { .. });
+        self.overflowed |= fx.events.iter().any(past);
+        if self.overflowed && !self.was_broken {
+            return Err(self.fail(Kind::Error, "writes went past the cache without a fault"));
         }
         let given_up = self.server.as_ref().is_some_and(|server| server.health() != Health::Good);
         if given_up && !self.setup.may_end_cache() {
