@@ -383,4 +383,24 @@ mod tests {
         assert_eq!((pages, &runs[0]), (4, &(PAGE..2 * PAGE)));
         assert_eq!(runs[1], 2 * PAGE..2 * PAGE + LEN);
     }
+
+    #[test]
+    fn a_record_ends_where_its_segment_does() {
+        let mut builder = with(&[]);
+        // Header, two blocks, and a page of footer.
+        builder.set_rest(4 * PAGE, 3);
+        let mut fitting = 0;
+        while builder.fits_block() {
+            let form = builder.push_raw(&[7; PAGE], 0);
+            builder.push_form(Key(fitting), form, true, Expect::Always);
+            fitting += 1;
+        }
+        assert_eq!((fitting, builder.pages()), (2, 3));
+        // Not even one fits: the record begins the next segment, and is as long as any.
+        let mut builder = with(&[]);
+        builder.set_rest(2 * PAGE, 3);
+        assert!(builder.fits_block());
+        builder.set_rest(4 * PAGE, 4 * PAGE / ENTRY_BYTES);
+        assert!(builder.fits_block(), "the footer takes the rest");
+    }
 }

@@ -2,10 +2,10 @@
 //! neither leave the log nor be copied together any more. After a crash that may be all of the log,
 //! because blocks count as dirty again that had been destaged.
 //!
-//! Writes to that volume fail then. The other volumes do not wait for its primary. Their writes go to their own primaries until
-//! there is room again: a block that is dirty is destaged first, and a block that is cached leaves
-//! the cache. Entries that say so may use what is kept for reclaim; they take a page, and nothing
-//! of it stays.
+//! Writes to that volume fail then. The other volumes do not wait for its primary. Their writes go
+//! to their own primaries until there is room again: a block that is dirty is destaged first, and a
+//! block that is cached leaves the cache. Entries that say so may use what is kept for reclaim;
+//! they take a page, and nothing of it stays.
 
 use std::collections::VecDeque;
 

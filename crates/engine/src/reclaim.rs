@@ -146,8 +146,8 @@ impl Engine {
         self.log.free <= 1
     }
 
-    /// Whether what is copied out of the oldest segment has room in an empty one, with as much again
-    /// as records that crashes cut short may take.
+    /// Whether what is copied out of the oldest segment has room in an empty one, with a quarter to
+    /// spare for records that crashes cut short.
     pub(crate) fn frees_with_one(&self) -> bool {
         let segment = u64::from(self.config.segment_size);
         let frees = |reclaim: &Reclaim| reclaim.scanned && reclaim.needs <= segment / 4 * 3;

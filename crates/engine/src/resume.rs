@@ -1,11 +1,11 @@
 //! After a crash the log goes on in a new segment, and the one that was being written gets its
 //! footer although it is not full. Where few segments are free that would use them up, crash by
-//! crash, while nothing can be reclaimed: blocks of a primary that is away stay dirty. There the log
-//! goes on in its last segment, behind the last record that was accepted.
+//! crash, while nothing can be reclaimed: blocks of a primary that is away stay dirty. There the
+//! log goes on in its last segment, behind the last record that was accepted.
 //!
 //! What a torn tail left behind that record is overwritten with zeros, durably, before the log goes
 //! on: nothing of it can be taken for a later record. So a segment may hold records of several
-//! starts, each start's behind those of the one before.
+//! starts, in their order.
 
 use std::ops::Range;
 

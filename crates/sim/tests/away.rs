@@ -7,7 +7,7 @@ use forebay_sim::shard::real;
 
 /// Worlds that are run.
 const WORLDS: u64 = 200;
-/// More that failed once: crash after crash left a shard without room, full of what was dirty of the
+/// More that failed once: crash after crash left a shard without room, full of dirty blocks of the
 /// volume whose primary was away.
 const ONCE: [u64; 9] = [220, 270, 300, 408, 488, 569, 600, 805, 934];
 
