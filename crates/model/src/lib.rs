@@ -21,7 +21,7 @@ use std::fmt;
 use forebay_block::{BLOCK_SIZE, ByteRange, SECTOR_SIZE, VolumeId};
 
 pub use content::{ALIKE_EVERY, Content, describe};
-use sector::{Effect, Entry, Found, IN_FLIGHT, Sector};
+use sector::{Effect, Entry, Found, IN_FLIGHT, Sector, UNKNOWN};
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
 const BLOCK_SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;
@@ -453,7 +453,7 @@ impl Model {
             let missing = self.sectors[first + old].entries.iter();
             for missed in missing.filter(|e| e.begin > old_end && !e.discard) {
                 let newer = (0..found.len()).filter_map(seen).find(|e| {
-                    e.id == missed.id
+                    (e.id == missed.id && missed.id != UNKNOWN)
                         || (missed.acked_in == Some(e.session) && e.submitted > missed.end)
                 });
                 if let Some(newer) = newer {

@@ -12,6 +12,9 @@ use crate::Content;
 /// The end of a write that is still in flight.
 pub const IN_FLIGHT: u64 = u64::MAX;
 
+/// Number of a write of which only the content is known. Two of them need not be the same.
+pub const UNKNOWN: u64 = 0;
+
 /// Whether a write took effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
@@ -180,7 +183,7 @@ impl Sector {
         if let Found::Entry(place) = found
             && let Some(e) = self.entries.get_mut(place)
         {
-            e.id = 0;
+            e.id = UNKNOWN;
             e.acked_in = None;
             e.session = u32::MAX;
         }

@@ -212,6 +212,36 @@ fn a_block_of_two_times_is_called_mixed() {
     assert!(m.check_unmixed(0, &skipped).is_err());
 }
 
+/// Of two writes that left the bytes of others the model forgets which they were: they are not
+/// one write, of which a block could have one half (seed 623624).
+#[test]
+fn two_writes_of_unknown_origin_are_two() {
+    let mut m = model();
+    for id in [1, 2] {
+        write(&mut m, id, true, true);
+    }
+    let copy = |m: &mut Model, id, of| {
+        m.begin_write(id, block(0), Change::Copy { of, ahead: 0 }).expect("whole sectors");
+        m.end_write(id, true, false);
+    };
+    let see = |m: &mut Model, of| {
+        let read = m.begin_read();
+        m.end_read(read, block(0), Some(&bytes_of(block(0), &Content::Stamp(of))))
+            .expect("allowed");
+    };
+    copy(&mut m, 3, 2);
+    m.crash();
+    see(&mut m, 2);
+    copy(&mut m, 4, 1);
+    m.begin_write(5, block(0), Change::Copy { of: 1, ahead: 0 }).expect("whole sectors");
+    m.end_write(5, false, false);
+    see(&mut m, 1);
+    m.crash();
+    let unknown = |e: &Entry| e.id == UNKNOWN;
+    assert_eq!(m.sectors[0].entries.iter().filter(|e| unknown(e)).count(), 2);
+    assert!(m.check_unmixed(0, &bytes_of(block(0), &Content::Stamp(2))).is_ok());
+}
+
 #[test]
 fn histories_stay_short() {
     let mut m = model();
