@@ -62,6 +62,9 @@ pub struct Reply {
     pub result: Result<(), IoError>,
     /// The request's buffer.
     pub buf: IoBuf,
+    /// Of a write that the primary completed and has not flushed for it: how many failed flushes
+    /// the shard had been told of by then. Any later one may have given the write up.
+    pub direct: Option<u64>,
 }
 
 /// Which device an effect's I/O is for.

@@ -71,6 +71,8 @@ pub(crate) struct Volume {
     pub flush_error: Option<IoError>,
     /// A flush after direct changes failed: what is read from the primary is not admitted again.
     pub flush_failed: bool,
+    /// Failed flushes of the primary that the shard was told of.
+    pub flush_failures: u64,
     /// Its primary was changed without the cache: its clean blocks are not used while they are
     /// being dropped; and that it was found to be so.
     pub distrusted: bool,
@@ -294,7 +296,7 @@ impl Engine {
         self.now = now;
         if let Err(kind) = self.refusal(&request) {
             let Request { id, buf, .. } = request;
-            fx.replies.push(Reply { id, result: Err(kind.into()), buf });
+            fx.replies.push(Reply { id, result: Err(kind.into()), buf, direct: None });
             return;
         }
         match request.op {
@@ -508,7 +510,7 @@ impl Engine {
         result: Result<(), IoError>,
         buf: IoBuf,
     ) {
-        fx.replies.push(Reply { id, result, buf });
+        fx.replies.push(Reply { id, result, buf, direct: None });
     }
 
     fn set_deadline(&mut self, fx: &mut Effects) {
@@ -579,6 +581,7 @@ impl Volume {
             flushing: false,
             flush_error: None,
             flush_failed: false,
+            flush_failures: 0,
             distrusted: false,
             changed: false,
             direct_since: Instant::default(),

@@ -199,6 +199,7 @@ impl Engine {
     ) {
         self.now = now;
         let Target::Primary(volume) = target else { return self.fail_cache(fx) };
+        self.volume_mut(volume).flush_failures += 1;
         let flushing = self.volume(volume).flushing;
         let (destages, flushes, writes) = Default::default();
         let direct = self.volume(volume).direct;

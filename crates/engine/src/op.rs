@@ -113,6 +113,8 @@ pub struct WriteOp {
     pub path: Path,
     /// Acknowledged only when the primary has it.
     pub through: bool,
+    /// See [`crate::Reply::direct`].
+    pub direct: Option<u64>,
     /// The first error.
     pub error: Option<IoError>,
 }

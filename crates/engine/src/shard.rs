@@ -55,8 +55,9 @@ pub trait Shard {
     fn detached(&mut self, _now: Instant, _stripes: &[DetachedStripe], _fx: &mut Effects) {}
     /// Another shard found that the volume's primary was changed without the cache.
     fn distrust(&mut self, _volume: VolumeId) {}
-    /// Another shard's flush of a device failed: what this shard has written there and not had
-    /// flushed may be lost with the rest, and the next flush would not say so.
+    /// A flush of a device failed, whoever sent it: what this shard has written there and not had
+    /// flushed may be lost with the rest, and the next flush would not say so. Called once for each
+    /// failure, after the completions of what the device had completed before.
     fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects);
 }
 

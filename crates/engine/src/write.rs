@@ -20,7 +20,7 @@ use forebay_block::{
 use forebay_format::{EntryKind, Lsn};
 
 use crate::Engine;
-use crate::api::{Bypass, Effects, Health, Mode, Request, Target};
+use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Target};
 use crate::builder::Expect;
 use crate::index::Key;
 use crate::limits::ZEROES_DIRECT_BLOCKS;
@@ -71,6 +71,7 @@ impl Engine {
             stage: Stage::Throttled,
             path: Path::Cached,
             through: mode.is_complete(),
+            direct: None,
             error: None,
         }));
         let dirties = op != IoOp::Discard
@@ -479,8 +480,12 @@ impl Engine {
 
     /// The flush after a write has ended.
     pub(crate) fn write_flushed(&mut self, id: Id, result: IoResult<()>, fx: &mut Effects) {
-        if result.is_ok() && self.restores(id) {
-            return self.restore(id, fx);
+        if result.is_ok() {
+            // No later failure takes it.
+            self.write(id).direct = None;
+            if self.restores(id) {
+                return self.restore(id, fx);
+            }
         }
         self.end_write(id, result, fx);
     }
@@ -540,6 +545,9 @@ impl Engine {
         let state = self.volume_mut(volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         state.direct += 1;
+        // What a discard leaves may always be older.
+        let known = (op != IoOp::Discard).then_some(state.flush_failures);
+        self.write(id).direct = known;
         let result = match done.result {
             Err(error) if op == IoOp::Discard && error.kind() == ErrorKind::Unsupported => Ok(()),
             other => other,
@@ -553,6 +561,7 @@ impl Engine {
         let Op::Write(write) = self.ops.remove(id) else {
             unreachable!("a write's id names a write");
         };
-        self.reply(fx, write.id, result, write.buf);
+        let WriteOp { id, buf, direct, .. } = write;
+        fx.replies.push(Reply { id, result, buf, direct });
     }
 }

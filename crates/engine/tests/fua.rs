@@ -51,3 +51,45 @@ fn a_flush_follows_a_write_with_fua_and_the_answer_waits_for_it() {
     assert_eq!(write(false), (vec![IoOp::Write, IoOp::Flush], true));
     assert_eq!(write(true), (vec![IoOp::Write, IoOp::Flush], false));
 }
+
+/// How many failed flushes the shard says it knew of when the primary had what it answers.
+fn known_failures(world: &mut World, op: IoOp, fua: bool) -> Option<u64> {
+    let request = Request {
+        id: RequestId(7),
+        volume: VolumeId(0),
+        op,
+        range: ByteRange::new(5 * BLOCK, BLOCK),
+        flags: IoFlags { fua, ..IoFlags::default() },
+        buf: if op == IoOp::Write { IoBuf::copy_of(&content(5, 1)) } else { IoBuf::empty() },
+        bypass: None,
+    };
+    world.engine.submit(world.now, request, &mut world.fx);
+    for _ in 0..100 {
+        world.engine.poll(world.now, &mut world.fx);
+        if let Some(reply) = world.fx.replies.pop() {
+            assert!(reply.result.is_ok());
+            return reply.direct;
+        }
+        for (target, io) in std::mem::take(&mut world.fx.ios) {
+            world.engine.complete(world.now, target, io.complete(Ok(())), &mut world.fx);
+        }
+    }
+    panic!("it is not answered");
+}
+
+#[test]
+fn a_direct_write_says_which_failed_flushes_came_before_it() {
+    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
+    let mut world = World::start(devices, true, Trust::Full, false, 1);
+    world.engine.set_mode(VolumeId(0), Mode::WriteAround);
+    for failures in 0..3 {
+        assert_eq!(known_failures(&mut world, IoOp::Write, false), Some(failures));
+        assert_eq!(known_failures(&mut world, IoOp::WriteZeroes, false), Some(failures));
+        assert_eq!(known_failures(&mut world, IoOp::Write, true), None, "it is flushed");
+        let target = Target::Primary(VolumeId(0));
+        let error = ErrorKind::Media.into();
+        world.engine.flush_failed(world.now, target, &error, &mut world.fx);
+    }
+    world.engine.set_mode(VolumeId(0), Mode::WriteBack);
+    assert_eq!(known_failures(&mut world, IoOp::Write, false), None, "it is in the log");
+}

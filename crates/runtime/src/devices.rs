@@ -14,7 +14,7 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Target;
-use forebay_volume::{Ask, Asked, FlushGate};
+use forebay_volume::{Ask, Asked, FailedFlushes, FlushGate};
 
 use crate::message::Message;
 use crate::pace::{Allowance, LARGE};
@@ -239,6 +239,15 @@ impl Devices {
     pub fn told(&mut self, target: Target) {
         let at = self.lane(target);
         self.gate(at).told(self.own);
+    }
+
+    /// Counts the failed flushes of a primary.
+    ///
+    /// # Panics
+    /// If there is no such device.
+    #[must_use]
+    pub fn failed_flushes(&self, volume: VolumeId) -> FailedFlushes {
+        self.gate(self.lane(Target::Primary(volume))).failed()
     }
 
     /// When [`Devices::poll`] must be called although nothing happened.

@@ -38,6 +38,9 @@ const RING_ENTRIES: u32 = 1024;
 /// Requests that the shard looks at ahead.
 const AHEAD: usize = 32;
 
+/// Why a thread does not ask whether its ring failed.
+const RING_WORKS: &str = "the ring of a shard thread works";
+
 /// What a thread is made from. Everything in it may cross to the thread; the rest is made there.
 pub struct Plan {
     /// Which thread and shard.
@@ -229,7 +232,7 @@ impl Thread {
         let devices = Devices::open(&ring, plan.cache.as_deref(), &primaries, gates)?;
         let buffers = BufPool::new(plan.arena);
         let threads = plan.mailboxes.len();
-        let router = Router::new(RouterConfig {
+        let mut router = Router::new(RouterConfig {
             origin: u16::try_from(plan.index).expect("at most 64 shards"),
             shards: threads,
             registry: &plan.registry,
@@ -240,6 +243,7 @@ impl Thread {
         let mut places = vec![0; last + 1];
         for (place, volume) in volumes.iter().enumerate() {
             places[usize::from(volume.id.0)] = place;
+            router.watch_flushes(volume.id, devices.failed_flushes(volume.id));
         }
         let shards = Shards {
             own: plan.index,
@@ -290,11 +294,7 @@ impl Thread {
         let now = self.clock.now();
         self.shards.now = now;
         self.shards.allowance = Allowance::FULL;
-        let Shards { shard, fx, unpolled, outgoing, .. } = &mut self.shards;
-        self.devices.poll(now, outgoing, |target, done| {
-            *unpolled = true;
-            shard.complete(now, target, done, fx);
-        });
+        self.poll_devices();
         self.read_mail();
         self.clients.reap(now, &mut self.arrivals);
         if let Some(channel) = &mut self.channel {
@@ -315,9 +315,26 @@ impl Thread {
             let until = self.wake_time();
             // Without its ring the thread can neither answer nor stop in order. The log is made
             // for this: what was flushed is there at the next start.
-            let waited = self.ring.wait(&self.clock, until);
-            waited.expect("the ring of a shard thread works");
+            self.ring.wait(&self.clock, until).expect(RING_WORKS);
         }
+    }
+
+    /// Hands the own shard what its devices have completed.
+    fn poll_devices(&mut self) {
+        let Shards { now, shard, fx, unpolled, outgoing, .. } = &mut self.shards;
+        self.devices.poll(*now, outgoing, |target, done| {
+            *unpolled = true;
+            shard.complete(*now, target, done, fx);
+        });
+    }
+
+    /// Takes what devices completed until just now. A failure of which another thread tells may
+    /// have given that up, and the shard must not take it for newer than the failure. True: this
+    /// may have used up a wake-up, so the mailbox must be looked at again.
+    fn catch_up(&mut self) -> bool {
+        self.ring.wait(&self.clock, Some(self.shards.now)).expect(RING_WORKS);
+        self.poll_devices();
+        true
     }
 
     /// Passes requests down and answers up until there are no more of either.
@@ -405,6 +422,7 @@ impl Thread {
     fn read_mail(&mut self) {
         let mut inbox = mem::take(&mut self.inbox);
         self.mailboxes[self.shards.own].take(&mut inbox);
+        let mut caught_up = false;
         for message in inbox.drain(..) {
             match message {
                 Message::Request(request) => self.shards.take(request),
@@ -431,6 +449,7 @@ impl Thread {
                     self.shards.shard.distrust(volume);
                 }
                 Message::Flushed(target, tag, result) => {
+                    caught_up |= result.is_err() && self.catch_up();
                     let done = self.devices.flushed(target, tag, result);
                     let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
                     *unpolled = true;
@@ -438,6 +457,7 @@ impl Thread {
                 }
                 Message::SendFlush(target) => self.devices.send_flush(self.shards.now, target),
                 Message::FlushFailed(target, error) => {
+                    caught_up |= self.catch_up();
                     let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
                     *unpolled = true;
                     shard.flush_failed(*now, target, &error, fx);
@@ -447,6 +467,9 @@ impl Thread {
             }
         }
         self.inbox = inbox;
+        if caught_up {
+            self.read_mail();
+        }
     }
 
     fn take_reply(&mut self, shard: usize, reply: Reply) {

@@ -1,6 +1,6 @@
 //! A shard without a cache: nothing but the way to the primaries.
 
-use forebay_block::{Completion, Instant, Io, IoBuf, IoError, IoOp, IoTag, VolumeId};
+use forebay_block::{Completion, Instant, Io, IoBuf, IoError, IoOp, IoTag, VOLUMES_MAX, VolumeId};
 use forebay_engine::{
     Effects, Health, Mode, Reply, Request, RequestId, Shard, State, Stats, Target, Trust,
 };
@@ -13,12 +13,15 @@ const REQUESTS_MAX: u32 = 1 << 20;
 pub struct Uncached {
     state: State,
     in_flight: Slab<Asked>,
+    /// Failed flushes that it was told of, by volume id.
+    failures: Vec<u64>,
     stats: Stats,
 }
 
 /// A request on its way.
 struct Asked {
     id: RequestId,
+    op: IoOp,
     fua: bool,
     /// The buffer of a change that is done, while its flush is under way.
     done: Option<IoBuf>,
@@ -27,7 +30,8 @@ struct Asked {
 impl Default for Uncached {
     fn default() -> Self {
         let in_flight = Slab::new(REQUESTS_MAX);
-        Self { state: State::Recovering, in_flight, stats: Stats::default() }
+        let failures = vec![0; VOLUMES_MAX];
+        Self { state: State::Recovering, in_flight, failures, stats: Stats::default() }
     }
 }
 
@@ -61,7 +65,7 @@ impl Shard for Uncached {
         let Request { id, volume, op, range, mut flags, buf, .. } = request;
         // A flush that hides in a write would pass by the gate, where its failure is everybody's.
         let fua = std::mem::take(&mut flags.fua) && op.changes_data();
-        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, fua, done: None })));
+        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, done: None })));
         fx.ios.push((Target::Primary(volume), Io { tag, op, range, flags, client: None, buf }));
     }
 
@@ -72,8 +76,15 @@ impl Shard for Uncached {
             asked.done = Some(done.buf);
             return fx.ios.push((target, Io::flush(done.tag)));
         }
-        let Asked { id, done: written, .. } = self.in_flight.remove(at).expect("it is there");
-        fx.replies.push(Reply { id, result: done.result, buf: written.unwrap_or(done.buf) });
+        let Asked { id, op, done: written, .. } = self.in_flight.remove(at).expect("it is there");
+        let direct = match (target, op, &written) {
+            (Target::Primary(volume), IoOp::Write | IoOp::WriteZeroes, None) => {
+                Some(self.failures[usize::from(volume.0)])
+            }
+            _ => None,
+        };
+        let buf = written.unwrap_or(done.buf);
+        fx.replies.push(Reply { id, result: done.result, buf, direct });
     }
 
     fn poll(&mut self, _now: Instant, _fx: &mut Effects) {
@@ -108,7 +119,11 @@ impl Shard for Uncached {
 
     fn trust_recorded(&mut self, _now: Instant, _trust: Trust, _fx: &mut Effects) {}
 
-    fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
+    fn flush_failed(&mut self, _: Instant, target: Target, _: &IoError, _: &mut Effects) {
+        if let Target::Primary(volume) = target {
+            self.failures[usize::from(volume.0)] += 1;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use forebay_engine::{
     DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust,
     VolumeConfig, VolumeState,
 };
-use forebay_volume::{ClientKey, Done, Registry, Router, RouterConfig, ShardPort, Volume};
+use forebay_volume::{
+    ClientKey, Done, FailedFlushes, Registry, Router, RouterConfig, ShardPort, Volume,
+};
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
@@ -110,6 +112,11 @@ impl Server {
         let mailbox = 4 + setup.seed as usize % 61;
         let keeps_primaries = !setup.meets(Scenario::PrimaryFlushErrors);
         (Self { units, router, mailbox, unsaid: None, keeps_primaries }, effects)
+    }
+
+    /// Where failed flushes of a volume's primary are counted.
+    pub fn watch_flushes(&mut self, volume: VolumeId, failed: FailedFlushes) {
+        self.router.watch_flushes(volume, failed);
     }
 
     /// Takes a client's request.

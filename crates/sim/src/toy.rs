@@ -109,7 +109,8 @@ impl Toy {
         if self.flaw == Flaw::Forgets && self.taken == 10 {
             return;
         }
-        fx.replies.push(Reply { id: request.id, result: Ok(()), buf: request.buf });
+        let Request { id, buf, .. } = request;
+        fx.replies.push(Reply { id, result: Ok(()), buf, direct: None });
     }
 }
 

@@ -266,9 +266,12 @@ impl World {
     /// Starts the shards.
     pub(crate) fn start_server(&mut self, start: Start) {
         self.trace.line(self.now, || format!("start: {start:?}"));
-        let (server, effects) = Server::start(&self.setup, start, self.make, self.now);
-        self.server = Some(server);
+        let (mut server, effects) = Server::start(&self.setup, start, self.make, self.now);
         self.gates.clear();
+        for volume in (0..self.models.len()).map(|i| VolumeId(i as u8)) {
+            server.watch_flushes(volume, self.gate(Target::Primary(volume)).failed());
+        }
+        self.server = Some(server);
         for (shard, fx) in effects.into_iter().enumerate() {
             self.carry_out(shard, fx);
         }

@@ -11,6 +11,8 @@
 //! NBD server, each shard of the round sends its own, and all are answered when all have ended.
 
 use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_block::{IoError, IoResult, IoTag};
 
@@ -46,6 +48,22 @@ pub struct Ended {
     pub send: Vec<usize>,
 }
 
+/// How many flushes of a device have failed. All copies show the same.
+#[derive(Clone, Debug, Default)]
+pub struct FailedFlushes(Arc<AtomicU64>);
+
+impl FailedFlushes {
+    /// The count. It grows before anyone is told of the failure.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    fn add_one(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 /// The flushes of one device.
 #[derive(Debug)]
 pub struct FlushGate {
@@ -60,7 +78,7 @@ pub struct FlushGate {
     waiting: Vec<Asked>,
     /// By shard: the failure it has not been told of.
     untold: Vec<Option<IoError>>,
-    has_failed: bool,
+    failed: FailedFlushes,
 }
 
 impl FlushGate {
@@ -75,7 +93,7 @@ impl FlushGate {
             error: None,
             waiting: Vec::new(),
             untold: vec![None; shards],
-            has_failed: false,
+            failed: FailedFlushes::default(),
         }
     }
 
@@ -115,7 +133,7 @@ impl FlushGate {
             Some(error) => {
                 answered.append(&mut self.waiting);
                 self.untold.fill(Some(error.clone()));
-                self.has_failed = true;
+                self.failed.add_one();
                 Err(error)
             }
         };
@@ -132,7 +150,13 @@ impl FlushGate {
     /// Whether a flush has ever failed: then the device may show what power failure takes from it.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.has_failed
+        self.failed.count() > 0
+    }
+
+    /// Counts the failures: one for each time that every shard is told.
+    #[must_use]
+    pub fn failed(&self) -> FailedFlushes {
+        self.failed.clone()
     }
 
     /// A shard knows of the failure: its flushes count again.

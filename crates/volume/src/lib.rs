@@ -14,7 +14,7 @@ mod router;
 mod slab;
 mod split;
 
-pub use flush_gate::{Ask, Asked, Ended, FlushGate};
+pub use flush_gate::{Ask, Asked, Ended, FailedFlushes, FlushGate};
 pub use port::ShardPort;
 pub use record::{RECORDED_MAX, Recorded};
 pub use registry::{Registry, RegistryError, SEQUENTIAL_THRESHOLD, Volume};

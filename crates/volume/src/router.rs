@@ -9,6 +9,18 @@
 //! order in which they were made; what waits here is bounded by [`REQUESTS_MAX`] and
 //! [`PIECES_MAX`]. Order between overlapping requests is the shard's care: all of a block's
 //! requests meet there.
+//!
+//! A write that went directly to the primary is acknowledged only if no flush has failed since the
+//! primary completed it. A failed flush may give up what was completed before; the shards report
+//! that once, to those who flush, and forget it. An answer that is given later than that report, as
+//! when other pieces of the write were still on their way, would promise what nobody remembers is
+//! lost. So each shard says of how many failures it had been told when the write was completed
+//! ([`Reply::direct`]), and this is compared with the count of all threads ([`FailedFlushes`]):
+//!
+//! - The same: whoever hears of a failure that gave the write up hears of it after this answer,
+//!   since failures are counted before anyone is told.
+//! - Less: the write may be lost, and fails. This is certain to be seen, since a shard takes what
+//!   was completed before a failure before it is told of the failure.
 
 use std::collections::VecDeque;
 
@@ -19,6 +31,7 @@ use forebay_block::{
 use forebay_engine::{Bypass, Reply, Request, RequestId};
 use forebay_policy::SequentialDetector;
 
+use crate::flush_gate::FailedFlushes;
 use crate::port::ShardPort;
 use crate::record::Recorded;
 use crate::registry::Registry;
@@ -103,6 +116,7 @@ struct VolumeState {
     read_only: bool,
     detector: SequentialDetector,
     recorded: Option<Recorded>,
+    failed: FailedFlushes,
 }
 
 /// A client's request, as far as its answer needs it.
@@ -146,6 +160,8 @@ struct Join {
     rest: ByteRange,
     in_flight: u32,
     error: Option<IoError>,
+    /// The least of its pieces' counts of failed flushes.
+    direct: Option<u64>,
     /// Whether it is in `ready`.
     ready: bool,
 }
@@ -167,6 +183,7 @@ impl Router {
                 read_only: volume.read_only,
                 detector: SequentialDetector::new(volume.sequential_threshold, STREAMS_MAX),
                 recorded: None,
+                failed: FailedFlushes::default(),
             });
         }
         Self {
@@ -227,6 +244,15 @@ impl Router {
         Ok(())
     }
 
+    /// Where the failed flushes of a volume's primary are counted, before anything is asked of it.
+    ///
+    /// # Panics
+    /// If the volume is not of the registry.
+    pub fn watch_flushes(&mut self, volume: VolumeId, failed: FailedFlushes) {
+        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        state.expect("the registry knows the volume").failed = failed;
+    }
+
     /// Begins to record what is asked of a volume, anew; or ends that and forgets what is left.
     ///
     /// # Panics
@@ -253,7 +279,10 @@ impl Router {
         let at = u32::try_from(number).expect("the request is of this router");
         let sent = self.sent.remove(at).expect("a request is answered once");
         match sent {
-            Sent::Whole(origin) => done.push(origin.done(reply.result, reply.buf)),
+            Sent::Whole(origin) => {
+                let kept = || self.check_kept(origin.volume, reply.direct);
+                done.push(origin.done(reply.result.and_then(|()| kept()), reply.buf));
+            }
             Sent::Piece { join, at } => self.join_piece(join, at, reply, done),
         }
     }
@@ -357,6 +386,7 @@ impl Router {
             rest,
             in_flight: 0,
             error: None,
+            direct: None,
             ready: true,
         };
         let at = self.joins.insert(join);
@@ -390,10 +420,18 @@ impl Router {
         }
     }
 
+    /// An error if a flush has failed since the primary completed a write, so that it may be lost.
+    fn check_kept(&self, volume: VolumeId, direct: Option<u64>) -> Result<(), IoError> {
+        let Some(known) = direct else { return Ok(()) };
+        let state = self.volumes[usize::from(volume.0)].as_ref().expect("checked before");
+        if known == state.failed.count() { Ok(()) } else { Err(ErrorKind::Media.into()) }
+    }
+
     fn join_piece(&mut self, at: u32, from: u64, reply: Reply, done: &mut Vec<Done>) {
         self.pieces -= 1;
         let join = self.joins.get_mut(at).expect("a request lives as long as its pieces");
         join.in_flight -= 1;
+        join.direct = join.direct.into_iter().chain(reply.direct).min();
         match reply.result {
             Ok(()) if join.origin.op == IoOp::Read && join.error.is_none() => {
                 let from = usize::try_from(from).expect("within a buffer");
@@ -410,7 +448,8 @@ impl Router {
             if join.ready {
                 self.ready.retain(|&other| other != at);
             }
-            done.push(join.origin.done(join.error.map_or(Ok(()), Err), join.buf));
+            let kept = || self.check_kept(join.origin.volume, join.direct);
+            done.push(join.origin.done(join.error.map_or_else(kept, Err), join.buf));
         } else if !join.rest.is_empty() && !join.ready {
             join.ready = true;
             self.ready.push_back(at);
