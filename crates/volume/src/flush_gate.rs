@@ -12,8 +12,8 @@
 
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_block::sync::atomic::{AtomicU64, Ordering};
 use forebay_block::{IoError, IoResult, IoTag};
 
 /// A shard's flush.
