@@ -25,6 +25,16 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
+    /// Makes ready for `queues` queues that are opened next, so that opening them waits for nobody:
+    /// a device that needs a connection for each makes them here. Queues in use are not counted.
+    ///
+    /// # Errors
+    /// When so many cannot be had at once, as where a server shares an export with nobody.
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        let _ = queues;
+        Ok(())
+    }
+
     /// Opens a queue whose completions arrive through `ring`.
     ///
     /// # Errors

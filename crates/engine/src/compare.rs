@@ -22,6 +22,7 @@ use crate::builder::Expect;
 use crate::event::Event;
 use crate::index::{Key, Place};
 use crate::op::{SsdItem, Ticket};
+use crate::primary::is_away;
 use crate::read::decode;
 
 /// Blocks compared at once.
@@ -58,6 +59,8 @@ struct Round {
     blocks: BlockRange,
     items: Vec<Item>,
     primary: Option<Vec<u8>>,
+    /// The primary does not answer: nothing was compared.
+    away: bool,
     outstanding: u32,
     sent: Instant,
     /// They differed in the round before.
@@ -119,10 +122,6 @@ impl Engine {
             return;
         }
         let Some(&volume) = self.compare.volumes.front() else { return };
-        if self.volume(volume).primary.away_since.is_some() {
-            self.compare.next_at = self.now + PAUSE_MAX;
-            return;
-        }
         if self.compare.keys.is_empty() && !self.find_clean(volume) {
             self.compare.next_at = self.now + PAUSE_MIN;
             return;
@@ -199,7 +198,7 @@ impl Engine {
         let sent = self.now;
         let waiting: Vec<(Key, Place)> = items.iter().map(|item| (item.key, item.place)).collect();
         self.compare.round =
-            Some(Round { blocks, items, primary: None, outstanding: 2, sent, again });
+            Some(Round { blocks, items, primary: None, away: false, outstanding: 2, sent, again });
         let ticket = Ticket::ComparePrimary;
         self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
         for (at, (key, place)) in waiting.into_iter().enumerate() {
@@ -276,8 +275,9 @@ impl Engine {
         let now = self.now;
         let round = self.round();
         round.primary = done.result.is_ok().then(|| done.buf.to_vec());
-        let took = now.since(round.sent);
-        self.compare.next_at = now + (took * PAUSE).clamp(PAUSE_MIN, PAUSE_MAX);
+        round.away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
+        let pause = if round.away { PAUSE_MAX } else { now.since(round.sent) * PAUSE };
+        self.compare.next_at = now + pause.clamp(PAUSE_MIN, PAUSE_MAX);
         self.compare_part(fx);
     }
 
@@ -303,6 +303,8 @@ impl Engine {
                 self.distrust(volume);
             }
             Some(_) => self.start_round(true, fx),
+            // The same blocks again when it may be back.
+            None if round.away => {}
             None => {
                 self.compare.compared += round.items.len() as u64;
                 let done = self.compare.keys.len().min(ROUND_BLOCKS);

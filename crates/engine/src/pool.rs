@@ -253,6 +253,25 @@ fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
     !copy.clean && request.witnesses.iter().any(known)
 }
 
+/// Whether the primary of a volume that was away at the start, and has come while the volume is
+/// served, may be used: decided as a start does, with what was on record before this one, its
+/// samples included. `record` is of the superblock that this start has found, and `witness` is of
+/// the pool as it is kept now. The cache serves already, so a primary that only its dirty blocks
+/// could be written to is refused, whether or not that was accepted; nothing else of the volume
+/// may be relied on before it is compared, as with one that nothing proves unchanged.
+///
+/// # Errors
+/// [`Refusal`], which says why and what to do.
+pub fn rejoin(
+    record: &VolumeRecord,
+    spec: &VolumeSpec,
+    witness: Option<&Witness>,
+) -> Result<(), Refusal> {
+    let spec = VolumeSpec { accepted: false, ..spec.clone() };
+    check_specs(std::slice::from_ref(&spec))?;
+    judge(record, &spec, witness).map(drop)
+}
+
 fn is_absent(copy: &Result<Superblock, FormatError>) -> bool {
     copy.as_ref().is_err_and(FormatError::is_absent)
 }

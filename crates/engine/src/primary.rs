@@ -91,6 +91,11 @@ impl Lookups {
     }
 }
 
+/// Whether an error says that a device does not answer.
+pub(crate) fn is_away(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::DeviceGone | ErrorKind::Timeout)
+}
+
 /// What the cache had of a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lookup {
@@ -173,8 +178,7 @@ impl Engine {
         let (op, range, kind) = (sent.op, sent.range, error.kind());
         primary.errors.count(op);
         primary.last_error = Some((now, kind));
-        let is_away = matches!(kind, ErrorKind::DeviceGone | ErrorKind::Timeout);
-        let is_news = is_away && primary.away_since.is_none();
+        let is_news = is_away(kind) && primary.away_since.is_none();
         if is_news {
             primary.away_since = Some(now);
         }

@@ -71,6 +71,25 @@ fn a_change_is_found_and_nothing_clean_is_served_after_it() {
     }
 }
 
+/// A read that the primary does not answer compares nothing: the same blocks are compared when it
+/// is back, although no client asks the primary for anything.
+#[test]
+fn what_was_not_compared_while_the_primary_was_away_is_when_it_is_back() {
+    // A first round is compared in the turn of the start.
+    let mut world = World::start_suspect(used().devices, 3);
+    for block in (0..BLOCKS).filter(|block| block % 10 != 0) {
+        change(&mut world.devices, block);
+    }
+    world.away = true;
+    let events = pass(&mut world, 60);
+    assert!(found(&events).is_empty(), "{events:?}");
+    assert!(world.engine.volumes()[0].primary.away_since.is_some());
+    world.away = false;
+    let events = pass(&mut world, 20);
+    assert_eq!(found(&events).len(), 1, "{events:?}");
+    assert!(world.engine.volumes()[0].primary.away_since.is_none());
+}
+
 #[test]
 fn what_is_read_while_clean_blocks_are_dropped_is_the_primarys() {
     let mut devices = used().devices;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use forebay_block::{Arena, BufPool, ByteRange, IoBuf, IoResult, VolumeId};
+use forebay_block::{Arena, BufPool, ByteRange, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::{Size, Time};
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
@@ -16,16 +16,19 @@ use forebay_engine::pool::{
     index_blocks, open as decide,
 };
 use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
-use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use forebay_format::Superblock;
 use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
 
 use crate::cli::ServeArgs;
 use crate::keeper::Keeper;
+use crate::primaries::Gone;
+use crate::returns::{Missing, Returns};
 use crate::samples::Table;
 use crate::settings::KeptSettings;
-use crate::{busy, memory, once, primaries, reset};
+use crate::superblocks::Superblocks;
+use crate::{busy, memory, once, primaries, reset, returns, samples, superblocks};
 
 /// Bytes of buffers that all threads share.
 const ARENA_BYTES: usize = 64 << 20;
@@ -47,6 +50,7 @@ pub struct Cache {
     /// The copy of the superblock that is to be written next.
     next_copy: usize,
     keeper: Keeper,
+    returns: Returns,
     state_dir: PathBuf,
     /// The loss that was accepted for this start.
     accepted: Option<String>,
@@ -66,8 +70,7 @@ struct Made {
 impl Drop for Made {
     fn drop(&mut self) {
         let witness = self.witness.take().map(|(witness, uuid)| {
-            let samples = format!("{:032x}.samples", u128::from_be_bytes(uuid));
-            witness.remove(uuid).and(witness.state().remove(&samples))
+            witness.remove(uuid).and(witness.state().remove(&samples::file_name(uuid)))
         });
         let cache = self.cache.take().map(std::fs::remove_file);
         for error in [witness, cache].into_iter().flatten().filter_map(Result::err) {
@@ -79,12 +82,9 @@ impl Drop for Made {
     }
 }
 
-/// The newest superblock on a cache device, if there is one.
-fn newest_superblock(queue: &mut Blocking, size: u64) -> Option<Superblock> {
-    let copies = SUPERBLOCK_OFFSETS.map(|at| ByteRange::new(at, SUPERBLOCK_BYTES as u64));
-    let copies = copies.into_iter().filter(|copy| copy.end() <= size);
-    let known = copies.filter_map(|copy| Superblock::decode(&queue.read(copy).ok()?).ok());
-    known.max_by_key(|superblock| superblock.generation)
+/// Whether nothing has that name.
+fn is_absent(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
 /// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
@@ -96,8 +96,7 @@ pub fn open(
     let opened = primaries::open(config)?;
     let size = config.cache.size.map(|Size(bytes)| bytes);
     let mut made = Made::default();
-    let absent = std::fs::symlink_metadata(&config.cache.path);
-    let absent = absent.is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let absent = is_absent(&config.cache.path);
     let device = busy::open(|| open_cache(&config.cache.path, size))
         .map_err(|error| no_cache(&config.cache.path, error))?;
     if let Some(remark) = device.remark() {
@@ -106,50 +105,27 @@ pub fn open(
     made.cache = absent.then(|| config.cache.path.clone());
     let mut queue = Blocking::open(&*device).context("cache")?;
     let size = size.unwrap_or(u64::MAX).min(device.info().size);
-    let newest = newest_superblock(&mut queue, size);
-    let primaries = primaries::stand_in(config, opened, newest.as_ref(), args.reset_cache)?;
+    let found = Superblocks::read(&mut queue, size)?;
+    let (primaries, gone) = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
-    let opened = decide_on((args, allowed.reset), config, &primaries, &mut queue, size, &witness)
-        .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
-    for note in &opened.notes {
-        tracing::warn!("{note}");
-    }
+    let opened =
+        decide_on((args, allowed.reset), config, &primaries, &mut queue, (size, &found), &witness)
+            .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
+    opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
     let mut settings = KeptSettings::load(witness.state(), opened.superblock.uuid)?;
     settings.apply(config, &opened.ids)?;
-    let table = primaries::sample(&opened, &primaries, &config.cache.state_dir);
-    let keep = || table.store(&config.cache.state_dir).context(NO_STATE);
-    // What is on record of a primary stays right until the server changes it, so it is renewed
-    // first. What was accepted must not be taken for sound before the cache knows of it.
-    let renewed = !opened.fresh && opened.trust == Trust::Full;
-    if renewed {
-        keep()?;
-    }
-    write_superblocks(&mut queue, &opened)?;
-    drop(queue);
+    let table = primaries::sample(&opened, &primaries, witness.state());
+    put_on_record((config, allowed.reset), &opened, &table, &witness, queue, &mut made)?;
     let Opened { superblock, ids, witnesses, .. } = &opened;
-    if allowed.reset {
-        let note = "--reset-cache made this cache";
-        once::mark(&config.cache.state_dir, superblock.uuid, once::RESET, note)?;
-    }
-    // After the superblock: a witness of a start that the device knows nothing of would condemn it.
-    if made.cache.is_some() {
-        made.witness = Some((witness.clone(), superblock.uuid));
-    }
-    for record in witnesses {
-        witness.store(record).context(NO_STATE)?;
-    }
-    if !renewed {
-        keep()?;
-    }
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
     let registry = registry(config, &primaries, ids)?;
     let clock = forebay_runtime::clock();
-    let (list, detached) =
-        DetachedList::open(witness.state(), superblock.uuid).context(NO_STATE)?;
+    let list = DetachedList::open(witness.state(), superblock.uuid);
+    let (list, detached) = list.context(NO_STATE)?;
     let shards = shards_of(
         (allowed.accepted.is_some(), &detached),
         config,
@@ -159,16 +135,14 @@ pub fn open(
         clock,
     );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
-    let keeper = Keeper::start(config.cache.state_dir.clone(), table, kept)?;
+    let missing = missing(config, &gone, ids, &table);
+    let keeper = Keeper::start(witness.state().clone(), table, kept)?;
+    let returns = Returns::start(missing, &returns_to(superblock, &witness), &keeper.door())?;
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
     plan.cache = Some(Arc::clone(&device));
-    plan.clients = config.server.max_clients as usize;
-    plan.client_memory = config.server.client_memory.0;
-    plan.stall = config.server.client_stall_timeout.0;
-    let Time(idle) = config.server.idle_timeout;
-    plan.idle = Some(idle).filter(|idle| !idle.is_zero());
     plan.clock = clock;
     plan.witness = Some((witness.clone(), record, list));
+    set_limits(&mut plan, config);
     let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
     let cache = Cache {
         device,
@@ -178,11 +152,64 @@ pub fn open(
         superblock: opened.superblock,
         next_copy: 1 - last_written,
         keeper,
+        returns,
         state_dir: config.cache.state_dir.clone(),
         accepted: allowed.accepted,
         made,
     };
     Ok((cache, plan, settings))
+}
+
+/// Makes a start durable, in the order in which a crash between any two steps does no harm.
+fn put_on_record(
+    (config, reset): (&Config, bool),
+    opened: &Opened,
+    table: &Table,
+    witness: &Witness,
+    mut queue: Blocking,
+    made: &mut Made,
+) -> anyhow::Result<()> {
+    let keep = || table.store(witness.state()).context(NO_STATE);
+    // What is on record of a primary stays right until the server changes it, so it is renewed
+    // first. What was accepted must not be taken for sound before the cache knows of it.
+    let renewed = !opened.fresh && opened.trust == Trust::Full;
+    if renewed {
+        keep()?;
+    }
+    superblocks::write_all(&mut queue, opened)?;
+    let uuid = opened.superblock.uuid;
+    if reset {
+        let note = "--reset-cache made this cache";
+        once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
+    }
+    // After the superblock: a witness of a start that the device knows nothing of would condemn it.
+    if made.cache.is_some() {
+        made.witness = Some((witness.clone(), uuid));
+    }
+    for record in &opened.witnesses {
+        witness.store(record).context(NO_STATE)?;
+    }
+    if renewed { Ok(()) } else { keep() }
+}
+
+/// The pool that primaries come back to.
+fn returns_to(superblock: &Superblock, witness: &Witness) -> returns::Pool {
+    returns::Pool {
+        witness: witness.clone(),
+        uuid: superblock.uuid,
+        epoch: superblock.epoch,
+        shards: superblock.shards.len(),
+        identities: superblock.volumes.iter().map(|one| (one.id, one.identity.clone())).collect(),
+    }
+}
+
+/// What clients may take.
+fn set_limits(plan: &mut PoolConfig, config: &Config) {
+    plan.clients = config.server.max_clients as usize;
+    plan.client_memory = config.server.client_memory.0;
+    plan.stall = config.server.client_stall_timeout.0;
+    let Time(idle) = config.server.idle_timeout;
+    plan.idle = Some(idle).filter(|idle| !idle.is_zero());
 }
 
 impl Cache {
@@ -221,7 +248,15 @@ impl Cache {
     /// primary was changed meanwhile, and whether dirty blocks are left. Nothing when the device is
     /// out of use.
     pub fn close(self, health: Health, stopped: &Stopped) -> anyhow::Result<()> {
+        self.returns.stop();
         let table = self.keeper.stop();
+        let mut primaries = self.primaries;
+        for (id, real) in self.returns.came() {
+            primaries
+                .iter_mut()
+                .filter(|(one, _)| *one == id)
+                .for_each(|(_, one)| *one = Arc::clone(&real));
+        }
         let record = self.witness.load(self.superblock.uuid)?;
         let trusted = record.as_ref().is_none_or(|record| record.trust == Trust::Full);
         if health != Health::Good || !trusted {
@@ -229,14 +264,16 @@ impl Cache {
             return Ok(());
         }
         let (fingerprints, volumes) =
-            primaries::leave(&self.superblock, &self.primaries, stopped, table.as_ref());
+            primaries::leave(&self.superblock, &primaries, stopped, table.as_ref());
         if let Some(table) = table {
             let table = Table { volumes, ..table };
-            table.store(&self.state_dir).context("the samples of the primaries cannot be kept")?;
+            table
+                .store(self.witness.state())
+                .context("the samples of the primaries cannot be kept")?;
         }
         let superblock = closed(self.superblock, &fingerprints);
         let mut queue = Blocking::open(&*self.device).context("cache")?;
-        write_superblock(&mut queue, &superblock, self.next_copy)
+        superblocks::write(&mut queue, &superblock, self.next_copy)
             .context("the cache cannot be closed; the next start recovers as after a crash")?;
         match record {
             Some(record) if stopped.dirty_blocks == 0 => {
@@ -281,26 +318,17 @@ fn decide_on(
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
-    device_size: u64,
+    (device_size, found): (u64, &Superblocks),
     witness: &Witness,
 ) -> anyhow::Result<Opened> {
-    let last = SUPERBLOCK_OFFSETS[1] + SUPERBLOCK_BYTES as u64;
-    if device_size < last {
-        bail!("the cache device has {device_size} bytes; it is far too small");
-    }
-    let copies = SUPERBLOCK_OFFSETS.map(|at| ByteRange::new(at, SUPERBLOCK_BYTES as u64));
-    let copies = queue.read_many(&copies).context("cache")?;
-    let announcement = ByteRange::new(ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES as u64);
-    let announcement = queue.read(announcement).context("cache")?;
-    let known: Vec<Superblock> =
-        copies.iter().filter_map(|copy| Superblock::decode(copy).ok()).collect();
+    let Superblocks { copies, announcement, known } = found;
     let witnesses = witness.load_all()?;
-    for superblock in &known {
+    for superblock in known {
         // Here one that cannot be read is an error.
         witness.load(superblock.uuid)?;
     }
-    let newest = known.iter().max_by_key(|superblock| superblock.generation);
-    let specs = primaries::specs(args, config, primaries, newest)?;
+    let newest = found.newest();
+    let specs = primaries::specs(args, config, primaries, newest, witness.state())?;
     let absent = match newest {
         Some(pool) if !args.reset_cache => gone(args, queue, device_size, pool, &specs)?,
         _ => Vec::new(),
@@ -310,7 +338,7 @@ fn decide_on(
     let request = OpenRequest {
         device_size,
         copies: [&copies[0], &copies[1]],
-        announcement: &announcement,
+        announcement,
         volumes: &specs,
         witnesses: &witnesses,
         absent: &absent,
@@ -386,6 +414,23 @@ fn gone(
     Ok(absent.collect())
 }
 
+/// The volumes whose primaries are not there, with what is on record of them.
+fn missing(config: &Config, gone: &[Gone], ids: &[VolumeId], table: &Table) -> Vec<Missing> {
+    let missing = gone.iter().map(|gone| {
+        let (volume, id) = (&config.volumes[gone.at], ids[gone.at]);
+        Missing {
+            id,
+            name: volume.name.clone(),
+            uri: volume.primary.clone(),
+            read_only: volume.read_only,
+            record: gone.record.clone(),
+            samples: table.of(id).to_vec(),
+            stand_in: Arc::clone(&gone.stand_in),
+        }
+    });
+    missing.collect()
+}
+
 /// Half of the processors: the clients run on the others. One shard also keeps a disk's heads in
 /// one place, where destaging of several shards pulls them to and fro.
 fn shards_by_processors() -> u16 {
@@ -397,21 +442,6 @@ fn random_uuid() -> std::io::Result<[u8; 16]> {
     let mut uuid = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
     Ok(uuid)
-}
-
-fn write_superblocks(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<()> {
-    let failed = "the cache device cannot be written; nothing was changed on the primaries";
-    for (at, bytes) in opened.writes() {
-        queue.write(at, bytes).and_then(|()| queue.flush()).context(failed)?;
-    }
-    Ok(())
-}
-
-fn write_superblock(queue: &mut Blocking, superblock: &Superblock, copy: usize) -> IoResult<()> {
-    let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
-    superblock.encode(&mut bytes);
-    queue.write(SUPERBLOCK_OFFSETS[copy], bytes)?;
-    queue.flush()
 }
 
 fn registry(

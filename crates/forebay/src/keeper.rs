@@ -2,18 +2,18 @@
 //! place off the record before the server changes it, and puts it on record again when it rests.
 
 use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use forebay_block::{ByteRange, IoResult, VolumeId};
 use forebay_codec::crc32c;
-use forebay_device::{BlockDevice, Watch};
-use forebay_runtime::Blocking;
+use forebay_device::{AwayDevice, BlockDevice, Watch};
+use forebay_runtime::{Blocking, StateDir};
 
-use crate::samples::Table;
+use crate::primaries::watch_one;
+use crate::samples::{Sample, Table};
 
 /// How long nothing may have changed a place before it goes on record again, at least.
 const REST: Duration = Duration::from_secs(30);
@@ -30,28 +30,59 @@ pub struct Kept {
     pub watch: Arc<Watch>,
 }
 
+/// A primary that was away and may be used from now on.
+pub struct Arrival {
+    /// Its volume.
+    pub id: VolumeId,
+    /// The primary itself.
+    pub primary: Arc<dyn BlockDevice>,
+    /// What it holds, as it was found.
+    pub samples: Vec<Sample>,
+    /// What stood in for it.
+    pub stand_in: Arc<AwayDevice>,
+}
+
+/// Where primaries come in that were away.
+#[derive(Clone)]
+pub struct Door {
+    arrivals: Arc<Mutex<Vec<Arrival>>>,
+    keeper: Thread,
+}
+
+impl Door {
+    /// Puts the primary behind its stand-in as soon as its samples are on record: before that the
+    /// server must change nothing.
+    pub fn let_in(&self, arrival: Arrival) {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+        self.keeper.unpark();
+    }
+}
+
 /// The thread; it ends with this.
 pub struct Keeper {
     thread: Option<JoinHandle<Table>>,
     stop: Arc<AtomicBool>,
+    door: Door,
 }
 
 struct Work {
-    dir: PathBuf,
+    state: StateDir,
     table: Table,
     kept: Vec<Kept>,
     /// How often each place had been changed when it was last looked at, if it rested then.
     rested: Vec<Vec<Option<u64>>>,
+    arrivals: Arc<Mutex<Vec<Arrival>>>,
 }
 
 impl Keeper {
-    /// Keeps `table`, which is stored in `dir` as it is.
+    /// Keeps `table`, which is stored in `state` as it is.
     ///
     /// # Errors
     /// When there is no thread to be had.
-    pub fn start(dir: PathBuf, table: Table, kept: Vec<Kept>) -> io::Result<Self> {
+    pub fn start(state: StateDir, table: Table, kept: Vec<Kept>) -> io::Result<Self> {
         let rested = kept.iter().map(|one| vec![None; table.of(one.id).len()]).collect();
-        let mut work = Work { dir, table, kept, rested };
+        let arrivals = Arc::<Mutex<Vec<Arrival>>>::default();
+        let mut work = Work { state, table, kept, rested, arrivals: Arc::clone(&arrivals) };
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let builder = thread::Builder::new().name("samples".into());
@@ -59,7 +90,13 @@ impl Keeper {
             work.run(&told);
             work.table
         })?;
-        Ok(Self { thread: Some(thread), stop })
+        let door = Door { arrivals, keeper: thread.thread().clone() };
+        Ok(Self { thread: Some(thread), stop, door })
+    }
+
+    /// Where primaries come in that were away at the start.
+    pub fn door(&self) -> Door {
+        self.door.clone()
     }
 
     /// Ends the thread; the table as it is stored. The shards have stopped.
@@ -89,6 +126,7 @@ impl Work {
         let mut next = Instant::now() + REST;
         while !stop.load(Ordering::Acquire) {
             self.take_off();
+            self.let_in();
             let now = Instant::now();
             if now >= next {
                 self.put_on();
@@ -111,6 +149,26 @@ impl Work {
         self.store();
         for (one, places) in self.kept.iter().zip(&asked) {
             places.iter().for_each(|&at| one.watch.release(at));
+        }
+    }
+
+    /// Puts those on record that have come, and lets the shards use them.
+    fn let_in(&mut self) {
+        let mut all = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = std::mem::take(&mut *all);
+        for Arrival { id, primary, samples, stand_in } in all {
+            self.table.volumes.retain(|(one, _)| *one != id);
+            self.table.volumes.push((id, samples));
+            if !self.store() {
+                // Nothing is on record then, so nothing waits.
+                let samples = self.table.volumes.last_mut().map(|(_, samples)| samples);
+                samples.into_iter().flatten().for_each(|sample| sample.crc = None);
+            }
+            let (device, kept) = watch_one(id, &primary, self.table.of(id));
+            kept.watch.set_keeper(thread::current());
+            self.rested.push(vec![None; self.table.of(id).len()]);
+            self.kept.push(kept);
+            stand_in.come(Arc::new(device));
         }
     }
 
@@ -178,13 +236,11 @@ impl Work {
     /// Makes the table durable, or takes it away: then nothing is on record. Changes do not wait
     /// for a state directory that fails: the next start may then take them for somebody else's.
     fn store(&self) -> bool {
-        let Err(error) = self.table.store(&self.dir) else { return true };
-        let removed = self.table.remove(&self.dir);
-        let dir = self.dir.display();
-        match removed {
-            Ok(()) => tracing::warn!(%dir, %error, "the samples of the primaries are not kept"),
+        let Err(error) = self.table.store(&self.state) else { return true };
+        match self.table.remove(&self.state) {
+            Ok(()) => tracing::warn!(%error, "the samples of the primaries are not kept"),
             Err(_) => tracing::error!(
-                %dir, %error,
+                %error,
                 "the samples of the primaries are out of date; mend the state directory before \
                  the next start, or use --accept-primary then"
             ),
@@ -204,7 +260,7 @@ mod tests {
     #[test]
     fn a_place_is_off_the_record_before_it_is_changed_and_on_again_when_it_rests() {
         let dir = std::env::temp_dir().join(format!("forebay-keeper-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).expect("a directory can be made");
+        let state = StateDir::open(&dir).expect("a directory can be made");
         let primary: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
         let id = VolumeId(2);
         let taken = samples::take(&*primary).expect("memory can be read");
@@ -214,8 +270,8 @@ mod tests {
         let watch = Arc::new(Watch::new(places, &vec![true; taken.len()]));
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch: Arc::clone(&watch) }];
         let watched = WatchedDevice::new(Arc::clone(&primary), Arc::clone(&watch));
-        let keeper = Keeper::start(dir.clone(), table, kept).expect("a thread can be had");
-        let stored = || Table::load(&dir, uuid, 1).expect("it can be read").expect("it is there");
+        let keeper = Keeper::start(state.clone(), table, kept).expect("a thread can be had");
+        let stored = || Table::load(&state, uuid, 1).expect("it can be read").expect("it is there");
         let mut queue = Blocking::open(&watched).expect("memory can be opened");
         queue.write(4096, IoBuf::copy_of(&[1; 512])).expect("it can be written");
         // The write is done, so the record was void before.
@@ -227,7 +283,7 @@ mod tests {
         // By hand, since the thread waits longer than a test should.
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch }];
         let rested = vec![vec![None; taken.len()]];
-        let mut work = Work { dir: dir.clone(), table, kept, rested };
+        let mut work = Work { state: state.clone(), table, kept, rested, arrivals: Arc::default() };
         work.put_on();
         assert_eq!(stored().of(id)[1].crc, None, "it may have been changed just now");
         work.put_on();

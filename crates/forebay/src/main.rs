@@ -24,6 +24,7 @@ mod primaries;
 mod process;
 mod recording;
 mod reset;
+mod returns;
 mod salvage;
 mod samples;
 mod sectors;
@@ -32,6 +33,7 @@ mod set;
 mod settings;
 mod status;
 mod stop;
+mod superblocks;
 mod trace;
 
 use std::io::ErrorKind;

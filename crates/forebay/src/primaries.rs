@@ -1,7 +1,6 @@
 //! The primaries of a server, between what is on record of them and the shards: compared at the
 //! start, watched while they are served, and recorded at the end.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -9,8 +8,8 @@ use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_device::{AwayDevice, BlockDevice, OpenError, Watch, WatchedDevice, open_primary};
 use forebay_engine::pool::{Opened, VolumeSpec};
-use forebay_format::Superblock;
-use forebay_runtime::Stopped;
+use forebay_format::{Superblock, VolumeRecord};
+use forebay_runtime::{StateDir, Stopped};
 
 use crate::cli::ServeArgs;
 use crate::keeper::Kept;
@@ -19,6 +18,9 @@ use crate::{busy, fingerprint};
 
 /// The digest of each primary that could be recorded.
 type Fingerprints = Vec<(VolumeId, Option<u64>)>;
+
+/// The primary of each volume, in the order of the configuration.
+type Primaries = Vec<Arc<dyn BlockDevice>>;
 
 /// Opens every primary. One that is not there now may be there later: why, instead.
 ///
@@ -42,7 +44,7 @@ pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, 
 }
 
 /// Whether a device is not there, as a disk or a server that does not answer.
-fn is_away(error: &OpenError) -> bool {
+pub fn is_away(error: &OpenError) -> bool {
     use std::io::ErrorKind::{
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
         NotFound, TimedOut,
@@ -61,6 +63,16 @@ fn is_away(error: &OpenError) -> bool {
     kinds.contains(&source.kind()) || matches!(source.raw_os_error(), Some(5 | 6 | 19 | 123))
 }
 
+/// A primary that is not there, and what is on record of it.
+pub struct Gone {
+    /// Its place in the configuration.
+    pub at: usize,
+    /// What was on record of it before this start.
+    pub record: VolumeRecord,
+    /// What stands in for it.
+    pub stand_in: Arc<AwayDevice>,
+}
+
 /// A primary that is not there does not keep the others from being served: its volume gets a
 /// stand-in that fails every request, so that its blocks stay in the cache.
 ///
@@ -71,9 +83,9 @@ pub fn stand_in(
     opened: Vec<Result<Arc<dyn BlockDevice>, OpenError>>,
     newest: Option<&Superblock>,
     reset: bool,
-) -> anyhow::Result<Vec<Arc<dyn BlockDevice>>> {
-    let mut primaries = Vec::new();
-    for (volume, opened) in config.volumes.iter().zip(opened) {
+) -> anyhow::Result<(Primaries, Vec<Gone>)> {
+    let (mut primaries, mut gone) = (Primaries::new(), Vec::new());
+    for (at, (volume, opened)) in config.volumes.iter().zip(opened).enumerate() {
         let name = &volume.name;
         let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
         let primary = match (opened, record.filter(|_| !reset)) {
@@ -85,9 +97,13 @@ pub fn stand_in(
                 let why = format!(
                     "its primary cannot be opened: {error}. Others are served; blocks of it that \
                      are cached are served too, its other requests fail, and what is dirty stays \
-                     in the cache. Start again when it is back"
+                     in the cache. It is looked for, and used when it is back"
                 );
-                Arc::new(AwayDevice::new(record.size, &record.identity, &volume.primary, why))
+                let device = AwayDevice::new(record.size, &record.identity, &volume.primary, why);
+                let stand_in = Arc::new(device);
+                let record = record.clone();
+                gone.push(Gone { at, record, stand_in: Arc::clone(&stand_in) });
+                stand_in
             }
         };
         if let Some(remark) = primary.remark() {
@@ -95,7 +111,7 @@ pub fn stand_in(
         }
         primaries.push(primary);
     }
-    Ok(primaries)
+    Ok((primaries, gone))
 }
 
 /// The volumes with what their primaries are now, compared with what is on record of them in the
@@ -108,15 +124,16 @@ pub fn specs(
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
     newest: Option<&Superblock>,
+    state: &StateDir,
 ) -> anyhow::Result<Vec<VolumeSpec>> {
-    let record = newest.map(|newest| (newest, samples_of(newest, &config.cache.state_dir)));
+    let record = newest.map(|newest| (newest, samples_of(newest, state)));
     let volumes = config.volumes.iter().zip(primaries);
     volumes.map(|(volume, primary)| spec_of(args, volume, &**primary, record.as_ref())).collect()
 }
 
 /// The samples that the last start kept, if they are there and sound.
-fn samples_of(newest: &Superblock, dir: &Path) -> Option<Table> {
-    let found = Table::load(dir, newest.uuid, newest.epoch);
+fn samples_of(newest: &Superblock, state: &StateDir) -> Option<Table> {
+    let found = Table::load(state, newest.uuid, newest.epoch);
     found.unwrap_or_else(|error| {
         tracing::warn!(%error, "samples of the primaries were kept and cannot be read: left out");
         None
@@ -124,9 +141,9 @@ fn samples_of(newest: &Superblock, dir: &Path) -> Option<Table> {
 }
 
 /// Samples of every primary as it is, for the start that `opened` describes.
-pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], dir: &Path) -> Table {
+pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], state: &StateDir) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
-    let before = Table::load(dir, uuid, epoch.saturating_sub(1)).ok().flatten();
+    let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
     let name = |id| name_of(&opened.superblock, id);
     let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
         if primary.is_away() {
@@ -160,14 +177,24 @@ pub fn watch(
             watched.push(Arc::clone(primary));
             continue;
         }
-        let samples: &[Sample] = table.of(id);
-        let known: Vec<bool> = samples.iter().map(|sample| sample.crc.is_some()).collect();
-        let places = samples.iter().map(|sample| sample.range).collect();
-        let watch = Arc::new(Watch::new(places, &known));
-        watched.push(Arc::new(WatchedDevice::new(Arc::clone(primary), Arc::clone(&watch))));
-        kept.push(Kept { id, primary: Arc::clone(primary), watch });
+        let (device, one) = watch_one(id, primary, table.of(id));
+        watched.push(Arc::new(device));
+        kept.push(one);
     }
     (watched, kept)
+}
+
+/// The same of one primary, which has these samples on record.
+pub fn watch_one(
+    id: VolumeId,
+    primary: &Arc<dyn BlockDevice>,
+    samples: &[Sample],
+) -> (WatchedDevice, Kept) {
+    let known: Vec<bool> = samples.iter().map(|sample| sample.crc.is_some()).collect();
+    let places = samples.iter().map(|sample| sample.range).collect();
+    let watch = Arc::new(Watch::new(places, &known));
+    let device = WatchedDevice::new(Arc::clone(primary), Arc::clone(&watch));
+    (device, Kept { id, primary: Arc::clone(primary), watch })
 }
 
 /// A volume with what its primary is now, compared with what is on record of it.
@@ -193,8 +220,24 @@ fn spec_of(
         let record = same.or_else(|| records.find(|one| one.name == *name))?;
         Some((record, table.as_ref().map_or(&[][..], |table| table.of(record.id))))
     });
+    let accepted = args.accept_primary.contains(name);
+    let record = record.filter(|_| !primary.is_away());
+    Ok(VolumeSpec { accepted, ..compared(name, primary, record)? })
+}
+
+/// The volume `name` with what its primary is now, compared with the record and the samples of it,
+/// if there are any. Nothing is accepted.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn compared(
+    name: &str,
+    primary: &dyn BlockDevice,
+    record: Option<(&VolumeRecord, &[Sample])>,
+) -> anyhow::Result<VolumeSpec> {
+    let info = primary.info();
     let (mut print, mut compared) = (None, None);
-    if let Some((record, samples)) = record.filter(|_| !primary.is_away()) {
+    if let Some((record, samples)) = record {
         let failed = || format!("volume {name}: primary");
         if record.fingerprint.is_some() {
             print = Some(fingerprint::of(primary, record.size).with_context(failed)?);
@@ -203,14 +246,14 @@ fn spec_of(
     }
     let blanks = [print.map(|print| print.blank), compared.map(|compared| compared.blank)];
     Ok(VolumeSpec {
-        name: name.clone(),
+        name: name.to_owned(),
         size: info.size,
         identity: info.identity.clone(),
         path: info.name.clone(),
         fingerprint: print.map(|print| print.digest),
         blank: blanks.iter().flatten().all(|&blank| blank) && blanks != [None, None],
         sampled: compared.map(|compared| compared.changed),
-        accepted: args.accept_primary.contains(name),
+        accepted: false,
     })
 }
 
@@ -229,8 +272,11 @@ pub fn leave(
             continue;
         }
         let mut sampled = samples::unknown(&**primary);
+        // One that has come back while the volume was served may be larger than the volume.
+        let size = superblock.volumes.iter().find(|volume| volume.id == *id);
+        let size = size.map_or(primary.info().size, |volume| volume.size);
         let found = samples::take(&**primary)
-            .and_then(|found| Ok((fingerprint::of(&**primary, primary.info().size)?, found)));
+            .and_then(|found| Ok((fingerprint::of(&**primary, size)?, found)));
         match found {
             // It says yes to the next flush, and may yet lose what it shows.
             _ if stopped.doubtful.contains(id) => {

@@ -13,15 +13,12 @@
 //! end CRC                   of all lines before
 //! ```
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
 
 use forebay_block::{ByteRange, IoResult, VolumeId};
 use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
-use forebay_runtime::Blocking;
+use forebay_runtime::{Blocking, StateDir};
 
 const HEADING: &str = "forebay samples 1";
 /// Longest file that is read: 64 volumes with 128 samples of 50 bytes a line.
@@ -58,37 +55,30 @@ pub struct Compared {
 
 impl Table {
     /// The samples of a pool, if they are there and were kept by this start or a later one.
-    pub fn load(dir: &Path, uuid: [u8; 16], epoch: u32) -> io::Result<Option<Self>> {
-        let mut text = String::new();
-        match File::open(path(dir, uuid)) {
-            Ok(file) => file.take(BYTES_MAX).read_to_string(&mut text)?,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
+    ///
+    /// # Errors
+    /// When the file cannot be read, is damaged, or others may have written it.
+    pub fn load(state: &StateDir, uuid: [u8; 16], epoch: u32) -> io::Result<Option<Self>> {
+        let Some(text) = state.read(&file_name(uuid), BYTES_MAX)? else { return Ok(None) };
         let damaged = || io::Error::new(ErrorKind::InvalidData, "the file is damaged");
         let table = Self::parse(&text).filter(|table| table.uuid == uuid).ok_or_else(damaged)?;
         Ok(Some(table).filter(|table| table.epoch >= epoch))
     }
 
     /// Replaces the file; durable when this returns.
-    pub fn store(&self, dir: &Path) -> io::Result<()> {
-        let path = path(dir, self.uuid);
-        let aside = path.with_extension("samples-new");
-        match fs::remove_file(&aside) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&aside)?;
-        file.write_all(self.print().as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&aside, &path)?;
-        File::open(dir)?.sync_all()
+    ///
+    /// # Errors
+    /// When it could not be made durable: then either table may be there at the next start.
+    pub fn store(&self, state: &StateDir) -> io::Result<()> {
+        state.replace(&file_name(self.uuid), &self.print())
     }
 
     /// Takes the file away, where it cannot be replaced; durable when this returns.
-    pub fn remove(&self, dir: &Path) -> io::Result<()> {
-        fs::remove_file(path(dir, self.uuid))?;
-        File::open(dir)?.sync_all()
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn remove(&self, state: &StateDir) -> io::Result<()> {
+        state.remove(&file_name(self.uuid))
     }
 
     /// The samples of a volume.
@@ -141,8 +131,9 @@ impl Table {
     }
 }
 
-fn path(dir: &Path, uuid: [u8; 16]) -> PathBuf {
-    dir.join(format!("{:032x}.samples", u128::from_be_bytes(uuid)))
+/// The name of a pool's file in the state directory.
+pub fn file_name(uuid: [u8; 16]) -> String {
+    format!("{:032x}.samples", u128::from_be_bytes(uuid))
 }
 
 /// Compares a primary with what is on record of it; nothing when nothing is.
@@ -238,6 +229,8 @@ pub fn places(size: u64) -> Vec<ByteRange> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use forebay_device::MemoryDevice;
 
     use super::*;
@@ -257,26 +250,31 @@ mod tests {
     #[test]
     fn what_is_stored_is_loaded_and_damage_is_seen() {
         let dir = std::env::temp_dir().join(format!("forebay-samples-{}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a directory can be made");
+        let state = StateDir::open(&dir).expect("a directory can be made");
         let device = MemoryDevice::new(1 << 20);
         let mut samples = take(&device).expect("memory can be read");
         samples[1].crc = None;
         let uuid = *b"0123456789abcdef";
         let volumes = vec![(VolumeId(3), samples), (VolumeId(5), unknown(&device))];
         let table = Table { uuid, epoch: 7, volumes };
-        assert_eq!(Table::load(&dir, uuid, 7).expect("there is none"), None);
+        assert_eq!(Table::load(&state, uuid, 7).expect("there is none"), None);
         for _ in 0..2 {
-            table.store(&dir).expect("it can be stored");
+            table.store(&state).expect("it can be stored");
         }
-        assert_eq!(Table::load(&dir, uuid, 7).expect("it is there"), Some(table.clone()));
-        assert_eq!(Table::load(&dir, uuid, 8).expect("it is there"), None, "of an earlier start");
-        let text = fs::read_to_string(path(&dir, uuid)).expect("it is there");
+        assert_eq!(Table::load(&state, uuid, 7).expect("it is there"), Some(table.clone()));
+        assert_eq!(Table::load(&state, uuid, 8).expect("it is there"), None, "of an earlier start");
+        let path = dir.join(file_name(uuid));
+        let text = fs::read_to_string(&path).expect("it is there");
         for cut in 0..text.len() {
-            fs::write(path(&dir, uuid), &text[..cut]).expect("it can be cut");
-            assert!(Table::load(&dir, uuid, 7).is_err(), "cut at {cut}");
+            fs::write(&path, &text[..cut]).expect("it can be cut");
+            assert!(Table::load(&state, uuid, 7).is_err(), "cut at {cut}");
         }
-        table.remove(&dir).expect("it can be removed");
-        assert_eq!(Table::load(&dir, uuid, 7).expect("there is none"), None);
+        fs::remove_file(&path).expect("it is ours");
+        fs::write(dir.join("other"), &text).expect("it can be written");
+        std::os::unix::fs::symlink(dir.join("other"), &path).expect("it can be made");
+        assert!(Table::load(&state, uuid, 7).is_err(), "a link is not followed");
+        table.remove(&state).expect("it can be removed");
+        assert_eq!(Table::load(&state, uuid, 7).expect("there is none"), None);
         fs::remove_dir_all(&dir).expect("it is ours");
     }
 

@@ -4,6 +4,7 @@
 mod support;
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
 use support::{Place, Server, noise};
@@ -165,4 +166,145 @@ fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
     let bytes = fs::read(place.path("a.img")).expect("it is there");
     assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "the primary has it");
     assert!(bytes[4 * MIB as usize..][..4096] == noise(5, 4096), "and what was written meanwhile");
+}
+
+/// A NBD server of the file `primary`, ended with this.
+struct San(std::process::Child);
+
+impl San {
+    fn start(place: &Place, primary: &str) -> Self {
+        let socket = place.path("san.sock");
+        let _ = fs::remove_file(&socket);
+        let child = std::process::Command::new("nbdkit")
+            .args(["--foreground", "--exit-with-parent", "--unix"])
+            .args([socket.as_os_str(), "file".as_ref(), place.path(primary).as_os_str()])
+            .spawn()
+            .expect("nbdkit runs (make setup)");
+        let limit = Instant::now() + Duration::from_secs(10);
+        while std::os::unix::net::UnixStream::connect(&socket).is_err() {
+            assert!(Instant::now() < limit, "nbdkit does not listen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self(child)
+    }
+}
+
+impl Drop for San {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The configuration of [`serve`], with the primary of the first volume behind a NBD server.
+fn serve_san(place: &Place) -> Vec<String> {
+    let arguments = serve(place, &[("a", "a.img"), ("b", "b.img")]);
+    let path = place.path("forebay.toml");
+    let text = fs::read_to_string(&path).expect("it is there");
+    let uri = format!("nbd+unix:///?socket={}", place.text("san.sock"));
+    fs::write(&path, text.replace(&place.text("a.img"), &uri)).expect("it can be written");
+    arguments
+}
+
+/// Reads what only the primary has, until it answers.
+fn until_back(place: &Place, volume: &str) -> Vec<u8> {
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), volume).expect("it serves");
+    let limit = Instant::now() + Duration::from_secs(30);
+    let mut bytes = vec![0; 4096];
+    while let Err(error) = nbd.read(8 * MIB, &mut bytes) {
+        assert!(error.raw_os_error().is_some(), "the connection must stay: {error}");
+        assert!(Instant::now() < limit, "the primary of {volume} is not used");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bytes
+}
+
+/// A primary that comes while the others are served is used from then on: a file that appears, and
+/// a server that is started.
+#[test]
+fn a_primary_that_comes_back_is_used_without_another_start() {
+    for san in [false, true] {
+        let place = Place::new();
+        place.make("a.img", 16 * MIB);
+        place.make("b.img", 16 * MIB);
+        let arguments = match san {
+            true => serve_san(&place),
+            false => serve(&place, &[("a", "a.img"), ("b", "b.img")]),
+        };
+        let mut server_of_a = san.then(|| San::start(&place, "a.img"));
+        let server = place.start(&arguments);
+        write(&place, "a", 1);
+        write(&place, "b", 2);
+        server.kill();
+        drop(server_of_a.take());
+        fs::rename(place.path("a.img"), place.path("elsewhere")).expect("it is there");
+
+        let server = place.start(&arguments);
+        let mut nbd = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
+        nbd.read(8 * MIB, &mut [0; 4096]).expect_err("only the primary has it");
+        nbd.write(4 * MIB, &noise(5, 4096), true).expect("the cache takes it");
+        fs::rename(place.path("elsewhere"), place.path("a.img")).expect("it is there");
+        server_of_a = san.then(|| San::start(&place, "a.img"));
+        assert_eq!(until_back(&place, "a"), vec![0; 4096]);
+        let log = server.log("volume a: its primary is back");
+        assert_eq!(log.matches("its primary is back").count(), 1, "{log}");
+        check(&place, "a", &noise(1, 1 << 20));
+        // What the server itself changes now is not taken for somebody else's after a crash.
+        nbd.write(0, &noise(6, 4096), true).expect("the cache takes it");
+        drop(nbd);
+        server.ask(&["drain", "a"]);
+        server.kill();
+        let server = place.start(&arguments);
+        stop(server, &["--drain"]);
+        drop(server_of_a);
+        let bytes = fs::read(place.path("a.img")).expect("it is there");
+        assert!(bytes[..4096] == noise(6, 4096), "what was written after it came");
+        assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "what was dirty");
+        assert!(bytes[4 * MIB as usize..][..4096] == noise(5, 4096), "what came meanwhile");
+    }
+}
+
+/// One that is not as it was left, or is another, is not used: that is said once, and nothing is
+/// written to it.
+#[test]
+fn a_primary_that_comes_back_changed_stays_away() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    let arguments = serve(&place, &[("a", "a.img"), ("b", "b.img")]);
+    let server = place.start(&arguments);
+    write(&place, "a", 1);
+    server.kill();
+    let right = fs::read(place.path("a.img")).expect("it is there");
+    fs::remove_file(place.path("a.img")).expect("it is there");
+
+    let server = place.start(&arguments);
+    let mut wrong = right.clone();
+    wrong[..4096].copy_from_slice(&noise(9, 4096));
+    // Put there at once: half of a primary is another one.
+    let put = |bytes: &[u8]| {
+        fs::write(place.path("aside"), bytes).expect("it can be written");
+        fs::rename(place.path("aside"), place.path("a.img")).expect("it can be renamed");
+    };
+    put(&wrong);
+    let log = server.log("its primary is there again and is not used");
+    assert!(log.contains("in the block at 0;") && log.contains("--accept-primary a"), "{log}");
+    check(&place, "a", &noise(1, 1 << 20));
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
+    nbd.read(8 * MIB, &mut [0; 4096]).expect_err("it is not used");
+    server.ask(&["drain", "a", "--background"]);
+    std::thread::sleep(Duration::from_secs(1));
+    server.ask(&["drain", "--job=1", "--cancel"]);
+    assert!(fs::read(place.path("a.img")).expect("it is there") == wrong, "it was changed");
+
+    put(&right[..8 << 20]);
+    let log = server.log("has shrunk");
+    assert_eq!(log.matches("is there again and is not used").count(), 2, "{log}");
+    // The right one is taken in the end.
+    put(&right);
+    until_back(&place, "a");
+    drop(nbd);
+    stop(server, &["--drain"]);
+    let bytes = fs::read(place.path("a.img")).expect("it is there");
+    assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "the primary has it");
 }

@@ -90,6 +90,10 @@ impl BlockDevice for EmulatedDevice {
         self.inner.remark()
     }
 
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.inner.prepare(queues)
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         let inner = self.inner.open_queue(ring)?;
         let mut shared = locked(&self.shared);

@@ -87,6 +87,10 @@ impl BlockDevice for DelayDevice {
         self.inner.info()
     }
 
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.inner.prepare(queues)
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         Ok(Box::new(DelayQueue {
             inner: self.inner.open_queue(ring)?,

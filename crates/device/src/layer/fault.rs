@@ -107,6 +107,10 @@ impl BlockDevice for FaultDevice {
         self.inner.info()
     }
 
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.inner.prepare(queues)
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         Ok(Box::new(FaultQueue {
             inner: self.inner.open_queue(ring)?,

@@ -94,6 +94,10 @@ impl BlockDevice for TraceDevice {
         self.inner.info()
     }
 
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.inner.prepare(queues)
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         let (log, limit) = (Arc::clone(&self.log), self.limit);
         Ok(Box::new(TraceQueue { inner: self.inner.open_queue(ring)?, log, limit }))

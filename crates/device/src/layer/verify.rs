@@ -72,6 +72,10 @@ impl BlockDevice for VerifyDevice {
         self.inner.info()
     }
 
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.inner.prepare(queues)
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         Ok(Box::new(VerifyQueue {
             inner: self.inner.open_queue(ring)?,

@@ -187,6 +187,10 @@ impl BlockDevice for WatchedDevice {
         self.inner.remark()
     }
 
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.inner.prepare(queues)
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         Ok(Box::new(WatchedQueue {
             inner: self.inner.open_queue(ring)?,

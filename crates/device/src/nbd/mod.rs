@@ -44,8 +44,8 @@ const PAYLOAD_LEAST: u32 = 4096;
 /// An export of an NBD server.
 pub struct NbdDevice {
     shared: Arc<Shared>,
-    /// The connection that opening made, for the first queue.
-    spare: Mutex<Option<Connection>>,
+    /// Connections for queues to come: the one that opening made, and those of [`Self::prepare`].
+    spare: Mutex<Vec<Connection>>,
 }
 
 /// What queues and reconnecting threads need to know.
@@ -68,7 +68,7 @@ impl NbdDevice {
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
         let shared = Arc::new(Shared { address, terms, info, debts: Arc::default() });
-        Ok(Self { shared, spare: Mutex::new(Some(connection)) })
+        Ok(Self { shared, spare: Mutex::new(vec![connection]) })
     }
 }
 
@@ -77,16 +77,22 @@ impl BlockDevice for NbdDevice {
         &self.shared.info
     }
 
-    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
-        let several = self.shared.terms.flags.has(TransmissionFlags::CAN_MULTI_CONN);
-        let ledger = Ledger::open(&self.shared.debts);
-        if ledger.holders() > 1 && !several {
-            return Err(io::Error::other(format!(
-                "{}: the server does not let several connections share an export; use one shard",
-                self.shared.address.uri
-            )));
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.shared.check_sharing(queues)?;
+        loop {
+            // Made without the lock: that takes as long as the server does.
+            if self.spare.lock().unwrap_or_else(PoisonError::into_inner).len() >= queues {
+                return Ok(());
+            }
+            let connection = self.shared.connect_again().map_err(io::Error::other)?;
+            self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
         }
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        let ledger = Ledger::open(&self.shared.debts);
+        self.shared.check_sharing(ledger.holders())?;
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let connection = match spare {
             Some(connection) => connection,
             None => self.shared.connect_again().map_err(io::Error::other)?,
@@ -98,6 +104,17 @@ impl BlockDevice for NbdDevice {
 }
 
 impl Shared {
+    /// Refuses several connections at once where the server does not say that it allows them.
+    fn check_sharing(&self, connections: usize) -> io::Result<()> {
+        if connections > 1 && !self.terms.flags.has(TransmissionFlags::CAN_MULTI_CONN) {
+            return Err(io::Error::other(format!(
+                "{}: the server does not let several connections share an export; use one shard",
+                self.address.uri
+            )));
+        }
+        Ok(())
+    }
+
     /// Connects once more; what the device said of itself must still hold.
     fn connect_again(&self) -> Result<Connection, OpenError> {
         let connection = connect(&self.address)?;

@@ -70,6 +70,29 @@ fn an_export_behaves_as_a_device_does() {
     exercise_in_units(&*device, 22, 1);
 }
 
+/// The connections are made when they are asked for: afterwards queues open although the server has
+/// stopped to take connections.
+#[test]
+fn queues_that_were_prepared_open_without_the_server() {
+    let Some(server) = Nbdkit::start(&["memory", "8M"]) else { return };
+    let device = open_primary(&server.uri("")).unwrap();
+    device.prepare(2).unwrap();
+    std::fs::remove_file(&server.socket).unwrap();
+    let mut both = [Bench::new(&*device), Bench::new(&*device)];
+    for bench in &mut both {
+        bench.write(0, &[1; 4096]).unwrap();
+    }
+    let Some(server) =
+        Nbdkit::start(&["--filter=multi-conn", "memory", "8M", "multi-conn-mode=disable"])
+    else {
+        return;
+    };
+    let device = open_primary(&server.uri("")).unwrap();
+    device.prepare(1).unwrap();
+    let refused = device.prepare(2).unwrap_err().to_string();
+    assert!(refused.contains("use one shard"), "{refused}");
+}
+
 #[test]
 fn servers_that_can_do_less_serve_too() {
     for lacks in [

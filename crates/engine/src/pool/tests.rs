@@ -432,3 +432,34 @@ fn a_volume_is_removed_when_nothing_of_it_is_dirty_and_its_id_never_comes_back()
     let third = open(&request([&third, BLANK], &volumes, &[])).expect("it is as it was");
     assert_eq!(third.ids, back.ids);
 }
+
+/// A primary that comes while its volume is served is judged by the record from before the start;
+/// to accept it takes another start.
+#[test]
+fn a_primary_that_comes_later_must_be_the_one_on_record_and_unchanged() {
+    let old = spec("a", 1 << 20);
+    let made = open(&request([BLANK, BLANK], std::slice::from_ref(&old), &[])).unwrap();
+    let mut record = made.superblock.volumes[0].clone();
+    record.fingerprint = Some(7);
+    let witness = &made.witnesses[0];
+    let judged = |spec: &VolumeSpec| rejoin(&record, spec, Some(witness)).map_err(|e| e.0);
+    assert_eq!(judged(&old), Ok(()));
+    assert_eq!(judged(&VolumeSpec { size: 2 << 20, ..old.clone() }), Ok(()), "it may be larger");
+    let sampled = VolumeSpec { fingerprint: None, sampled: Some(None), ..old.clone() };
+    assert_eq!(judged(&sampled), Ok(()));
+    let wrong = [
+        (VolumeSpec { fingerprint: Some(8), accepted: true, ..old.clone() }, "--accept-primary a"),
+        (VolumeSpec { sampled: Some(Some(4096)), accepted: true, ..old.clone() }, "block at 4096"),
+        (VolumeSpec { identity: "wwid:x".into(), path: "/x".into(), ..sampled.clone() }, "belongs"),
+        (VolumeSpec { size: 1 << 19, ..old.clone() }, "shrunk"),
+        (VolumeSpec { size: 1000, ..old.clone() }, "multiple of 512"),
+    ];
+    for (spec, word) in wrong {
+        let why = judged(&spec).unwrap_err();
+        assert!(why.contains(word), "{why}");
+    }
+    // Another cache has served it meanwhile.
+    let without = Witness { primaries: Some(Vec::new()), ..witness.clone() };
+    let why = rejoin(&record, &sampled, Some(&without)).unwrap_err().0;
+    assert!(why.contains("another cache"), "{why}");
+}

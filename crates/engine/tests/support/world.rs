@@ -7,7 +7,9 @@
 
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, BufPool, ByteRange, Instant, IoBuf, IoFlags, IoOp, VolumeId};
+use forebay_block::{
+    BLOCK_SIZE, BufPool, ByteRange, ErrorKind, Instant, IoBuf, IoFlags, IoOp, VolumeId,
+};
 use forebay_engine::{
     ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, Target,
     Trust, VolumeConfig,
@@ -53,6 +55,8 @@ pub struct World {
     pub fx: Effects,
     pub devices: Devices,
     pub answers: Vec<Option<IoBuf>>,
+    /// The primary fails every request.
+    pub away: bool,
 }
 
 impl World {
@@ -114,7 +118,7 @@ impl World {
         let now = Instant(1_000_000_000 * u64::from(epoch));
         let (fx, answers) = (Effects::default(), Vec::new());
         let engine = Engine::new(config, now);
-        let mut world = Self { engine, now, fx, devices, answers };
+        let mut world = Self { engine, now, fx, devices, answers, away: false };
         world.engine.start(now, &mut world.fx);
         world.settle();
         world
@@ -130,6 +134,11 @@ impl World {
                 return;
             }
             for (target, mut io) in ios {
+                if self.away && target != Target::Cache {
+                    let gone = Err(ErrorKind::DeviceGone.into());
+                    self.engine.complete(self.now, target, io.complete(gone), &mut self.fx);
+                    continue;
+                }
                 let medium = match target {
                     Target::Cache => &mut self.devices.cache,
                     Target::Primary(_) => &mut self.devices.primary,
