@@ -209,18 +209,18 @@ pub struct ShardStatus {
     pub dirty_bytes: u64,
 }
 
-/// A drain: writing everything dirty to the primaries.
+/// A drain: writing all that is dirty of a volume, or of all, to the primary.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Job {
     /// Its number.
     pub id: u64,
-    /// The volume it was asked for. Dirty blocks of the others that share the cache go with it.
+    /// The volume that it drains; all of them if there is none.
     pub volume: Option<String>,
     /// How far it is.
     pub state: JobState,
-    /// Dirty bytes when there were most of them since it began.
+    /// Dirty bytes of what it drains when there were most of them since it began.
     pub total_bytes: u64,
-    /// Dirty bytes now, or when it ended.
+    /// Dirty bytes of what it drains now, or when it ended.
     pub remaining_bytes: u64,
     /// Seconds since it began, or that it took.
     pub seconds: f64,

@@ -95,12 +95,21 @@ impl Client {
         self.ask("GET", &format!("/v1/volumes/{}", escaped(name)), None::<&()>)
     }
 
-    /// Starts to drain.
+    /// Starts to drain a volume, or all.
     ///
     /// # Errors
     /// As for [`Client::status`].
-    pub fn drain(&self, volume: &str) -> Result<Job, ClientError> {
-        self.ask("POST", &format!("/v1/volumes/{}/drain", escaped(volume)), None::<&()>)
+    pub fn drain(&self, volume: Option<&str>) -> Result<Job, ClientError> {
+        let path = volume.map(|name| format!("/v1/volumes/{}/drain", escaped(name)));
+        self.ask("POST", path.as_deref().unwrap_or("/v1/drain"), None::<&()>)
+    }
+
+    /// The jobs that the server remembers, oldest first.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn jobs(&self) -> Result<Vec<Job>, ClientError> {
+        self.ask("GET", "/v1/jobs", None::<&()>)
     }
 
     /// How far a job is.

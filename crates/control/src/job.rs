@@ -1,7 +1,8 @@
-//! Drains as jobs: at most one runs, since the volumes of a pool share one log and so one drain.
-//! A job ends when nothing is dirty, when it is cancelled, when the pool does not answer, or when
-//! what is left cannot be destaged: it is lost, or its primary takes nothing. The last few that
-//! ended are kept to be asked about.
+//! Drains as jobs, of one volume or of all. Asking again for what a running job does joins it; so at
+//! most one runs for each volume, and one for all. A job ends when nothing of it is dirty, when it
+//! is cancelled, when the pool does not answer, or when what is left cannot be destaged: it is lost,
+//! or its primary takes nothing. A volume is drained as long as a job of it runs. The last few jobs
+//! that ended are kept to be asked about.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,10 +28,43 @@ pub struct Jobs {
 #[derive(Default)]
 struct Entries {
     last: u64,
-    /// Oldest first; only the newest may be running.
-    jobs: VecDeque<(Job, Instant)>,
-    /// How far the newest is.
+    /// Oldest first.
+    all: VecDeque<Entry>,
+}
+
+struct Entry {
+    job: Job,
+    began: Instant,
+    /// The volumes that it drains.
+    volumes: Vec<String>,
     progress: DrainProgress,
+}
+
+/// Blocks that a job has to do with.
+#[derive(Clone, Copy)]
+struct Left {
+    dirty: u64,
+    /// Of these, those that cannot be read back, and so are never destaged.
+    lost: u64,
+}
+
+impl Left {
+    /// Those of a volume, or of all.
+    fn of(snapshot: &PoolSnapshot, volume: Option<&str>) -> Result<Self, ControlError> {
+        let Some(name) = volume else {
+            return Ok(Self { dirty: snapshot.dirty_blocks(), lost: snapshot.lost_blocks() });
+        };
+        let state = &snapshot.volume(name)?.state;
+        Ok(Self { dirty: state.dirty_blocks, lost: state.lost_blocks })
+    }
+
+    fn whole(self) -> u64 {
+        self.dirty.saturating_sub(self.lost)
+    }
+
+    fn bytes(self) -> u64 {
+        self.dirty * BLOCK_SIZE as u64
+    }
 }
 
 impl Jobs {
@@ -39,95 +73,87 @@ impl Jobs {
         Self { pool, entries: Mutex::default() }
     }
 
-    /// Starts to drain, or joins the drain that is running.
+    /// Starts to drain a volume, or all; or joins the job that does just that.
     pub fn start(&self, volume: Option<&str>) -> Result<Job, ControlError> {
         let mut entries = self.lock();
         let snapshot = self.pool.snapshot()?;
-        if let Some(name) = volume {
-            snapshot.volume(name)?;
+        let left = Left::of(&snapshot, volume)?;
+        let same = |entry: &&Entry| entry.is_running() && entry.job.volume.as_deref() == volume;
+        if let Some(entry) = entries.all.iter().find(same) {
+            return Ok(entry.job.clone());
         }
-        if let Some((job, _)) = entries.running() {
-            return Ok(job.clone());
-        }
-        self.pool.set_drain(true)?;
-        let dirty = snapshot.dirty_blocks() * BLOCK_SIZE as u64;
+        let names = snapshot.volumes.iter().map(|one| one.name.clone());
+        let volumes: Vec<String> =
+            names.filter(|name| volume.is_none_or(|one| one == name)).collect();
+        volumes.iter().try_for_each(|name| self.pool.set_drain(name, true))?;
         entries.last += 1;
         let job = Job {
             id: entries.last,
             volume: volume.map(str::to_owned),
             state: JobState::Running,
-            total_bytes: dirty,
-            remaining_bytes: dirty,
+            total_bytes: left.bytes(),
+            remaining_bytes: left.bytes(),
             seconds: 0.0,
             error: None,
         };
-        if entries.jobs.len() == KEPT {
-            entries.jobs.pop_front();
-        }
-        entries.jobs.push_back((job.clone(), Instant::now()));
-        entries.progress = DrainProgress::default();
+        entries.make_room();
+        let (began, progress) = (Instant::now(), DrainProgress::default());
+        entries.all.push_back(Entry { job: job.clone(), began, volumes, progress });
         Ok(job)
     }
 
-    /// Looks how far the running job is; whether one is running still.
-    pub fn refresh(&self) -> bool {
+    /// Looks how far the running jobs are.
+    pub fn refresh(&self) {
         let mut entries = self.lock();
-        let Entries { jobs, progress, .. } = &mut *entries;
-        let Some((job, began)) = jobs.back_mut() else { return false };
-        if job.state != JobState::Running {
-            return false;
+        if !entries.all.iter().any(Entry::is_running) {
+            return;
         }
-        let time = began.elapsed();
-        job.seconds = time.as_secs_f64();
-        match self.pool.snapshot() {
-            Ok(snapshot) => {
-                job.remaining_bytes = snapshot.dirty_blocks() * BLOCK_SIZE as u64;
-                job.total_bytes = job.total_bytes.max(job.remaining_bytes);
-                // What cannot be read back is never destaged.
-                let left = snapshot.dirty_blocks().saturating_sub(snapshot.lost_blocks());
-                if left > 0 && !progress.is_stalled(time, left) {
-                    return true;
-                }
-                (job.state, job.error) = match job.remaining_bytes {
-                    0 => (JobState::Done, None),
-                    _ => (JobState::Failed, Some(what_is_left(&snapshot))),
-                };
-                if let Err(error) = self.pool.set_drain(false) {
-                    tracing::warn!(%error, "the drain is done but cannot be switched off");
-                }
-            }
-            Err(error) => {
-                job.state = JobState::Failed;
-                job.error = Some(error.to_string());
+        let snapshot = self.pool.snapshot();
+        for at in 0..entries.all.len() {
+            let entry = &mut entries.all[at];
+            if entry.is_running() && entry.has_ended(snapshot.as_ref()) {
+                self.switch_off(&entries, at);
             }
         }
-        false
+    }
+
+    /// Ends the drain of what only this job, which has ended, was draining.
+    fn switch_off(&self, entries: &Entries, ended: usize) {
+        let drained = |name: &String| {
+            let mut running = entries.all.iter().filter(|entry| entry.is_running());
+            running.any(|entry| entry.volumes.contains(name))
+        };
+        for name in entries.all[ended].volumes.iter().filter(|name| !drained(name)) {
+            if let Err(error) = self.pool.set_drain(name, false) {
+                tracing::warn!(%error, "a drain has ended but cannot be switched off");
+            }
+        }
     }
 
     /// The job of that number.
     pub fn get(&self, id: u64) -> Result<Job, ControlError> {
         self.refresh();
         let entries = self.lock();
-        let found = entries.jobs.iter().find(|(job, _)| job.id == id);
-        found.map(|(job, _)| job.clone()).ok_or_else(|| no_job(id))
+        let found = entries.all.iter().find(|entry| entry.job.id == id);
+        found.map(|entry| entry.job.clone()).ok_or_else(|| no_job(id))
     }
 
     /// Ends the job of that number; nothing if it has ended.
     pub fn cancel(&self, id: u64) -> Result<Job, ControlError> {
         let mut entries = self.lock();
-        let found = entries.jobs.iter_mut().find(|(job, _)| job.id == id);
-        let (job, _) = found.ok_or_else(|| no_job(id))?;
-        if job.state == JobState::Running {
-            self.pool.set_drain(false)?;
-            job.state = JobState::Cancelled;
+        let at = entries.all.iter().position(|entry| entry.job.id == id);
+        let at = at.ok_or_else(|| no_job(id))?;
+        if entries.all[at].is_running() {
+            entries.all[at].job.state = JobState::Cancelled;
+            self.switch_off(&entries, at);
         }
-        Ok(job.clone())
+        Ok(entries.all[at].job.clone())
     }
 
     /// Every job that is remembered, oldest first.
     pub fn list(&self) -> Vec<Job> {
         self.refresh();
-        self.lock().jobs.iter().map(|(job, _)| job.clone()).collect()
+        self.lock().all.iter().map(|entry| entry.job.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -136,17 +162,53 @@ impl Jobs {
 }
 
 impl Entries {
-    fn running(&mut self) -> Option<(&mut Job, Instant)> {
-        let (job, began) = self.jobs.back_mut()?;
-        (job.state == JobState::Running).then_some((job, *began))
+    /// Forgets the oldest job that has ended, if there are too many. Those that run are few: one
+    /// for each volume, and one for all.
+    fn make_room(&mut self) {
+        if self.all.len() >= KEPT
+            && let Some(oldest) = self.all.iter().position(|entry| !entry.is_running())
+        {
+            self.all.remove(oldest);
+        }
+    }
+}
+
+impl Entry {
+    fn is_running(&self) -> bool {
+        self.job.state == JobState::Running
+    }
+
+    /// Takes note of how the pool stands; whether the job has ended with that.
+    fn has_ended(&mut self, snapshot: Result<&PoolSnapshot, &ControlError>) -> bool {
+        let Self { job, began, progress, .. } = self;
+        let time = began.elapsed();
+        job.seconds = time.as_secs_f64();
+        let left = match snapshot {
+            Ok(snapshot) => Left::of(snapshot, job.volume.as_deref()).map_err(|e| e.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        (job.state, job.error) = match left {
+            Ok(left) => {
+                job.remaining_bytes = left.bytes();
+                job.total_bytes = job.total_bytes.max(job.remaining_bytes);
+                if left.whole() > 0 && !progress.is_stalled(time, left.whole()) {
+                    return false;
+                }
+                match left.dirty {
+                    0 => (JobState::Done, None),
+                    _ => (JobState::Failed, Some(what_is_left(left))),
+                }
+            }
+            Err(error) => (JobState::Failed, Some(error)),
+        };
+        true
     }
 }
 
 /// What a drain leaves, and why.
-fn what_is_left(snapshot: &PoolSnapshot) -> String {
+fn what_is_left(left: Left) -> String {
     let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
-    let lost = snapshot.lost_blocks();
-    let left = snapshot.dirty_blocks().saturating_sub(lost);
+    let (lost, left) = (left.lost, left.whole());
     let mut all = Vec::new();
     if lost > 0 {
         all.push(format!(

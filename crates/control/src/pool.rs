@@ -39,11 +39,11 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When the change cannot be kept; then nothing is changed.
     fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError>;
 
-    /// Starts, or stops, destaging everything as fast as the primaries take it.
+    /// Starts, or stops, destaging all of a volume as fast as its primary takes it.
     ///
     /// # Errors
-    /// When a shard does not answer.
-    fn set_drain(&self, on: bool) -> Result<(), ControlError>;
+    /// When there is no such volume, or a shard does not answer.
+    fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError>;
 
     /// Begins to record what clients ask of a volume, to a new file on the server's host.
     ///

@@ -330,7 +330,7 @@ async fn volume(
     ask(move || Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))).await
 }
 
-/// Writes everything dirty to the primaries; answers with the job that does it.
+/// Writes all that is dirty to the primaries; answers with the job that does it.
 #[utoipa::path(post, path = "/v1/drain", responses(
     (status = 202, body = Job), (status = 503, body = ErrorBody)))]
 async fn drain(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Job>)> {
@@ -338,7 +338,7 @@ async fn drain(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Job>)> 
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 
-/// As `/v1/drain`, asked for one volume; the others that share its cache are drained with it.
+/// Writes all that is dirty of a volume to its primary; answers with the job that does it.
 #[utoipa::path(post, path = "/v1/volumes/{name}/drain", params(("name" = String, Path)),
     responses((status = 202, body = Job), (status = 404, body = ErrorBody)))]
 async fn drain_volume(

@@ -18,10 +18,14 @@ use forebay_control::{
 };
 use forebay_engine::{ContentLocality, Eviction, Health, Lookups, Mode, State, Stats, VolumeState};
 
-/// A pool of two shards and one volume, without threads or devices.
+/// A pool of two shards and two volumes, without threads or devices.
 struct Table {
     mode: Mutex<Mode>,
+    /// Dirty blocks of the first volume, and of the second.
     dirty: AtomicU64,
+    other: AtomicU64,
+    /// Lost blocks of the first.
+    lost: AtomicU64,
     /// What was asked of it, in order.
     asked: Mutex<Vec<String>>,
     answers: Mutex<Result<(), ControlError>>,
@@ -58,6 +62,33 @@ impl PoolControl for Table {
                 ..Stats::default()
             },
         };
+        let lost = self.lost.load(Ordering::SeqCst);
+        let first = VolumeSnapshot {
+            name: "d b".to_owned(),
+            primary: "/dev/primary".to_owned(),
+            size: 4 << 30,
+            mode: *locked(&self.mode),
+            file: None,
+            devices: Vec::new(),
+            read_only: false,
+            state: VolumeState {
+                lookups: Lookups { hits: 6, partial_hits: 1, misses: 1, bypasses: 92 },
+                dirty_blocks: self.dirty.load(Ordering::SeqCst),
+                lost_blocks: lost,
+                lost: vec![ByteRange::new(8192, lost * 4096)],
+                ..VolumeState::default()
+            },
+            primary_health: PrimaryHealth { away: Some(Duration::from_secs(9)), last_error: None },
+        };
+        let second = VolumeSnapshot {
+            name: "log".to_owned(),
+            state: VolumeState {
+                dirty_blocks: self.other.load(Ordering::SeqCst),
+                ..VolumeState::default()
+            },
+            primary_health: PrimaryHealth::default(),
+            ..first.clone()
+        };
         Ok(PoolSnapshot {
             uptime: Duration::from_secs(61),
             stopping: false,
@@ -71,26 +102,11 @@ impl PoolControl for Table {
             drain_given_up: false,
             clients: 3,
             clients_refused: 2,
-            volumes: vec![VolumeSnapshot {
-                name: "d b".to_owned(),
-                primary: "/dev/primary".to_owned(),
-                size: 4 << 30,
-                mode: *locked(&self.mode),
-                file: None,
-                devices: Vec::new(),
-                read_only: false,
-                state: VolumeState {
-                    lookups: Lookups { hits: 6, partial_hits: 1, misses: 1, bypasses: 92 },
-                    lost_blocks: 3,
-                    lost: vec![ByteRange::new(8192, 12288)],
-                    ..VolumeState::default()
-                },
-                primary_health: PrimaryHealth {
-                    away: Some(Duration::from_secs(9)),
-                    last_error: None,
-                },
-            }],
-            shards: vec![shard(self.dirty.load(Ordering::SeqCst), 5), shard(0, 3)],
+            volumes: vec![first, second],
+            shards: vec![
+                shard(self.dirty.load(Ordering::SeqCst), 5),
+                shard(self.other.load(Ordering::SeqCst), 3),
+            ],
             latencies: vec![Latency {
                 volume: "d b".to_owned(),
                 operation: "read",
@@ -118,8 +134,8 @@ impl PoolControl for Table {
         self.ask(format!("content {}", content.name()))
     }
 
-    fn set_drain(&self, on: bool) -> Result<(), ControlError> {
-        self.ask(format!("drain {on}"))
+    fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
+        self.ask(format!("drain {volume} {on}"))
     }
 
     fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError> {
@@ -171,6 +187,8 @@ impl Served {
         let table = Arc::new(Table {
             mode: Mutex::new(Mode::WriteBack),
             dirty: AtomicU64::new(0),
+            other: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             asked: Mutex::default(),
             answers: Mutex::new(Ok(())),
             trace: Mutex::default(),
@@ -216,6 +234,7 @@ fn refused(result: Result<impl std::fmt::Debug, ClientError>) -> (u16, String) {
 fn status_tells_what_the_pool_knows() {
     let served = Served::new();
     served.table.dirty.store(10, Ordering::SeqCst);
+    served.table.lost.store(3, Ordering::SeqCst);
     let status = served.client.status().expect("it answers");
     assert_eq!((status.state.as_str(), status.health.as_str()), ("serving", "good"));
     assert_eq!((status.clients, status.uptime_seconds), (3, 61));
@@ -247,9 +266,9 @@ fn status_tells_what_the_pool_knows() {
 fn a_drain_is_a_job_with_progress() {
     let served = Served::new();
     served.table.dirty.store(8, Ordering::SeqCst);
-    let job = served.client.drain("d b").expect("it starts");
+    let job = served.client.drain(Some("d b")).expect("it starts");
     assert_eq!((job.state, job.total_bytes), (JobState::Running, 32768));
-    let again = served.client.drain("d b").expect("it joins");
+    let again = served.client.drain(Some("d b")).expect("it joins");
     assert_eq!(again.id, job.id);
     served.table.dirty.store(2, Ordering::SeqCst);
     let half = served.client.job(job.id).expect("it is remembered");
@@ -258,25 +277,57 @@ fn a_drain_is_a_job_with_progress() {
 
     // The server sees it end by itself, and switches the drain off once.
     let limit = Instant::now() + Duration::from_secs(30);
-    while !served.table.asked().contains(&"drain false".to_owned()) {
+    while !served.table.asked().contains(&"drain d b false".to_owned()) {
         assert!(Instant::now() < limit, "the drain must be switched off");
         std::thread::sleep(Duration::from_millis(10));
     }
     let done = served.client.job(job.id).expect("it is remembered");
     assert_eq!((done.state, done.remaining_bytes), (JobState::Done, 0));
-    assert_eq!(served.table.asked(), ["drain true", "drain false"]);
+    assert_eq!(served.table.asked(), ["drain d b true", "drain d b false"]);
     assert_eq!(refused(served.client.job(job.id + 1)).0, 404);
+}
+
+/// Each job has the figures of its own volume, and ends with it, whatever the others do; a volume is
+/// drained as long as one of its jobs runs.
+#[test]
+fn a_drain_of_a_volume_is_of_that_volume_alone() {
+    let served = Served::new();
+    let Served { client, table, .. } = &served;
+    table.dirty.store(8, Ordering::SeqCst);
+    table.other.store(2, Ordering::SeqCst);
+    let first = client.drain(Some("d b")).expect("it starts");
+    assert_eq!((first.volume.as_deref(), first.total_bytes), (Some("d b"), 32768));
+    let all = client.drain(None).expect("it starts");
+    assert_eq!((all.volume.as_deref(), all.total_bytes), (None, 40960));
+    let second = client.drain(Some("log")).expect("it starts");
+    assert_eq!((second.volume.as_deref(), second.total_bytes), (Some("log"), 8192));
+    table.dirty.store(0, Ordering::SeqCst);
+    let state = |id| client.job(id).expect("it is remembered").state;
+    assert_eq!(state(first.id), JobState::Done);
+    assert_eq!((state(all.id), state(second.id)), (JobState::Running, JobState::Running));
+    let begun = ["drain d b true", "drain d b true", "drain log true", "drain log true"];
+    assert_eq!(table.asked(), begun, "another job drains it");
+    client.cancel(all.id).expect("it is there");
+    assert_eq!(table.asked()[4..], ["drain d b false"], "the second volume is drained still");
+    table.other.store(0, Ordering::SeqCst);
+    assert_eq!(state(second.id), JobState::Done);
+    assert_eq!(table.asked()[5..], ["drain log false"]);
+    let jobs = client.jobs().expect("they are remembered");
+    let states: Vec<_> = jobs.iter().map(|job| (job.id, job.state)).collect();
+    let expected = [(1, JobState::Done), (2, JobState::Cancelled), (3, JobState::Done)];
+    assert_eq!(states, expected);
+    assert_eq!(refused(client.drain(Some("other"))).0, 404);
 }
 
 #[test]
 fn a_drain_can_be_cancelled() {
     let served = Served::new();
     served.table.dirty.store(8, Ordering::SeqCst);
-    let job = served.client.drain("d b").expect("it starts");
+    let job = served.client.drain(Some("d b")).expect("it starts");
     assert_eq!(served.client.cancel(job.id).expect("it is there").state, JobState::Cancelled);
     assert_eq!(served.client.job(job.id).expect("it is there").state, JobState::Cancelled);
-    assert_eq!(served.table.asked(), ["drain true", "drain false"]);
-    let next = served.client.drain("d b").expect("another starts");
+    assert_eq!(served.table.asked(), ["drain d b true", "drain d b false"]);
+    let next = served.client.drain(Some("d b")).expect("another starts");
     assert_ne!(next.id, job.id);
 }
 

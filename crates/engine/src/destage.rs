@@ -523,6 +523,7 @@ impl Engine {
         let Some(volume) = self.volumes[volume].as_ref() else { return false };
         let written = volume.written.len();
         let impatient = self.draining
+            || volume.draining
             || self.state == State::Stopping
             || !volume.leftover_waiters.is_empty()
             || self.detaches(volume.config.id);

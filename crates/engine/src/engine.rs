@@ -84,6 +84,8 @@ pub(crate) struct Volume {
     /// Destaging rests until then after an error.
     pub retry_at: Instant,
     pub failures: u32,
+    /// It is destaged as fast as its primary takes it.
+    pub draining: bool,
     pub around: ReadAround,
     pub primary: Primary,
     pub lookups: Lookups,
@@ -406,9 +408,17 @@ impl Engine {
         self.health
     }
 
-    /// Destages everything as fast as the primary takes it, or goes back to the usual pace.
+    /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
+    /// for volumes that [`Engine::drain_volume`] drains.
     pub fn set_drain(&mut self, on: bool) {
         self.draining = on;
+    }
+
+    /// The same of one volume.
+    pub fn drain_volume(&mut self, volume: VolumeId, on: bool) {
+        if self.known_volume(volume).is_some() {
+            self.volume_mut(volume).draining = on;
+        }
     }
 
     /// Dirty blocks, those that cannot be read back any more included.
@@ -591,6 +601,7 @@ impl Volume {
             written_since: Instant::default(),
             retry_at: Instant::default(),
             failures: 0,
+            draining: false,
             around: ReadAround::default(),
             primary: Primary::default(),
             lookups: Lookups::default(),

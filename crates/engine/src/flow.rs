@@ -231,6 +231,7 @@ impl Engine {
                 _ => Duration::ZERO,
             },
             draining: self.draining
+                || self.volume(volume).draining
                 || self.log_pressed
                 || self.overflows()
                 || self.health == Health::Draining

@@ -32,6 +32,8 @@ pub trait Shard {
     fn stats(&self, now: Instant) -> Stats;
     /// Whether to destage all that is dirty, at once.
     fn set_drain(&mut self, on: bool);
+    /// The same of one volume; nothing where no block is ever dirty.
+    fn drain_volume(&mut self, _volume: VolumeId, _on: bool) {}
     /// Blocks newer in the cache than on their primary.
     fn dirty_blocks(&self) -> u64;
     /// How each volume stands; nothing where that is not known.
@@ -100,6 +102,10 @@ impl Shard for Engine {
 
     fn set_drain(&mut self, on: bool) {
         Engine::set_drain(self, on);
+    }
+
+    fn drain_volume(&mut self, volume: VolumeId, on: bool) {
+        Engine::drain_volume(self, volume, on);
     }
 
     fn dirty_blocks(&self) -> u64 {

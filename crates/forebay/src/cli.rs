@@ -46,12 +46,12 @@ pub enum Command {
     /// Show what is served, how much is cached and what is at risk
     #[command(after_help = "Example:\n  forebay status db --json")]
     Status(StatusArgs),
-    /// Write everything dirty to the primaries
+    /// Write all that is dirty of a volume, or of all, to the primary
     ///
-    /// Volumes that share a cache are drained together. The server goes on serving, and goes on
-    /// draining when this command is interrupted.
-    #[command(after_help = "Examples:\n  forebay drain db\n  \
-        forebay drain db --background\n  forebay drain --job 1 --cancel")]
+    /// The server goes on serving, and goes on draining when this command is interrupted.
+    #[command(after_help = "Examples:\n  forebay drain db\n  forebay drain\n  \
+        forebay drain db --background\n  forebay drain --list\n  \
+        forebay drain --job 1 --cancel")]
     Drain(DrainArgs),
     /// Stop the server in order
     ///
@@ -379,19 +379,22 @@ pub struct StatusArgs {
 /// What `drain` is asked.
 #[derive(Args, Debug)]
 pub struct DrainArgs {
-    /// The volume to drain
-    #[arg(required_unless_present = "job", conflicts_with = "job")]
+    /// The volume to drain [default: all of them]
+    #[arg(conflicts_with_all = ["job", "list"])]
     pub volume: Option<String>,
     /// Return at once and print the job's number
-    #[arg(long, conflicts_with = "job")]
+    #[arg(long, conflicts_with_all = ["job", "list"])]
     pub background: bool,
+    /// List the drains that the server remembers, oldest first
+    #[arg(long, conflicts_with = "job")]
+    pub list: bool,
     /// Show a drain that was started before
     #[arg(long, value_name = "NUMBER")]
     pub job: Option<u64>,
     /// End it; what it has written stays written
     #[arg(long, requires = "job")]
     pub cancel: bool,
-    /// Print the job as JSON
+    /// Print JSON: an object on one line for each job
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -296,9 +296,10 @@ impl PoolControl for Running {
         Ok(())
     }
 
-    fn set_drain(&self, on: bool) -> Result<(), ControlError> {
-        tracing::info!(on, "drain");
-        self.pool.set_drain(on);
+    fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
+        let at = self.place(volume)?;
+        tracing::info!(volume, on, "drain");
+        self.pool.set_drain(self.pool.registry().volumes()[at].id, on);
         Ok(())
     }
 

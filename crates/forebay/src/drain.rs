@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{bail, ensure};
 use forebay_control::Client;
 use forebay_control::api::{Job, JobState};
 use forebay_control::units::Size;
@@ -18,17 +18,19 @@ const PERIOD_SHARE: u32 = 50;
 const PERIOD_MIN: Duration = Duration::from_millis(5);
 const PERIOD_MAX: Duration = Duration::from_millis(200);
 
-/// Drains, or asks about a drain.
+/// Drains, or asks about drains.
 pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
+    if args.list {
+        return client.jobs()?.iter().try_for_each(|job| say(args, job));
+    }
     if let Some(id) = args.job {
         let job = if args.cancel { client.cancel(id)? } else { client.job(id)? };
         say(args, &job)?;
         ensure!(job.state != JobState::Failed, "job {} failed", job.id);
         return Ok(());
     }
-    let volume = args.volume.as_deref().context("name a volume")?;
-    let job = client.drain(volume)?;
+    let job = client.drain(args.volume.as_deref())?;
     if args.background {
         return say(args, &job);
     }
@@ -91,12 +93,14 @@ fn left(job: &Job) -> String {
 fn line(job: &Job) -> String {
     let done = Size(job.total_bytes - job.remaining_bytes.min(job.total_bytes));
     let (id, total) = (job.id, Size(job.total_bytes));
+    let of = job.volume.as_ref().map_or("all volumes".to_owned(), |name| format!("volume {name}"));
     match job.state {
-        JobState::Running => format!("job {id} running: {done} of {total} written"),
-        JobState::Done => format!("job {id} done: {total} written in {:.1} s", job.seconds),
-        JobState::Cancelled => format!("job {id} cancelled: {}", left(job)),
+        JobState::Running => format!("job {id} running: {of}, {done} of {total} written"),
+        JobState::Done => format!("job {id} done: {of}, {total} written in {:.1} s", job.seconds),
+        JobState::Cancelled => format!("job {id} cancelled: {of}, {}", left(job)),
         JobState::Failed => {
-            format!("job {id} failed: {}", job.error.as_deref().unwrap_or("see the log"))
+            let why = job.error.as_deref().unwrap_or("see the log");
+            format!("job {id} failed: {of}, {why}")
         }
     }
 }

@@ -168,7 +168,7 @@ impl Serving {
                     tracing::warn!("{name}: the drain is given up");
                     given_up = true;
                     self.tell_given_up().await;
-                    self.pool.set_drain(false);
+                    self.pool.give_up_drain();
                 }
             }
         };

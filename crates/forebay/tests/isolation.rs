@@ -133,6 +133,16 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
         assert!(found == bytes, "the block at {offset} is wrong");
     }
 
+    // The other volume is drained as if it were alone.
+    let (offset, bytes) = block(written);
+    b.write(offset, &bytes, true).expect("its primary is there");
+    let began = Instant::now();
+    let said = server.ask(&["drain", "b", "--json"]);
+    assert!(began.elapsed() < SOON, "it waited for {:?}", began.elapsed());
+    let job: serde_json::Value = serde_json::from_str(&said).expect("it is JSON");
+    assert_eq!((&job["volume"], &job["state"]), (&"b".into(), &"done".into()), "{said}");
+    assert_eq!(job["remaining_bytes"], 0, "{said}");
+
     // Neither a drain nor a stop waits for ever, and both say what is left.
     drop((a, b));
     let control = server.control_argument();
@@ -140,9 +150,14 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     let said = String::from_utf8_lossy(&drained.stderr);
     assert_eq!(drained.status.code(), Some(1), "{said}");
     assert!(said.contains("remain"), "{said}");
-    let asked = forebay(&["drain", "--job=1", &control]);
+    let asked = forebay(&["drain", "--job=2", &control]);
     let said = String::from_utf8_lossy(&asked.stdout);
-    assert!(asked.status.code() == Some(1) && said.contains("job 1 failed"), "{said}");
+    assert!(asked.status.code() == Some(1) && said.contains("job 2 failed: volume a"), "{said}");
+    let listed = server.ask(&["drain", "--list"]);
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(lines.len() == 2 && lines[0].starts_with("job 1 done: volume b"), "{listed}");
+    let listed = server.ask(&["drain", "--list", "--json"]);
+    assert_eq!(listed.lines().count(), 2, "an object a line");
     let stopped = forebay(&["stop", "--drain", &control]);
     let said = String::from_utf8_lossy(&stopped.stderr);
     assert_eq!(stopped.status.code(), Some(1), "{said}");

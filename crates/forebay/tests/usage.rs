@@ -21,7 +21,7 @@ fn wrong_usage_is_2_and_says_what_to_do() {
         (&["srve"], "serve"),
         (&["serve"], "--primary"),
         (&["serve", "--config=x", "--primary=y"], "cannot be used with"),
-        (&["drain"], "VOLUME"),
+        (&["drain", "db", "--list"], "cannot be used with"),
         (&["drain", "db", "--job=1"], "cannot be used with"),
         (&["set", "db"], "KEY=VALUE"),
         (&["set", "db", "mode"], "KEY=VALUE"),

@@ -64,6 +64,8 @@ pub enum Command {
     Snapshot(Sender<Snapshot>),
     /// Destage everything, or not any more.
     Drain(bool),
+    /// The same of one volume.
+    DrainVolume(VolumeId, bool),
     /// Change what the cache does for a volume.
     SetMode(VolumeId, Mode),
     /// Change how clean blocks are chosen to leave.

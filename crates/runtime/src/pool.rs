@@ -461,11 +461,16 @@ impl Pool {
         recording.finish();
     }
 
-    /// Destages everything as fast as the primaries take it; or goes back to the usual pace, also
-    /// when a stop waits for it. Progress is in [`Pool::stats`].
-    pub fn set_drain(&self, on: bool) {
-        self.inner.give_up_drain.store(!on, Ordering::Relaxed);
-        self.command_all(|| Command::Drain(on));
+    /// Destages all of a volume as fast as its primary takes it; or goes back to the usual pace,
+    /// unless a stop drains everything. Progress is in [`Pool::stats`].
+    pub fn set_drain(&self, volume: VolumeId, on: bool) {
+        self.command_all(|| Command::DrainVolume(volume, on));
+    }
+
+    /// Gives up the drain that a stop waits for.
+    pub fn give_up_drain(&self) {
+        self.inner.give_up_drain.store(true, Ordering::Relaxed);
+        self.command_all(|| Command::Drain(false));
     }
 
     /// Stops in order, after a drain if so wished. Waits until the threads have ended; a second

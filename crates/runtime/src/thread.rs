@@ -499,6 +499,7 @@ impl Thread {
                 let _ = answer.send(self.snapshot());
             }
             Command::Drain(on) => self.shards.shard.set_drain(on),
+            Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
             Command::SetMode(volume, mode) => self.shards.shard.set_mode(volume, mode),
             Command::SetContent(content) => self.shards.shard.set_content(content),
             Command::SetEviction(eviction) => self.shards.shard.set_eviction(eviction),
