@@ -9,6 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_block::{IoOp, VolumeId};
@@ -38,19 +39,20 @@ impl EventSink {
     }
 }
 
-/// Starts the log; it ends when the last sink is gone.
+/// Starts the log; its thread ends when the last sink is gone and all that was told is written.
 ///
 /// # Errors
 /// When there is no thread to be had.
-pub fn start(registry: &Registry) -> io::Result<EventSink> {
+pub fn start(registry: &Registry) -> io::Result<(EventSink, JoinHandle<()>)> {
     let (tell, hear) = sync_channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
     let sink = EventSink { tell, lost: Arc::clone(&lost) };
     let volumes = registry.volumes().iter();
     let names = volumes.map(|volume| (volume.id, volume.name.clone())).collect();
     let log = EventLog::new(names, Instant::now());
-    std::thread::Builder::new().name("events".into()).spawn(move || serve(log, &hear, &lost))?;
-    Ok(sink)
+    let builder = std::thread::Builder::new().name("events".into());
+    let thread = builder.spawn(move || serve(log, &hear, &lost))?;
+    Ok((sink, thread))
 }
 
 fn serve(mut log: EventLog, hear: &Receiver<(usize, Event)>, lost: &AtomicU64) {

@@ -219,6 +219,8 @@ struct Inner {
     /// Set to give up a drain that precedes a stop.
     give_up_drain: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Writes what the shards tell.
+    log: Mutex<Option<JoinHandle<()>>>,
     /// Held by whoever stops the pool.
     stopping: Mutex<()>,
     stopped: OnceLock<Stopped>,
@@ -255,7 +257,7 @@ impl Pool {
             // It ends with the shard threads, when nobody is left to ask it.
             builder.spawn(move || clerk.serve(&witness_hear))?;
         }
-        let events = events::start(&registry)?;
+        let (sink, log) = events::start(&registry)?;
         let pool = Self {
             inner: Arc::new(Inner {
                 registry: Arc::clone(&registry),
@@ -266,10 +268,13 @@ impl Pool {
                 gates: Arc::clone(&gates),
                 give_up_drain: AtomicBool::new(false),
                 threads: Mutex::new(Vec::new()),
+                log: Mutex::new(Some(log)),
                 stopping: Mutex::new(()),
                 stopped: OnceLock::new(),
             }),
         };
+        // Goes before the pool does, whose end waits for the log, which waits for the last sink.
+        let events = sink;
         let (tell, hear) = mpsc::channel();
         for (index, shard) in config.shards.into_iter().enumerate() {
             let plan = Plan {
@@ -294,7 +299,7 @@ impl Pool {
             let thread = builder.spawn(move || thread::run(plan, tell))?;
             locked(&pool.inner.threads).push(thread);
         }
-        drop(tell);
+        drop((tell, events));
         pool.await_start(count, &hear)?;
         Ok(pool)
     }
@@ -511,6 +516,9 @@ impl Inner {
                 // A panic ends the process, not the thread.
                 let _ = thread.join();
             }
+            // Nobody tells it anything any more: what was told last is written.
+            let log = locked(&self.log).take();
+            let _ = log.map(JoinHandle::join);
         } else {
             tracing::error!("a shard did not stop in time: the log is left as after a crash");
         }

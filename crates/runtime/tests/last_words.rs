@@ -1,0 +1,104 @@
+//! What a shard tells last is in the log when the pool has stopped: whoever reads the log, or ends
+//! the process, does not come before it.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use forebay_block::{Arena, Completion, Instant, IoError, VolumeId};
+use forebay_device::{BlockDevice, MemoryDevice};
+use forebay_engine::{Effects, Event, Health, Mode, Request, Shard, State, Stats, Target, Trust};
+use forebay_runtime::{MakeShard, Pool, PoolConfig, Uncached};
+use forebay_volume::{Registry, Volume};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Metadata, Subscriber};
+
+/// Lines that were written about events that were omitted.
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
+
+/// A log that is slow.
+struct Slow;
+
+impl Subscriber for Slow {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut Lines);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+struct Lines;
+
+impl Visit for Lines {
+    fn record_debug(&mut self, _: &Field, value: &dyn Debug) {
+        if format!("{value:?}").contains("7 more events") {
+            thread::sleep(Duration::from_millis(300));
+            WRITTEN.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// It tells of something when it is stopped.
+#[derive(Default)]
+struct Last(Uncached);
+
+impl Shard for Last {
+    fn start(&mut self, now: Instant, fx: &mut Effects) {
+        self.0.start(now, fx);
+    }
+    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
+        self.0.submit(now, request, fx);
+    }
+    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+        self.0.complete(now, target, done, fx);
+    }
+    fn poll(&mut self, now: Instant, fx: &mut Effects) {
+        self.0.poll(now, fx);
+    }
+    fn stop(&mut self, now: Instant, fx: &mut Effects) {
+        fx.events.push(Event::Omitted(7));
+        self.0.stop(now, fx);
+    }
+    fn state(&self) -> &State {
+        self.0.state()
+    }
+    fn health(&self) -> Health {
+        Health::Good
+    }
+    fn stats(&self, now: Instant) -> Stats {
+        self.0.stats(now)
+    }
+    fn set_drain(&mut self, _: bool) {}
+    fn dirty_blocks(&self) -> u64 {
+        0
+    }
+    fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+    fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
+    fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
+}
+
+#[test]
+fn what_a_shard_tells_last_is_written_before_the_pool_has_stopped() {
+    tracing::subscriber::set_global_default(Slow).unwrap();
+    let make: MakeShard = Box::new(|_| -> Box<dyn Shard> { Box::new(Last::default()) });
+    let primary: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
+    let volume = Volume::new(VolumeId(0), "a".to_owned(), primary.info().clone());
+    let registry = Registry::new(vec![volume]).unwrap();
+    let config = PoolConfig::new(registry, vec![primary], vec![make], Arena::new(4 << 20));
+    let pool = Pool::start(config).unwrap();
+    assert!(pool.stop(false).complete);
+    assert_eq!(WRITTEN.load(Ordering::SeqCst), 1);
+}
