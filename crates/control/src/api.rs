@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::metrics::{BYPASS_REASONS, METRICS};
-use crate::pool::{PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot};
-use crate::problems::problems;
+use crate::pool::{
+    Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot,
+};
+use crate::problems::{of_volume, problems};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -150,6 +152,31 @@ pub struct VolumeStatus {
     /// Where those are, in address order; 1000 ranges at most.
     #[serde(default)]
     pub lost: Vec<LostRange>,
+    /// What is wrong with it now, each with what to do.
+    #[serde(default)]
+    pub problems: Vec<String>,
+    /// What clients asked of it since the start, by operation.
+    #[serde(default)]
+    pub operations: Vec<OperationStatus>,
+}
+
+/// Requests of one operation.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct OperationStatus {
+    /// `read`, `write`, `flush`, ...
+    pub operation: String,
+    /// Requests that were answered.
+    pub requests: u64,
+    /// How long they took in the mean, in microseconds; absent before the first.
+    pub mean_micros: Option<f64>,
+}
+
+impl OperationStatus {
+    fn of(latency: &Latency) -> Self {
+        let Latency { operation, count, sum_nanos, .. } = latency;
+        let mean = (*count > 0).then(|| *sum_nanos as f64 / 1e3 / *count as f64);
+        Self { operation: (*operation).to_owned(), requests: *count, mean_micros: mean }
+    }
 }
 
 /// The primary of a volume.
@@ -380,7 +407,7 @@ impl PoolStatus {
             cache: CacheStatus::of(pool, &counters),
             endpoints: pool.endpoints.clone(),
             clients: pool.clients,
-            volumes: pool.volumes.iter().map(VolumeStatus::of).collect(),
+            volumes: pool.volumes.iter().map(|volume| VolumeStatus::of(pool, volume)).collect(),
             shards: pool.shards.iter().map(ShardStatus::of).collect(),
             counters,
             settings: pool.settings.iter().map(SettingStatus::of).collect(),
@@ -434,9 +461,10 @@ impl CacheStatus {
 }
 
 impl VolumeStatus {
-    /// The status that a snapshot shows.
+    /// The status that the snapshot of a volume, of the snapshot of its pool, shows.
     #[must_use]
-    pub fn of(volume: &VolumeSnapshot) -> Self {
+    pub fn of(pool: &PoolSnapshot, volume: &VolumeSnapshot) -> Self {
+        let latencies = pool.latencies.iter().filter(|latency| latency.volume == volume.name);
         Self {
             name: volume.name.clone(),
             primary: volume.primary.clone(),
@@ -450,6 +478,8 @@ impl VolumeStatus {
             dirty_bytes: volume.state.dirty_blocks * BLOCK,
             lost_bytes: volume.state.lost_blocks * BLOCK,
             lost: volume.state.lost.iter().map(LostRange::of).collect(),
+            problems: of_volume(volume),
+            operations: latencies.map(OperationStatus::of).collect(),
         }
     }
 }

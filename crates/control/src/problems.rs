@@ -36,7 +36,9 @@ pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
     all
 }
 
-fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
+/// The same of one volume.
+#[must_use]
+pub fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
     let mut all = Vec::new();
     let name = &volume.name;
     let dirty = Size(volume.state.dirty_blocks * BLOCK);

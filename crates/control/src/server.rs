@@ -320,6 +320,11 @@ async fn status(State(shared): State<Shared>) -> Answer<Json<PoolStatus>> {
     ask(move || Ok(Json(PoolStatus::of(&shared.pool.snapshot()?)))).await
 }
 
+fn status_of(pool: &dyn PoolControl, name: &str) -> Result<Json<VolumeStatus>, ControlError> {
+    let snapshot = pool.snapshot()?;
+    Ok(Json(VolumeStatus::of(&snapshot, snapshot.volume(name)?)))
+}
+
 /// One volume.
 #[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = VolumeStatus), (status = 404, body = ErrorBody)))]
@@ -327,7 +332,7 @@ async fn volume(
     State(shared): State<Shared>,
     Segment(name): Segment<String>,
 ) -> Answer<Json<VolumeStatus>> {
-    ask(move || Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))).await
+    ask(move || status_of(&*shared.pool, &name)).await
 }
 
 /// Writes all that is dirty to the primaries; answers with the job that does it.
@@ -402,7 +407,7 @@ async fn set(
         mode.map_or(Ok(()), |mode| shared.pool.set_mode(&name, mode))?;
         eviction.map_or(Ok(()), |eviction| shared.pool.set_eviction(eviction))?;
         content.map_or(Ok(()), |content| shared.pool.set_content(content))?;
-        Ok(Json(VolumeStatus::of(shared.pool.snapshot()?.volume(&name)?)))
+        status_of(&*shared.pool, &name)
     })
     .await
 }

@@ -1,9 +1,7 @@
 //! The status as text: what a person asks for first. For the command line, and for the files of a
 //! FUSE mount.
 
-use crate::Latency;
-use crate::api::{PoolStatus, SettingStatus, VolumeStatus};
-use crate::pool::PoolSnapshot;
+use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
 use crate::units::Size;
 
 /// The pool in a few lines.
@@ -153,17 +151,17 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-/// One volume: its line of the table, and what was asked of it.
+/// One volume: its line of the table, what is wrong with it, and what was asked of it.
 #[must_use]
-pub fn volume(pool: &PoolSnapshot, name: &str) -> String {
-    let found = pool.volumes.iter().filter(|volume| volume.name == name);
-    let found: Vec<_> = found.map(VolumeStatus::of).collect();
-    let mut out = volumes(&found);
+pub fn volume(status: &VolumeStatus) -> String {
+    let mut out = volumes(std::slice::from_ref(status));
+    for problem in &status.problems {
+        out += &format!("WRONG    {problem}\n");
+    }
     out += &format!("{:13}  {:>12}  {:>10}\n", "OPERATION", "REQUESTS", "MEAN");
-    for latency in pool.latencies.iter().filter(|latency| latency.volume == name) {
-        let Latency { operation, count, sum_nanos, .. } = latency;
-        let mean = *sum_nanos as f64 / 1e3 / (*count).max(1) as f64;
-        out += &format!("{operation:13}  {count:>12}  {mean:>7.1} us\n");
+    for OperationStatus { operation, requests, mean_micros } in &status.operations {
+        let mean = mean_micros.unwrap_or_default();
+        out += &format!("{operation:13}  {requests:>12}  {mean:>7.1} us\n");
     }
     out
 }
@@ -204,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_table_is_as_wide_as_its_names() {
-        let volume = VolumeStatus {
+        let one = VolumeStatus {
             name: "a-long-name".to_owned(),
             primary: "/dev/sdb".to_owned(),
             size: 3 << 30,
@@ -217,10 +215,20 @@ mod tests {
             dirty_bytes: 8192,
             lost_bytes: 0,
             lost: Vec::new(),
+            problems: vec!["volume a-long-name: it is away".to_owned()],
+            operations: vec![OperationStatus {
+                operation: "read".to_owned(),
+                requests: 3,
+                mean_micros: Some(500.0),
+            }],
         };
         let expected = "VOLUME       MODE                 SIZE       DIRTY  STATE   PRIMARY\n\
                         a-long-name  write-back          3 GiB       8 KiB  away    /dev/sdb \
                         (read-only) as /dev/loop7\n";
-        assert_eq!(volumes(&[volume]), expected);
+        assert_eq!(volumes(std::slice::from_ref(&one)), expected);
+        let more = "WRONG    volume a-long-name: it is away\n\
+                    OPERATION          REQUESTS        MEAN\n\
+                    read                      3    500.0 us\n";
+        assert_eq!(volume(&one), format!("{expected}{more}"));
     }
 }

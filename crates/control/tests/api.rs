@@ -251,6 +251,12 @@ fn status_tells_what_the_pool_knows() {
     assert_eq!((volume.mode.as_str(), volume.size), ("write-back", 4 << 30));
     assert_eq!(volume.reads.full_hit_percent, Some(75.0), "a hit in part is no hit");
     assert_eq!(volume.primary_health.state, "away");
+    assert_eq!(
+        (volume.operations[0].operation.as_str(), volume.operations[0].requests),
+        ("read", 3)
+    );
+    assert_eq!(volume.operations[0].mean_micros, Some(500.0));
+    assert!(volume.problems[0].contains("does not answer"), "{:?}", volume.problems);
     assert_eq!((volume.lost[0].offset, volume.lost[0].length), (8192, 12288));
     let text = forebay_control::text::pool(&status);
     let wrong: Vec<&str> = text.lines().skip(1).take(2).collect();

@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
-use forebay_control::api::PoolStatus;
+use forebay_control::api::{PoolStatus, VolumeStatus};
 use forebay_control::config::FuseTransport;
 use forebay_control::{ControlError, PoolControl, exposition, text};
 use forebay_frontend_fuse::{
@@ -343,7 +343,10 @@ fn describe(control: &dyn PoolControl, volumes: &[String], topic: Topic) -> Vec<
                 json.unwrap_or_else(|error| error.to_string()) + "\n"
             }
             Topic::Metrics => exposition(&snapshot),
-            Topic::Volume(at) => text::volume(&snapshot, volumes.get(at).map_or("", |name| name)),
+            Topic::Volume(at) => {
+                let volume = snapshot.volume(volumes.get(at).map_or("", |name| name))?;
+                text::volume(&VolumeStatus::of(&snapshot, volume))
+            }
         })
     })();
     told.unwrap_or_else(|error| format!("{error}\n")).into_bytes()

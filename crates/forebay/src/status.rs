@@ -10,7 +10,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
     if let Some(name) = &args.volume {
         let volume = client.volume(name)?;
-        return print(args.json, &volume, || text::volumes(std::slice::from_ref(&volume)));
+        return print(args.json, &volume, || text::volume(&volume));
     }
     let status = client.status()?;
     print(args.json, &status, || text::pool(&status))

@@ -193,6 +193,11 @@ fn texts_show_what_the_control_socket_shows() {
     let volume = text("volumes/a");
     assert!(volume.contains("write") && volume.contains("a.img"), "{volume}");
     assert!(!text("volumes/status").contains("a.img"));
+    let asked = server.ask(&["status", "a"]);
+    let words = |text: &str| -> Vec<String> {
+        text.lines().filter_map(|line| Some(line.split(' ').next()?.to_owned())).collect()
+    };
+    assert_eq!(words(&asked), words(&volume), "the command shows the same: {asked}");
     server.ask(&["stop"]);
     assert_eq!(server.wait(), Some(0));
 }
