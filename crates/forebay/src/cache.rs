@@ -115,10 +115,12 @@ pub fn open(
             .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
-    let mut settings = KeptSettings::load(witness.state(), opened.superblock.uuid)?;
+    let old = found.newest().filter(|_| !allowed.reset);
+    let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
     settings.apply(config, &opened.ids)?;
     let table = primaries::sample(&opened, &primaries, witness.state());
-    put_on_record((config, allowed.reset), &opened, &table, &witness, queue, &mut made)?;
+    let kept = (&table, &settings);
+    put_on_record((config, allowed.reset), &opened, kept, &witness, queue, &mut made)?;
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
@@ -164,7 +166,7 @@ pub fn open(
 fn put_on_record(
     (config, reset): (&Config, bool),
     opened: &Opened,
-    table: &Table,
+    (table, settings): (&Table, &KeptSettings),
     witness: &Witness,
     mut queue: Blocking,
     made: &mut Made,
@@ -175,6 +177,10 @@ fn put_on_record(
     let renewed = !opened.fresh && opened.trust == Trust::Full;
     if renewed {
         keep()?;
+    }
+    if opened.fresh {
+        // It may go on with those of the cache that it replaces.
+        settings.store().context(NO_STATE)?;
     }
     superblocks::write_all(&mut queue, opened)?;
     let uuid = opened.superblock.uuid;

@@ -421,6 +421,9 @@ pub struct SetArgs {
     pub volume: String,
     #[arg(required = true, value_name = "KEY=VALUE", help = Setting::help())]
     pub settings: Vec<Setting>,
+    /// Print what is in force now as JSON
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub daemon: Daemon,
 }

@@ -13,10 +13,15 @@ pub fn run(args: &SetArgs) -> anyhow::Result<()> {
     let volume = client.set(&args.volume, &settings)?;
     let cache = client.status()?.cache;
     let (mode, eviction, content) = (volume.mode, cache.eviction, cache.content);
-    Ok(output::line(&format!(
-        "{}: mode={mode} eviction={eviction} content={content}",
-        volume.name
-    ))?)
+    let name = volume.name;
+    let line = match args.json {
+        true => serde_json::json!({
+            "volume": name, "mode": mode, "eviction": eviction, "content": content,
+        })
+        .to_string(),
+        false => format!("{name}: mode={mode} eviction={eviction} content={content}"),
+    };
+    Ok(output::line(&line)?)
 }
 
 fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {

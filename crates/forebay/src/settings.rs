@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, parse_content, parse_eviction, parse_mode};
+use forebay_format::Superblock;
 use forebay_runtime::{StateDir, sealed, unsealed};
 
 /// First line of the file.
@@ -55,6 +56,26 @@ impl KeptSettings {
             })?,
         };
         Ok(Self { state: state.clone(), name, settings })
+    }
+
+    /// What is kept of the cache that `opened` describes. One that is made anew in the place of
+    /// `old`, which nobody gave up, goes on with its settings: each volume's under the volume's
+    /// name. [`KeptSettings::store`] makes that durable.
+    ///
+    /// # Errors
+    /// As for [`KeptSettings::load`].
+    pub fn of(state: &StateDir, opened: &Superblock, old: Option<&Superblock>) -> io::Result<Self> {
+        let own = Self::load(state, opened.uuid)?;
+        let Some(old) = old.filter(|old| old.uuid != opened.uuid) else { return Ok(own) };
+        let mut settings = Self::load(state, old.uuid)?.settings;
+        settings.retain_mut(|setting| {
+            let Some(id) = setting.volume else { return true };
+            let before = old.volumes.iter().find(|volume| volume.id == id);
+            let same = |name: &String| opened.volumes.iter().find(|volume| volume.name == *name);
+            setting.volume = before.and_then(|one| same(&one.name)).map(|volume| volume.id);
+            setting.volume.is_some()
+        });
+        Ok(Self { settings, ..own })
     }
 
     /// Puts what is kept into `config`, whose volumes have the ids `ids`, and forgets what the
@@ -135,7 +156,11 @@ impl KeptSettings {
         stored
     }
 
-    fn store(&self) -> io::Result<()> {
+    /// Keeps what counts; durable when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be made durable.
+    pub fn store(&self) -> io::Result<()> {
         if self.settings.is_empty() {
             return self.state.remove(&self.name);
         }

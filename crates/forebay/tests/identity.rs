@@ -438,3 +438,40 @@ fn without_fuse(arguments: &[String]) -> String {
     assert_ne!(output.status.code(), Some(0));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
+
+/// To take a primary as it is makes the cache anew in the end; what was set with `set` stays in
+/// force over all of it.
+#[test]
+fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
+    let place = Place::new();
+    place.make("disk.img", SIZE);
+    let arguments = serve(&place, &place.text("disk.img"));
+    let server = place.start(&arguments);
+    write(&place, 1);
+    let set = server.ask(&["set", "disk", "mode=write-through", "eviction=fifo", "--json"]);
+    let set: serde_json::Value = serde_json::from_str(&set).expect("it is JSON");
+    let expected = serde_json::json!({
+        "volume": "disk", "mode": "write-through", "eviction": "fifo", "content": "rewrite",
+    });
+    assert_eq!(set, expected);
+    end(server, End::Stop);
+    let mut bytes = fs::read(place.path("disk.img")).expect("it is there");
+    bytes[..4096].copy_from_slice(&noise(9, 4096));
+    fs::write(place.path("disk.img"), bytes).expect("it can be written");
+    assert!(place.refuse(&arguments).contains("--accept-primary disk"));
+    let in_force = |server: &Server| {
+        let status = server.status();
+        assert_eq!(status["volumes"][0]["mode"], "write-through");
+        assert_eq!(status["cache"]["eviction"], "fifo");
+    };
+    let server = place.start(&accepting(&arguments));
+    in_force(&server);
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+    // Now the cache is made anew.
+    for how in [End::Kill, End::Stop] {
+        let server = place.start(&arguments);
+        in_force(&server);
+        end(server, how);
+    }
+}
