@@ -1,8 +1,8 @@
-//! Drains as jobs, of one volume or of all. Asking again for what a running job does joins it; so at
-//! most one runs for each volume, and one for all. A job ends when nothing of it is dirty, when it
-//! is cancelled, when the pool does not answer, or when what is left cannot be destaged: it is lost,
-//! or its primary takes nothing. A volume is drained as long as a job of it runs. The last few jobs
-//! that ended are kept to be asked about.
+//! Drains as jobs, of one volume or of all. Asking again for what a running job does joins it; so
+//! at most one runs for each volume, and one for all. A job ends when nothing of it is dirty, when
+//! it is cancelled, when the pool does not answer, or when what is left cannot be destaged: it is
+//! lost, or its primary takes nothing. A volume is drained as long as a job of it runs. The last
+//! few jobs that ended are kept to be asked about.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -293,8 +293,8 @@ fn a_drain_is_a_job_with_progress() {
     assert_eq!(refused(served.client.job(job.id + 1)).0, 404);
 }
 
-/// Each job has the figures of its own volume, and ends with it, whatever the others do; a volume is
-/// drained as long as one of its jobs runs.
+/// Each job has the figures of its own volume, and ends with it, whatever the others do; a volume
+/// is drained as long as one of its jobs runs.
 #[test]
 fn a_drain_of_a_volume_is_of_that_volume_alone() {
     let served = Served::new();

@@ -408,19 +408,6 @@ impl Engine {
         self.health
     }
 
-    /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
-    /// for volumes that [`Engine::drain_volume`] drains.
-    pub fn set_drain(&mut self, on: bool) {
-        self.draining = on;
-    }
-
-    /// The same of one volume.
-    pub fn drain_volume(&mut self, volume: VolumeId, on: bool) {
-        if self.known_volume(volume).is_some() {
-            self.volume_mut(volume).draining = on;
-        }
-    }
-
     /// Dirty blocks, those that cannot be read back any more included.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {

@@ -216,6 +216,19 @@ impl Engine {
         fronts.map(|&(at, _)| at).min()
     }
 
+    /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
+    /// for volumes that [`Engine::drain_volume`] drains.
+    pub fn set_drain(&mut self, on: bool) {
+        self.draining = on;
+    }
+
+    /// The same of one volume.
+    pub fn drain_volume(&mut self, volume: VolumeId, on: bool) {
+        if self.known_volume(volume).is_some() {
+            self.volume_mut(volume).draining = on;
+        }
+    }
+
     pub(crate) fn destage_state(&self, volume: VolumeId) -> DestageState {
         let (level, limit) = self.paced_level(volume);
         let oldest = self.dirty.oldest_of(volume).unwrap_or(self.now);

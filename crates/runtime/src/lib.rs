@@ -13,6 +13,7 @@ mod clients;
 mod connection;
 pub mod detached;
 mod devices;
+mod error;
 mod events;
 mod histogram;
 mod listen;
@@ -38,13 +39,13 @@ pub use blocking::{Blocking, clock};
 pub use channel::Mount;
 pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 pub use devices::{Devices, Gates, gates};
+pub use error::StartError;
 pub use histogram::Histogram;
 pub use listen::{Access, Address, Listener};
 pub use memory::CLIENT_MEMORY;
 pub use message::{Latencies, Message, OPERATIONS, Snapshot};
 pub use pool::{
-    FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, StartError, Stopped,
-    VolumeStats,
+    FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, Stopped, VolumeStats,
 };
 pub use record::{Recording, RecordingStatus};
 pub use state::{StateDir, sealed, unsealed};

@@ -4,8 +4,6 @@
 //! is in flight is answered, dirty blocks are destaged if that is wished, every shard stops with
 //! its log complete and durable, the threads end.
 
-use std::error::Error;
-use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -24,6 +22,7 @@ use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory
 use crate::connection::Patience;
 use crate::detached::DetachedList;
 use crate::devices::{self, Gates};
+use crate::error::StartError;
 use crate::events;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
@@ -104,46 +103,6 @@ impl PoolConfig {
             fuse: false,
             witness: None,
         }
-    }
-}
-
-/// Why a pool did not start.
-#[derive(Debug)]
-pub enum StartError {
-    /// A thread, its ring, or a queue to a device could not be had.
-    Io(io::Error),
-    /// A shard cannot use the cache.
-    Refused {
-        /// Which shard.
-        shard: usize,
-        /// Why.
-        why: String,
-    },
-}
-
-impl fmt::Display for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(error) => write!(f, "cannot start the shard threads: {error}"),
-            Self::Refused { shard, why } => {
-                write!(f, "shard {shard} cannot use the cache: {why}")
-            }
-        }
-    }
-}
-
-impl Error for StartError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Io(error) => Some(error),
-            Self::Refused { .. } => None,
-        }
-    }
-}
-
-impl From<io::Error> for StartError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
     }
 }
 
@@ -517,8 +476,7 @@ impl Inner {
                 let _ = thread.join();
             }
             // Nobody tells it anything any more: what was told last is written.
-            let log = locked(&self.log).take();
-            let _ = log.map(JoinHandle::join);
+            let _ = locked(&self.log).take().map(JoinHandle::join);
         } else {
             tracing::error!("a shard did not stop in time: the log is left as after a crash");
         }
