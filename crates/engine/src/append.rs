@@ -35,7 +35,8 @@ impl Engine {
         }
         self.checkpoint_if_needed(fx);
         // What nobody waits for yet shares the record with what comes in the next turn.
-        let grows = self.background.turn_is_over() && self.builder.complete.is_empty();
+        let goes_on = self.background.turn_is_over() || self.fills_last();
+        let grows = goes_on && self.builder.complete.is_empty();
         if self.log.in_flight.len() < RECORDS_IN_FLIGHT && !grows {
             self.close_record(fx);
         }

@@ -156,6 +156,11 @@ impl Builder {
         }
     }
 
+    /// Pages of the longest record.
+    pub fn pages_max(&self) -> usize {
+        self.pages_max
+    }
+
     /// Whether it has more than copies and checkpoints.
     pub fn has_news(&self) -> bool {
         let is_news = |item: &Pending| {

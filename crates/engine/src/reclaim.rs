@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::crc32c;
-use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq, decode_footer, footer_bytes};
+use forebay_format::{
+    ENTRY_BYTES, Entry, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes,
+};
 use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
 use crate::Engine;
@@ -78,6 +80,22 @@ impl Copied {
 impl Reclaim {
     fn is_reading(&self) -> bool {
         self.reading || self.rebasing > 0 || self.seeking > 0
+    }
+
+    /// Bytes of the log that the copies take at most, in records of `record_pages` but for the last.
+    fn bytes_at_most(&self, record_pages: usize) -> u64 {
+        let read: usize = self.to_read.iter().map(|item| usize::from(item.place.len)).sum();
+        let rebased = self.to_rebase.len() * BLOCK_SIZE;
+        let entries = (self.to_read.len() + self.to_rebase.len()) * 2 * ENTRY_BYTES;
+        let pages = (read + rebased + entries).div_ceil(PAGE);
+        let headers = pages.div_ceil(record_pages - 1) + 1;
+        ((pages + headers) * PAGE) as u64
+    }
+
+    /// Whether more is to be read or copied.
+    fn goes_on(&self) -> bool {
+        let waits = [self.to_read.len(), self.to_copy.len(), self.to_rebase.len()];
+        self.is_reading() || waits != [0; 3]
     }
 }
 
@@ -152,6 +170,13 @@ impl Engine {
         let segment = u64::from(self.config.segment_size);
         let frees = |reclaim: &Reclaim| reclaim.scanned && reclaim.needs <= segment / 4 * 3;
         self.reclaim.as_ref().is_some_and(frees)
+    }
+
+    /// Whether a record should become as long as it can: the last segment takes copies, and there
+    /// are more.
+    pub(crate) fn fills_last(&self) -> bool {
+        let copies = self.log.free == 0 && self.builder.waiters.is_empty();
+        copies && self.reclaim.as_ref().is_some_and(Reclaim::goes_on)
     }
 
     /// Whether reclaim has gained too little for some time: what it copies may fill as many
@@ -304,10 +329,7 @@ impl Engine {
         self.log.barrier = self.log.barrier.max(self.log.next_lsn);
         self.log.evicted_from = reclaim.seq;
         reclaim.scanned = true;
-        let reads: u64 = reclaim.to_read.iter().map(|item| u64::from(item.place.len)).sum();
-        let rebases = reclaim.to_rebase.len() * BLOCK_SIZE;
-        let entries = (reclaim.to_read.len() + reclaim.to_rebase.len()) * 2 * ENTRY_BYTES;
-        reclaim.needs = reads + (rebases + entries) as u64;
+        reclaim.needs = reclaim.bytes_at_most(self.builder.pages_max());
         reclaim.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.reclaim = Some(reclaim);
         self.read_copies(fx);

@@ -47,9 +47,11 @@ impl Engine {
             // What failed to reach the log is in memory only: the primary gets it now, if it can.
             // Then the next start must know that the log is behind.
             let lost = !self.fenced.is_empty()
-                || self.volumes.iter().flatten().any(|volume| volume.failures > 0)
-                || self.now.since(self.stop_since) >= PATIENCE;
-            if self.ios.len() == 0 && (self.health == Health::Detached || lost) {
+                || self.volumes.iter().flatten().any(|volume| volume.failures > 0);
+            let is_known = self.trust >= self.trust_wanted;
+            let is_late = self.now.since(self.stop_since) >= PATIENCE;
+            let ends = self.health == Health::Detached || lost && is_known || is_late;
+            if self.ios.len() == 0 && ends {
                 self.state = State::Stopped;
             }
             return;

@@ -389,6 +389,9 @@ impl World {
             for (model, primary) in self.models.iter_mut().zip(&self.primaries).filter(|_| !off) {
                 primary.unflushed().for_each(|range| model.may_go(range));
             }
+            if !off {
+                self.doubt_log();
+            }
         }
         self.damage_at_rest();
         self.boot(false);
@@ -396,6 +399,17 @@ impl World {
             self.check_all(true)?;
         }
         Ok(())
+    }
+
+    /// The next start reads a log whose device was given up: nothing flushes the end of it any more,
+    /// or a flush says yes to what one before has given up.
+    fn doubt_log(&mut self) {
+        if self.cache.unflushed().next().is_none() && self.cache.lost().next().is_none() {
+            return;
+        }
+        for (model, setup) in self.models.iter_mut().zip(&self.setup.volumes) {
+            setup.windows.iter().for_each(|&window| model.may_go(window));
+        }
     }
 
     /// Whether every write of a volume has gone through the log. Past it a primary tears blocks in
