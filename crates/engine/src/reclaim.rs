@@ -82,7 +82,7 @@ impl Reclaim {
         self.reading || self.rebasing > 0 || self.seeking > 0
     }
 
-    /// Bytes of the log that the copies take at most, in records of `record_pages` but for the last.
+    /// Bytes that the copies take at most, in records of `record_pages` but for the last.
     fn bytes_at_most(&self, record_pages: usize) -> u64 {
         let read: usize = self.to_read.iter().map(|item| usize::from(item.place.len)).sum();
         let rebased = self.to_rebase.len() * BLOCK_SIZE;

@@ -401,8 +401,8 @@ impl World {
         Ok(())
     }
 
-    /// The next start reads a log whose device was given up: nothing flushes the end of it any more,
-    /// or a flush says yes to what one before has given up.
+    /// The next start reads a log whose device was given up: nothing flushes the end of it any
+    /// more, or a flush says yes to what one before has given up.
     fn doubt_log(&mut self) {
         if self.cache.unflushed().next().is_none() && self.cache.lost().next().is_none() {
             return;
