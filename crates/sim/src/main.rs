@@ -211,7 +211,8 @@ fn line(totals: &Totals) -> String {
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
          {} refused starts, {} stripes left, {} MiB checked, {} deltas ({} written whole again), \
          {} duplicates, {} dense, {} similar, {} read around misses, \
-         {} compressed in RAM ({} found there), {} events, {} failing seeds",
+         {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
+         {} failing seeds",
         totals.seeds,
         t.crashes,
         t.recovery_crashes,
@@ -230,6 +231,8 @@ fn line(totals: &Totals) -> String {
         t.packed,
         t.unpacked,
         t.events,
+        totals.digests[0],
+        totals.digests[1],
         totals.failures.len()
     )
 }

@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use forebay_codec::{crc32c, is_zero};
+
 const PAGE: usize = 4096;
 
 /// An image whose pages were zeros before they were written. Cheap to clone.
@@ -46,6 +48,18 @@ impl Pages {
                 Rc::make_mut(bytes)[at..at + part.len()].fill(0);
             }
         }
+    }
+
+    /// A number that follows from the bytes.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let mut digest = 0u64;
+        for (number, page) in self.pages.iter().enumerate() {
+            let Some(bytes) = page.as_ref().filter(|bytes| !is_zero(&bytes[..])) else { continue };
+            let place = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            digest = digest.rotate_left(7) ^ place ^ u64::from(crc32c(&bytes[..]));
+        }
+        digest
     }
 
     /// Inverts a bit.

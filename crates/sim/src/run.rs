@@ -36,6 +36,8 @@ pub struct Report {
     pub tally: Tally,
     /// Everything that happened, as a number.
     pub hash: u64,
+    /// The bytes of all disks at the end, as a number.
+    pub content: u64,
     /// Virtual nanoseconds.
     pub time: u64,
     /// Counters of the engines at the end.
@@ -95,8 +97,10 @@ pub fn run(
     }
     world.tally.struck = world.cache.struck + world.primaries.iter().map(|d| d.struck).sum::<u64>();
     let (hash, time) = (world.trace.hash(), world.now);
+    let disks = std::iter::once(&world.cache).chain(&world.primaries);
+    let content = disks.fold(0, |sum: u64, disk| sum.rotate_left(17) ^ disk.view().digest());
     let asked = watched.map_or(Vec::new(), |target| world.disk(target).asked().to_vec());
-    Ok(Report { tally: world.tally, hash, time, stats, asked })
+    Ok(Report { tally: world.tally, hash, content, time, stats, asked })
 }
 
 impl World {

@@ -109,6 +109,9 @@ pub struct Totals {
     pub seeds: u64,
     /// Everything that happened.
     pub tally: Tally,
+    /// What happened with all seeds, and the bytes of their disks at the end, as a number each: the
+    /// same for equal seeds as long as the engine does the same.
+    pub digests: [u64; 2],
     /// Seeds that failed, and how.
     pub failures: Vec<(u64, Failure)>,
 }
@@ -133,7 +136,13 @@ pub fn run_seeds(
         }
         totals.seeds += 1;
         match result {
-            Ok(report) => totals.tally.add(&report.tally),
+            Ok(report) => {
+                totals.tally.add(&report.tally);
+                // In any order.
+                for (sum, digest) in totals.digests.iter_mut().zip([report.hash, report.content]) {
+                    *sum = sum.wrapping_add(digest.rotate_left(seed as u32 % 64));
+                }
+            }
             Err(failure) => {
                 totals.failures.push((seed, failure));
                 progress(&totals);
