@@ -112,11 +112,7 @@ impl Engine {
     /// The device has failed: flushes wait for what was written and is not durable.
     pub(crate) fn note_undurable(&mut self) {
         for volume in self.volume_ids() {
-            let keys = self.dirty.of_volume(volume).filter(|&key| {
-                let place = self.index.get(key);
-                place.is_some_and(|at| !self.log.is_durable(at.segment, at.offset))
-                    || self.duplicates.unsettled(key).is_some()
-            });
+            let keys = self.dirty.of_volume(volume).filter(|&key| !self.is_settled(key));
             let stripes: BTreeSet<u64> = keys.map(stripe_of).collect();
             self.detach.undurable.extend(stripes);
         }
@@ -382,11 +378,17 @@ impl Engine {
         }
     }
 
+    /// Whether the newest version of a block is durable: its bytes, and the entry that says so where
+    /// they are another block's.
+    fn is_settled(&self, key: Key) -> bool {
+        let durable = |at: Place| self.log.is_durable(at.segment, at.offset);
+        self.index.get(key).is_some_and(durable) && self.duplicates.unsettled(key).is_none()
+    }
+
     /// A block cannot be read back that was not durable when the device failed: the next to
     /// flush is told.
     fn note_lost(&mut self, key: Key) {
-        let durable = |place: Place| self.log.is_durable(place.segment, place.offset);
-        if !self.index.get(key).is_some_and(durable) {
+        if !self.is_settled(key) {
             self.volume_mut(key.volume()).flush_error = Some(ErrorKind::Corrupt.into());
         }
     }
