@@ -378,8 +378,8 @@ impl Engine {
         }
     }
 
-    /// Whether the newest version of a block is durable: its bytes, and the entry that says so where
-    /// they are another block's.
+    /// Whether the newest version of a block is durable: its bytes, and the entry that says so
+    /// where they are another block's.
     fn is_settled(&self, key: Key) -> bool {
         let durable = |at: Place| self.log.is_durable(at.segment, at.offset);
         self.index.get(key).is_some_and(durable) && self.duplicates.unsettled(key).is_none()
