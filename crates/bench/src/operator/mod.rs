@@ -244,7 +244,7 @@ impl<'a> Life<'a> {
         self.log.say("the old cache is left: stop");
         self.pool.must(&["stop"])?;
         self.pool.ended()?;
-        self.alone(sum)?;
+        self.alone(None, sum)?;
         self.pool.volumes.iter_mut().for_each(|volume| volume.set = None);
         self.start(&[], sum)
     }
@@ -297,21 +297,32 @@ impl<'a> Life<'a> {
             End::Stays => {
                 self.pool.is_well()?;
                 self.verify(sum)?;
-                if self.numbers.below(3) == 0 {
-                    let name = self.pool.served().next().context("one is served")?.name.clone();
-                    self.log.say(&format!("drain {name}, to its end"));
-                    self.pool.must(&["drain", &name])?;
-                    self.alone(sum)?;
+                match self.numbers.below(6) {
+                    0 => {
+                        self.log.say("drain, to its end");
+                        self.pool.must(&["drain"])?;
+                        self.alone(None, sum)?;
+                    }
+                    1 => {
+                        let one = self.pool.served().next().context("one is served")?;
+                        let name = one.name.clone();
+                        self.log.say(&format!("drain {name}, to its end"));
+                        self.pool.must(&["drain", &name])?;
+                        self.alone(Some(&name), sum)?;
+                    }
+                    _ => {}
                 }
                 Ok(())
             }
-            End::Drained => self.alone(sum),
+            End::Drained => self.alone(None, sum),
             End::Kill | End::Stop => Ok(()),
         }
     }
 
-    fn alone(&self, sum: &mut Sum) -> anyhow::Result<()> {
-        for volume in self.pool.served() {
+    /// The primary of a volume is complete alone, or that of every one.
+    fn alone(&self, only: Option<&str>, sum: &mut Sum) -> anyhow::Result<()> {
+        let meant = |name: &str| only.is_none_or(|only| only == name);
+        for volume in self.pool.served().filter(|volume| meant(&volume.name)) {
             volume.check_alone()?;
             sum.checked += volume.model.len();
         }
