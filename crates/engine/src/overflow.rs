@@ -36,6 +36,9 @@ impl Engine {
 
     /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
     pub(crate) fn pump_overflow(&mut self, fx: &mut Effects) {
+        if self.log_queue.is_empty() && self.overflow.since.is_none() {
+            return;
+        }
         if self.has_client_space() || self.health != Health::Good {
             self.overflow.since = None;
             self.set_overflow(false);
