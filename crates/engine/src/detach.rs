@@ -69,6 +69,9 @@ pub(crate) struct Detach {
     leaving: BTreeMap<u64, Leaving>,
     /// Where the next turn goes on.
     cursor: u64,
+    /// Dirty blocks that recovery found at the end of the log of a device that had failed: nothing
+    /// shows that they are durable.
+    doubted: BTreeSet<Key>,
     /// Stripes with blocks that were not durable when the device failed.
     undurable: BTreeSet<u64>,
     /// Flushes that wait for those of their volume, with the time since when.
@@ -382,7 +385,14 @@ impl Engine {
     /// where they are another block's.
     fn is_settled(&self, key: Key) -> bool {
         let durable = |at: Place| self.log.is_durable(at.segment, at.offset);
-        self.index.get(key).is_some_and(durable) && self.duplicates.unsettled(key).is_none()
+        self.index.get(key).is_some_and(durable)
+            && self.duplicates.unsettled(key).is_none()
+            && !self.detach.doubted.contains(&key)
+    }
+
+    /// Notes that a block's version in the log may be gone after the next crash.
+    pub(crate) fn doubt(&mut self, key: Key) {
+        self.detach.doubted.insert(key);
     }
 
     /// A block cannot be read back that was not durable when the device failed: the next to

@@ -387,8 +387,12 @@ impl Engine {
             dirty,
             meta: self.policy.inserted(),
         };
+        let doubted = dirty && self.config.trust != Trust::Full && self.is_scanned(index);
         for block in entry.block..entry.block + u64::from(entry.count) {
             let key = Key::new(entry.volume, block);
+            if doubted {
+                self.doubt(key);
+            }
             // Its base, or the payload that it shares, has left the log: so it was evicted, or a
             // later record has the block.
             let orphan = entry.kind == EntryKind::Delta && self.base_of(key).is_none();
@@ -408,6 +412,12 @@ impl Engine {
                 self.note_sharer(key, position, from, seq);
             }
         }
+    }
+
+    /// Whether a segment has no footer, which would show that its records were durable.
+    fn is_scanned(&self, index: usize) -> bool {
+        let found = self.recovery.as_ref().map(|r| &r.survey.found[index]);
+        found.is_some_and(|found| found.scanned.is_some() && !found.sealed)
     }
 
     /// Where clean blocks are not to be trusted, they were needed as bases at most.
@@ -512,6 +522,7 @@ impl Engine {
         }
         if self.config.trust != Trust::Full {
             self.set_health(Health::Draining);
+            self.note_undurable();
         }
         self.begin_comparing();
     }

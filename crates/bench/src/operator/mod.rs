@@ -233,7 +233,7 @@ impl<'a> Life<'a> {
     }
 
     /// After a primary was accepted the cache is emptied and left; the next start makes a new one,
-    /// with what is configured.
+    /// in which what was set is still in force.
     fn renew(&mut self, sum: &mut Sum) -> anyhow::Result<()> {
         let limit = Instant::now() + PATIENCE;
         while self.pool.status()?["health"] != "detached" {
@@ -245,7 +245,6 @@ impl<'a> Life<'a> {
         self.pool.must(&["stop"])?;
         self.pool.ended()?;
         self.alone(None, sum)?;
-        self.pool.volumes.iter_mut().for_each(|volume| volume.set = None);
         self.start(&[], sum)
     }
 
