@@ -33,7 +33,7 @@ lint: ## the checks that need no test run: format, clippy, layers, style
 	cargo xtask layers
 	cargo xtask style
 
-bench: build benches ## every figure of docs/benchmarks.md, about 20 minutes: make bench PARTS=engine
+bench: build benches ## figures of docs/results.md, about 20 minutes: make bench PARTS=engine
 	for part in $(PARTS); do $(TARGET)/release/forebay-bench $$part; done
 
 .PHONY: benches

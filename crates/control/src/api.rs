@@ -47,7 +47,7 @@ pub struct PoolStatus {
     pub volumes: Vec<VolumeStatus>,
     /// The shards.
     pub shards: Vec<ShardStatus>,
-    /// Every counter and level, over all shards; `docs/statistics.md` says what each means.
+    /// Every counter and level, over all shards; `docs/user/statistics.md` says what each means.
     pub counters: std::collections::BTreeMap<String, u64>,
     /// Every setting in force, those of volumes behind those of the server.
     #[serde(default)]

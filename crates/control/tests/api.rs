@@ -503,9 +503,9 @@ fn the_socket_goes_with_the_server() {
 
 #[test]
 fn the_manual_names_every_counter() {
-    let manual = include_str!("../../../docs/statistics.md");
+    let manual = include_str!("../../../docs/user/statistics.md");
     for metric in METRICS {
         let named = manual.contains(&format!("`{}`", metric.name));
-        assert!(named, "docs/statistics.md does not name {}", metric.name);
+        assert!(named, "docs/user/statistics.md does not name {}", metric.name);
     }
 }

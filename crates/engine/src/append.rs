@@ -122,7 +122,7 @@ impl Engine {
         let form = match self.make_dense(bytes, place) {
             Some(len) => self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]),
             None if place.kind == EntryKind::Raw => self.builder.push_raw(bytes, place.crc),
-            // Not reckoned anew: it goes with the bytes from where they were written first.
+            // Keep the original CRC, so that corruption since the first write is still detected.
             None => Form { crc: place.crc, ..self.builder.pack(place.kind, bytes) },
         };
         self.builder.push_form(*key, form, dirty, expect);

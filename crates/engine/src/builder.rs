@@ -70,11 +70,11 @@ pub struct Pending {
     pub dirty: bool,
     /// Where the bytes are.
     pub payload: Payload,
-    /// How many.
+    /// Length of the payload, in bytes.
     pub len: u16,
-    /// Their checksum.
+    /// CRC32C of the payload.
     pub crc: u32,
-    /// When it counts.
+    /// The condition under which the entry still counts when the record is closed.
     pub expect: Expect,
     /// What a similar block is stored against.
     pub against: Option<Against>,
@@ -87,9 +87,9 @@ pub struct Form {
     pub kind: EntryKind,
     /// Where the bytes are.
     pub payload: Payload,
-    /// How many.
+    /// Length of the payload, in bytes.
     pub len: u16,
-    /// Their checksum.
+    /// CRC32C of the payload.
     pub crc: u32,
     /// What a similar block is stored against.
     pub against: Option<Against>,

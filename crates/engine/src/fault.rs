@@ -1,4 +1,4 @@
-//! What a failing cache device leads to. One table with `docs/fault-model.md`:
+//! What a failing cache device leads to. One table with `docs/internals/fault-model.md`:
 //!
 //! | fault | outcome |
 //! |---|---|

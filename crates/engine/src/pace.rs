@@ -1,7 +1,6 @@
-//! A budget of processor time for what may as well not be done: so much on average, some of it
-//! ahead of time since there is more to do at one time than at another, and little in one turn of
-//! the event loop, for which clients wait. Costs are what was measured, since the engine has no
-//! clock of its own.
+//! A CPU-time budget for optional work: an average rate, a burst allowance for uneven load, and a
+//! cap per turn of the event loop, because clients wait for the turn. Costs are measured constants,
+//! since the engine has no clock of its own.
 
 use std::time::Duration;
 

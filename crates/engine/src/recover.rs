@@ -14,7 +14,7 @@
 //!
 //! Before it serves, orphans are erased and accepted segments get their footer, so that a second
 //! crash finds the same. Where segments are few, the last one gets none: the log goes on in it
-//! ([`crate::resume`]). `docs/recovery.md` says why each row is right.
+//! ([`crate::resume`]). `docs/internals/recovery.md` says why each row is right.
 
 use forebay_block::{Completion, Io, IoBuf};
 use forebay_format::{

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Id(pub u32);
 
-/// Things with an [`Id`] each.
+/// Slots addressed by [`Id`].
 #[derive(Debug)]
 pub struct Slab<T> {
     items: Vec<Option<T>>,

@@ -11,7 +11,7 @@ use crate::api::Bypass;
 
 /// Counters and levels; merged over shards by addition.
 #[derive(Clone, Default, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are the documentation; the table is in docs/statistics.md
+#[allow(missing_docs)] // the names are the documentation; the table is in docs/user/statistics.md
 pub struct Stats {
     pub lookups: u64,
     pub hits: u64,

@@ -83,7 +83,7 @@ fn warn_if_open(policy: TlsPolicy, address: &Address) {
     {
         tracing::warn!(
             "ANYBODY who reaches {address} may read and write all volumes, and whoever is on the \
-             way may too: use TLS (tls = \"required\", docs/nbd.md), a loopback address, or a \
+             way may too: use TLS (tls = \"required\", docs/user/nbd.md), a loopback address, or a \
              Unix socket"
         );
     }

@@ -209,7 +209,7 @@ fn spec_of(
         tracing::warn!(
             volume = name,
             "nothing lasting is known of primary {}, only its name: after a start it is told from \
-             others by its size and samples of its content; see docs/devices.md",
+             others by its size and samples of its content; see docs/user/primaries.md",
             info.name
         );
     }

@@ -10,10 +10,10 @@ use std::process::Command;
 use support::{Place, client};
 use tools::have;
 
-/// The configuration that the README shows, on files of this place.
-fn readme(place: &Place) -> String {
-    let readme = include_str!("../../../README.md");
-    let (_, shown) = readme.split_once("```toml\n").expect("it shows a configuration");
+/// The configuration that the manual shows, on files of this place.
+fn manual(place: &Place) -> String {
+    let manual = include_str!("../../../docs/user/first-use.md");
+    let (_, shown) = manual.split_once("```toml\n").expect("it shows a configuration");
     let (shown, _) = shown.split_once("```").expect("it ends");
     let (cert, key) = place.certificate();
     let state = format!("{}\"\nstate_dir = \"{}", place.text("cache.img"), place.text("state"));
@@ -28,13 +28,13 @@ fn readme(place: &Place) -> String {
         ("nbd://san.example:10809/vm", place.text("vm.img")),
     ];
     changes.into_iter().fold(shown.to_owned(), |text, (old, new)| {
-        assert!(text.contains(old), "the README shows {old:?}");
+        assert!(text.contains(old), "the manual shows {old:?}");
         text.replace(old, &new)
     })
 }
 
 #[test]
-fn the_configuration_of_the_readme_serves_the_unix_socket_without_tls_and_the_port_with_it() {
+fn the_configuration_of_the_manual_serves_the_unix_socket_without_tls_and_the_port_with_it() {
     if !have(&["nbdinfo", "openssl"]) {
         return;
     }
@@ -44,7 +44,7 @@ fn the_configuration_of_the_readme_serves_the_unix_socket_without_tls_and_the_po
     }
     let config = format!("--config={}", place.text("forebay.toml"));
     let control = format!("[control]\nsocket = \"{}\"\n", place.text("control.sock"));
-    fs::write(place.path("forebay.toml"), readme(&place) + &control).expect("it can be written");
+    fs::write(place.path("forebay.toml"), manual(&place) + &control).expect("it can be written");
     let server = place.start(&["serve".to_owned(), config]);
 
     let unix = format!("nbd+unix:///db?socket={}", place.text("nbd.sock"));

@@ -6,7 +6,7 @@
 //! value or a [`FormatError`], never panic, and never allocate more than the bytes can describe.
 //! Encoders assert what decoders check, since a structure that cannot be read back is a
 //! programmer error. Where structures lie, and in which order they are written, is the engine's;
-//! `docs/format.md` draws them.
+//! `docs/internals/format.md` draws them.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::indexing_slicing)]

@@ -8,7 +8,7 @@
 //! garbage lower too. The next segment is much like it. Until a segment has been reclaimed there is
 //! room, and everything enters. Counts fade, and the bar with them, so that one from long ago does
 //! not keep everything out. What was asked for together stays, or enters, together. Why it is so
-//! and not otherwise: `docs/adr/0006`, `0008`, `0012` and `0013`.
+//! and not otherwise: ADR 6, 8, 12 and 13 in `docs/adr`.
 
 use std::iter::repeat_n;
 use std::ops::Range;

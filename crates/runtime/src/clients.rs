@@ -189,7 +189,7 @@ impl Clients {
         }
     }
 
-    /// Closes every connection, said or unsaid.
+    /// Closes every connection, even with replies unsent.
     pub fn cut_off(&mut self) {
         self.shut();
         for (_, connection) in self.table.iter_mut() {

@@ -1,6 +1,6 @@
 //! The log of what the shards tell: one line each, with the volume's name, what happened, where,
 //! and what to do. What repeats is counted: the first is logged at once, the others together when
-//! [`WINDOW`] is over. The lines are listed in `docs/logging.md`.
+//! [`WINDOW`] is over. The lines are listed in `docs/user/logging.md`.
 //!
 //! Shards never wait for the log: what does not fit the queue is counted and said.
 

@@ -423,9 +423,10 @@ impl World {
         !ended && !self.overflowed && self.setup.is_atomic(volume)
     }
 
-    /// The server that knows which flushes of a primary failed ends, and the primary lives on. What
-    /// it gave up it still shows, and it says yes to the next flush: `docs/fault-model.md`, "Not
-    /// survived". Not so what went through the log: that stays dirty until a flush has covered it.
+    /// The server that knows which flushes of a primary failed ends, and the primary lives on. It
+    /// still shows the data that it gave up, and acknowledges the next flush: "Not survived" in
+    /// `docs/internals/fault-model.md`. Data that went through the log is not affected: it stays
+    /// dirty until a flush has covered it.
     fn forget_failures(&mut self) {
         for volume in 0..self.models.len() {
             if self.is_atomic(volume) {

@@ -29,7 +29,7 @@ use crate::trace::Trace;
 const TURN_DELAY: u64 = 5_000;
 /// Time that recording trust in the witness takes at most.
 const WITNESS_DELAY: u64 = 3_000_000;
-/// Events in a run at most: beyond that it runs in a circle.
+/// Maximum number of events in a run; a longer run is taken to be looping.
 const EVENTS_MAX: u64 = 4_000_000;
 
 /// What happened in a run.

@@ -330,7 +330,7 @@ fn a_stop_vouches_for_no_primary_whose_flush_failed() {
 /// Not a bug of the engine: a primary's flush failed, and the server that knew of it stopped. The
 /// primary went on showing what it had given up, the next server read that into the cache, and
 /// power failed. Until the cached block was written, clients saw what the primary had lost; the
-/// model took it for settled. See "Not survived" in `docs/fault-model.md`.
+/// model took it for settled. See "Not survived" in `docs/internals/fault-model.md`.
 #[test]
 fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power() {
     for seed in 0..200 {

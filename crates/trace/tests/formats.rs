@@ -204,7 +204,7 @@ fn written(requests: &[TraceRequest]) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of a small trace, as `docs/tracing.md` draws them: they never change.
+/// The bytes of a small trace, as `docs/user/tracing.md` draws them: they never change.
 #[test]
 fn own_golden() {
     let fua = TraceRequest { fua: true, ..request(1, IoOp::Write, 24, 8) };

@@ -1,14 +1,14 @@
-//! Tests that documents name must exist: a table "What shows it" is a promise, and a renamed test
-//! would break it in silence.
+//! Tests that documents name must exist: a table below "Tests" is a promise, and a renamed test
+//! would break it silently.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// The documents with such a table.
-const DOCUMENTS: [&str; 2] = ["docs/fault-model.md", "docs/recovery.md"];
+const DOCUMENTS: [&str; 2] = ["docs/internals/fault-model.md", "docs/internals/recovery.md"];
 /// The heading below which every name in back quotes is looked for.
-const HEADING: &str = "## What shows it";
+const HEADING: &str = "## Tests";
 
 /// Appends a problem for each name of a test or scenario that no file of `files` has.
 pub fn check(root: &Path, files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), io::Error> {

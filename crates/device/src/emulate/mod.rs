@@ -1,6 +1,6 @@
 //! A disk model in front of any device: the data moves at once on the device below, and each
 //! completion is held until the modelled device would have been done. For evaluation without
-//! disks; the figures are in `docs/emulation.md` and do not change.
+//! disks; the figures are in `docs/user/emulation.md` and do not change.
 
 mod model;
 mod spindle;

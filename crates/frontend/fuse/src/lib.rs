@@ -14,7 +14,7 @@
 //!     `-- volumes/VOLUME one volume
 //! ```
 //!
-//! `docs/fuse.md` is the manual.
+//! `docs/user/disks.md` is the manual.
 
 #![forbid(unsafe_code)]
 

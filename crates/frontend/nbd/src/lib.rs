@@ -11,7 +11,7 @@
 //!
 //! Supported: fixed newstyle, every option and command of the base specification, structured
 //! replies, the metadata context `base:allocation`, TLS by certificate. Extended headers are not.
-//! `docs/nbd.md` is the manual.
+//! `docs/internals/nbd.md` says what is implemented.
 
 #![forbid(unsafe_code)]
 
