@@ -1,9 +1,11 @@
 //! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
-//! `cargo xtask layers` (who may depend on whom) and `cargo xtask style` (what a source file may
-//! look like). Each prints what is wrong and what to do, and exits with 1 if there was anything.
+//! `cargo xtask layers` (who may depend on whom) and `cargo xtask style` (what source files and
+//! documents may look like). Each prints what is wrong and what to do, and exits with 1 if there
+//! was anything.
 
 mod docs;
 mod layers;
+mod markdown;
 mod scan;
 mod style;
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::Report;
 use crate::docs;
+use crate::markdown;
 use crate::scan::{code_of, has_word};
 
 /// Lines in the longest file allowed; most should stay under 600.
@@ -40,13 +41,16 @@ pub fn workspace(root: &Path) -> Result<Report, io::Error> {
         check(&name, &text, &mut problems);
         bounds.note(&name, &text, &mut problems);
     }
+    let mut documents = 0;
     if root.join("docs").is_dir() {
         docs::check(root, &files, &mut problems)?;
+        documents = markdown::check(root, &files, &mut problems)?;
     }
     if files.is_empty() {
         problems.push(format!("{}: no source file found", root.display()));
     }
-    Ok(Report { problems, summary: format!("style: {} files are in order", files.len()) })
+    let summary = format!("style: {} files and {documents} documents are in order", files.len());
+    Ok(Report { problems, summary })
 }
 
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), io::Error> {
