@@ -274,7 +274,7 @@ impl Engine {
         let mut share = depth.saturating_sub(others).max(guaranteed);
         if self.detaches(volume) {
             // What writes wait for goes first.
-            share = share.min(depth / 8);
+            share = share.min((depth / 8).max(1));
         }
         self.volume_mut(volume).flow.pacer.allowance(state).min(share)
     }
