@@ -29,7 +29,7 @@ pub trait BlockDevice: Send + Sync {
     /// a device that needs a connection for each makes them here. Queues in use are not counted.
     ///
     /// # Errors
-    /// When so many cannot be had at once, as where a server shares an export with nobody.
+    /// When the device gives fewer at once, as where a server shares an export with nobody.
     fn prepare(&self, queues: usize) -> io::Result<()> {
         let _ = queues;
         Ok(())

@@ -14,7 +14,6 @@ use forebay_block::{ErrorKind, Instant};
 use crate::Engine;
 use crate::api::{Bypass, Effects, Health};
 use crate::event::Event;
-use crate::index::Key;
 use crate::limits::RECLAIM_RESERVE;
 use crate::op::{Op, Path};
 use crate::slab::Id;
@@ -56,7 +55,10 @@ impl Engine {
         let mut kept = VecDeque::new();
         for id in std::mem::take(&mut self.log_queue) {
             match self.way_of(id) {
-                Way::Past => self.go_past(id, Some(Bypass::Degraded), fx),
+                Way::Past => {
+                    self.stats.bypassed_by[Bypass::Degraded as usize] += 1;
+                    self.go_past(id, fx);
+                }
                 Way::Wait => kept.push_back(id),
                 Way::None => {
                     self.stats.given_up_writes += 1;
@@ -65,8 +67,8 @@ impl Engine {
             }
         }
         // Invalidations first: others may have to wait for long.
-        self.log_queue.append(&mut kept);
         let mut queue = std::mem::take(&mut self.log_queue);
+        queue.append(&mut kept);
         queue.make_contiguous().sort_by_key(|&id| !self.is_begun(id));
         self.log_queue = queue;
     }
@@ -96,10 +98,9 @@ impl Engine {
             unreachable!("only writes wait for the log");
         };
         let is_dirty = |key| self.dirty.contains(key) || self.dirty.is_destaging(key);
-        let mut keys = write.blocks.iter().map(|block| Key::new(write.volume, block));
         match self.is_begun(id) {
             false if self.is_stuck(write.volume) => Way::None,
-            false if !keys.any(is_dirty) => Way::Past,
+            false if !write.keys().any(is_dirty) => Way::Past,
             _ => Way::Wait,
         }
     }

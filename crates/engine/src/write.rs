@@ -257,15 +257,11 @@ impl Engine {
             }
             _ => {}
         }
-        self.go_past(id, None, fx);
+        self.go_past(id, fx);
     }
 
-    /// Sends a write past the log, once the log says that its blocks are not cached. `why` counts
-    /// it among the bypassed, where that has not been done.
-    pub(crate) fn go_past(&mut self, id: Id, why: Option<Bypass>, fx: &mut Effects) {
-        if let Some(why) = why {
-            self.stats.bypassed_by[why as usize] += 1;
-        }
+    /// Sends a write past the log, once the log says that its blocks are not cached.
+    pub(crate) fn go_past(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         write.path = Path::Direct;
         let (volume, blocks) = (write.volume, write.blocks);
