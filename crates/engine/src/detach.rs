@@ -287,11 +287,8 @@ impl Engine {
                 continue;
             }
             self.detach.flushes.remove(i);
-            let error = match self.volume_mut(volume).flush_error.take() {
-                None if late => Some(ErrorKind::DeviceGone.into()),
-                error => error,
-            };
-            self.flush_part_done(id, error.map_or(Ok(()), Err), fx);
+            let result = if late { Err(ErrorKind::DeviceGone.into()) } else { Ok(()) };
+            self.flush_part_done(id, result, fx);
         }
     }
 
@@ -395,11 +392,11 @@ impl Engine {
         self.detach.doubted.insert(key);
     }
 
-    /// A block cannot be read back that was not durable when the device failed: the next to
-    /// flush is told.
+    /// A block cannot be read back that was not durable when the device failed: those who flush are
+    /// told.
     fn note_lost(&mut self, key: Key) {
         if !self.is_settled(key) {
-            self.volume_mut(key.volume()).flush_error = Some(ErrorKind::Corrupt.into());
+            self.volume_mut(key.volume()).losses.note(ErrorKind::Corrupt.into());
         }
     }
 

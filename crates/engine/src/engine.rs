@@ -32,6 +32,7 @@ use crate::duplicates::Duplicates;
 use crate::event::Events;
 use crate::fetch::Fetch;
 use crate::flow::{self, Flow};
+use crate::flush::Losses;
 use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::locks::Locks;
@@ -67,8 +68,8 @@ pub(crate) struct Volume {
     pub leftover_waiters: Vec<Id>,
     /// How often `leftover` was taken: a destage from before may have an older version.
     pub switches: u64,
-    /// A flush failed that nobody waited for, after direct changes: the next to flush is told.
-    pub flush_error: Option<IoError>,
+    /// What was written and is lost, until clients that flush have been told.
+    pub losses: Losses,
     /// A flush after direct changes failed: what is read from the primary is not admitted again.
     pub flush_failed: bool,
     /// Failed flushes of the primary that the shard was told of.
@@ -576,7 +577,7 @@ impl Volume {
             flush_waiters: Vec::new(),
             fua_waiters: Vec::new(),
             flushing: false,
-            flush_error: None,
+            losses: Losses::default(),
             flush_failed: false,
             flush_failures: 0,
             distrusted: false,

@@ -21,9 +21,9 @@ impl Engine {
     pub(crate) fn submit_flush(&mut self, request: Request, fx: &mut Effects) {
         let Request { id, volume, .. } = request;
         self.stats.flushes += 1;
-        let flush = FlushOp { id, volume, outstanding: 1, error: None };
+        let Losses { count: losses, told, .. } = self.volume(volume).losses;
+        let flush = FlushOp { id, volume, outstanding: 1, error: None, losses, told };
         let op = self.ops.insert(Op::Flush(flush));
-        self.flush(op).error = self.volume_mut(volume).flush_error.take();
         if self.needs_primary_flush(volume) {
             self.flush(op).outstanding += 1;
             self.volume_mut(volume).flush_waiters.push(op);
@@ -115,7 +115,9 @@ impl Engine {
         let Op::Flush(flush) = self.ops.remove(id) else {
             unreachable!("a flush's id names a flush");
         };
-        self.reply(fx, flush.id, flush.error.map_or(Ok(()), Err), forebay_block::IoBuf::empty());
+        let lost = self.volume_mut(flush.volume).losses.tell(&flush);
+        let result = flush.error.or(lost).map_or(Ok(()), Err);
+        self.reply(fx, flush.id, result, forebay_block::IoBuf::empty());
     }
 
     /// Sends a flush to every primary that has something to flush and someone to tell, or much.
@@ -210,6 +212,31 @@ impl Engine {
     }
 }
 
+/// Losses of completed writes of a volume. A flush that does not know of a loss fails: all that wait
+/// when it is found, and the first that begins afterwards, for what completed in between.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    count: u64,
+    /// How many of them a flush that began after them has been told of.
+    told: u64,
+    /// The last one.
+    error: Option<IoError>,
+}
+
+impl Losses {
+    /// Completed writes are lost.
+    pub fn note(&mut self, error: IoError) {
+        self.count += 1;
+        self.error = Some(error);
+    }
+
+    /// The error of a flush that ends.
+    fn tell(&mut self, flush: &FlushOp) -> Option<IoError> {
+        self.told = self.told.max(flush.losses);
+        self.error.clone().filter(|_| flush.told < self.count)
+    }
+}
+
 impl Volume {
     /// A flush failed after direct changes: reported once, since what it lost cannot be flushed
     /// again; to the next who flushes, if nobody was `told`.
@@ -218,7 +245,7 @@ impl Volume {
             return;
         }
         if !told {
-            self.flush_error = Some(error.clone());
+            self.losses.note(error.clone());
         }
         self.flush_failed = true;
         self.direct_durable = self.direct;

@@ -138,6 +138,9 @@ pub struct FlushOp {
     pub outstanding: u32,
     /// The first error.
     pub error: Option<IoError>,
+    /// Losses of its volume when it began, and how many of them had been told.
+    pub losses: u64,
+    pub told: u64,
 }
 
 /// A block's bytes in a read of the cache device.

@@ -1,6 +1,8 @@
 //! A shard without a cache: nothing but the way to the primaries.
 
-use forebay_block::{Completion, Instant, Io, IoBuf, IoError, IoOp, IoTag, VOLUMES_MAX, VolumeId};
+use forebay_block::{
+    Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, VOLUMES_MAX, VolumeId,
+};
 use forebay_engine::{
     Effects, Health, Mode, Reply, Request, RequestId, Shard, State, Stats, Target, Trust,
 };
@@ -15,6 +17,8 @@ pub struct Uncached {
     in_flight: Slab<Asked>,
     /// Failed flushes that it was told of, by volume id.
     failures: Vec<u64>,
+    /// Flushes of its own writes that failed, of which no client's flush was told, by volume id.
+    untold: Vec<Option<IoError>>,
     stats: Stats,
 }
 
@@ -23,6 +27,8 @@ struct Asked {
     id: RequestId,
     op: IoOp,
     fua: bool,
+    /// A flush that has to tell of one that failed before.
+    tells: bool,
     /// The buffer of a change that is done, while its flush is under way.
     done: Option<IoBuf>,
 }
@@ -30,8 +36,8 @@ struct Asked {
 impl Default for Uncached {
     fn default() -> Self {
         let in_flight = Slab::new(REQUESTS_MAX);
-        let failures = vec![0; VOLUMES_MAX];
-        Self { state: State::Recovering, in_flight, failures, stats: Stats::default() }
+        let (failures, untold) = (vec![0; VOLUMES_MAX], vec![None; VOLUMES_MAX]);
+        Self { state: State::Recovering, in_flight, failures, untold, stats: Stats::default() }
     }
 }
 
@@ -53,6 +59,20 @@ impl Uncached {
             IoOp::Discard | IoOp::WriteZeroes => stats.discards += 1,
         }
     }
+
+    /// The result of a request that ends. The failed flush of a write may have cost other clients'
+    /// writes: flushes under way and the next one fail as well.
+    fn tell(&mut self, volume: VolumeId, asked: &Asked, result: IoResult<()>) -> IoResult<()> {
+        let untold = &mut self.untold[usize::from(volume.0)];
+        if asked.op != IoOp::Flush {
+            if let (Some(_), Err(error)) = (&asked.done, &result) {
+                *untold = Some(error.clone());
+            }
+            return result;
+        }
+        let error = if asked.tells { untold.take() } else { untold.clone() };
+        result.and(error.map_or(Ok(()), Err))
+    }
 }
 
 impl Shard for Uncached {
@@ -65,7 +85,8 @@ impl Shard for Uncached {
         let Request { id, volume, op, range, mut flags, buf, .. } = request;
         // A flush that hides in a write would pass by the gate, where its failure is everybody's.
         let fua = std::mem::take(&mut flags.fua) && op.changes_data();
-        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, done: None })));
+        let tells = op == IoOp::Flush && self.untold[usize::from(volume.0)].is_some();
+        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, tells, done: None })));
         fx.ios.push((Target::Primary(volume), Io { tag, op, range, flags, client: None, buf }));
     }
 
@@ -76,15 +97,15 @@ impl Shard for Uncached {
             asked.done = Some(done.buf);
             return fx.ios.push((target, Io::flush(done.tag)));
         }
-        let Asked { id, op, done: written, .. } = self.in_flight.remove(at).expect("it is there");
-        let direct = match (target, op, &written) {
-            (Target::Primary(volume), IoOp::Write | IoOp::WriteZeroes, None) => {
-                Some(self.failures[usize::from(volume.0)])
-            }
-            _ => None,
+        let asked = self.in_flight.remove(at).expect("it is there");
+        let Target::Primary(volume) = target else {
+            unreachable!("it asks nothing of a cache device");
         };
-        let buf = written.unwrap_or(done.buf);
-        fx.replies.push(Reply { id, result: done.result, buf, direct });
+        let failures = self.failures[usize::from(volume.0)];
+        let direct = matches!(asked.op, IoOp::Write | IoOp::WriteZeroes) && asked.done.is_none();
+        let result = self.tell(volume, &asked, done.result);
+        let (id, buf) = (asked.id, asked.done.unwrap_or(done.buf));
+        fx.replies.push(Reply { id, result, buf, direct: direct.then_some(failures) });
     }
 
     fn poll(&mut self, _now: Instant, _fx: &mut Effects) {
@@ -128,16 +149,17 @@ impl Shard for Uncached {
 
 #[cfg(test)]
 mod tests {
-    use forebay_block::{ByteRange, ErrorKind, IoFlags, IoResult};
+    use forebay_block::{ByteRange, ErrorKind, IoFlags};
 
     use super::*;
 
-    /// A write with force unit access: what was asked for, and the answer.
-    fn write(results: [IoResult<()>; 2]) -> (Vec<IoOp>, IoResult<()>) {
-        let (mut shard, mut fx) = (Uncached::default(), Effects::default());
-        let flags = IoFlags { fua: true, ..IoFlags::default() };
-        let (id, volume, op) = (RequestId(3), VolumeId(0), IoOp::Write);
-        let (range, buf) = (ByteRange::new(0, 512), IoBuf::zeroed(512));
+    /// A write with force unit access, or a flush: what was asked for, and the answer.
+    fn ask(shard: &mut Uncached, op: IoOp, results: &[IoResult<()>]) -> (Vec<IoOp>, IoResult<()>) {
+        let mut fx = Effects::default();
+        let flags = IoFlags { fua: op == IoOp::Write, ..IoFlags::default() };
+        let len = if op == IoOp::Write { 512 } else { 0 };
+        let (id, volume, range) = (RequestId(3), VolumeId(0), ByteRange::new(0, len));
+        let buf = IoBuf::zeroed(len as usize);
         let request = Request { id, volume, op, range, flags, buf, bypass: None };
         shard.submit(Instant(0), request, &mut fx);
         let mut asked = Vec::new();
@@ -145,15 +167,17 @@ mod tests {
             let Some((target, io)) = fx.ios.pop() else { break };
             assert!(!io.flags.fua, "a flush that hides in a request");
             asked.push(io.op);
-            shard.complete(Instant(0), target, io.complete(result), &mut fx);
+            shard.complete(Instant(0), target, io.complete(result.clone()), &mut fx);
         }
         let reply = fx.replies.pop().expect("it is answered");
-        assert_eq!((reply.id, reply.buf.len()), (id, 512), "with its buffer");
+        assert_eq!((reply.id, reply.buf.len() as u64), (id, len), "with its buffer");
         (asked, reply.result)
     }
 
     #[test]
     fn a_flush_follows_a_write_with_fua() {
+        let mut shard = Uncached::default();
+        let mut write = |results: [IoResult<()>; 2]| ask(&mut shard, IoOp::Write, &results);
         let failed = || Err(ErrorKind::Media.into());
         let (asked, result) = write([Ok(()), Ok(())]);
         assert!(asked == [IoOp::Write, IoOp::Flush] && result.is_ok());
@@ -161,5 +185,15 @@ mod tests {
         assert!(asked == [IoOp::Write, IoOp::Flush] && result.is_err());
         let (asked, result) = write([failed(), Ok(())]);
         assert!(asked == [IoOp::Write] && result.is_err());
+    }
+
+    #[test]
+    fn the_failed_flush_of_a_write_fails_the_next_flush() {
+        let mut shard = Uncached::default();
+        let (_, result) = ask(&mut shard, IoOp::Write, &[Ok(()), Err(ErrorKind::Media.into())]);
+        assert!(result.is_err());
+        let mut flush = || ask(&mut shard, IoOp::Flush, &[Ok(())]).1;
+        assert!(flush().is_err(), "what others wrote may be gone");
+        assert!(flush().is_ok(), "it is told once");
     }
 }
