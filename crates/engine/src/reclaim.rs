@@ -144,11 +144,11 @@ impl Engine {
     }
 
     /// Whether what is copied out of the oldest segment has room in an empty one, with a quarter to
-    /// spare for records that crashes cut short.
+    /// spare for records that crashes cut short. A stop does not go on copying.
     pub(crate) fn frees_with_one(&self) -> bool {
         let segment = u64::from(self.config.segment_size);
         let frees = |reclaim: &Reclaim| reclaim.scanned && reclaim.needs <= segment / 4 * 3;
-        self.reclaim.as_ref().is_some_and(frees)
+        self.state == State::Serving && self.reclaim.as_ref().is_some_and(frees)
     }
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there

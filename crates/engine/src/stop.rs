@@ -65,7 +65,10 @@ impl Engine {
                 if said || self.log.free <= 1 && self.log.in_flight.is_empty() {
                     self.builder.clear();
                     self.stop_step = StopStep::LastRecord;
-                    self.seal_open_segment();
+                    // The last free one stays open: the next start goes on in it.
+                    if self.log.free > 0 {
+                        self.seal_open_segment();
+                    }
                 }
             }
             StopStep::LastRecord if self.log.sealing.is_empty() => {

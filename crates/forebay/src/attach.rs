@@ -16,7 +16,7 @@ use crate::cli::{AttachArgs, DetachArgs};
 use crate::loops::{self, LoopDevice};
 use crate::{mounts, output, sectors};
 
-/// What `--json` prints.
+/// What `--json` prints of a disk.
 #[derive(Serialize)]
 struct Attached<'a> {
     volume: &'a str,
@@ -54,7 +54,7 @@ pub fn attach(args: &AttachArgs) -> anyhow::Result<()> {
     }
     let (volume, mounted) = (volume.name.as_str(), place.as_deref());
     let attached = Attached { volume, device: &device, sector_size: Some(sector_size), mounted };
-    print(args.json, &[attached], || device.clone())
+    print(args.json, &attached, || device.clone())
 }
 
 /// Takes the disk away.
@@ -197,17 +197,7 @@ fn start_of(file: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(start)
 }
 
-fn print(
-    json: bool,
-    attached: &[Attached<'_>],
-    text: impl FnOnce() -> String,
-) -> anyhow::Result<()> {
-    if !json {
-        return Ok(output::line(&text())?);
-    }
-    let shown = match attached {
-        [one] => serde_json::to_string_pretty(one)?,
-        several => serde_json::to_string_pretty(several)?,
-    };
+fn print(json: bool, shown: &impl Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let shown = if json { serde_json::to_string_pretty(shown)? } else { text() };
     Ok(output::line(&shown)?)
 }

@@ -234,8 +234,8 @@ fn what_is_in_use_stays_and_is_named() {
     drop(held);
     let out: serde_json::Value =
         serde_json::from_str(&server.ask(&["detach", "disk", "--json"])).expect("it is JSON");
-    assert_eq!(out["device"], serde_json::json!(device));
-    assert_eq!(out["mounted"], serde_json::json!(mounted.to_string_lossy()));
+    assert_eq!(out[0]["device"], serde_json::json!(device));
+    assert_eq!(out[0]["mounted"], serde_json::json!(mounted.to_string_lossy()));
     assert!(!Path::new(&device.replace("/dev/", "/sys/block/")).join("loop").exists());
     server.ask(&["stop"]);
     assert_eq!(server.wait(), Some(0));
