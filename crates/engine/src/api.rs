@@ -9,8 +9,8 @@ use std::time::Duration;
 use forebay_block::{BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, VolumeId};
 pub use forebay_policy::{DirtyShare, Eviction};
 
-use crate::detach::DetachedStripe;
 use crate::event::Event;
+use crate::life::detach::DetachedStripe;
 
 /// Names a request to whoever submitted it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -4,7 +4,7 @@
 //! caller finds what is to be done in [`Effects`]; `poll`, once a turn of the event loop, closes
 //! records (group commit), destages, reclaims and sets the next deadline.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{
@@ -13,85 +13,41 @@ use forebay_block::{
 };
 use forebay_codec::Compressor;
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
-use forebay_policy::{DirtyShares, EvictionPolicy, ReadAround};
+use forebay_policy::{DirtyShares, EvictionPolicy};
 
-use crate::alone::{Alone, ROUND_TICK};
 use crate::api::{
     ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
-    State, Target, Trust, VolumeConfig,
+    State, Target, Trust,
 };
-use crate::associate::Associate;
-use crate::bases::Base;
-use crate::builder::Builder;
-use crate::compare::Compare;
-use crate::dense::{self, Dense};
+use crate::contents::Contents;
+use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::destage::Destage;
-use crate::detach::Detach;
-use crate::dirty::{Dirty, Fenced};
-use crate::duplicates::Duplicates;
+use crate::destage::flow::{self};
+use crate::destage::overflow::Overflow;
 use crate::event::Events;
-use crate::fetch::Fetch;
-use crate::flow::{self, Flow};
-use crate::flush::Losses;
-use crate::index::{Index, Key, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::form::delta_read::Associate;
+use crate::form::dense::{self, Dense};
+use crate::form::duplicates::Duplicates;
+use crate::form::similar::Similar;
+use crate::key::Key;
+use crate::key::KeyMap;
+use crate::life::compare::Compare;
+use crate::life::detach::Detach;
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
-use crate::locks::Locks;
 use crate::log::Log;
+use crate::log::builder::Builder;
 use crate::op::{InFlight, Op, Ticket};
-use crate::overflow::Overflow;
 use crate::pace::Pace;
-use crate::primary::{Lookups, Primary};
-use crate::ram::{KeyMap, Ram};
+use crate::ram::Ram;
+use crate::ram::admission::{Alone, ROUND_TICK};
 use crate::reclaim::{Lap, Reclaim};
-use crate::recover::Recovery;
-use crate::similar::Similar;
+use crate::recovery::Recovery;
+use crate::request::fetch::Fetch;
+use crate::request::locks::Locks;
 use crate::slab::{Id, Slab};
 use crate::stats::Stats;
 use crate::tries::Tries;
-
-/// A volume's part in one shard.
-#[derive(Debug)]
-pub(crate) struct Volume {
-    pub config: VolumeConfig,
-    /// Direct changes of the primary completed, and those that a flush has made durable.
-    pub direct: u64,
-    pub direct_durable: u64,
-    /// Destages written and waiting for a flush.
-    pub written: Vec<Id>,
-    /// Flush operations and writes waiting for the next flush.
-    pub flush_waiters: Vec<Id>,
-    pub fua_waiters: Vec<Id>,
-    pub flushing: bool,
-    /// Blocks that were dirty when the volume came into a mode in which the primary alone must
-    /// be complete, in address order; and flushes that wait until none of them is.
-    pub leftover: BTreeSet<Key>,
-    pub leftover_waiters: Vec<Id>,
-    /// How often `leftover` was taken: a destage from before may have an older version.
-    pub switches: u64,
-    /// What was written and is lost, until clients that flush have been told.
-    pub losses: Losses,
-    /// A flush after direct changes failed: what is read from the primary is not admitted again.
-    pub flush_failed: bool,
-    /// Failed flushes of the primary that the shard was told of.
-    pub flush_failures: u64,
-    /// Its primary was changed without the cache: its clean blocks are not used while they are
-    /// being dropped; and that it was found to be so.
-    pub distrusted: bool,
-    pub changed: bool,
-    /// When direct changes were last made durable.
-    pub direct_since: Instant,
-    /// When `written` got its first.
-    pub written_since: Instant,
-    /// Destaging rests until then after an error.
-    pub retry_at: Instant,
-    pub failures: u32,
-    /// It is destaged as fast as its primary takes it.
-    pub draining: bool,
-    pub around: ReadAround,
-    pub primary: Primary,
-    pub lookups: Lookups,
-    pub flow: Flow,
-}
+use crate::volume::Volume;
 
 /// The cache of one shard.
 pub struct Engine {
@@ -102,15 +58,12 @@ pub struct Engine {
     /// What has been recorded outside of the cache, and what ought to be.
     pub(crate) trust: Trust,
     pub(crate) trust_wanted: Trust,
-    pub(crate) index: Index,
+    pub(crate) contents: Contents,
     pub(crate) ram: Ram,
-    /// What the blocks are stored against that are not stored whole.
-    pub(crate) bases: KeyMap<Base>,
     pub(crate) duplicates: Duplicates,
     pub(crate) associates: Slab<Associate>,
     /// How making deltas went of late.
     pub(crate) delta_tries: Tries,
-    pub(crate) dirty: Dirty,
     pub(crate) locks: Locks,
     pub(crate) log: Log,
     pub(crate) builder: Builder,
@@ -135,12 +88,10 @@ pub struct Engine {
     /// Blocks that a write waits to be on the primary.
     pub(crate) urgent: VecDeque<Key>,
     pub(crate) through_waiters: KeyMap<Vec<Id>>,
-    /// Blocks that cannot be read back: all of them are dirty.
-    pub(crate) fenced: Fenced,
-    /// Those of which the log does not say so yet.
+    /// Blocks that cannot be read back, of which the log does not say so yet.
     pub(crate) to_fence: VecDeque<Key>,
     /// Records that recovery found to be gone, and that may have held dirty blocks.
-    pub(crate) lost_records: Vec<crate::salvage::Hole>,
+    pub(crate) lost_records: Vec<crate::recovery::salvage::Hole>,
     /// Which clean blocks are compared with their primaries.
     pub(crate) compare: Compare,
     /// Which stripes a failed cache has left.
@@ -164,7 +115,7 @@ pub struct Engine {
     /// When it is next looked for requests that are not answered, and those of the cache device.
     pub(crate) look_at: Instant,
     pub(crate) slow_cache_ios: u64,
-    pub(crate) stop_step: crate::stop::StopStep,
+    pub(crate) stop_step: crate::life::stop::StopStep,
     pub(crate) stop_since: Instant,
     pub(crate) stats: Stats,
     pub(crate) events: Events,
@@ -191,23 +142,22 @@ impl Engine {
             let depth = config.destage_depth;
             volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
         }
-        let index = Index::new(config.index_blocks);
-        let dirty_limit = flow::dirty_limit(&config, index.capacity());
+        let segments = usize::try_from(segments).expect("segments fit memory");
+        let contents = Contents::new(config.index_blocks, segments, volumes.len());
+        let dirty_limit = flow::dirty_limit(&config, contents.index().capacity());
         Self {
             now,
             state: State::Recovering,
             health: Health::Good,
             trust: config.trust,
             trust_wanted: config.trust,
-            index,
+            contents,
             ram: Ram::new(config.ram_bytes, config.compress_ram),
-            bases: KeyMap::default(),
             duplicates: Duplicates::new(),
             associates: Slab::default(),
             delta_tries: Tries::default(),
-            dirty: Dirty::default(),
             locks: Locks::default(),
-            log: Log::new(usize::try_from(segments).expect("segments fit memory"), volumes.len()),
+            log: Log::new(segments),
             builder: Builder::new(config.buffers.clone(), pages_max),
             codec: Compressor::new(),
             dense: Dense::new(),
@@ -225,7 +175,6 @@ impl Engine {
             destages: Slab::default(),
             urgent: VecDeque::new(),
             through_waiters: KeyMap::default(),
-            fenced: Fenced::default(),
             to_fence: VecDeque::new(),
             lost_records: Vec::new(),
             compare: Compare::default(),
@@ -244,7 +193,7 @@ impl Engine {
             last_foreground: now,
             look_at: now,
             slow_cache_ios: 0,
-            stop_step: crate::stop::StopStep::default(),
+            stop_step: crate::life::stop::StopStep::default(),
             stop_since: now,
             stats: Stats::default(),
             events: Events::default(),
@@ -282,7 +231,7 @@ impl Engine {
             self.policy.warm(key.0);
             let slot = self.ram.find(key);
             if slot.is_none() || self.policy.notes_hits() {
-                self.index.warm(key);
+                self.contents.index().warm(key);
             }
             if let Some(slot) = slot {
                 slots[found] = slot;
@@ -397,6 +346,15 @@ impl Engine {
         self.set_deadline(fx);
     }
 
+    /// Verifies what holds between calls. It takes time in proportion to the cache: for tests and
+    /// the simulator.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn check(&self) -> Result<(), String> {
+        self.contents.check()
+    }
+
     /// Where it is in its life.
     #[must_use]
     pub fn state(&self) -> &State {
@@ -412,7 +370,7 @@ impl Engine {
     /// Dirty blocks, those that cannot be read back any more included.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {
-        self.dirty.blocks()
+        self.contents.dirty().blocks()
     }
 
     /// Changes what the cache does for a volume; requests from now on follow it.
@@ -520,7 +478,7 @@ impl Engine {
         // Writes that are held back may have room when no dirty block is left to wait with them.
         let held = self.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
         if matches!(self.state, State::Serving | State::Stopping)
-            && (self.dirty.blocks() > 0 || held)
+            && (self.contents.dirty().blocks() > 0 || held)
         {
             deadline = deadline.min(self.now + DESTAGE_TICK);
         }
@@ -563,36 +521,3 @@ const COPY_TICK: Duration = Duration::from_micros(200);
 const FLUSH_TICK: Duration = Duration::from_millis(200);
 /// How often destaging is looked at while blocks are dirty.
 const DESTAGE_TICK: Duration = Duration::from_millis(10);
-
-impl Volume {
-    fn new(config: VolumeConfig, depth: u32) -> Self {
-        let flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
-        Self {
-            config,
-            flow,
-            // What was written before this start may not be durable there: the first flush counts.
-            direct: 1,
-            direct_durable: 0,
-            written: Vec::new(),
-            flush_waiters: Vec::new(),
-            fua_waiters: Vec::new(),
-            flushing: false,
-            losses: Losses::default(),
-            flush_failed: false,
-            flush_failures: 0,
-            distrusted: false,
-            changed: false,
-            direct_since: Instant::default(),
-            leftover: BTreeSet::new(),
-            switches: 0,
-            leftover_waiters: Vec::new(),
-            written_since: Instant::default(),
-            retry_at: Instant::default(),
-            failures: 0,
-            draining: false,
-            around: ReadAround::default(),
-            primary: Primary::default(),
-            lookups: Lookups::default(),
-        }
-    }
-}

@@ -8,7 +8,7 @@ use forebay_block::{BlockRange, ByteRange, ErrorKind, IoOp, VolumeId};
 
 use crate::Engine;
 use crate::api::{Effects, Health, Target};
-use crate::index::Key;
+use crate::key::Key;
 
 /// Events told in one turn; the rest is counted in [`Event::Omitted`].
 pub const EVENTS_PER_TURN_MAX: usize = 64;
@@ -233,7 +233,7 @@ impl Engine {
 
     /// Notes that a dirty block cannot be read back: it gives errors until it is overwritten.
     pub(crate) fn fence(&mut self, key: Key) {
-        if self.fenced.insert(key) {
+        if self.contents.fence(key) {
             self.stats.corrupt_dirty += 1;
             let blocks = BlockRange { first: key.block(), count: 1 };
             self.tell(Event::Fenced { volume: key.volume(), blocks });
@@ -243,13 +243,13 @@ impl Engine {
     /// Recovery is over: what it found, and which blocks are lost since earlier.
     pub(crate) fn tell_recovered(&mut self, found: Recovered) {
         let recovered = Recovered {
-            blocks: self.index.len(),
-            dirty_blocks: self.dirty.blocks(),
-            lost_blocks: self.fenced.len() as u64,
+            blocks: self.contents.index().len(),
+            dirty_blocks: self.contents.dirty().blocks(),
+            lost_blocks: self.contents.fenced().len() as u64,
             ..found
         };
         self.tell(Event::Recovered(recovered));
-        for key in self.fenced.iter() {
+        for key in self.contents.fenced().iter() {
             let blocks = BlockRange { first: key.block(), count: 1 };
             self.events.tell(Event::Fenced { volume: key.volume(), blocks });
         }

@@ -11,10 +11,10 @@ use forebay_format::{
     ShardArea, Superblock, newest,
 };
 
-use crate::index::Key;
+use crate::key::Key;
 use crate::pool::is_removed;
-use crate::scan::Owner;
-use crate::survey::Survey;
+use crate::recovery::scan::Owner;
+use crate::recovery::survey::Survey;
 
 /// Reads exactly the buffer's length from an offset of the cache device.
 pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;

@@ -4,7 +4,8 @@ use forebay_block::{BlockRange, ByteRange, Instant, IoBuf, IoError, IoFlags, IoO
 use forebay_format::{Lsn, SegmentSeq};
 
 use crate::api::{Bypass, RequestId, Target};
-use crate::index::{Key, Place};
+use crate::contents::Place;
+use crate::key::Key;
 use crate::slab::Id;
 
 /// A client's operation, or the engine's own read on behalf of one.
@@ -253,7 +254,7 @@ pub enum Ticket {
     /// The last flush of an orderly stop.
     StopFlush,
     /// A read or write of recovery.
-    Recovery(crate::recover::Step),
+    Recovery(crate::recovery::Step),
 }
 
 /// When something was sent, and what it was.

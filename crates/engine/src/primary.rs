@@ -7,7 +7,7 @@ use forebay_block::{
 use crate::Engine;
 use crate::api::Target;
 use crate::event::Event;
-use crate::index::Key;
+use crate::key::Key;
 use crate::op::InFlight;
 
 /// Ranges of lost blocks that are listed for a volume and a shard at most.
@@ -212,14 +212,14 @@ impl Engine {
     /// How each volume stands.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeState> {
-        let state = |volume: &crate::engine::Volume| {
+        let state = |volume: &crate::volume::Volume| {
             let id = volume.config.id;
             let (lost_blocks, lost) = self.lost_of(id);
             VolumeState {
                 id,
                 lookups: volume.lookups,
                 primary: volume.primary,
-                dirty_blocks: self.dirty.blocks_of(id),
+                dirty_blocks: self.contents.dirty().blocks_of(id),
                 lost_blocks,
                 lost,
                 dirty_limit_blocks: self.limit_of(id),
@@ -236,7 +236,7 @@ impl Engine {
     fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
         let mut ranges: Vec<ByteRange> = Vec::new();
         let mut count = 0;
-        for key in self.fenced.range(Key::range(volume)) {
+        for key in self.contents.fenced().range(Key::range(volume)) {
             count += 1;
             let block = BlockRange { first: key.block(), count: 1 }.bytes();
             let last = ranges.last_mut().filter(|last| last.end() == block.offset);

@@ -5,7 +5,7 @@ use forebay_block::{Completion, Instant, IoError, VolumeId};
 use forebay_policy::Eviction;
 
 use crate::api::{ContentLocality, Effects, Health, Mode, Request, State, Target, Trust};
-use crate::detach::DetachedStripe;
+use crate::life::detach::DetachedStripe;
 use crate::{Engine, Stats, VolumeState};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in
@@ -28,6 +28,13 @@ pub trait Shard {
     fn state(&self) -> &State;
     /// How its cache device is doing.
     fn health(&self) -> Health;
+    /// Verifies what holds between calls, for the simulator.
+    ///
+    /// # Errors
+    /// What does not hold.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
     /// Counters and levels.
     fn stats(&self, now: Instant) -> Stats;
     /// Whether to destage all that is dirty, at once.
@@ -96,6 +103,10 @@ impl Shard for Engine {
         Engine::health(self)
     }
 
+    fn check(&self) -> Result<(), String> {
+        Engine::check(self)
+    }
+
     fn stats(&self, now: Instant) -> Stats {
         Engine::stats(self, now)
     }
@@ -117,7 +128,7 @@ impl Shard for Engine {
     }
 
     fn lost_blocks(&self) -> u64 {
-        self.fenced.len() as u64
+        self.contents.fenced().len() as u64
     }
 
     fn set_mode(&mut self, volume: VolumeId, mode: Mode) {

@@ -145,24 +145,24 @@ impl Engine {
     /// Counters and levels.
     #[must_use]
     pub fn stats(&self, now: Instant) -> Stats {
-        let oldest = self.dirty.oldest();
-        let stored = |kind: EntryKind| self.log.stored[kind as usize];
+        let oldest = self.contents.dirty().oldest();
+        let stored = |kind| self.contents.stored(kind);
         let mut stats = Stats {
-            cached_blocks: self.index.len(),
-            dirty_blocks: self.dirty.blocks(),
+            cached_blocks: self.contents.index().len(),
+            dirty_blocks: self.contents.dirty().blocks(),
             dirty_limit_blocks: self.dirty_limit(),
-            fenced_blocks: self.fenced.len() as u64,
-            associate_blocks: self.bases.len() as u64,
+            fenced_blocks: self.contents.fenced().len() as u64,
+            associate_blocks: self.contents.bases(),
             raw_blocks: stored(EntryKind::Raw),
             lz4_blocks: stored(EntryKind::Lz4),
             zstd_blocks: stored(EntryKind::Zstd),
             similar_blocks: stored(EntryKind::Similar),
             zero_blocks: stored(EntryKind::Zero),
-            payload_bytes: self.log.payload_bytes,
+            payload_bytes: self.contents.payload_bytes(),
             log_used_bytes: (self.log.segments.len() as u64 - self.log.free)
                 * u64::from(self.config.segment_size),
-            index_bytes: self.index.bytes(),
-            index_capacity: self.index.capacity(),
+            index_bytes: self.contents.index().bytes(),
+            index_capacity: self.contents.index().capacity(),
             segments: self.log.segments.len() as u64,
             segments_free: self.log.free,
             requests_in_flight: self.ops.len() as u64,

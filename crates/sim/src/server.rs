@@ -215,6 +215,11 @@ impl Server {
         Some(fx)
     }
 
+    /// Verifies what holds in a shard between calls.
+    pub fn check(&self, shard: usize) -> Result<(), String> {
+        self.units[shard].engine.check().map_err(|why| format!("shard {shard}: {why}"))
+    }
+
     /// A fault of which an engine said nothing.
     pub fn unsaid(&mut self) -> Option<String> {
         self.unsaid.take()

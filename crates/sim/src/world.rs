@@ -29,6 +29,8 @@ use crate::trace::Trace;
 const TURN_DELAY: u64 = 5_000;
 /// Time that recording trust in the witness takes at most.
 const WITNESS_DELAY: u64 = 3_000_000;
+/// A shard is verified after one turn in about this many: it takes time.
+const CHECK_EVERY: u64 = 128;
 /// Maximum number of events in a run; a longer run is taken to be looping.
 const EVENTS_MAX: u64 = 4_000_000;
 
@@ -403,8 +405,13 @@ impl World {
         let Some(server) = self.server.as_mut() else { return Ok(()) };
         let mut done = Vec::new();
         let Some(fx) = server.turn(shard, now, &mut done) else { return Ok(()) };
-        if let Some(why) = self.server.as_mut().and_then(Server::unsaid) {
+        if let Some(why) = server.unsaid() {
             return Err(self.fail(Kind::Unsaid, why));
+        }
+        if self.tally.events.is_multiple_of(CHECK_EVERY)
+            && let Err(why) = server.check(shard)
+        {
+            return Err(self.fail(Kind::Counters, why));
         }
         let past = |event: &Told| matches!(event, Told::Overflow { .. });
         self.overflowed |= fx.events.iter().any(past);

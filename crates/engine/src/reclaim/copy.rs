@@ -11,12 +11,13 @@ use forebay_format::EntryKind;
 use super::Reclaim;
 use crate::Engine;
 use crate::api::Effects;
-use crate::associate::AssociateOwner;
-use crate::builder::Expect;
-use crate::index::{Key, Place};
+use crate::contents::Place;
+use crate::form::delta_read::AssociateOwner;
+use crate::form::similar::Like;
+use crate::key::Key;
 use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
+use crate::log::builder::Expect;
 use crate::op::{SsdItem, Ticket};
-use crate::similar::Like;
 
 /// A block to be copied forward.
 #[derive(Debug)]
@@ -46,10 +47,10 @@ impl Engine {
             }
             let Some(item) = reclaim.to_rebase.pop_front() else { return };
             let SsdItem { key, place } = item;
-            if !self.index.get(key).is_some_and(|now| now.is_same_version(&place)) {
+            if self.contents.same_version(key, &place).is_none() {
                 continue;
             }
-            let base = self.base_of_associate(key);
+            let base = self.contents.base_of_associate(key);
             if let Some(block) = self.peek_applied(key, <[u8]>::to_vec) {
                 self.rebase(&item, block);
             } else if self.is_associate_written(&base, &place) {
@@ -72,7 +73,7 @@ impl Engine {
     ) {
         let Some(reclaim) = self.reclaim.as_mut() else { return };
         reclaim.rebasing -= 1;
-        let now = self.index.get(item.key).filter(|now| now.is_same_version(&item.place));
+        let now = self.contents.same_version(item.key, &item.place);
         match (now, block, error) {
             (None, ..) => {}
             (Some(_), Some(block), _) => {
@@ -90,7 +91,7 @@ impl Engine {
             }
             (Some(_), None, None) => {
                 self.note_corrupt_clean(item.key);
-                self.forget_block(item.key);
+                self.contents.forget(item.key, &mut self.ram);
             }
         }
         self.read_rebases(fx);
@@ -183,7 +184,7 @@ impl Engine {
         }
         self.reclaim_failures = 0;
         for item in items {
-            let current = self.index.get(item.key).filter(|now| now.is_same_version(&item.place));
+            let current = self.contents.same_version(item.key, &item.place);
             let Some(now) = current else { continue };
             let start = (item.place.offset - at) as usize;
             let payload = done.buf.get(start..start + usize::from(item.place.len));
@@ -195,7 +196,7 @@ impl Engine {
                 None if now.dirty => self.rescue(&mut reclaim, item.key, now),
                 None => {
                     self.note_corrupt_clean(item.key);
-                    self.forget_block(item.key);
+                    self.contents.forget(item.key, &mut self.ram);
                 }
             }
         }
@@ -231,7 +232,7 @@ impl Engine {
             && let Some(mut copy) = reclaim.to_copy.pop_front()
         {
             let Copied { key, place, .. } = copy;
-            let now = self.index.get(key);
+            let now = self.contents.get(key);
             let same = |now: &Place| now.segment == place.segment && now.offset == place.offset;
             let Some(now) = now.filter(same) else {
                 reclaim.bytes -= copy.bytes.len();

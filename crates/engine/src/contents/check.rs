@@ -1,0 +1,56 @@
+//! What holds between calls, computed anew and compared.
+
+use forebay_format::EntryKind;
+
+use crate::contents::{Base, Contents, Segment};
+
+impl Contents {
+    /// Compares the counts with the index and the bases, and the dirty set with both.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check(&self) -> Result<(), String> {
+        let mut segments: Vec<Segment> =
+            self.segments.iter().map(|segment| Segment { seq: segment.seq, ..*segment }).collect();
+        segments.iter_mut().for_each(|segment| (segment.live, segment.dirty) = (0, 0));
+        let (mut bytes, mut stored, mut dirty) = (0, [0; EntryKind::NUMBERS], 0);
+        let own = |base: &&Base| !base.of_another;
+        let places = self.index.iter().map(|(_, place)| place);
+        for place in places.chain(self.bases.values().filter(own).map(|base| base.place)) {
+            stored[place.kind as usize] += 1;
+            bytes += u64::from(place.len);
+        }
+        let places = self.index.iter().map(|(_, place)| place);
+        for place in places.chain(self.bases.values().map(|base| base.place)) {
+            let segment = &mut segments[place.segment as usize];
+            segment.live += 1;
+            segment.dirty += u32::from(place.dirty);
+        }
+        if let Some(at) = (0..segments.len()).find(|&at| segments[at] != self.segments[at]) {
+            return Err(format!("segment {at} is {:?}, not {:?}", segments[at], self.segments[at]));
+        }
+        if (bytes, stored) != (self.payload_bytes, self.stored) {
+            return Err(format!("{bytes} bytes are stored, not {}", self.payload_bytes));
+        }
+        for (key, place) in self.index.iter() {
+            dirty += u64::from(place.dirty);
+            if place.dirty != self.dirty.contains(key) {
+                return Err(format!("{key:?} is dirty in the index or in the set, not in both"));
+            }
+            let base = self.bases.get(&key);
+            if base.is_some() != place.kind.is_associate() {
+                return Err(format!("{key:?} is stored as {:?}, its base is {base:?}", place.kind));
+            }
+            if base.is_some_and(|base| base.place.dirty != place.dirty) {
+                return Err(format!("the base of {key:?} is not as dirty as the block"));
+            }
+        }
+        if dirty != self.dirty.blocks() {
+            return Err(format!("{dirty} blocks are dirty, not {}", self.dirty.blocks()));
+        }
+        if let Some(key) = self.fenced.iter().find(|key| !self.dirty.contains(**key)) {
+            return Err(format!("{key:?} is fenced and not dirty"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! Which block is like a given one: a table from features to the blocks that had them last, and
+//! whether looking there pays.
+
+use forebay_codec::{FEATURES, NO_FEATURE, crc32c, features};
+
+use crate::key::Key;
+
+/// What is known of a block's content: the checksum of all of it, and its features.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sketch([u32; 1 + FEATURES]);
+
+impl Sketch {
+    /// That of a block.
+    pub fn of(block: &[u8]) -> Self {
+        let mut all = [crc32c(block); 1 + FEATURES];
+        all[1..].copy_from_slice(&features(block));
+        Self(all)
+    }
+
+    /// Its numbers, spread over 64 bits, those of the features apart from the checksums.
+    fn spread(&self) -> impl Iterator<Item = u64> {
+        let present = self.0.into_iter().enumerate().filter(|&(i, n)| i == 0 || n != NO_FEATURE);
+        present.map(|(i, n)| {
+            let tagged = u64::from(n) << 1 | u64::from(i > 0);
+            let mixed = tagged.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
+        })
+    }
+}
+
+/// Bits of a slot that tell features apart, below the 48 of a block's key.
+const TAG_BITS: u32 = 16;
+const EMPTY: u64 = u64::MAX;
+
+/// Blocks by their features: in each slot the last one that had a feature which falls there.
+#[derive(Debug)]
+pub struct Alike {
+    slots: Vec<u64>,
+}
+
+impl Alike {
+    /// A table for a cache of so many blocks: 8 bytes of memory for each.
+    pub fn new(blocks: u64) -> Self {
+        let slots = usize::try_from(blocks).expect("a table fits memory");
+        Self { slots: vec![EMPTY; slots.max(1)] }
+    }
+
+    fn slot(&self, number: u64) -> usize {
+        ((u128::from(number) * self.slots.len() as u128) >> 64) as usize
+    }
+
+    /// Notes that a block with this sketch is stored whole.
+    pub fn note(&mut self, sketch: &Sketch, key: Key) {
+        for number in sketch.spread() {
+            let slot = self.slot(number);
+            self.slots[slot] = key.0 << TAG_BITS | number & ((1 << TAG_BITS) - 1);
+        }
+    }
+
+    /// The block with most in common, other than `key`.
+    pub fn find(&self, sketch: &Sketch, key: Key) -> Option<Key> {
+        let mut found = [(Key(0), 0); 1 + FEATURES];
+        for number in sketch.spread() {
+            let slot = self.slots[self.slot(number)];
+            let same = (slot ^ number) & ((1 << TAG_BITS) - 1) == 0;
+            let other = Key(slot >> TAG_BITS);
+            if slot == EMPTY || !same || other == key {
+                continue;
+            }
+            let place = found.iter_mut().find(|(known, n)| *n == 0 || *known == other);
+            let place = place.expect("there is a place for each number");
+            *place = (other, place.1 + 1);
+        }
+        // Of equals the first, which the checksum may have found.
+        let best = found.into_iter().rev().max_by_key(|&(_, votes)| votes);
+        best.filter(|&(_, votes)| votes > 0).map(|(other, _)| other)
+    }
+}
+
+/// Searches after which it is looked whether they pay: one part of the blocks that the cache
+/// holds, so that the table knows some of them.
+const WINDOW_SHARE: u64 = 16;
+/// Bounds of that.
+const WINDOW: std::ops::Range<u32> = 1024..65536;
+/// So many times as many blocks are let pass before another try, where they do not.
+const REST: u32 = 16;
+/// Searches pay where one in so many gains something, and one in so many of those that found
+/// something.
+const WORTH_ONE_IN: u32 = 32;
+const WORTH_OF_FOUND_ONE_IN: u32 = 2;
+
+/// Whether searching pays for a volume.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Gate {
+    searched: u32,
+    found: u32,
+    worth: u32,
+    /// Blocks to let pass.
+    rest: u32,
+}
+
+impl Gate {
+    /// Whether to search for the next block.
+    pub fn is_due(&mut self) -> bool {
+        self.rest = self.rest.saturating_sub(1);
+        self.rest == 0
+    }
+
+    /// Notes a search, and whether it found a block.
+    pub fn note(&mut self, found: bool, blocks: u64) {
+        self.searched += 1;
+        self.found += u32::from(found);
+        let window = (blocks / WINDOW_SHARE).clamp(WINDOW.start.into(), WINDOW.end.into());
+        if u64::from(self.searched) < window {
+            return;
+        }
+        let pays = self.worth * WORTH_ONE_IN >= self.searched
+            && self.worth * WORTH_OF_FOUND_ONE_IN >= self.found;
+        let rest = if pays { 0 } else { self.searched * REST };
+        *self = Self { rest, ..Self::default() };
+    }
+
+    /// Notes that what a search found was worth it.
+    pub fn note_worth(&mut self) {
+        self.worth += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_block::BLOCK_SIZE;
+
+    fn noise(seed: u64) -> Vec<u8> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        };
+        (0..BLOCK_SIZE).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn the_block_with_most_in_common_is_found() {
+        let mut alike = Alike::new(10_000);
+        for seed in 0..100 {
+            alike.note(&Sketch::of(&noise(seed)), Key(seed));
+        }
+        for seed in 0..100 {
+            let mut block = noise(seed);
+            assert_eq!(alike.find(&Sketch::of(&block), Key(1000)), Some(Key(seed)), "the same");
+            assert_eq!(alike.find(&Sketch::of(&block), Key(seed)), None, "only itself");
+            block.rotate_right(33);
+            assert_eq!(alike.find(&Sketch::of(&block), Key(1000)), Some(Key(seed)), "moved");
+        }
+        assert_eq!(alike.find(&Sketch::of(&noise(500)), Key(1000)), None);
+    }
+
+    #[test]
+    fn the_last_one_is_kept() {
+        let mut alike = Alike::new(1);
+        let (a, b) = (Sketch::of(&noise(1)), Sketch::of(&noise(2)));
+        alike.note(&a, Key(1));
+        alike.note(&b, Key(2));
+        assert_eq!((alike.find(&a, Key(9)), alike.find(&b, Key(9))), (None, Some(Key(2))));
+    }
+
+    #[test]
+    fn the_gate_rests_where_nothing_is_gained_and_tries_again() {
+        let mut gate = Gate::default();
+        let mut searches = 0;
+        for _ in 0..20_000 {
+            if gate.is_due() {
+                searches += 1;
+                gate.note(true, 1000);
+            }
+        }
+        assert_eq!(searches, 2 * 1024, "two windows of 17");
+        let mut gate = Gate::default();
+        for i in 0..20_000 {
+            assert!(gate.is_due());
+            if i % 30 == 0 {
+                gate.note_worth();
+            }
+            gate.note(i % 20 == 0, 1000);
+        }
+    }
+}

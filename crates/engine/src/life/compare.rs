@@ -1,0 +1,434 @@
+//! Clean blocks compared with their primary after a start at which nothing proved that the primary
+//! was not changed without the cache.
+//!
+//! It goes on in the background: the ends of the volume first, where partition tables lie, then
+//! stripes spread over all of it, so that a change in many places shows soon. At the first
+//! difference clean blocks of the volume are used no more: reads of them go to the primary at once,
+//! while the log is told, stripe by stripe, that they are gone. Dirty blocks stay.
+//!
+//! A difference counts when the same version of a block is found to differ twice in a row, since a
+//! write may come between the two reads.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, STRIPE_BLOCKS, VolumeId};
+use forebay_format::{EntryKind, Lsn, SegmentSeq};
+
+use crate::Engine;
+use crate::api::{Effects, Health, State, Target};
+use crate::contents::Place;
+use crate::event::Event;
+use crate::form::delta_read::AssociateOwner;
+use crate::form::payload::decode;
+use crate::key::Key;
+use crate::log::builder::Expect;
+use crate::op::{SsdItem, Ticket};
+use crate::primary::is_away;
+
+/// Blocks compared at once.
+const ROUND_BLOCKS: usize = 64;
+/// Stripes looked at in a turn while clean blocks are searched, and while they are dropped.
+const STRIPES_SEARCHED: u64 = 16;
+const STRIPES_DROPPED: u64 = 64;
+/// The pause after a round in terms of what the primary took for it, so that other requests have
+/// nine tenths of its time; and its bounds.
+const PAUSE: u32 = 9;
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// What is to be compared, and how far it is.
+#[derive(Debug, Default)]
+pub(crate) struct Compare {
+    /// Volumes to be compared; the first is under way.
+    volumes: VecDeque<VolumeId>,
+    /// Stripes of it that were looked at, in the order of [`nth_stripe`].
+    looked: u64,
+    /// Clean blocks of the stripe under way that are still to be compared.
+    keys: VecDeque<Key>,
+    /// Blocks of the volume that were compared.
+    compared: u64,
+    round: Option<Round>,
+    next_at: Instant,
+    /// Volumes whose clean blocks are being dropped.
+    drops: VecDeque<Drop>,
+}
+
+/// Blocks being compared.
+#[derive(Debug)]
+struct Round {
+    blocks: BlockRange,
+    items: Vec<Item>,
+    primary: Option<Vec<u8>>,
+    /// The primary does not answer: nothing was compared.
+    away: bool,
+    outstanding: u32,
+    sent: Instant,
+    /// They differed in the round before.
+    again: bool,
+}
+
+/// A block being compared.
+#[derive(Debug)]
+struct Item {
+    key: Key,
+    place: Place,
+    seq: SegmentSeq,
+    bytes: Option<Box<[u8]>>,
+}
+
+/// Clean blocks of a volume on their way out.
+#[derive(Debug)]
+struct Drop {
+    volume: VolumeId,
+    next: u64,
+    /// Stripes in which blocks were being written.
+    again: VecDeque<u64>,
+    /// Done when this record is in the log.
+    until: Lsn,
+}
+
+/// The `n`th stripe to look at of `count`: both ends, then strides of the golden ratio, which
+/// spread evenly however far they go.
+fn nth_stripe(n: u64, count: u64) -> u64 {
+    let mut stride = (count as f64 * 0.618_033_988_75) as u64;
+    stride = stride.max(1);
+    while gcd(stride, count) != 1 {
+        stride += 1;
+    }
+    match n {
+        0 => count - 1,
+        _ => ((u128::from(n - 1) * u128::from(stride)) % u128::from(count)) as u64,
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Engine {
+    /// Begins to compare the volumes whose primary is suspect.
+    pub(crate) fn begin_comparing(&mut self) {
+        let suspect = self.config.volumes.iter().filter(|volume| volume.suspect);
+        self.compare.volumes = suspect.map(|volume| volume.id).collect();
+    }
+
+    /// Goes on comparing, and dropping what must not be used.
+    pub(crate) fn pump_compare(&mut self, fx: &mut Effects) {
+        if self.health != Health::Good || self.state != State::Serving {
+            return;
+        }
+        self.drop_clean(fx);
+        if self.compare.round.is_some() || self.now < self.compare.next_at {
+            return;
+        }
+        let Some(&volume) = self.compare.volumes.front() else { return };
+        if self.compare.keys.is_empty() && !self.find_clean(volume) {
+            self.compare.next_at = self.now + PAUSE_MIN;
+            return;
+        }
+        self.start_round(false, fx);
+    }
+
+    /// When [`Engine::pump_compare`] has something to do.
+    pub(crate) fn next_compare(&self) -> Option<Instant> {
+        if self.health != Health::Good || self.state != State::Serving {
+            return None;
+        }
+        let compare = &self.compare;
+        if !compare.drops.is_empty() {
+            return Some(self.now + PAUSE_MIN);
+        }
+        (compare.round.is_none() && !compare.volumes.is_empty()).then_some(compare.next_at)
+    }
+
+    fn stripes(&self, volume: VolumeId) -> u64 {
+        let blocks = self.volume(volume).config.size.div_ceil(BLOCK_SIZE as u64);
+        blocks.div_ceil(STRIPE_BLOCKS)
+    }
+
+    /// Looks for a stripe with clean blocks; false when it found none in this turn.
+    fn find_clean(&mut self, volume: VolumeId) -> bool {
+        let count = self.stripes(volume);
+        for _ in 0..STRIPES_SEARCHED {
+            if self.compare.looked > count {
+                let blocks = std::mem::take(&mut self.compare.compared);
+                self.compare.looked = 0;
+                self.compare.volumes.pop_front();
+                self.tell(Event::Compared { volume, blocks });
+                return false;
+            }
+            let stripe = nth_stripe(self.compare.looked, count);
+            self.compare.looked += 1;
+            self.compare.keys = self.clean_in(volume, stripe).collect();
+            if !self.compare.keys.is_empty() {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn clean_in(&self, volume: VolumeId, stripe: u64) -> impl Iterator<Item = Key> {
+        let first = stripe * STRIPE_BLOCKS;
+        let keys = (first..first + STRIPE_BLOCKS).map(move |block| Key::new(volume, block));
+        keys.filter(|&key| self.contents.get(key).is_some_and(|place| !place.dirty))
+    }
+
+    /// Reads the next blocks from the cache and from the primary.
+    fn start_round(&mut self, again: bool, fx: &mut Effects) {
+        let compare = &mut self.compare;
+        let count = compare.keys.len().min(ROUND_BLOCKS);
+        let keys: Vec<Key> = compare.keys.iter().take(count).copied().collect();
+        let items = keys.iter().filter(|key| !self.locks.is_locked(**key));
+        let items: Vec<Item> = items
+            .filter_map(|&key| {
+                let place = self.contents.get(key).filter(|place| !place.dirty)?;
+                let seq = self.log.segments[place.segment as usize].seq;
+                Some(Item { key, place, seq, bytes: None })
+            })
+            .collect();
+        let (Some(first), Some(last)) = (items.first(), items.last()) else {
+            self.compare.keys.drain(..count);
+            return;
+        };
+        let volume = first.key.volume();
+        let (first, end) = (first.key.block(), last.key.block() + 1);
+        let blocks = BlockRange { first, count: end - first };
+        let range = self.bytes_on_volume(volume, blocks);
+        let buf = self.config.buffers.get(range.len as usize);
+        let sent = self.now;
+        let waiting: Vec<(Key, Place)> = items.iter().map(|item| (item.key, item.place)).collect();
+        self.compare.round =
+            Some(Round { blocks, items, primary: None, away: false, outstanding: 2, sent, again });
+        let ticket = Ticket::ComparePrimary;
+        self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+        for (at, (key, place)) in waiting.into_iter().enumerate() {
+            self.read_compared(at, key, place, fx);
+        }
+        self.compare_part(fx);
+    }
+
+    /// Reads a block of the round from where the cache has it.
+    fn read_compared(&mut self, at: usize, key: Key, place: Place, fx: &mut Effects) {
+        if let Some(bytes) = self.peek_applied(key, <[u8]>::to_vec) {
+            return self.take_compared(at, Some(&bytes));
+        }
+        if place.kind == EntryKind::Zero {
+            return self.take_compared(at, Some(&[0; BLOCK_SIZE]));
+        }
+        let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
+        if !self.is_associate_written(&base.unwrap_or(place), &place) {
+            return;
+        }
+        self.round().outstanding += 1;
+        if let Some(base) = base {
+            return self.read_associate(
+                AssociateOwner::Compare(at),
+                SsdItem { key, place },
+                base,
+                fx,
+            );
+        }
+        let pages = place.pages();
+        let index = place.segment as usize;
+        self.log.segments[index].readers += 1;
+        let ticket = Ticket::CompareRead { index, at: pages.start, item: at };
+        self.read_segment(fx, index, pages.start, pages.len(), ticket);
+    }
+
+    fn round(&mut self) -> &mut Round {
+        self.compare.round.as_mut().expect("its reads end before it does")
+    }
+
+    fn take_compared(&mut self, at: usize, bytes: Option<&[u8]>) {
+        self.round().items[at].bytes = bytes.map(Box::from);
+    }
+
+    /// A block of the round has been read from the cache device.
+    pub(crate) fn compare_read(
+        &mut self,
+        index: usize,
+        at: u32,
+        item: usize,
+        done: &Completion,
+        fx: &mut Effects,
+    ) {
+        self.log.segments[index].readers -= 1;
+        let place = self.round().items[item].place;
+        let start = (place.offset - at) as usize;
+        let payload = done.buf.get(start..start + usize::from(place.len));
+        let mut room = [0; BLOCK_SIZE];
+        // What cannot be read is for those to see who want it.
+        let bytes = payload.filter(|_| done.result.is_ok());
+        let bytes = bytes.and_then(|payload| decode(&place, payload, &mut room));
+        self.take_compared(item, bytes);
+        self.compare_part(fx);
+    }
+
+    /// The same of one that is stored against another.
+    pub(crate) fn compare_block(&mut self, item: usize, bytes: Option<&[u8]>, fx: &mut Effects) {
+        self.take_compared(item, bytes);
+        self.compare_part(fx);
+    }
+
+    /// The primary's bytes of the round have been read.
+    pub(crate) fn compare_primary(&mut self, done: &Completion, fx: &mut Effects) {
+        let now = self.now;
+        let round = self.round();
+        round.primary = done.result.is_ok().then(|| done.buf.to_vec());
+        round.away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
+        let pause = if round.away { PAUSE_MAX } else { now.since(round.sent) * PAUSE };
+        self.compare.next_at = now + pause.clamp(PAUSE_MIN, PAUSE_MAX);
+        self.compare_part(fx);
+    }
+
+    /// A part of the round is in; compares when it was the last.
+    fn compare_part(&mut self, fx: &mut Effects) {
+        let round = self.round();
+        round.outstanding -= 1;
+        if round.outstanding > 0 {
+            return;
+        }
+        let Some(round) = self.compare.round.take() else { return };
+        let volume = round.items[0].key.volume();
+        if self.state != State::Serving || self.compare.volumes.front() != Some(&volume) {
+            return;
+        }
+        let differs = round.items.iter().find(|item| self.differs(&round, item));
+        match differs.map(|item| item.key) {
+            Some(key) if round.again => {
+                self.compare.volumes.pop_front();
+                let blocks = BlockRange { first: key.block(), count: 1 };
+                self.tell(Event::PrimaryChanged { volume, blocks });
+                fx.changed.push(volume);
+                self.distrust(volume);
+            }
+            Some(_) => self.start_round(true, fx),
+            // The same blocks again when it may be back.
+            None if round.away => {}
+            None => {
+                self.compare.compared += round.items.len() as u64;
+                let done = self.compare.keys.len().min(ROUND_BLOCKS);
+                self.compare.keys.drain(..done);
+            }
+        }
+    }
+
+    /// Whether the primary has other bytes of a block than the cache, which has still the version
+    /// that was read.
+    fn differs(&self, round: &Round, item: &Item) -> bool {
+        let same = self.contents.get(item.key).is_some_and(|now| {
+            now.is_same_version(&item.place)
+                && !now.dirty
+                && self.log.segments[now.segment as usize].seq == item.seq
+        });
+        let (Some(cached), Some(primary)) = (&item.bytes, &round.primary) else { return false };
+        let from = (item.key.block() - round.blocks.first) as usize * BLOCK_SIZE;
+        let part = &primary[from..(from + BLOCK_SIZE).min(primary.len())];
+        same && !self.locks.is_locked(item.key) && cached[..part.len()] != *part
+    }
+
+    /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
+    /// shard may have found that.
+    pub fn distrust(&mut self, volume: VolumeId) {
+        if self.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
+            return;
+        }
+        self.compare.volumes.retain(|&other| other != volume);
+        (self.compare.looked, self.compare.compared) = (0, 0);
+        self.compare.keys.clear();
+        let state = self.volume_mut(volume);
+        (state.distrusted, state.changed) = (true, true);
+        let (next, again, until) = (0, VecDeque::new(), Lsn(0));
+        self.compare.drops.push_back(Drop { volume, next, again, until });
+    }
+
+    /// Tells the log that clean blocks are gone.
+    fn drop_clean(&mut self, fx: &mut Effects) {
+        let Some(mut job) = self.compare.drops.pop_front() else { return };
+        let count = self.stripes(job.volume);
+        for _ in 0..STRIPES_DROPPED {
+            let stripe = match job.next < count {
+                true => job.next,
+                false => match job.again.pop_front() {
+                    Some(stripe) => stripe,
+                    None => break,
+                },
+            };
+            if !self.has_client_space() || !self.drop_clean_in(stripe, &mut job, fx) {
+                job.again.push_back(stripe);
+                break;
+            }
+            job.next = job.next.max(stripe + 1);
+        }
+        if job.next >= count && job.again.is_empty() && self.log.next_lsn > job.until {
+            self.volume_mut(job.volume).distrusted = false;
+        } else {
+            self.compare.drops.push_front(job);
+        }
+    }
+
+    /// The same of a stripe; false when the log has no room now.
+    fn drop_clean_in(&mut self, stripe: u64, job: &mut Drop, fx: &mut Effects) -> bool {
+        let keys: Vec<Key> = self.clean_in(job.volume, stripe).collect();
+        let mut rest = keys.into_iter().peekable();
+        let mut locked = false;
+        while let Some(first) = rest.next() {
+            if self.locks.is_locked(first) {
+                // Whoever writes it may fail, and leave it as it was.
+                locked = true;
+                continue;
+            }
+            let mut count = 1;
+            let follows = |key: &Key, count: u32, locks: &crate::request::locks::Locks| {
+                key.0 == first.0 + u64::from(count) && !locks.is_locked(*key)
+            };
+            while rest.next_if(|key| follows(key, count, &self.locks)).is_some() {
+                count += 1;
+            }
+            let kind = EntryKind::Invalidate;
+            if !self.push_bare(fx, first, count, kind, false, Expect::Always) {
+                return false;
+            }
+            for key in (first.0..first.0 + u64::from(count)).map(Key) {
+                self.ram.remove(key);
+            }
+            // A direct write that finds the block gone must find this durable first.
+            self.log.barrier = self.log.barrier.max(self.log.next_lsn);
+            job.until = self.log.next_lsn;
+        }
+        if locked {
+            job.again.push_back(stripe);
+        }
+        true
+    }
+
+    /// Whether what the cache has of a block must not be used.
+    pub(crate) fn is_distrusted(&self, key: Key) -> bool {
+        self.volume(key.volume()).distrusted && !self.contents.dirty().contains(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_stripe_is_looked_at_the_ends_first() {
+        for count in [1, 2, 3, 7, 64, 1000, 4093] {
+            let order: Vec<u64> = (0..=count).map(|n| nth_stripe(n, count)).collect();
+            assert_eq!(order[..2], [count - 1, 0], "the ends of {count}");
+            let mut all = order[1..].to_vec();
+            all.sort_unstable();
+            assert_eq!(all, (0..count).collect::<Vec<_>>(), "of {count}");
+        }
+    }
+
+    #[test]
+    fn what_was_looked_at_lies_all_over_the_volume() {
+        let mut first: Vec<u64> = (0..100).map(|n| nth_stripe(n, 100_000)).collect();
+        first.sort_unstable();
+        let widest = first.windows(2).map(|pair| pair[1] - pair[0]).max();
+        assert!(widest < Some(2_700), "{widest:?}");
+    }
+}

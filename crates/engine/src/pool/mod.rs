@@ -1,0 +1,574 @@
+//! What the superblocks of a cache device, the witness kept outside of it and the configuration
+//! say together: make a new pool, open the one that is there, or refuse. Pure decisions; the
+//! caller reads and writes.
+//!
+//! | superblocks | witness | outcome |
+//! |---|---|---|
+//! | none, device blank | | a new pool |
+//! | none, device blank | another pool may have dirty blocks of a primary | refused: the device was replaced or wiped |
+//! | none, device not blank | | refused: it holds something else |
+//! | none good, but one announced | | a new pool: making the last one was interrupted |
+//! | damaged both | | refused |
+//! | good | newer start count | refused: an older copy of the device |
+//! | good | trust nothing | a new pool: the primaries were written without the cache |
+//! | good | trust dirty only | opened for its dirty blocks |
+//! | good | names the primary no more | refused: another cache has served it since |
+//! | good, more shards than can be served | | refused |
+//! | good, volume of another name, but the same primary | | opened, renamed |
+//! | good, volume missing in the configuration | | dropped, if nothing of it is dirty or it is forgotten; else refused |
+//! | good, volume added | another pool may have dirty blocks of its primary | refused |
+//! | good, other primary, or primary smaller, or changed | | refused |
+//! | good, other primary, or changed, and accepted | | opened for its dirty blocks |
+//! | good | same or none | opened |
+
+mod absent;
+mod primary;
+
+use std::error::Error;
+use std::fmt;
+
+use forebay_block::{
+    BLOCK_SIZE, ByteRange, IoBuf, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId,
+};
+use forebay_format::{
+    ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, SUPERBLOCK_BYTES,
+    SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
+};
+
+use crate::api::Trust;
+use crate::contents::{SEGMENTS_MAX, blocks_in, bytes_for};
+use crate::limits::SEGMENTS_MIN;
+pub use absent::{Absent, absent, is_removed};
+use absent::{drop_absent, record_of};
+use primary::{Standing, is_same, judge};
+
+/// Bytes of a segment where the device is large enough.
+pub const SEGMENT_SIZE: u32 = 4 << 20;
+/// Bytes of the smallest segment a new pool gets.
+const SEGMENT_SIZE_SMALLEST: u32 = 64 << 10;
+/// Segments a shard should have before segments are made smaller.
+const SEGMENTS_WANTED: u64 = 64;
+/// Share of the device, in percent, that is never written, for the device's own housekeeping.
+pub const SPARE_PERCENT: u64 = 10;
+/// Blocks in the index for every 100 blocks of cache device: more than 100, since compressed
+/// blocks take less than 4 KiB. TPC-C's pages take a third with LZ4.
+const INDEX_PERCENT: u64 = 300;
+
+/// What is kept of a pool outside of its cache device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Witness {
+    /// The pool.
+    pub uuid: [u8; 16],
+    /// Its start count when the witness was written.
+    pub epoch: u32,
+    /// How far the device may be trusted.
+    pub trust: Trust,
+    /// Whether it may have what the primaries lack: from each start to an orderly stop with
+    /// nothing dirty.
+    pub dirty: bool,
+    /// The identities of the primaries that were last served with this pool. `None` when that is
+    /// not known: the witness is from an earlier version.
+    pub primaries: Option<Vec<String>>,
+}
+
+impl Witness {
+    fn names(&self, identity: &str) -> bool {
+        self.primaries.as_ref().is_some_and(|all| all.iter().any(|one| one == identity))
+    }
+
+    fn names_primary(&self, spec: &VolumeSpec) -> bool {
+        self.primaries.as_ref().is_some_and(|all| all.iter().any(|one| is_same(one, spec)))
+    }
+}
+
+/// A volume as configured, with what its primary is now.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeSpec {
+    /// The volume's name.
+    pub name: String,
+    /// The primary's size in bytes.
+    pub size: u64,
+    /// What the primary is, whatever it is called.
+    pub identity: String,
+    /// What it is called now: its path, or its URI without parameters.
+    pub path: String,
+    /// A digest of samples of its content, in the lower half, and of the time of its last change,
+    /// in the upper, over as many bytes as it had when it was last on record.
+    pub fingerprint: Option<u64>,
+    /// Its samples are all alike, so that they say nothing about which primary it is.
+    pub blank: bool,
+    /// What comparing it with samples that were kept while it was served has shown: the place of
+    /// the first that differs, if any does. `None` when there are none.
+    pub sampled: Option<Option<u64>>,
+    /// Take it although it was changed or is another: for the cache's dirty blocks only.
+    pub accepted: bool,
+}
+
+/// Everything that decides.
+#[derive(Clone, Debug)]
+pub struct OpenRequest<'a> {
+    /// The cache device's size in bytes.
+    pub device_size: u64,
+    /// The bytes at [`forebay_format::SUPERBLOCK_OFFSETS`].
+    pub copies: [&'a [u8]; 2],
+    /// The bytes at [`ANNOUNCEMENT_OFFSET`].
+    pub announcement: &'a [u8],
+    /// The volumes as configured.
+    pub volumes: &'a [VolumeSpec],
+    /// What is kept outside, of any pool.
+    pub witnesses: &'a [Witness],
+    /// What is known of the pool's volumes that are not configured.
+    pub absent: &'a [Absent],
+    /// Shards of a new pool.
+    pub shards: u16,
+    /// Make a new pool whatever is on the device.
+    pub reset: bool,
+    /// A new pool's uuid; random.
+    pub uuid: [u8; 16],
+    /// Seconds since 1970.
+    pub now_unix: u64,
+}
+
+/// How to go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Opened {
+    /// To be written, and flushed, before anything else.
+    pub superblock: Superblock,
+    /// Which copy is the older one. Of a new pool both are written, this one first.
+    pub copy: usize,
+    /// An announcement is left over, and has to go before the pool serves.
+    pub announced: bool,
+    /// A new pool: there is nothing to recover.
+    pub fresh: bool,
+    /// How far to trust the log.
+    pub trust: Trust,
+    /// The id of each configured volume, in the order of the request.
+    pub ids: Vec<VolumeId>,
+    /// Volumes whose clean blocks should be compared with the primary before they are relied on:
+    /// nothing proves that it was not changed.
+    pub suspect: Vec<VolumeId>,
+    /// To be kept outside, once the superblock is written and before the pool serves: of this
+    /// pool, and of those whose primaries this one takes over.
+    pub witnesses: Vec<Witness>,
+    /// What people should know.
+    pub notes: Vec<String>,
+}
+
+impl Opened {
+    /// What is to be written, and where, before anything else; each write is followed by a flush.
+    ///
+    /// Of a new pool the superblock is announced first. While both copies may hold garbage, the
+    /// announcement tells that nothing of value was there; afterwards it goes, so that it never
+    /// excuses two damaged copies of a pool with data.
+    #[must_use]
+    pub fn writes(&self) -> Vec<(u64, IoBuf)> {
+        let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
+        self.superblock.encode(&mut bytes);
+        let copy = |at: u64| {
+            let mut buf = IoBuf::zeroed(SUPERBLOCK_BYTES);
+            buf.copy_from_slice(&bytes);
+            (at, buf)
+        };
+        let mut writes = Vec::new();
+        if self.fresh {
+            writes.push(copy(ANNOUNCEMENT_OFFSET));
+        }
+        writes.push(copy(SUPERBLOCK_OFFSETS[self.copy]));
+        if self.fresh {
+            writes.push(copy(SUPERBLOCK_OFFSETS[1 - self.copy]));
+        }
+        if self.fresh || self.announced {
+            writes.push((ANNOUNCEMENT_OFFSET, IoBuf::zeroed(SUPERBLOCK_BYTES)));
+        }
+        writes
+    }
+}
+
+/// Why a cache device cannot be used, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Refusal {}
+
+fn refuse<T>(why: String) -> Result<T, Refusal> {
+    Err(Refusal(why))
+}
+
+/// Decides what to do with a cache device.
+///
+/// # Errors
+/// [`Refusal`], which says why and what to do. Nothing has been changed then.
+pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
+    check_specs(request.volumes)?;
+    if request.reset {
+        return make(request, vec!["the cache device's content was discarded".into()], true);
+    }
+    let [a, b] = request.copies.map(Superblock::decode);
+    if a.is_err() && b.is_err() && Superblock::decode(request.announcement).is_ok() {
+        // What stood against it was found then, or overruled.
+        let note = "making a cache on this device was interrupted before: made anew";
+        return make(request, vec![note.into()], true);
+    }
+    if is_absent(&a) && is_absent(&b) {
+        if request.copies.iter().any(|copy| copy.iter().any(|&byte| byte != 0)) {
+            return refuse(
+                "the cache device holds something that is not a Forebay cache; to overwrite it, \
+                 start once with --reset-cache"
+                    .into(),
+            );
+        }
+        return make(request, Vec::new(), false);
+    }
+    let durable = [&a, &b].map(|copy| {
+        copy.as_ref().ok().filter(|copy| is_durable(request, copy)).map(|copy| copy.uuid)
+    });
+    let (superblock, newer) = match newest(a, b) {
+        Ok(found) => found,
+        Err(error) => {
+            return refuse(format!(
+                "both superblocks of the cache device are damaged ({error}); its dirty blocks, if \
+                 any, are lost; to start over, use --reset-cache"
+            ));
+        }
+    };
+    let copy = match durable.map(|uuid| uuid == Some(superblock.uuid)) {
+        [true, false] => 1,
+        [false, true] => 0,
+        _ => 1 - newer,
+    };
+    reopen(request, superblock, copy)
+}
+
+/// Whether a copy is known to be durable: the witness of a start is stored when its superblock has
+/// been flushed. A newer copy may be of a start whose flush failed, or of a stop, which can be
+/// missed; so it is the newer one that is written over then.
+fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
+    let known = |one: &Witness| one.uuid == copy.uuid && one.epoch == copy.epoch;
+    !copy.clean && request.witnesses.iter().any(known)
+}
+
+/// Whether the primary of a volume that was away at the start, and has come while the volume is
+/// served, may be used: decided as a start does, with what was on record before this one, its
+/// samples included. `record` is of the superblock that this start has found, and `witness` is of
+/// the pool as it is kept now. The cache serves already, so a primary that only its dirty blocks
+/// could be written to is refused, whether or not that was accepted; nothing else of the volume
+/// may be relied on before it is compared, as with one that nothing proves unchanged.
+///
+/// # Errors
+/// [`Refusal`], which says why and what to do.
+pub fn rejoin(
+    record: &VolumeRecord,
+    spec: &VolumeSpec,
+    witness: Option<&Witness>,
+) -> Result<(), Refusal> {
+    let spec = VolumeSpec { accepted: false, ..spec.clone() };
+    check_specs(std::slice::from_ref(&spec))?;
+    judge(record, &spec, witness).map(drop)
+}
+
+fn is_absent(copy: &Result<Superblock, FormatError>) -> bool {
+    copy.as_ref().is_err_and(FormatError::is_absent)
+}
+
+fn check_specs(volumes: &[VolumeSpec]) -> Result<(), Refusal> {
+    if volumes.is_empty() || volumes.len() > VOLUMES_MAX {
+        return refuse(format!("{} volumes; a cache serves 1 to {VOLUMES_MAX}", volumes.len()));
+    }
+    for (i, volume) in volumes.iter().enumerate() {
+        let VolumeSpec { name, size, identity, .. } = volume;
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return refuse(format!("volume name {name:?}: needs 1 to {NAME_BYTES_MAX} bytes"));
+        }
+        if identity.len() > IDENTITY_BYTES_MAX {
+            return refuse(format!(
+                "volume {name}: its primary's name is longer than {IDENTITY_BYTES_MAX} bytes"
+            ));
+        }
+        if *size == 0 || !size.is_multiple_of(512) || *size > (BLOCK_SIZE as u64) << 40 {
+            return refuse(format!(
+                "volume {name}: its primary has {size} bytes; it needs a multiple of 512, not 0"
+            ));
+        }
+        for other in &volumes[..i] {
+            if other.name == *name {
+                return refuse(format!("volume {name} is configured twice"));
+            }
+            if other.identity == *identity {
+                return refuse(format!("volumes {} and {name} have the same primary", other.name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pool that is there.
+fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened, Refusal> {
+    let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
+    if let Some(witness) = witness
+        && witness.epoch > old.epoch
+    {
+        return refuse(format!(
+            "the cache device is an older copy: it was last used in start {}, this one is from \
+             start {}; use the right device, or discard this one with --reset-cache",
+            witness.epoch, old.epoch
+        ));
+    }
+    let trust = witness.map_or(Trust::Full, |witness| witness.trust);
+    // A witness of an earlier start is of a crash between superblock and witness.
+    let witness = witness.filter(|witness| witness.epoch == old.epoch);
+    if trust == Trust::Nothing {
+        let note = "the cache had failed and its primaries were written without it: made anew";
+        return make(request, vec![note.into()], false);
+    }
+    check_device(request, &old)?;
+    let mut volumes = old.volumes.clone();
+    let mut notes = drop_absent(&mut volumes, request.volumes, request.absent)?;
+    let mut ids = Vec::new();
+    let (mut suspect, mut accepted) = (Vec::new(), Vec::new());
+    for spec in request.volumes {
+        match record_of(&old.volumes, request.volumes, spec) {
+            Some(at) => {
+                let record = &mut volumes[at];
+                match judge(record, spec, witness)? {
+                    Standing::Sound => {}
+                    Standing::Suspect => suspect.push(record.id),
+                    Standing::Accepted => accepted.push(spec.name.as_str()),
+                }
+                if record.name != spec.name {
+                    notes.push(format!("volume {} is named {} now", record.name, spec.name));
+                    record.name.clone_from(&spec.name);
+                }
+                record.size = spec.size;
+                record.identity.clone_from(&spec.identity);
+                ids.push(record.id);
+            }
+            None => {
+                check_holder(request, spec)?;
+                ids.push(add_volume(&mut volumes, spec)?);
+            }
+        }
+    }
+    if old.shards.len() != usize::from(request.shards) {
+        notes.push(format!("the cache was made with {} shards and keeps them", old.shards.len()));
+    }
+    let trust = if accepted.is_empty() { trust } else { Trust::DirtyOnly };
+    notes.extend(accepted.iter().map(|name| {
+        format!(
+            "volume {name}: its primary is taken as it is; the cache is opened for its dirty \
+             blocks only, and made anew at the next start after they are written"
+        )
+    }));
+    for record in &mut volumes {
+        record.fingerprint = None;
+    }
+    volumes.sort_by_key(|record| record.id);
+    let Some(epoch) = old.epoch.checked_add(1) else {
+        return refuse("the cache has been started too often; use --reset-cache".into());
+    };
+    let generation = old.generation + 1;
+    let superblock = Superblock { generation, epoch, volumes, clean: false, ..old };
+    let announced = request.announcement.iter().any(|&byte| byte != 0);
+    let witnesses = witnesses(request, &superblock, trust);
+    Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
+}
+
+/// Whether the device holds all of the pool, and the pool can be served.
+fn check_device(request: &OpenRequest, old: &Superblock) -> Result<(), Refusal> {
+    if request.device_size < old.device_size {
+        return refuse(format!(
+            "the cache device has {} bytes, but the cache on it was made for {}; restore its size",
+            request.device_size, old.device_size
+        ));
+    }
+    if old.shards.len() > SHARDS_MAX {
+        return refuse(format!(
+            "the cache was made for {} shards, and {SHARDS_MAX} can be served; it has never been \
+             served and holds nothing: start once with --reset-cache and at most {SHARDS_MAX} \
+             shards",
+            old.shards.len()
+        ));
+    }
+    Ok(())
+}
+
+/// Refuses to add a volume of which another pool may have dirty blocks.
+fn check_holder(request: &OpenRequest, spec: &VolumeSpec) -> Result<(), Refusal> {
+    if let Some(other) = holder(request, spec) {
+        return refuse(format!(
+            "volume {}: primary {} was last served with another cache, {:032x}, which \
+             may have the newest version of its blocks; use and drain that one; if it \
+             is lost, remove its witness from the state directory",
+            spec.name,
+            spec.path,
+            u128::from_be_bytes(other.uuid)
+        ));
+    }
+    Ok(())
+}
+
+/// The pool that may have dirty blocks of a primary, by what is kept outside.
+fn holder<'a>(request: &OpenRequest<'a>, spec: &VolumeSpec) -> Option<&'a Witness> {
+    let mut all = request.witnesses.iter();
+    all.find(|one| one.dirty && one.trust != Trust::Nothing && one.names_primary(spec))
+}
+
+/// What is to be kept outside from this start on.
+fn witnesses(request: &OpenRequest, superblock: &Superblock, trust: Trust) -> Vec<Witness> {
+    let Superblock { uuid, epoch, .. } = *superblock;
+    let primaries: Vec<String> = request.volumes.iter().map(|s| s.identity.clone()).collect();
+    let others = request.witnesses.iter().filter(|one| one.uuid != uuid);
+    let outdated = others.filter(|one| request.volumes.iter().any(|spec| one.names_primary(spec)));
+    let without = |one: &Witness| {
+        let mut one = one.clone();
+        let taken = |name: &String| request.volumes.iter().any(|spec| is_same(name, spec));
+        one.primaries.iter_mut().for_each(|all| all.retain(|name| !taken(name)));
+        one
+    };
+    let mut witnesses: Vec<Witness> = outdated.map(without).collect();
+    let primaries = Some(primaries);
+    witnesses.push(Witness { uuid, epoch, trust, dirty: true, primaries });
+    witnesses
+}
+
+fn add_volume(volumes: &mut Vec<VolumeRecord>, spec: &VolumeSpec) -> Result<VolumeId, Refusal> {
+    if let Some(other) = volumes.iter().find(|record| is_same(&record.identity, spec)) {
+        return refuse(format!(
+            "volume {}: primary {} is cached as volume {} already",
+            spec.name, spec.path, other.name
+        ));
+    }
+    let free = (0..VOLUMES_MAX as u8).find(|&id| volumes.iter().all(|record| record.id.0 != id));
+    let id = VolumeId(free.ok_or_else(|| Refusal("the cache has no room for a volume".into()))?);
+    volumes.push(VolumeRecord {
+        id,
+        name: spec.name.clone(),
+        size: spec.size,
+        identity: spec.identity.clone(),
+        fingerprint: None,
+    });
+    Ok(id)
+}
+
+/// A new pool; with `forced`, also when another may have dirty blocks of a primary.
+fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<Opened, Refusal> {
+    for spec in request.volumes {
+        let Some(other) = holder(request, spec) else { continue };
+        let uuid = u128::from_be_bytes(other.uuid);
+        if !forced {
+            return refuse(format!(
+                "the cache device is blank, but volume {} of {} was last served with cache \
+                 {uuid:032x}, which may have the newest version of its blocks; use that cache \
+                 device; if it is lost, start once with --reset-cache to go on with the primary \
+                 as it is",
+                spec.name, spec.path
+            ));
+        }
+        notes.push(format!("cache {uuid:032x} of {} is given up", spec.path));
+    }
+    let (segment_size, shards) = geometry(request.device_size, request.shards)?;
+    let mut volumes = Vec::new();
+    let mut ids = Vec::new();
+    for spec in request.volumes {
+        ids.push(add_volume(&mut volumes, spec)?);
+    }
+    let generations =
+        request.copies.map(|copy| Superblock::decode(copy).map_or(0, |s| s.generation));
+    let mut pool = [0; 8];
+    pool.copy_from_slice(&request.uuid[..8]);
+    let superblock = Superblock {
+        pool: u64::from_le_bytes(pool),
+        uuid: request.uuid,
+        generation: generations.into_iter().max().unwrap_or(0) + 1,
+        epoch: 1,
+        segment_size,
+        device_size: request.device_size,
+        shards,
+        volumes,
+        clean: false,
+        created_unix: request.now_unix,
+    };
+    // Over the older copy, so that a torn write leaves the newer one.
+    let copy = usize::from(generations[0] > generations[1]);
+    let (announced, suspect) = (true, Vec::new());
+    let trust = Trust::Full;
+    let witnesses = witnesses(request, &superblock, trust);
+    Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, suspect, witnesses, notes })
+}
+
+/// Segment size and shard areas of a new pool.
+///
+/// # Errors
+/// When the device is too small.
+pub fn geometry(device_size: u64, shards: u16) -> Result<(u32, Vec<ShardArea>), Refusal> {
+    if shards == 0 || usize::from(shards) > SHARDS_MAX {
+        return refuse(format!("{shards} shards; choose 1 to {SHARDS_MAX}"));
+    }
+    let smallest = u64::from(SEGMENT_SIZE_SMALLEST);
+    let count = u64::from(shards);
+    let usable = device_size.saturating_sub(AREA_OFFSET) / 100 * (100 - SPARE_PERCENT);
+    let per_shard = usable / count;
+    if per_shard < SEGMENTS_MIN * smallest {
+        let least = (SEGMENTS_MIN * smallest * count * 100).div_ceil(100 - SPARE_PERCENT);
+        return refuse(format!(
+            "the cache device has {device_size} bytes; {shards} shards need at least {}",
+            (least + AREA_OFFSET + 100).next_multiple_of(1 << 20)
+        ));
+    }
+    let mut segment = u64::from(SEGMENT_SIZE);
+    while segment > smallest && per_shard / segment < SEGMENTS_WANTED {
+        segment /= 2;
+    }
+    let segments = (per_shard / segment).min(SEGMENTS_MAX);
+    let len = segments * segment;
+    let areas = (0..count).map(|i| ShardArea { offset: AREA_OFFSET + i * len, len }).collect();
+    Ok((segment as u32, areas))
+}
+
+/// The superblock of an orderly stop, with the fingerprint of each primary by volume.
+#[must_use]
+pub fn closed(mut last: Superblock, fingerprints: &[(VolumeId, Option<u64>)]) -> Superblock {
+    last.generation += 1;
+    last.clean = true;
+    for record in &mut last.volumes {
+        let found = fingerprints.iter().find(|(id, _)| *id == record.id);
+        record.fingerprint = found.and_then(|&(_, fingerprint)| fingerprint);
+    }
+    last
+}
+
+/// A shard's area as the engine takes it.
+#[must_use]
+pub fn area_of(area: ShardArea) -> ByteRange {
+    ByteRange::new(area.offset, area.len)
+}
+
+/// Blocks the index of a shard is made for. It depends on the area alone: an index that became
+/// smaller than what the log holds could not be recovered.
+#[must_use]
+pub fn index_blocks(area: ShardArea) -> u64 {
+    area.len / BLOCK_SIZE as u64 * INDEX_PERCENT / 100
+}
+
+/// Bytes of memory that the index of a shard takes.
+#[must_use]
+pub fn index_bytes(area: ShardArea) -> u64 {
+    bytes_for(index_blocks(area))
+}
+
+/// Bytes of a cache device of which the index takes at most so much memory.
+#[must_use]
+pub fn device_for_index(bytes: u64) -> u64 {
+    let area = (blocks_in(bytes) / INDEX_PERCENT * 100).saturating_mul(BLOCK_SIZE as u64);
+    AREA_OFFSET + area / (100 - SPARE_PERCENT) * 100
+}
+
+const _: () = assert!(SUPERBLOCK_BYTES as u64 <= AREA_OFFSET / 2);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+//! The compressed part of the RAM tier: blocks that have left the raw part, as LZ4, oldest out
+//! first.
+//!
+//! It is one stream of bytes, with addresses that only grow, over frames of 4 KiB:
+//!
+//! ```text
+//!       start                                         end
+//!       |  frame 17  |  frame 3   |  frame 40  |  frame 8|  |
+//!       | A | B |  C    | D | E |      F   | G |   H     |
+//! ```
+//!
+//! A payload may lie across two frames. When the first frame is dropped, the entries go that begin
+//! in it. What is forgotten before leaves a hole until then.
+//!
+//! Invariants: entries lie in order of their addresses; an entry counts only while `known` names
+//! its number; no payload spans more than two frames. The bytes are the owner's, who passes them
+//! in, as are the frames' numbers.
+
+use std::collections::VecDeque;
+
+use forebay_block::BLOCK_SIZE;
+use forebay_codec::decompress;
+
+use crate::key::Key;
+use crate::key::KeyMap;
+use crate::ram::split::Age;
+
+/// Bytes of the longest payload that is worth keeping.
+pub const PACKED_MAX: usize = BLOCK_SIZE / 4 * 3;
+/// Bytes that a payload counts for at least: bounds what is known of the blocks of a frame.
+const PACKED_MIN: usize = 128;
+const FRAME: u64 = BLOCK_SIZE as u64;
+
+/// Where a block's payload lies.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    key: Key,
+    at: u64,
+    len: u16,
+}
+
+/// Blocks in compressed form. It takes some 50 bytes for each besides its payload.
+#[derive(Default)]
+pub struct Packed {
+    entries: VecDeque<Entry>,
+    /// The number of the first entry; they are numbered in order.
+    first: u64,
+    /// Entries by block, as numbers.
+    known: KeyMap<u64>,
+    frames: VecDeque<u32>,
+    /// Address of the first frame, and of the byte after the last payload.
+    start: u64,
+    end: u64,
+}
+
+impl Packed {
+    /// Blocks in it.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Frames that it takes.
+    pub fn frames(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Whether a block is in it.
+    pub fn contains(&self, key: Key) -> bool {
+        self.known.contains_key(&key)
+    }
+
+    /// Decodes a block into `room`; says how old it is here.
+    pub fn get(&self, bytes: &[u8], key: Key, room: &mut [u8; BLOCK_SIZE]) -> Option<Age> {
+        let number = self.known.get(&key)?;
+        let entry = self.entries[(number - self.first) as usize];
+        let mut joined: [u8; PACKED_MAX];
+        let len = usize::from(entry.len);
+        let [(first, head), (second, tail)] = self.pieces(entry.at, len);
+        let head = &bytes[first..first + head];
+        let payload = if tail == 0 {
+            head
+        } else {
+            joined = [0; PACKED_MAX];
+            joined[..head.len()].copy_from_slice(head);
+            joined[head.len()..len].copy_from_slice(&bytes[second..second + tail]);
+            &joined[..len]
+        };
+        decompress(payload, room).expect("what was compressed here can be decoded");
+        Some(self.age(entry.at))
+    }
+
+    fn age(&self, at: u64) -> Age {
+        let quarter = (self.end - self.start) / 4;
+        match at - self.start {
+            from_start if from_start < quarter => Age::Oldest,
+            from_start if from_start >= 3 * quarter => Age::Newest,
+            _ => Age::Between,
+        }
+    }
+
+    /// Whether a payload fits the frames as they are.
+    pub fn fits(&self, len: usize) -> bool {
+        let all = self.start + self.frames.len() as u64 * FRAME;
+        all - self.end >= len.max(PACKED_MIN) as u64
+    }
+
+    /// Adds a block that it does not have, as the newest.
+    ///
+    /// # Panics
+    /// If the payload does not fit.
+    pub fn append(&mut self, bytes: &mut [u8], key: Key, payload: &[u8]) {
+        assert!(self.fits(payload.len()) && payload.len() <= PACKED_MAX, "room was made");
+        let at = self.end;
+        let [(first, head), (second, tail)] = self.pieces(at, payload.len());
+        bytes[first..first + head].copy_from_slice(&payload[..head]);
+        bytes[second..second + tail].copy_from_slice(&payload[head..]);
+        self.end += payload.len().max(PACKED_MIN) as u64;
+        let number = self.first + self.entries.len() as u64;
+        let other = self.known.insert(key, number);
+        assert!(other.is_none(), "a block has one payload");
+        self.entries.push_back(Entry { key, at, len: payload.len() as u16 });
+    }
+
+    /// The two pieces of a payload, as offset in the owner's bytes and length; the second may be
+    /// empty.
+    fn pieces(&self, at: u64, len: usize) -> [(usize, usize); 2] {
+        let (frame, from) = ((at - self.start) / FRAME, (at - self.start) % FRAME);
+        let offset = |frame: u64| self.frames[frame as usize] as usize * BLOCK_SIZE;
+        let head = len.min(BLOCK_SIZE - from as usize);
+        let second = if head < len { offset(frame + 1) } else { 0 };
+        [(offset(frame) + from as usize, head), (second, len - head)]
+    }
+
+    /// Gives a block's payload to another key, which must not be in it.
+    pub fn rename(&mut self, from: Key, to: Key) {
+        if let Some(number) = self.known.remove(&from) {
+            self.entries[(number - self.first) as usize].key = to;
+            self.known.insert(to, number);
+        }
+    }
+
+    /// Takes a block out.
+    pub fn forget(&mut self, key: Key) {
+        self.known.remove(&key);
+    }
+
+    /// Makes it larger by a frame.
+    pub fn add_frame(&mut self, frame: u32) {
+        self.frames.push_back(frame);
+    }
+
+    /// Drops the oldest frame and what begins in it, unless it is the only one, which is being
+    /// filled.
+    pub fn drop_frame(&mut self) -> Option<u32> {
+        if self.frames.len() < 2 {
+            return None;
+        }
+        let frame = self.frames.pop_front();
+        self.start += FRAME;
+        self.end = self.end.max(self.start);
+        while let Some(entry) = self.entries.pop_front_if(|entry| entry.at < self.start) {
+            if self.known.get(&entry.key) == Some(&self.first) {
+                self.known.remove(&entry.key);
+            }
+            self.first += 1;
+        }
+        frame
+    }
+}

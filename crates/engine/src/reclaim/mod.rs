@@ -1,0 +1,383 @@
+//! Reclaim: the oldest segment is freed. Dirty blocks and those worth keeping are copied to the
+//! front of the log; the rest leave the cache.
+//!
+//! A segment is free only when the record is durable that says it is not part of the log any more
+//! (its `start` is higher): then everything copied out of it is durable too.
+
+use std::collections::VecDeque;
+
+use forebay_block::{BLOCK_SIZE, Completion};
+use forebay_format::{
+    ENTRY_BYTES, Entry, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes,
+};
+use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
+
+use crate::Engine;
+use crate::api::{Effects, Health, State};
+use crate::contents::Place;
+use crate::key::Key;
+use crate::key::KeyMap;
+use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
+use crate::log::SegmentState;
+use crate::op::{SsdItem, Ticket};
+
+mod copy;
+
+pub use copy::Copied;
+use copy::READ_PAUSE;
+
+/// The segment being reclaimed.
+#[derive(Debug)]
+pub struct Reclaim {
+    seq: SegmentSeq,
+    /// What has to be copied and has not been read.
+    to_read: VecDeque<SsdItem>,
+    /// What has been read and waits for room in the log.
+    to_copy: VecDeque<Copied>,
+    bytes: usize,
+    /// Bytes of the log that all copies take at most.
+    needs: u64,
+    reading: bool,
+    scanned: bool,
+    /// Blocks stored as deltas against a version in it: they have to be written whole.
+    to_rebase: VecDeque<SsdItem>,
+    /// How many of them are being read.
+    rebasing: usize,
+    /// Copies for which the content of a similar block is being read.
+    seeking: usize,
+}
+
+/// Segments reclaimed since that last gained anything. Where all of the log has to stay, since a
+/// primary takes nothing, copying it round and round would only wear the device out.
+#[derive(Debug, Default)]
+pub struct Lap {
+    reclaimed: u64,
+    /// Most segments that were free, and fewest blocks that were dirty.
+    free: u64,
+    dirty: u64,
+}
+
+impl Reclaim {
+    fn is_reading(&self) -> bool {
+        self.reading || self.rebasing > 0 || self.seeking > 0
+    }
+
+    /// Bytes that the copies take at most, in records of `record_pages` but for the last.
+    fn bytes_at_most(&self, record_pages: usize) -> u64 {
+        let read: usize = self.to_read.iter().map(|item| usize::from(item.place.len)).sum();
+        let rebased = self.to_rebase.len() * BLOCK_SIZE;
+        let entries = (self.to_read.len() + self.to_rebase.len()) * 2 * ENTRY_BYTES;
+        let pages = (read + rebased + entries).div_ceil(PAGE);
+        let headers = pages.div_ceil(record_pages - 1) + 1;
+        ((pages + headers) * PAGE) as u64
+    }
+
+    /// Whether more is to be read or copied.
+    fn goes_on(&self) -> bool {
+        let waits = [self.to_read.len(), self.to_copy.len(), self.to_rebase.len()];
+        self.is_reading() || waits != [0; 3]
+    }
+}
+
+/// Shares of the dirty limit, in percent: up to the one as much is copied forward as the policy
+/// may, from the other on nothing, so that copies do not take the room that writes wait for.
+const COPY_FULL_TO: u64 = 60;
+const COPY_NONE_FROM: u64 = 85;
+/// Share of the dirty limit, in percent, from which on a segment that is mostly dirty is not copied
+/// but waits until it has been destaged; and where reclaim has gained little for some time.
+const PRESSED_FROM: u64 = 75;
+/// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
+/// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
+/// primary are clean, which a flush there may delay by a second; below, they are copied.
+const FREE_PERCENT_MORE: u64 = 3;
+
+/// Segments reclaimed without need of clients, or an end of it, before one is not copied forward.
+const IN_VAIN_SEGMENTS_MAX: u64 = 8;
+/// Bytes that may be reclaimed for each that clients write: an eighth of a segment is gained at
+/// least, usually more than a quarter.
+const RECLAIMED_FOR_ONE: u64 = 8;
+
+impl Engine {
+    /// Starts or continues to free the oldest segment, when there are few free ones.
+    pub(crate) fn pump_reclaim(&mut self, fx: &mut Effects) {
+        if self.health != Health::Good
+            || self.state != State::Serving
+            || self.reclaim_retry_at > self.now
+        {
+            return;
+        }
+        if self.reclaim.is_none() && !self.start_reclaim(fx) {
+            return;
+        }
+        self.read_copies(fx);
+        self.read_rebases(fx);
+        self.give_up_copying(fx);
+        self.finish_reclaim();
+    }
+
+    /// When copies have no room but the last segment: begins again, evicting and destaging.
+    fn give_up_copying(&mut self, fx: &mut Effects) {
+        let Some(reclaim) = &self.reclaim else { return };
+        let index = self.log.position(reclaim.seq);
+        let settled = reclaim.scanned && !reclaim.is_reading() && self.contents.live_in(index) > 0;
+        let busy = self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX
+            || self.log.sealing.len() >= SEALING_MAX;
+        if self.is_emergency() && settled && !busy && !self.close_record(fx) {
+            self.reclaim = None;
+            self.reclaim_retry_at = self.now + READ_PAUSE;
+        }
+    }
+
+    /// Whether that segment is being reclaimed.
+    pub(crate) fn is_reclaiming(&self, seq: SegmentSeq) -> bool {
+        self.reclaim.as_ref().is_some_and(|reclaim| reclaim.seq == seq)
+    }
+
+    /// Whether the index is nearly full and there are clean blocks to evict.
+    fn index_is_tight(&self) -> bool {
+        let margin = self.contents.index().capacity() / INDEX_MARGIN;
+        self.contents.index().len() + margin >= self.contents.index().capacity()
+            && self.contents.index().len() > self.contents.dirty().blocks()
+    }
+
+    /// Whether only one segment is free. It is kept for the record that frees another.
+    pub(crate) fn is_emergency(&self) -> bool {
+        self.log.free <= 1
+    }
+
+    /// Whether what is copied out of the oldest segment has room in an empty one, with a quarter to
+    /// spare for records that crashes cut short. A stop does not go on copying.
+    pub(crate) fn frees_with_one(&self) -> bool {
+        let segment = u64::from(self.config.segment_size);
+        let frees = |reclaim: &Reclaim| reclaim.scanned && reclaim.needs <= segment / 4 * 3;
+        self.state == State::Serving && self.reclaim.as_ref().is_some_and(frees)
+    }
+
+    /// Whether a record should become as long as it can: the last segment takes copies, and there
+    /// are more.
+    pub(crate) fn fills_last(&self) -> bool {
+        let copies = self.log.free == 0 && self.builder.waiters.is_empty();
+        copies && self.reclaim.as_ref().is_some_and(Reclaim::goes_on)
+    }
+
+    /// Whether reclaim has gained too little for some time: what it copies may fill as many
+    /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
+    fn reclaims_in_vain(&mut self) -> bool {
+        let in_vain = self.reclaimed_in_vain >= self.vain(1);
+        if in_vain {
+            self.reclaimed_in_vain = 0;
+        }
+        in_vain
+    }
+
+    /// Bytes reclaimed without need that are one part in `parts` of too many.
+    fn vain(&self, parts: u64) -> u64 {
+        u64::from(self.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
+    }
+
+    /// A record of clients and admissions needs room, for which some segments are reclaimed.
+    pub(crate) fn note_client_bytes(&mut self, len: u32) {
+        let fair = u64::from(len) * RECLAIMED_FOR_ONE;
+        self.reclaimed_in_vain = self.reclaimed_in_vain.saturating_sub(fair);
+        self.lap = Lap::default();
+    }
+
+    /// Whether all segments have been reclaimed twice, and nothing was gained.
+    fn goes_in_circles(&mut self) -> bool {
+        let (free, dirty) = (self.log.free, self.contents.dirty().blocks());
+        if free > self.lap.free || dirty < self.lap.dirty {
+            self.lap = Lap { reclaimed: 0, free, dirty };
+        }
+        self.lap.reclaimed > 2 * self.log.segments.len() as u64
+    }
+
+    fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
+        let total = self.log.segments.len() as u64;
+        let low = free_segments_wanted(total, RECLAIM_RESERVE) + self.stuck_reserve();
+        let (dirty, limit) = (self.contents.dirty().blocks(), self.dirty_limit());
+        let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
+        let coming = self.log.freeing.len() as u64;
+        let free = self.log.free + coming;
+        let tight = self.index_is_tight();
+        if free > high {
+            self.reclaimed_in_vain = 0;
+        }
+        let wanted = free <= high || tight && coming == 0;
+        if !wanted || self.log.start >= self.log.head || self.goes_in_circles() {
+            return false;
+        }
+        let seq = self.log.start;
+        let index = self.log.position(seq);
+        match self.log.segments[index].state {
+            SegmentState::Sealed => {}
+            SegmentState::Open if tight => {
+                self.seal_open_segment();
+                return false;
+            }
+            // Its footer is on its way.
+            _ => return false,
+        }
+        // Where much is dirty, copying a segment that mostly is gains little room for much wear:
+        // destage first. What is lost is never destaged: it is copied when all else is clean. What
+        // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
+        let segment = &self.log.segments[index];
+        let much = dirty > limit * PRESSED_FROM / 100 || self.reclaimed_in_vain >= self.vain(2);
+        let dirty_here = self.destageable_in(index);
+        let mostly_dirty = much && dirty_here * 2 > segment.entries;
+        let any_dirty = free <= 1 && dirty_here > 0;
+        self.log_pressed = (mostly_dirty || any_dirty) && self.contents.dirty_level() > 0;
+        if self.is_emergency() && coming > 0 {
+            // Room is on its way, and nothing need leave the cache for it.
+            return false;
+        }
+        if self.log_pressed || segment.destaging > 0 && free > low && !tight {
+            return false;
+        }
+        if self.builder.rests_on(index as u32) && !self.close_record(fx) {
+            return false;
+        }
+        let bytes = footer_bytes(self.log.segments[index].entries as usize);
+        let at = self.config.segment_size - bytes as u32;
+        self.log.segments[index].readers += 1;
+        self.reclaim = Some(Reclaim {
+            seq,
+            to_read: VecDeque::new(),
+            to_copy: VecDeque::new(),
+            bytes: 0,
+            needs: 0,
+            reading: false,
+            scanned: false,
+            to_rebase: VecDeque::new(),
+            rebasing: 0,
+            seeking: 0,
+        });
+        if self.contents.live_in(index) == 0 {
+            self.log.segments[index].readers -= 1;
+            self.reclaim.as_mut().expect("it was made just now").scanned = true;
+            return true;
+        }
+        self.read_segment(fx, index, at, bytes, Ticket::ReclaimFooter);
+        true
+    }
+
+    /// The footer of the segment has been read: decide on every block that still lives there.
+    pub(crate) fn reclaim_footer_read(&mut self, done: Completion, fx: &mut Effects) {
+        let Some(mut reclaim) = self.reclaim.take() else { return };
+        let index = self.log.position(reclaim.seq);
+        self.log.segments[index].readers -= 1;
+        if done.result.is_err() {
+            return self.reclaim_later(fx);
+        }
+        self.reclaim_failures = 0;
+        let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == reclaim.seq);
+        let Some((_, entries)) = footer else {
+            // Written and now unreadable: the device cannot be relied on to keep the log.
+            self.reclaim = Some(reclaim);
+            self.fail_cache(fx);
+            return;
+        };
+        let mut clean: Vec<Candidate> = Vec::new();
+        let mut dirty_bytes = 0;
+        for (key, place) in self.blocks_in(index, &entries) {
+            let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
+            // A block of zeros takes its entry at least, so that no room means none kept.
+            let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
+            let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
+            dirty_bytes += if place.dirty { u64::from(bytes) } else { 0 };
+            match (place.dirty, base) {
+                (true, Some(_)) => reclaim.to_rebase.push_back(SsdItem { key, place }),
+                (true, None) => reclaim.to_read.push_back(SsdItem { key, place }),
+                (false, _) => {
+                    clean.push(Candidate { key: key.0, meta: place.meta, bytes, keep: false });
+                }
+            }
+        }
+        let keep_bytes = self.keep_bytes(dirty_bytes);
+        self.policy.choose(&mut clean, keep_bytes);
+        for block in clean {
+            let key = Key(block.key);
+            let place = self.contents.get(key).expect("it was there a moment ago");
+            if block.keep && place.kind.is_associate() {
+                reclaim.to_rebase.push_back(SsdItem { key, place });
+            } else if block.keep {
+                reclaim.to_read.push_back(SsdItem { key, place });
+            } else {
+                self.stats.evicted_blocks += 1;
+                self.contents.forget(key, &mut self.ram);
+            }
+        }
+        // Whatever happens next, a direct write must find this durable first.
+        self.log.barrier = self.log.barrier.max(self.log.next_lsn);
+        self.log.evicted_from = reclaim.seq;
+        reclaim.scanned = true;
+        reclaim.needs = reclaim.bytes_at_most(self.builder.pages_max());
+        reclaim.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
+        self.reclaim = Some(reclaim);
+        self.read_copies(fx);
+        self.read_rebases(fx);
+    }
+
+    /// How many bytes of the oldest segment's clean blocks may be copied forward beside those of
+    /// its dirty ones.
+    fn keep_bytes(&mut self, dirty_bytes: u64) -> u64 {
+        let in_vain = self.reclaims_in_vain();
+        if self.index_is_tight() || self.is_emergency() || in_vain {
+            // Copying forward would not make room.
+            return 0;
+        }
+        let limit = self.dirty_limit();
+        let (full, none) = (limit * COPY_FULL_TO / 100, limit * COPY_NONE_FROM / 100);
+        let left = none.saturating_sub(self.contents.dirty().blocks()).min(none - full);
+        let most = copy_bytes_max(u64::from(self.config.segment_size)).saturating_sub(dirty_bytes);
+        most * left / (none - full).max(1)
+    }
+
+    /// The blocks that live in the segment at position `index`, each once, in the order of its
+    /// footer's `entries`: with a version there, or with the base of one.
+    fn blocks_in(&self, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
+        let mut found = Vec::new();
+        let mut seen = KeyMap::default();
+        let places =
+            |entry: &&Entry| !matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
+        let in_footer = entries.iter().filter(places).flat_map(|entry| {
+            let blocks = entry.block..entry.block + u64::from(entry.count);
+            blocks.map(|block| Key::new(entry.volume, block))
+        });
+        for key in in_footer.chain(self.log.segments[index].sharers.iter().copied()) {
+            let Some(place) = self.contents.get(key) else { continue };
+            // An associate goes with its base, which is no newer.
+            let root = match place.kind {
+                kind if kind.is_associate() => self.contents.base_of_associate(key),
+                _ => place,
+            };
+            if root.segment as usize == index && seen.insert(key, ()).is_none() {
+                found.push((key, place));
+            }
+        }
+        found
+    }
+
+    /// Frees the segment when no block lives there any more.
+    fn finish_reclaim(&mut self) {
+        let Some(reclaim) = &self.reclaim else { return };
+        let index = self.log.position(reclaim.seq);
+        if !reclaim.scanned || reclaim.is_reading() || self.contents.live_in(index) > 0 {
+            return;
+        }
+        self.reclaim = None;
+        let sharers = std::mem::take(&mut self.log.segments[index].sharers);
+        self.duplicates.sharers -= sharers.len() as u64;
+        self.log.segments[index].state = SegmentState::Freeing;
+        self.log.start = self.log.start.next();
+        // The next record says so; a direct write must wait for it.
+        let lsn = self.log.next_lsn;
+        self.log.freeing.push_back((self.log.start_before(), lsn));
+        self.log.barrier = self.log.barrier.max(lsn);
+        self.stats.segments_reclaimed += 1;
+        self.lap.reclaimed += 1;
+        self.reclaimed_in_vain += u64::from(self.config.segment_size);
+    }
+}
+
+/// One part in this many of the index is kept free, by reclaiming although there are free segments.
+const INDEX_MARGIN: u64 = 64;

@@ -1,0 +1,401 @@
+//! Reads: each block from RAM, else from the cache device, else from the primary; the parts are
+//! put together in the client's buffer.
+//!
+//! What comes from the cache device is checked against its checksum. A clean block that fails is
+//! dropped and read from the primary; a dirty one is fenced and gives an error, never old data.
+
+use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoError, VolumeId};
+use forebay_format::{EntryKind, PAGE};
+
+use crate::Engine;
+use crate::api::{Bypass, Effects, Health, Mode, Request};
+use crate::contents::Place;
+use crate::contents::block_of;
+use crate::form::delta_read::AssociateOwner;
+use crate::form::payload::decode;
+use crate::key::Key;
+use crate::log::builder::Expect;
+use crate::op::{Op, ReadOp, ReadOwner, SsdItem, Ticket};
+use crate::primary::Lookup;
+use crate::slab::Id;
+
+/// How a read was served, for the statistics.
+#[derive(Default)]
+struct Found {
+    hits: u64,
+    misses: u64,
+}
+
+impl Engine {
+    /// Takes a client's read.
+    pub(crate) fn submit_read(&mut self, request: Request, fx: &mut Effects) {
+        let Request { id, volume, range, mut buf, bypass, .. } = request;
+        self.stats.reads += 1;
+        self.stats.read_bytes += range.len;
+        let mode = self.volume(volume).config.mode;
+        let why = match bypass {
+            Some(why) => Some(why),
+            None if mode == Mode::PassThrough => Some(Bypass::Mode),
+            None if self.health != Health::Good => Some(Bypass::Degraded),
+            None => None,
+        };
+        if why.is_none() {
+            self.note_asked(volume, range.blocks());
+        }
+        if why.is_none() && self.read_block_in_ram(volume, range, &mut buf) {
+            self.note_lookup(volume, Lookup::Hit);
+            return self.reply(fx, id, Ok(()), buf);
+        }
+        let op = self.ops.insert(Op::Read(ReadOp {
+            owner: ReadOwner::Client(id),
+            range,
+            buf,
+            parts: 1,
+            error: None,
+            admit: why.is_none() && self.admits_reads(volume),
+        }));
+        let found = self.read_blocks(op, volume, range.blocks(), fx);
+        let lookup = match why {
+            Some(why) => {
+                self.stats.bypassed_by[why as usize] += 1;
+                Lookup::Bypass
+            }
+            None if found.misses == 0 => Lookup::Hit,
+            None if found.hits == 0 => Lookup::Miss,
+            None => Lookup::Partial,
+        };
+        self.note_lookup(volume, lookup);
+        self.part_done(op, Ok(()), fx);
+    }
+
+    /// Tells the policy what a client asked for. What goes past the cache disturbs no statistics.
+    pub(crate) fn note_asked(&mut self, volume: VolumeId, blocks: BlockRange) {
+        blocks.iter().for_each(|block| self.policy.asked(Key::new(volume, block).0));
+    }
+
+    /// The usual hit: all that is wanted is in one block, and that is in RAM.
+    fn read_block_in_ram(&mut self, volume: VolumeId, range: ByteRange, buf: &mut [u8]) -> bool {
+        let blocks = range.blocks();
+        if blocks.count != 1 {
+            return false;
+        }
+        let key = Key::new(volume, blocks.first);
+        if self.locks.is_locked(key) || self.is_distrusted(key) {
+            return false;
+        }
+        let Some(bytes) = self.ram.get(key) else { return false };
+        let from = (range.offset % BLOCK_SIZE as u64) as usize;
+        buf.copy_from_slice(&bytes[from..from + buf.len()]);
+        self.stats.ram_hit_blocks += 1;
+        self.touch(key);
+        true
+    }
+
+    /// Reads one block whole, for a write that covers it in part.
+    pub(crate) fn read_for_merge(&mut self, owner: ReadOwner, key: Key, fx: &mut Effects) {
+        let blocks = BlockRange { first: key.block(), count: 1 };
+        let volume = key.volume();
+        let op = self.ops.insert(Op::Read(ReadOp {
+            owner,
+            range: blocks.bytes(),
+            buf: self.config.buffers.get(BLOCK_SIZE),
+            parts: 1,
+            error: None,
+            admit: false,
+        }));
+        self.read_blocks(op, volume, blocks, fx);
+        self.part_done(op, Ok(()), fx);
+    }
+
+    /// Finds every block of a read and starts what is needed for those not in RAM.
+    fn read_blocks(
+        &mut self,
+        op: Id,
+        volume: VolumeId,
+        blocks: BlockRange,
+        fx: &mut Effects,
+    ) -> Found {
+        let distrusts = self.volume(volume).distrusted;
+        let mut found = Found::default();
+        let mut ssd: Vec<SsdItem> = Vec::new();
+        let mut missing = BlockRange::default();
+        for block in blocks.iter() {
+            let key = Key::new(volume, block);
+            let Op::Read(read) = self.ops.get_mut(op) else {
+                unreachable!("a read's id names a read");
+            };
+            // A write puts its bytes into RAM before they have a place in the log, and may fail
+            // until then. Only who holds the lock knows that it has not come so far.
+            let sees_ram = matches!(read.owner, ReadOwner::Merge(..)) || !self.locks.is_locked(key);
+            let trusted = !distrusts || self.contents.dirty().contains(key);
+            if let Some(bytes) = self.ram.get(key).filter(|_| sees_ram && trusted) {
+                copy_into(read, block, bytes);
+                found.hits += 1;
+                self.stats.ram_hit_blocks += 1;
+                self.touch(key);
+                continue;
+            }
+            let Some(place) = self.contents.get(key).filter(|_| trusted) else {
+                found.misses += 1;
+                if missing.end() != block || missing.count == 0 {
+                    self.fetch_missing(op, volume, missing, fx);
+                    missing = BlockRange { first: block, count: 0 };
+                }
+                missing.count += 1;
+                continue;
+            };
+            found.hits += 1;
+            self.touch(key);
+            if self.contents.fenced().contains(&key) {
+                self.read_failed(op, ErrorKind::Corrupt.into());
+            } else if place.kind == EntryKind::Zero {
+                self.stats.ram_hit_blocks += 1;
+                self.fill_read(op, block, &[0; BLOCK_SIZE]);
+            } else if place.kind.is_associate() {
+                self.stats.ssd_hit_blocks += 1;
+                self.read_delta(op, SsdItem { key, place }, fx);
+            } else if !self.read_from_failed_record(op, key, &place) {
+                ssd.push(SsdItem { key, place });
+            }
+        }
+        self.fetch_missing(op, volume, missing, fx);
+        self.stats.ssd_hit_blocks += ssd.len() as u64;
+        self.read_ssd(op, ssd, fx);
+        found
+    }
+
+    fn touch(&mut self, key: Key) {
+        let policy = &self.policy;
+        if policy.notes_hits() {
+            self.contents.update_meta(key, |meta| policy.hit(meta));
+        }
+    }
+
+    fn fetch_missing(&mut self, op: Id, volume: VolumeId, run: BlockRange, fx: &mut Effects) {
+        if run.count > 0 {
+            let Op::Read(read) = self.ops.get(op) else {
+                unreachable!("a read's id names a read");
+            };
+            let admit = read.admit;
+            self.fetch(op, volume, run, admit, fx);
+        }
+    }
+
+    /// A block whose record could not be written is still in memory.
+    fn read_from_failed_record(&mut self, op: Id, key: Key, place: &Place) -> bool {
+        let payload = self.log.failed_payload(place.segment, place.offset, place.len);
+        let Some(payload) = payload else { return false };
+        let mut room = [0; BLOCK_SIZE];
+        let Some(block) = decode(place, payload, &mut room) else { return false };
+        if let Op::Read(read) = self.ops.get_mut(op) {
+            copy_into(read, key.block(), block);
+        }
+        true
+    }
+
+    /// Reads a block that is stored as a delta, once its record has been written.
+    fn read_delta(&mut self, op: Id, item: SsdItem, fx: &mut Effects) {
+        let base = self.contents.base_of_associate(item.key);
+        self.add_part(op);
+        if self.is_associate_written(&base, &item.place) {
+            self.read_associate(AssociateOwner::Read(op), item, base, fx);
+        } else {
+            self.log.read_waiters.push((op, item.key));
+        }
+    }
+
+    /// Reads payloads from the cache device, neighbours in one go. Those whose record is still
+    /// being written are read all the same once it is done: the device orders nothing, so the
+    /// read waits.
+    fn read_ssd(&mut self, op: Id, items: Vec<SsdItem>, fx: &mut Effects) {
+        let (written, waiting): (Vec<_>, Vec<_>) = items
+            .into_iter()
+            .partition(|item| self.log.is_written(item.place.segment, item.place.offset));
+        for item in waiting {
+            self.add_part(op);
+            self.log.read_waiters.push((op, item.key));
+        }
+        let mut items = written;
+        items.sort_unstable_by_key(|item| (item.place.segment, item.place.offset));
+        let mut rest = items.into_iter().peekable();
+        while let Some(first) = rest.next() {
+            let segment = first.place.segment;
+            let mut end = first.place.offset + u32::from(first.place.len);
+            let mut group = vec![first];
+            while let Some(next) = rest
+                .next_if(|next| next.place.segment == segment && next.place.offset < end + PACK_GAP)
+            {
+                end = next.place.offset + u32::from(next.place.len);
+                group.push(next);
+            }
+            let from = group[0].place.pages().start;
+            let len = (end.next_multiple_of(PAGE as u32) - from) as usize;
+            self.add_part(op);
+            self.log.segments[segment as usize].readers += 1;
+            let index = segment as usize;
+            let ticket = Ticket::SsdRead { op, index, at: from, items: group };
+            self.read_segment(fx, index, from, len, ticket);
+        }
+    }
+
+    /// A read of the cache device ended.
+    pub(crate) fn ssd_read(
+        &mut self,
+        op: Id,
+        index: usize,
+        at: u32,
+        items: &[SsdItem],
+        done: Completion,
+        fx: &mut Effects,
+    ) {
+        self.log.segments[index].readers -= 1;
+        let mut room = [0; BLOCK_SIZE];
+        for item in items {
+            let start = (item.place.offset - at) as usize;
+            let payload = done.buf.get(start..start + usize::from(item.place.len));
+            let payload = payload.filter(|_| done.result.is_ok());
+            match payload.and_then(|payload| decode(&item.place, payload, &mut room)) {
+                Some(block) => {
+                    self.fill_read(op, item.key.block(), block);
+                    self.promote(item, block, fx);
+                }
+                None => self.bad_payload(op, item, done.result.as_ref().err(), fx),
+            }
+        }
+        self.part_done(op, Ok(()), fx);
+    }
+
+    /// A block that is stored as a delta has been put together, or could not be.
+    pub(crate) fn block_read(
+        &mut self,
+        op: Id,
+        item: &SsdItem,
+        block: Option<&[u8]>,
+        error: Option<&IoError>,
+        fx: &mut Effects,
+    ) {
+        match block {
+            Some(block) => {
+                self.fill_read(op, item.key.block(), block);
+                self.promote(item, block, fx);
+            }
+            None => self.bad_payload(op, item, error, fx),
+        }
+        self.part_done(op, Ok(()), fx);
+    }
+
+    /// Brings a block that was read from the cache device into RAM, if it is still the newest.
+    fn promote(&mut self, item: &SsdItem, block: &[u8], fx: &mut Effects) {
+        let current = self.contents.same_version(item.key, &item.place).is_some();
+        let wanted = self.ram.has_room_for(item.key) || self.is_preferred(item.key);
+        if current && wanted && !self.locks.is_locked(item.key) {
+            self.make_way(item.key, fx);
+            self.ram.put(item.key, block);
+        }
+    }
+
+    /// Whether a block is worth the place of the least recent one in RAM, which the log may have
+    /// just as well.
+    fn is_preferred(&self, key: Key) -> bool {
+        let oldest = self.ram.recent().oldest();
+        oldest.is_none_or(|(oldest, _)| self.policy.prefers(key.0, block_of(Key(oldest)).0))
+    }
+
+    /// A payload could not be read or does not match its checksum.
+    fn bad_payload(&mut self, op: Id, item: &SsdItem, error: Option<&IoError>, fx: &mut Effects) {
+        let now = self.contents.same_version(item.key, &item.place);
+        match now {
+            // A failed read may work another time; a bad checksum will not.
+            Some(now) if now.dirty => match error {
+                Some(error) => {
+                    self.read_failed(op, error.clone());
+                    self.probe_cache(fx);
+                }
+                None => {
+                    self.fence(item.key);
+                    self.read_failed(op, ErrorKind::Corrupt.into());
+                }
+            },
+            Some(now) => {
+                self.drop_corrupt_clean(item.key, now, fx);
+                let blocks = BlockRange { first: item.key.block(), count: 1 };
+                self.fetch(op, item.key.volume(), blocks, false, fx);
+            }
+            // It has moved meanwhile.
+            None => self.read_again(op, item.key, fx),
+        }
+    }
+
+    /// Looks a block up once more for a read under way.
+    pub(crate) fn read_again(&mut self, op: Id, key: Key, fx: &mut Effects) {
+        let blocks = BlockRange { first: key.block(), count: 1 };
+        self.read_blocks(op, key.volume(), blocks, fx);
+    }
+
+    /// Takes a clean block with bad bytes out of the cache, durably, so that it does not come
+    /// back after a crash when the primary has moved on. Without room in the log it stays, and
+    /// the next reader finds the same.
+    pub(crate) fn drop_corrupt_clean(&mut self, key: Key, place: Place, fx: &mut Effects) {
+        self.note_corrupt_clean(key);
+        if self.health == Health::Good
+            && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
+        {
+            // A direct write that finds the block gone must find this durable first.
+            self.log.barrier = self.log.barrier.max(self.log.next_lsn);
+        }
+    }
+
+    pub(crate) fn add_part(&mut self, op: Id) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
+            read.parts += 1;
+        }
+    }
+
+    /// Copies a block's bytes to where a read wants them.
+    pub(crate) fn fill_read(&mut self, op: Id, block: u64, bytes: &[u8]) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
+            copy_into(read, block, bytes);
+        }
+    }
+
+    pub(crate) fn read_failed(&mut self, op: Id, error: IoError) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
+            read.error.get_or_insert(error);
+        }
+    }
+
+    /// A part of a read has arrived; the last one ends it.
+    pub(crate) fn part_done(&mut self, op: Id, result: Result<(), IoError>, fx: &mut Effects) {
+        if let Err(error) = result {
+            self.read_failed(op, error);
+        }
+        let Op::Read(read) = self.ops.get_mut(op) else {
+            unreachable!("a read's id names a read");
+        };
+        read.parts -= 1;
+        if read.parts > 0 {
+            return;
+        }
+        let Op::Read(read) = self.ops.remove(op) else {
+            unreachable!("a read's id names a read");
+        };
+        let result = read.error.map_or(Ok(()), Err);
+        match read.owner {
+            ReadOwner::Client(id) => self.reply(fx, id, result, read.buf),
+            ReadOwner::Merge(write, first) => self.merge_read(write, first, result, read.buf, fx),
+        }
+    }
+}
+
+/// Payloads this close in a segment are read together.
+const PACK_GAP: u32 = 8;
+
+/// Copies the part of a block that a read wants into its buffer.
+fn copy_into(read: &mut ReadOp, block: u64, bytes: &[u8]) {
+    let whole = BlockRange { first: block, count: 1 }.bytes();
+    let part = whole.intersection(&read.range);
+    let from = (part.offset - whole.offset) as usize;
+    let to = (part.offset - read.range.offset) as usize;
+    let len = part.len as usize;
+    read.buf[to..to + len].copy_from_slice(&bytes[from..from + len]);
+}

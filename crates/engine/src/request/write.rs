@@ -1,0 +1,565 @@
+//! Writes, write-zeroes and discards: from the client to the log, or past it.
+//!
+//! The way of a write: held back if the dirty limit is near; locks on its blocks; the old content
+//! of blocks it covers in part; then the log (`write-back`, `write-only`), the log and after it
+//! the primary (`write-through`), or the primary alone once the log says durably that the blocks
+//! are not cached any more (`write-around`, `pass-through`, bypass). A block that is dirty always
+//! goes to the log, whatever the mode: then the newest version is found after a crash. In every
+//! mode but `write-back` and `write-only` such a write, too, waits for the primary.
+//!
+//! A lock is held from before the old content is read until the index has the new version, or
+//! the primary has it. So what is read from a primary or the cache device while a block is locked
+//! is never kept.
+
+use std::time::Duration;
+
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags,
+    IoOp, IoResult, IoTag, SECTOR_SIZE, VolumeId,
+};
+use forebay_format::{EntryKind, Lsn};
+
+use crate::Engine;
+use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Target};
+use crate::key::Key;
+use crate::limits::ZEROES_DIRECT_BLOCKS;
+use crate::log::builder::Expect;
+use crate::op::{Op, Path, ReadOwner, Stage, Ticket, WriteOp};
+use crate::request::merge::{BlockBytes, block_bytes};
+use crate::slab::Id;
+
+/// Time in a turn of the event loop for making the blocks of writes shorter; the rest of a long
+/// write follows in the next turn, so that others need not wait for all of it.
+const WRITES_TURN: Duration = Duration::from_micros(200);
+
+impl Engine {
+    /// Takes a client's write, write-zeroes or discard.
+    pub(crate) fn submit_write(&mut self, request: Request, fx: &mut Effects) {
+        let Request { id, volume, op, range, flags, buf, bypass } = request;
+        match op {
+            IoOp::Discard => self.stats.discards += 1,
+            _ => {
+                self.stats.writes += 1;
+                // While clients write, what is dirty may be rewritten or get neighbours.
+                self.last_foreground = self.now;
+                self.stats.write_bytes += range.len;
+            }
+        }
+        let blocks =
+            if op == IoOp::Discard { self.whole_blocks(volume, range) } else { range.blocks() };
+        if blocks.count == 0 || (op == IoOp::Discard && !self.volume(volume).config.discard) {
+            self.reply(fx, id, Ok(()), buf);
+            return;
+        }
+        let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
+        let bypass = bypass.filter(|_| !streams || !self.is_rewritten(volume, blocks));
+        let mode = self.volume(volume).config.mode;
+        let write = self.ops.insert(Op::Write(WriteOp {
+            id,
+            volume,
+            op,
+            flags,
+            range,
+            buf,
+            edges: [None, None],
+            bypass,
+            blocks,
+            locked: 0,
+            logged: 0,
+            outstanding: 0,
+            lsn: Lsn(0),
+            stage: Stage::Throttled,
+            path: Path::Cached,
+            through: mode.is_complete(),
+            direct: None,
+            error: None,
+        }));
+        let dirties = op != IoOp::Discard
+            && bypass.is_none()
+            && !matches!(mode, Mode::WriteAround | Mode::PassThrough);
+        if dirties {
+            blocks.iter().for_each(|block| self.policy.written(Key::new(volume, block).0));
+        }
+        if dirties && self.health == Health::Good && self.hold_back(write, volume, blocks) {
+            return;
+        }
+        self.lock_blocks(write, fx);
+    }
+
+    /// Whether a write that looks like part of a stream is of a place that is written over and
+    /// over, as a database's log and doublewrite buffer are: it would be a write of the primary
+    /// each time. Of a stream one block in a request is counted, which disturbs little.
+    fn is_rewritten(&mut self, volume: VolumeId, blocks: BlockRange) -> bool {
+        let first = Key::new(volume, blocks.first).0;
+        self.policy.asked(first);
+        self.policy.is_frequent(first)
+    }
+
+    /// The whole blocks inside a range; the short last block of a volume counts as whole.
+    fn whole_blocks(&self, volume: VolumeId, range: ByteRange) -> BlockRange {
+        let block = BLOCK_SIZE as u64;
+        let first = range.offset.div_ceil(block);
+        let to_end = range.end() == self.volume(volume).config.size;
+        let end = if to_end { range.end().div_ceil(block) } else { range.end() / block };
+        BlockRange { first, count: end.saturating_sub(first) }
+    }
+
+    fn write(&mut self, id: Id) -> &mut WriteOp {
+        match self.ops.get_mut(id) {
+            Op::Write(write) => write,
+            _ => unreachable!("a write's id names a write"),
+        }
+    }
+
+    /// Takes the locks that are missing, from the lowest block up; stops where one is held.
+    pub(crate) fn lock_blocks(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.stage = Stage::Locking;
+        let (volume, blocks, mut locked) = (write.volume, write.blocks, write.locked);
+        while locked < blocks.count {
+            let key = Key::new(volume, blocks.first + locked);
+            // Counted at once: whoever releases the lock hands it over.
+            locked += 1;
+            self.write(id).locked = locked;
+            let free = self.locks.acquire(key, id);
+            self.spoil_fetch(key);
+            if !free {
+                return;
+            }
+        }
+        self.choose_path(id, fx);
+    }
+
+    pub(crate) fn unlock_blocks(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, blocks, locked) = (write.volume, write.blocks, write.locked);
+        write.locked = 0;
+        for block in blocks.first..blocks.first + locked {
+            let key = Key::new(volume, block);
+            if let Some(next) = self.locks.release(key, id) {
+                self.spoil_fetch(key);
+                self.lock_blocks(next, fx);
+            }
+        }
+    }
+
+    /// Decides which way a write goes, now that nobody else may change its blocks.
+    fn choose_path(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, op, blocks, bypass) = (write.volume, write.op, write.blocks, write.bypass);
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let dirty = keys.clone().any(|key| {
+            self.contents.dirty().contains(key) || self.contents.dirty().is_destaging(key)
+        });
+        if self.health == Health::Draining {
+            if op == IoOp::Discard {
+                // The old bytes stay, a discard allows that.
+                return self.end_write(id, Ok(()), fx);
+            }
+            let destaging = keys.clone().any(|key| self.contents.dirty().is_destaging(key));
+            if destaging || !self.is_detached(Key::new(volume, blocks.first)) {
+                return self.wait_detached(id, fx);
+            }
+        }
+        let mode = self.volume(volume).config.mode;
+        let direct = match op {
+            IoOp::Discard => true,
+            _ if self.health != Health::Good => true,
+            _ if dirty => false,
+            IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => true,
+            _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
+        };
+        if op == IoOp::Discard && keys.clone().any(|key| self.contents.dirty().is_destaging(key)) {
+            // Old bytes are on their way to the primary: keep them, a discard allows that.
+            return self.end_write(id, Ok(()), fx);
+        }
+        if direct && op != IoOp::Discard {
+            let why = match (self.health, bypass) {
+                (Health::Draining | Health::Detached, _) => Bypass::Degraded,
+                (_, Some(why)) => why,
+                _ => Bypass::Mode,
+            };
+            self.stats.bypassed_by[why as usize] += 1;
+        }
+        self.write(id).path = if direct { Path::Direct } else { Path::Cached };
+        // What the primary has of a kept block is no part of its content.
+        let by_sector = direct && !self.restores(id);
+        let unit = if by_sector { SECTOR_SIZE } else { BLOCK_SIZE } as u64;
+        self.merge_edges(id, unit, fx);
+    }
+
+    /// Reads the old content of the first and the last block where the write covers them in part.
+    fn merge_edges(&mut self, id: Id, unit: u64, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, op, range, blocks) = (write.volume, write.op, write.range, write.blocks);
+        let size = self.volume(volume).config.size;
+        let aligned = |unit: u64| {
+            (
+                range.offset.is_multiple_of(unit),
+                range.end().is_multiple_of(unit) || range.end() == size,
+            )
+        };
+        // Where one edge has to be merged, whole blocks are written, and so both have to be.
+        let unit = if aligned(unit) == (true, true) { unit } else { BLOCK_SIZE as u64 };
+        let (head, tail) = aligned(unit);
+        let (head, tail) = (!head, !tail);
+        let first = Key::new(volume, blocks.first);
+        let last = Key::new(volume, blocks.end() - 1);
+        let write = self.write(id);
+        if op == IoOp::Discard || !(head || tail) {
+            return self.merged(id, fx);
+        }
+        write.stage = Stage::Merging;
+        let both = head && tail && first != last;
+        write.outstanding = if both { 2 } else { 1 };
+        if head {
+            self.read_for_merge(ReadOwner::Merge(id, true), first, fx);
+        }
+        if tail && (both || !head) {
+            self.read_for_merge(ReadOwner::Merge(id, false), last, fx);
+        }
+    }
+
+    /// The old content of an edge has arrived.
+    pub(crate) fn merge_read(
+        &mut self,
+        id: Id,
+        first: bool,
+        result: Result<(), IoError>,
+        buf: IoBuf,
+        fx: &mut Effects,
+    ) {
+        let write = self.write(id);
+        write.outstanding -= 1;
+        match result {
+            Ok(()) => write.edges[usize::from(!first)] = Some(buf),
+            Err(error) => {
+                write.error.get_or_insert(error);
+            }
+        }
+        if write.outstanding == 0 {
+            match write.error.take() {
+                Some(error) => self.end_write(id, Err(error), fx),
+                None => self.merged(id, fx),
+            }
+        }
+    }
+
+    /// The data is complete: on to the log or to the primary.
+    fn merged(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.merge();
+        let (volume, blocks, path) = (write.volume, write.blocks, write.path);
+        write.stage = Stage::Logging;
+        match (path, self.health) {
+            (Path::Cached, Health::Good) => return self.log_queue.push_back(id),
+            (_, Health::Draining) if !self.is_detached(Key::new(volume, blocks.first)) => {
+                return self.wait_detached(id, fx);
+            }
+            _ => {}
+        }
+        self.go_past(id, fx);
+    }
+
+    /// Sends a write past the log, once the log says that its blocks are not cached.
+    pub(crate) fn go_past(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.path = Path::Direct;
+        let (volume, blocks) = (write.volume, write.blocks);
+        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        // What reclaim takes out of the cache is gone after a crash only when the segment is: until
+        // then the log has to say it, or an old version would come back.
+        let mut cached = self.log.evicted_from >= self.log.start;
+        for key in keys {
+            self.ram.remove(key);
+            cached |= self.contents.get(key).is_some();
+        }
+        // An admission that waits in the builder must not outlive the write either.
+        cached |= self.builder.admits(Key::new(volume, blocks.first), blocks.count);
+        if cached && self.health == Health::Good {
+            self.log_queue.push_back(id);
+        } else {
+            self.after_invalidation(id, fx);
+        }
+    }
+
+    /// Puts as much of an operation into the record being built as fits and this turn has time for;
+    /// true when all is in.
+    pub(crate) fn log_op(&mut self, id: Id, fx: &mut Effects) -> bool {
+        let write = self.write(id);
+        if write.path == Path::Direct {
+            return self.log_invalidation(id, fx);
+        }
+        let (volume, blocks) = (write.volume, write.blocks);
+        while self.write(id).logged < blocks.count {
+            if self.background.in_turn() >= WRITES_TURN {
+                return false;
+            }
+            let write = self.write(id);
+            let block = blocks.first + write.logged;
+            let key = Key::new(volume, block);
+            let data = std::mem::take(&mut write.buf);
+            let edges = std::mem::take(&mut write.edges);
+            let bytes = block_bytes(self.write(id), &data, &edges, block);
+            self.make_way(key, fx);
+            let room = match &bytes {
+                BlockBytes::Zero => {
+                    self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always)
+                }
+                BlockBytes::Whole(bytes) => self.push_written(fx, key, bytes),
+                BlockBytes::Short(bytes) => self.push_written(fx, key, &bytes[..]),
+            };
+            if room {
+                match &bytes {
+                    BlockBytes::Zero => self.ram.put(key, &[0; BLOCK_SIZE]),
+                    BlockBytes::Whole(bytes) => self.ram.put(key, bytes),
+                    BlockBytes::Short(bytes) => self.ram.put(key, &bytes[..]),
+                }
+            }
+            let write = self.write(id);
+            write.buf = data;
+            write.edges = edges;
+            if !room {
+                return false;
+            }
+            write.logged += 1;
+            let complete = write.logged == blocks.count;
+            self.wait_for_builder(id, complete);
+        }
+        true
+    }
+
+    /// Logs that the blocks of a direct write are not in the cache any more.
+    fn log_invalidation(&mut self, id: Id, fx: &mut Effects) -> bool {
+        let write = self.write(id);
+        let (volume, blocks) = (write.volume, write.blocks);
+        let key = Key::new(volume, blocks.first);
+        let count = u32::try_from(blocks.count).expect("a request lies in one stripe");
+        if !self.push_bare(fx, key, count, EntryKind::Invalidate, false, Expect::Always) {
+            return false;
+        }
+        self.write(id).logged = blocks.count;
+        self.wait_for_builder(id, true);
+        true
+    }
+
+    /// The record with the last part of a write has been placed: the index has all of it.
+    pub(crate) fn write_applied(&mut self, id: Id, lsn: Lsn, fx: &mut Effects) {
+        let write = self.write(id);
+        write.lsn = lsn;
+        write.stage = Stage::Logged;
+        if write.path == Path::Cached {
+            self.unlock_blocks(id, fx);
+        }
+    }
+
+    /// One thing a write waited for has ended; goes on when it was the last.
+    pub(crate) fn advance_write(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        if write.outstanding > 0 || write.stage != Stage::Logged {
+            return;
+        }
+        if let Some(error) = write.error.take() {
+            return self.end_write(id, Err(error), fx);
+        }
+        let (lsn, path, fua) = (write.lsn, write.path, write.flags.fua);
+        let waits = self.goes_through(id) || fua;
+        if path == Path::Direct {
+            return self.after_invalidation(id, fx);
+        }
+        if !waits {
+            return self.end_write(id, Ok(()), fx);
+        }
+        self.write(id).stage = Stage::Durable;
+        if self.wait_durable(id, lsn) {
+            self.write_durable(id, fx);
+        }
+    }
+
+    /// Whether a write waits for the primary, by the mode that is set now: blocks that are dirty at
+    /// a switch are noted then, but not writes on their way.
+    fn goes_through(&mut self, id: Id) -> bool {
+        let volume = self.write(id).volume;
+        let complete = self.volume(volume).config.mode.is_complete();
+        let write = self.write(id);
+        write.through |= complete;
+        write.through
+    }
+
+    /// A direct write's invalidation is in the log, or needs none: once it is durable, so is
+    /// everything before it that took blocks out of the cache, and the primary may change.
+    fn after_invalidation(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let key = Key::new(write.volume, write.blocks.first);
+        if self.health != Health::Good {
+            return match self.is_detached(key) {
+                true => self.send_direct(id, fx),
+                false => self.wait_detached(id, fx),
+            };
+        }
+        let write = self.write(id);
+        write.stage = Stage::Durable;
+        let lsn = write.lsn.max(self.log.barrier);
+        if self.wait_durable(id, lsn) {
+            self.write_durable(id, fx);
+        }
+    }
+
+    /// What a write put into the log is durable.
+    pub(crate) fn write_durable(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        if write.path == Path::Direct {
+            return self.send_direct(id, fx);
+        }
+        if !self.goes_through(id) {
+            return self.end_write(id, Ok(()), fx);
+        }
+        let write = self.write(id);
+        write.stage = Stage::Primary;
+        let (volume, blocks) = (write.volume, write.blocks);
+        let mut outstanding = 0;
+        for key in blocks.iter().map(|block| Key::new(volume, block)) {
+            if self.contents.dirty().contains(key) {
+                outstanding += 1;
+                self.through_waiters.entry(key).or_default().push(id);
+                self.urgent.push_back(key);
+            }
+        }
+        self.write(id).outstanding = outstanding;
+        if outstanding == 0 {
+            self.through_done(id, fx);
+        }
+    }
+
+    /// The primary has a block of a write-through write, or could not take it.
+    pub(crate) fn through_part_done(
+        &mut self,
+        id: Id,
+        result: &Result<(), IoError>,
+        fx: &mut Effects,
+    ) {
+        let write = self.write(id);
+        write.outstanding -= 1;
+        if let Err(error) = result {
+            write.error.get_or_insert(error.clone());
+        }
+        if write.outstanding == 0 {
+            self.through_done(id, fx);
+        }
+    }
+
+    fn through_done(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let error = write.error.take();
+        let (volume, blocks, fua) = (write.volume, write.blocks, write.flags.fua);
+        // A failed flush may have given up the first blocks while the last were on their way.
+        let given_up =
+            |key| self.contents.dirty().contains(key) && !self.contents.dirty().is_destaging(key);
+        if error.is_none() && fua && blocks.iter().any(|b| given_up(Key::new(volume, b))) {
+            return self.write_durable(id, fx);
+        }
+        self.on_primary(id, error.map_or(Ok(()), Err), fx);
+    }
+
+    /// The primary has all of a write, or could not take it: with FUA a flush follows.
+    fn on_primary(&mut self, id: Id, result: IoResult<()>, fx: &mut Effects) {
+        let write = self.write(id);
+        let (volume, fua) = (write.volume, write.flags.fua);
+        let restores = self.restores(id);
+        if result.is_err() || !fua && !restores {
+            return self.end_write(id, result, fx);
+        }
+        if !restores {
+            // Who waits for the blocks need not wait for the flush.
+            self.unlock_blocks(id, fx);
+        }
+        self.volume_mut(volume).fua_waiters.push(id);
+    }
+
+    /// The flush after a write has ended.
+    pub(crate) fn write_flushed(&mut self, id: Id, result: IoResult<()>, fx: &mut Effects) {
+        if result.is_ok() {
+            // No later failure takes it.
+            self.write(id).direct = None;
+            if self.restores(id) {
+                return self.restore(id, fx);
+            }
+        }
+        self.end_write(id, result, fx);
+    }
+
+    /// Sends a direct write, write-zeroes or discard to the primary.
+    fn send_direct(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        write.stage = Stage::Primary;
+        let (volume, op, blocks) = (write.volume, write.op, write.blocks);
+        // A flush that hides in a write passes by the gate, where its failure is everybody's.
+        let flags = IoFlags { fua: false, ..write.flags };
+        let merged = write.edges.iter().any(Option::is_some);
+        let buf = std::mem::take(&mut write.buf);
+        let range = match op {
+            IoOp::Discard => self.bytes_on_volume(volume, blocks),
+            _ if merged => self.bytes_on_volume(volume, blocks),
+            _ => self.write(id).range,
+        };
+        let (op, buf) =
+            if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
+        self.last_foreground = self.now;
+        self.volume_mut(volume).flow.pacer.begin_foreground();
+        let io = |tag: IoTag| Io { tag, op, range, flags, client: None, buf };
+        self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
+    }
+
+    /// All bytes of a direct write whose edges were read, from block to block.
+    fn merged_buffer(&mut self, id: Id, data: &IoBuf, range: ByteRange) -> IoBuf {
+        let mut out = self.config.buffers.get(range.len as usize);
+        let write = self.write(id);
+        for (i, block) in write.blocks.iter().enumerate() {
+            let start = i * BLOCK_SIZE;
+            let end = (start + BLOCK_SIZE).min(out.len());
+            let part = &mut out[start..end];
+            match block_bytes(write, data, &write.edges, block) {
+                BlockBytes::Zero => part.fill(0),
+                BlockBytes::Whole(bytes) => part.copy_from_slice(&bytes[..part.len()]),
+                BlockBytes::Short(bytes) => part.copy_from_slice(&bytes[..part.len()]),
+            }
+        }
+        out
+    }
+
+    /// A direct change of the primary ended.
+    pub(crate) fn direct_done(
+        &mut self,
+        id: Id,
+        sent: Instant,
+        done: Completion,
+        fx: &mut Effects,
+    ) {
+        self.last_foreground = self.now;
+        let now = self.now;
+        let write = self.write(id);
+        let (volume, op) = (write.volume, write.op);
+        write.buf = done.buf;
+        let state = self.volume_mut(volume);
+        state.flow.pacer.end_foreground(now, now.since(sent));
+        state.direct += 1;
+        // What a discard leaves may always be older.
+        let known = (op != IoOp::Discard).then_some(state.flush_failures);
+        self.write(id).direct = known;
+        let result = match done.result {
+            Err(error) if op == IoOp::Discard && error.kind() == ErrorKind::Unsupported => Ok(()),
+            other => other,
+        };
+        self.on_primary(id, result, fx);
+    }
+
+    /// Answers a write and lets those behind it go on.
+    pub(crate) fn end_write(&mut self, id: Id, result: Result<(), IoError>, fx: &mut Effects) {
+        self.unlock_blocks(id, fx);
+        let Op::Write(write) = self.ops.remove(id) else {
+            unreachable!("a write's id names a write");
+        };
+        let WriteOp { id, buf, direct, .. } = write;
+        fx.replies.push(Reply { id, result, buf, direct });
+    }
+}

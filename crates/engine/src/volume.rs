@@ -1,0 +1,90 @@
+//! What a shard knows of a volume.
+
+use std::collections::BTreeSet;
+
+use forebay_block::Instant;
+use forebay_policy::ReadAround;
+
+use crate::api::VolumeConfig;
+use crate::destage::flow::Flow;
+use crate::key::Key;
+use crate::primary::{Lookups, Primary};
+use crate::request::flush::Losses;
+use crate::slab::Id;
+
+/// A volume's part in one shard.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    pub config: VolumeConfig,
+    /// Direct changes of the primary completed, and those that a flush has made durable.
+    pub direct: u64,
+    pub direct_durable: u64,
+    /// Destages written and waiting for a flush.
+    pub written: Vec<Id>,
+    /// Flush operations and writes waiting for the next flush.
+    pub flush_waiters: Vec<Id>,
+    pub fua_waiters: Vec<Id>,
+    pub flushing: bool,
+    /// Blocks that were dirty when the volume came into a mode in which the primary alone must
+    /// be complete, in address order; and flushes that wait until none of them is.
+    pub leftover: BTreeSet<Key>,
+    pub leftover_waiters: Vec<Id>,
+    /// How often `leftover` was taken: a destage from before may have an older version.
+    pub switches: u64,
+    /// What was written and is lost, until clients that flush have been told.
+    pub losses: Losses,
+    /// A flush after direct changes failed: what is read from the primary is not admitted again.
+    pub flush_failed: bool,
+    /// Failed flushes of the primary that the shard was told of.
+    pub flush_failures: u64,
+    /// Its primary was changed without the cache: its clean blocks are not used while they are
+    /// being dropped; and that it was found to be so.
+    pub distrusted: bool,
+    pub changed: bool,
+    /// When direct changes were last made durable.
+    pub direct_since: Instant,
+    /// When `written` got its first.
+    pub written_since: Instant,
+    /// Destaging rests until then after an error.
+    pub retry_at: Instant,
+    pub failures: u32,
+    /// It is destaged as fast as its primary takes it.
+    pub draining: bool,
+    pub around: ReadAround,
+    pub primary: Primary,
+    pub lookups: Lookups,
+    pub flow: Flow,
+}
+
+impl Volume {
+    pub fn new(config: VolumeConfig, depth: u32) -> Self {
+        let flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
+        Self {
+            config,
+            flow,
+            // What was written before this start may not be durable there: the first flush counts.
+            direct: 1,
+            direct_durable: 0,
+            written: Vec::new(),
+            flush_waiters: Vec::new(),
+            fua_waiters: Vec::new(),
+            flushing: false,
+            losses: Losses::default(),
+            flush_failed: false,
+            flush_failures: 0,
+            distrusted: false,
+            changed: false,
+            direct_since: Instant::default(),
+            leftover: BTreeSet::new(),
+            switches: 0,
+            leftover_waiters: Vec::new(),
+            written_since: Instant::default(),
+            retry_at: Instant::default(),
+            failures: 0,
+            draining: false,
+            around: ReadAround::default(),
+            primary: Primary::default(),
+            lookups: Lookups::default(),
+        }
+    }
+}
