@@ -36,6 +36,7 @@ use crate::life::detach::Detach;
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::log::Log;
 use crate::log::builder::Builder;
+use crate::log::read::{Reader, SegmentRead};
 use crate::op::{InFlight, Op, Ticket};
 use crate::pace::Pace;
 use crate::ram::Ram;
@@ -292,28 +293,28 @@ impl Engine {
             Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
             Ticket::CacheFlush => self.cache_flushed(done.result, fx),
             Ticket::Footer { seq, tries } => self.footer_written(seq, tries, done, fx),
-            Ticket::SsdRead { op, index, at, items } => {
-                self.ssd_read(op, index, at, &items, done, fx);
-            }
-            Ticket::Associate { associate, index, part, at } => {
-                self.associate_read(associate, index, part, at, done, fx);
-            }
+            Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
             Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
-            Ticket::DestageRead { destage, index, at, blocks } => {
-                self.destage_read(destage, index, at, &blocks, done, fx);
-            }
             Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
             ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),
             Ticket::Direct(op) => self.direct_done(op, at, done, fx),
             Ticket::ComparePrimary => self.compare_primary(&done, fx),
-            Ticket::CompareRead { index, at, item } => {
-                self.compare_read(index, at, item, &done, fx);
-            }
-            Ticket::ReclaimFooter => self.reclaim_footer_read(done, fx),
-            Ticket::Similar { seek, index } => self.similar_read(seek, index, done, fx),
-            Ticket::ReclaimCopy { at, items } => self.reclaim_copy_read(at, &items, done, fx),
             Ticket::Recovery(step) => self.recovery_step(step, done, fx),
             Ticket::StopFlush => self.stop_flushed(done, fx),
+        }
+    }
+
+    /// Hands payloads that were read, or could not be, to those who wanted them.
+    fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
+        self.log.end_read(read);
+        match read.reader {
+            Reader::Read(op) => self.ssd_read(op, read, done, fx),
+            Reader::Associate(id, part) => self.associate_read(id, part, read, done, fx),
+            Reader::Destage(id) => self.destage_read(id, read, done, fx),
+            Reader::Compare(item) => self.compare_read(item, read, done, fx),
+            Reader::Similar(seek) => self.similar_read(seek, read, done, fx),
+            Reader::Footer => self.reclaim_footer_read(done, fx),
+            Reader::Copies => self.reclaim_copy_read(read, done, fx),
         }
     }
 

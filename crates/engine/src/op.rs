@@ -6,6 +6,7 @@ use forebay_format::{Lsn, SegmentSeq};
 use crate::api::{Bypass, RequestId, Target};
 use crate::contents::Place;
 use crate::key::Key;
+use crate::log::read::SegmentRead;
 use crate::slab::Id;
 
 /// A client's operation, or the engine's own read on behalf of one.
@@ -172,41 +173,10 @@ pub enum Ticket {
         /// How often it was written before.
         tries: u32,
     },
-    /// A read of the cache device for a read.
-    SsdRead {
-        /// The read.
-        op: Id,
-        /// The segment's position.
-        index: usize,
-        /// Where the read starts in the segment.
-        at: u32,
-        /// What is in it.
-        items: Vec<SsdItem>,
-    },
-    /// A read of a block's base or delta.
-    Associate {
-        /// The block being put together.
-        associate: Id,
-        /// The segment's position.
-        index: usize,
-        /// Which of both: 0 is the base.
-        part: usize,
-        /// Where the read starts in the segment.
-        at: u32,
-    },
+    /// A read of payloads from the log.
+    Payloads(SegmentRead),
     /// A read of a primary.
     Fetch(Id),
-    /// A read of the cache device for a destage write.
-    DestageRead {
-        /// The destage.
-        destage: Id,
-        /// The segment's position.
-        index: usize,
-        /// Where the read starts in the segment.
-        at: u32,
-        /// The blocks, by their places in the destage.
-        blocks: Vec<usize>,
-    },
     /// A destage write.
     DestageWrite(Id),
     /// A flush of a primary, which covers the changes up to this count.
@@ -226,31 +196,6 @@ pub enum Ticket {
     Direct(Id),
     /// A read of a primary to compare with.
     ComparePrimary,
-    /// A read of the cache device of a block to be compared.
-    CompareRead {
-        /// The segment's position.
-        index: usize,
-        /// Where the read starts in the segment.
-        at: u32,
-        /// Which block of the round.
-        item: usize,
-    },
-    /// The footer of the segment being reclaimed.
-    ReclaimFooter,
-    /// Payloads of the segment being reclaimed.
-    ReclaimCopy {
-        /// Where the read starts in the segment.
-        at: u32,
-        /// What is in it.
-        items: Vec<SsdItem>,
-    },
-    /// A payload like that of a block to be copied.
-    Similar {
-        /// The copy that waits for it.
-        seek: Id,
-        /// The segment's position.
-        index: usize,
-    },
     /// The last flush of an orderly stop.
     StopFlush,
     /// A read or write of recovery.

@@ -7,7 +7,6 @@
 //! ahead of what a crash leaves in the log. A block becomes clean when the primary has written
 //! it and a flush sent afterwards has completed, and only if it has not been rewritten meanwhile.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::{
@@ -24,6 +23,7 @@ use crate::form::delta_read::AssociateOwner;
 use crate::form::payload::decode;
 use crate::key::Key;
 use crate::limits::SEGMENT_READ_MAX;
+use crate::log::read::{Near, Reader, SegmentRead};
 use crate::op::{SsdItem, Ticket};
 use crate::slab::Id;
 
@@ -338,7 +338,7 @@ impl Engine {
                     None => destage.bad.push(i),
                 }
             } else {
-                from_device.push((i, place));
+                from_device.push(SsdItem { key, place });
             }
         }
         destage.buf = buf;
@@ -347,23 +347,10 @@ impl Engine {
             self.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
         }
         // What was written together lies together: one read for all of it.
-        from_device.sort_unstable_by_key(|(_, place)| (place.segment, place.offset));
-        let mut rest = from_device.into_iter().peekable();
-        while let Some((block, place)) = rest.next() {
-            let index = place.segment as usize;
-            let Range { start: at, mut end } = place.pages();
-            let mut blocks = vec![block];
-            while let Some((block, next)) = rest.next_if(|(_, next)| {
-                let near = next.segment == place.segment && next.offset <= end;
-                near && next.pages().end - at <= SEGMENT_READ_MAX as u32
-            }) {
-                end = end.max(next.pages().end);
-                blocks.push(block);
-            }
-            self.log.segments[index].readers += 1;
+        let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
+        for read in SegmentRead::all(Reader::Destage(id), near, from_device) {
             self.destages.get_mut(id).reads += 1;
-            let ticket = Ticket::DestageRead { destage: id, index, at, blocks };
-            self.read_segment(fx, index, at, (end - at) as usize, ticket);
+            self.read_payloads(read, fx);
         }
         self.gathered(id, fx);
     }
@@ -372,22 +359,18 @@ impl Engine {
     pub(crate) fn destage_read(
         &mut self,
         id: Id,
-        index: usize,
-        at: u32,
-        blocks: &[usize],
-        done: Completion,
+        read: &SegmentRead,
+        done: &Completion,
         fx: &mut Effects,
     ) {
-        self.log.segments[index].readers -= 1;
         let destage = self.destages.get_mut(id);
-        let error = done.result.err();
-        for &block in blocks {
-            let place = destage.versions[block].place;
-            let start = (place.offset - at) as usize;
-            let payload = done.buf.get(start..start + usize::from(place.len));
+        let error = done.result.as_ref().err();
+        for item in &read.items {
             let mut spare = [0; BLOCK_SIZE];
-            let bytes = payload.and_then(|payload| decode(&place, payload, &mut spare));
-            destage.take(block, bytes, error.clone());
+            let payload = read.payload(done, item);
+            let bytes = payload.and_then(|payload| decode(&item.place, payload, &mut spare));
+            let block = (item.key.block() - destage.blocks.first) as usize;
+            destage.take(block, bytes, error.cloned());
         }
         self.gathered(id, fx);
     }

@@ -1,8 +1,6 @@
 //! Reading a block that is stored as a delta, or against a similar one: its base and the payload,
 //! at the same time, then the block made of both.
 
-use std::ops::Range;
-
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::{apply_delta, apply_similar, crc32c};
 use forebay_format::EntryKind;
@@ -11,7 +9,8 @@ use crate::Engine;
 use crate::api::Effects;
 use crate::contents::Place;
 use crate::form::payload::{decode, decode_unchecked};
-use crate::op::{SsdItem, Ticket};
+use crate::log::read::{Reader, SegmentRead};
+use crate::op::SsdItem;
 use crate::slab::Id;
 
 /// Who is told when a block has been put together.
@@ -62,11 +61,8 @@ impl Engine {
         let associate = Associate { owner, item, places, payloads, outstanding, error: None };
         let id = self.associates.insert(associate);
         for (part, place) in places.into_iter().enumerate().filter(|(part, _)| missing[*part]) {
-            let Range { start: at, end } = place.pages();
-            let index = place.segment as usize;
-            self.log.segments[index].readers += 1;
-            let ticket = Ticket::Associate { associate: id, index, part, at };
-            self.read_segment(fx, index, at, (end - at) as usize, ticket);
+            let item = SsdItem { key: item.key, place };
+            self.read_payloads(SegmentRead::one(Reader::Associate(id, part), item), fx);
         }
         if outstanding == 0 {
             self.associate_complete(id, fx);
@@ -77,22 +73,18 @@ impl Engine {
     pub(crate) fn associate_read(
         &mut self,
         id: Id,
-        index: usize,
         part: usize,
-        at: u32,
-        done: Completion,
+        read: &SegmentRead,
+        done: &Completion,
         fx: &mut Effects,
     ) {
-        self.log.segments[index].readers -= 1;
         let associate = self.associates.get_mut(id);
-        let place = associate.places[part];
-        let start = (place.offset - at) as usize;
-        match done.result {
+        match &done.result {
             Ok(()) => {
-                let payload = done.buf.get(start..start + usize::from(place.len));
+                let payload = read.payload(done, &read.items[0]);
                 associate.payloads[part] = payload.map(<[u8]>::to_vec);
             }
-            Err(error) => associate.error = Some(error),
+            Err(error) => associate.error = Some(error.clone()),
         }
         associate.outstanding -= 1;
         if associate.outstanding == 0 {

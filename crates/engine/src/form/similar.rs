@@ -22,7 +22,8 @@ use crate::form::payload::decode;
 use crate::key::Key;
 use crate::limits::SIMILAR_SHARE;
 use crate::log::builder::{Against, Expect, Form};
-use crate::op::Ticket;
+use crate::log::read::{Reader, SegmentRead};
+use crate::op::SsdItem;
 use crate::reclaim::Copied;
 use crate::slab::{Id, Slab};
 
@@ -52,8 +53,6 @@ pub struct Seek {
     copy: Copied,
     sketch: Sketch,
     base: Against,
-    /// Where the read starts in the segment.
-    at: u32,
 }
 
 /// What the engine needs for finding similar blocks.
@@ -171,28 +170,22 @@ impl Engine {
         base: Against,
         fx: &mut Effects,
     ) {
-        let pages = base.place.pages();
-        let index = base.place.segment as usize;
-        let seek = self.similar.seeks.insert(Seek { copy, sketch, base, at: pages.start });
-        self.log.segments[index].readers += 1;
-        let ticket = Ticket::Similar { seek, index };
-        self.read_segment(fx, index, pages.start, (pages.end - pages.start) as usize, ticket);
+        let item = SsdItem { key: copy.key, place: base.place };
+        let seek = self.similar.seeks.insert(Seek { copy, sketch, base });
+        self.read_payloads(SegmentRead::one(Reader::Similar(seek), item), fx);
     }
 
     /// That payload has been read, or could not be.
     pub(crate) fn similar_read(
         &mut self,
         seek: Id,
-        index: usize,
-        done: Completion,
+        read: &SegmentRead,
+        done: &Completion,
         fx: &mut Effects,
     ) {
-        self.log.segments[index].readers -= 1;
-        let Seek { mut copy, sketch, base, at } = self.similar.seeks.remove(seek);
-        let start = (base.place.offset - at) as usize;
-        let payload = done.buf.get(start..start + usize::from(base.place.len));
+        let Seek { mut copy, sketch, base } = self.similar.seeks.remove(seek);
         let mut room = [0; BLOCK_SIZE];
-        let payload = payload.filter(|_| done.result.is_ok());
+        let payload = read.payload(done, &read.items[0]);
         // Bad bytes are for those to find who need the block.
         let block = payload.and_then(|payload| decode(&base.place, payload, &mut room));
         copy.like = match block {

@@ -23,6 +23,7 @@ use crate::form::delta_read::AssociateOwner;
 use crate::form::payload::decode;
 use crate::key::Key;
 use crate::log::builder::Expect;
+use crate::log::read::{Reader, SegmentRead};
 use crate::op::{SsdItem, Ticket};
 use crate::primary::is_away;
 
@@ -229,11 +230,8 @@ impl Engine {
                 fx,
             );
         }
-        let pages = place.pages();
-        let index = place.segment as usize;
-        self.log.segments[index].readers += 1;
-        let ticket = Ticket::CompareRead { index, at: pages.start, item: at };
-        self.read_segment(fx, index, pages.start, pages.len(), ticket);
+        let read = SegmentRead::one(Reader::Compare(at), SsdItem { key, place });
+        self.read_payloads(read, fx);
     }
 
     fn round(&mut self) -> &mut Round {
@@ -247,20 +245,15 @@ impl Engine {
     /// A block of the round has been read from the cache device.
     pub(crate) fn compare_read(
         &mut self,
-        index: usize,
-        at: u32,
         item: usize,
+        read: &SegmentRead,
         done: &Completion,
         fx: &mut Effects,
     ) {
-        self.log.segments[index].readers -= 1;
-        let place = self.round().items[item].place;
-        let start = (place.offset - at) as usize;
-        let payload = done.buf.get(start..start + usize::from(place.len));
         let mut room = [0; BLOCK_SIZE];
         // What cannot be read is for those to see who want it.
-        let bytes = payload.filter(|_| done.result.is_ok());
-        let bytes = bytes.and_then(|payload| decode(&place, payload, &mut room));
+        let payload = read.payload(done, &read.items[0]);
+        let bytes = payload.and_then(|payload| decode(&read.items[0].place, payload, &mut room));
         self.take_compared(item, bytes);
         self.compare_part(fx);
     }

@@ -18,6 +18,7 @@ use crate::slab::Id;
 pub(crate) mod append;
 pub(crate) mod builder;
 pub(crate) mod durable;
+pub(crate) mod read;
 
 /// Where a segment is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -43,7 +44,7 @@ pub struct Segment {
     /// Its number in the log.
     pub seq: SegmentSeq,
     /// Reads of it in flight: it is not used again before they have ended.
-    pub readers: u32,
+    readers: u32,
     /// Blocks of it on their way to a primary, or waiting there for a flush.
     pub destaging: u32,
     /// Bytes of records in it.

@@ -1,7 +1,6 @@
 //! What is worth keeping of the segment being reclaimed is read, checked, and put into the record
 //! being built at the front of the log.
 
-use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
@@ -17,7 +16,8 @@ use crate::form::similar::Like;
 use crate::key::Key;
 use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
-use crate::op::{SsdItem, Ticket};
+use crate::log::read::{Near, Reader, SegmentRead};
+use crate::op::SsdItem;
 
 /// A block to be copied forward.
 #[derive(Debug)]
@@ -112,39 +112,23 @@ impl Engine {
     /// Reads the next payloads to copy, neighbours in one go.
     pub(super) fn read_copies(&mut self, fx: &mut Effects) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
-        let index = self.log.position(reclaim.seq);
         while !reclaim.reading
             && reclaim.bytes < COPY_BYTES_MAX
             && self.reclaim_retry_at <= self.now
         {
-            let Some(first) = reclaim.to_read.pop_front() else { break };
-            if !first.place.kind.has_payload() {
-                reclaim.to_copy.push_back(Copied::new(first.key, first.place, Vec::new()));
+            let without = |item: &mut SsdItem| !item.place.kind.has_payload();
+            if let Some(SsdItem { key, place }) = reclaim.to_read.pop_front_if(without) {
+                reclaim.to_copy.push_back(Copied::new(key, place, Vec::new()));
                 continue;
             }
-            let Range { start: at, mut end } = first.place.pages();
-            let mut items = vec![first];
-            while let Some(next) = reclaim.to_read.front() {
-                let next_end = next.place.pages().end;
-                if !next.place.kind.has_payload()
-                    || next.place.offset > end + COPY_GAP
-                    || next_end - at > SEGMENT_READ_MAX as u32
-                {
-                    break;
-                }
-                end = next_end;
-                items.push(*next);
-                reclaim.to_read.pop_front();
-            }
+            let to_read = &mut reclaim.to_read;
+            let next = |good: &dyn Fn(&SsdItem) -> bool| {
+                to_read.pop_front_if(|item| item.place.kind.has_payload() && good(item))
+            };
+            let near = Near::Pages(COPY_GAP, SEGMENT_READ_MAX as u32);
+            let Some(read) = SegmentRead::next(Reader::Copies, near, next) else { break };
             reclaim.reading = true;
-            self.log.segments[index].readers += 1;
-            self.read_segment(
-                fx,
-                index,
-                at,
-                (end - at) as usize,
-                Ticket::ReclaimCopy { at, items },
-            );
+            self.read_payloads(read, fx);
         }
         self.reclaim = Some(reclaim);
     }
@@ -168,27 +152,22 @@ impl Engine {
     /// Payloads to copy have been read: checked here, so that a bad one does not spread.
     pub(crate) fn reclaim_copy_read(
         &mut self,
-        at: u32,
-        items: &[SsdItem],
-        done: Completion,
+        read: &SegmentRead,
+        done: &Completion,
         fx: &mut Effects,
     ) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
-        let index = self.log.position(reclaim.seq);
-        self.log.segments[index].readers -= 1;
         reclaim.reading = false;
         if done.result.is_err() {
-            items.iter().rev().for_each(|item| reclaim.to_read.push_front(*item));
+            read.items.iter().rev().for_each(|item| reclaim.to_read.push_front(*item));
             self.reclaim = Some(reclaim);
             return self.pause_reclaim(fx);
         }
         self.reclaim_failures = 0;
-        for item in items {
+        for item in &read.items {
             let current = self.contents.same_version(item.key, &item.place);
             let Some(now) = current else { continue };
-            let start = (item.place.offset - at) as usize;
-            let payload = done.buf.get(start..start + usize::from(item.place.len));
-            match payload.filter(|payload| crc32c(payload) == item.place.crc) {
+            match read.payload(done, item).filter(|payload| crc32c(payload) == item.place.crc) {
                 Some(payload) => {
                     reclaim.bytes += payload.len();
                     reclaim.to_copy.push_back(Copied::new(item.key, now, payload.to_vec()));

@@ -19,7 +19,8 @@ use crate::key::Key;
 use crate::key::KeyMap;
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::SegmentState;
-use crate::op::{SsdItem, Ticket};
+use crate::log::read::{Reader, SegmentRead};
+use crate::op::SsdItem;
 
 mod copy;
 
@@ -238,7 +239,6 @@ impl Engine {
         }
         let bytes = footer_bytes(self.log.segments[index].entries as usize);
         let at = self.config.segment_size - bytes as u32;
-        self.log.segments[index].readers += 1;
         self.reclaim = Some(Reclaim {
             seq,
             to_read: VecDeque::new(),
@@ -252,19 +252,18 @@ impl Engine {
             seeking: 0,
         });
         if self.contents.live_in(index) == 0 {
-            self.log.segments[index].readers -= 1;
             self.reclaim.as_mut().expect("it was made just now").scanned = true;
             return true;
         }
-        self.read_segment(fx, index, at, bytes, Ticket::ReclaimFooter);
+        let range = at..self.config.segment_size;
+        self.read_payloads(SegmentRead::part(Reader::Footer, index, range), fx);
         true
     }
 
     /// The footer of the segment has been read: decide on every block that still lives there.
-    pub(crate) fn reclaim_footer_read(&mut self, done: Completion, fx: &mut Effects) {
+    pub(crate) fn reclaim_footer_read(&mut self, done: &Completion, fx: &mut Effects) {
         let Some(mut reclaim) = self.reclaim.take() else { return };
         let index = self.log.position(reclaim.seq);
-        self.log.segments[index].readers -= 1;
         if done.result.is_err() {
             return self.reclaim_later(fx);
         }

@@ -328,16 +328,14 @@ impl Engine {
         let used = found.scanned.as_ref().map_or(0, |s| s.used);
         let seal = found.scanned.is_some();
         self.contents.begin_segment(i, seq);
-        self.log.segments[i] = Segment {
-            state: SegmentState::Sealed,
-            seq,
-            used,
-            durable: self.config.segment_size,
-            entries: entries.len() as u32,
-            first_lsn: first,
-            last_lsn: last,
-            ..Segment::default()
-        };
+        let segment = &mut self.log.segments[i];
+        *segment = Segment::default();
+        segment.state = SegmentState::Sealed;
+        segment.seq = seq;
+        segment.used = used;
+        segment.durable = self.config.segment_size;
+        segment.entries = entries.len() as u32;
+        (segment.first_lsn, segment.last_lsn) = (first, last);
         self.log.free -= 1;
         let mut lsn = Lsn(first.0 - 1);
         for (ordinal, entry) in entries.iter().enumerate() {

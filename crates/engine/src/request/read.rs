@@ -5,7 +5,7 @@
 //! dropped and read from the primary; a dirty one is fenced and gives an error, never old data.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoError, VolumeId};
-use forebay_format::{EntryKind, PAGE};
+use forebay_format::EntryKind;
 
 use crate::Engine;
 use crate::api::{Bypass, Effects, Health, Mode, Request};
@@ -15,7 +15,8 @@ use crate::form::delta_read::AssociateOwner;
 use crate::form::payload::decode;
 use crate::key::Key;
 use crate::log::builder::Expect;
-use crate::op::{Op, ReadOp, ReadOwner, SsdItem, Ticket};
+use crate::log::read::{Near, Reader, SegmentRead};
+use crate::op::{Op, ReadOp, ReadOwner, SsdItem};
 use crate::primary::Lookup;
 use crate::slab::Id;
 
@@ -215,26 +216,9 @@ impl Engine {
             self.add_part(op);
             self.log.read_waiters.push((op, item.key));
         }
-        let mut items = written;
-        items.sort_unstable_by_key(|item| (item.place.segment, item.place.offset));
-        let mut rest = items.into_iter().peekable();
-        while let Some(first) = rest.next() {
-            let segment = first.place.segment;
-            let mut end = first.place.offset + u32::from(first.place.len);
-            let mut group = vec![first];
-            while let Some(next) = rest
-                .next_if(|next| next.place.segment == segment && next.place.offset < end + PACK_GAP)
-            {
-                end = next.place.offset + u32::from(next.place.len);
-                group.push(next);
-            }
-            let from = group[0].place.pages().start;
-            let len = (end.next_multiple_of(PAGE as u32) - from) as usize;
+        for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), written) {
             self.add_part(op);
-            self.log.segments[segment as usize].readers += 1;
-            let index = segment as usize;
-            let ticket = Ticket::SsdRead { op, index, at: from, items: group };
-            self.read_segment(fx, index, from, len, ticket);
+            self.read_payloads(read, fx);
         }
     }
 
@@ -242,18 +226,13 @@ impl Engine {
     pub(crate) fn ssd_read(
         &mut self,
         op: Id,
-        index: usize,
-        at: u32,
-        items: &[SsdItem],
-        done: Completion,
+        read: &SegmentRead,
+        done: &Completion,
         fx: &mut Effects,
     ) {
-        self.log.segments[index].readers -= 1;
         let mut room = [0; BLOCK_SIZE];
-        for item in items {
-            let start = (item.place.offset - at) as usize;
-            let payload = done.buf.get(start..start + usize::from(item.place.len));
-            let payload = payload.filter(|_| done.result.is_ok());
+        for item in &read.items {
+            let payload = read.payload(done, item);
             match payload.and_then(|payload| decode(&item.place, payload, &mut room)) {
                 Some(block) => {
                     self.fill_read(op, item.key.block(), block);
