@@ -4,123 +4,57 @@
 //! caller finds what is to be done in [`Effects`]; `poll`, once a turn of the event loop, closes
 //! records (group commit), destages, reclaims and sets the next deadline.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
-    IoTag, STRIPE_SIZE, VolumeId,
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp, STRIPE_SIZE, VolumeId,
 };
-use forebay_codec::Compressor;
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
-use forebay_policy::{DirtyShares, EvictionPolicy};
+use forebay_policy::EvictionPolicy;
 
 use crate::api::{
     ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
-    State, Target, Trust,
+    State, Target,
 };
 use crate::contents::Contents;
 use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
-use crate::destage::Destage;
-use crate::destage::flow::{self};
-use crate::destage::overflow::Overflow;
-use crate::event::Events;
-use crate::form::delta_read::Associate;
-use crate::form::dense::{self, Dense};
-use crate::form::duplicates::Duplicates;
-use crate::form::similar::Similar;
+use crate::destage::Destaging;
+use crate::form::Forms;
 use crate::key::Key;
-use crate::key::KeyMap;
-use crate::life::compare::Compare;
-use crate::life::detach::Detach;
+use crate::life::Life;
 use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::log::Log;
 use crate::log::builder::Builder;
 use crate::log::read::{Reader, SegmentRead};
-use crate::op::{InFlight, Op, Ticket};
-use crate::pace::Pace;
+use crate::op::{InFlight, Ticket};
+use crate::out::Out;
 use crate::ram::Ram;
-use crate::ram::admission::{Alone, ROUND_TICK};
-use crate::reclaim::{Lap, Reclaim};
-use crate::recovery::Recovery;
-use crate::request::fetch::Fetch;
-use crate::request::locks::Locks;
-use crate::slab::{Id, Slab};
+use crate::ram::admission::ROUND_TICK;
+use crate::reclaim::Reclaim;
+use crate::recovery::Start;
+use crate::request::Requests;
+use crate::slab::Id;
 use crate::stats::Stats;
-use crate::tries::Tries;
 use crate::volume::Volume;
 
 /// The cache of one shard.
 pub struct Engine {
     pub(crate) config: ShardConfig,
     pub(crate) now: Instant,
-    pub(crate) state: State,
-    pub(crate) health: Health,
-    /// What has been recorded outside of the cache, and what ought to be.
-    pub(crate) trust: Trust,
-    pub(crate) trust_wanted: Trust,
+    pub(crate) life: Life,
     pub(crate) contents: Contents,
     pub(crate) ram: Ram,
-    pub(crate) duplicates: Duplicates,
-    pub(crate) associates: Slab<Associate>,
-    /// How making deltas went of late.
-    pub(crate) delta_tries: Tries,
-    pub(crate) locks: Locks,
+    pub(crate) form: Forms,
     pub(crate) log: Log,
-    pub(crate) builder: Builder,
-    pub(crate) codec: Compressor,
-    pub(crate) dense: Dense,
-    pub(crate) similar: Similar,
-    /// What may be spent on what no client waits for.
-    pub(crate) background: Pace,
     pub(crate) policy: Box<dyn EvictionPolicy + Send>,
-    /// Dirty blocks that there may be, and how the volumes share them.
-    pub(crate) dirty_limit: u64,
-    pub(crate) dirty_shares: DirtyShares,
     /// By id, up to the highest: every turn looks at all of them.
     pub(crate) volumes: Vec<Option<Volume>>,
-    pub(crate) ops: Slab<Op>,
-    pub(crate) ios: Slab<InFlight>,
-    pub(crate) fetches: Slab<Fetch>,
-    pub(crate) fetching: KeyMap<Id>,
-    /// Operations waiting for room in the log, in order.
-    pub(crate) log_queue: VecDeque<Id>,
-    pub(crate) destages: Slab<Destage>,
-    /// Blocks that a write waits to be on the primary.
-    pub(crate) urgent: VecDeque<Key>,
-    pub(crate) through_waiters: KeyMap<Vec<Id>>,
-    /// Blocks that cannot be read back, of which the log does not say so yet.
-    pub(crate) to_fence: VecDeque<Key>,
-    /// Records that recovery found to be gone, and that may have held dirty blocks.
-    pub(crate) lost_records: Vec<crate::recovery::salvage::Hole>,
-    /// Which clean blocks are compared with their primaries.
-    pub(crate) compare: Compare,
-    /// Which stripes a failed cache has left.
-    pub(crate) detach: Detach,
-    pub(crate) draining: bool,
-    pub(crate) reclaim: Option<Reclaim>,
-    /// Reclaim rests until then after a failed read, of so many in a row.
-    pub(crate) reclaim_retry_at: Instant,
-    pub(crate) reclaim_failures: u32,
-    /// Bytes reclaimed since there was room enough, less those for which clients need as many.
-    pub(crate) reclaimed_in_vain: u64,
-    pub(crate) lap: Lap,
-    pub(crate) overflow: Overflow,
-    pub(crate) alone: Alone,
-    /// When the cache device may next be asked whether it can still be written.
-    pub(crate) probe_at: Instant,
-    /// The oldest segment cannot be freed before more of it has been destaged.
-    pub(crate) log_pressed: bool,
-    pub(crate) recovery: Option<Box<Recovery>>,
-    pub(crate) last_foreground: Instant,
-    /// When it is next looked for requests that are not answered, and those of the cache device.
-    pub(crate) look_at: Instant,
-    pub(crate) slow_cache_ios: u64,
-    pub(crate) stop_step: crate::life::stop::StopStep,
-    pub(crate) stop_since: Instant,
+    pub(crate) requests: Requests,
+    pub(crate) destaging: Destaging,
+    pub(crate) reclaim: Reclaim,
+    pub(crate) recovery: Start,
+    pub(crate) out: Out,
     pub(crate) stats: Stats,
-    pub(crate) events: Events,
-    pub(crate) codec_buf: Box<[u8; BLOCK_SIZE]>,
 }
 
 impl Engine {
@@ -145,60 +79,22 @@ impl Engine {
         }
         let segments = usize::try_from(segments).expect("segments fit memory");
         let contents = Contents::new(config.index_blocks, segments, volumes.len());
-        let dirty_limit = flow::dirty_limit(&config, contents.index().capacity());
+        let builder = Builder::new(config.buffers.clone(), pages_max);
         Self {
             now,
-            state: State::Recovering,
-            health: Health::Good,
-            trust: config.trust,
-            trust_wanted: config.trust,
+            life: Life::new(config.trust),
             contents,
             ram: Ram::new(config.ram_bytes, config.compress_ram),
-            duplicates: Duplicates::new(),
-            associates: Slab::default(),
-            delta_tries: Tries::default(),
-            locks: Locks::default(),
-            log: Log::new(segments),
-            builder: Builder::new(config.buffers.clone(), pages_max),
-            codec: Compressor::new(),
-            dense: Dense::new(),
-            similar: Similar::new(is_similar, config.index_blocks),
-            background: dense::background(),
+            form: Forms::new(is_similar, config.index_blocks),
+            log: Log::new(segments, builder),
             policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
-            dirty_limit,
-            dirty_shares: flow::shares(&config, dirty_limit),
             volumes,
-            ops: Slab::default(),
-            ios: Slab::default(),
-            fetches: Slab::default(),
-            fetching: KeyMap::default(),
-            log_queue: VecDeque::new(),
-            destages: Slab::default(),
-            urgent: VecDeque::new(),
-            through_waiters: KeyMap::default(),
-            to_fence: VecDeque::new(),
-            lost_records: Vec::new(),
-            compare: Compare::default(),
-            detach: Detach::default(),
-            draining: false,
-            reclaim: None,
-            reclaim_retry_at: Instant::default(),
-            reclaim_failures: 0,
-            reclaimed_in_vain: 0,
-            lap: Lap::default(),
-            overflow: Overflow::default(),
-            alone: Alone::default(),
-            probe_at: Instant::default(),
-            log_pressed: false,
-            recovery: None,
-            last_foreground: now,
-            look_at: now,
-            slow_cache_ios: 0,
-            stop_step: crate::life::stop::StopStep::default(),
-            stop_since: now,
+            requests: Requests::default(),
+            destaging: Destaging::new(&config, now),
+            reclaim: Reclaim::default(),
+            recovery: Start::default(),
+            out: Out::new(now),
             stats: Stats::default(),
-            events: Events::default(),
-            codec_buf: Box::new([0; BLOCK_SIZE]),
             config,
         }
     }
@@ -207,7 +103,7 @@ impl Engine {
     pub fn start(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
         if self.config.fresh {
-            self.state = State::Serving;
+            self.life.set_state(State::Serving);
         } else {
             self.start_recovery(fx);
         }
@@ -261,7 +157,7 @@ impl Engine {
 
     /// Why a request cannot be taken at all.
     fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
-        match self.state {
+        match self.state() {
             State::Serving => {}
             State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
             State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
@@ -286,7 +182,7 @@ impl Engine {
     pub fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
         self.now = now;
         let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
-        let sent = self.ios.remove(id);
+        let sent = self.out.take(id);
         self.note_ended(target, &sent, &done);
         let InFlight { ticket, at, .. } = sent;
         match ticket {
@@ -322,10 +218,10 @@ impl Engine {
     /// deadline.
     pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
-        self.background.begin_turn();
+        self.form.begin_turn();
         self.ram.begin_turn(now);
         self.pump_unanswered();
-        if matches!(self.state, State::Serving | State::Stopping) {
+        if matches!(self.state(), State::Serving | State::Stopping) {
             self.pump_fences(fx);
             self.release_delayed(fx);
             self.pump_log(fx);
@@ -359,13 +255,13 @@ impl Engine {
     /// Where it is in its life.
     #[must_use]
     pub fn state(&self) -> &State {
-        &self.state
+        self.life.state()
     }
 
     /// How the cache device is doing.
     #[must_use]
     pub fn health(&self) -> Health {
-        self.health
+        self.life.health()
     }
 
     /// Dirty blocks, those that cannot be read back any more included.
@@ -391,11 +287,7 @@ impl Engine {
     /// Answers what was taken, takes nothing new, makes the log complete and durable.
     pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
         self.now = now;
-        self.stop_since = now;
-        self.state = match self.state {
-            State::Serving => State::Stopping,
-            _ => State::Stopped,
-        };
+        self.life.begin_stop(now);
         self.set_deadline(fx);
     }
 
@@ -404,7 +296,7 @@ impl Engine {
     /// What `look` makes of a block's newest applied bytes, if RAM has them.
     pub(crate) fn peek_applied<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
         // While it is locked, RAM may have a version that has no place in the log yet.
-        let sees_ram = !self.locks.is_locked(key);
+        let sees_ram = !self.requests.is_locked(key);
         if sees_ram { self.ram.peek(key, look) } else { None }
     }
 
@@ -418,21 +310,6 @@ impl Engine {
 
     pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
         self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
-    }
-
-    /// Sends an I/O and remembers what it belongs to.
-    pub(crate) fn send(
-        &mut self,
-        fx: &mut Effects,
-        target: Target,
-        ticket: Ticket,
-        io: impl FnOnce(IoTag) -> Io,
-    ) {
-        let io = io(IoTag(u64::from(self.ios.next_id().0)));
-        debug_assert!(!io.flags.fua, "durability is asked for by a flush");
-        let (op, range) = (io.op, io.range);
-        self.ios.insert(InFlight { ticket, at: self.now, op, range, target });
-        fx.ios.push((target, io));
     }
 
     /// Where a segment starts on the cache device.
@@ -478,7 +355,7 @@ impl Engine {
         }
         // Writes that are held back may have room when no dirty block is left to wait with them.
         let held = self.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
-        if matches!(self.state, State::Serving | State::Stopping)
+        if matches!(self.state(), State::Serving | State::Stopping)
             && (self.contents.dirty().blocks() > 0 || held)
         {
             deadline = deadline.min(self.now + DESTAGE_TICK);
@@ -489,14 +366,14 @@ impl Engine {
         if let Some(at) = self.next_compare() {
             deadline = deadline.min(at);
         }
-        if self.reclaim_retry_at > self.now {
-            deadline = deadline.min(self.reclaim_retry_at.max(self.now + DESTAGE_TICK));
+        if self.reclaim.retry_at() > self.now {
+            deadline = deadline.min(self.reclaim.retry_at().max(self.now + DESTAGE_TICK));
         }
-        if self.background.turn_is_over() {
-            let wait = if self.log_queue.is_empty() { COPY_TICK } else { Duration::ZERO };
+        if self.form.background().turn_is_over() {
+            let wait = if self.log.queue.is_empty() { COPY_TICK } else { Duration::ZERO };
             deadline = deadline.min(self.now + wait);
         }
-        if self.state == State::Stopping || self.is_detaching() {
+        if *self.state() == State::Stopping || self.is_detaching() {
             deadline = deadline.min(self.now + FLUSH_TICK);
         }
         if self.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
@@ -505,7 +382,7 @@ impl Engine {
         if self.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
             deadline = deadline.min(self.now + DESTAGE_TICK);
         }
-        if self.state == State::Serving && self.alone.is_due() {
+        if *self.state() == State::Serving && self.ram.has_alone() {
             deadline = deadline.min(self.now + ROUND_TICK);
         }
         fx.deadline = (deadline != Instant::NEVER).then_some(deadline);

@@ -196,29 +196,34 @@ impl Events {
             self.omitted += 1;
         }
     }
+
+    /// Hands out what happened in this turn.
+    pub fn hand_out(&mut self, fx: &mut Effects) {
+        if self.told.is_empty() {
+            return;
+        }
+        fx.events.append(&mut self.told);
+        let omitted = std::mem::take(&mut self.omitted);
+        if omitted > 0 {
+            fx.events.push(Event::Omitted(omitted));
+        }
+    }
 }
 
 impl Engine {
     /// Notes an event; it goes out at the end of the turn.
     pub(crate) fn tell(&mut self, event: Event) {
-        self.events.tell(event);
+        self.out.tell(event);
     }
 
     /// Hands out what happened in this turn.
     pub(crate) fn hand_out_events(&mut self, fx: &mut Effects) {
-        if self.events.told.is_empty() {
-            return;
-        }
-        fx.events.append(&mut self.events.told);
-        let omitted = std::mem::take(&mut self.events.omitted);
-        if omitted > 0 {
-            fx.events.push(Event::Omitted(omitted));
-        }
+        self.out.hand_out(fx);
     }
 
     /// The cache device is used differently from now on.
     pub(crate) fn set_health(&mut self, to: Health) {
-        let from = std::mem::replace(&mut self.health, to);
+        let from = self.life.set_health(to);
         if from != to {
             self.tell(Event::Health { from, to });
         }
@@ -251,7 +256,7 @@ impl Engine {
         self.tell(Event::Recovered(recovered));
         for key in self.contents.fenced().iter() {
             let blocks = BlockRange { first: key.block(), count: 1 };
-            self.events.tell(Event::Fenced { volume: key.volume(), blocks });
+            self.out.tell(Event::Fenced { volume: key.volume(), blocks });
         }
     }
 }

@@ -15,6 +15,7 @@ mod limits;
 mod log;
 pub mod offline;
 mod op;
+mod out;
 mod pace;
 pub mod pool;
 mod primary;

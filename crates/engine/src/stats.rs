@@ -165,9 +165,9 @@ impl Engine {
             index_capacity: self.contents.index().capacity(),
             segments: self.log.segments.len() as u64,
             segments_free: self.log.free,
-            requests_in_flight: self.ops.len() as u64,
+            requests_in_flight: self.requests.len() as u64,
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
-            slow_cache_ios: self.slow_cache_ios,
+            slow_cache_ios: self.out.slow_cache_ios(),
             ..self.stats.clone()
         };
         self.ram.report(&mut stats);

@@ -10,6 +10,7 @@ mod check;
 mod dirty;
 mod fenced;
 mod index;
+mod sharing;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,6 +23,7 @@ pub use base::{base_key, block_of};
 pub use dirty::{Bits, Dirty};
 pub use fenced::Fenced;
 pub use index::{Index, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
+use sharing::Sharing;
 
 use crate::key::{Key, KeyMap};
 use crate::ram::Ram;
@@ -36,6 +38,7 @@ pub struct Contents {
     fenced: Fenced,
     /// Dirty blocks that could not be read back from a failed device, and when to try again.
     unreadable: BTreeMap<Key, Instant>,
+    sharing: Sharing,
     /// By position.
     segments: Vec<Segment>,
     /// Dirty blocks by segment and volume, where there are several volumes.
@@ -70,6 +73,7 @@ impl Contents {
             dirty: Dirty::default(),
             fenced: Fenced::default(),
             unreadable: BTreeMap::new(),
+            sharing: Sharing::new(segments),
             segments: vec![Segment::default(); segments],
             dirty_of: vec![0; rows * volumes],
             volumes,
@@ -81,7 +85,9 @@ impl Contents {
 
     /// The same with nothing cached, and room for `blocks` blocks.
     pub fn clear(&mut self, blocks: u64) {
-        *self = Self::new(blocks, self.segments.len(), self.volumes);
+        let empty = std::mem::replace(self, Self::new(1, self.segments.len(), self.volumes)).index;
+        let reusable = empty.len() == 0 && empty.capacity() == blocks;
+        self.index = if reusable { empty } else { Index::new(blocks) };
     }
 
     /// The cache device is out of use: nothing lies there, and no block is dirty.
@@ -163,6 +169,7 @@ impl Contents {
 
     /// A segment begins at a position: nothing is there yet.
     pub fn begin_segment(&mut self, index: usize, seq: SegmentSeq) {
+        assert!(self.sharers_in(index).is_empty(), "a free segment");
         let segment = &mut self.segments[index];
         assert_eq!((segment.live, segment.dirty), (0, 0), "a free segment");
         segment.seq = seq;

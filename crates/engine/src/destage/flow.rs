@@ -13,11 +13,9 @@ use forebay_block::{BLOCK_SIZE, BlockRange, ErrorKind, Instant, VolumeId};
 use forebay_policy::{DestagePacer, DestageState, DirtyShares, DrainRate, WriteThrottle};
 
 use crate::Engine;
-use crate::api::{Effects, Health, ShardConfig, State, Target};
-use crate::event::Event;
+use crate::api::{Effects, Health, ShardConfig, State};
 use crate::key::Key;
 use crate::limits::{DESTAGED_UNFLUSHED_MAX, SEGMENTS_MIN};
-use crate::op::InFlight;
 use crate::slab::Id;
 use crate::volume::Volume;
 
@@ -73,6 +71,20 @@ impl Flow {
         self.unflushed_peak = self.unflushed_blocks.max(self.unflushed_peak / 8 * 7);
     }
 
+    /// It is looked for requests that the primary has not answered.
+    pub fn begin_look(&mut self) {
+        self.was_slow = self.slow_ios > 0;
+        (self.oldest_io, self.slow_ios) = (None, 0);
+    }
+
+    /// The primary has not answered a request that was sent at `at`, for long if it is `slow`;
+    /// whether that is news.
+    pub fn note_unanswered(&mut self, at: Instant, slow: bool) -> bool {
+        self.oldest_io = Some(self.oldest_io.map_or(at, |oldest| oldest.min(at)));
+        self.slow_ios += u64::from(slow);
+        slow && self.slow_ios == 1 && !self.was_slow
+    }
+
     /// Writes that are held back.
     pub fn held_writes(&self) -> u64 {
         self.delayed.len() as u64
@@ -89,17 +101,15 @@ impl Volume {
 
 /// How long the oldest request of a primary may take before the log no longer waits for it.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
-/// How often it is looked at which requests have not been answered.
-const LOOK: Duration = Duration::from_secs(1);
 /// One part in this many of the segments that hold blocks of a stuck volume is kept free on top of
 /// the usual reserve: copies of a full segment may take more than a segment.
 const STUCK_RESERVE: u64 = 8;
 
 /// The dirty blocks that a shard may have.
-pub(crate) fn dirty_limit(config: &ShardConfig, index_capacity: u64) -> u64 {
+pub(crate) fn dirty_limit(config: &ShardConfig) -> u64 {
     let segments = config.area.len / u64::from(config.segment_size);
     let bytes = (segments - SEGMENTS_MIN / 2) * u64::from(config.segment_size);
-    let blocks = (bytes / BLOCK_SIZE as u64).min(index_capacity);
+    let blocks = (bytes / BLOCK_SIZE as u64).min(config.index_blocks);
     (blocks * u64::from(config.dirty_limit_percent) / 100).max(1)
 }
 
@@ -116,7 +126,7 @@ pub(crate) fn shares(config: &ShardConfig, limit: u64) -> DirtyShares {
 impl Engine {
     /// Dirty blocks of all volumes above which writes wait.
     pub(crate) fn dirty_limit(&self) -> u64 {
-        self.dirty_limit
+        self.destaging.dirty_limit
     }
 
     /// Dirty blocks above which the writes of a volume wait: what the others leave, and at least
@@ -124,7 +134,7 @@ impl Engine {
     pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
         let level =
             |at: usize| u8::try_from(at).map_or(0, |at| self.contents.dirty_level_of(VolumeId(at)));
-        self.dirty_shares.limit(usize::from(volume.0), level)
+        self.destaging.dirty_shares.limit(usize::from(volume.0), level)
     }
 
     /// Dirty blocks and their limit as pacing sees them. What waits for the primary's flush only is
@@ -170,7 +180,7 @@ impl Engine {
             while let Some(&(at, write)) =
                 self.known_volume(volume).and_then(|volume| volume.flow.delayed.front())
             {
-                let full = self.health == Health::Good
+                let full = self.health() == Health::Good
                     && self.contents.dirty_level_of(volume) >= self.limit_of(volume);
                 if at > self.now {
                     break;
@@ -209,7 +219,7 @@ impl Engine {
     /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
     /// for volumes that [`Engine::drain_volume`] drains.
     pub fn set_drain(&mut self, on: bool) {
-        self.draining = on;
+        self.destaging.draining = on;
     }
 
     /// The same of one volume.
@@ -229,15 +239,15 @@ impl Engine {
             limit_blocks: limit,
             oldest_age: self.now.since(oldest),
             age_max: self.config.write_cache_depth,
-            quiet: match self.ops.len() {
-                0 => self.now.since(self.last_foreground),
+            quiet: match self.requests.len() {
+                0 => self.now.since(self.destaging.last_foreground),
                 _ => Duration::ZERO,
             },
-            draining: self.draining
+            draining: self.destaging.draining
                 || self.volume(volume).draining
-                || self.log_pressed
+                || self.destaging.log_pressed
                 || self.overflows()
-                || self.health == Health::Draining
+                || self.health() == Health::Draining
                 || self.has_leftover(volume),
             in_flight: self.volume(volume).flow.destage_writes,
         }
@@ -246,8 +256,8 @@ impl Engine {
     /// Destage writes that a volume may have under way. Volumes share the depth; each may always
     /// use its part of half of it, and those that are stuck do not count.
     pub(crate) fn destage_allowance(&mut self, volume: VolumeId, state: &DestageState) -> u32 {
-        let stopping = self.state == State::Stopping;
-        if stopping && !self.draining && self.health == Health::Good {
+        let stopping = *self.state() == State::Stopping;
+        if stopping && !self.destaging.draining && self.health() == Health::Good {
             return 0;
         }
         if self.volume(volume).written.len() >= DESTAGED_UNFLUSHED_MAX {
@@ -272,46 +282,6 @@ impl Engine {
     /// Whether more of a volume is dirty than it should be while writes wait for clean blocks.
     pub(crate) fn is_crowded(&self, volume: VolumeId) -> bool {
         self.contents.dirty().blocks_of(volume) > self.limit_of(volume) / 4 * 3
-    }
-
-    /// Looks, once in a while, for requests that a device has not answered for long.
-    pub(crate) fn pump_unanswered(&mut self) {
-        if self.now < self.look_at {
-            return;
-        }
-        self.look_at = self.now + LOOK;
-        let known = self.slow_cache_ios > 0;
-        self.slow_cache_ios = 0;
-        for volume in self.volumes.iter_mut().flatten() {
-            let flow = &mut volume.flow;
-            flow.was_slow = flow.slow_ios > 0;
-            (flow.oldest_io, flow.slow_ios) = (None, 0);
-        }
-        let mut news = Vec::new();
-        for (_, io) in self.ios.iter() {
-            let waited = self.now.since(io.at);
-            let slow = waited >= self.config.patience;
-            let (count, known) = match io.target {
-                Target::Cache => (&mut self.slow_cache_ios, known),
-                Target::Primary(volume) => {
-                    let volume = self.volumes[usize::from(volume.0)].as_mut();
-                    let flow = &mut volume.expect("it was sent to a primary").flow;
-                    flow.oldest_io = Some(flow.oldest_io.map_or(io.at, |at| at.min(io.at)));
-                    (&mut flow.slow_ios, flow.was_slow)
-                }
-            };
-            *count += u64::from(slow);
-            if slow && *count == 1 && !known {
-                let InFlight { target, op, range, .. } = *io;
-                news.push(Event::Unanswered { target, op, range, waited });
-            }
-        }
-        news.into_iter().for_each(|event| self.tell(event));
-    }
-
-    /// When [`Engine::pump_unanswered`] has something to look at.
-    pub(crate) fn next_look(&self) -> Option<Instant> {
-        (self.ios.len() > 0).then_some(self.look_at)
     }
 
     /// Dirty blocks of a segment that will be destaged soon: not those of volumes that are stuck.

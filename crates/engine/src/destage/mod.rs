@@ -7,6 +7,7 @@
 //! ahead of what a crash leaves in the log. A block becomes clean when the primary has written
 //! it and a flush sent afterwards has completed, and only if it has not been rewritten meanwhile.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{
@@ -14,18 +15,20 @@ use forebay_block::{
     IoTag, STRIPE_BLOCKS, VolumeId,
 };
 use forebay_format::{EntryKind, SegmentSeq};
+use forebay_policy::DirtyShares;
 
 use crate::Engine;
-use crate::api::{Effects, Health, State, Target, Trust};
+use crate::api::{Effects, Health, ShardConfig, State, Target, Trust};
 use crate::contents::Place;
+use crate::destage::overflow::Overflow;
 use crate::event::Event;
 use crate::form::delta_read::AssociateOwner;
 use crate::form::payload::decode;
-use crate::key::Key;
+use crate::key::{Key, KeyMap};
 use crate::limits::SEGMENT_READ_MAX;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::op::{SsdItem, Ticket};
-use crate::slab::Id;
+use crate::slab::{Id, Slab};
 
 pub(crate) mod flow;
 pub(crate) mod overflow;
@@ -82,6 +85,61 @@ impl Destage {
     }
 }
 
+/// What of the dirty blocks is on its way to the primaries, and how fast the rest follows.
+pub struct Destaging {
+    destages: Slab<Destage>,
+    /// Blocks that a write waits to be on the primary.
+    urgent: VecDeque<Key>,
+    through_waiters: KeyMap<Vec<Id>>,
+    /// Dirty blocks that there may be, and how the volumes share them.
+    dirty_limit: u64,
+    dirty_shares: DirtyShares,
+    draining: bool,
+    /// The oldest segment cannot be freed before more of it has been destaged.
+    log_pressed: bool,
+    overflow: Overflow,
+    last_foreground: Instant,
+}
+
+impl Destaging {
+    /// Nothing is dirty.
+    pub fn new(config: &ShardConfig, now: Instant) -> Self {
+        let dirty_limit = flow::dirty_limit(config);
+        Self {
+            destages: Slab::default(),
+            urgent: VecDeque::new(),
+            through_waiters: KeyMap::default(),
+            dirty_limit,
+            dirty_shares: flow::shares(config, dirty_limit),
+            draining: false,
+            log_pressed: false,
+            overflow: Overflow::default(),
+            last_foreground: now,
+        }
+    }
+
+    /// Writes to primaries that are under way, or wait for a flush.
+    pub fn len(&self) -> usize {
+        self.destages.len()
+    }
+
+    /// A client asked for something.
+    pub fn note_foreground(&mut self, now: Instant) {
+        self.last_foreground = now;
+    }
+
+    /// Whether reclaim waits for dirty blocks of the oldest segment.
+    pub fn press(&mut self, on: bool) {
+        self.log_pressed = on;
+    }
+
+    /// A write waits for a dirty block to be on the primary.
+    pub fn wait_through(&mut self, key: Key, op: Id) {
+        self.through_waiters.entry(key).or_default().push(op);
+        self.urgent.push_back(key);
+    }
+}
+
 /// How long written blocks wait for a flush of the primary that nobody asks for.
 const FLUSH_AFTER: Duration = Duration::from_millis(100);
 /// Destages written that are worth a flush at once.
@@ -100,7 +158,7 @@ impl Engine {
     /// Starts the destages that the pacer allows.
     pub(crate) fn pump_destage(&mut self, fx: &mut Effects) {
         self.destage_urgent(fx);
-        if self.health == Health::Detached || self.contents.dirty().blocks() == 0 {
+        if self.health() == Health::Detached || self.contents.dirty().blocks() == 0 {
             return;
         }
         for volume in self.volume_ids() {
@@ -141,9 +199,9 @@ impl Engine {
 
     /// Starts what writes wait for, whatever the pace.
     fn destage_urgent(&mut self, fx: &mut Effects) {
-        for _ in 0..self.urgent.len() {
-            let Some(key) = self.urgent.pop_front() else { return };
-            if !self.through_waiters.contains_key(&key) {
+        for _ in 0..self.destaging.urgent.len() {
+            let Some(key) = self.destaging.urgent.pop_front() else { return };
+            if !self.destaging.through_waiters.contains_key(&key) {
                 continue;
             }
             if !self.contents.dirty().contains(key) {
@@ -154,7 +212,7 @@ impl Engine {
             } else if self.contents.dirty().is_destaging(key) && !self.pass_written(key) {
                 self.join_destage(key, fx);
             } else if self.start_destage(key, fx).is_err() {
-                self.urgent.push_back(key);
+                self.destaging.urgent.push_back(key);
             }
         }
     }
@@ -162,7 +220,7 @@ impl Engine {
     /// Lets the writes that wait for a block wait for the destage it is in, if that has the newest
     /// version; else they wait for the next one.
     fn join_destage(&mut self, key: Key, fx: &mut Effects) {
-        let found = self.destages.iter().find_map(|(id, destage)| {
+        let found = self.destaging.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)?;
             let version = destage.versions.get(at as usize)?;
             let same = destage.volume == key.volume() && self.is_newest(key, version);
@@ -171,10 +229,10 @@ impl Engine {
         match found {
             Some((_, true)) => self.wake_through(key, &Ok(()), fx),
             Some((id, false)) => {
-                let waiters = self.through_waiters.remove(&key).unwrap_or_default();
-                self.destages.get_mut(id).through.extend(waiters);
+                let waiters = self.destaging.through_waiters.remove(&key).unwrap_or_default();
+                self.destaging.destages.get_mut(id).through.extend(waiters);
             }
-            None => self.urgent.push_back(key),
+            None => self.destaging.urgent.push_back(key),
         }
     }
 
@@ -182,7 +240,7 @@ impl Engine {
     /// flushed: that one is written, so the newer one cannot come before it. Otherwise each rewrite
     /// of a block would wait for a flush. False if it cannot.
     fn pass_written(&mut self, key: Key) -> bool {
-        let found = self.destages.iter().find_map(|(id, destage)| {
+        let found = self.destaging.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)? as usize;
             let version = destage.versions.get(at)?;
             let here = destage.volume == key.volume() && !version.passed;
@@ -190,13 +248,13 @@ impl Engine {
             here.then_some((id, at, passes))
         });
         let Some((id, at, true)) = found else { return false };
-        self.destages.get_mut(id).versions[at].passed = true;
+        self.destaging.destages.get_mut(id).versions[at].passed = true;
         self.contents.end_destaging(key, None);
         true
     }
 
     fn wake_through(&mut self, key: Key, result: &IoResult<()>, fx: &mut Effects) {
-        for op in self.through_waiters.remove(&key).unwrap_or_default() {
+        for op in self.destaging.through_waiters.remove(&key).unwrap_or_default() {
             self.through_part_done(op, result, fx);
         }
     }
@@ -216,13 +274,13 @@ impl Engine {
         // After the device failed nothing becomes durable any more, and once that is recorded
         // nothing in the log is trusted over the primary but what is dirty now.
         let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
-        let ready = match self.health {
+        let ready = match self.health() {
             Health::Good => {
                 self.log.is_durable(place.segment, place.offset)
-                    && self.duplicates.unsettled(key).is_none()
+                    && self.contents.unsettled(key).is_none()
             }
             _ => {
-                self.trust > Trust::Full
+                self.life.trust() > Trust::Full
                     && self.is_associate_written(&base.unwrap_or(place), &place)
             }
         };
@@ -268,8 +326,8 @@ impl Engine {
         let mut through = Vec::new();
         for key in (key.0..key.0 + blocks.count).map(Key) {
             self.contents.begin_destaging(key);
-            if !self.through_waiters.is_empty() {
-                through.extend(self.through_waiters.remove(&key).unwrap_or_default());
+            if !self.destaging.through_waiters.is_empty() {
+                through.extend(self.destaging.through_waiters.remove(&key).unwrap_or_default());
             }
         }
         let buf = self.config.buffers.get(versions.len() * BLOCK_SIZE);
@@ -291,7 +349,7 @@ impl Engine {
             started,
             switches,
         };
-        let id = self.destages.insert(destage);
+        let id = self.destaging.destages.insert(destage);
         let flow = &mut self.volume_mut(volume).flow;
         flow.destage_writes += 1;
         flow.collecting += blocks.count;
@@ -302,14 +360,14 @@ impl Engine {
     /// Asks for a flush of the cache device, so that a block can go to the primary.
     fn want_block_durable(&mut self, key: Key, place: &Place) {
         let last = self.log.segments[place.segment as usize].last_lsn;
-        let last = self.duplicates.unsettled(key).map_or(last, |lsn| lsn.max(last));
+        let last = self.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
         let lsn = last.min(self.log.completed);
         self.log.want_durable(lsn);
     }
 
     /// Collects the blocks' bytes from RAM and the cache device.
     fn gather(&mut self, id: Id, fx: &mut Effects) {
-        let destage = self.destages.get_mut(id);
+        let destage = self.destaging.destages.get_mut(id);
         let volume = destage.volume;
         let mut buf = std::mem::take(&mut destage.buf);
         let mut from_device = Vec::new();
@@ -321,7 +379,7 @@ impl Engine {
                 .try_into()
                 .expect("a block's length");
             // While it is locked, RAM may have a version that has no place in the log yet.
-            let sees_ram = !self.locks.is_locked(key);
+            let sees_ram = !self.requests.is_locked(key);
             if sees_ram && self.ram.peek(key, |bytes| room.copy_from_slice(bytes)).is_some() {
                 continue;
             }
@@ -349,7 +407,7 @@ impl Engine {
         // What was written together lies together: one read for all of it.
         let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
         for read in SegmentRead::all(Reader::Destage(id), near, from_device) {
-            self.destages.get_mut(id).reads += 1;
+            self.destaging.destages.get_mut(id).reads += 1;
             self.read_payloads(read, fx);
         }
         self.gathered(id, fx);
@@ -363,7 +421,7 @@ impl Engine {
         done: &Completion,
         fx: &mut Effects,
     ) {
-        let destage = self.destages.get_mut(id);
+        let destage = self.destaging.destages.get_mut(id);
         let error = done.result.as_ref().err();
         for item in &read.items {
             let mut spare = [0; BLOCK_SIZE];
@@ -385,13 +443,13 @@ impl Engine {
         error: Option<IoError>,
         fx: &mut Effects,
     ) {
-        self.destages.get_mut(id).take(block, bytes, error);
+        self.destaging.destages.get_mut(id).take(block, bytes, error);
         self.gathered(id, fx);
     }
 
     /// One source of a destage is in; writes when it was the last.
     fn gathered(&mut self, id: Id, fx: &mut Effects) {
-        let destage = self.destages.get_mut(id);
+        let destage = self.destaging.destages.get_mut(id);
         destage.reads -= 1;
         if destage.reads > 0 {
             return;
@@ -401,17 +459,17 @@ impl Engine {
         if let Some(error) = error {
             // Tried again after a pause.
             self.probe_cache(fx);
-            if self.health == Health::Good {
+            if self.health() == Health::Good {
                 self.back_off(id, &error);
             } else {
-                for at in std::mem::take(&mut self.destages.get_mut(id).unread) {
+                for at in std::mem::take(&mut self.destaging.destages.get_mut(id).unread) {
                     self.note_unreadable(Key::new(volume, blocks.first + at as u64));
                 }
             }
             self.destage_ended(id, &Err(error), fx);
             return self.drop_destage(id, false);
         }
-        let destage = self.destages.get(id);
+        let destage = self.destaging.destages.get(id);
         if destage.bad.is_empty() {
             return self.write_destage(id, fx);
         }
@@ -431,7 +489,7 @@ impl Engine {
     }
 
     fn write_destage(&mut self, id: Id, fx: &mut Effects) {
-        let destage = self.destages.get_mut(id);
+        let destage = self.destaging.destages.get_mut(id);
         let (volume, blocks) = (destage.volume, destage.blocks);
         let mut buf = std::mem::take(&mut destage.buf);
         let zero = destage.versions.iter().all(|version| version.place.kind == EntryKind::Zero);
@@ -452,13 +510,13 @@ impl Engine {
     /// A destage write ended.
     pub(crate) fn destage_written(&mut self, id: Id, done: Completion, fx: &mut Effects) {
         self.destage_ended(id, &done.result, fx);
-        let volume = self.destages.get(id).volume;
+        let volume = self.destaging.destages.get(id).volume;
         if let Err(error) = &done.result {
             self.back_off(id, error);
             return self.drop_destage(id, false);
         }
-        let (now, blocks) = (self.now, self.destages.get(id).blocks.count);
-        self.destages.get_mut(id).written = true;
+        let (now, blocks) = (self.now, self.destaging.destages.get(id).blocks.count);
+        self.destaging.destages.get_mut(id).written = true;
         self.stats.destaged_blocks += blocks;
         let volume = self.volume_mut(volume);
         volume.flow.destaged(now, blocks);
@@ -471,12 +529,12 @@ impl Engine {
 
     /// Tells the writes that wait for the blocks; the device has no more to do with them.
     fn destage_ended(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
-        let volume = self.destages.get(id).volume;
+        let volume = self.destaging.destages.get(id).volume;
         self.volume_mut(volume).flow.destage_writes -= 1;
         if let Err(error) = result {
             self.note_failed(id, error, fx);
         }
-        for op in std::mem::take(&mut self.destages.get_mut(id).through) {
+        for op in std::mem::take(&mut self.destaging.destages.get_mut(id).through) {
             self.through_part_done(op, result, fx);
         }
     }
@@ -484,7 +542,7 @@ impl Engine {
     /// In a mode that promises that the primary alone is complete, a flush must not succeed before
     /// blocks are there whose destage failed.
     fn note_failed(&mut self, id: Id, error: &IoError, fx: &mut Effects) {
-        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        let Destage { volume, blocks, .. } = *self.destaging.destages.get(id);
         if !self.volume(volume).config.mode.is_complete() {
             return;
         }
@@ -498,7 +556,7 @@ impl Engine {
 
     /// A destage failed: the volume's next ones wait.
     fn back_off(&mut self, id: Id, error: &IoError) {
-        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        let Destage { volume, blocks, .. } = *self.destaging.destages.get(id);
         let now = self.now;
         let state = self.volume_mut(volume);
         let pause = RETRY_FIRST * (1 << state.failures.min(RETRY_DOUBLINGS_MAX));
@@ -511,9 +569,9 @@ impl Engine {
     pub(crate) fn destage_flush_is_due(&self, volume: usize) -> bool {
         let Some(volume) = self.volumes[volume].as_ref() else { return false };
         let written = volume.written.len();
-        let impatient = self.draining
+        let impatient = self.destaging.draining
             || volume.draining
-            || self.state == State::Stopping
+            || *self.state() == State::Stopping
             || !volume.leftover_waiters.is_empty()
             || self.detaches(volume.config.id);
         // Near the limit writes wait for blocks to become clean.
@@ -527,7 +585,7 @@ impl Engine {
 
     /// A flush of the primary that covers a destage ended.
     pub(crate) fn destage_flushed(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
-        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        let Destage { volume, blocks, .. } = *self.destaging.destages.get(id);
         self.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
         if let Err(error) = result {
             self.back_off(id, error);
@@ -538,7 +596,7 @@ impl Engine {
 
     /// Forgets a destage; its blocks become clean if the primary has them durably.
     fn drop_destage(&mut self, id: Id, durable: bool) {
-        let destage = self.destages.remove(id);
+        let destage = self.destaging.destages.remove(id);
         let started = durable.then_some(destage.started);
         let state = self.volume_mut(destage.volume);
         let settles = durable && state.switches == destage.switches && !state.leftover.is_empty();

@@ -30,30 +30,30 @@ pub struct Overflow {
 impl Engine {
     /// Whether writes go past the log, since it has no room for them.
     pub(crate) fn overflows(&self) -> bool {
-        self.overflow.active
+        self.destaging.overflow.active
     }
 
     /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
     pub(crate) fn pump_overflow(&mut self, fx: &mut Effects) {
-        if self.log_queue.is_empty() && self.overflow.since.is_none() {
+        if self.log.queue.is_empty() && self.destaging.overflow.since.is_none() {
             return;
         }
-        if self.has_client_space() || self.health != Health::Good {
-            self.overflow.since = None;
+        if self.has_client_space() || self.health() != Health::Good {
+            self.destaging.overflow.since = None;
             self.set_overflow(false);
             return;
         }
-        if self.log_queue.is_empty() {
+        if self.log.queue.is_empty() {
             return;
         }
-        let since = *self.overflow.since.get_or_insert(self.now);
+        let since = *self.destaging.overflow.since.get_or_insert(self.now);
         let waited = self.now.since(since) >= self.config.patience;
         self.set_overflow(waited && self.is_any_stuck());
-        if !self.overflow.active {
+        if !self.destaging.overflow.active {
             return;
         }
         let mut kept = VecDeque::new();
-        for id in std::mem::take(&mut self.log_queue) {
+        for id in std::mem::take(&mut self.log.queue) {
             match self.way_of(id) {
                 Way::Past => {
                     self.stats.bypassed_by[Bypass::Degraded as usize] += 1;
@@ -67,15 +67,15 @@ impl Engine {
             }
         }
         // Invalidations first: others may have to wait for long.
-        let mut queue = std::mem::take(&mut self.log_queue);
+        let mut queue = std::mem::take(&mut self.log.queue);
         queue.append(&mut kept);
         queue.make_contiguous().sort_by_key(|&id| !self.is_begun(id));
-        self.log_queue = queue;
+        self.log.queue = queue;
     }
 
     fn set_overflow(&mut self, active: bool) {
-        if self.overflow.active != active {
-            self.overflow.active = active;
+        if self.destaging.overflow.active != active {
+            self.destaging.overflow.active = active;
             self.tell(Event::Overflow { active });
         }
     }
@@ -83,18 +83,18 @@ impl Engine {
     /// Whether an operation may use what is kept for reclaim: an invalidation, or the rest of a
     /// write of which a part is in the log.
     pub(crate) fn fits_reserve(&self, id: Id) -> bool {
-        self.overflow.active && self.is_begun(id) && self.log.free > RECLAIM_RESERVE
+        self.destaging.overflow.active && self.is_begun(id) && self.log.free > RECLAIM_RESERVE
     }
 
     fn is_begun(&self, id: Id) -> bool {
-        match self.ops.get(id) {
+        match self.requests.get(id) {
             Op::Write(write) => write.path == Path::Direct || write.logged > 0,
             Op::Read(_) | Op::Flush(_) => unreachable!("only writes wait for the log"),
         }
     }
 
     fn way_of(&self, id: Id) -> Way {
-        let Op::Write(write) = self.ops.get(id) else {
+        let Op::Write(write) = self.requests.get(id) else {
             unreachable!("only writes wait for the log");
         };
         let is_dirty =

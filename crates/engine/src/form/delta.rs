@@ -28,7 +28,8 @@ impl Engine {
     /// Changes how blocks that are like others are stored from now on.
     pub fn set_content(&mut self, content: ContentLocality) {
         self.config.content = content;
-        self.similar
+        self.form
+            .similar
             .set_wanted(content == ContentLocality::Similar, self.contents.index().capacity());
     }
 
@@ -38,7 +39,7 @@ impl Engine {
         if self.config.content == ContentLocality::Independent || is_zero(block) {
             return self.push_block(fx, key, block, true, Expect::Always);
         }
-        if !self.builder.fits_block() && !self.close_record(fx) {
+        if !self.log.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
         let print = fingerprint(block);
@@ -47,18 +48,18 @@ impl Engine {
             return true;
         }
         if let Some(base) = self.usable_base(key)
-            && self.delta_tries.is_due()
+            && self.form.delta_tries.is_due()
         {
             self.stats.delta_tries += 1;
             let pushed = self.push_delta(key, block, base);
-            self.delta_tries.note(pushed);
+            self.form.delta_tries.note(pushed);
             if pushed {
                 return true;
             }
         }
         let done = self.push_filled(fx, key, block, true, Expect::Always);
         if done {
-            self.duplicates.note(print, key);
+            self.form.duplicates.note(print, key);
         }
         done
     }
@@ -75,25 +76,26 @@ impl Engine {
         let usable = young
             && room
             && self.ram.contains(self.contents.base_in_ram(key))
-            && !self.builder.may_change(key);
+            && !self.log.builder.may_change(key);
         usable.then_some(base)
     }
 
     /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.
     pub(crate) fn is_young(&self, seq: SegmentSeq) -> bool {
         let (all, age) = (self.log.segments.len() as u64, self.log.head.0 - seq.0);
-        !self.is_reclaiming(seq) && age < all - all / BASES_SHARE
+        !self.reclaim.is_of(seq) && age < all - all / BASES_SHARE
     }
 
     /// Encodes a block against its base, which is in RAM; false if the delta is too long.
     fn push_delta(&mut self, key: Key, block: &[u8], base: Place) -> bool {
         let kept_at = self.contents.base_in_ram(key);
         let old = self.ram.get(kept_at).expect("a usable base is in RAM");
-        let Some(len) = self.codec.compress_delta(old, block, &mut self.codec_buf[..]) else {
+        let Some(len) = self.form.codec.compress_delta(old, block, &mut self.form.encoded[..])
+        else {
             return false;
         };
-        let form = self.builder.pack(EntryKind::Delta, &self.codec_buf[..len]);
-        self.builder.push_form(key, form, true, Expect::Over(base));
+        let form = self.log.builder.pack(EntryKind::Delta, &self.form.encoded[..len]);
+        self.log.builder.push_form(key, form, true, Expect::Over(base));
         if kept_at == key {
             self.ram.rename(key, base_key(key));
         }

@@ -59,7 +59,7 @@ impl Engine {
         let missing = payloads.each_ref().map(Option::is_none);
         let outstanding = missing.iter().filter(|missing| **missing).count() as u32;
         let associate = Associate { owner, item, places, payloads, outstanding, error: None };
-        let id = self.associates.insert(associate);
+        let id = self.form.associates.insert(associate);
         for (part, place) in places.into_iter().enumerate().filter(|(part, _)| missing[*part]) {
             let item = SsdItem { key: item.key, place };
             self.read_payloads(SegmentRead::one(Reader::Associate(id, part), item), fx);
@@ -78,7 +78,7 @@ impl Engine {
         done: &Completion,
         fx: &mut Effects,
     ) {
-        let associate = self.associates.get_mut(id);
+        let associate = self.form.associates.get_mut(id);
         match &done.result {
             Ok(()) => {
                 let payload = read.payload(done, &read.items[0]);
@@ -93,7 +93,7 @@ impl Engine {
     }
 
     fn associate_complete(&mut self, id: Id, fx: &mut Effects) {
-        let associate = self.associates.remove(id);
+        let associate = self.form.associates.remove(id);
         let Associate { owner, item, error, .. } = &associate;
         let mut room = [0; BLOCK_SIZE];
         let block = associate.block(&mut room).filter(|_| error.is_none());

@@ -51,7 +51,7 @@ impl Engine {
 
     /// The same for a block that a client wrote, or that a miss brought in, which is not dirty.
     pub(crate) fn make_block_dense(&mut self, block: &[u8], dirty: bool) -> Option<usize> {
-        let in_time = dirty || !self.background.turn_is_over();
+        let in_time = dirty || !self.form.background.turn_is_over();
         if !in_time || !self.may_make_dense() {
             return None;
         }
@@ -61,13 +61,13 @@ impl Engine {
     fn may_make_dense(&mut self) -> bool {
         self.config.compress
             && !self.is_emergency()
-            && self.dense.tries.is_due()
-            && self.background.take(self.now, COST)
+            && self.form.dense.tries.is_due()
+            && self.form.background.take(self.now, COST)
     }
 
     fn encode_dense(&mut self, block: &[u8], most: usize) -> Option<usize> {
-        let len = self.dense.compressor.compress(block, most, &mut self.codec_buf[..]);
-        self.dense.tries.note(len.is_some());
+        let len = self.form.dense.compressor.compress(block, most, &mut self.form.encoded[..]);
+        self.form.dense.tries.note(len.is_some());
         self.stats.dense_tries += 1;
         self.stats.dense_blocks += u64::from(len.is_some());
         len

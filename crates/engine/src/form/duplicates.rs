@@ -5,22 +5,16 @@
 //! PostgreSQL into its log and then in their place. Of what clients wrote last a small table knows
 //! fingerprints; what has the same one is compared byte by byte with what the RAM tier holds.
 //!
-//! In the index both blocks have the same place, and each counts as living there. When its segment
-//! is reclaimed, its footer names the blocks written in it; those that a later segment made share
-//! a payload of it are listed in memory ([`crate::log::Segment::sharers`]), and found again by
-//! recovery. An entry whose payload's segment has left the log is void: the block was copied, which
-//! a later entry says, or evicted.
-//!
-//! Such a block's place may be durable before its entry is. Nothing may be written to the primary
-//! before the log says so, so until then the block is *unsettled*.
+//! In the index both blocks have the same place, and each counts as living there
+//! ([`crate::contents`] lists them). An entry whose payload's segment has left the log is void: the
+//! block was copied, which a later entry says, or evicted.
 
 use forebay_codec::crc32c;
-use forebay_format::{Lsn, SegmentSeq};
+use forebay_format::SegmentSeq;
 
 use crate::Engine;
 use crate::contents::Place;
 use crate::key::Key;
-use crate::key::KeyMap;
 use crate::limits::BASES_SHARE;
 use crate::log::builder::{Expect, Form, Payload, Shared};
 
@@ -32,10 +26,6 @@ const PRINTS: usize = 4096;
 pub struct Duplicates {
     /// Fingerprint and block, at the place that the fingerprint says.
     prints: Vec<(u32, Key)>,
-    /// Blocks whose entry is not durable although its payload may be, and that entry's record.
-    unsettled: KeyMap<Lsn>,
-    /// Entries in all [`crate::log::Segment::sharers`].
-    pub sharers: u64,
 }
 
 /// A number that equal blocks have in common, and few others.
@@ -47,7 +37,7 @@ impl Duplicates {
     /// Nothing is known.
     pub fn new() -> Self {
         let nothing = (0, Key(u64::MAX));
-        Self { prints: vec![nothing; PRINTS], unsettled: KeyMap::default(), sharers: 0 }
+        Self { prints: vec![nothing; PRINTS] }
     }
 
     /// Notes that a block with this fingerprint is written whole.
@@ -60,27 +50,16 @@ impl Duplicates {
         let (known, key) = self.prints[print as usize % PRINTS];
         (known == print && key != Key(u64::MAX)).then_some(key)
     }
-
-    /// Every record up to `lsn` is durable.
-    pub fn durable(&mut self, lsn: Lsn) {
-        self.unsettled.retain(|_, at| *at > lsn);
-    }
-
-    /// The record that has to be durable before the block may be destaged, beside the one that its
-    /// payload lies in.
-    pub fn unsettled(&self, key: Key) -> Option<Lsn> {
-        self.unsettled.get(&key).copied()
-    }
 }
 
 impl Engine {
     /// Where another block with the same bytes lies, if its payload can be shared.
     pub(crate) fn duplicate_of(&self, key: Key, block: &[u8], print: u32) -> Option<Place> {
-        let other = self.duplicates.find(print).filter(|&other| other != key)?;
+        let other = self.form.duplicates.find(print).filter(|&other| other != key)?;
         let place = self.contents.get(other)?;
         let seq = self.log.segments[place.segment as usize].seq;
         let near = self.is_near(seq) && self.is_young(seq);
-        let room = self.duplicates.sharers < self.contents.index().capacity() / BASES_SHARE;
+        let room = self.contents.sharers() < self.contents.index().capacity() / BASES_SHARE;
         let same = || self.peek_applied(other, |bytes| bytes == block) == Some(true);
         (place.kind.is_whole() && near && room && same()).then_some(place)
     }
@@ -96,14 +75,14 @@ impl Engine {
         let seq = self.log.segments[segment as usize].seq;
         let payload = Payload::Shared(Shared { seq, segment, offset });
         let form = Form { kind, payload, len, crc, against: None };
-        self.builder.push_form(key, form, dirty, expect);
+        self.log.builder.push_form(key, form, dirty, expect);
         self.stats.duplicate_blocks += 1;
     }
 
     /// A block shares a payload from the record on that is being placed in the segment at position
     /// `index`; returns how many segments back the payload lies.
     pub(crate) fn share(&mut self, key: Key, old: &Shared, index: usize) -> u16 {
-        self.duplicates.unsettled.insert(key, self.log.next_lsn);
+        self.contents.note_unsettled(key, self.log.next_lsn);
         self.name_payload(key, old.segment, old.seq, index)
     }
 
@@ -111,18 +90,7 @@ impl Engine {
     /// at position `at`; returns how many segments back that is.
     pub(crate) fn name_payload(&mut self, key: Key, at: u32, old: SegmentSeq, index: usize) -> u16 {
         let now = self.log.segments[index].seq;
-        self.note_sharer(key, at as usize, old, now);
+        self.contents.note_sharer(key, at as usize, old, now);
         u16::try_from(now.0 - old.0).expect("only near payloads are named")
-    }
-
-    /// Notes, unless the footer will, that a block has a payload in segment `old`, at position
-    /// `at`.
-    pub(crate) fn note_sharer(&mut self, key: Key, at: usize, old: SegmentSeq, now: SegmentSeq) {
-        let segment = &mut self.log.segments[at];
-        assert_eq!(segment.seq, old, "a segment stays until what rests on it is in the log");
-        if old != now {
-            segment.sharers.push(key);
-            self.duplicates.sharers += 1;
-        }
     }
 }

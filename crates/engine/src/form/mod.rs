@@ -8,3 +8,56 @@ pub(crate) mod dense;
 pub(crate) mod duplicates;
 pub(crate) mod payload;
 pub(crate) mod similar;
+pub(crate) mod whole;
+
+use forebay_block::BLOCK_SIZE;
+use forebay_codec::Compressor;
+
+use crate::pace::Pace;
+use crate::slab::Slab;
+use crate::tries::Tries;
+use delta_read::Associate;
+use dense::Dense;
+use duplicates::Duplicates;
+use similar::Similar;
+
+/// What is needed for storing blocks, and for reading those that are stored against others.
+pub struct Forms {
+    duplicates: Duplicates,
+    dense: Dense,
+    similar: Similar,
+    codec: Compressor,
+    /// An encoded block.
+    encoded: Box<[u8; BLOCK_SIZE]>,
+    /// How making deltas went lately.
+    delta_tries: Tries,
+    associates: Slab<Associate>,
+    /// What may be spent on what no client waits for.
+    background: Pace,
+}
+
+impl Forms {
+    /// Nothing is known; `similar` blocks are looked for among `blocks` if that is wanted.
+    pub fn new(similar: bool, blocks: u64) -> Self {
+        Self {
+            duplicates: Duplicates::new(),
+            dense: Dense::new(),
+            similar: Similar::new(similar, blocks),
+            codec: Compressor::new(),
+            encoded: Box::new([0; BLOCK_SIZE]),
+            delta_tries: Tries::default(),
+            associates: Slab::default(),
+            background: dense::background(),
+        }
+    }
+
+    /// The processor time for what no client waits for.
+    pub fn background(&self) -> &Pace {
+        &self.background
+    }
+
+    /// A turn of the event loop begins.
+    pub fn begin_turn(&mut self) {
+        self.background.begin_turn();
+    }
+}

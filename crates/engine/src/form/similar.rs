@@ -112,14 +112,14 @@ impl Engine {
     fn seeks_similar(&mut self, volume: VolumeId) -> bool {
         self.config.content == ContentLocality::Similar
             && !self.is_emergency()
-            && self.similar.gate(volume).is_due()
-            && self.background.take(self.now, SEARCH)
+            && self.form.similar.gate(volume).is_due()
+            && self.form.background.take(self.now, SEARCH)
     }
 
     /// Looks for a block that is like one with this sketch.
     fn find_similar(&mut self, key: Key, sketch: &Sketch) -> Option<(Key, Against)> {
         self.stats.similar_searches += 1;
-        let other = self.similar.alike.as_ref()?.find(sketch, key);
+        let other = self.form.similar.alike.as_ref()?.find(sketch, key);
         let found = other.and_then(|other| {
             let place = self.contents.get(other)?;
             let seq = self.log.segments[place.segment as usize].seq;
@@ -127,7 +127,7 @@ impl Engine {
             (place.kind.is_whole() && self.may_rest_on(&base)).then_some((other, base))
         });
         let blocks = self.contents.index().capacity();
-        self.similar.gate(key.volume()).note(found.is_some(), blocks);
+        self.form.similar.gate(key.volume()).note(found.is_some(), blocks);
         found
     }
 
@@ -138,7 +138,7 @@ impl Engine {
             && base.seq > self.log.start
             && self.is_young(base.seq)
             && self.is_near(base.seq)
-            && self.similar_blocks().max(self.duplicates.sharers) < most
+            && self.similar_blocks().max(self.contents.sharers()) < most
     }
 
     /// Looks for a block that is like one to be copied.
@@ -171,7 +171,7 @@ impl Engine {
         fx: &mut Effects,
     ) {
         let item = SsdItem { key: copy.key, place: base.place };
-        let seek = self.similar.seeks.insert(Seek { copy, sketch, base });
+        let seek = self.form.similar.seeks.insert(Seek { copy, sketch, base });
         self.read_payloads(SegmentRead::one(Reader::Similar(seek), item), fx);
     }
 
@@ -183,7 +183,7 @@ impl Engine {
         done: &Completion,
         fx: &mut Effects,
     ) {
-        let Seek { mut copy, sketch, base } = self.similar.seeks.remove(seek);
+        let Seek { mut copy, sketch, base } = self.form.similar.seeks.remove(seek);
         let mut room = [0; BLOCK_SIZE];
         let payload = read.payload(done, &read.items[0]);
         // Bad bytes are for those to find who need the block.
@@ -216,7 +216,7 @@ impl Engine {
             }
             _ => return false,
         };
-        self.similar.note(sketch, *key);
+        self.form.similar.note(sketch, *key);
         false
     }
 
@@ -226,10 +226,10 @@ impl Engine {
         if is_zero(block) {
             return self.push_block(fx, key, block, dirty, expect);
         }
-        if !self.builder.fits_block() && !self.close_record(fx) {
+        if !self.log.builder.fits_block() && !self.close_record(fx) {
             return false;
         }
-        let in_time = !self.background.turn_is_over();
+        let in_time = !self.form.background.turn_is_over();
         if in_time && self.seeks_similar(key.volume()) {
             let sketch = Sketch::of(block);
             if let Some((other, base)) = self.find_similar(key, &sketch)
@@ -238,7 +238,7 @@ impl Engine {
             {
                 return true;
             }
-            self.similar.note(&sketch, key);
+            self.form.similar.note(&sketch, key);
         }
         self.push_filled(fx, key, block, dirty, expect)
     }
@@ -260,19 +260,19 @@ impl Engine {
             return false;
         }
         self.stats.similar_tries += 1;
-        self.background.charge(self.now, AGAINST);
+        self.form.background.charge(self.now, AGAINST);
         if block == base_bytes {
-            self.similar.gate(key.volume()).note_worth();
+            self.form.similar.gate(key.volume()).note_worth();
             self.push_duplicate(key, &base.place, dirty, expect);
             return true;
         }
-        let out = &mut self.codec_buf[..];
-        let Some(len) = self.similar.compressor.compress(base_bytes, block, most, out) else {
+        let out = &mut self.form.encoded[..];
+        let Some(len) = self.form.similar.compressor.compress(base_bytes, block, most, out) else {
             return false;
         };
-        let form = self.builder.pack(EntryKind::Similar, &self.codec_buf[..len]);
-        self.builder.push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
-        self.similar.gate(key.volume()).note_worth();
+        let form = self.log.builder.pack(EntryKind::Similar, &self.form.encoded[..len]);
+        self.log.builder.push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
+        self.form.similar.gate(key.volume()).note_worth();
         self.stats.similar_written += 1;
         self.stats.similar_bytes += len as u64;
         true

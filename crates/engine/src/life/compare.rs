@@ -111,21 +111,21 @@ impl Engine {
     /// Begins to compare the volumes whose primary is suspect.
     pub(crate) fn begin_comparing(&mut self) {
         let suspect = self.config.volumes.iter().filter(|volume| volume.suspect);
-        self.compare.volumes = suspect.map(|volume| volume.id).collect();
+        self.life.compare.volumes = suspect.map(|volume| volume.id).collect();
     }
 
     /// Goes on comparing, and dropping what must not be used.
     pub(crate) fn pump_compare(&mut self, fx: &mut Effects) {
-        if self.health != Health::Good || self.state != State::Serving {
+        if self.life.health != Health::Good || self.life.state != State::Serving {
             return;
         }
         self.drop_clean(fx);
-        if self.compare.round.is_some() || self.now < self.compare.next_at {
+        if self.life.compare.round.is_some() || self.now < self.life.compare.next_at {
             return;
         }
-        let Some(&volume) = self.compare.volumes.front() else { return };
-        if self.compare.keys.is_empty() && !self.find_clean(volume) {
-            self.compare.next_at = self.now + PAUSE_MIN;
+        let Some(&volume) = self.life.compare.volumes.front() else { return };
+        if self.life.compare.keys.is_empty() && !self.find_clean(volume) {
+            self.life.compare.next_at = self.now + PAUSE_MIN;
             return;
         }
         self.start_round(false, fx);
@@ -133,10 +133,10 @@ impl Engine {
 
     /// When [`Engine::pump_compare`] has something to do.
     pub(crate) fn next_compare(&self) -> Option<Instant> {
-        if self.health != Health::Good || self.state != State::Serving {
+        if self.life.health != Health::Good || self.life.state != State::Serving {
             return None;
         }
-        let compare = &self.compare;
+        let compare = &self.life.compare;
         if !compare.drops.is_empty() {
             return Some(self.now + PAUSE_MIN);
         }
@@ -152,17 +152,17 @@ impl Engine {
     fn find_clean(&mut self, volume: VolumeId) -> bool {
         let count = self.stripes(volume);
         for _ in 0..STRIPES_SEARCHED {
-            if self.compare.looked > count {
-                let blocks = std::mem::take(&mut self.compare.compared);
-                self.compare.looked = 0;
-                self.compare.volumes.pop_front();
+            if self.life.compare.looked > count {
+                let blocks = std::mem::take(&mut self.life.compare.compared);
+                self.life.compare.looked = 0;
+                self.life.compare.volumes.pop_front();
                 self.tell(Event::Compared { volume, blocks });
                 return false;
             }
-            let stripe = nth_stripe(self.compare.looked, count);
-            self.compare.looked += 1;
-            self.compare.keys = self.clean_in(volume, stripe).collect();
-            if !self.compare.keys.is_empty() {
+            let stripe = nth_stripe(self.life.compare.looked, count);
+            self.life.compare.looked += 1;
+            self.life.compare.keys = self.clean_in(volume, stripe).collect();
+            if !self.life.compare.keys.is_empty() {
                 return true;
             }
         }
@@ -177,10 +177,10 @@ impl Engine {
 
     /// Reads the next blocks from the cache and from the primary.
     fn start_round(&mut self, again: bool, fx: &mut Effects) {
-        let compare = &mut self.compare;
+        let compare = &mut self.life.compare;
         let count = compare.keys.len().min(ROUND_BLOCKS);
         let keys: Vec<Key> = compare.keys.iter().take(count).copied().collect();
-        let items = keys.iter().filter(|key| !self.locks.is_locked(**key));
+        let items = keys.iter().filter(|key| !self.requests.is_locked(**key));
         let items: Vec<Item> = items
             .filter_map(|&key| {
                 let place = self.contents.get(key).filter(|place| !place.dirty)?;
@@ -189,7 +189,7 @@ impl Engine {
             })
             .collect();
         let (Some(first), Some(last)) = (items.first(), items.last()) else {
-            self.compare.keys.drain(..count);
+            self.life.compare.keys.drain(..count);
             return;
         };
         let volume = first.key.volume();
@@ -199,7 +199,7 @@ impl Engine {
         let buf = self.config.buffers.get(range.len as usize);
         let sent = self.now;
         let waiting: Vec<(Key, Place)> = items.iter().map(|item| (item.key, item.place)).collect();
-        self.compare.round =
+        self.life.compare.round =
             Some(Round { blocks, items, primary: None, away: false, outstanding: 2, sent, again });
         let ticket = Ticket::ComparePrimary;
         self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
@@ -235,7 +235,7 @@ impl Engine {
     }
 
     fn round(&mut self) -> &mut Round {
-        self.compare.round.as_mut().expect("its reads end before it does")
+        self.life.compare.round.as_mut().expect("its reads end before it does")
     }
 
     fn take_compared(&mut self, at: usize, bytes: Option<&[u8]>) {
@@ -271,7 +271,7 @@ impl Engine {
         round.primary = done.result.is_ok().then(|| done.buf.to_vec());
         round.away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
         let pause = if round.away { PAUSE_MAX } else { now.since(round.sent) * PAUSE };
-        self.compare.next_at = now + pause.clamp(PAUSE_MIN, PAUSE_MAX);
+        self.life.compare.next_at = now + pause.clamp(PAUSE_MIN, PAUSE_MAX);
         self.compare_part(fx);
     }
 
@@ -282,15 +282,15 @@ impl Engine {
         if round.outstanding > 0 {
             return;
         }
-        let Some(round) = self.compare.round.take() else { return };
+        let Some(round) = self.life.compare.round.take() else { return };
         let volume = round.items[0].key.volume();
-        if self.state != State::Serving || self.compare.volumes.front() != Some(&volume) {
+        if self.life.state != State::Serving || self.life.compare.volumes.front() != Some(&volume) {
             return;
         }
         let differs = round.items.iter().find(|item| self.differs(&round, item));
         match differs.map(|item| item.key) {
             Some(key) if round.again => {
-                self.compare.volumes.pop_front();
+                self.life.compare.volumes.pop_front();
                 let blocks = BlockRange { first: key.block(), count: 1 };
                 self.tell(Event::PrimaryChanged { volume, blocks });
                 fx.changed.push(volume);
@@ -300,9 +300,9 @@ impl Engine {
             // The same blocks again when it may be back.
             None if round.away => {}
             None => {
-                self.compare.compared += round.items.len() as u64;
-                let done = self.compare.keys.len().min(ROUND_BLOCKS);
-                self.compare.keys.drain(..done);
+                self.life.compare.compared += round.items.len() as u64;
+                let done = self.life.compare.keys.len().min(ROUND_BLOCKS);
+                self.life.compare.keys.drain(..done);
             }
         }
     }
@@ -318,7 +318,7 @@ impl Engine {
         let (Some(cached), Some(primary)) = (&item.bytes, &round.primary) else { return false };
         let from = (item.key.block() - round.blocks.first) as usize * BLOCK_SIZE;
         let part = &primary[from..(from + BLOCK_SIZE).min(primary.len())];
-        same && !self.locks.is_locked(item.key) && cached[..part.len()] != *part
+        same && !self.requests.is_locked(item.key) && cached[..part.len()] != *part
     }
 
     /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
@@ -327,18 +327,18 @@ impl Engine {
         if self.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
             return;
         }
-        self.compare.volumes.retain(|&other| other != volume);
-        (self.compare.looked, self.compare.compared) = (0, 0);
-        self.compare.keys.clear();
+        self.life.compare.volumes.retain(|&other| other != volume);
+        (self.life.compare.looked, self.life.compare.compared) = (0, 0);
+        self.life.compare.keys.clear();
         let state = self.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);
         let (next, again, until) = (0, VecDeque::new(), Lsn(0));
-        self.compare.drops.push_back(Drop { volume, next, again, until });
+        self.life.compare.drops.push_back(Drop { volume, next, again, until });
     }
 
     /// Tells the log that clean blocks are gone.
     fn drop_clean(&mut self, fx: &mut Effects) {
-        let Some(mut job) = self.compare.drops.pop_front() else { return };
+        let Some(mut job) = self.life.compare.drops.pop_front() else { return };
         let count = self.stripes(job.volume);
         for _ in 0..STRIPES_DROPPED {
             let stripe = match job.next < count {
@@ -357,7 +357,7 @@ impl Engine {
         if job.next >= count && job.again.is_empty() && self.log.next_lsn > job.until {
             self.volume_mut(job.volume).distrusted = false;
         } else {
-            self.compare.drops.push_front(job);
+            self.life.compare.drops.push_front(job);
         }
     }
 
@@ -367,7 +367,7 @@ impl Engine {
         let mut rest = keys.into_iter().peekable();
         let mut locked = false;
         while let Some(first) = rest.next() {
-            if self.locks.is_locked(first) {
+            if self.requests.is_locked(first) {
                 // Whoever writes it may fail, and leave it as it was.
                 locked = true;
                 continue;
@@ -376,7 +376,7 @@ impl Engine {
             let follows = |key: &Key, count: u32, locks: &crate::request::locks::Locks| {
                 key.0 == first.0 + u64::from(count) && !locks.is_locked(*key)
             };
-            while rest.next_if(|key| follows(key, count, &self.locks)).is_some() {
+            while rest.next_if(|key| follows(key, count, self.requests.locks())).is_some() {
                 count += 1;
             }
             let kind = EntryKind::Invalidate;

@@ -104,9 +104,9 @@ fn keys_of(stripe: u64) -> impl Iterator<Item = Key> {
 impl Engine {
     /// Whether the log has nothing to say of a block's stripe.
     pub(crate) fn is_detached(&self, key: Key) -> bool {
-        match self.health {
+        match self.life.health {
             Health::Good => false,
-            Health::Draining => self.detach.done.contains_key(&stripe_of(key)),
+            Health::Draining => self.life.detach.done.contains_key(&stripe_of(key)),
             Health::Detached => true,
         }
     }
@@ -116,9 +116,9 @@ impl Engine {
         for volume in self.volume_ids() {
             let keys = self.contents.dirty().of_volume(volume).filter(|&key| !self.is_settled(key));
             let stripes: BTreeSet<u64> = keys.map(stripe_of).collect();
-            self.detach.undurable.extend(stripes);
+            self.life.detach.undurable.extend(stripes);
         }
-        for stripe in self.detach.undurable.clone() {
+        for stripe in self.life.detach.undurable.clone() {
             self.leave(stripe);
         }
     }
@@ -126,13 +126,13 @@ impl Engine {
     fn leave(&mut self, stripe: u64) -> &mut Leaving {
         let since = self.now;
         let new = || Leaving { since, asked: false, writes: Vec::new() };
-        self.detach.leaving.entry(stripe).or_insert_with(new)
+        self.life.detach.leaving.entry(stripe).or_insert_with(new)
     }
 
     /// A write waits until its stripe is detached. One that is in the log already is done then; any
     /// other starts over.
     pub(crate) fn wait_detached(&mut self, id: Id, fx: &mut Effects) {
-        let Op::Write(write) = self.ops.get_mut(id) else {
+        let Op::Write(write) = self.requests.get_mut(id) else {
             unreachable!("a write's id names a write");
         };
         let placed =
@@ -153,31 +153,31 @@ impl Engine {
     /// A flush waits for the blocks of its volume that were not durable when the device failed;
     /// true if there are any.
     pub(crate) fn flush_waits_detached(&mut self, id: Id, volume: VolumeId) -> bool {
-        let waits = self.health == Health::Draining && self.detach.is_undurable(volume);
+        let waits = self.life.health == Health::Draining && self.life.detach.is_undurable(volume);
         if waits {
-            self.detach.flushes.push((self.now, volume, id));
+            self.life.detach.flushes.push((self.now, volume, id));
         }
         waits
     }
 
     /// Brings stripes that are to be detached to their primaries, and asks for their records.
     pub(crate) fn pump_detach(&mut self, fx: &mut Effects) {
-        if self.health == Health::Detached {
-            for stripe in self.detach.leaving.keys().copied().collect::<Vec<_>>() {
+        if self.life.health == Health::Detached {
+            for stripe in self.life.detach.leaving.keys().copied().collect::<Vec<_>>() {
                 self.left(stripe, fx);
             }
         }
-        if self.health != Health::Draining {
+        if self.life.health != Health::Draining {
             return;
         }
-        let cursor = self.detach.cursor;
-        let leaving = &self.detach.leaving;
+        let cursor = self.life.detach.cursor;
+        let leaving = &self.life.detach.leaving;
         let mut stripes: Vec<u64> =
             leaving.range(cursor..).map(|(&stripe, _)| stripe).take(LOOKED_AT).collect();
         stripes.extend(leaving.range(..cursor).map(|(&s, _)| s).take(LOOKED_AT - stripes.len()));
-        self.detach.cursor = stripes.last().map_or(0, |last| last + 1);
+        self.life.detach.cursor = stripes.last().map_or(0, |last| last + 1);
         for stripe in stripes {
-            if !self.detach.leaving[&stripe].asked && self.empty_stripe(stripe, fx) {
+            if !self.life.detach.leaving[&stripe].asked && self.empty_stripe(stripe, fx) {
                 self.ask_to_detach(stripe, fx);
             }
         }
@@ -205,11 +205,11 @@ impl Engine {
                 let _ = self.start_destage(key, fx);
             }
         }
-        empty && self.trust > Trust::Full
+        empty && self.life.trust > Trust::Full
     }
 
     fn ask_to_detach(&mut self, stripe: u64, fx: &mut Effects) {
-        if let Some(leaving) = self.detach.leaving.get_mut(&stripe) {
+        if let Some(leaving) = self.life.detach.leaving.get_mut(&stripe) {
             leaving.asked = true;
         }
         let kept = self.kept_in(stripe).words();
@@ -221,8 +221,8 @@ impl Engine {
     /// Blocks of a stripe that the cache alone has, but for those that were written since.
     fn kept_in(&self, stripe: u64) -> Bits {
         let (mut kept, _) = self.contents.dirty().in_stripe(stripe);
-        for &(_, id) in &self.detach.restoring {
-            let Op::Write(write) = self.ops.get(id) else { continue };
+        for &(_, id) in &self.life.detach.restoring {
+            let Op::Write(write) = self.requests.get(id) else { continue };
             for key in write.keys() {
                 if stripe_of(key) == stripe {
                     kept.set(key.0 % STRIPE_BLOCKS, false);
@@ -237,7 +237,7 @@ impl Engine {
         self.now = now;
         for record in stripes {
             let stripe = record.number();
-            self.detach.done.insert(stripe, Bits::from_words(record.kept));
+            self.life.detach.done.insert(stripe, Bits::from_words(record.kept));
             self.restored(stripe, fx);
             self.left(stripe, fx);
         }
@@ -245,20 +245,20 @@ impl Engine {
 
     /// The cache has left a stripe: what it has of it is forgotten, and writes go on.
     fn left(&mut self, stripe: u64, fx: &mut Effects) {
-        let Some(Leaving { writes, .. }) = self.detach.leaving.remove(&stripe) else { return };
-        let kept = self.detach.done.get(&stripe).copied().unwrap_or_default();
+        let Some(Leaving { writes, .. }) = self.life.detach.leaving.remove(&stripe) else { return };
+        let kept = self.life.detach.done.get(&stripe).copied().unwrap_or_default();
         for key in keys_of(stripe) {
             if !kept.get(key.0 % STRIPE_BLOCKS) {
                 self.ram.remove(key);
                 self.contents.forget(key, &mut self.ram);
-            } else if self.detach.undurable.contains(&stripe) {
+            } else if self.life.detach.undurable.contains(&stripe) {
                 self.note_lost(key);
             }
         }
-        self.detach.undurable.remove(&stripe);
+        self.life.detach.undurable.remove(&stripe);
         self.pump_detach_flushes(None, fx);
         for id in writes {
-            let Op::Write(write) = self.ops.get(id) else {
+            let Op::Write(write) = self.requests.get(id) else {
                 unreachable!("a write waits until it is told");
             };
             match write.stage {
@@ -271,7 +271,7 @@ impl Engine {
     /// A write whose blocks were in the log when the device failed is on the primary, unless a
     /// block was lost on the way.
     fn end_placed(&mut self, id: Id, fx: &mut Effects) {
-        let Op::Write(write) = self.ops.get(id) else {
+        let Op::Write(write) = self.requests.get(id) else {
             unreachable!("a write's id names a write");
         };
         let mut keys = write.keys();
@@ -283,13 +283,13 @@ impl Engine {
     /// Lets flushes go on, or gives up those that have waited since before `deadline`.
     fn pump_detach_flushes(&mut self, deadline: Option<Instant>, fx: &mut Effects) {
         let mut i = 0;
-        while let Some(&(since, volume, id)) = self.detach.flushes.get(i) {
+        while let Some(&(since, volume, id)) = self.life.detach.flushes.get(i) {
             let late = deadline.is_some_and(|deadline| since <= deadline);
-            if self.detach.is_undurable(volume) && !late {
+            if self.life.detach.is_undurable(volume) && !late {
                 i += 1;
                 continue;
             }
-            self.detach.flushes.remove(i);
+            self.life.detach.flushes.remove(i);
             let result = if late { Err(ErrorKind::DeviceGone.into()) } else { Ok(()) };
             self.flush_part_done(id, result, fx);
         }
@@ -297,63 +297,64 @@ impl Engine {
 
     /// Nobody waits for ever for a primary that is away, or a record that cannot be made.
     fn give_up_detaching(&mut self, fx: &mut Effects) {
-        let patience = match self.state {
+        let patience = match self.life.state {
             State::Stopping => PATIENCE.min(self.config.patience),
             _ => self.config.patience,
         };
         let deadline = Instant(self.now.0.saturating_sub(patience.as_nanos() as u64));
-        let late = self.detach.leaving.iter_mut().filter(|(_, leaving)| leaving.since <= deadline);
+        let late =
+            self.life.detach.leaving.iter_mut().filter(|(_, leaving)| leaving.since <= deadline);
         let mut late: Vec<Id> =
             late.flat_map(|(_, leaving)| std::mem::take(&mut leaving.writes)).collect();
-        let restoring = &mut self.detach.restoring;
+        let restoring = &mut self.life.detach.restoring;
         late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
         for id in late {
             self.stats.given_up_writes += 1;
             self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
         }
-        let undurable = &self.detach.undurable;
+        let undurable = &self.life.detach.undurable;
         let kept = |stripe: &u64, leaving: &Leaving| {
             leaving.asked || !leaving.writes.is_empty() || undurable.contains(stripe)
         };
-        self.detach.leaving.retain(|stripe, leaving| kept(stripe, leaving));
+        self.life.detach.leaving.retain(|stripe, leaving| kept(stripe, leaving));
         self.pump_detach_flushes(Some(deadline), fx);
     }
 
     /// Whether a write is of blocks that are kept: they are until a record says otherwise.
     pub(crate) fn restores(&self, id: Id) -> bool {
-        if self.health != Health::Draining {
+        if self.life.health != Health::Draining {
             return false;
         }
-        let Op::Write(write) = self.ops.get(id) else { return false };
+        let Op::Write(write) = self.requests.get(id) else { return false };
         let mut keys = write.keys();
-        let kept = |key| self.detach.done.get(&stripe_of(key));
+        let kept = |key| self.life.detach.done.get(&stripe_of(key));
         keys.any(|key| kept(key).is_some_and(|kept| kept.get(key.0 % STRIPE_BLOCKS)))
     }
 
     /// The primary has flushed a write over kept blocks.
     pub(crate) fn restore(&mut self, id: Id, fx: &mut Effects) {
-        let Op::Write(write) = self.ops.get(id) else {
+        let Op::Write(write) = self.requests.get(id) else {
             unreachable!("a write's id names a write");
         };
         let stripe = stripe_of(Key::new(write.volume, write.blocks.first));
-        self.detach.restoring.push((self.now, id));
+        self.life.detach.restoring.push((self.now, id));
         self.ask_to_detach(stripe, fx);
     }
 
     /// A record says that blocks are kept no more.
     fn restored(&mut self, stripe: u64, fx: &mut Effects) {
-        let kept = self.detach.done[&stripe];
+        let kept = self.life.detach.done[&stripe];
         let mut ended = Vec::new();
-        for &(_, id) in &self.detach.restoring {
-            let Op::Write(write) = self.ops.get(id) else { continue };
+        for &(_, id) in &self.life.detach.restoring {
+            let Op::Write(write) = self.requests.get(id) else { continue };
             let mut keys = write.keys();
             if keys.all(|key| stripe_of(key) == stripe && !kept.get(key.0 % STRIPE_BLOCKS)) {
                 ended.push(id);
             }
         }
         for id in ended {
-            self.detach.restoring.retain(|&(_, other)| other != id);
-            let Op::Write(write) = self.ops.get(id) else { continue };
+            self.life.detach.restoring.retain(|&(_, other)| other != id);
+            let Op::Write(write) = self.requests.get(id) else { continue };
             for key in write.keys() {
                 self.ram.remove(key);
                 self.contents.forget(key, &mut self.ram);
@@ -374,7 +375,7 @@ impl Engine {
             if self.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
                 continue;
             }
-            self.detach.done.insert(stripe, kept);
+            self.life.detach.done.insert(stripe, kept);
             for key in keys_of(stripe).filter(|key| !kept.get(key.0 % STRIPE_BLOCKS)) {
                 self.contents.forget(key, &mut self.ram);
             }
@@ -386,13 +387,13 @@ impl Engine {
     fn is_settled(&self, key: Key) -> bool {
         let durable = |at: Place| self.log.is_durable(at.segment, at.offset);
         self.contents.get(key).is_some_and(durable)
-            && self.duplicates.unsettled(key).is_none()
-            && !self.detach.doubted.contains(&key)
+            && self.contents.unsettled(key).is_none()
+            && !self.life.detach.doubted.contains(&key)
     }
 
     /// Notes that a block's version in the log may be gone after the next crash.
     pub(crate) fn doubt(&mut self, key: Key) {
-        self.detach.doubted.insert(key);
+        self.life.detach.doubted.insert(key);
     }
 
     /// A block cannot be read back that was not durable when the device failed: those who flush are
@@ -411,18 +412,18 @@ impl Engine {
 
     /// Whether it is too early to try again to read a block back.
     pub(crate) fn rests(&self, key: Key) -> bool {
-        self.health != Health::Good
-            && (self.locks.is_locked(key)
+        self.life.health != Health::Good
+            && (self.requests.is_locked(key)
                 || self.contents.unreadable_until(key).is_some_and(|until| until > self.now))
     }
 
     /// Whether somebody waits for a stripe to be detached.
     pub(crate) fn is_detaching(&self) -> bool {
-        !self.detach.leaving.is_empty() || !self.detach.flushes.is_empty()
+        !self.life.detach.leaving.is_empty() || !self.life.detach.flushes.is_empty()
     }
 
     /// Whether writes or flushes of a volume wait for stripes to be detached.
     pub(crate) fn detaches(&self, volume: VolumeId) -> bool {
-        self.detach.leaving.range(stripes_of(volume)).next().is_some()
+        self.life.detach.leaving.range(stripes_of(volume)).next().is_some()
     }
 }

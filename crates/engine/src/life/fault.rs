@@ -30,11 +30,11 @@ const PROBE_PAUSE: Duration = Duration::from_secs(1);
 impl Engine {
     /// The cache device cannot be written any more.
     pub(crate) fn fail_cache(&mut self, fx: &mut Effects) {
-        if self.health != Health::Good {
+        if self.life.health != Health::Good {
             return;
         }
         self.set_health(Health::Draining);
-        self.reclaim = None;
+        self.reclaim.give_up();
         self.note_undurable();
         // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
         // or from the failed records. The records themselves stay in flight until the device
@@ -59,11 +59,11 @@ impl Engine {
     /// Else a device that vanished when nothing was to be written, since everything waits for
     /// dirty blocks that only it has, would never count as failed.
     pub(crate) fn probe_cache(&mut self, fx: &mut Effects) {
-        if self.health != Health::Good || self.now < self.probe_at {
+        if self.life.health != Health::Good || self.now < self.life.probe_at {
             return;
         }
-        self.probe_at = self.now + PROBE_PAUSE;
-        if self.builder.is_empty() {
+        self.life.probe_at = self.now + PROBE_PAUSE;
+        if self.log.builder.is_empty() {
             self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
         if !self.close_record(fx) && self.log.in_flight.is_empty() && self.log.flushing.is_none() {
@@ -76,32 +76,32 @@ impl Engine {
 
     /// Empties what waits for a place in the log: the writes that wait for it.
     fn clear_builder(&mut self) -> Vec<Id> {
-        for item in &self.builder.pending {
+        for item in &self.log.builder.pending {
             if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
                 // RAM has the bytes of a write that never reached the log.
                 self.ram.remove(item.key);
             }
         }
-        let mut waiting: Vec<Id> = std::mem::take(&mut self.builder.waiters);
-        self.builder.clear();
-        waiting.extend(self.log_queue.drain(..));
+        let mut waiting: Vec<Id> = std::mem::take(&mut self.log.builder.waiters);
+        self.log.builder.clear();
+        waiting.extend(self.log.queue.drain(..));
         waiting
     }
 
     pub(crate) fn want_trust(&mut self, trust: Trust) {
-        self.trust_wanted = self.trust_wanted.max(trust);
+        self.life.trust_wanted = self.life.trust_wanted.max(trust);
     }
 
     /// Asks for what has to be recorded, and detaches when nothing is left to save.
     pub(crate) fn pump_health(&mut self, fx: &mut Effects) {
-        if self.health == Health::Draining
+        if self.life.health == Health::Draining
             && self.contents.dirty().blocks() == 0
-            && self.destages.len() == 0
+            && self.destaging.len() == 0
         {
             self.want_trust(Trust::Nothing);
         }
-        if self.trust_wanted > self.trust {
-            fx.record_trust = Some(self.trust_wanted);
+        if self.life.trust_wanted > self.life.trust {
+            fx.record_trust = Some(self.life.trust_wanted);
         }
     }
 
@@ -109,11 +109,11 @@ impl Engine {
     /// have asked for it.
     pub fn trust_recorded(&mut self, now: forebay_block::Instant, trust: Trust, fx: &mut Effects) {
         self.now = now;
-        self.trust = self.trust.max(trust);
-        if self.trust > Trust::Full && self.health == Health::Good {
+        self.life.trust = self.life.trust.max(trust);
+        if self.life.trust > Trust::Full && self.life.health == Health::Good {
             self.fail_cache(fx);
         }
-        if self.trust == Trust::Nothing && self.contents.dirty().blocks() == 0 {
+        if self.life.trust == Trust::Nothing && self.contents.dirty().blocks() == 0 {
             self.set_health(Health::Detached);
             self.contents.give_up();
         }

@@ -32,39 +32,39 @@ pub enum StopStep {
 impl Engine {
     /// Goes on with an orderly stop.
     pub(crate) fn pump_stop(&mut self, fx: &mut Effects) {
-        if self.state != State::Stopping {
+        if self.life.state != State::Stopping {
             return;
         }
         while let Some(op) = self.pop_delayed() {
             self.end_write(op, Err(ErrorKind::ShuttingDown.into()), fx);
         }
-        let busy = self.ops.len() + self.destages.len() + self.fetches.len() > 0
+        let busy = self.requests.len() + self.destaging.len() + self.requests.fetches() > 0
             || self.volumes.iter().flatten().any(|v| v.flushing || v.direct > v.direct_durable);
         if busy {
             return;
         }
-        if self.health != Health::Good {
+        if self.life.health != Health::Good {
             // What failed to reach the log is in memory only: the primary gets it now, if it can.
             // Then the next start must know that the log is behind.
             let lost = !self.contents.fenced().is_empty()
                 || self.volumes.iter().flatten().any(|volume| volume.failures > 0);
-            let is_known = self.trust >= self.trust_wanted;
-            let is_late = self.now.since(self.stop_since) >= PATIENCE;
-            let ends = self.health == Health::Detached || lost && is_known || is_late;
-            if self.ios.len() == 0 && ends {
-                self.state = State::Stopped;
+            let is_known = self.life.trust >= self.life.trust_wanted;
+            let is_late = self.now.since(self.life.stop_since) >= PATIENCE;
+            let ends = self.life.health == Health::Detached || lost && is_known || is_late;
+            if self.out.len() == 0 && ends {
+                self.life.state = State::Stopped;
             }
             return;
         }
-        match self.stop_step {
+        match self.life.stop_step {
             StopStep::Settling => {
                 let key = Key(0);
                 let said = self.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
                     && self.close_record(fx);
                 // Without room the log ends as it is.
                 if said || self.log.free <= 1 && self.log.in_flight.is_empty() {
-                    self.builder.clear();
-                    self.stop_step = StopStep::LastRecord;
+                    self.log.builder.clear();
+                    self.life.stop_step = StopStep::LastRecord;
                     // The last free one stays open: the next start goes on in it.
                     if self.log.free > 0 {
                         self.seal_open_segment();
@@ -72,11 +72,11 @@ impl Engine {
                 }
             }
             StopStep::LastRecord if self.log.sealing.is_empty() => {
-                self.stop_step = StopStep::LastFooters;
+                self.life.stop_step = StopStep::LastFooters;
                 self.pump_stop(fx);
             }
-            StopStep::LastFooters if self.ios.len() == 0 => {
-                self.stop_step = StopStep::LastFlush;
+            StopStep::LastFooters if self.out.len() == 0 => {
+                self.life.stop_step = StopStep::LastFlush;
                 self.send(fx, Target::Cache, Ticket::StopFlush, Io::flush);
             }
             _ => {}
@@ -86,7 +86,7 @@ impl Engine {
     /// The last flush ended.
     pub(crate) fn stop_flushed(&mut self, done: Completion, fx: &mut Effects) {
         match done.result {
-            Ok(()) => self.state = State::Stopped,
+            Ok(()) => self.life.state = State::Stopped,
             Err(_) => self.fail_cache(fx),
         }
     }

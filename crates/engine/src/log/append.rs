@@ -5,7 +5,6 @@
 //! that comes meanwhile waits for the record or finds the bytes in RAM.
 
 use forebay_block::Io;
-use forebay_codec::{crc32c, is_zero};
 use forebay_format::{Entry, EntryKind, Lsn, PAGE, RecordHeader, encode_record, footer_bytes};
 
 use crate::Engine;
@@ -13,31 +12,30 @@ use crate::api::{Effects, Health, Target};
 use crate::contents::Place;
 use crate::key::Key;
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
-use crate::log::builder::{Expect, Form, Payload, Pending};
+use crate::log::builder::{Expect, Payload, Pending};
 use crate::log::{OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::op::{Op, Ticket};
-use crate::reclaim::Copied;
 use crate::slab::Id;
 
 impl Engine {
     /// Moves what waits for the log into it, as far as there is room.
     pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
-        if self.health != Health::Good {
+        if self.health() != Health::Good {
             return;
         }
         self.pump_copies(fx);
         self.pump_overflow(fx);
-        while let Some(&op) = self.log_queue.front() {
+        while let Some(&op) = self.log.queue.front() {
             let has_room = self.has_client_space() || self.fits_reserve(op);
             if !has_room || !self.log_op(op, fx) {
                 break;
             }
-            self.log_queue.pop_front();
+            self.log.queue.pop_front();
         }
         self.checkpoint_if_needed(fx);
         // What nobody waits for yet shares the record with what comes in the next turn.
-        let goes_on = self.background.turn_is_over() || self.fills_last();
-        let grows = goes_on && self.builder.complete.is_empty();
+        let goes_on = self.form.background().turn_is_over() || self.fills_last();
+        let grows = goes_on && self.log.builder.complete.is_empty();
         if self.log.in_flight.len() < RECORDS_IN_FLIGHT && !grows {
             self.close_record(fx);
         }
@@ -53,81 +51,9 @@ impl Engine {
     fn checkpoint_if_needed(&mut self, fx: &mut Effects) {
         let waits = self.log.freeing.iter().any(|&(_, lsn)| lsn == self.log.next_lsn)
             || self.log.barrier >= self.log.next_lsn && !self.log.waiters.is_empty();
-        if waits && !self.builder.pending.iter().any(|item| item.expect.is_certain()) {
+        if waits && !self.log.builder.pending.iter().any(|item| item.expect.is_certain()) {
             self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
-    }
-
-    /// Encodes a block into the builder; false when there is no room now.
-    pub(crate) fn push_block(
-        &mut self,
-        fx: &mut Effects,
-        key: Key,
-        block: &[u8],
-        dirty: bool,
-        expect: Expect,
-    ) -> bool {
-        if is_zero(block) {
-            return self.push_bare(fx, key, 1, EntryKind::Zero, dirty, expect);
-        }
-        self.push_filled(fx, key, block, dirty, expect)
-    }
-
-    /// The same of a block that is known not to be zero.
-    pub(crate) fn push_filled(
-        &mut self,
-        fx: &mut Effects,
-        key: Key,
-        block: &[u8],
-        dirty: bool,
-        expect: Expect,
-    ) -> bool {
-        if !self.builder.fits_block() && !self.close_record(fx) {
-            return false;
-        }
-        let form = self.push_alone(block, dirty);
-        self.builder.push_form(key, form, dirty, expect);
-        true
-    }
-
-    /// Adds a block that is stored without another's help, without an entry. There is room.
-    fn push_alone(&mut self, block: &[u8], dirty: bool) -> Form {
-        if let Some(len) = self.make_block_dense(block, dirty) {
-            return self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]);
-        }
-        let out = &mut self.codec_buf[..];
-        let packed = self.config.compress.then(|| self.codec.compress(block, out));
-        match packed.flatten() {
-            Some(len) => self.builder.pack(EntryKind::Lz4, &self.codec_buf[..len]),
-            None => self.builder.push_raw(block, crc32c(block)),
-        }
-    }
-
-    /// Adds what reclaim copies, as densely as it can be stored now; `now` is where the block is.
-    /// False when there is no room.
-    pub(crate) fn push_copy(&mut self, fx: &mut Effects, copy: &Copied, now: Place) -> bool {
-        let Copied { key, place, bytes, .. } = copy;
-        let (dirty, expect) = (now.dirty, Expect::At(now));
-        if !place.kind.has_payload() {
-            return self.push_bare(fx, *key, 1, place.kind, dirty, expect);
-        }
-        if !self.builder.fits_block() && !self.close_record(fx) {
-            return false;
-        }
-        if self.push_copy_as_similar(copy, now) {
-            return true;
-        }
-        if place.kind != now.kind {
-            return self.push_block(fx, *key, bytes, dirty, expect);
-        }
-        let form = match self.make_dense(bytes, place) {
-            Some(len) => self.builder.pack(EntryKind::Zstd, &self.codec_buf[..len]),
-            None if place.kind == EntryKind::Raw => self.builder.push_raw(bytes, place.crc),
-            // Keep the original CRC, so that corruption since the first write is still detected.
-            None => Form { crc: place.crc, ..self.builder.pack(place.kind, bytes) },
-        };
-        self.builder.push_form(*key, form, dirty, expect);
-        true
     }
 
     /// Adds an entry without payload; false when there is no room now.
@@ -140,50 +66,50 @@ impl Engine {
         dirty: bool,
         expect: Expect,
     ) -> bool {
-        if !self.builder.fits_bare() && !self.close_record(fx) {
+        if !self.log.builder.fits_bare() && !self.close_record(fx) {
             return false;
         }
         let payload = Payload::None;
         let (len, crc, against) = (0, 0, None);
         let pending = Pending { key, count, kind, dirty, payload, len, crc, expect, against };
-        self.builder.pending.push(pending);
+        self.log.builder.pending.push(pending);
         true
     }
 
     /// Notes that `op` waits for the record being built, and whether that is its last.
     pub(crate) fn wait_for_builder(&mut self, op: Id, complete: bool) {
-        if self.builder.add_waiter(op)
-            && let Op::Write(write) = self.ops.get_mut(op)
+        if self.log.builder.add_waiter(op)
+            && let Op::Write(write) = self.requests.get_mut(op)
         {
             write.outstanding += 1;
         }
         if complete {
-            self.builder.complete.push(op);
+            self.log.builder.complete.push(op);
         }
     }
 
     /// Closes the record, places it and sends it. True when the builder is empty afterwards.
     pub(crate) fn close_record(&mut self, fx: &mut Effects) -> bool {
-        if self.builder.is_empty() {
+        if self.log.builder.is_empty() {
             return true;
         }
-        if self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.health != Health::Good {
+        if self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.health() != Health::Good {
             return false;
         }
-        let pages = self.builder.pages();
-        let entries_max = self.builder.pending.len();
+        let pages = self.log.builder.pages();
+        let entries_max = self.log.builder.pending.len();
         let Some((index, at)) = self.room(pages, entries_max) else { return false };
-        let packed_at = self.builder.packed_at();
-        let has_news = self.builder.has_news();
+        let packed_at = self.log.builder.packed_at();
+        let has_news = self.log.builder.has_news();
         let lsn = self.log.next_lsn;
         let entries = self.apply_pending(index, at, packed_at);
         if entries.is_empty() {
-            assert!(self.builder.waiters.is_empty(), "a client's entries always count");
-            self.builder.clear();
+            assert!(self.log.builder.waiters.is_empty(), "a client's entries always count");
+            self.log.builder.clear();
             return true;
         }
         self.log.next_lsn = lsn.next();
-        let mut buf = self.builder.take(pages, packed_at);
+        let mut buf = self.log.builder.take(pages, packed_at);
         let header = RecordHeader {
             pool: self.config.pool,
             shard: self.config.shard,
@@ -201,10 +127,10 @@ impl Engine {
         self.log.last_start = header.start;
         self.log.last_clean = header.clean;
         self.record_placed(index, lsn, at + buf.len() as u32, &entries);
-        let waiters = std::mem::take(&mut self.builder.waiters);
+        let waiters = std::mem::take(&mut self.log.builder.waiters);
         let len = buf.len() as u32;
         if has_news {
-            self.note_client_bytes(len);
+            self.reclaim.note_client_bytes(len);
         }
         self.log.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
         self.stats.log_records += 1;
@@ -212,7 +138,7 @@ impl Engine {
         let offset = self.segment_offset(index) + u64::from(at);
         let ticket = Ticket::Record { lsn, tries: 1 };
         self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
-        for op in std::mem::take(&mut self.builder.complete) {
+        for op in std::mem::take(&mut self.log.builder.complete) {
             self.write_applied(op, lsn, fx);
         }
         true
@@ -236,13 +162,13 @@ impl Engine {
     pub(crate) fn note_rest(&mut self) {
         let Some(open) = &self.log.open else { return };
         let left = self.config.segment_size - self.log.segments[open.index].used;
-        self.builder.set_rest(left as usize, open.entries.len());
+        self.log.builder.set_rest(left as usize, open.entries.len());
     }
 
     /// Makes every pending entry that still counts the newest version of its block; returns the
     /// record's entries.
     fn apply_pending(&mut self, index: usize, at: u32, packed_at: usize) -> Vec<Entry> {
-        let pending = std::mem::take(&mut self.builder.pending);
+        let pending = std::mem::take(&mut self.log.builder.pending);
         let mut entries = Vec::with_capacity(pending.len());
         for mut item in pending.iter().copied() {
             match item.expect {
@@ -318,11 +244,11 @@ impl Engine {
                 }
             }
         }
-        self.builder.pending = pending;
+        self.log.builder.pending = pending;
         if entries.is_empty() {
             return entries;
         }
-        self.builder.pending.clear();
+        self.log.builder.pending.clear();
         entries
     }
 

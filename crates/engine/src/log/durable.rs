@@ -27,7 +27,7 @@ impl Engine {
         let (index, offset) = (self.log.in_flight[at].index, self.log.in_flight[at].at);
         match done.result {
             Ok(()) => self.log.in_flight[at].done = true,
-            Err(_) if tries < WRITE_TRIES && self.health == Health::Good => {
+            Err(_) if tries < WRITE_TRIES && self.health() == Health::Good => {
                 let offset = self.segment_offset(index) + u64::from(offset);
                 let ticket = Ticket::Record { lsn, tries: tries + 1 };
                 self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, done.buf));
@@ -39,7 +39,7 @@ impl Engine {
                 self.fail_cache(fx);
             }
         }
-        if self.health != Health::Good {
+        if self.health() != Health::Good {
             self.log.in_flight.retain(|record| !record.done);
             return self.wake_readers(fx);
         }
@@ -82,13 +82,13 @@ impl Engine {
             self.log.segments[index].durable = end;
         }
         self.log.wanted.retain(|&wanted| wanted > lsn);
-        self.duplicates.durable(lsn);
+        self.contents.settle(lsn);
         while let Some(first) = self.log.waiters.first_entry() {
             if first.key().0 > lsn {
                 break;
             }
             let op = first.remove();
-            match self.ops.get(op) {
+            match self.requests.get(op) {
                 Op::Write(_) => self.write_durable(op, fx),
                 Op::Flush(_) => self.flush_part_done(op, Ok(()), fx),
                 Op::Read(_) => unreachable!("reads do not wait for durability"),
@@ -99,7 +99,7 @@ impl Engine {
 
     /// Sends the flush and the footers that are due.
     pub(crate) fn pump_durability(&mut self, fx: &mut Effects) {
-        if self.health != Health::Good {
+        if self.health() != Health::Good {
             return;
         }
         let due = self.log.wanted.first().is_some_and(|&lsn| lsn <= self.log.completed);
@@ -116,7 +116,7 @@ impl Engine {
     /// its cache may be gone although the next flush would say yes.
     pub(crate) fn cache_flushed(&mut self, result: IoResult<()>, fx: &mut Effects) {
         let covered = self.log.flushing.take().expect("one flush is in flight");
-        if self.health != Health::Good {
+        if self.health() != Health::Good {
             return;
         }
         match result {
@@ -180,7 +180,7 @@ impl Engine {
                 let sealing = self.log.sealing.remove(i).expect("it was found there");
                 self.log.segments[sealing.segment.index].state = SegmentState::Sealed;
             }
-            Err(_) if tries < WRITE_TRIES && self.health == Health::Good => {
+            Err(_) if tries < WRITE_TRIES && self.health() == Health::Good => {
                 self.send_footer(i, seq, tries + 1, fx);
             }
             Err(_) => self.fail_cache(fx),
@@ -206,7 +206,7 @@ impl Engine {
 
     /// One record that a write or an invalidation waited for has ended.
     fn record_done(&mut self, op: crate::slab::Id, fx: &mut Effects) {
-        let Op::Write(write) = self.ops.get_mut(op) else {
+        let Op::Write(write) = self.requests.get_mut(op) else {
             unreachable!("only writes wait for records");
         };
         write.outstanding -= 1;
@@ -227,7 +227,7 @@ impl Engine {
     /// The device failed: who waits for durability waits for the primary instead.
     pub(crate) fn leave_durable_waiters(&mut self, fx: &mut Effects) {
         while let Some((_, op)) = self.log.waiters.pop_first() {
-            match self.ops.get(op) {
+            match self.requests.get(op) {
                 Op::Flush(_) => self.flush_without_log(op, fx),
                 _ => self.wait_detached(op, fx),
             }

@@ -13,6 +13,7 @@ use forebay_format::{Entry, Lsn, SegmentSeq};
 
 use crate::contents::Contents;
 use crate::key::Key;
+use crate::log::builder::Builder;
 use crate::slab::Id;
 
 pub(crate) mod append;
@@ -57,9 +58,6 @@ pub struct Segment {
     pub first_lsn: Lsn,
     /// Its last record.
     pub last_lsn: Lsn,
-    /// Blocks to which a later segment has given a payload that lies in this one, unless they have
-    /// got another since.
-    pub sharers: Vec<Key>,
 }
 
 /// The segment records are appended to.
@@ -120,6 +118,10 @@ pub struct FailedRecord {
 /// The log of one shard.
 #[derive(Debug)]
 pub struct Log {
+    /// The record that is being put together.
+    pub builder: Builder,
+    /// Operations waiting for room, in order.
+    pub queue: VecDeque<Id>,
     /// All segments by position.
     pub segments: Vec<Segment>,
     /// Segments that are free.
@@ -172,8 +174,10 @@ pub struct Log {
 
 impl Log {
     /// An empty log of `segments` segments.
-    pub fn new(segments: usize) -> Self {
+    pub fn new(segments: usize, builder: Builder) -> Self {
         Self {
+            builder,
+            queue: VecDeque::new(),
             segments: vec![Segment::default(); segments],
             free: segments as u64,
             open: None,

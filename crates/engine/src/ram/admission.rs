@@ -58,7 +58,7 @@ impl Engine {
         if self.ram.has_room_for(key) {
             return;
         }
-        let (index, locks) = (self.contents.index(), &self.locks);
+        let (index, locks) = (self.contents.index(), self.requests.locks());
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
         let blocks = run.end - run.start;
         if blocks > 0 && !self.weigh(run, fx) {
@@ -68,16 +68,17 @@ impl Engine {
 
     /// Looks at the next places of the RAM tier for what has been there alone for long.
     pub(crate) fn pump_alone(&mut self, fx: &mut Effects) {
-        if self.alone.round.is_none() && std::mem::take(&mut self.alone.waiting) {
-            self.alone.round = Some(Round { since: self.now, place: 0 });
+        if self.ram.alone.round.is_none() && std::mem::take(&mut self.ram.alone.waiting) {
+            self.ram.alone.round = Some(Round { since: self.now, place: 0 });
         }
-        let Some(Round { since, place: from }) = self.alone.round else { return };
+        let Some(Round { since, place: from }) = self.ram.alone.round else { return };
         let frames = self.ram.frames() as u64;
         let so_far = self.now.since(since).as_millis() * u128::from(frames) / ROUND.as_millis();
         let due = u64::try_from(so_far).unwrap_or(frames).min(frames).min(from + PLACES_MAX);
         let (mut place, mut weighed) = (from, 0..0);
-        while place < due && !self.background.turn_is_over() {
-            let (recent, index, locks) = (self.ram.recent(), self.contents.index(), &self.locks);
+        while place < due && !self.form.background().turn_is_over() {
+            let (recent, index, locks) =
+                (self.ram.recent(), self.contents.index(), self.requests.locks());
             let alone = |key: u64| is_alone(index, locks, key);
             let at = u32::try_from(place).expect("places have 32 bits");
             if let Some(key) = recent.at(at).filter(|&key| !weighed.contains(&key) && alone(key)) {
@@ -86,7 +87,7 @@ impl Engine {
             }
             place += 1;
         }
-        self.alone.round = (place < frames).then_some(Round { since, place });
+        self.ram.alone.round = (place < frames).then_some(Round { since, place });
     }
 
     /// Puts blocks that RAM has alone into the log if they are worth it, and says whether they are.
@@ -99,7 +100,8 @@ impl Engine {
                 // A record that is closed for one of them may let a write go on that takes another
                 // one out of RAM.
                 let found = self.ram.peek(key, |bytes| block.copy_from_slice(bytes));
-                if found.is_some() && is_alone(self.contents.index(), &self.locks, key.0) {
+                if found.is_some() && is_alone(self.contents.index(), self.requests.locks(), key.0)
+                {
                     self.admit(key, &block, fx);
                 }
             }
@@ -114,9 +116,9 @@ impl Engine {
         let volume = self.volume(key.volume());
         let settled = volume.direct == volume.direct_durable && !volume.flush_failed;
         let admitted = settled
-            && self.health == Health::Good
+            && self.health() == Health::Good
             && self.has_client_space()
-            && self.log_queue.len() <= 1
+            && self.log.queue.len() <= 1
             && self.push_admitted(fx, key, block);
         self.stats.admitted_blocks += u64::from(admitted);
     }

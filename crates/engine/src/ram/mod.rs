@@ -22,6 +22,7 @@ use forebay_policy::{Recent, Window};
 
 use crate::key::Key;
 use crate::pace::Pace;
+use crate::ram::admission::Alone;
 use crate::ram::packed::{PACKED_MAX, Packed};
 use crate::ram::split::Split;
 use crate::stats::Stats;
@@ -43,6 +44,8 @@ const TURN: Duration = Duration::from_micros(160);
 /// Recent blocks of one shard.
 pub struct Ram {
     recent: Recent,
+    /// What is known of the blocks that only RAM has.
+    alone: Alone,
     window: Window,
     packed: Packed,
     split: Split,
@@ -63,11 +66,22 @@ pub struct Ram {
 }
 
 impl Ram {
+    /// A block came in that may enter the log later.
+    pub fn note_alone(&mut self) {
+        self.alone.note();
+    }
+
+    /// Whether there are such blocks to look for.
+    pub fn has_alone(&self) -> bool {
+        self.alone.is_due()
+    }
+
     /// Room for `bytes / 4096` blocks, or for more if it is to `compress`.
     pub fn new(bytes: u64, compress: bool) -> Self {
         let frames = usize::try_from(bytes).expect("the RAM tier fits memory") / BLOCK_SIZE;
         Self {
             recent: Recent::new(frames),
+            alone: Alone::default(),
             window: Window::new(frames),
             packed: Packed::default(),
             split: Split::new(frames, compress),

@@ -6,14 +6,14 @@
 
 use std::collections::VecDeque;
 
-use forebay_block::{BLOCK_SIZE, Completion};
+use forebay_block::{BLOCK_SIZE, Completion, Instant};
 use forebay_format::{
     ENTRY_BYTES, Entry, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes,
 };
 use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
 use crate::Engine;
-use crate::api::{Effects, Health, State};
+use crate::api::{self, Effects, Health};
 use crate::contents::Place;
 use crate::key::Key;
 use crate::key::KeyMap;
@@ -27,9 +27,31 @@ mod copy;
 pub use copy::Copied;
 use copy::READ_PAUSE;
 
-/// The segment being reclaimed.
-#[derive(Debug)]
+/// What reclaim is doing, and how it went.
+#[derive(Debug, Default)]
 pub struct Reclaim {
+    state: State,
+    /// It rests until then after a failed read, of `failures` in a row.
+    retry_at: Instant,
+    failures: u32,
+    /// Bytes reclaimed since there was room enough, less those for which clients need as many.
+    in_vain: u64,
+    lap: Lap,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Idle,
+    /// The footer of this segment is being read.
+    Scanning(SegmentSeq),
+    /// What is worth keeping of a segment is being copied.
+    Copying(Job),
+}
+
+/// A segment being copied.
+#[derive(Debug)]
+struct Job {
     seq: SegmentSeq,
     /// What has to be copied and has not been read.
     to_read: VecDeque<SsdItem>,
@@ -39,7 +61,6 @@ pub struct Reclaim {
     /// Bytes of the log that all copies take at most.
     needs: u64,
     reading: bool,
-    scanned: bool,
     /// Blocks stored as deltas against a version in it: they have to be written whole.
     to_rebase: VecDeque<SsdItem>,
     /// How many of them are being read.
@@ -51,7 +72,7 @@ pub struct Reclaim {
 /// Segments reclaimed since that last gained anything. Where all of the log has to stay, since a
 /// primary takes nothing, copying it round and round would only wear the device out.
 #[derive(Debug, Default)]
-pub struct Lap {
+struct Lap {
     reclaimed: u64,
     /// Most segments that were free, and fewest blocks that were dirty.
     free: u64,
@@ -59,6 +80,86 @@ pub struct Lap {
 }
 
 impl Reclaim {
+    /// When it goes on after a failed read.
+    pub fn retry_at(&self) -> Instant {
+        self.retry_at
+    }
+
+    /// Whether that segment is being reclaimed.
+    pub fn is_of(&self, seq: SegmentSeq) -> bool {
+        match &self.state {
+            State::Idle => false,
+            State::Scanning(own) => *own == seq,
+            State::Copying(job) => job.seq == seq,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle)
+    }
+
+    fn job(&self) -> Option<&Job> {
+        match &self.state {
+            State::Copying(job) => Some(job),
+            _ => None,
+        }
+    }
+
+    fn job_mut(&mut self) -> Option<&mut Job> {
+        match &mut self.state {
+            State::Copying(job) => Some(job),
+            _ => None,
+        }
+    }
+
+    /// Whether a record should become as long as it can, since there is more to copy.
+    pub fn goes_on(&self) -> bool {
+        self.job().is_some_and(Job::goes_on)
+    }
+
+    /// A record of clients and admissions needs `len` bytes, for which some segments are
+    /// reclaimed.
+    pub fn note_client_bytes(&mut self, len: u32) {
+        let fair = u64::from(len) * RECLAIMED_FOR_ONE;
+        self.in_vain = self.in_vain.saturating_sub(fair);
+        self.lap = Lap::default();
+    }
+
+    /// The cache device failed: nothing is reclaimed any more.
+    pub fn give_up(&mut self) {
+        self.state = State::Idle;
+    }
+
+    /// Begins again with the oldest segment, after `pause`.
+    fn begin_again(&mut self, at: Instant) {
+        self.state = State::Idle;
+        self.retry_at = at;
+    }
+
+    /// Whether all of `segments` segments have been reclaimed twice, and nothing was gained.
+    fn goes_in_circles(&mut self, segments: u64, free: u64, dirty: u64) -> bool {
+        if free > self.lap.free || dirty < self.lap.dirty {
+            self.lap = Lap { reclaimed: 0, free, dirty };
+        }
+        self.lap.reclaimed > 2 * segments
+    }
+}
+
+impl Job {
+    fn new(seq: SegmentSeq) -> Self {
+        Self {
+            seq,
+            to_read: VecDeque::new(),
+            to_copy: VecDeque::new(),
+            bytes: 0,
+            needs: 0,
+            reading: false,
+            to_rebase: VecDeque::new(),
+            rebasing: 0,
+            seeking: 0,
+        }
+    }
+
     fn is_reading(&self) -> bool {
         self.reading || self.rebasing > 0 || self.seeking > 0
     }
@@ -77,6 +178,12 @@ impl Reclaim {
     fn goes_on(&self) -> bool {
         let waits = [self.to_read.len(), self.to_copy.len(), self.to_rebase.len()];
         self.is_reading() || waits != [0; 3]
+    }
+
+    /// Hands over a block to be copied.
+    fn take(&mut self, copy: Copied) {
+        self.bytes += copy.bytes.len();
+        self.to_copy.push_back(copy);
     }
 }
 
@@ -101,13 +208,13 @@ const RECLAIMED_FOR_ONE: u64 = 8;
 impl Engine {
     /// Starts or continues to free the oldest segment, when there are few free ones.
     pub(crate) fn pump_reclaim(&mut self, fx: &mut Effects) {
-        if self.health != Health::Good
-            || self.state != State::Serving
-            || self.reclaim_retry_at > self.now
+        if self.health() != Health::Good
+            || *self.state() != api::State::Serving
+            || self.reclaim.retry_at > self.now
         {
             return;
         }
-        if self.reclaim.is_none() && !self.start_reclaim(fx) {
+        if self.reclaim.is_idle() && !self.start_reclaim(fx) {
             return;
         }
         self.read_copies(fx);
@@ -118,20 +225,14 @@ impl Engine {
 
     /// When copies have no room but the last segment: begins again, evicting and destaging.
     fn give_up_copying(&mut self, fx: &mut Effects) {
-        let Some(reclaim) = &self.reclaim else { return };
-        let index = self.log.position(reclaim.seq);
-        let settled = reclaim.scanned && !reclaim.is_reading() && self.contents.live_in(index) > 0;
+        let Some(job) = self.reclaim.job() else { return };
+        let index = self.log.position(job.seq);
+        let settled = !job.is_reading() && self.contents.live_in(index) > 0;
         let busy = self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX
             || self.log.sealing.len() >= SEALING_MAX;
         if self.is_emergency() && settled && !busy && !self.close_record(fx) {
-            self.reclaim = None;
-            self.reclaim_retry_at = self.now + READ_PAUSE;
+            self.reclaim.begin_again(self.now + READ_PAUSE);
         }
-    }
-
-    /// Whether that segment is being reclaimed.
-    pub(crate) fn is_reclaiming(&self, seq: SegmentSeq) -> bool {
-        self.reclaim.as_ref().is_some_and(|reclaim| reclaim.seq == seq)
     }
 
     /// Whether the index is nearly full and there are clean blocks to evict.
@@ -150,23 +251,23 @@ impl Engine {
     /// spare for records that crashes cut short. A stop does not go on copying.
     pub(crate) fn frees_with_one(&self) -> bool {
         let segment = u64::from(self.config.segment_size);
-        let frees = |reclaim: &Reclaim| reclaim.scanned && reclaim.needs <= segment / 4 * 3;
-        self.state == State::Serving && self.reclaim.as_ref().is_some_and(frees)
+        let frees = |job: &Job| job.needs <= segment / 4 * 3;
+        *self.state() == api::State::Serving && self.reclaim.job().is_some_and(frees)
     }
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there
     /// are more.
     pub(crate) fn fills_last(&self) -> bool {
-        let copies = self.log.free == 0 && self.builder.waiters.is_empty();
-        copies && self.reclaim.as_ref().is_some_and(Reclaim::goes_on)
+        let copies = self.log.free == 0 && self.log.builder.waiters.is_empty();
+        copies && self.reclaim.goes_on()
     }
 
     /// Whether reclaim has gained too little for some time: what it copies may fill as many
     /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
     fn reclaims_in_vain(&mut self) -> bool {
-        let in_vain = self.reclaimed_in_vain >= self.vain(1);
+        let in_vain = self.reclaim.in_vain >= self.vain(1);
         if in_vain {
-            self.reclaimed_in_vain = 0;
+            self.reclaim.in_vain = 0;
         }
         in_vain
     }
@@ -176,20 +277,9 @@ impl Engine {
         u64::from(self.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
     }
 
-    /// A record of clients and admissions needs room, for which some segments are reclaimed.
-    pub(crate) fn note_client_bytes(&mut self, len: u32) {
-        let fair = u64::from(len) * RECLAIMED_FOR_ONE;
-        self.reclaimed_in_vain = self.reclaimed_in_vain.saturating_sub(fair);
-        self.lap = Lap::default();
-    }
-
-    /// Whether all segments have been reclaimed twice, and nothing was gained.
     fn goes_in_circles(&mut self) -> bool {
-        let (free, dirty) = (self.log.free, self.contents.dirty().blocks());
-        if free > self.lap.free || dirty < self.lap.dirty {
-            self.lap = Lap { reclaimed: 0, free, dirty };
-        }
-        self.lap.reclaimed > 2 * self.log.segments.len() as u64
+        let (all, free) = (self.log.segments.len() as u64, self.log.free);
+        self.reclaim.goes_in_circles(all, free, self.contents.dirty().blocks())
     }
 
     fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
@@ -201,7 +291,7 @@ impl Engine {
         let free = self.log.free + coming;
         let tight = self.index_is_tight();
         if free > high {
-            self.reclaimed_in_vain = 0;
+            self.reclaim.in_vain = 0;
         }
         let wanted = free <= high || tight && coming == 0;
         if !wanted || self.log.start >= self.log.head || self.goes_in_circles() {
@@ -222,39 +312,29 @@ impl Engine {
         // destage first. What is lost is never destaged: it is copied when all else is clean. What
         // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
         let segment = &self.log.segments[index];
-        let much = dirty > limit * PRESSED_FROM / 100 || self.reclaimed_in_vain >= self.vain(2);
+        let much = dirty > limit * PRESSED_FROM / 100 || self.reclaim.in_vain >= self.vain(2);
         let dirty_here = self.destageable_in(index);
         let mostly_dirty = much && dirty_here * 2 > segment.entries;
         let any_dirty = free <= 1 && dirty_here > 0;
-        self.log_pressed = (mostly_dirty || any_dirty) && self.contents.dirty_level() > 0;
+        let pressed = (mostly_dirty || any_dirty) && self.contents.dirty_level() > 0;
+        self.destaging.press(pressed);
         if self.is_emergency() && coming > 0 {
             // Room is on its way, and nothing need leave the cache for it.
             return false;
         }
-        if self.log_pressed || segment.destaging > 0 && free > low && !tight {
+        if pressed || segment.destaging > 0 && free > low && !tight {
             return false;
         }
-        if self.builder.rests_on(index as u32) && !self.close_record(fx) {
+        if self.log.builder.rests_on(index as u32) && !self.close_record(fx) {
             return false;
         }
         let bytes = footer_bytes(self.log.segments[index].entries as usize);
         let at = self.config.segment_size - bytes as u32;
-        self.reclaim = Some(Reclaim {
-            seq,
-            to_read: VecDeque::new(),
-            to_copy: VecDeque::new(),
-            bytes: 0,
-            needs: 0,
-            reading: false,
-            scanned: false,
-            to_rebase: VecDeque::new(),
-            rebasing: 0,
-            seeking: 0,
-        });
         if self.contents.live_in(index) == 0 {
-            self.reclaim.as_mut().expect("it was made just now").scanned = true;
+            self.reclaim.state = State::Copying(Job::new(seq));
             return true;
         }
+        self.reclaim.state = State::Scanning(seq);
         let range = at..self.config.segment_size;
         self.read_payloads(SegmentRead::part(Reader::Footer, index, range), fx);
         true
@@ -262,19 +342,18 @@ impl Engine {
 
     /// The footer of the segment has been read: decide on every block that still lives there.
     pub(crate) fn reclaim_footer_read(&mut self, done: &Completion, fx: &mut Effects) {
-        let Some(mut reclaim) = self.reclaim.take() else { return };
-        let index = self.log.position(reclaim.seq);
+        let State::Scanning(seq) = self.reclaim.state else { return };
+        let index = self.log.position(seq);
         if done.result.is_err() {
             return self.reclaim_later(fx);
         }
-        self.reclaim_failures = 0;
-        let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == reclaim.seq);
+        self.reclaim.failures = 0;
+        let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == seq);
         let Some((_, entries)) = footer else {
             // Written and now unreadable: the device cannot be relied on to keep the log.
-            self.reclaim = Some(reclaim);
-            self.fail_cache(fx);
-            return;
+            return self.fail_cache(fx);
         };
+        let mut job = Job::new(seq);
         let mut clean: Vec<Candidate> = Vec::new();
         let mut dirty_bytes = 0;
         for (key, place) in self.blocks_in(index, &entries) {
@@ -284,8 +363,8 @@ impl Engine {
             let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
             dirty_bytes += if place.dirty { u64::from(bytes) } else { 0 };
             match (place.dirty, base) {
-                (true, Some(_)) => reclaim.to_rebase.push_back(SsdItem { key, place }),
-                (true, None) => reclaim.to_read.push_back(SsdItem { key, place }),
+                (true, Some(_)) => job.to_rebase.push_back(SsdItem { key, place }),
+                (true, None) => job.to_read.push_back(SsdItem { key, place }),
                 (false, _) => {
                     clean.push(Candidate { key: key.0, meta: place.meta, bytes, keep: false });
                 }
@@ -297,9 +376,9 @@ impl Engine {
             let key = Key(block.key);
             let place = self.contents.get(key).expect("it was there a moment ago");
             if block.keep && place.kind.is_associate() {
-                reclaim.to_rebase.push_back(SsdItem { key, place });
+                job.to_rebase.push_back(SsdItem { key, place });
             } else if block.keep {
-                reclaim.to_read.push_back(SsdItem { key, place });
+                job.to_read.push_back(SsdItem { key, place });
             } else {
                 self.stats.evicted_blocks += 1;
                 self.contents.forget(key, &mut self.ram);
@@ -307,11 +386,10 @@ impl Engine {
         }
         // Whatever happens next, a direct write must find this durable first.
         self.log.barrier = self.log.barrier.max(self.log.next_lsn);
-        self.log.evicted_from = reclaim.seq;
-        reclaim.scanned = true;
-        reclaim.needs = reclaim.bytes_at_most(self.builder.pages_max());
-        reclaim.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
-        self.reclaim = Some(reclaim);
+        self.log.evicted_from = seq;
+        job.needs = job.bytes_at_most(self.log.builder.pages_max());
+        job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
+        self.reclaim.state = State::Copying(job);
         self.read_copies(fx);
         self.read_rebases(fx);
     }
@@ -342,7 +420,7 @@ impl Engine {
             let blocks = entry.block..entry.block + u64::from(entry.count);
             blocks.map(|block| Key::new(entry.volume, block))
         });
-        for key in in_footer.chain(self.log.segments[index].sharers.iter().copied()) {
+        for key in in_footer.chain(self.contents.sharers_in(index).iter().copied()) {
             let Some(place) = self.contents.get(key) else { continue };
             // An associate goes with its base, which is no newer.
             let root = match place.kind {
@@ -358,14 +436,13 @@ impl Engine {
 
     /// Frees the segment when no block lives there any more.
     fn finish_reclaim(&mut self) {
-        let Some(reclaim) = &self.reclaim else { return };
-        let index = self.log.position(reclaim.seq);
-        if !reclaim.scanned || reclaim.is_reading() || self.contents.live_in(index) > 0 {
+        let Some(job) = self.reclaim.job() else { return };
+        let index = self.log.position(job.seq);
+        if job.is_reading() || self.contents.live_in(index) > 0 {
             return;
         }
-        self.reclaim = None;
-        let sharers = std::mem::take(&mut self.log.segments[index].sharers);
-        self.duplicates.sharers -= sharers.len() as u64;
+        self.reclaim.state = State::Idle;
+        self.contents.drop_sharers(index);
         self.log.segments[index].state = SegmentState::Freeing;
         self.log.start = self.log.start.next();
         // The next record says so; a direct write must wait for it.
@@ -373,8 +450,8 @@ impl Engine {
         self.log.freeing.push_back((self.log.start_before(), lsn));
         self.log.barrier = self.log.barrier.max(lsn);
         self.stats.segments_reclaimed += 1;
-        self.lap.reclaimed += 1;
-        self.reclaimed_in_vain += u64::from(self.config.segment_size);
+        self.reclaim.lap.reclaimed += 1;
+        self.reclaim.in_vain += u64::from(self.config.segment_size);
     }
 }
 

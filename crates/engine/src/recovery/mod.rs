@@ -16,6 +16,8 @@
 //! crash finds the same. Where segments are few, the last one gets none: the log goes on in it
 //! ([`crate::recovery::resume`]). `docs/internals/recovery.md` says why each row is right.
 
+use std::collections::VecDeque;
+
 use forebay_block::{Completion, Io, IoBuf};
 use forebay_format::{
     Entry, EntryKind, Footer, Lsn, PAGE, SegmentSeq, encode_footer, footer_bytes,
@@ -24,7 +26,6 @@ use forebay_format::{
 use crate::Engine;
 use crate::api::{Effects, Health, State, Target, Trust};
 use crate::contents::Place;
-use crate::form::duplicates::Duplicates;
 use crate::key::Key;
 use crate::limits::{RECOVERY_READS, WRITE_TRIES};
 use crate::log::{Segment, SegmentState};
@@ -68,9 +69,20 @@ enum Phase {
     Flushing,
 }
 
+/// What the start has to do, and what it found lost.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// The log, while it is being read.
+    log: Option<Box<Recovery>>,
+    /// Blocks that cannot be read back, of which the log does not say so yet.
+    to_fence: VecDeque<Key>,
+    /// Records that are gone, and that may have held dirty blocks.
+    lost_records: Vec<salvage::Hole>,
+}
+
 /// A log being recovered.
 #[derive(Debug)]
-pub struct Recovery {
+struct Recovery {
     phase: Phase,
     pub(crate) survey: Survey,
     /// The segment that the log goes on in, instead of a new one.
@@ -94,7 +106,7 @@ impl Engine {
     pub(crate) fn start_recovery(&mut self, fx: &mut Effects) {
         let owner = Owner { pool: self.config.pool, shard: self.config.shard };
         let segments = self.log.segments.len();
-        self.recovery = Some(Box::new(Recovery {
+        self.recovery.log = Some(Box::new(Recovery {
             phase: Phase::Probing,
             survey: Survey::new(owner, segments, self.config.segment_size),
             resumed: None,
@@ -111,7 +123,7 @@ impl Engine {
     /// Starts what the phase still has to do, and the next phase when nothing is left.
     fn pump_recovery(&mut self, fx: &mut Effects) {
         loop {
-            let Some(r) = self.recovery.as_mut() else { return };
+            let Some(r) = self.recovery.log.as_mut() else { return };
             if r.in_flight < RECOVERY_READS && r.next < r.queue.len() {
                 let position = r.queue[r.next];
                 r.next += 1;
@@ -142,7 +154,7 @@ impl Engine {
             }
             Phase::Scanning => self.start_step(Step::Scan(position, 1), fx),
             Phase::Loading => {
-                let found = &self.recovery.as_ref().expect("recovering").survey.found[position];
+                let found = &self.recovery.log.as_ref().expect("recovering").survey.found[position];
                 if found.scanned.is_some() {
                     self.apply_loaded();
                 } else {
@@ -158,14 +170,14 @@ impl Engine {
     fn start_step(&mut self, step: Step, fx: &mut Effects) {
         let segment = self.config.segment_size;
         let page = PAGE as u32;
-        self.recovery.as_mut().expect("recovering").in_flight += 1;
+        self.recovery.log.as_mut().expect("recovering").in_flight += 1;
         let ticket = Ticket::Recovery(step);
         match step {
             Step::Head(i, _) => self.read_segment(fx, i, 0, PAGE, ticket),
             Step::Tail(i, _) => self.read_segment(fx, i, segment - page, PAGE, ticket),
             Step::Scan(i, _) => self.read_segment(fx, i, 0, segment as usize, ticket),
             Step::Footer(i, _) => {
-                let found = &self.recovery.as_ref().expect("recovering").survey.found[i];
+                let found = &self.recovery.log.as_ref().expect("recovering").survey.found[i];
                 let bytes = found.tail.as_ref().map_or(PAGE, |tail| tail.bytes);
                 self.read_segment(fx, i, segment - bytes as u32, bytes, ticket);
             }
@@ -187,7 +199,7 @@ impl Engine {
 
     /// A read or write of recovery ended.
     pub(crate) fn recovery_step(&mut self, step: Step, done: Completion, fx: &mut Effects) {
-        let Some(r) = self.recovery.as_mut() else { return };
+        let Some(r) = self.recovery.log.as_mut() else { return };
         r.in_flight -= 1;
         if let Err(error) = &done.result {
             match step.again() {
@@ -203,21 +215,21 @@ impl Engine {
     }
 
     fn is_loading(&self) -> bool {
-        self.recovery.as_ref().is_some_and(|r| r.phase == Phase::Loading)
+        self.recovery.log.as_ref().is_some_and(|r| r.phase == Phase::Loading)
     }
 
     /// A segment whose footer turned out bad is read record by record.
     fn read_instead_of_footer(&mut self, step: Step, fx: &mut Effects) {
         let Step::Footer(i, _) = step else { return };
         let bad = |r: &Recovery| r.survey.found[i].unreadable_footer;
-        if self.is_loading() && self.recovery.as_deref().is_some_and(bad) {
+        if self.is_loading() && self.recovery.log.as_deref().is_some_and(bad) {
             self.start_step(Step::Scan(i, 1), fx);
         }
     }
 
     /// Takes what was read; nothing where it could not be read.
     fn take_bytes(&mut self, step: Step, bytes: &[u8]) {
-        let survey = &mut self.recovery.as_mut().expect("recovering").survey;
+        let survey = &mut self.recovery.log.as_mut().expect("recovering").survey;
         match step {
             Step::Head(i, _) => survey.take_head(i, bytes),
             Step::Tail(i, _) => survey.take_tail(i, bytes),
@@ -237,14 +249,14 @@ impl Engine {
 
     /// After probing: which segments must be read record by record.
     fn plan_scans(&mut self) {
-        let r = self.recovery.as_mut().expect("recovering");
+        let r = self.recovery.log.as_mut().expect("recovering");
         r.survey.classify();
         r.enter(Phase::Scanning, r.survey.to_scan());
     }
 
     /// After scanning: which segments make up the log.
     fn plan_log(&mut self) {
-        let r = self.recovery.as_mut().expect("recovering");
+        let r = self.recovery.log.as_mut().expect("recovering");
         if let Err(damage) = r.survey.assemble() {
             return self.refuse(damage);
         }
@@ -256,9 +268,9 @@ impl Engine {
     /// Refuses a log of which records are lost that may have held dirty blocks: which blocks is not
     /// known, so that any block of any volume may be older than it ought to be.
     fn accepts_loss(&mut self) -> bool {
-        let survey = &self.recovery.as_ref().expect("recovering").survey;
+        let survey = &self.recovery.log.as_ref().expect("recovering").survey;
         let Some(loss) = survey.loss() else { return true };
-        self.lost_records = survey.lost().copied().collect();
+        self.recovery.lost_records = survey.lost().copied().collect();
         if !self.config.accept_loss {
             self.refuse(format!(
                 "{loss}, perhaps with the newest version of blocks; which blocks is not \
@@ -273,7 +285,7 @@ impl Engine {
     /// Reads and applies the entries of every segment of the log, oldest first.
     fn load_log(&mut self) {
         self.clear_for_loading();
-        let r = self.recovery.as_mut().expect("recovering");
+        let r = self.recovery.log.as_mut().expect("recovering");
         r.apply = r.survey.start;
         (r.hole, r.lossy) = (None, false);
         let queue = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
@@ -281,11 +293,8 @@ impl Engine {
     }
 
     fn clear_for_loading(&mut self) {
-        if self.contents.index().len() > 0 {
-            self.contents.clear(self.config.index_blocks);
-        }
-        self.duplicates = Duplicates::new();
-        self.to_fence.clear();
+        self.contents.clear(self.config.index_blocks);
+        self.recovery.to_fence.clear();
         self.log.clear_segments();
         self.log.free = self.log.segments.len() as u64;
     }
@@ -293,7 +302,7 @@ impl Engine {
     /// Applies the segments whose turn it is and whose entries are there.
     fn apply_loaded(&mut self) {
         loop {
-            let r = self.recovery.as_mut().expect("recovering");
+            let r = self.recovery.log.as_mut().expect("recovering");
             let seq = r.apply;
             let Some(&i) = r.survey.log.get(&seq) else { return };
             let found = &mut r.survey.found[i];
@@ -306,7 +315,7 @@ impl Engine {
             if !self.accepts_loss() {
                 return;
             }
-            let r = self.recovery.as_mut().expect("recovering");
+            let r = self.recovery.log.as_mut().expect("recovering");
             let found = &mut r.survey.found[i];
             let entries = match (&mut found.scanned, &mut found.entries) {
                 (Some(scanned), _) => std::mem::take(&mut scanned.entries),
@@ -319,7 +328,7 @@ impl Engine {
     }
 
     fn apply_segment(&mut self, seq: SegmentSeq, i: usize, entries: Vec<Entry>) {
-        let r = self.recovery.as_ref().expect("recovering");
+        let r = self.recovery.log.as_ref().expect("recovering");
         let (found, clean) = (&r.survey.found[i], r.survey.clean);
         let (first, last) = (
             found.first().map_or(Lsn(1), |l| l.lsn.next()),
@@ -349,14 +358,14 @@ impl Engine {
                 lsn = lsn.next();
             }
             if is_placeholder(entry) {
-                let r = self.recovery.as_mut().expect("recovering");
+                let r = self.recovery.log.as_mut().expect("recovering");
                 r.hole = Some(seq);
                 r.lossy |= lsn >= clean;
             }
             self.apply_entry(i, ordinal, entry, entry.dirty && lsn >= clean);
         }
         if seal {
-            let r = self.recovery.as_mut().expect("recovering");
+            let r = self.recovery.log.as_mut().expect("recovering");
             r.survey.found[i].entries = Some(entries);
         }
     }
@@ -398,7 +407,7 @@ impl Engine {
             // Its base, or the payload that it shares, has left the log: so it was evicted, or a
             // later record has the block.
             let orphan = entry.kind == EntryKind::Delta && self.contents.base_of(key).is_none();
-            if orphan && dirty && self.recovery.as_ref().is_some_and(|r| r.lossy) {
+            if orphan && dirty && self.recovery.log.as_ref().is_some_and(|r| r.lossy) {
                 // Its base may have been in a record that is gone, or is lost itself.
                 let place = Place { kind: EntryKind::Lost, offset: ordinal as u32 * 8, ..place };
                 self.contents.place(
@@ -409,7 +418,7 @@ impl Engine {
                     false,
                     &mut self.ram,
                 );
-                self.to_fence.push_back(key);
+                self.recovery.to_fence.push_back(key);
                 continue;
             }
             if entry.kind == EntryKind::Invalidate || orphan || gone {
@@ -418,14 +427,14 @@ impl Engine {
             }
             self.contents.place(self.now, key, place, against, false, &mut self.ram);
             if back.is_some() {
-                self.note_sharer(key, position, from, seq);
+                self.contents.note_sharer(key, position, from, seq);
             }
         }
     }
 
     /// Whether a segment has no footer, which would show that its records were durable.
     fn is_scanned(&self, index: usize) -> bool {
-        let found = self.recovery.as_ref().map(|r| &r.survey.found[index]);
+        let found = self.recovery.log.as_ref().map(|r| &r.survey.found[index]);
         found.is_some_and(|found| found.scanned.is_some() && !found.sealed)
     }
 
@@ -453,11 +462,11 @@ impl Engine {
             self.forget_clean();
             self.forget_detached();
         }
-        if let Some(hole) = self.recovery.as_ref().and_then(|r| r.hole) {
+        if let Some(hole) = self.recovery.log.as_ref().and_then(|r| r.hole) {
             self.forget_clean_before(hole);
         }
         let resumed = self.find_resumed();
-        let r = self.recovery.as_mut().expect("recovering");
+        let r = self.recovery.log.as_mut().expect("recovering");
         r.resumed = resumed;
         let queue = match self.config.trust {
             Trust::Full => r.survey.orphans.iter().copied().chain(resumed).collect(),
@@ -470,7 +479,7 @@ impl Engine {
     /// also made their records durable, if only the process died and the device still held them
     /// in its cache.
     fn plan_sealing(&mut self) {
-        let r = self.recovery.as_mut().expect("recovering");
+        let r = self.recovery.log.as_mut().expect("recovering");
         let accepted = r.survey.log.range(r.survey.start..).map(|(_, &i)| i);
         let unsealed = accepted.filter(|&i| r.survey.found[i].scanned.is_some());
         let unsealed = unsealed.filter(|&i| r.resumed != Some(i)).collect();
@@ -480,14 +489,14 @@ impl Engine {
 
     /// A flush of the cache device, unless it is not to be written any more.
     fn plan_flush(&mut self, phase: Phase, fx: &mut Effects) {
-        self.recovery.as_mut().expect("recovering").enter(phase, Vec::new());
+        self.recovery.log.as_mut().expect("recovering").enter(phase, Vec::new());
         if self.config.trust == Trust::Full {
             self.start_step(Step::Flush, fx);
         }
     }
 
     fn footer_of(&self, i: usize) -> IoBuf {
-        let r = self.recovery.as_ref().expect("recovering");
+        let r = self.recovery.log.as_ref().expect("recovering");
         let found = &r.survey.found[i];
         let entries = found.entries.as_deref().expect("kept for its footer");
         let (before, last) = (found.first(), found.last());
@@ -512,7 +521,7 @@ impl Engine {
 
     /// The log is as it was: serve.
     fn serve(&mut self) {
-        let mut r = self.recovery.take().expect("recovering");
+        let mut r = self.recovery.log.take().expect("recovering");
         let head = r.survey.log.keys().next_back().map_or(SegmentSeq(1), |seq| seq.next());
         self.log.head = head;
         self.log.start = r.survey.start.max(SegmentSeq(1));
@@ -524,7 +533,7 @@ impl Engine {
         self.log.completed = r.survey.last.lsn;
         self.log.durable = r.survey.last.lsn;
         self.resume(&mut r);
-        self.state = State::Serving;
+        self.life.set_state(State::Serving);
         self.tell_recovered(r.survey.summary());
         for id in self.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {
             self.note_leftover(id);
@@ -537,8 +546,8 @@ impl Engine {
     }
 
     fn refuse(&mut self, why: String) {
-        self.recovery = None;
-        self.state = State::Refused(why);
+        self.recovery.log = None;
+        self.life.set_state(State::Refused(why));
     }
 }
 

@@ -20,8 +20,8 @@ use crate::recovery::Recovery;
 impl Engine {
     /// The segment that the log goes on in: its last one, if segments are few, and all records of
     /// it are good, and another has room.
-    pub(crate) fn find_resumed(&self) -> Option<usize> {
-        let survey = &self.recovery.as_ref()?.survey;
+    pub(super) fn find_resumed(&self) -> Option<usize> {
+        let survey = &self.recovery.log.as_ref()?.survey;
         let (_, &i) = survey.log.last_key_value()?;
         let found = &survey.found[i];
         let scanned = found.scanned.as_ref().filter(|scanned| scanned.is_whole)?;
@@ -34,14 +34,14 @@ impl Engine {
     }
 
     /// What is erased of a segment, in bytes from its beginning.
-    pub(crate) fn erased(&self, i: usize) -> Range<u32> {
-        let r = self.recovery.as_ref().expect("recovering");
+    pub(super) fn erased(&self, i: usize) -> Range<u32> {
+        let r = self.recovery.log.as_ref().expect("recovering");
         let scanned = r.survey.found[i].scanned.as_ref().filter(|_| r.resumed == Some(i));
         scanned.map_or(0..PAGE as u32, |scanned| scanned.used..self.config.segment_size)
     }
 
     /// Goes on in the segment that was chosen.
-    pub(crate) fn resume(&mut self, r: &mut Recovery) {
+    pub(super) fn resume(&mut self, r: &mut Recovery) {
         let Some(index) = r.resumed else { return };
         let found = &mut r.survey.found[index];
         let entries = found.entries.take().expect("kept for its footer");

@@ -447,13 +447,13 @@ impl Engine {
     /// Records that were found to be gone at the start: any block may have been in them.
     #[must_use]
     pub fn lost_records(&self) -> &[Hole] {
-        &self.lost_records
+        &self.recovery.lost_records
     }
 
     /// Lets the log say of blocks that recovery found lost that they are.
     pub(crate) fn pump_fences(&mut self, fx: &mut Effects) {
-        while self.health == Health::Good
-            && let Some(&key) = self.to_fence.front()
+        while self.health() == Health::Good
+            && let Some(&key) = self.recovery.to_fence.front()
         {
             let now = self.contents.get(key).filter(|now| now.kind == EntryKind::Lost && now.dirty);
             if let Some(now) = now
@@ -461,7 +461,7 @@ impl Engine {
             {
                 return;
             }
-            self.to_fence.pop_front();
+            self.recovery.to_fence.pop_front();
         }
     }
 }

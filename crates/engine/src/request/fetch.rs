@@ -50,9 +50,10 @@ impl Engine {
     ) {
         let mut first = blocks.first;
         while first < blocks.end() {
-            let joined = self.fetching.get(&Key::new(volume, first)).copied();
+            let joined = self.requests.fetching.get(&Key::new(volume, first)).copied();
             let mut end = first + 1;
-            while end < blocks.end() && self.fetching.get(&Key::new(volume, end)).copied() == joined
+            while end < blocks.end()
+                && self.requests.fetching.get(&Key::new(volume, end)).copied() == joined
             {
                 end += 1;
             }
@@ -60,7 +61,7 @@ impl Engine {
             self.add_part(op);
             match joined {
                 Some(fetch) => {
-                    let fetch = self.fetches.get_mut(fetch);
+                    let fetch = self.requests.fetches.get_mut(fetch);
                     fetch.waiters.push((op, run));
                     fetch.admit |= admit;
                 }
@@ -80,19 +81,19 @@ impl Engine {
     ) {
         let blocks = if admit { self.around(volume, missed) } else { missed };
         let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let stale: Vec<bool> = keys.clone().map(|key| self.locks.is_locked(key)).collect();
+        let stale: Vec<bool> = keys.clone().map(|key| self.requests.locks.is_locked(key)).collect();
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
         let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, missed)] };
-        let id = self.fetches.insert(fetch);
+        let id = self.requests.fetches.insert(fetch);
         for key in fresh {
-            self.fetching.insert(key, id);
+            self.requests.fetching.insert(key, id);
         }
         let range = self.bytes_on_volume(volume, blocks);
         let buf = self.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
         let mut buf = buf;
         buf.set_len(range.len as usize);
-        self.last_foreground = self.now;
+        self.destaging.note_foreground(self.now);
         let now = self.now;
         let state = self.volume_mut(volume);
         state.flow.pacer.begin_foreground();
@@ -109,40 +110,42 @@ impl Engine {
         let places = self.contents.index().capacity();
         let has_room = ReadAround::has_room(self.log.segments.len() as u64, self.log.free)
             && ReadAround::has_room(places, places.saturating_sub(self.contents.index().len()));
-        if !has_room || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
+        if !has_room || !volume.around.pays() || self.requests.fetches.len() > READS_AROUND_MAX {
             return missed;
         }
         let blocks = volume.config.size.div_ceil(BLOCK_SIZE as u64);
         ReadAround::around(missed, blocks, |block| {
             let key = Key::new(id, block);
             let cached = self.ram.contains(key) || self.contents.get(key).is_some();
-            !cached && !self.locks.is_locked(key) && !self.fetching.contains_key(&key)
+            !cached
+                && !self.requests.locks.is_locked(key)
+                && !self.requests.fetching.contains_key(&key)
         })
     }
 
     /// A write is about to change the block: a fetch under way must not bring the old content
     /// into the cache.
     pub(crate) fn spoil_fetch(&mut self, key: Key) {
-        if self.fetching.is_empty() {
+        if self.requests.fetching.is_empty() {
             return;
         }
-        if let Some(id) = self.fetching.remove(&key) {
-            let fetch = self.fetches.get_mut(id);
+        if let Some(id) = self.requests.fetching.remove(&key) {
+            let fetch = self.requests.fetches.get_mut(id);
             fetch.stale[(key.block() - fetch.blocks.first) as usize] = true;
         }
     }
 
     /// A read of a primary ended.
     pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
-        let fetch = self.fetches.remove(id);
+        let fetch = self.requests.fetches.remove(id);
         let now = self.now;
         let state = self.volume_mut(fetch.volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         state.around.end(now);
-        self.last_foreground = self.now;
+        self.destaging.note_foreground(self.now);
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {
-                self.fetching.remove(&Key::new(fetch.volume, block));
+                self.requests.fetching.remove(&Key::new(fetch.volume, block));
             }
         }
         let Completion { result, mut buf, .. } = done;
@@ -195,7 +198,7 @@ impl Engine {
                 self.stats.read_around_blocks += 1;
             }
             if waits {
-                self.alone.note();
+                self.ram.note_alone();
             } else if admits {
                 self.admit(key, bytes, fx);
             } else {
@@ -208,7 +211,7 @@ impl Engine {
     pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
         let volume = self.volume(volume);
         let none = matches!(volume.config.mode, Mode::WriteOnly | Mode::PassThrough);
-        !none && !volume.distrusted && self.health == Health::Good
+        !none && !volume.distrusted && self.health() == Health::Good
     }
 }
 

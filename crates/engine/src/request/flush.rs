@@ -23,7 +23,7 @@ impl Engine {
         self.stats.flushes += 1;
         let Losses { count: losses, told, .. } = self.volume(volume).losses;
         let flush = FlushOp { id, volume, outstanding: 1, error: None, losses, told };
-        let op = self.ops.insert(Op::Flush(flush));
+        let op = self.requests.ops.insert(Op::Flush(flush));
         if self.needs_primary_flush(volume) {
             self.flush(op).outstanding += 1;
             self.volume_mut(volume).flush_waiters.push(op);
@@ -32,7 +32,7 @@ impl Engine {
             self.flush(op).outstanding += 1;
             self.volume_mut(volume).leftover_waiters.push(op);
         }
-        if self.health != Health::Good {
+        if self.health() != Health::Good {
             return self.flush_without_log(op, fx);
         }
         let covered = self.log.completed;
@@ -85,7 +85,7 @@ impl Engine {
     }
 
     fn flush(&mut self, id: Id) -> &mut FlushOp {
-        match self.ops.get_mut(id) {
+        match self.requests.ops.get_mut(id) {
             Op::Flush(flush) => flush,
             _ => unreachable!("a flush's id names a flush"),
         }
@@ -113,7 +113,7 @@ impl Engine {
         if flush.outstanding > 0 {
             return;
         }
-        let Op::Flush(flush) = self.ops.remove(id) else {
+        let Op::Flush(flush) = self.requests.ops.remove(id) else {
             unreachable!("a flush's id names a flush");
         };
         let lost = self.volume_mut(flush.volume).losses.tell(&flush);
@@ -123,7 +123,7 @@ impl Engine {
 
     /// Sends a flush to every primary that has something to flush and someone to tell, or much.
     pub(crate) fn pump_primary_flushes(&mut self, fx: &mut Effects) {
-        let stopping = self.state == State::Stopping;
+        let stopping = *self.state() == State::Stopping;
         for i in 0..self.volumes.len() {
             let Some(volume) = self.volumes[i].as_mut() else { continue };
             let waited = !volume.flush_waiters.is_empty() || !volume.fua_waiters.is_empty();

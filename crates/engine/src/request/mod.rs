@@ -6,3 +6,52 @@ pub(crate) mod locks;
 pub(crate) mod merge;
 pub(crate) mod read;
 pub(crate) mod write;
+
+use crate::key::{Key, KeyMap};
+use crate::op::Op;
+use crate::slab::{Id, Slab};
+use fetch::Fetch;
+use locks::Locks;
+
+/// The requests that are being served.
+#[derive(Default)]
+pub struct Requests {
+    ops: Slab<Op>,
+    /// Who may change which block.
+    locks: Locks,
+    /// Reads of primaries, and the blocks that they bring.
+    fetches: Slab<Fetch>,
+    fetching: KeyMap<Id>,
+}
+
+impl Requests {
+    /// A request.
+    pub fn get(&self, id: Id) -> &Op {
+        self.ops.get(id)
+    }
+
+    /// A request, to change.
+    pub fn get_mut(&mut self, id: Id) -> &mut Op {
+        self.ops.get_mut(id)
+    }
+
+    /// The number of requests.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// The number of reads of primaries.
+    pub fn fetches(&self) -> usize {
+        self.fetches.len()
+    }
+
+    /// Whether somebody is about to change a block.
+    pub fn is_locked(&self, key: Key) -> bool {
+        self.locks.is_locked(key)
+    }
+
+    /// Who may change which block.
+    pub fn locks(&self) -> &Locks {
+        &self.locks
+    }
+}

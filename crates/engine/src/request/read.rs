@@ -37,7 +37,7 @@ impl Engine {
         let why = match bypass {
             Some(why) => Some(why),
             None if mode == Mode::PassThrough => Some(Bypass::Mode),
-            None if self.health != Health::Good => Some(Bypass::Degraded),
+            None if self.health() != Health::Good => Some(Bypass::Degraded),
             None => None,
         };
         if why.is_none() {
@@ -47,7 +47,7 @@ impl Engine {
             self.note_lookup(volume, Lookup::Hit);
             return self.reply(fx, id, Ok(()), buf);
         }
-        let op = self.ops.insert(Op::Read(ReadOp {
+        let op = self.requests.ops.insert(Op::Read(ReadOp {
             owner: ReadOwner::Client(id),
             range,
             buf,
@@ -81,7 +81,7 @@ impl Engine {
             return false;
         }
         let key = Key::new(volume, blocks.first);
-        if self.locks.is_locked(key) || self.is_distrusted(key) {
+        if self.requests.locks.is_locked(key) || self.is_distrusted(key) {
             return false;
         }
         let Some(bytes) = self.ram.get(key) else { return false };
@@ -96,7 +96,7 @@ impl Engine {
     pub(crate) fn read_for_merge(&mut self, owner: ReadOwner, key: Key, fx: &mut Effects) {
         let blocks = BlockRange { first: key.block(), count: 1 };
         let volume = key.volume();
-        let op = self.ops.insert(Op::Read(ReadOp {
+        let op = self.requests.ops.insert(Op::Read(ReadOp {
             owner,
             range: blocks.bytes(),
             buf: self.config.buffers.get(BLOCK_SIZE),
@@ -122,12 +122,13 @@ impl Engine {
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
             let key = Key::new(volume, block);
-            let Op::Read(read) = self.ops.get_mut(op) else {
+            let Op::Read(read) = self.requests.ops.get_mut(op) else {
                 unreachable!("a read's id names a read");
             };
             // A write puts its bytes into RAM before they have a place in the log, and may fail
             // until then. Only who holds the lock knows that it has not come so far.
-            let sees_ram = matches!(read.owner, ReadOwner::Merge(..)) || !self.locks.is_locked(key);
+            let sees_ram =
+                matches!(read.owner, ReadOwner::Merge(..)) || !self.requests.locks.is_locked(key);
             let trusted = !distrusts || self.contents.dirty().contains(key);
             if let Some(bytes) = self.ram.get(key).filter(|_| sees_ram && trusted) {
                 copy_into(read, block, bytes);
@@ -174,7 +175,7 @@ impl Engine {
 
     fn fetch_missing(&mut self, op: Id, volume: VolumeId, run: BlockRange, fx: &mut Effects) {
         if run.count > 0 {
-            let Op::Read(read) = self.ops.get(op) else {
+            let Op::Read(read) = self.requests.ops.get(op) else {
                 unreachable!("a read's id names a read");
             };
             let admit = read.admit;
@@ -188,7 +189,7 @@ impl Engine {
         let Some(payload) = payload else { return false };
         let mut room = [0; BLOCK_SIZE];
         let Some(block) = decode(place, payload, &mut room) else { return false };
-        if let Op::Read(read) = self.ops.get_mut(op) {
+        if let Op::Read(read) = self.requests.ops.get_mut(op) {
             copy_into(read, key.block(), block);
         }
         true
@@ -267,7 +268,7 @@ impl Engine {
     fn promote(&mut self, item: &SsdItem, block: &[u8], fx: &mut Effects) {
         let current = self.contents.same_version(item.key, &item.place).is_some();
         let wanted = self.ram.has_room_for(item.key) || self.is_preferred(item.key);
-        if current && wanted && !self.locks.is_locked(item.key) {
+        if current && wanted && !self.requests.locks.is_locked(item.key) {
             self.make_way(item.key, fx);
             self.ram.put(item.key, block);
         }
@@ -316,7 +317,7 @@ impl Engine {
     /// the next reader finds the same.
     pub(crate) fn drop_corrupt_clean(&mut self, key: Key, place: Place, fx: &mut Effects) {
         self.note_corrupt_clean(key);
-        if self.health == Health::Good
+        if self.health() == Health::Good
             && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
         {
             // A direct write that finds the block gone must find this durable first.
@@ -325,20 +326,20 @@ impl Engine {
     }
 
     pub(crate) fn add_part(&mut self, op: Id) {
-        if let Op::Read(read) = self.ops.get_mut(op) {
+        if let Op::Read(read) = self.requests.ops.get_mut(op) {
             read.parts += 1;
         }
     }
 
     /// Copies a block's bytes to where a read wants them.
     pub(crate) fn fill_read(&mut self, op: Id, block: u64, bytes: &[u8]) {
-        if let Op::Read(read) = self.ops.get_mut(op) {
+        if let Op::Read(read) = self.requests.ops.get_mut(op) {
             copy_into(read, block, bytes);
         }
     }
 
     pub(crate) fn read_failed(&mut self, op: Id, error: IoError) {
-        if let Op::Read(read) = self.ops.get_mut(op) {
+        if let Op::Read(read) = self.requests.ops.get_mut(op) {
             read.error.get_or_insert(error);
         }
     }
@@ -348,14 +349,14 @@ impl Engine {
         if let Err(error) = result {
             self.read_failed(op, error);
         }
-        let Op::Read(read) = self.ops.get_mut(op) else {
+        let Op::Read(read) = self.requests.ops.get_mut(op) else {
             unreachable!("a read's id names a read");
         };
         read.parts -= 1;
         if read.parts > 0 {
             return;
         }
-        let Op::Read(read) = self.ops.remove(op) else {
+        let Op::Read(read) = self.requests.ops.remove(op) else {
             unreachable!("a read's id names a read");
         };
         let result = read.error.map_or(Ok(()), Err);

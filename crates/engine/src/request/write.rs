@@ -41,7 +41,7 @@ impl Engine {
             _ => {
                 self.stats.writes += 1;
                 // While clients write, what is dirty may be rewritten or get neighbours.
-                self.last_foreground = self.now;
+                self.destaging.note_foreground(self.now);
                 self.stats.write_bytes += range.len;
             }
         }
@@ -54,7 +54,7 @@ impl Engine {
         let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
         let bypass = bypass.filter(|_| !streams || !self.is_rewritten(volume, blocks));
         let mode = self.volume(volume).config.mode;
-        let write = self.ops.insert(Op::Write(WriteOp {
+        let write = self.requests.ops.insert(Op::Write(WriteOp {
             id,
             volume,
             op,
@@ -80,7 +80,7 @@ impl Engine {
         if dirties {
             blocks.iter().for_each(|block| self.policy.written(Key::new(volume, block).0));
         }
-        if dirties && self.health == Health::Good && self.hold_back(write, volume, blocks) {
+        if dirties && self.health() == Health::Good && self.hold_back(write, volume, blocks) {
             return;
         }
         self.lock_blocks(write, fx);
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     fn write(&mut self, id: Id) -> &mut WriteOp {
-        match self.ops.get_mut(id) {
+        match self.requests.ops.get_mut(id) {
             Op::Write(write) => write,
             _ => unreachable!("a write's id names a write"),
         }
@@ -121,7 +121,7 @@ impl Engine {
             // Counted at once: whoever releases the lock hands it over.
             locked += 1;
             self.write(id).locked = locked;
-            let free = self.locks.acquire(key, id);
+            let free = self.requests.locks.acquire(key, id);
             self.spoil_fetch(key);
             if !free {
                 return;
@@ -136,7 +136,7 @@ impl Engine {
         write.locked = 0;
         for block in blocks.first..blocks.first + locked {
             let key = Key::new(volume, block);
-            if let Some(next) = self.locks.release(key, id) {
+            if let Some(next) = self.requests.locks.release(key, id) {
                 self.spoil_fetch(key);
                 self.lock_blocks(next, fx);
             }
@@ -151,7 +151,7 @@ impl Engine {
         let dirty = keys.clone().any(|key| {
             self.contents.dirty().contains(key) || self.contents.dirty().is_destaging(key)
         });
-        if self.health == Health::Draining {
+        if self.health() == Health::Draining {
             if op == IoOp::Discard {
                 // The old bytes stay, a discard allows that.
                 return self.end_write(id, Ok(()), fx);
@@ -164,7 +164,7 @@ impl Engine {
         let mode = self.volume(volume).config.mode;
         let direct = match op {
             IoOp::Discard => true,
-            _ if self.health != Health::Good => true,
+            _ if self.health() != Health::Good => true,
             _ if dirty => false,
             IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => true,
             _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
@@ -174,7 +174,7 @@ impl Engine {
             return self.end_write(id, Ok(()), fx);
         }
         if direct && op != IoOp::Discard {
-            let why = match (self.health, bypass) {
+            let why = match (self.health(), bypass) {
                 (Health::Draining | Health::Detached, _) => Bypass::Degraded,
                 (_, Some(why)) => why,
                 _ => Bypass::Mode,
@@ -251,8 +251,8 @@ impl Engine {
         write.merge();
         let (volume, blocks, path) = (write.volume, write.blocks, write.path);
         write.stage = Stage::Logging;
-        match (path, self.health) {
-            (Path::Cached, Health::Good) => return self.log_queue.push_back(id),
+        match (path, self.health()) {
+            (Path::Cached, Health::Good) => return self.log.queue.push_back(id),
             (_, Health::Draining) if !self.is_detached(Key::new(volume, blocks.first)) => {
                 return self.wait_detached(id, fx);
             }
@@ -275,9 +275,9 @@ impl Engine {
             cached |= self.contents.get(key).is_some();
         }
         // An admission that waits in the builder must not outlive the write either.
-        cached |= self.builder.admits(Key::new(volume, blocks.first), blocks.count);
-        if cached && self.health == Health::Good {
-            self.log_queue.push_back(id);
+        cached |= self.log.builder.admits(Key::new(volume, blocks.first), blocks.count);
+        if cached && self.health() == Health::Good {
+            self.log.queue.push_back(id);
         } else {
             self.after_invalidation(id, fx);
         }
@@ -292,7 +292,7 @@ impl Engine {
         }
         let (volume, blocks) = (write.volume, write.blocks);
         while self.write(id).logged < blocks.count {
-            if self.background.in_turn() >= WRITES_TURN {
+            if self.form.background().in_turn() >= WRITES_TURN {
                 return false;
             }
             let write = self.write(id);
@@ -391,7 +391,7 @@ impl Engine {
     fn after_invalidation(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let key = Key::new(write.volume, write.blocks.first);
-        if self.health != Health::Good {
+        if self.health() != Health::Good {
             return match self.is_detached(key) {
                 true => self.send_direct(id, fx),
                 false => self.wait_detached(id, fx),
@@ -421,8 +421,7 @@ impl Engine {
         for key in blocks.iter().map(|block| Key::new(volume, block)) {
             if self.contents.dirty().contains(key) {
                 outstanding += 1;
-                self.through_waiters.entry(key).or_default().push(id);
-                self.urgent.push_back(key);
+                self.destaging.wait_through(key, id);
             }
         }
         self.write(id).outstanding = outstanding;
@@ -504,7 +503,7 @@ impl Engine {
         };
         let (op, buf) =
             if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
-        self.last_foreground = self.now;
+        self.destaging.note_foreground(self.now);
         self.volume_mut(volume).flow.pacer.begin_foreground();
         let io = |tag: IoTag| Io { tag, op, range, flags, client: None, buf };
         self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
@@ -535,7 +534,7 @@ impl Engine {
         done: Completion,
         fx: &mut Effects,
     ) {
-        self.last_foreground = self.now;
+        self.destaging.note_foreground(self.now);
         let now = self.now;
         let write = self.write(id);
         let (volume, op) = (write.volume, write.op);
@@ -556,7 +555,7 @@ impl Engine {
     /// Answers a write and lets those behind it go on.
     pub(crate) fn end_write(&mut self, id: Id, result: Result<(), IoError>, fx: &mut Effects) {
         self.unlock_blocks(id, fx);
-        let Op::Write(write) = self.ops.remove(id) else {
+        let Op::Write(write) = self.requests.ops.remove(id) else {
             unreachable!("a write's id names a write");
         };
         let WriteOp { id, buf, direct, .. } = write;
