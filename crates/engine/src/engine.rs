@@ -7,7 +7,8 @@
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp, STRIPE_SIZE, VolumeId,
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
+    STRIPE_SIZE, VolumeId,
 };
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::EvictionPolicy;

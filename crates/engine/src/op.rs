@@ -138,8 +138,8 @@ pub struct FlushOp {
     pub volume: VolumeId,
     /// What it still waits for: log, primary.
     pub outstanding: u32,
-    /// The first error.
-    pub error: Option<IoError>,
+    /// The client has its answer.
+    pub answered: bool,
     /// Losses of its volume when it began, and how many of them had been told.
     pub losses: u64,
     pub told: u64,

@@ -440,6 +440,11 @@ impl Router {
             Ok(()) => {}
             Err(error) => {
                 join.rest.len = 0;
+                if join.origin.op == IoOp::Flush && join.error.is_none() {
+                    // A shard tells of a loss once: the client has to know before another flush,
+                    // which the same shard lets pass, has succeeded.
+                    done.push(join.origin.done(Err(error.clone()), IoBuf::empty()));
+                }
                 join.error.get_or_insert(error);
             }
         }
@@ -448,8 +453,10 @@ impl Router {
             if join.ready {
                 self.ready.retain(|&other| other != at);
             }
-            let kept = || self.check_kept(join.origin.volume, join.direct);
-            done.push(join.origin.done(join.error.map_or_else(kept, Err), join.buf));
+            if join.origin.op != IoOp::Flush || join.error.is_none() {
+                let kept = || self.check_kept(join.origin.volume, join.direct);
+                done.push(join.origin.done(join.error.map_or_else(kept, Err), join.buf));
+            }
         } else if !join.rest.is_empty() && !join.ready {
             join.ready = true;
             self.ready.push_back(at);

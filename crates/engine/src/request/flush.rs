@@ -22,7 +22,7 @@ impl Engine {
         let Request { id, volume, .. } = request;
         self.stats.flushes += 1;
         let Losses { count: losses, told, .. } = self.volume(volume).losses;
-        let flush = FlushOp { id, volume, outstanding: 1, error: None, losses, told };
+        let flush = FlushOp { id, volume, outstanding: 1, answered: false, losses, told };
         let op = self.requests.ops.insert(Op::Flush(flush));
         if self.needs_primary_flush(volume) {
             self.flush(op).outstanding += 1;
@@ -98,7 +98,8 @@ impl Engine {
         volume.direct > volume.direct_durable || through
     }
 
-    /// Log or primary is done with its part of a flush.
+    /// Log or primary is done with its part of a flush. A failure is answered at once: the client
+    /// has to know before another one is told that its flush, which began later, succeeded.
     pub(crate) fn flush_part_done(
         &mut self,
         id: Id,
@@ -107,18 +108,17 @@ impl Engine {
     ) {
         let flush = self.flush(id);
         flush.outstanding -= 1;
-        if let Err(error) = result {
-            flush.error.get_or_insert(error);
+        let (is_last, is_new) = (flush.outstanding == 0, !flush.answered);
+        if is_new && (is_last || result.is_err()) {
+            flush.answered = true;
+            let FlushOp { id, volume, losses, told, .. } = *flush;
+            let lost = self.volume_mut(volume).losses.tell(losses, told);
+            let result = result.and(lost.map_or(Ok(()), Err));
+            self.reply(fx, id, result, forebay_block::IoBuf::empty());
         }
-        if flush.outstanding > 0 {
-            return;
+        if is_last {
+            self.requests.ops.remove(id);
         }
-        let Op::Flush(flush) = self.requests.ops.remove(id) else {
-            unreachable!("a flush's id names a flush");
-        };
-        let lost = self.volume_mut(flush.volume).losses.tell(&flush);
-        let result = flush.error.or(lost).map_or(Ok(()), Err);
-        self.reply(fx, flush.id, result, forebay_block::IoBuf::empty());
     }
 
     /// Sends a flush to every primary that has something to flush and someone to tell, or much.
@@ -231,10 +231,11 @@ impl Losses {
         self.error = Some(error);
     }
 
-    /// The error of a flush that ends.
-    fn tell(&mut self, flush: &FlushOp) -> Option<IoError> {
-        self.told = self.told.max(flush.losses);
-        self.error.clone().filter(|_| flush.told < self.count)
+    /// The error for a flush that is answered. There were `losses` when it began, of which `told`
+    /// had been told.
+    fn tell(&mut self, losses: u64, told: u64) -> Option<IoError> {
+        self.told = self.told.max(losses);
+        self.error.clone().filter(|_| told < self.count)
     }
 }
 
