@@ -371,7 +371,7 @@ impl Engine {
             deadline = deadline.min(self.reclaim.retry_at().max(self.now + DESTAGE_TICK));
         }
         if self.form.background().turn_is_over() {
-            let wait = if self.log.queue.is_empty() { COPY_TICK } else { Duration::ZERO };
+            let wait = if self.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
             deadline = deadline.min(self.now + wait);
         }
         if *self.state() == State::Stopping || self.is_detaching() {

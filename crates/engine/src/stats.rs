@@ -159,13 +159,13 @@ impl Engine {
             similar_blocks: stored(EntryKind::Similar),
             zero_blocks: stored(EntryKind::Zero),
             payload_bytes: self.contents.payload_bytes(),
-            log_used_bytes: (self.log.segments.len() as u64 - self.log.free)
+            log_used_bytes: (self.log.len() - self.log.free())
                 * u64::from(self.config.segment_size),
             index_bytes: self.contents.index().bytes(),
             index_capacity: self.contents.index().capacity(),
-            segments: self.log.segments.len() as u64,
-            segments_free: self.log.free,
-            requests_in_flight: self.requests.len() as u64,
+            segments: self.log.len(),
+            segments_free: self.log.free(),
+            requests_in_flight: self.requests.unanswered() as u64,
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             slow_cache_ios: self.out.slow_cache_ios(),
             ..self.stats.clone()

@@ -275,6 +275,12 @@ impl Server {
         self.units.iter().map(|unit| unit.engine.stats(Instant(now))).collect()
     }
 
+    /// Requests that are answered or not, and have parts in a shard.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.router.in_flight()
+    }
+
     /// How the volumes stand in every shard.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeState> {

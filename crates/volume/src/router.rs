@@ -199,7 +199,7 @@ impl Router {
         }
     }
 
-    /// Client requests in flight.
+    /// Client requests in flight, and flushes that were answered before all shards were done.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.sent.len() - self.pieces + self.joins.len()

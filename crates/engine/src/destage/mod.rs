@@ -284,7 +284,7 @@ impl Engine {
                     && self.is_associate_written(&base.unwrap_or(place), &place)
             }
         };
-        let seq = self.log.segments[place.segment as usize].seq;
+        let seq = self.log.seq_of(&place);
         ready.then_some(Version { place, seq, base, passed: false })
     }
 
@@ -292,7 +292,7 @@ impl Engine {
     /// have another, although the block shares its payload again.
     fn is_newest(&self, key: Key, version: &Version) -> bool {
         let same = !version.passed && self.contents.same_version(key, &version.place).is_some();
-        same && self.log.segments[version.place.segment as usize].seq == version.seq
+        same && self.log.seq_of(&version.place) == version.seq
     }
 
     /// Starts to destage a block with its neighbours in the stripe; returns where to go on, as an
@@ -321,7 +321,7 @@ impl Engine {
         }
         let blocks = BlockRange { first: key.block(), count: versions.len() as u64 };
         for version in &versions {
-            self.log.segments[version.place.segment as usize].destaging += 1;
+            self.log.begin_destaging(version.place.segment);
         }
         let mut through = Vec::new();
         for key in (key.0..key.0 + blocks.count).map(Key) {
@@ -359,9 +359,9 @@ impl Engine {
 
     /// Asks for a flush of the cache device, so that a block can go to the primary.
     fn want_block_durable(&mut self, key: Key, place: &Place) {
-        let last = self.log.segments[place.segment as usize].last_lsn;
+        let last = self.log.segment(place.segment as usize).last_lsn;
         let last = self.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
-        let lsn = last.min(self.log.completed);
+        let lsn = last.min(self.log.completed());
         self.log.want_durable(lsn);
     }
 
@@ -603,10 +603,7 @@ impl Engine {
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
             let newest = self.is_newest(key, version);
-            let segment = &mut self.log.segments[version.place.segment as usize];
-            if segment.seq == version.seq {
-                segment.destaging -= 1;
-            }
+            self.log.end_destaging(version.place.segment, version.seq);
             // Of a block that was passed the newer version may have failed.
             if settles && !version.passed {
                 self.volume_mut(destage.volume).leftover.remove(&key);

@@ -35,7 +35,7 @@ impl Engine {
 
     /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
     pub(crate) fn pump_overflow(&mut self, fx: &mut Effects) {
-        if self.log.queue.is_empty() && self.destaging.overflow.since.is_none() {
+        if (self.log.queued() == 0) && self.destaging.overflow.since.is_none() {
             return;
         }
         if self.has_client_space() || self.health() != Health::Good {
@@ -43,7 +43,7 @@ impl Engine {
             self.set_overflow(false);
             return;
         }
-        if self.log.queue.is_empty() {
+        if self.log.queued() == 0 {
             return;
         }
         let since = *self.destaging.overflow.since.get_or_insert(self.now);
@@ -53,7 +53,7 @@ impl Engine {
             return;
         }
         let mut kept = VecDeque::new();
-        for id in std::mem::take(&mut self.log.queue) {
+        for id in std::mem::take(self.log.queue()) {
             match self.way_of(id) {
                 Way::Past => {
                     self.stats.bypassed_by[Bypass::Degraded as usize] += 1;
@@ -67,10 +67,10 @@ impl Engine {
             }
         }
         // Invalidations first: others may have to wait for long.
-        let mut queue = std::mem::take(&mut self.log.queue);
+        let mut queue = std::mem::take(self.log.queue());
         queue.append(&mut kept);
         queue.make_contiguous().sort_by_key(|&id| !self.is_begun(id));
-        self.log.queue = queue;
+        *self.log.queue() = queue;
     }
 
     fn set_overflow(&mut self, active: bool) {
@@ -83,7 +83,7 @@ impl Engine {
     /// Whether an operation may use what is kept for reclaim: an invalidation, or the rest of a
     /// write of which a part is in the log.
     pub(crate) fn fits_reserve(&self, id: Id) -> bool {
-        self.destaging.overflow.active && self.is_begun(id) && self.log.free > RECLAIM_RESERVE
+        self.destaging.overflow.active && self.is_begun(id) && self.log.free() > RECLAIM_RESERVE
     }
 
     fn is_begun(&self, id: Id) -> bool {

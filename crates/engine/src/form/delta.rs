@@ -39,7 +39,7 @@ impl Engine {
         if self.config.content == ContentLocality::Independent || is_zero(block) {
             return self.push_block(fx, key, block, true, Expect::Always);
         }
-        if !self.log.builder.fits_block() && !self.close_record(fx) {
+        if !self.log.builder().fits_block() && !self.close_record(fx) {
             return false;
         }
         let print = fingerprint(block);
@@ -66,9 +66,9 @@ impl Engine {
 
     /// The block's base, if a delta against it is worth making: what has lived long is about to be
     /// reclaimed, and the block would have to be written whole soon.
-    fn usable_base(&self, key: Key) -> Option<Place> {
+    fn usable_base(&mut self, key: Key) -> Option<Place> {
         let base = self.contents.base_of(key)?;
-        let young = self.is_young(self.log.segments[base.segment as usize].seq);
+        let young = self.is_young(self.log.seq_of(&base));
         let own = self.contents.bases().saturating_sub(self.similar_blocks());
         let room =
             self.contents.has_base(key) || own < self.contents.index().capacity() / BASES_SHARE;
@@ -76,13 +76,13 @@ impl Engine {
         let usable = young
             && room
             && self.ram.contains(self.contents.base_in_ram(key))
-            && !self.log.builder.may_change(key);
+            && !self.log.builder().may_change(key);
         usable.then_some(base)
     }
 
     /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.
     pub(crate) fn is_young(&self, seq: SegmentSeq) -> bool {
-        let (all, age) = (self.log.segments.len() as u64, self.log.head.0 - seq.0);
+        let (all, age) = (self.log.len(), self.log.age(seq));
         !self.reclaim.is_of(seq) && age < all - all / BASES_SHARE
     }
 
@@ -94,8 +94,8 @@ impl Engine {
         else {
             return false;
         };
-        let form = self.log.builder.pack(EntryKind::Delta, &self.form.encoded[..len]);
-        self.log.builder.push_form(key, form, true, Expect::Over(base));
+        let form = self.log.builder().pack(EntryKind::Delta, &self.form.encoded[..len]);
+        self.log.builder().push_form(key, form, true, Expect::Over(base));
         if kept_at == key {
             self.ram.rename(key, base_key(key));
         }

@@ -60,7 +60,7 @@ impl Engine {
 
     fn may_make_dense(&mut self) -> bool {
         self.config.compress
-            && !self.is_emergency()
+            && !self.log.is_emergency()
             && self.form.dense.tries.is_due()
             && self.form.background.take(self.now, COST)
     }

@@ -111,7 +111,7 @@ impl Engine {
     /// Whether to look now for what is like a block of that volume.
     fn seeks_similar(&mut self, volume: VolumeId) -> bool {
         self.config.content == ContentLocality::Similar
-            && !self.is_emergency()
+            && !self.log.is_emergency()
             && self.form.similar.gate(volume).is_due()
             && self.form.background.take(self.now, SEARCH)
     }
@@ -122,7 +122,7 @@ impl Engine {
         let other = self.form.similar.alike.as_ref()?.find(sketch, key);
         let found = other.and_then(|other| {
             let place = self.contents.get(other)?;
-            let seq = self.log.segments[place.segment as usize].seq;
+            let seq = self.log.seq_of(&place);
             let base = Against { seq, place };
             (place.kind.is_whole() && self.may_rest_on(&base)).then_some((other, base))
         });
@@ -134,8 +134,8 @@ impl Engine {
     /// Whether another block may still be stored against that payload.
     fn may_rest_on(&self, base: &Against) -> bool {
         let most = self.contents.index().capacity() / SIMILAR_SHARE;
-        self.log.segments[base.place.segment as usize].seq == base.seq
-            && base.seq > self.log.start
+        self.log.seq_of(&base.place) == base.seq
+            && self.log.is_after_oldest(base.seq)
             && self.is_young(base.seq)
             && self.is_near(base.seq)
             && self.similar_blocks().max(self.contents.sharers()) < most
@@ -226,7 +226,7 @@ impl Engine {
         if is_zero(block) {
             return self.push_block(fx, key, block, dirty, expect);
         }
-        if !self.log.builder.fits_block() && !self.close_record(fx) {
+        if !self.log.builder().fits_block() && !self.close_record(fx) {
             return false;
         }
         let in_time = !self.form.background.turn_is_over();
@@ -270,8 +270,8 @@ impl Engine {
         let Some(len) = self.form.similar.compressor.compress(base_bytes, block, most, out) else {
             return false;
         };
-        let form = self.log.builder.pack(EntryKind::Similar, &self.form.encoded[..len]);
-        self.log.builder.push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
+        let form = self.log.builder().pack(EntryKind::Similar, &self.form.encoded[..len]);
+        self.log.builder().push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
         self.form.similar.gate(key.volume()).note_worth();
         self.stats.similar_written += 1;
         self.stats.similar_bytes += len as u64;

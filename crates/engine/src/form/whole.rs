@@ -35,24 +35,24 @@ impl Engine {
         dirty: bool,
         expect: Expect,
     ) -> bool {
-        if !self.log.builder.fits_block() && !self.close_record(fx) {
+        if !self.log.builder().fits_block() && !self.close_record(fx) {
             return false;
         }
         let form = self.push_alone(block, dirty);
-        self.log.builder.push_form(key, form, dirty, expect);
+        self.log.builder().push_form(key, form, dirty, expect);
         true
     }
 
     /// Adds a block that is stored without another's help, without an entry. There is room.
     fn push_alone(&mut self, block: &[u8], dirty: bool) -> Form {
         if let Some(len) = self.make_block_dense(block, dirty) {
-            return self.log.builder.pack(EntryKind::Zstd, &self.form.encoded[..len]);
+            return self.log.builder().pack(EntryKind::Zstd, &self.form.encoded[..len]);
         }
         let out = &mut self.form.encoded[..];
         let packed = self.config.compress.then(|| self.form.codec.compress(block, out));
         match packed.flatten() {
-            Some(len) => self.log.builder.pack(EntryKind::Lz4, &self.form.encoded[..len]),
-            None => self.log.builder.push_raw(block, crc32c(block)),
+            Some(len) => self.log.builder().pack(EntryKind::Lz4, &self.form.encoded[..len]),
+            None => self.log.builder().push_raw(block, crc32c(block)),
         }
     }
 
@@ -64,7 +64,7 @@ impl Engine {
         if !place.kind.has_payload() {
             return self.push_bare(fx, *key, 1, place.kind, dirty, expect);
         }
-        if !self.log.builder.fits_block() && !self.close_record(fx) {
+        if !self.log.builder().fits_block() && !self.close_record(fx) {
             return false;
         }
         if self.push_copy_as_similar(copy, now) {
@@ -74,12 +74,12 @@ impl Engine {
             return self.push_block(fx, *key, bytes, dirty, expect);
         }
         let form = match self.make_dense(bytes, place) {
-            Some(len) => self.log.builder.pack(EntryKind::Zstd, &self.form.encoded[..len]),
-            None if place.kind == EntryKind::Raw => self.log.builder.push_raw(bytes, place.crc),
+            Some(len) => self.log.builder().pack(EntryKind::Zstd, &self.form.encoded[..len]),
+            None if place.kind == EntryKind::Raw => self.log.builder().push_raw(bytes, place.crc),
             // Keep the original CRC, so that corruption since the first write is still detected.
-            None => Form { crc: place.crc, ..self.log.builder.pack(place.kind, bytes) },
+            None => Form { crc: place.crc, ..self.log.builder().pack(place.kind, bytes) },
         };
-        self.log.builder.push_form(*key, form, dirty, expect);
+        self.log.builder().push_form(*key, form, dirty, expect);
         true
     }
 }

@@ -184,7 +184,7 @@ impl Engine {
         let items: Vec<Item> = items
             .filter_map(|&key| {
                 let place = self.contents.get(key).filter(|place| !place.dirty)?;
-                let seq = self.log.segments[place.segment as usize].seq;
+                let seq = self.log.seq_of(&place);
                 Some(Item { key, place, seq, bytes: None })
             })
             .collect();
@@ -311,9 +311,7 @@ impl Engine {
     /// that was read.
     fn differs(&self, round: &Round, item: &Item) -> bool {
         let same = self.contents.get(item.key).is_some_and(|now| {
-            now.is_same_version(&item.place)
-                && !now.dirty
-                && self.log.segments[now.segment as usize].seq == item.seq
+            now.is_same_version(&item.place) && !now.dirty && self.log.seq_of(&now) == item.seq
         });
         let (Some(cached), Some(primary)) = (&item.bytes, &round.primary) else { return false };
         let from = (item.key.block() - round.blocks.first) as usize * BLOCK_SIZE;
@@ -354,7 +352,7 @@ impl Engine {
             }
             job.next = job.next.max(stripe + 1);
         }
-        if job.next >= count && job.again.is_empty() && self.log.next_lsn > job.until {
+        if job.next >= count && job.again.is_empty() && self.log.next_lsn() > job.until {
             self.volume_mut(job.volume).distrusted = false;
         } else {
             self.life.compare.drops.push_front(job);
@@ -387,8 +385,8 @@ impl Engine {
                 self.ram.remove(key);
             }
             // A direct write that finds the block gone must find this durable first.
-            self.log.barrier = self.log.barrier.max(self.log.next_lsn);
-            job.until = self.log.next_lsn;
+            self.log.raise_barrier();
+            job.until = self.log.next_lsn();
         }
         if locked {
             job.again.push_back(stripe);

@@ -22,7 +22,6 @@ use crate::api::{Effects, Health, Target, Trust};
 use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::op::Ticket;
-use crate::slab::Id;
 
 /// Shortest time between two records that only show whether the device can be written.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
@@ -39,10 +38,8 @@ impl Engine {
         // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
         // or from the failed records. The records themselves stay in flight until the device
         // answers.
-        let records = self.log.in_flight.iter_mut();
-        let mut waiters: Vec<Id> =
-            records.flat_map(|record| std::mem::take(&mut record.waiters)).collect();
-        waiters.append(&mut self.clear_builder());
+        self.forget_unlogged();
+        let mut waiters = self.log.take_writes();
         let mut seen = BTreeSet::new();
         waiters.retain(|&op| seen.insert(op));
         for op in waiters {
@@ -63,29 +60,23 @@ impl Engine {
             return;
         }
         self.life.probe_at = self.now + PROBE_PAUSE;
-        if self.log.builder.is_empty() {
+        if self.log.builder().is_empty() {
             self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
-        if !self.close_record(fx) && self.log.in_flight.is_empty() && self.log.flushing.is_none() {
+        if !self.close_record(fx) && self.log.is_idle() && self.log.begin_flush() {
             // There is no room for it.
-            self.log.flushing = Some(self.log.completed);
             self.stats.cache_flushes += 1;
             self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
         }
     }
 
-    /// Empties what waits for a place in the log: the writes that wait for it.
-    fn clear_builder(&mut self) -> Vec<Id> {
-        for item in &self.log.builder.pending {
+    /// RAM has the bytes of writes that never reached the log.
+    fn forget_unlogged(&mut self) {
+        for item in &self.log.builder().pending {
             if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
-                // RAM has the bytes of a write that never reached the log.
                 self.ram.remove(item.key);
             }
         }
-        let mut waiting: Vec<Id> = std::mem::take(&mut self.log.builder.waiters);
-        self.log.builder.clear();
-        waiting.extend(self.log.queue.drain(..));
-        waiting
     }
 
     pub(crate) fn want_trust(&mut self, trust: Trust) {

@@ -62,16 +62,16 @@ impl Engine {
                 let said = self.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
                     && self.close_record(fx);
                 // Without room the log ends as it is.
-                if said || self.log.free <= 1 && self.log.in_flight.is_empty() {
-                    self.log.builder.clear();
+                if said || self.log.free() <= 1 && self.log.is_idle() {
+                    self.log.builder().clear();
                     self.life.stop_step = StopStep::LastRecord;
                     // The last free one stays open: the next start goes on in it.
-                    if self.log.free > 0 {
+                    if self.log.free() > 0 {
                         self.seal_open_segment();
                     }
                 }
             }
-            StopStep::LastRecord if self.log.sealing.is_empty() => {
+            StopStep::LastRecord if !self.log.is_sealing() => {
                 self.life.stop_step = StopStep::LastFooters;
                 self.pump_stop(fx);
             }

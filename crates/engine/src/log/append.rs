@@ -13,7 +13,7 @@ use crate::contents::Place;
 use crate::key::Key;
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::builder::{Expect, Payload, Pending};
-use crate::log::{OpenSegment, RecordInFlight, SealingSegment, SegmentState};
+use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::op::{Op, Ticket};
 use crate::slab::Id;
 
@@ -155,14 +155,7 @@ impl Engine {
         segment.entries += entries.len() as u32;
         let open = self.log.open.as_mut().expect("a record goes to the open segment");
         open.entries.extend_from_slice(entries);
-        self.note_rest();
-    }
-
-    /// Tells the builder how much room the open segment has left.
-    pub(crate) fn note_rest(&mut self) {
-        let Some(open) = &self.log.open else { return };
-        let left = self.config.segment_size - self.log.segments[open.index].used;
-        self.log.builder.set_rest(left as usize, open.entries.len());
+        self.log.note_rest(self.config.segment_size);
     }
 
     /// Makes every pending entry that still counts the newest version of its block; returns the
@@ -309,5 +302,14 @@ impl Engine {
         let first_prev_crc = self.log.last_crc;
         self.log.open = Some(OpenSegment { index, entries: Vec::new(), first_prev_crc });
         Some(index)
+    }
+}
+
+impl Log {
+    /// Tells the builder how much room the open segment, of `size` bytes, has left.
+    pub(super) fn note_rest(&mut self, size: u32) {
+        let Some(open) = &self.open else { return };
+        let left = size - self.segments[open.index].used;
+        self.builder.set_rest(left as usize, open.entries.len());
     }
 }

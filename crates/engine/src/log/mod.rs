@@ -12,7 +12,9 @@ use forebay_block::IoBuf;
 use forebay_format::{Entry, Lsn, SegmentSeq};
 
 use crate::contents::Contents;
+use crate::contents::Place;
 use crate::key::Key;
+use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::builder::Builder;
 use crate::slab::Id;
 
@@ -119,57 +121,57 @@ pub struct FailedRecord {
 #[derive(Debug)]
 pub struct Log {
     /// The record that is being put together.
-    pub builder: Builder,
+    builder: Builder,
     /// Operations waiting for room, in order.
-    pub queue: VecDeque<Id>,
+    queue: VecDeque<Id>,
     /// All segments by position.
-    pub segments: Vec<Segment>,
+    segments: Vec<Segment>,
     /// Segments that are free.
-    pub free: u64,
+    free: u64,
     /// The segment records are appended to.
-    pub open: Option<OpenSegment>,
+    open: Option<OpenSegment>,
     /// Full segments without footer, oldest first.
-    pub sealing: VecDeque<SealingSegment>,
+    sealing: VecDeque<SealingSegment>,
     /// Number of the next segment to open.
-    pub head: SegmentSeq,
+    head: SegmentSeq,
     /// The oldest live segment.
-    pub start: SegmentSeq,
+    start: SegmentSeq,
     /// The last segment of which blocks were evicted.
-    pub evicted_from: SegmentSeq,
+    evicted_from: SegmentSeq,
     /// Number of the next record.
-    pub next_lsn: Lsn,
+    next_lsn: Lsn,
     /// CRC of the last record.
-    pub last_crc: u32,
+    last_crc: u32,
     /// What the last record says of `start` and `clean`.
-    pub last_start: SegmentSeq,
+    last_start: SegmentSeq,
     /// See `last_start`.
-    pub last_clean: Lsn,
+    last_clean: Lsn,
     /// Every record up to this one has been written.
-    pub completed: Lsn,
+    completed: Lsn,
     /// Every record up to this one is durable.
-    pub durable: Lsn,
+    durable: Lsn,
     /// Records being written, oldest first.
-    pub in_flight: VecDeque<RecordInFlight>,
+    in_flight: VecDeque<RecordInFlight>,
     /// Completed records that are not durable: number, segment position, end in the segment.
-    pub undurable: VecDeque<(Lsn, usize, u32)>,
+    undurable: VecDeque<(Lsn, usize, u32)>,
     /// The last record that the flush in flight covers.
-    pub flushing: Option<Lsn>,
+    flushing: Option<Lsn>,
     /// Records that somebody wants to be durable.
-    pub wanted: BTreeSet<Lsn>,
+    wanted: BTreeSet<Lsn>,
     /// Operations waiting for a record to be durable, by the record and then as they came: of two
     /// flushes the first is answered first, since its error may concern the second as well.
-    pub waiters: BTreeMap<(Lsn, u64), Id>,
+    waiters: BTreeMap<(Lsn, u64), Id>,
     /// How many have waited.
-    pub waited: u64,
+    waited: u64,
     /// Segments being freed, and the record that must be durable first.
-    pub freeing: VecDeque<(SegmentSeq, Lsn)>,
+    freeing: VecDeque<(SegmentSeq, Lsn)>,
     /// Before this record is durable nothing may be written to a primary directly: it says that
     /// blocks have left the cache.
-    pub barrier: Lsn,
+    barrier: Lsn,
     /// Records that could not be written, after the device failed.
-    pub failed: Vec<FailedRecord>,
+    failed: Vec<FailedRecord>,
     /// Reads of blocks whose record is still being written.
-    pub read_waiters: Vec<(Id, Key)>,
+    read_waiters: Vec<(Id, Key)>,
 }
 
 impl Log {
@@ -207,6 +209,7 @@ impl Log {
     /// Empties every segment.
     pub fn clear_segments(&mut self) {
         self.segments.fill(Segment::default());
+        self.free = self.len();
     }
 
     /// Position of the segment with this number.
@@ -257,9 +260,212 @@ impl Log {
     }
 }
 
+/// What others may know of it.
 impl Log {
-    /// The segment that left the log last.
-    pub fn start_before(&self) -> SegmentSeq {
-        SegmentSeq(self.start.0 - 1)
+    /// The record that is being put together.
+    pub fn builder(&mut self) -> &mut Builder {
+        &mut self.builder
     }
+
+    /// Writes and invalidations that wait for room, in order.
+    pub fn queue(&mut self) -> &mut VecDeque<Id> {
+        &mut self.queue
+    }
+
+    /// The number of these.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The number of segments.
+    pub fn len(&self) -> u64 {
+        self.segments.len() as u64
+    }
+
+    /// The number of free ones.
+    pub fn free(&self) -> u64 {
+        self.free
+    }
+
+    /// The number of segments that will be free when a record is durable, or a read has ended.
+    pub fn freeing(&self) -> u64 {
+        self.freeing.len() as u64
+    }
+
+    /// Whether only one segment is free. It is kept for the record that frees another.
+    pub fn is_emergency(&self) -> bool {
+        self.free <= 1
+    }
+
+    /// Whether nothing more can be written now.
+    pub fn is_busy(&self) -> bool {
+        self.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.sealing.len() >= SEALING_MAX
+    }
+
+    /// Whether no record is being written.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Whether a segment waits for its footer.
+    pub fn is_sealing(&self) -> bool {
+        !self.sealing.is_empty()
+    }
+
+    /// A segment, by its position.
+    pub fn segment(&self, index: usize) -> &Segment {
+        &self.segments[index]
+    }
+
+    /// Number of the segment that a place is in.
+    pub fn seq_of(&self, place: &Place) -> SegmentSeq {
+        self.segments[place.segment as usize].seq
+    }
+
+    /// The oldest live segment, if it is not the last.
+    pub fn oldest(&self) -> Option<SegmentSeq> {
+        (self.start < self.head).then_some(self.start)
+    }
+
+    /// Whether a segment is newer than the oldest.
+    pub fn is_after_oldest(&self, seq: SegmentSeq) -> bool {
+        seq > self.start
+    }
+
+    /// Segments that were begun after this one, and one more.
+    pub fn age(&self, seq: SegmentSeq) -> u64 {
+        self.head.0 - seq.0
+    }
+
+    /// Number of the next record.
+    pub fn next_lsn(&self) -> Lsn {
+        self.next_lsn
+    }
+
+    /// Every record up to this one has been written.
+    pub fn completed(&self) -> Lsn {
+        self.completed
+    }
+
+    /// The record that has to be durable before anything is written to a primary directly: it says
+    /// that blocks have left the cache.
+    pub fn barrier(&self) -> Lsn {
+        self.barrier
+    }
+
+    /// The next record says that blocks have left the cache.
+    pub fn raise_barrier(&mut self) {
+        self.barrier = self.barrier.max(self.next_lsn);
+    }
+
+    /// Blocks of a segment leave the cache, which no record says.
+    pub fn note_evicted(&mut self, seq: SegmentSeq) {
+        self.raise_barrier();
+        self.evicted_from = seq;
+    }
+
+    /// Whether there may be such a segment in the log still.
+    pub fn has_evicted(&self) -> bool {
+        self.evicted_from >= self.start
+    }
+
+    /// The oldest segment is not needed any more: the next record says so.
+    pub fn free_oldest(&mut self) {
+        let index = self.position(self.start);
+        self.segments[index].state = SegmentState::Freeing;
+        self.freeing.push_back((self.start, self.next_lsn));
+        self.start = self.start.next();
+        self.raise_barrier();
+    }
+
+    /// A block of a segment is on its way to its primary.
+    pub fn begin_destaging(&mut self, index: u32) {
+        self.segments[index as usize].destaging += 1;
+    }
+
+    /// It is no more. The segment may have been freed since.
+    pub fn end_destaging(&mut self, index: u32, seq: SegmentSeq) {
+        let segment = &mut self.segments[index as usize];
+        if segment.seq == seq {
+            segment.destaging -= 1;
+        }
+    }
+
+    /// A read goes on when the block's record has been written.
+    pub fn wait_written(&mut self, op: Id, key: Key) {
+        self.read_waiters.push((op, key));
+    }
+
+    /// The device has failed: takes the writes that wait for records or for room.
+    pub fn take_writes(&mut self) -> Vec<Id> {
+        let records = self.in_flight.iter_mut();
+        let mut writes: Vec<Id> =
+            records.flat_map(|record| std::mem::take(&mut record.waiters)).collect();
+        writes.append(&mut self.builder.waiters);
+        self.builder.clear();
+        writes.extend(self.queue.drain(..));
+        writes
+    }
+
+    /// Begins a flush of all that has been written, if none is under way; true if it is to be
+    /// sent.
+    pub fn begin_flush(&mut self) -> bool {
+        let begins = self.flushing.is_none();
+        if begins {
+            self.flushing = Some(self.completed);
+        }
+        begins
+    }
+}
+
+/// What recovery found.
+impl Log {
+    /// A segment of the log, complete, with `entries` entries.
+    pub fn load(&mut self, index: usize, seq: SegmentSeq, found: &Loaded) {
+        self.segments[index] = Segment {
+            state: SegmentState::Sealed,
+            seq,
+            readers: 0,
+            destaging: 0,
+            used: found.used,
+            durable: found.durable,
+            entries: found.entries,
+            first_lsn: found.first_lsn,
+            last_lsn: found.last_lsn,
+        };
+        self.free -= 1;
+    }
+
+    /// The log is from `start` to before `head`; `last` is its last record, with its CRC, and
+    /// `clean` what that says.
+    pub fn begin(&mut self, start: SegmentSeq, head: SegmentSeq, last: (Lsn, u32), clean: Lsn) {
+        (self.start, self.head) = (start, head);
+        (self.last_start, self.last_clean) = (start, clean);
+        (self.completed, self.durable, self.next_lsn) = (last.0, last.0, last.0.next());
+        self.last_crc = last.1;
+    }
+
+    /// The last segment is written further, behind its records.
+    pub fn resume(&mut self, index: usize, entries: Vec<Entry>, first_prev_crc: u32, size: u32) {
+        let segment = &mut self.segments[index];
+        segment.state = SegmentState::Open;
+        segment.durable = segment.used;
+        self.open = Some(OpenSegment { index, entries, first_prev_crc });
+        self.note_rest(size);
+    }
+}
+
+/// A segment as recovery found it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Bytes of records in it.
+    pub used: u32,
+    /// Bytes from its start that are durable.
+    pub durable: u32,
+    /// Entries in its records.
+    pub entries: u32,
+    /// Its first record.
+    pub first_lsn: Lsn,
+    /// Its last record.
+    pub last_lsn: Lsn,
 }

@@ -118,7 +118,7 @@ impl Engine {
         let admitted = settled
             && self.health() == Health::Good
             && self.has_client_space()
-            && self.log.queue.len() <= 1
+            && self.log.queued() <= 1
             && self.push_admitted(fx, key, block);
         self.stats.admitted_blocks += u64::from(admitted);
     }

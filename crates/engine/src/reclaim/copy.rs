@@ -223,7 +223,7 @@ impl Engine {
                 }
                 _ => self.push_copy(fx, &copy, now),
             };
-            let is_emergency = self.is_emergency();
+            let is_emergency = self.log.is_emergency();
             let Some(job) = self.reclaim.job_mut() else { return };
             if !done {
                 job.to_copy.push_front(copy);

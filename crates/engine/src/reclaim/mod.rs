@@ -17,7 +17,7 @@ use crate::api::{self, Effects, Health};
 use crate::contents::Place;
 use crate::key::Key;
 use crate::key::KeyMap;
-use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
+use crate::limits::RECLAIM_RESERVE;
 use crate::log::SegmentState;
 use crate::log::read::{Reader, SegmentRead};
 use crate::op::SsdItem;
@@ -228,9 +228,8 @@ impl Engine {
         let Some(job) = self.reclaim.job() else { return };
         let index = self.log.position(job.seq);
         let settled = !job.is_reading() && self.contents.live_in(index) > 0;
-        let busy = self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX
-            || self.log.sealing.len() >= SEALING_MAX;
-        if self.is_emergency() && settled && !busy && !self.close_record(fx) {
+        let may_close = settled && self.log.is_emergency() && !self.log.is_busy();
+        if may_close && !self.close_record(fx) {
             self.reclaim.begin_again(self.now + READ_PAUSE);
         }
     }
@@ -240,11 +239,6 @@ impl Engine {
         let margin = self.contents.index().capacity() / INDEX_MARGIN;
         self.contents.index().len() + margin >= self.contents.index().capacity()
             && self.contents.index().len() > self.contents.dirty().blocks()
-    }
-
-    /// Whether only one segment is free. It is kept for the record that frees another.
-    pub(crate) fn is_emergency(&self) -> bool {
-        self.log.free <= 1
     }
 
     /// Whether what is copied out of the oldest segment has room in an empty one, with a quarter to
@@ -257,8 +251,8 @@ impl Engine {
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there
     /// are more.
-    pub(crate) fn fills_last(&self) -> bool {
-        let copies = self.log.free == 0 && self.log.builder.waiters.is_empty();
+    pub(crate) fn fills_last(&mut self) -> bool {
+        let copies = self.log.free() == 0 && self.log.builder().waiters.is_empty();
         copies && self.reclaim.goes_on()
     }
 
@@ -278,28 +272,27 @@ impl Engine {
     }
 
     fn goes_in_circles(&mut self) -> bool {
-        let (all, free) = (self.log.segments.len() as u64, self.log.free);
+        let (all, free) = (self.log.len(), self.log.free());
         self.reclaim.goes_in_circles(all, free, self.contents.dirty().blocks())
     }
 
     fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
-        let total = self.log.segments.len() as u64;
+        let total = self.log.len();
         let low = free_segments_wanted(total, RECLAIM_RESERVE) + self.stuck_reserve();
         let (dirty, limit) = (self.contents.dirty().blocks(), self.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
-        let coming = self.log.freeing.len() as u64;
-        let free = self.log.free + coming;
+        let coming = self.log.freeing();
+        let free = self.log.free() + coming;
         let tight = self.index_is_tight();
         if free > high {
             self.reclaim.in_vain = 0;
         }
         let wanted = free <= high || tight && coming == 0;
-        if !wanted || self.log.start >= self.log.head || self.goes_in_circles() {
+        let Some(seq) = self.log.oldest().filter(|_| wanted && !self.goes_in_circles()) else {
             return false;
-        }
-        let seq = self.log.start;
+        };
         let index = self.log.position(seq);
-        match self.log.segments[index].state {
+        match self.log.segment(index).state {
             SegmentState::Sealed => {}
             SegmentState::Open if tight => {
                 self.seal_open_segment();
@@ -311,24 +304,24 @@ impl Engine {
         // Where much is dirty, copying a segment that mostly is gains little room for much wear:
         // destage first. What is lost is never destaged: it is copied when all else is clean. What
         // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
-        let segment = &self.log.segments[index];
+        let segment = self.log.segment(index);
         let much = dirty > limit * PRESSED_FROM / 100 || self.reclaim.in_vain >= self.vain(2);
         let dirty_here = self.destageable_in(index);
         let mostly_dirty = much && dirty_here * 2 > segment.entries;
         let any_dirty = free <= 1 && dirty_here > 0;
         let pressed = (mostly_dirty || any_dirty) && self.contents.dirty_level() > 0;
         self.destaging.press(pressed);
-        if self.is_emergency() && coming > 0 {
+        if self.log.is_emergency() && coming > 0 {
             // Room is on its way, and nothing need leave the cache for it.
             return false;
         }
         if pressed || segment.destaging > 0 && free > low && !tight {
             return false;
         }
-        if self.log.builder.rests_on(index as u32) && !self.close_record(fx) {
+        if self.log.builder().rests_on(index as u32) && !self.close_record(fx) {
             return false;
         }
-        let bytes = footer_bytes(self.log.segments[index].entries as usize);
+        let bytes = footer_bytes(self.log.segment(index).entries as usize);
         let at = self.config.segment_size - bytes as u32;
         if self.contents.live_in(index) == 0 {
             self.reclaim.state = State::Copying(Job::new(seq));
@@ -385,9 +378,8 @@ impl Engine {
             }
         }
         // Whatever happens next, a direct write must find this durable first.
-        self.log.barrier = self.log.barrier.max(self.log.next_lsn);
-        self.log.evicted_from = seq;
-        job.needs = job.bytes_at_most(self.log.builder.pages_max());
+        self.log.note_evicted(seq);
+        job.needs = job.bytes_at_most(self.log.builder().pages_max());
         job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.reclaim.state = State::Copying(job);
         self.read_copies(fx);
@@ -398,7 +390,7 @@ impl Engine {
     /// its dirty ones.
     fn keep_bytes(&mut self, dirty_bytes: u64) -> u64 {
         let in_vain = self.reclaims_in_vain();
-        if self.index_is_tight() || self.is_emergency() || in_vain {
+        if self.index_is_tight() || self.log.is_emergency() || in_vain {
             // Copying forward would not make room.
             return 0;
         }
@@ -443,12 +435,7 @@ impl Engine {
         }
         self.reclaim.state = State::Idle;
         self.contents.drop_sharers(index);
-        self.log.segments[index].state = SegmentState::Freeing;
-        self.log.start = self.log.start.next();
-        // The next record says so; a direct write must wait for it.
-        let lsn = self.log.next_lsn;
-        self.log.freeing.push_back((self.log.start_before(), lsn));
-        self.log.barrier = self.log.barrier.max(lsn);
+        self.log.free_oldest();
         self.stats.segments_reclaimed += 1;
         self.reclaim.lap.reclaimed += 1;
         self.reclaim.in_vain += u64::from(self.config.segment_size);

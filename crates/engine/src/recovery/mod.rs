@@ -28,7 +28,7 @@ use crate::api::{Effects, Health, State, Target, Trust};
 use crate::contents::Place;
 use crate::key::Key;
 use crate::limits::{RECOVERY_READS, WRITE_TRIES};
-use crate::log::{Segment, SegmentState};
+use crate::log::Loaded;
 use crate::op::Ticket;
 use crate::recovery::salvage::is_placeholder;
 use crate::recovery::scan::Owner;
@@ -105,7 +105,7 @@ impl Engine {
     /// Begins to read the log.
     pub(crate) fn start_recovery(&mut self, fx: &mut Effects) {
         let owner = Owner { pool: self.config.pool, shard: self.config.shard };
-        let segments = self.log.segments.len();
+        let segments = self.log.len() as usize;
         self.recovery.log = Some(Box::new(Recovery {
             phase: Phase::Probing,
             survey: Survey::new(owner, segments, self.config.segment_size),
@@ -296,7 +296,6 @@ impl Engine {
         self.contents.clear(self.config.index_blocks);
         self.recovery.to_fence.clear();
         self.log.clear_segments();
-        self.log.free = self.log.segments.len() as u64;
     }
 
     /// Applies the segments whose turn it is and whose entries are there.
@@ -337,15 +336,14 @@ impl Engine {
         let used = found.scanned.as_ref().map_or(0, |s| s.used);
         let seal = found.scanned.is_some();
         self.contents.begin_segment(i, seq);
-        let segment = &mut self.log.segments[i];
-        *segment = Segment::default();
-        segment.state = SegmentState::Sealed;
-        segment.seq = seq;
-        segment.used = used;
-        segment.durable = self.config.segment_size;
-        segment.entries = entries.len() as u32;
-        (segment.first_lsn, segment.last_lsn) = (first, last);
-        self.log.free -= 1;
+        let loaded = Loaded {
+            used,
+            durable: self.config.segment_size,
+            entries: entries.len() as u32,
+            first_lsn: first,
+            last_lsn: last,
+        };
+        self.log.load(i, seq, &loaded);
         let mut lsn = Lsn(first.0 - 1);
         for (ordinal, entry) in entries.iter().enumerate() {
             if ordinal % WARM_AHEAD == 0 {
@@ -375,11 +373,11 @@ impl Engine {
         if !known || entry.kind == EntryKind::Checkpoint {
             return;
         }
-        let seq = self.log.segments[index].seq;
+        let seq = self.log.segment(index).seq;
         let back = entry.base.map(|base| base.back).or(entry.shared);
         let from = SegmentSeq(seq.0.saturating_sub(u64::from(back.unwrap_or(0))));
         let position = self.log.position(from);
-        let gone = self.log.segments[position].seq != from;
+        let gone = self.log.segment(position).seq != from;
         let against = entry.base.map(|base| Place {
             segment: position as u32,
             offset: base.offset,
@@ -450,7 +448,7 @@ impl Engine {
     fn forget_clean_before(&mut self, hole: SegmentSeq) {
         for key in self.contents.clean() {
             let place = self.contents.get(key).expect("it was listed just now");
-            if self.log.segments[place.segment as usize].seq <= hole {
+            if self.log.seq_of(&place) <= hole {
                 self.contents.forget(key, &mut self.ram);
             }
         }
@@ -501,7 +499,7 @@ impl Engine {
         let entries = found.entries.as_deref().expect("kept for its footer");
         let (before, last) = (found.first(), found.last());
         let (before, last) = before.zip(last).expect("an accepted segment has records");
-        let seq = self.log.segments[i].seq;
+        let seq = self.log.segment(i).seq;
         let footer = Footer {
             pool: self.config.pool,
             shard: self.config.shard,
@@ -523,15 +521,10 @@ impl Engine {
     fn serve(&mut self) {
         let mut r = self.recovery.log.take().expect("recovering");
         let head = r.survey.log.keys().next_back().map_or(SegmentSeq(1), |seq| seq.next());
-        self.log.head = head;
-        self.log.start = r.survey.start.max(SegmentSeq(1));
-        self.contents.set_dirty_floor(self.log.start);
-        self.log.next_lsn = r.survey.last.lsn.next();
-        self.log.last_crc = r.survey.last.crc;
-        self.log.last_start = self.log.start;
-        self.log.last_clean = r.survey.clean;
-        self.log.completed = r.survey.last.lsn;
-        self.log.durable = r.survey.last.lsn;
+        let start = r.survey.start.max(SegmentSeq(1));
+        let last = r.survey.last;
+        self.log.begin(start, head, (last.lsn, last.crc), r.survey.clean);
+        self.contents.set_dirty_floor(start);
         self.resume(&mut r);
         self.life.set_state(State::Serving);
         self.tell_recovered(r.survey.summary());

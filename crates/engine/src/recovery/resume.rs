@@ -14,7 +14,6 @@ use forebay_format::{PAGE, footer_bytes};
 use crate::Engine;
 use crate::api::Trust;
 use crate::limits::RECLAIM_RESERVE;
-use crate::log::{OpenSegment, SegmentState};
 use crate::recovery::Recovery;
 
 impl Engine {
@@ -29,7 +28,7 @@ impl Engine {
         let has_room = scanned.used as usize + PAGE + footer <= self.config.segment_size as usize;
         let is_open = !found.sealed && has_room && self.config.trust == Trust::Full;
         let few =
-            self.log.free <= RECLAIM_RESERVE + self.reserve_for(self.contents.dirty().blocks());
+            self.log.free() <= RECLAIM_RESERVE + self.reserve_for(self.contents.dirty().blocks());
         (is_open && few).then_some(i)
     }
 
@@ -46,10 +45,6 @@ impl Engine {
         let found = &mut r.survey.found[index];
         let entries = found.entries.take().expect("kept for its footer");
         let first_prev_crc = found.first().expect("an accepted segment has records").crc;
-        let segment = &mut self.log.segments[index];
-        segment.state = SegmentState::Open;
-        segment.durable = segment.used;
-        self.log.open = Some(OpenSegment { index, entries, first_prev_crc });
-        self.note_rest();
+        self.log.resume(index, entries, first_prev_crc, self.config.segment_size);
     }
 }

@@ -108,7 +108,7 @@ impl Engine {
     fn around(&self, id: VolumeId, missed: BlockRange) -> BlockRange {
         let volume = self.volume(id);
         let places = self.contents.index().capacity();
-        let has_room = ReadAround::has_room(self.log.segments.len() as u64, self.log.free)
+        let has_room = ReadAround::has_room(self.log.len(), self.log.free())
             && ReadAround::has_room(places, places.saturating_sub(self.contents.index().len()));
         if !has_room || !volume.around.pays() || self.requests.fetches.len() > READS_AROUND_MAX {
             return missed;

@@ -35,7 +35,7 @@ impl Engine {
         if self.health() != Health::Good {
             return self.flush_without_log(op, fx);
         }
-        let covered = self.log.completed;
+        let covered = self.log.completed();
         if self.wait_durable(op, covered) {
             self.flush_part_done(op, Ok(()), fx);
         }
@@ -108,16 +108,20 @@ impl Engine {
     ) {
         let flush = self.flush(id);
         flush.outstanding -= 1;
-        let (is_last, is_new) = (flush.outstanding == 0, !flush.answered);
-        if is_new && (is_last || result.is_err()) {
+        let (is_last, is_new, is_err) = (flush.outstanding == 0, !flush.answered, result.is_err());
+        if is_new && (is_last || is_err) {
             flush.answered = true;
             let FlushOp { id, volume, losses, told, .. } = *flush;
             let lost = self.volume_mut(volume).losses.tell(losses, told);
             let result = result.and(lost.map_or(Ok(()), Err));
             self.reply(fx, id, result, forebay_block::IoBuf::empty());
         }
+        let was_answered = !is_new;
         if is_last {
             self.requests.ops.remove(id);
+            self.requests.answered -= usize::from(was_answered);
+        } else if is_new && is_err {
+            self.requests.answered += 1;
         }
     }
 

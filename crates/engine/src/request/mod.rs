@@ -22,6 +22,8 @@ pub struct Requests {
     /// Reads of primaries, and the blocks that they bring.
     fetches: Slab<Fetch>,
     fetching: KeyMap<Id>,
+    /// Flushes that failed, and whose other parts have not ended.
+    answered: usize,
 }
 
 impl Requests {
@@ -38,6 +40,11 @@ impl Requests {
     /// The number of requests.
     pub fn len(&self) -> usize {
         self.ops.len()
+    }
+
+    /// The number of requests that wait for an answer.
+    pub fn unanswered(&self) -> usize {
+        self.ops.len() - self.answered
     }
 
     /// The number of reads of primaries.

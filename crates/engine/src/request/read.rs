@@ -202,7 +202,7 @@ impl Engine {
         if self.is_associate_written(&base, &item.place) {
             self.read_associate(AssociateOwner::Read(op), item, base, fx);
         } else {
-            self.log.read_waiters.push((op, item.key));
+            self.log.wait_written(op, item.key);
         }
     }
 
@@ -215,7 +215,7 @@ impl Engine {
             .partition(|item| self.log.is_written(item.place.segment, item.place.offset));
         for item in waiting {
             self.add_part(op);
-            self.log.read_waiters.push((op, item.key));
+            self.log.wait_written(op, item.key);
         }
         for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), written) {
             self.add_part(op);
@@ -321,7 +321,7 @@ impl Engine {
             && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
         {
             // A direct write that finds the block gone must find this durable first.
-            self.log.barrier = self.log.barrier.max(self.log.next_lsn);
+            self.log.raise_barrier();
         }
     }
 

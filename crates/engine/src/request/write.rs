@@ -252,7 +252,7 @@ impl Engine {
         let (volume, blocks, path) = (write.volume, write.blocks, write.path);
         write.stage = Stage::Logging;
         match (path, self.health()) {
-            (Path::Cached, Health::Good) => return self.log.queue.push_back(id),
+            (Path::Cached, Health::Good) => return self.log.queue().push_back(id),
             (_, Health::Draining) if !self.is_detached(Key::new(volume, blocks.first)) => {
                 return self.wait_detached(id, fx);
             }
@@ -269,15 +269,15 @@ impl Engine {
         let keys = blocks.iter().map(|block| Key::new(volume, block));
         // What reclaim takes out of the cache is gone after a crash only when the segment is: until
         // then the log has to say it, or an old version would come back.
-        let mut cached = self.log.evicted_from >= self.log.start;
+        let mut cached = self.log.has_evicted();
         for key in keys {
             self.ram.remove(key);
             cached |= self.contents.get(key).is_some();
         }
         // An admission that waits in the builder must not outlive the write either.
-        cached |= self.log.builder.admits(Key::new(volume, blocks.first), blocks.count);
+        cached |= self.log.builder().admits(Key::new(volume, blocks.first), blocks.count);
         if cached && self.health() == Health::Good {
-            self.log.queue.push_back(id);
+            self.log.queue().push_back(id);
         } else {
             self.after_invalidation(id, fx);
         }
@@ -399,7 +399,7 @@ impl Engine {
         }
         let write = self.write(id);
         write.stage = Stage::Durable;
-        let lsn = write.lsn.max(self.log.barrier);
+        let lsn = write.lsn.max(self.log.barrier());
         if self.wait_durable(id, lsn) {
             self.write_durable(id, fx);
         }
