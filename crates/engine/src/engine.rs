@@ -13,6 +13,7 @@ use forebay_block::{
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::EvictionPolicy;
 
+use crate::admission::ROUND_TICK;
 use crate::api::{
     ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
     State, Target,
@@ -30,7 +31,6 @@ use crate::log::read::{Reader, SegmentRead};
 use crate::op::{InFlight, Ticket};
 use crate::out::Out;
 use crate::ram::Ram;
-use crate::ram::admission::ROUND_TICK;
 use crate::reclaim::Reclaim;
 use crate::recovery::Start;
 use crate::request::Requests;
@@ -189,7 +189,7 @@ impl Engine {
         match ticket {
             Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
             Ticket::CacheFlush => self.cache_flushed(done.result, fx),
-            Ticket::Footer { seq, tries } => self.footer_written(seq, tries, done, fx),
+            Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
             Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
             Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
             Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
@@ -209,7 +209,10 @@ impl Engine {
             Reader::Associate(id, part) => self.associate_read(id, part, read, done, fx),
             Reader::Destage(id) => self.destage_read(id, read, done, fx),
             Reader::Compare(item) => self.compare_read(item, read, done, fx),
-            Reader::Similar(seek) => self.similar_read(seek, read, done, fx),
+            Reader::Similar(seek) => {
+                let copy = self.form.end_seek(seek, read, done);
+                self.similar_sought(copy, fx);
+            }
             Reader::Footer => self.reclaim_footer_read(done, fx),
             Reader::Copies => self.reclaim_copy_read(read, done, fx),
         }
@@ -294,13 +297,6 @@ impl Engine {
 
     // What the paths share.
 
-    /// What `look` makes of a block's newest applied bytes, if RAM has them.
-    pub(crate) fn peek_applied<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        let sees_ram = !self.requests.is_locked(key);
-        if sees_ram { self.ram.peek(key, look) } else { None }
-    }
-
     pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
         self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
     }
@@ -316,6 +312,13 @@ impl Engine {
     /// Where a segment starts on the cache device.
     pub(crate) fn segment_offset(&self, index: usize) -> u64 {
         self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
+    }
+
+    /// Sends a read of a segment; it ends in [`Engine::complete`].
+    pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
+        self.log.begin_read(&read);
+        let (index, range) = read.place();
+        self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
     }
 
     /// Reads `len` bytes from `at` of a segment.

@@ -3,6 +3,7 @@
 //! [`Engine`] takes requests, completions and the time, and says in [`Effects`] what is to be
 //! done. The same code runs over io_uring and in the simulator.
 
+mod admission;
 mod api;
 mod contents;
 mod destage;
@@ -12,6 +13,7 @@ mod form;
 mod key;
 mod life;
 mod limits;
+mod locks;
 mod log;
 pub mod offline;
 mod op;
@@ -27,6 +29,7 @@ mod shard;
 mod slab;
 mod stats;
 mod tries;
+mod turn;
 mod volume;
 
 pub use api::{
@@ -37,7 +40,7 @@ pub use engine::Engine;
 pub use event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};
 pub use form::alike::{Alike, Sketch};
-pub use form::similar::similar_max;
+pub use form::similar_max;
 pub use key::Key;
 pub use life::detach::DetachedStripe;
 pub use primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeState};

@@ -9,100 +9,82 @@
 //! A write becomes a delta if its base is in RAM: as the block's newest version, or kept there for
 //! this purpose under a key of its own. While a base waits in the builder nothing changes it: the
 //! write holds the block's lock, blocks of the segment being reclaimed are no bases, and
-//! [`Engine::start_reclaim`] closes the record first if it has deltas against the segment.
+//! reclaim closes the record first if it has deltas against the segment.
 
 use forebay_codec::is_zero;
-use forebay_format::{EntryKind, SegmentSeq};
+use forebay_format::EntryKind;
 
-use crate::Engine;
-use crate::api::{ContentLocality, Effects};
+use crate::api::ContentLocality;
 use crate::contents::Place;
 use crate::contents::base_key;
 use crate::form::duplicates::fingerprint;
+use crate::form::{Context, Forms};
 use crate::key::Key;
 use crate::limits::BASES_SHARE;
 use crate::log::builder::Expect;
 use crate::stats::DELTA_SIZES;
 
-impl Engine {
-    /// Changes how blocks that are like others are stored from now on.
-    pub fn set_content(&mut self, content: ContentLocality) {
-        self.config.content = content;
-        self.form
-            .similar
-            .set_wanted(content == ContentLocality::Similar, self.contents.index().capacity());
+impl Forms {
+    /// Changes whether similar blocks are looked for, among `blocks` blocks.
+    pub fn set_similar(&mut self, wanted: bool, blocks: u64) {
+        self.similar.set_wanted(wanted, blocks);
     }
 
-    /// Encodes a block that a client wrote, as the duplicate of another or as a delta if that can
-    /// be; false when there is no room now.
-    pub(crate) fn push_written(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
-        if self.config.content == ContentLocality::Independent || is_zero(block) {
-            return self.push_block(fx, key, block, true, Expect::Always);
-        }
-        if !self.log.builder().fits_block() && !self.close_record(fx) {
-            return false;
+    /// Stores a block that a client wrote, as the duplicate of another or as a delta if that can
+    /// be.
+    pub fn store_written(&mut self, cx: &mut Context<'_>, key: Key, block: &[u8]) {
+        if cx.config.content == ContentLocality::Independent || is_zero(block) {
+            return self.store_block(cx, key, block, true, Expect::Always);
         }
         let print = fingerprint(block);
-        if let Some(place) = self.duplicate_of(key, block, print) {
-            self.push_duplicate(key, &place, true, Expect::Always);
-            return true;
+        if let Some(place) = self.duplicate_of(cx, key, block, print) {
+            return self.store_duplicate(cx, key, &place, true, Expect::Always);
         }
-        if let Some(base) = self.usable_base(key)
-            && self.form.delta_tries.is_due()
+        if let Some(base) = usable_base(cx, key)
+            && self.delta_tries.is_due()
         {
-            self.stats.delta_tries += 1;
-            let pushed = self.push_delta(key, block, base);
-            self.form.delta_tries.note(pushed);
-            if pushed {
-                return true;
+            cx.stats.delta_tries += 1;
+            let stored = self.store_delta(cx, key, block, base);
+            self.delta_tries.note(stored);
+            if stored {
+                return;
             }
         }
-        let done = self.push_filled(fx, key, block, true, Expect::Always);
-        if done {
-            self.form.duplicates.note(print, key);
-        }
-        done
-    }
-
-    /// The block's base, if a delta against it is worth making: what has lived long is about to be
-    /// reclaimed, and the block would have to be written whole soon.
-    fn usable_base(&mut self, key: Key) -> Option<Place> {
-        let base = self.contents.base_of(key)?;
-        let young = self.is_young(self.log.seq_of(&base));
-        let own = self.contents.bases().saturating_sub(self.similar_blocks());
-        let room =
-            self.contents.has_base(key) || own < self.contents.index().capacity() / BASES_SHARE;
-        // What is to happen to the block when the record is closed may take its base away.
-        let usable = young
-            && room
-            && self.ram.contains(self.contents.base_in_ram(key))
-            && !self.log.builder().may_change(key);
-        usable.then_some(base)
-    }
-
-    /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.
-    pub(crate) fn is_young(&self, seq: SegmentSeq) -> bool {
-        let (all, age) = (self.log.len(), self.log.age(seq));
-        !self.reclaim.is_of(seq) && age < all - all / BASES_SHARE
+        self.store_filled(cx, key, block, true, Expect::Always);
+        self.duplicates.note(print, key);
     }
 
     /// Encodes a block against its base, which is in RAM; false if the delta is too long.
-    fn push_delta(&mut self, key: Key, block: &[u8], base: Place) -> bool {
-        let kept_at = self.contents.base_in_ram(key);
-        let old = self.ram.get(kept_at).expect("a usable base is in RAM");
-        let Some(len) = self.form.codec.compress_delta(old, block, &mut self.form.encoded[..])
-        else {
+    fn store_delta(&mut self, cx: &mut Context<'_>, key: Key, block: &[u8], base: Place) -> bool {
+        let kept_at = cx.contents.base_in_ram(key);
+        let old = cx.ram.get(kept_at).expect("a usable base is in RAM");
+        let Some(len) = self.codec.compress_delta(old, block, &mut self.encoded[..]) else {
             return false;
         };
-        let form = self.log.builder().pack(EntryKind::Delta, &self.form.encoded[..len]);
-        self.log.builder().push_form(key, form, true, Expect::Over(base));
+        let form = cx.log.builder().pack(EntryKind::Delta, &self.encoded[..len]);
+        cx.log.builder().push_form(key, form, true, Expect::Over(base));
         if kept_at == key {
-            self.ram.rename(key, base_key(key));
+            cx.ram.rename(key, base_key(key));
         }
         let size = DELTA_SIZES.iter().position(|&most| len <= most);
-        self.stats.deltas_by_size[size.expect("a delta is no longer than the longest")] += 1;
-        self.stats.delta_blocks += 1;
-        self.stats.delta_bytes += len as u64;
+        cx.stats.deltas_by_size[size.expect("a delta is no longer than the longest")] += 1;
+        cx.stats.delta_blocks += 1;
+        cx.stats.delta_bytes += len as u64;
         true
     }
+}
+
+/// The block's base, if a delta against it is worth making: what has lived long is about to be
+/// reclaimed, and the block would have to be written whole soon.
+fn usable_base(cx: &mut Context<'_>, key: Key) -> Option<Place> {
+    let base = cx.contents.base_of(key)?;
+    let young = cx.is_young(cx.log.seq_of(&base));
+    let own = cx.contents.bases().saturating_sub(cx.similar_blocks());
+    let room = cx.contents.has_base(key) || own < cx.contents.index().capacity() / BASES_SHARE;
+    // What is to happen to the block when the record is closed may take its base away.
+    let usable = young
+        && room
+        && cx.ram.contains(cx.contents.base_in_ram(key))
+        && !cx.log.builder().may_change(key);
+    usable.then_some(base)
 }

@@ -5,10 +5,10 @@ use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::{apply_delta, apply_similar, crc32c};
 use forebay_format::EntryKind;
 
-use crate::Engine;
-use crate::api::Effects;
 use crate::contents::Place;
+use crate::form::Forms;
 use crate::form::payload::{decode, decode_unchecked};
+use crate::log::Log;
 use crate::log::read::{Reader, SegmentRead};
 use crate::op::SsdItem;
 use crate::slab::Id;
@@ -38,47 +38,52 @@ pub struct Associate {
     error: Option<IoError>,
 }
 
-impl Engine {
-    /// Whether a delta and its base have been written.
-    pub(crate) fn is_associate_written(&self, base: &Place, place: &Place) -> bool {
-        [base, place].iter().all(|place| self.log.is_written(place.segment, place.offset))
-    }
+/// A block that has been put together, or could not be.
+#[derive(Debug)]
+pub struct Made {
+    /// Who wanted it.
+    pub owner: AssociateOwner,
+    /// The block.
+    pub item: SsdItem,
+    /// Its bytes, if both parts were right.
+    pub block: Option<Box<[u8; BLOCK_SIZE]>>,
+    /// A part could not be read.
+    pub error: Option<IoError>,
+}
 
-    /// Reads a block's base and delta, both of which have been written.
-    pub(crate) fn read_associate(
+impl Forms {
+    /// Begins to put a block together of its base and its delta, both of which have been written:
+    /// the reads that this needs. The block, if it needs none.
+    pub fn begin_associate(
         &mut self,
+        log: &Log,
         owner: AssociateOwner,
         item: SsdItem,
         base: Place,
-        fx: &mut Effects,
-    ) {
+    ) -> (impl Iterator<Item = SegmentRead> + use<>, Option<Made>) {
         let places = [base, item.place];
-        let in_memory =
-            |place: Place| self.log.failed_payload(place.segment, place.offset, place.len);
+        let in_memory = |place: Place| log.failed_payload(place.segment, place.offset, place.len);
         let payloads = places.map(|place| in_memory(place).map(<[u8]>::to_vec));
         let missing = payloads.each_ref().map(Option::is_none);
         let outstanding = missing.iter().filter(|missing| **missing).count() as u32;
         let associate = Associate { owner, item, places, payloads, outstanding, error: None };
-        let id = self.form.associates.insert(associate);
-        for (part, place) in places.into_iter().enumerate().filter(|(part, _)| missing[*part]) {
-            let item = SsdItem { key: item.key, place };
-            self.read_payloads(SegmentRead::one(Reader::Associate(id, part), item), fx);
-        }
-        if outstanding == 0 {
-            self.associate_complete(id, fx);
-        }
+        let id = self.associates.insert(associate);
+        let parts = places.into_iter().enumerate().filter(move |(part, _)| missing[*part]);
+        let reads = parts.map(move |(part, place)| {
+            SegmentRead::one(Reader::Associate(id, part), SsdItem { key: item.key, place })
+        });
+        (reads, (outstanding == 0).then(|| self.associates.remove(id).made()))
     }
 
-    /// Base or delta have been read.
-    pub(crate) fn associate_read(
+    /// Base or delta have been read; the block, if that was the last part.
+    pub fn associate_read(
         &mut self,
         id: Id,
         part: usize,
         read: &SegmentRead,
         done: &Completion,
-        fx: &mut Effects,
-    ) {
-        let associate = self.form.associates.get_mut(id);
+    ) -> Option<Made> {
+        let associate = self.associates.get_mut(id);
         match &done.result {
             Ok(()) => {
                 let payload = read.payload(done, &read.items[0]);
@@ -87,28 +92,18 @@ impl Engine {
             Err(error) => associate.error = Some(error.clone()),
         }
         associate.outstanding -= 1;
-        if associate.outstanding == 0 {
-            self.associate_complete(id, fx);
-        }
-    }
-
-    fn associate_complete(&mut self, id: Id, fx: &mut Effects) {
-        let associate = self.form.associates.remove(id);
-        let Associate { owner, item, error, .. } = &associate;
-        let mut room = [0; BLOCK_SIZE];
-        let block = associate.block(&mut room).filter(|_| error.is_none());
-        match *owner {
-            AssociateOwner::Read(op) => self.block_read(op, item, block, error.as_ref(), fx),
-            AssociateOwner::Destage(destage, at) => {
-                self.destage_block_read(destage, at, block, error.clone(), fx);
-            }
-            AssociateOwner::Compare(at) => self.compare_block(at, block, fx),
-            AssociateOwner::Rebase => self.rebase_read(item, block, error.as_ref(), fx),
-        }
+        (associate.outstanding == 0).then(|| self.associates.remove(id).made())
     }
 }
 
 impl Associate {
+    fn made(self) -> Made {
+        let mut room = Box::new([0; BLOCK_SIZE]);
+        let is_right = self.error.is_none() && self.block(&mut room).is_some();
+        let Self { owner, item, error, .. } = self;
+        Made { owner, item, block: is_right.then_some(room), error }
+    }
+
     /// Checks both parts and puts the block together in `room`.
     fn block<'a>(&self, room: &'a mut [u8; BLOCK_SIZE]) -> Option<&'a [u8]> {
         let [Some(base), Some(delta)] = &self.payloads else { return None };

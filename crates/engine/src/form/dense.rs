@@ -8,9 +8,9 @@ use forebay_block::BLOCK_SIZE;
 use forebay_codec::{DenseCompressor, dense_max};
 use forebay_format::EntryKind;
 
-use crate::Engine;
 use crate::contents::Place;
 use crate::form::payload::decode;
+use crate::form::{Context, Forms};
 use crate::pace::Pace;
 use crate::tries::Tries;
 
@@ -36,40 +36,50 @@ impl Dense {
     }
 }
 
-impl Engine {
-    /// Puts a shorter form of a payload that is copied into `codec_buf`; returns its length if
+impl Forms {
+    /// Puts a shorter form of a payload that is copied into `encoded`; returns its length if
     /// there is one.
-    pub(crate) fn make_dense(&mut self, payload: &[u8], place: &Place) -> Option<usize> {
+    pub(super) fn make_dense(
+        &mut self,
+        cx: &mut Context<'_>,
+        payload: &[u8],
+        place: &Place,
+    ) -> Option<usize> {
         let packable = matches!(place.kind, EntryKind::Raw | EntryKind::Lz4);
-        if !packable || !self.may_make_dense() {
+        if !packable || !self.may_make_dense(cx) {
             return None;
         }
         let mut room = [0; BLOCK_SIZE];
         let block = decode(place, payload, &mut room)?;
-        self.encode_dense(block, dense_max(payload.len()))
+        self.encode_dense(cx, block, dense_max(payload.len()))
     }
 
     /// The same for a block that a client wrote, or that a miss brought in, which is not dirty.
-    pub(crate) fn make_block_dense(&mut self, block: &[u8], dirty: bool) -> Option<usize> {
-        let in_time = dirty || !self.form.background.turn_is_over();
-        if !in_time || !self.may_make_dense() {
+    pub(super) fn make_block_dense(
+        &mut self,
+        cx: &mut Context<'_>,
+        block: &[u8],
+        dirty: bool,
+    ) -> Option<usize> {
+        let in_time = dirty || !self.background.turn_is_over();
+        if !in_time || !self.may_make_dense(cx) {
             return None;
         }
-        self.encode_dense(block, dense_max(BLOCK_SIZE))
+        self.encode_dense(cx, block, dense_max(BLOCK_SIZE))
     }
 
-    fn may_make_dense(&mut self) -> bool {
-        self.config.compress
-            && !self.log.is_emergency()
-            && self.form.dense.tries.is_due()
-            && self.form.background.take(self.now, COST)
+    fn may_make_dense(&mut self, cx: &Context<'_>) -> bool {
+        cx.config.compress
+            && !cx.log.is_emergency()
+            && self.dense.tries.is_due()
+            && self.background.take(cx.now, COST)
     }
 
-    fn encode_dense(&mut self, block: &[u8], most: usize) -> Option<usize> {
-        let len = self.form.dense.compressor.compress(block, most, &mut self.form.encoded[..]);
-        self.form.dense.tries.note(len.is_some());
-        self.stats.dense_tries += 1;
-        self.stats.dense_blocks += u64::from(len.is_some());
+    fn encode_dense(&mut self, cx: &mut Context<'_>, block: &[u8], most: usize) -> Option<usize> {
+        let len = self.dense.compressor.compress(block, most, &mut self.encoded[..]);
+        self.dense.tries.note(len.is_some());
+        cx.stats.dense_tries += 1;
+        cx.stats.dense_blocks += u64::from(len.is_some());
         len
     }
 }

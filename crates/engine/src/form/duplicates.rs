@@ -10,10 +10,9 @@
 //! block was copied, which a later entry says, or evicted.
 
 use forebay_codec::crc32c;
-use forebay_format::SegmentSeq;
 
-use crate::Engine;
 use crate::contents::Place;
+use crate::form::{Context, Forms};
 use crate::key::Key;
 use crate::limits::BASES_SHARE;
 use crate::log::builder::{Expect, Form, Payload, Shared};
@@ -52,45 +51,38 @@ impl Duplicates {
     }
 }
 
-impl Engine {
+impl Forms {
     /// Where another block with the same bytes lies, if its payload can be shared.
-    pub(crate) fn duplicate_of(&self, key: Key, block: &[u8], print: u32) -> Option<Place> {
-        let other = self.form.duplicates.find(print).filter(|&other| other != key)?;
-        let place = self.contents.get(other)?;
-        let seq = self.log.seq_of(&place);
-        let near = self.is_near(seq) && self.is_young(seq);
-        let room = self.contents.sharers() < self.contents.index().capacity() / BASES_SHARE;
-        let same = || self.peek_applied(other, |bytes| bytes == block) == Some(true);
+    pub(super) fn duplicate_of(
+        &self,
+        cx: &Context<'_>,
+        key: Key,
+        block: &[u8],
+        print: u32,
+    ) -> Option<Place> {
+        let other = self.duplicates.find(print).filter(|&other| other != key)?;
+        let place = cx.contents.get(other)?;
+        let seq = cx.log.seq_of(&place);
+        let near = cx.is_near(seq) && cx.is_young(seq);
+        let room = cx.contents.sharers() < cx.contents.index().capacity() / BASES_SHARE;
+        let same = || cx.peek(other, |bytes| bytes == block) == Some(true);
         (place.kind.is_whole() && near && room && same()).then_some(place)
     }
 
-    /// Whether an entry of the segment written now can name a payload of that one.
-    pub(crate) fn is_near(&self, seq: SegmentSeq) -> bool {
-        self.log.age(seq) < u64::from(u16::MAX)
-    }
-
     /// Adds a block that shares the payload at `place`.
-    pub(crate) fn push_duplicate(&mut self, key: Key, place: &Place, dirty: bool, expect: Expect) {
+    pub(super) fn store_duplicate(
+        &self,
+        cx: &mut Context<'_>,
+        key: Key,
+        place: &Place,
+        dirty: bool,
+        expect: Expect,
+    ) {
         let Place { segment, offset, kind, len, crc, .. } = *place;
-        let seq = self.log.segment(segment as usize).seq;
+        let seq = cx.log.segment(segment as usize).seq;
         let payload = Payload::Shared(Shared { seq, segment, offset });
         let form = Form { kind, payload, len, crc, against: None };
-        self.log.builder().push_form(key, form, dirty, expect);
-        self.stats.duplicate_blocks += 1;
-    }
-
-    /// A block shares a payload from the record on that is being placed in the segment at position
-    /// `index`; returns how many segments back the payload lies.
-    pub(crate) fn share(&mut self, key: Key, old: &Shared, index: usize) -> u16 {
-        self.contents.note_unsettled(key, self.log.next_lsn());
-        self.name_payload(key, old.segment, old.seq, index)
-    }
-
-    /// An entry of the block, in the segment at position `index`, names a payload in segment `old`,
-    /// at position `at`; returns how many segments back that is.
-    pub(crate) fn name_payload(&mut self, key: Key, at: u32, old: SegmentSeq, index: usize) -> u16 {
-        let now = self.log.segment(index).seq;
-        self.contents.note_sharer(key, at as usize, old, now);
-        u16::try_from(now.0 - old.0).expect("only near payloads are named")
+        cx.log.builder().push_form(key, form, dirty, expect);
+        cx.stats.duplicate_blocks += 1;
     }
 }

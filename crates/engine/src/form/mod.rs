@@ -1,17 +1,27 @@
 //! How a block is stored: whole, compressed, as a delta, against a similar one, or by the payload
-//! of an equal one.
+//! of an equal one. [`Forms::store_written`], [`Forms::store_admitted`] and [`Forms::store_copy`]
+//! decide that for what clients write, what misses bring in, and what reclaim copies. They put the
+//! block into the record that is being built, which must have room for it.
 
 pub(crate) mod alike;
-pub(crate) mod delta;
-pub(crate) mod delta_read;
-pub(crate) mod dense;
-pub(crate) mod duplicates;
-pub(crate) mod payload;
-pub(crate) mod similar;
-pub(crate) mod whole;
+mod context;
+mod copied;
+mod delta;
+mod delta_read;
+mod dense;
+mod duplicates;
+mod payload;
+mod similar;
+mod whole;
 
 use forebay_block::BLOCK_SIZE;
 use forebay_codec::Compressor;
+
+pub use context::Context;
+pub use copied::{Copied, Like};
+pub use delta_read::{AssociateOwner, Made};
+pub use payload::decode;
+pub use similar::similar_max;
 
 use crate::pace::Pace;
 use crate::slab::Slab;

@@ -7,7 +7,7 @@ use forebay_format::EntryKind;
 use crate::contents::Place;
 
 /// Checks a payload and gives the block it holds, decoded into `room` if need be.
-pub(crate) fn decode<'a>(
+pub fn decode<'a>(
     place: &Place,
     payload: &'a [u8],
     room: &'a mut [u8; BLOCK_SIZE],
@@ -19,7 +19,7 @@ pub(crate) fn decode<'a>(
 }
 
 /// The same where something else tells whether it is the right block.
-pub(crate) fn decode_unchecked<'a>(
+pub fn decode_unchecked<'a>(
     place: &Place,
     payload: &'a [u8],
     room: &'a mut [u8; BLOCK_SIZE],

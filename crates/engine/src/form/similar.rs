@@ -12,40 +12,23 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Completion, VolumeId};
 use forebay_codec::{SimilarCompressor, dense_max, is_zero};
-use forebay_format::{EntryKind, NamedBase};
+use forebay_format::EntryKind;
 
-use crate::Engine;
-use crate::api::{ContentLocality, Effects};
+use crate::api::ContentLocality;
 use crate::contents::Place;
 use crate::form::alike::{Alike, Gate, Sketch};
 use crate::form::payload::decode;
+use crate::form::{Context, Copied, Forms, Like};
 use crate::key::Key;
-use crate::limits::SIMILAR_SHARE;
 use crate::log::builder::{Against, Expect, Form};
 use crate::log::read::{Reader, SegmentRead};
 use crate::op::SsdItem;
-use crate::reclaim::Copied;
 use crate::slab::{Id, Slab};
 
 /// Taking the features of a block, and looking them up.
 const SEARCH: Duration = Duration::from_micros(6);
 /// Encoding a block against another, and decoding both.
 const AGAINST: Duration = Duration::from_micros(30);
-
-/// What is known of blocks like one that is copied.
-#[derive(Debug)]
-pub enum Like {
-    /// It has not been looked.
-    Unsought,
-    /// It is not worth looking.
-    Unknown,
-    /// There is none.
-    None(Sketch),
-    /// There is one, whose bytes are not in RAM.
-    OnDevice(Sketch, Against),
-    /// There is one, with its bytes.
-    Found(Sketch, Against, Vec<u8>),
-}
 
 /// A copy for which a similar block's payload is being read.
 #[derive(Debug)]
@@ -102,88 +85,66 @@ impl Similar {
     }
 }
 
-impl Engine {
-    /// Blocks that are stored against similar ones.
-    pub(crate) fn similar_blocks(&self) -> u64 {
-        self.contents.stored(EntryKind::Similar)
-    }
-
+impl Forms {
     /// Whether to look now for what is like a block of that volume.
-    fn seeks_similar(&mut self, volume: VolumeId) -> bool {
-        self.config.content == ContentLocality::Similar
-            && !self.log.is_emergency()
-            && self.form.similar.gate(volume).is_due()
-            && self.form.background.take(self.now, SEARCH)
+    fn seeks_similar(&mut self, cx: &Context<'_>, volume: VolumeId) -> bool {
+        cx.config.content == ContentLocality::Similar
+            && !cx.log.is_emergency()
+            && self.similar.gate(volume).is_due()
+            && self.background.take(cx.now, SEARCH)
     }
 
     /// Looks for a block that is like one with this sketch.
-    fn find_similar(&mut self, key: Key, sketch: &Sketch) -> Option<(Key, Against)> {
-        self.stats.similar_searches += 1;
-        let other = self.form.similar.alike.as_ref()?.find(sketch, key);
+    fn find_similar(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: Key,
+        sketch: &Sketch,
+    ) -> Option<(Key, Against)> {
+        cx.stats.similar_searches += 1;
+        let other = self.similar.alike.as_ref()?.find(sketch, key);
         let found = other.and_then(|other| {
-            let place = self.contents.get(other)?;
-            let seq = self.log.seq_of(&place);
+            let place = cx.contents.get(other)?;
+            let seq = cx.log.seq_of(&place);
             let base = Against { seq, place };
-            (place.kind.is_whole() && self.may_rest_on(&base)).then_some((other, base))
+            (place.kind.is_whole() && cx.may_rest_on(&base)).then_some((other, base))
         });
-        let blocks = self.contents.index().capacity();
-        self.form.similar.gate(key.volume()).note(found.is_some(), blocks);
+        let blocks = cx.contents.index().capacity();
+        self.similar.gate(key.volume()).note(found.is_some(), blocks);
         found
     }
 
-    /// Whether another block may still be stored against that payload.
-    fn may_rest_on(&self, base: &Against) -> bool {
-        let most = self.contents.index().capacity() / SIMILAR_SHARE;
-        self.log.seq_of(&base.place) == base.seq
-            && self.log.is_after_oldest(base.seq)
-            && self.is_young(base.seq)
-            && self.is_near(base.seq)
-            && self.similar_blocks().max(self.contents.sharers()) < most
-    }
-
     /// Looks for a block that is like one to be copied.
-    pub(crate) fn seek_like(&mut self, copy: &Copied) -> Like {
+    pub fn seek_like(&mut self, cx: &mut Context<'_>, copy: &Copied) -> Like {
         let Copied { key, place, bytes, .. } = copy;
-        if !place.kind.is_whole() || !self.seeks_similar(key.volume()) {
+        if !place.kind.is_whole() || !self.seeks_similar(cx, key.volume()) {
             return Like::Unknown;
         }
         let mut room = [0; BLOCK_SIZE];
         let Some(block) = decode(place, bytes, &mut room) else { return Like::Unknown };
         let sketch = Sketch::of(block);
-        let Some((other, base)) = self.find_similar(*key, &sketch) else {
+        let Some((other, base)) = self.find_similar(cx, *key, &sketch) else {
             return Like::None(sketch);
         };
-        match self.peek_applied(other, <[u8]>::to_vec) {
+        match cx.peek(other, <[u8]>::to_vec) {
             Some(bytes) => Like::Found(sketch, base, bytes),
-            None if self.log.is_written(base.place.segment, base.place.offset) => {
+            None if cx.log.is_written(base.place.segment, base.place.offset) => {
                 Like::OnDevice(sketch, base)
             }
             None => Like::None(sketch),
         }
     }
 
-    /// Reads the payload of a block that is like one to be copied.
-    pub(crate) fn read_similar(
-        &mut self,
-        copy: Copied,
-        sketch: Sketch,
-        base: Against,
-        fx: &mut Effects,
-    ) {
+    /// A copy waits for the payload of a block like it: the read of that.
+    pub fn begin_seek(&mut self, copy: Copied, sketch: Sketch, base: Against) -> SegmentRead {
         let item = SsdItem { key: copy.key, place: base.place };
-        let seek = self.form.similar.seeks.insert(Seek { copy, sketch, base });
-        self.read_payloads(SegmentRead::one(Reader::Similar(seek), item), fx);
+        let seek = self.similar.seeks.insert(Seek { copy, sketch, base });
+        SegmentRead::one(Reader::Similar(seek), item)
     }
 
-    /// That payload has been read, or could not be.
-    pub(crate) fn similar_read(
-        &mut self,
-        seek: Id,
-        read: &SegmentRead,
-        done: &Completion,
-        fx: &mut Effects,
-    ) {
-        let Seek { mut copy, sketch, base } = self.form.similar.seeks.remove(seek);
+    /// That payload has been read, or could not be: the copy that waited.
+    pub fn end_seek(&mut self, seek: Id, read: &SegmentRead, done: &Completion) -> Copied {
+        let Seek { mut copy, sketch, base } = self.similar.seeks.remove(seek);
         let mut room = [0; BLOCK_SIZE];
         let payload = read.payload(done, &read.items[0]);
         // Bad bytes are for those to find who need the block.
@@ -192,11 +153,16 @@ impl Engine {
             Some(block) => Like::Found(sketch, base, block.to_vec()),
             None => Like::None(sketch),
         };
-        self.similar_sought(copy, fx);
+        copy
     }
 
     /// Adds a copy by what is like it, if that is shorter; false if it is not. There is room.
-    pub(crate) fn push_copy_as_similar(&mut self, copy: &Copied, now: Place) -> bool {
+    pub(super) fn store_copy_as_similar(
+        &mut self,
+        cx: &mut Context<'_>,
+        copy: &Copied,
+        now: Place,
+    ) -> bool {
         let Copied { key, place, bytes, like } = copy;
         let sketch = match like {
             Like::None(sketch) => sketch,
@@ -209,45 +175,43 @@ impl Engine {
                 let mut room = [0; BLOCK_SIZE];
                 let block = decode(place, bytes, &mut room).expect("it was decoded before");
                 let expect = Expect::At(now);
-                if self.push_similar(*key, block, base, base_bytes, most, now.dirty, expect) {
+                if self.store_similar(cx, *key, block, base, base_bytes, most, now.dirty, expect) {
                     return true;
                 }
                 sketch
             }
             _ => return false,
         };
-        self.form.similar.note(sketch, *key);
+        self.similar.note(sketch, *key);
         false
     }
 
-    /// Adds what a miss brought in; false when there is no room now.
-    pub(crate) fn push_admitted(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
+    /// Stores what a miss brought in.
+    pub fn store_admitted(&mut self, cx: &mut Context<'_>, key: Key, block: &[u8]) {
         let (dirty, expect) = (false, Expect::Absent);
         if is_zero(block) {
-            return self.push_block(fx, key, block, dirty, expect);
+            return self.store_block(cx, key, block, dirty, expect);
         }
-        if !self.log.builder().fits_block() && !self.close_record(fx) {
-            return false;
-        }
-        let in_time = !self.form.background.turn_is_over();
-        if in_time && self.seeks_similar(key.volume()) {
+        let in_time = !self.background.turn_is_over();
+        if in_time && self.seeks_similar(cx, key.volume()) {
             let sketch = Sketch::of(block);
-            if let Some((other, base)) = self.find_similar(key, &sketch)
-                && let Some(bytes) = self.peek_applied(other, <[u8]>::to_vec)
-                && self.push_similar(key, block, &base, &bytes, ADMITTED_MAX, dirty, expect)
+            if let Some((other, base)) = self.find_similar(cx, key, &sketch)
+                && let Some(bytes) = cx.peek(other, <[u8]>::to_vec)
+                && self.store_similar(cx, key, block, &base, &bytes, ADMITTED_MAX, dirty, expect)
             {
-                return true;
+                return;
             }
-            self.form.similar.note(&sketch, key);
+            self.similar.note(&sketch, key);
         }
-        self.push_filled(fx, key, block, dirty, expect)
+        self.store_filled(cx, key, block, dirty, expect);
     }
 
     /// Adds a block against another one, or by its payload if it is equal, if that takes at most
     /// `most` bytes. There is room.
     #[expect(clippy::too_many_arguments, reason = "a block, its base, and how it is entered")]
-    fn push_similar(
+    fn store_similar(
         &mut self,
+        cx: &mut Context<'_>,
         key: Key,
         block: &[u8],
         base: &Against,
@@ -256,34 +220,26 @@ impl Engine {
         dirty: bool,
         expect: Expect,
     ) -> bool {
-        if !self.may_rest_on(base) {
+        if !cx.may_rest_on(base) {
             return false;
         }
-        self.stats.similar_tries += 1;
-        self.form.background.charge(self.now, AGAINST);
+        cx.stats.similar_tries += 1;
+        self.background.charge(cx.now, AGAINST);
         if block == base_bytes {
-            self.form.similar.gate(key.volume()).note_worth();
-            self.push_duplicate(key, &base.place, dirty, expect);
+            self.similar.gate(key.volume()).note_worth();
+            self.store_duplicate(cx, key, &base.place, dirty, expect);
             return true;
         }
-        let out = &mut self.form.encoded[..];
-        let Some(len) = self.form.similar.compressor.compress(base_bytes, block, most, out) else {
+        let out = &mut self.encoded[..];
+        let Some(len) = self.similar.compressor.compress(base_bytes, block, most, out) else {
             return false;
         };
-        let form = self.log.builder().pack(EntryKind::Similar, &self.form.encoded[..len]);
-        self.log.builder().push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
-        self.form.similar.gate(key.volume()).note_worth();
-        self.stats.similar_written += 1;
-        self.stats.similar_bytes += len as u64;
+        let form = cx.log.builder().pack(EntryKind::Similar, &self.encoded[..len]);
+        cx.log.builder().push_form(key, Form { against: Some(*base), ..form }, dirty, expect);
+        self.similar.gate(key.volume()).note_worth();
+        cx.stats.similar_written += 1;
+        cx.stats.similar_bytes += len as u64;
         true
-    }
-
-    /// A block is stored against a payload from the record on that is being placed in the segment
-    /// at position `index`.
-    pub(crate) fn name_base(&mut self, key: Key, base: &Against, index: usize) -> NamedBase {
-        let Place { segment, offset, len, kind, .. } = base.place;
-        let back = self.name_payload(key, segment, base.seq, index);
-        NamedBase { back, offset, len, kind }
     }
 }
 

@@ -19,8 +19,8 @@ use crate::Engine;
 use crate::api::{Effects, Health, State, Target};
 use crate::contents::Place;
 use crate::event::Event;
-use crate::form::delta_read::AssociateOwner;
-use crate::form::payload::decode;
+use crate::form::AssociateOwner;
+use crate::form::decode;
 use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
@@ -371,7 +371,7 @@ impl Engine {
                 continue;
             }
             let mut count = 1;
-            let follows = |key: &Key, count: u32, locks: &crate::request::locks::Locks| {
+            let follows = |key: &Key, count: u32, locks: &crate::locks::Locks| {
                 key.0 == first.0 + u64::from(count) && !locks.is_locked(*key)
             };
             while rest.next_if(|key| follows(key, count, self.requests.locks())).is_some() {

@@ -38,6 +38,8 @@ impl Engine {
         while let Some(op) = self.pop_delayed() {
             self.end_write(op, Err(ErrorKind::ShuttingDown.into()), fx);
         }
+        // Nothing is destaged any more.
+        self.give_up_leftover(fx);
         let busy = self.requests.len() + self.destaging.len() + self.requests.fetches() > 0
             || self.volumes.iter().flatten().any(|v| v.flushing || v.direct > v.direct_durable);
         if busy {

@@ -1,178 +1,152 @@
-//! The way into the log: blocks are encoded into the builder, and a record is closed, placed and
-//! sent (group commit).
+//! The way into the log: a record is closed, placed and made ready to be sent (group commit).
 //!
 //! A block's index entry changes when its record is closed, not when the device has it: a read
 //! that comes meanwhile waits for the record or finds the bytes in RAM.
 
-use forebay_block::Io;
-use forebay_format::{Entry, EntryKind, Lsn, PAGE, RecordHeader, encode_record, footer_bytes};
+use forebay_block::{Instant, IoBuf};
+use forebay_format::{
+    Entry, EntryKind, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, encode_record, footer_bytes,
+};
+use forebay_policy::EvictionPolicy;
 
-use crate::Engine;
-use crate::api::{Effects, Health, Target};
-use crate::contents::Place;
+use crate::api::ShardConfig;
+use crate::contents::{Contents, Place};
 use crate::key::Key;
-use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT, RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
-use crate::log::builder::{Expect, Payload, Pending};
+use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
+use crate::log::builder::{Against, Expect, Payload, Shared};
 use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
-use crate::op::{Op, Ticket};
+use crate::ram::Ram;
 use crate::slab::Id;
+use crate::stats::Stats;
 
-impl Engine {
-    /// Moves what waits for the log into it, as far as there is room.
-    pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
-        if self.health() != Health::Good {
-            return;
-        }
-        self.pump_copies(fx);
-        self.pump_overflow(fx);
-        while let Some(&op) = self.log.queue.front() {
-            let has_room = self.has_client_space() || self.fits_reserve(op);
-            if !has_room || !self.log_op(op, fx) {
-                break;
-            }
-            self.log.queue.pop_front();
-        }
-        self.checkpoint_if_needed(fx);
-        // What nobody waits for yet shares the record with what comes in the next turn.
-        let goes_on = self.form.background().turn_is_over() || self.fills_last();
-        let grows = goes_on && self.log.builder.complete.is_empty();
-        if self.log.in_flight.len() < RECORDS_IN_FLIGHT && !grows {
-            self.close_record(fx);
-        }
-    }
+/// What closing a record needs of the other rooms.
+pub struct Closing<'a> {
+    pub now: Instant,
+    pub config: &'a ShardConfig,
+    pub contents: &'a mut Contents,
+    pub ram: &'a mut Ram,
+    pub policy: &'a mut dyn EvictionPolicy,
+    pub stats: &'a mut Stats,
+    /// What is copied out of the oldest segment has room in the last free one.
+    pub frees_with_one: bool,
+}
 
-    /// Whether clients and admissions may use the log; the last segments are for reclaim.
-    pub(crate) fn has_client_space(&self) -> bool {
-        self.log.free > RECLAIM_RESERVE + self.stuck_reserve() && !self.contents.index().is_full()
-    }
+/// What became of the record being built.
+pub enum Closed {
+    /// It is empty.
+    Empty,
+    /// There is no room for it now.
+    NoRoom,
+    /// It is to be written.
+    Record(Record),
+}
 
-    /// Adds an entry without which a segment cannot be freed, if nothing else is there that is
-    /// certain to carry the news: what is copied may count no more when the record is closed.
-    fn checkpoint_if_needed(&mut self, fx: &mut Effects) {
-        let waits = self.log.freeing.iter().any(|&(_, lsn)| lsn == self.log.next_lsn)
-            || self.log.barrier >= self.log.next_lsn && !self.log.waiters.is_empty();
-        if waits && !self.log.builder.pending.iter().any(|item| item.expect.is_certain()) {
-            self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
-        }
-    }
+/// A record to be written.
+pub struct Record {
+    pub lsn: Lsn,
+    /// Where, in bytes from the beginning of the shard's area.
+    pub offset: u64,
+    pub buf: IoBuf,
+    /// It has more than copies and checkpoints.
+    pub has_news: bool,
+    /// Operations whose last block is in it.
+    pub complete: Vec<Id>,
+}
 
-    /// Adds an entry without payload; false when there is no room now.
-    pub(crate) fn push_bare(
-        &mut self,
-        fx: &mut Effects,
-        key: Key,
-        count: u32,
-        kind: EntryKind,
-        dirty: bool,
-        expect: Expect,
-    ) -> bool {
-        if !self.log.builder.fits_bare() && !self.close_record(fx) {
-            return false;
+impl Log {
+    /// Closes the record and places it.
+    pub fn close(&mut self, cx: &mut Closing<'_>) -> Closed {
+        if self.builder.is_empty() {
+            return Closed::Empty;
         }
-        let payload = Payload::None;
-        let (len, crc, against) = (0, 0, None);
-        let pending = Pending { key, count, kind, dirty, payload, len, crc, expect, against };
-        self.log.builder.pending.push(pending);
-        true
-    }
-
-    /// Notes that `op` waits for the record being built, and whether that is its last.
-    pub(crate) fn wait_for_builder(&mut self, op: Id, complete: bool) {
-        if self.log.builder.add_waiter(op)
-            && let Op::Write(write) = self.requests.get_mut(op)
-        {
-            write.outstanding += 1;
+        if self.in_flight.len() >= RECORDS_IN_FLIGHT_MAX {
+            return Closed::NoRoom;
         }
-        if complete {
-            self.log.builder.complete.push(op);
-        }
-    }
-
-    /// Closes the record, places it and sends it. True when the builder is empty afterwards.
-    pub(crate) fn close_record(&mut self, fx: &mut Effects) -> bool {
-        if self.log.builder.is_empty() {
-            return true;
-        }
-        if self.log.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.health() != Health::Good {
-            return false;
-        }
-        let pages = self.log.builder.pages();
-        let entries_max = self.log.builder.pending.len();
-        let Some((index, at)) = self.room(pages, entries_max) else { return false };
-        let packed_at = self.log.builder.packed_at();
-        let has_news = self.log.builder.has_news();
-        let lsn = self.log.next_lsn;
-        let entries = self.apply_pending(index, at, packed_at);
+        let pages = self.builder.pages();
+        let entries_max = self.builder.pending.len();
+        let Some((index, at)) = self.room(cx, pages, entries_max) else { return Closed::NoRoom };
+        let packed_at = self.builder.packed_at();
+        let has_news = self.builder.has_news();
+        let lsn = self.next_lsn;
+        let entries = self.apply_pending(cx, index, at, packed_at);
         if entries.is_empty() {
-            assert!(self.log.builder.waiters.is_empty(), "a client's entries always count");
-            self.log.builder.clear();
-            return true;
+            assert!(self.builder.waiters.is_empty(), "a client's entries always count");
+            self.builder.clear();
+            return Closed::Empty;
         }
-        self.log.next_lsn = lsn.next();
-        let mut buf = self.log.builder.take(pages, packed_at);
+        self.next_lsn = lsn.next();
+        let mut buf = self.builder.take(pages, packed_at);
         let header = RecordHeader {
-            pool: self.config.pool,
-            shard: self.config.shard,
-            seq: self.log.segments[index].seq,
+            pool: cx.config.pool,
+            shard: cx.config.shard,
+            seq: self.segments[index].seq,
             lsn,
             at,
-            prev_crc: self.log.last_crc,
+            prev_crc: self.last_crc,
             pages: pages as u16,
-            durable: self.log.durable,
-            clean: self.log.clean(&mut self.contents).min(lsn),
-            start: self.log.start,
-            epoch: self.config.epoch,
+            durable: self.durable,
+            clean: self.clean(cx.contents).min(lsn),
+            start: self.start,
+            epoch: cx.config.epoch,
         };
-        self.log.last_crc = encode_record(&mut buf, &header, &entries);
-        self.log.last_start = header.start;
-        self.log.last_clean = header.clean;
-        self.record_placed(index, lsn, at + buf.len() as u32, &entries);
-        let waiters = std::mem::take(&mut self.log.builder.waiters);
-        let len = buf.len() as u32;
-        if has_news {
-            self.reclaim.note_client_bytes(len);
-        }
-        self.log.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
-        self.stats.log_records += 1;
-        self.stats.log_bytes += u64::from(len);
-        let offset = self.segment_offset(index) + u64::from(at);
-        let ticket = Ticket::Record { lsn, tries: 1 };
-        self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
-        for op in std::mem::take(&mut self.log.builder.complete) {
-            self.write_applied(op, lsn, fx);
-        }
-        true
+        self.last_crc = encode_record(&mut buf, &header, &entries);
+        self.last_start = header.start;
+        self.last_clean = header.clean;
+        let (len, size) = (buf.len() as u32, cx.config.segment_size);
+        self.record_placed(index, lsn, at + len, &entries, size);
+        let waiters = std::mem::take(&mut self.builder.waiters);
+        let complete = std::mem::take(&mut self.builder.complete);
+        self.in_flight.push_back(RecordInFlight { lsn, index, at, len, done: false, waiters });
+        cx.stats.log_records += 1;
+        cx.stats.log_bytes += u64::from(len);
+        let offset = index as u64 * u64::from(size) + u64::from(at);
+        Closed::Record(Record { lsn, offset, buf, has_news, complete })
+    }
+
+    /// Whether an entry is missing without which a segment cannot be freed, and nothing else is
+    /// there that is certain to carry the news: what is copied may count no more when the record is
+    /// closed.
+    pub fn needs_checkpoint(&self) -> bool {
+        let waits = self.freeing.iter().any(|&(_, lsn)| lsn == self.next_lsn)
+            || self.barrier >= self.next_lsn && !self.waiters.is_empty();
+        waits && !self.builder.pending.iter().any(|item| item.expect.is_certain())
     }
 
     /// Accounts a record to its segment.
-    fn record_placed(&mut self, index: usize, lsn: Lsn, end: u32, entries: &[Entry]) {
-        let segment = &mut self.log.segments[index];
+    fn record_placed(&mut self, index: usize, lsn: Lsn, end: u32, entries: &[Entry], size: u32) {
+        let segment = &mut self.segments[index];
         if segment.used == 0 {
             segment.first_lsn = lsn;
         }
         segment.last_lsn = lsn;
         segment.used = end;
         segment.entries += entries.len() as u32;
-        let open = self.log.open.as_mut().expect("a record goes to the open segment");
+        let open = self.open.as_mut().expect("a record goes to the open segment");
         open.entries.extend_from_slice(entries);
-        self.log.note_rest(self.config.segment_size);
+        self.note_rest(size);
     }
 
     /// Makes every pending entry that still counts the newest version of its block; returns the
     /// record's entries.
-    fn apply_pending(&mut self, index: usize, at: u32, packed_at: usize) -> Vec<Entry> {
-        let pending = std::mem::take(&mut self.log.builder.pending);
+    fn apply_pending(
+        &mut self,
+        cx: &mut Closing<'_>,
+        index: usize,
+        at: u32,
+        packed_at: usize,
+    ) -> Vec<Entry> {
+        let pending = std::mem::take(&mut self.builder.pending);
         let mut entries = Vec::with_capacity(pending.len());
         for mut item in pending.iter().copied() {
             match item.expect {
                 Expect::Always => {}
                 Expect::Over(base) => {
-                    let now = self.contents.base_of(item.key);
+                    let now = cx.contents.base_of(item.key);
                     let same = now.is_some_and(|now| now.is_same_version(&base));
                     assert!(same, "a base stays until its delta is in the log");
                 }
-                Expect::Absent if self.contents.get(item.key).is_none() => {}
-                Expect::At(place) => match self.contents.get(item.key) {
+                Expect::Absent if cx.contents.get(item.key).is_none() => {}
+                Expect::At(place) => match cx.contents.get(item.key) {
                     Some(now) if now.is_same_version(&place) => {
                         if item.kind == EntryKind::Lost && !now.dirty {
                             // The primary got it before its loss was logged.
@@ -191,10 +165,10 @@ impl Engine {
                 Payload::Shared(old) => (old.segment as usize, old.offset),
             };
             let shared = match item.payload {
-                Payload::Shared(old) => Some(self.share(item.key, &old, index)),
+                Payload::Shared(old) => Some(self.share(cx, item.key, &old, index)),
                 _ => None,
             };
-            let base = item.against.map(|base| self.name_base(item.key, &base, index));
+            let base = item.against.map(|base| self.name_base(cx, item.key, &base, index));
             let place = Place {
                 segment: segment as u32,
                 offset: if offset == 0 { at + 8 * (1 + entries.len() as u32) } else { offset },
@@ -203,7 +177,7 @@ impl Engine {
                 crc: item.crc,
                 dirty: item.dirty,
                 // A copy forward counts as inserted anew: its hits have been paid for.
-                meta: self.policy.inserted(),
+                meta: cx.policy.inserted(),
             };
             entries.push(Entry {
                 volume: item.key.volume(),
@@ -218,89 +192,116 @@ impl Engine {
                 shared,
                 base,
             });
-            self.stats.log_blocks += u64::from(item.len > 0);
+            cx.stats.log_blocks += u64::from(item.len > 0);
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {
                     EntryKind::Checkpoint => {}
-                    EntryKind::Invalidate => self.contents.forget(key, &mut self.ram),
+                    EntryKind::Invalidate => cx.contents.forget(key, cx.ram),
                     _ => {
                         let against = item.against.map(|base| base.place);
-                        self.contents.place(
-                            self.now,
+                        cx.contents.place(
+                            cx.now,
                             key,
                             place,
                             against,
                             item.expect.is_certain(),
-                            &mut self.ram,
+                            cx.ram,
                         );
                     }
                 }
             }
         }
-        self.log.builder.pending = pending;
+        self.builder.pending = pending;
         if entries.is_empty() {
             return entries;
         }
-        self.log.builder.pending.clear();
+        self.builder.pending.clear();
         entries
     }
 
+    /// A block shares a payload from this record on, which is being placed in the segment at
+    /// position `index`; returns the number of segments back to the payload.
+    fn share(&self, cx: &mut Closing<'_>, key: Key, old: &Shared, index: usize) -> u16 {
+        cx.contents.note_unsettled(key, self.next_lsn);
+        self.name_payload(cx, key, old.segment, old.seq, index)
+    }
+
+    /// A block is stored against a payload from this record on.
+    fn name_base(&self, cx: &mut Closing<'_>, key: Key, base: &Against, index: usize) -> NamedBase {
+        let Place { segment, offset, len, kind, .. } = base.place;
+        let back = self.name_payload(cx, key, segment, base.seq, index);
+        NamedBase { back, offset, len, kind }
+    }
+
+    /// An entry of the block, in the segment at position `index`, names a payload in segment `old`,
+    /// at position `at`; returns the number of segments between them.
+    fn name_payload(
+        &self,
+        cx: &mut Closing<'_>,
+        key: Key,
+        at: u32,
+        old: SegmentSeq,
+        index: usize,
+    ) -> u16 {
+        let now = self.segments[index].seq;
+        cx.contents.note_sharer(key, at as usize, old, now);
+        u16::try_from(now.0 - old.0).expect("only near payloads are named")
+    }
+
     /// Finds room for a record, in a new segment if need be: position and offset.
-    fn room(&mut self, pages: usize, entries: usize) -> Option<(usize, u32)> {
-        if let Some(open) = &self.log.open {
-            let used = self.log.segments[open.index].used;
+    fn room(&mut self, cx: &mut Closing<'_>, pages: usize, entries: usize) -> Option<(usize, u32)> {
+        if let Some(open) = &self.open {
+            let used = self.segments[open.index].used;
             let end = used as usize + pages * PAGE + footer_bytes(open.entries.len() + entries);
-            if end <= self.config.segment_size as usize {
+            if end <= cx.config.segment_size as usize {
                 return Some((open.index, used));
             }
-            self.seal_open_segment();
+            self.seal_open(&mut *cx.policy);
         }
-        self.open_segment().map(|index| (index, 0))
+        self.open_segment(cx).map(|index| (index, 0))
     }
 
     /// Takes the open segment out of use; its footer follows when its records are durable.
-    pub(crate) fn seal_open_segment(&mut self) {
-        let Some(segment) = self.log.open.take() else { return };
-        let state = &mut self.log.segments[segment.index];
+    pub fn seal_open(&mut self, policy: &mut dyn EvictionPolicy) {
+        let Some(segment) = self.open.take() else { return };
+        let state = &mut self.segments[segment.index];
         state.state = SegmentState::Sealing;
         let last_lsn = state.last_lsn;
-        self.log.sealing.push_back(SealingSegment {
+        self.sealing.push_back(SealingSegment {
             segment,
-            last_crc: self.log.last_crc,
-            start: self.log.last_start,
-            clean: self.log.last_clean,
+            last_crc: self.last_crc,
+            start: self.last_start,
+            clean: self.last_clean,
             footer_sent: false,
         });
-        self.log.want_durable(last_lsn);
-        self.policy.sealed(self.log.segments.len() as u64);
+        self.want_durable(last_lsn);
+        policy.sealed(self.segments.len() as u64);
     }
 
-    fn open_segment(&mut self) -> Option<usize> {
-        let index = self.log.position(self.log.head);
-        if self.log.sealing.len() >= SEALING_MAX
-            || self.log.segments[index].state != SegmentState::Free
-        {
+    fn open_segment(&mut self, cx: &mut Closing<'_>) -> Option<usize> {
+        let index = self.position(self.head);
+        if self.sealing.len() >= SEALING_MAX || self.segments[index].state != SegmentState::Free {
             return None;
         }
         // The last one is for a record that frees another, so that crashes, which each leave a
         // segment half empty, never leave a log that cannot go on.
-        let frees = self.log.start > self.log.last_start || !self.contents.fenced().is_empty();
-        if self.log.free == 1 && !frees && !self.frees_with_one() {
+        let frees = self.start > self.last_start || !cx.contents.fenced().is_empty();
+        if self.free == 1 && !frees && !cx.frees_with_one {
             return None;
         }
-        let segment = &mut self.log.segments[index];
+        let segment = &mut self.segments[index];
         assert_eq!(segment.readers, 0, "a free segment");
-        self.contents.begin_segment(index, self.log.head);
+        cx.contents.begin_segment(index, self.head);
         *segment = crate::log::Segment {
             state: SegmentState::Open,
-            seq: self.log.head,
-            first_lsn: self.log.next_lsn,
+            seq: self.head,
+            first_lsn: self.next_lsn,
             ..Default::default()
         };
-        self.log.head = self.log.head.next();
-        self.log.free -= 1;
-        let first_prev_crc = self.log.last_crc;
-        self.log.open = Some(OpenSegment { index, entries: Vec::new(), first_prev_crc });
+        self.head = self.head.next();
+        self.free -= 1;
+        let first_prev_crc = self.last_crc;
+        self.open = Some(OpenSegment { index, entries: Vec::new(), first_prev_crc });
         Some(index)
     }
 }

@@ -244,6 +244,20 @@ impl Builder {
         self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
     }
 
+    /// Adds an entry without payload.
+    pub fn push_bare(
+        &mut self,
+        key: Key,
+        count: u32,
+        kind: EntryKind,
+        dirty: bool,
+        expect: Expect,
+    ) {
+        let payload = Payload::None;
+        let (len, crc, against) = (0, 0, None);
+        self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+    }
+
     /// Adds a payload, encoded so, without an entry.
     pub fn pack(&mut self, kind: EntryKind, bytes: &[u8]) -> Form {
         let (payload, len, crc) = (self.push_packed(bytes), bytes.len() as u16, crc32c(bytes));

@@ -4,148 +4,145 @@
 //! it was sent. A footer is written when a flush has covered its segment, so a valid footer says
 //! that every payload it names is on the medium.
 
-use forebay_block::{Completion, Io, IoResult};
+use forebay_block::IoBuf;
 use forebay_format::{Footer, Lsn, SegmentSeq, encode_footer, footer_bytes};
 
-use crate::Engine;
-use crate::api::{Effects, Health, Target};
-use crate::limits::WRITE_TRIES;
-use crate::log::SegmentState;
-use crate::op::{Op, Ticket};
+use crate::api::ShardConfig;
+use crate::key::Key;
+use crate::log::{Log, SegmentState};
+use crate::slab::Id;
 
-impl Engine {
-    /// A record's write ended.
-    pub(crate) fn record_written(
-        &mut self,
-        lsn: Lsn,
-        tries: u32,
-        done: Completion,
-        fx: &mut Effects,
-    ) {
-        let at = self.log.in_flight.iter().position(|r| r.lsn == lsn);
-        let at = at.expect("a record is in flight until it is written or given up");
-        let (index, offset) = (self.log.in_flight[at].index, self.log.in_flight[at].at);
-        match done.result {
-            Ok(()) => self.log.in_flight[at].done = true,
-            Err(_) if tries < WRITE_TRIES && self.health() == Health::Good => {
-                let offset = self.segment_offset(index) + u64::from(offset);
-                let ticket = Ticket::Record { lsn, tries: tries + 1 };
-                self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, done.buf));
-                return;
-            }
-            Err(_) => {
-                self.log.keep_failed(index, offset, done.buf);
-                self.log.in_flight[at].done = true;
-                self.fail_cache(fx);
-            }
-        }
-        if self.health() != Health::Good {
-            self.log.in_flight.retain(|record| !record.done);
-            return self.wake_readers(fx);
-        }
-        self.advance_completed(fx);
-        self.wake_readers(fx);
+/// A footer to be written.
+pub struct FooterWrite {
+    pub seq: SegmentSeq,
+    /// Where, in bytes from the beginning of the shard's area.
+    pub offset: u64,
+    pub buf: IoBuf,
+}
+
+impl Log {
+    fn in_flight_at(&self, lsn: Lsn) -> usize {
+        let at = self.in_flight.iter().position(|record| record.lsn == lsn);
+        at.expect("a record is in flight until it is written or given up")
     }
 
-    /// Lets reads go on that waited for a record to be written.
-    pub(crate) fn wake_readers(&mut self, fx: &mut Effects) {
-        for (op, key) in std::mem::take(&mut self.log.read_waiters) {
-            self.read_again(op, key, fx);
-            self.part_done(op, Ok(()), fx);
-        }
+    /// Where a record that is being written lies: the segment's position, and bytes from its start.
+    pub fn record_at(&self, lsn: Lsn) -> (usize, u32) {
+        let record = &self.in_flight[self.in_flight_at(lsn)];
+        (record.index, record.at)
     }
 
-    /// Counts the records that have completed without a gap.
-    fn advance_completed(&mut self, fx: &mut Effects) {
-        while self.log.in_flight.front().is_some_and(|record| record.done) {
-            let record = self.log.in_flight.pop_front().expect("there is a front");
-            self.log.completed = record.lsn;
-            let end = record.at + record.len;
-            self.log.undurable.push_back((record.lsn, record.index, end));
-            for op in record.waiters {
-                self.record_done(op, fx);
-            }
-        }
-        if !self.config.cache_volatile {
-            self.advance_durable(self.log.completed, fx);
-        }
+    /// The device has a record.
+    pub fn end_record(&mut self, lsn: Lsn) {
+        let at = self.in_flight_at(lsn);
+        self.in_flight[at].done = true;
     }
 
-    /// Everything up to `lsn` is durable now.
-    fn advance_durable(&mut self, lsn: Lsn, fx: &mut Effects) {
-        if lsn <= self.log.durable {
-            return;
-        }
-        self.log.durable = lsn;
-        while self.log.undurable.front().is_some_and(|&(at, _, _)| at <= lsn) {
-            let (_, index, end) = self.log.undurable.pop_front().expect("there is a front");
-            self.log.segments[index].durable = end;
-        }
-        self.log.wanted.retain(|&wanted| wanted > lsn);
-        self.contents.settle(lsn);
-        while let Some(first) = self.log.waiters.first_entry() {
-            if first.key().0 > lsn {
-                break;
-            }
-            let op = first.remove();
-            match self.requests.get(op) {
-                Op::Write(_) => self.write_durable(op, fx),
-                Op::Flush(_) => self.flush_part_done(op, Ok(()), fx),
-                Op::Read(_) => unreachable!("reads do not wait for durability"),
-            }
-        }
-        self.finish_freeing();
+    /// A record could not be written: it is kept to be read from.
+    pub fn fail_record(&mut self, lsn: Lsn, bytes: IoBuf) {
+        let (index, at) = self.record_at(lsn);
+        self.keep_failed(index, at, bytes);
+        self.end_record(lsn);
     }
 
-    /// Sends the flush and the footers that are due.
-    pub(crate) fn pump_durability(&mut self, fx: &mut Effects) {
-        if self.health() != Health::Good {
-            return;
-        }
-        let due = self.log.wanted.first().is_some_and(|&lsn| lsn <= self.log.completed);
-        if due && self.log.flushing.is_none() && self.log.completed > self.log.durable {
-            self.log.flushing = Some(self.log.completed);
-            self.stats.cache_flushes += 1;
-            self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
-        }
-        self.send_footers(fx);
-        self.finish_freeing();
+    /// The device has failed: records that have ended are forgotten.
+    pub fn drop_ended(&mut self) {
+        self.in_flight.retain(|record| !record.done);
     }
 
-    /// A flush of the cache device ended. A failed one is not tried again: what the device had in
-    /// its cache may be gone although the next flush would say yes.
-    pub(crate) fn cache_flushed(&mut self, result: IoResult<()>, fx: &mut Effects) {
-        let covered = self.log.flushing.take().expect("one flush is in flight");
-        if self.health() != Health::Good {
-            return;
-        }
-        match result {
-            Ok(()) => self.advance_durable(covered, fx),
-            Err(_) => self.fail_cache(fx),
-        }
+    /// Reads that waited for a record to be written.
+    pub fn take_read_waiters(&mut self) -> Vec<(Id, Key)> {
+        std::mem::take(&mut self.read_waiters)
     }
 
-    fn send_footers(&mut self, fx: &mut Effects) {
-        for i in 0..self.log.sealing.len() {
-            let sealing = &self.log.sealing[i];
-            let index = sealing.segment.index;
-            if sealing.footer_sent || self.log.segments[index].last_lsn > self.log.durable {
-                continue;
-            }
-            self.log.sealing[i].footer_sent = true;
-            let seq = self.log.segments[index].seq;
-            self.send_footer(i, seq, 1, fx);
-        }
+    /// Counts the next record if it has been written: the operations that waited for it.
+    pub fn complete_next(&mut self) -> Option<Vec<Id>> {
+        let record = self.in_flight.pop_front_if(|record| record.done)?;
+        self.completed = record.lsn;
+        self.undurable.push_back((record.lsn, record.index, record.at + record.len));
+        Some(record.waiters)
     }
 
-    fn send_footer(&mut self, i: usize, seq: SegmentSeq, tries: u32, fx: &mut Effects) {
-        let sealing = &self.log.sealing[i];
+    /// Everything up to `lsn` is durable now; whether that is news.
+    pub fn advance_durable(&mut self, lsn: Lsn) -> bool {
+        if lsn <= self.durable {
+            return false;
+        }
+        self.durable = lsn;
+        while let Some((_, index, end)) = self.undurable.pop_front_if(|&mut (at, ..)| at <= lsn) {
+            self.segments[index].durable = end;
+        }
+        self.wanted.retain(|&wanted| wanted > lsn);
+        true
+    }
+
+    /// The next operation that waited for a record which is durable, or for any if `all`.
+    pub fn pop_waiter(&mut self, all: bool) -> Option<Id> {
+        let first = self.waiters.first_entry()?;
+        (all || first.key().0 <= self.durable).then(|| first.remove())
+    }
+
+    /// An operation waits until `lsn` is durable; true when it is already.
+    pub fn wait_durable(&mut self, op: Id, lsn: Lsn) -> bool {
+        if lsn <= self.durable {
+            return true;
+        }
+        self.want_durable(lsn);
+        self.waited += 1;
+        self.waiters.insert((lsn, self.waited), op);
+        false
+    }
+
+    /// Begins the flush that somebody waits for; true if it is to be sent.
+    pub fn begin_wanted_flush(&mut self) -> bool {
+        let due = self.wanted.first().is_some_and(|&lsn| lsn <= self.completed);
+        due && self.completed > self.durable && self.begin_flush()
+    }
+
+    /// A flush ended; the last record that it covered.
+    pub fn end_flush(&mut self) -> Lsn {
+        self.flushing.take().expect("one flush is in flight")
+    }
+
+    /// The next footer whose segment is durable.
+    pub fn next_footer(&mut self, config: &ShardConfig) -> Option<FooterWrite> {
+        let due = self.sealing.iter().position(|sealing| {
+            let segment = &self.segments[sealing.segment.index];
+            !sealing.footer_sent && segment.last_lsn <= self.durable
+        })?;
+        self.sealing[due].footer_sent = true;
+        Some(self.footer(due, config))
+    }
+
+    /// A footer once more, if its segment still waits for it.
+    pub fn footer_again(&self, seq: SegmentSeq, config: &ShardConfig) -> Option<FooterWrite> {
+        Some(self.footer(self.sealing_at(seq)?, config))
+    }
+
+    /// Whether a segment waits for its footer.
+    pub fn awaits_footer(&self, seq: SegmentSeq) -> bool {
+        self.sealing_at(seq).is_some()
+    }
+
+    /// A footer has been written: its segment is complete.
+    pub fn end_footer(&mut self, seq: SegmentSeq) {
+        let Some(i) = self.sealing_at(seq) else { return };
+        let sealing = self.sealing.remove(i).expect("it was found there");
+        self.segments[sealing.segment.index].state = SegmentState::Sealed;
+    }
+
+    fn sealing_at(&self, seq: SegmentSeq) -> Option<usize> {
+        self.sealing.iter().position(|s| self.segments[s.segment.index].seq == seq)
+    }
+
+    fn footer(&self, i: usize, config: &ShardConfig) -> FooterWrite {
+        let sealing = &self.sealing[i];
         let index = sealing.segment.index;
-        let segment = &self.log.segments[index];
+        let segment = &self.segments[index];
         let footer = Footer {
-            pool: self.config.pool,
-            shard: self.config.shard,
-            seq,
+            pool: config.pool,
+            shard: config.shard,
+            seq: segment.seq,
             first_lsn: segment.first_lsn,
             last_lsn: segment.last_lsn,
             last_crc: sealing.last_crc,
@@ -155,82 +152,26 @@ impl Engine {
             entries: segment.entries,
         };
         let bytes = footer_bytes(sealing.segment.entries.len());
-        let mut buf = self.config.buffers.get(bytes);
+        let mut buf = config.buffers.get(bytes);
         encode_footer(&mut buf, &footer, &sealing.segment.entries);
-        self.stats.log_bytes += bytes as u64;
-        let offset =
-            self.segment_offset(index) + u64::from(self.config.segment_size) - bytes as u64;
-        let ticket = Ticket::Footer { seq, tries };
-        self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
-    }
-
-    /// A footer's write ended.
-    pub(crate) fn footer_written(
-        &mut self,
-        seq: SegmentSeq,
-        tries: u32,
-        done: Completion,
-        fx: &mut Effects,
-    ) {
-        let segments = &self.log.segments;
-        let found = self.log.sealing.iter().position(|s| segments[s.segment.index].seq == seq);
-        let Some(i) = found else { return };
-        match done.result {
-            Ok(()) => {
-                let sealing = self.log.sealing.remove(i).expect("it was found there");
-                self.log.segments[sealing.segment.index].state = SegmentState::Sealed;
-            }
-            Err(_) if tries < WRITE_TRIES && self.health() == Health::Good => {
-                self.send_footer(i, seq, tries + 1, fx);
-            }
-            Err(_) => self.fail_cache(fx),
-        }
+        let offset = (index as u64 + 1) * u64::from(config.segment_size) - bytes as u64;
+        FooterWrite { seq: segment.seq, offset, buf }
     }
 
     /// Segments whose end is durable, and that nobody reads any more, are free.
-    pub(crate) fn finish_freeing(&mut self) {
-        while let Some(&(seq, lsn)) = self.log.freeing.front() {
-            let index = self.log.position(seq);
-            if lsn > self.log.durable {
-                self.log.want_durable(lsn);
+    pub fn finish_freeing(&mut self) {
+        while let Some(&(seq, lsn)) = self.freeing.front() {
+            let index = self.position(seq);
+            if lsn > self.durable {
+                self.want_durable(lsn);
                 break;
             }
-            if self.log.segments[index].readers > 0 {
+            if self.segments[index].readers > 0 {
                 break;
             }
-            self.log.freeing.pop_front();
-            self.log.segments[index].state = SegmentState::Free;
-            self.log.free += 1;
-        }
-    }
-
-    /// One record that a write or an invalidation waited for has ended.
-    fn record_done(&mut self, op: crate::slab::Id, fx: &mut Effects) {
-        let Op::Write(write) = self.requests.get_mut(op) else {
-            unreachable!("only writes wait for records");
-        };
-        write.outstanding -= 1;
-        self.advance_write(op, fx);
-    }
-
-    /// Waits until `lsn` is durable; true when it is already.
-    pub(crate) fn wait_durable(&mut self, op: crate::slab::Id, lsn: Lsn) -> bool {
-        if lsn <= self.log.durable {
-            return true;
-        }
-        self.log.want_durable(lsn);
-        self.log.waited += 1;
-        self.log.waiters.insert((lsn, self.log.waited), op);
-        false
-    }
-
-    /// The device failed: who waits for durability waits for the primary instead.
-    pub(crate) fn leave_durable_waiters(&mut self, fx: &mut Effects) {
-        while let Some((_, op)) = self.log.waiters.pop_first() {
-            match self.requests.get(op) {
-                Op::Flush(_) => self.flush_without_log(op, fx),
-                _ => self.wait_detached(op, fx),
-            }
+            self.freeing.pop_front();
+            self.segments[index].state = SegmentState::Free;
+            self.free += 1;
         }
     }
 }

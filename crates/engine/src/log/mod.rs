@@ -302,6 +302,11 @@ impl Log {
         self.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.sealing.len() >= SEALING_MAX
     }
 
+    /// The number of records being written.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
     /// Whether no record is being written.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty()

@@ -4,13 +4,10 @@
 use std::ops::Range;
 
 use forebay_block::Completion;
-use forebay_format::PAGE;
 
-use crate::Engine;
-use crate::api::Effects;
 use crate::contents::Place;
 use crate::log::Log;
-use crate::op::{SsdItem, Ticket};
+use crate::op::SsdItem;
 use crate::slab::Id;
 
 /// For whom payloads are read.
@@ -108,6 +105,11 @@ impl SegmentRead {
         std::iter::from_fn(move || Self::next(reader, near, |good| rest.next_if(|item| good(item))))
     }
 
+    /// The segment's position, and the bytes from its start.
+    pub fn place(&self) -> (usize, Range<u32>) {
+        (self.index, self.range.clone())
+    }
+
     /// The payload of an item, if the read was good.
     pub fn payload<'a>(&self, done: &'a Completion, item: &SsdItem) -> Option<&'a [u8]> {
         let start = (item.place.offset - self.range.start) as usize;
@@ -118,22 +120,12 @@ impl SegmentRead {
 
 impl Log {
     /// A read of a segment is on its way.
-    fn begin_read(&mut self, read: &SegmentRead) {
+    pub fn begin_read(&mut self, read: &SegmentRead) {
         self.segments[read.index].readers += 1;
     }
 
     /// It has ended.
     pub fn end_read(&mut self, read: &SegmentRead) {
         self.segments[read.index].readers -= 1;
-    }
-}
-
-impl Engine {
-    /// Sends a read of a segment; it ends in `Engine::complete`.
-    pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
-        debug_assert!(read.range.start.is_multiple_of(PAGE as u32));
-        self.log.begin_read(&read);
-        let (index, at, len) = (read.index, read.range.start, read.range.len());
-        self.read_segment(fx, index, at, len, Ticket::Payloads(read));
     }
 }

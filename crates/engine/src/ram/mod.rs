@@ -22,15 +22,16 @@ use forebay_policy::{Recent, Window};
 
 use crate::key::Key;
 use crate::pace::Pace;
-use crate::ram::admission::Alone;
 use crate::ram::packed::{PACKED_MAX, Packed};
 use crate::ram::split::Split;
 use crate::stats::Stats;
 use crate::tries::Tries;
 
-pub(crate) mod admission;
-pub(crate) mod packed;
-pub(crate) mod split;
+mod alone;
+mod packed;
+mod split;
+
+pub use alone::{Alone, Round};
 
 /// Compressing a victim, or bringing one back.
 const COST: Duration = Duration::from_micros(5);
@@ -66,12 +67,12 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// A block came in that may enter the log later.
-    pub fn note_alone(&mut self) {
-        self.alone.note();
+    /// What is known of the blocks that only RAM has.
+    pub fn alone(&mut self) -> &mut Alone {
+        &mut self.alone
     }
 
-    /// Whether there are such blocks to look for.
+    /// Whether such blocks are to be looked for.
     pub fn has_alone(&self) -> bool {
         self.alone.is_due()
     }

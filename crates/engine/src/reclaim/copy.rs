@@ -11,30 +11,13 @@ use super::{Job, State};
 use crate::Engine;
 use crate::api::Effects;
 use crate::contents::Place;
-use crate::form::delta_read::AssociateOwner;
-use crate::form::similar::Like;
+use crate::form::AssociateOwner;
+use crate::form::{Copied, Like};
 use crate::key::Key;
 use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::op::SsdItem;
-
-/// A block to be copied forward.
-#[derive(Debug)]
-pub struct Copied {
-    pub key: Key,
-    /// Where it was, and how `bytes` are to be read.
-    pub place: Place,
-    pub bytes: Vec<u8>,
-    /// What is known of blocks like it.
-    pub like: Like,
-}
-
-impl Copied {
-    fn new(key: Key, place: Place, bytes: Vec<u8>) -> Self {
-        Self { key, place, bytes, like: Like::Unsought }
-    }
-}
 
 impl Engine {
     /// Reads the next blocks whose base is in the segment, to be written whole.
@@ -210,11 +193,13 @@ impl Engine {
                 continue;
             };
             if matches!(copy.like, Like::Unsought) {
-                copy.like = self.seek_like(&copy);
+                let (forms, mut cx) = self.forms();
+                copy.like = forms.seek_like(&mut cx, &copy);
             }
             if let Like::OnDevice(sketch, base) = copy.like {
                 self.job().seeking += 1;
-                self.read_similar(copy, sketch, base, fx);
+                let read = self.form.begin_seek(copy, sketch, base);
+                self.read_payloads(read, fx);
                 continue;
             }
             let done = match place.kind {

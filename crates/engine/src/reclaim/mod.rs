@@ -24,8 +24,9 @@ use crate::op::SsdItem;
 
 mod copy;
 
-pub use copy::Copied;
 use copy::READ_PAUSE;
+
+use crate::form::Copied;
 
 /// What reclaim is doing, and how it went.
 #[derive(Debug, Default)]
@@ -85,12 +86,12 @@ impl Reclaim {
         self.retry_at
     }
 
-    /// Whether that segment is being reclaimed.
-    pub fn is_of(&self, seq: SegmentSeq) -> bool {
+    /// The segment that is being reclaimed.
+    pub fn seq(&self) -> Option<SegmentSeq> {
         match &self.state {
-            State::Idle => false,
-            State::Scanning(own) => *own == seq,
-            State::Copying(job) => job.seq == seq,
+            State::Idle => None,
+            State::Scanning(seq) => Some(*seq),
+            State::Copying(job) => Some(job.seq),
         }
     }
 

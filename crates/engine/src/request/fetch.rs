@@ -198,7 +198,7 @@ impl Engine {
                 self.stats.read_around_blocks += 1;
             }
             if waits {
-                self.ram.note_alone();
+                self.ram.alone().note();
             } else if admits {
                 self.admit(key, bytes, fx);
             } else {

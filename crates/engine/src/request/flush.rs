@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use forebay_block::{Instant, Io, IoError, IoResult, VolumeId};
+use forebay_block::{ErrorKind, Instant, Io, IoError, IoResult, VolumeId};
 
 use crate::Engine;
 use crate::api::{Effects, Health, Request, State, Target};
@@ -36,7 +36,7 @@ impl Engine {
             return self.flush_without_log(op, fx);
         }
         let covered = self.log.completed();
-        if self.wait_durable(op, covered) {
+        if self.log.wait_durable(op, covered) {
             self.flush_part_done(op, Ok(()), fx);
         }
     }
@@ -75,6 +75,16 @@ impl Engine {
                 for op in std::mem::take(&mut volume.leftover_waiters) {
                     self.flush_part_done(op, Ok(()), fx);
                 }
+            }
+        }
+    }
+
+    /// Flushes that wait for dirty blocks from an earlier time fail.
+    pub(crate) fn give_up_leftover(&mut self, fx: &mut Effects) {
+        for i in 0..self.volumes.len() {
+            let Some(volume) = self.volumes[i].as_mut() else { continue };
+            for op in std::mem::take(&mut volume.leftover_waiters) {
+                self.flush_part_done(op, Err(ErrorKind::ShuttingDown.into()), fx);
             }
         }
     }

@@ -2,16 +2,15 @@
 
 pub(crate) mod fetch;
 pub(crate) mod flush;
-pub(crate) mod locks;
 pub(crate) mod merge;
 pub(crate) mod read;
 pub(crate) mod write;
 
 use crate::key::{Key, KeyMap};
+use crate::locks::Locks;
 use crate::op::Op;
 use crate::slab::{Id, Slab};
 use fetch::Fetch;
-use locks::Locks;
 
 /// The requests that are being served.
 #[derive(Default)]

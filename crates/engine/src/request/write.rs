@@ -371,7 +371,7 @@ impl Engine {
             return self.end_write(id, Ok(()), fx);
         }
         self.write(id).stage = Stage::Durable;
-        if self.wait_durable(id, lsn) {
+        if self.log.wait_durable(id, lsn) {
             self.write_durable(id, fx);
         }
     }
@@ -400,7 +400,7 @@ impl Engine {
         let write = self.write(id);
         write.stage = Stage::Durable;
         let lsn = write.lsn.max(self.log.barrier());
-        if self.wait_durable(id, lsn) {
+        if self.log.wait_durable(id, lsn) {
             self.write_durable(id, fx);
         }
     }

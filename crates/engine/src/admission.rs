@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, Instant};
+use forebay_block::BLOCK_SIZE;
 use forebay_policy::Window;
 
 use crate::Engine;
@@ -15,7 +15,8 @@ use crate::api::{Effects, Health};
 use crate::contents::Index;
 use crate::contents::block_of;
 use crate::key::Key;
-use crate::request::locks::Locks;
+use crate::locks::Locks;
+use crate::ram::Round;
 
 /// In so much time every place of the RAM tier is looked at, while there is anything to look for.
 const ROUND: Duration = Duration::from_secs(60);
@@ -23,33 +24,6 @@ const ROUND: Duration = Duration::from_secs(60);
 const PLACES_MAX: u64 = 1024;
 /// How often, where nothing else happens.
 pub const ROUND_TICK: Duration = Duration::from_millis(100);
-
-/// What is known of the blocks that RAM alone has.
-#[derive(Debug, Default)]
-pub struct Alone {
-    /// Some came in since the last round began.
-    waiting: bool,
-    round: Option<Round>,
-}
-
-/// A look at every place of the RAM tier.
-#[derive(Clone, Copy, Debug)]
-struct Round {
-    since: Instant,
-    place: u64,
-}
-
-impl Alone {
-    /// A block came in that may enter the log later.
-    pub fn note(&mut self) {
-        self.waiting = true;
-    }
-
-    /// Whether there are places to look at.
-    pub fn is_due(&self) -> bool {
-        self.waiting || self.round.is_some()
-    }
-}
 
 impl Engine {
     /// Before a block gets a place in RAM: what loses its place for it enters the log, if it is
@@ -68,10 +42,7 @@ impl Engine {
 
     /// Looks at the next places of the RAM tier for what has been there alone for long.
     pub(crate) fn pump_alone(&mut self, fx: &mut Effects) {
-        if self.ram.alone.round.is_none() && std::mem::take(&mut self.ram.alone.waiting) {
-            self.ram.alone.round = Some(Round { since: self.now, place: 0 });
-        }
-        let Some(Round { since, place: from }) = self.ram.alone.round else { return };
+        let Some(Round { since, place: from }) = self.ram.alone().round(self.now) else { return };
         let frames = self.ram.frames() as u64;
         let so_far = self.now.since(since).as_millis() * u128::from(frames) / ROUND.as_millis();
         let due = u64::try_from(so_far).unwrap_or(frames).min(frames).min(from + PLACES_MAX);
@@ -87,7 +58,8 @@ impl Engine {
             }
             place += 1;
         }
-        self.ram.alone.round = (place < frames).then_some(Round { since, place });
+        let round = (place < frames).then_some(Round { since, place });
+        self.ram.alone().set_round(round);
     }
 
     /// Puts blocks that RAM has alone into the log if they are worth it, and says whether they are.

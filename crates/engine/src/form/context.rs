@@ -1,0 +1,61 @@
+//! What storing a block needs of the other rooms.
+
+use forebay_block::Instant;
+use forebay_format::{EntryKind, SegmentSeq};
+
+use crate::api::ShardConfig;
+use crate::contents::Contents;
+use crate::key::Key;
+use crate::limits::{BASES_SHARE, SIMILAR_SHARE};
+use crate::locks::Locks;
+use crate::log::Log;
+use crate::log::builder::Against;
+use crate::ram::Ram;
+use crate::stats::Stats;
+
+/// The other rooms, as far as storing a block needs them.
+pub struct Context<'a> {
+    pub now: Instant,
+    pub config: &'a ShardConfig,
+    pub contents: &'a Contents,
+    pub ram: &'a mut Ram,
+    pub log: &'a mut Log,
+    pub locks: &'a Locks,
+    pub stats: &'a mut Stats,
+    /// The segment that is being reclaimed.
+    pub leaving: Option<SegmentSeq>,
+}
+
+impl Context<'_> {
+    /// What `look` makes of a block's newest applied bytes, if RAM has them.
+    pub fn peek<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
+        // While it is locked, RAM may have a version that has no place in the log yet.
+        if self.locks.is_locked(key) { None } else { self.ram.peek(key, look) }
+    }
+
+    /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.
+    pub fn is_young(&self, seq: SegmentSeq) -> bool {
+        let (all, age) = (self.log.len(), self.log.age(seq));
+        self.leaving != Some(seq) && age < all - all / BASES_SHARE
+    }
+
+    /// Whether an entry of the segment written now can name a payload of that one.
+    pub fn is_near(&self, seq: SegmentSeq) -> bool {
+        self.log.age(seq) < u64::from(u16::MAX)
+    }
+
+    /// The number of blocks that are stored against similar ones.
+    pub fn similar_blocks(&self) -> u64 {
+        self.contents.stored(EntryKind::Similar)
+    }
+
+    /// Whether another block may still be stored against that payload.
+    pub fn may_rest_on(&self, base: &Against) -> bool {
+        let most = self.contents.index().capacity() / SIMILAR_SHARE;
+        self.log.seq_of(&base.place) == base.seq
+            && self.log.is_after_oldest(base.seq)
+            && self.is_young(base.seq)
+            && self.is_near(base.seq)
+            && self.similar_blocks().max(self.contents.sharers()) < most
+    }
+}

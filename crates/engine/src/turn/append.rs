@@ -1,0 +1,181 @@
+//! What goes into the log: what clients write, what misses bring in, what reclaim copies, and what
+//! the log has to say. A record that is full is closed and sent.
+
+use forebay_block::Io;
+use forebay_codec::is_zero;
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::{ContentLocality, Effects, Health, Target};
+use crate::contents::Place;
+use crate::form::{Context, Copied, Forms};
+use crate::key::Key;
+use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT};
+use crate::log::append::{Closed, Closing};
+use crate::log::builder::Expect;
+use crate::op::{Op, Ticket};
+use crate::slab::Id;
+
+impl Engine {
+    /// Moves what waits for the log into it, as far as there is room.
+    pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
+        if self.health() != Health::Good {
+            return;
+        }
+        self.pump_copies(fx);
+        self.pump_overflow(fx);
+        while let Some(&op) = self.log.queue().front() {
+            let has_room = self.has_client_space() || self.fits_reserve(op);
+            if !has_room || !self.log_op(op, fx) {
+                break;
+            }
+            self.log.queue().pop_front();
+        }
+        if self.log.needs_checkpoint() {
+            self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+        }
+        // What nobody waits for yet shares the record with what comes in the next turn.
+        let goes_on = self.form.background().turn_is_over() || self.fills_last();
+        let grows = goes_on && self.log.builder().complete.is_empty();
+        if self.log.in_flight() < RECORDS_IN_FLIGHT && !grows {
+            self.close_record(fx);
+        }
+    }
+
+    /// Whether clients and admissions may use the log; the last segments are for reclaim.
+    pub(crate) fn has_client_space(&self) -> bool {
+        self.log.free() > RECLAIM_RESERVE + self.stuck_reserve() && !self.contents.index().is_full()
+    }
+
+    /// Changes how blocks that are like others are stored from now on.
+    pub fn set_content(&mut self, content: ContentLocality) {
+        self.config.content = content;
+        let wanted = content == ContentLocality::Similar;
+        self.form.set_similar(wanted, self.contents.index().capacity());
+    }
+
+    /// The forms, and what they need of the other rooms.
+    pub(crate) fn forms(&mut self) -> (&mut Forms, Context<'_>) {
+        let cx = Context {
+            now: self.now,
+            config: &self.config,
+            contents: &self.contents,
+            ram: &mut self.ram,
+            log: &mut self.log,
+            locks: self.requests.locks(),
+            stats: &mut self.stats,
+            leaving: self.reclaim.seq(),
+        };
+        (&mut self.form, cx)
+    }
+
+    /// Makes room for a block in the record being built; false when there is none now.
+    fn make_room(&mut self, fx: &mut Effects) -> bool {
+        self.log.builder().fits_block() || self.close_record(fx)
+    }
+
+    /// Adds a block that a client wrote; false when there is no room now.
+    pub(crate) fn push_written(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
+        if is_zero(block) {
+            return self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always);
+        }
+        let room = self.make_room(fx);
+        if room {
+            let (forms, mut cx) = self.forms();
+            forms.store_written(&mut cx, key, block);
+        }
+        room
+    }
+
+    /// Adds what a miss brought in; false when there is no room now.
+    pub(crate) fn push_admitted(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
+        if is_zero(block) {
+            return self.push_bare(fx, key, 1, EntryKind::Zero, false, Expect::Absent);
+        }
+        let room = self.make_room(fx);
+        if room {
+            let (forms, mut cx) = self.forms();
+            forms.store_admitted(&mut cx, key, block);
+        }
+        room
+    }
+
+    /// Adds what reclaim copies; `now` is where the block is. False when there is no room.
+    pub(crate) fn push_copy(&mut self, fx: &mut Effects, copy: &Copied, now: Place) -> bool {
+        if !copy.place.kind.has_payload() {
+            let (kind, expect) = (copy.place.kind, Expect::At(now));
+            return self.push_bare(fx, copy.key, 1, kind, now.dirty, expect);
+        }
+        let room = self.make_room(fx);
+        if room {
+            let (forms, mut cx) = self.forms();
+            forms.store_copy(&mut cx, copy, now);
+        }
+        room
+    }
+
+    /// Adds an entry without payload; false when there is no room now.
+    pub(crate) fn push_bare(
+        &mut self,
+        fx: &mut Effects,
+        key: Key,
+        count: u32,
+        kind: EntryKind,
+        dirty: bool,
+        expect: Expect,
+    ) -> bool {
+        let room = self.log.builder().fits_bare() || self.close_record(fx);
+        if room {
+            self.log.builder().push_bare(key, count, kind, dirty, expect);
+        }
+        room
+    }
+
+    /// Notes that `op` waits for the record being built, and whether that is its last.
+    pub(crate) fn wait_for_builder(&mut self, op: Id, complete: bool) {
+        if self.log.builder().add_waiter(op)
+            && let Op::Write(write) = self.requests.get_mut(op)
+        {
+            write.outstanding += 1;
+        }
+        if complete {
+            self.log.builder().complete.push(op);
+        }
+    }
+
+    /// Closes the record, places it and sends it. True when the builder is empty afterwards.
+    pub(crate) fn close_record(&mut self, fx: &mut Effects) -> bool {
+        if self.health() != Health::Good {
+            return self.log.builder().is_empty();
+        }
+        let mut cx = Closing {
+            now: self.now,
+            config: &self.config,
+            frees_with_one: self.frees_with_one(),
+            contents: &mut self.contents,
+            ram: &mut self.ram,
+            policy: &mut *self.policy,
+            stats: &mut self.stats,
+        };
+        let record = match self.log.close(&mut cx) {
+            Closed::Empty => return true,
+            Closed::NoRoom => return false,
+            Closed::Record(record) => record,
+        };
+        if record.has_news {
+            self.reclaim.note_client_bytes(record.buf.len() as u32);
+        }
+        let offset = self.config.area.offset + record.offset;
+        let ticket = Ticket::Record { lsn: record.lsn, tries: 1 };
+        self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, record.buf));
+        for op in record.complete {
+            self.write_applied(op, record.lsn, fx);
+        }
+        true
+    }
+
+    /// Takes the open segment out of use; its footer follows when its records are durable.
+    pub(crate) fn seal_open_segment(&mut self) {
+        self.log.seal_open(&mut *self.policy);
+    }
+}

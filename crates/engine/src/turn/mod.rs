@@ -1,0 +1,5 @@
+//! What the rooms do together in a turn: the engine passes on what one room has for another.
+
+mod append;
+mod associate;
+mod durable;
