@@ -14,6 +14,7 @@ use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
 use forebay_policy::EvictionPolicy;
 
 use crate::admission::ROUND_TICK;
+use crate::api::stats::Stats;
 use crate::api::{
     ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
     State, Target,
@@ -28,14 +29,13 @@ use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
 use crate::log::Log;
 use crate::log::builder::Builder;
 use crate::log::read::{Reader, SegmentRead};
-use crate::op::{InFlight, Ticket};
 use crate::out::Out;
 use crate::ram::Ram;
 use crate::reclaim::Reclaim;
 use crate::recovery::Start;
 use crate::request::Requests;
 use crate::slab::Id;
-use crate::stats::Stats;
+use crate::ticket::{InFlight, Ticket};
 use crate::volume::Volume;
 
 /// The cache of one shard.
@@ -364,7 +364,7 @@ impl Engine {
         {
             deadline = deadline.min(self.now + DESTAGE_TICK);
         }
-        if let Some(at) = self.next_look() {
+        if let Some(at) = self.out.next_look() {
             deadline = deadline.min(at);
         }
         if let Some(at) = self.next_compare() {

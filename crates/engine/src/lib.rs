@@ -8,7 +8,6 @@ mod api;
 mod contents;
 mod destage;
 mod engine;
-mod event;
 mod form;
 mod key;
 mod life;
@@ -16,34 +15,31 @@ mod limits;
 mod locks;
 mod log;
 pub mod offline;
-mod op;
 mod out;
 mod pace;
 pub mod pool;
-mod primary;
 mod ram;
 mod reclaim;
 mod recovery;
 mod request;
 mod shard;
 mod slab;
-mod stats;
+mod ticket;
 mod tries;
 mod turn;
 mod volume;
 
+pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
+pub use api::primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeState};
+pub use api::stats::{DELTA_SIZES, Stats};
 pub use api::{
-    Bypass, ContentLocality, DirtyShare, Effects, Eviction, Health, Mode, Reply, Request,
-    RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
+    Bypass, ContentLocality, DetachedStripe, DirtyShare, Effects, Eviction, Health, Mode, Reply,
+    Request, RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use engine::Engine;
-pub use event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};
 pub use form::alike::{Alike, Sketch};
 pub use form::similar_max;
 pub use key::Key;
-pub use life::detach::DetachedStripe;
-pub use primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeState};
 pub use recovery::salvage;
 pub use shard::Shard;
-pub use stats::{DELTA_SIZES, Stats};

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use forebay_block::{Instant, Io, IoTag};
 
-use crate::Engine;
-use crate::api::{Effects, Target};
-use crate::event::{Event, Events};
-use crate::op::{InFlight, Ticket};
+use crate::api::Effects;
+use crate::api::event::{Event, Events};
 use crate::slab::{Id, Slab};
+use crate::ticket::InFlight;
 
 /// Requests to devices in flight, and the events of this turn.
 /// How often unanswered requests are looked for.
@@ -54,60 +53,35 @@ impl Out {
     pub fn hand_out(&mut self, fx: &mut Effects) {
         self.events.hand_out(fx);
     }
-}
 
-impl Engine {
-    /// Sends an I/O and remembers what it belongs to.
-    pub(crate) fn send(
-        &mut self,
-        fx: &mut Effects,
-        target: Target,
-        ticket: Ticket,
-        io: impl FnOnce(IoTag) -> Io,
-    ) {
-        let io = io(IoTag(u64::from(self.out.ios.next_id().0)));
-        debug_assert!(!io.flags.fua, "durability is asked for by a flush");
-        let (op, range) = (io.op, io.range);
-        self.out.ios.insert(InFlight { ticket, at: self.now, op, range, target });
-        fx.ios.push((target, io));
+    /// A request to be sent: its tag says what it belongs to.
+    pub fn begin(&mut self, request: impl FnOnce(IoTag) -> (InFlight, Io)) -> Io {
+        let (in_flight, io) = request(IoTag(u64::from(self.ios.next_id().0)));
+        self.ios.insert(in_flight);
+        io
     }
 
-    /// Looks, once in a while, for requests that a device has not answered for long.
-    pub(crate) fn pump_unanswered(&mut self) {
-        if self.now < self.out.look_at {
-            return;
+    /// Requests that are not answered, if it is time to look for them.
+    pub fn look(&mut self, now: Instant) -> bool {
+        let due = now >= self.look_at;
+        if due {
+            self.look_at = now + LOOK;
         }
-        self.out.look_at = self.now + LOOK;
-        let known = self.out.slow_cache_ios > 0;
-        self.out.slow_cache_ios = 0;
-        for volume in self.volumes.iter_mut().flatten() {
-            volume.flow.begin_look();
-        }
-        let mut news = Vec::new();
-        for (_, io) in self.out.ios.iter() {
-            let waited = self.now.since(io.at);
-            let slow = waited >= self.config.patience;
-            let is_news = match io.target {
-                Target::Cache => {
-                    self.out.slow_cache_ios += u64::from(slow);
-                    slow && self.out.slow_cache_ios == 1 && !known
-                }
-                Target::Primary(volume) => {
-                    let volume = self.volumes[usize::from(volume.0)].as_mut();
-                    let flow = &mut volume.expect("it was sent to a primary").flow;
-                    flow.note_unanswered(io.at, slow)
-                }
-            };
-            if is_news {
-                let InFlight { target, op, range, .. } = *io;
-                news.push(Event::Unanswered { target, op, range, waited });
-            }
-        }
-        news.into_iter().for_each(|event| self.tell(event));
+        due
     }
 
-    /// When [`Engine::pump_unanswered`] has something to look at.
-    pub(crate) fn next_look(&self) -> Option<Instant> {
-        (self.out.len() > 0).then_some(self.out.look_at)
+    /// The requests in flight.
+    pub fn in_flight(&self) -> impl Iterator<Item = &InFlight> {
+        self.ios.iter().map(|(_, io)| io)
+    }
+
+    /// Notes the requests that the cache device has not answered for long.
+    pub fn set_slow_cache_ios(&mut self, count: u64) {
+        self.slow_cache_ios = count;
+    }
+
+    /// When unanswered requests are next looked for.
+    pub fn next_look(&self) -> Option<Instant> {
+        (self.ios.len() > 0).then_some(self.look_at)
     }
 }

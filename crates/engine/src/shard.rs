@@ -4,8 +4,8 @@ use forebay_block::{Completion, Instant, IoError, VolumeId};
 
 use forebay_policy::Eviction;
 
+use crate::api::DetachedStripe;
 use crate::api::{ContentLocality, Effects, Health, Mode, Request, State, Target, Trust};
-use crate::life::detach::DetachedStripe;
 use crate::{Engine, Stats, VolumeState};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in

@@ -1,15 +1,15 @@
 //! What a shard knows of a volume.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
-use forebay_block::Instant;
+use forebay_block::{Instant, IoError};
 use forebay_policy::ReadAround;
 
 use crate::api::VolumeConfig;
+use crate::api::primary::{Lookups, Primary};
 use crate::destage::flow::Flow;
 use crate::key::Key;
-use crate::primary::{Lookups, Primary};
-use crate::request::flush::Losses;
 use crate::slab::Id;
 
 /// A volume's part in one shard.
@@ -86,5 +86,57 @@ impl Volume {
             primary: Primary::default(),
             lookups: Lookups::default(),
         }
+    }
+}
+
+/// How long the oldest request of a primary may take before the log no longer waits for it.
+const HANGS_AFTER: Duration = Duration::from_secs(5);
+
+impl Volume {
+    /// Whether the primary takes no blocks: it fails them, or does not answer.
+    pub fn is_stuck(&self, now: Instant) -> bool {
+        let hangs = self.flow.oldest_io.is_some_and(|at| now.since(at) >= HANGS_AFTER);
+        hangs || self.failures > 0 || self.primary.away_since.is_some()
+    }
+}
+
+/// Losses of completed writes of a volume. A flush that does not know of a loss fails: all that
+/// wait when it is found, and the first that begins afterwards, for what completed in between.
+#[derive(Debug, Default)]
+pub(crate) struct Losses {
+    pub count: u64,
+    /// How many of them a flush that began after them has been told of.
+    pub told: u64,
+    /// The last one.
+    error: Option<IoError>,
+}
+
+impl Losses {
+    /// Completed writes are lost.
+    pub fn note(&mut self, error: IoError) {
+        self.count += 1;
+        self.error = Some(error);
+    }
+
+    /// The error for a flush that is answered. There were `losses` when it began, of which `told`
+    /// had been told.
+    pub fn tell(&mut self, losses: u64, told: u64) -> Option<IoError> {
+        self.told = self.told.max(losses);
+        self.error.clone().filter(|_| told < self.count)
+    }
+}
+
+impl Volume {
+    /// A flush failed after direct changes: reported once, since what it lost cannot be flushed
+    /// again; to the next who flushes, if nobody was `told`.
+    pub fn give_up_direct(&mut self, error: &IoError, told: bool) {
+        if self.direct == self.direct_durable {
+            return;
+        }
+        if !told {
+            self.losses.note(error.clone());
+        }
+        self.flush_failed = true;
+        self.direct_durable = self.direct;
     }
 }

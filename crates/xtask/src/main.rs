@@ -1,11 +1,12 @@
 //! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
-//! `cargo xtask layers` (who may depend on whom) and `cargo xtask style` (what source files and
-//! documents may look like). Each prints what is wrong and what to do, and exits with 1 if there
-//! was anything.
+//! `cargo xtask layers` (who may depend on whom: the crates, and the rooms of the engine) and
+//! `cargo xtask style` (what source files and documents may look like). Each prints what is wrong
+//! and what to do, and exits with 1 if there was anything.
 
 mod docs;
 mod layers;
 mod markdown;
+mod rooms;
 mod scan;
 mod style;
 
@@ -15,7 +16,12 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let found = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["layers"] => layers::workspace(&root()),
+        ["layers"] => layers::workspace(&root()).and_then(|mut report| {
+            let rooms = rooms::workspace(&root())?;
+            report.problems.extend(rooms.problems);
+            report.summary = format!("{}\n{}", report.summary, rooms.summary);
+            Ok(report)
+        }),
         ["style"] => style::workspace(&root()),
         _ => {
             eprintln!("usage: cargo xtask layers | style");

@@ -28,6 +28,15 @@ use sharing::Sharing;
 use crate::key::{Key, KeyMap};
 use crate::ram::Ram;
 
+/// A version of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored {
+    /// The block.
+    pub key: Key,
+    /// Where the version lies.
+    pub place: Place,
+}
+
 /// What is cached in one shard.
 pub struct Contents {
     index: Index,

@@ -17,7 +17,6 @@ use crate::api::{Effects, Health, ShardConfig, State};
 use crate::key::Key;
 use crate::limits::{DESTAGED_UNFLUSHED_MAX, SEGMENTS_MIN};
 use crate::slab::Id;
-use crate::volume::Volume;
 
 /// The flow of one volume.
 #[derive(Debug)]
@@ -91,16 +90,6 @@ impl Flow {
     }
 }
 
-impl Volume {
-    /// Whether the primary takes no blocks: it fails them, or does not answer.
-    fn is_stuck(&self, now: Instant) -> bool {
-        let hangs = self.flow.oldest_io.is_some_and(|at| now.since(at) >= HANGS_AFTER);
-        hangs || self.failures > 0 || self.primary.away_since.is_some()
-    }
-}
-
-/// How long the oldest request of a primary may take before the log no longer waits for it.
-const HANGS_AFTER: Duration = Duration::from_secs(5);
 /// One part in this many of the segments that hold blocks of a stuck volume is kept free on top of
 /// the usual reserve: copies of a full segment may take more than a segment.
 const STUCK_RESERVE: u64 = 8;

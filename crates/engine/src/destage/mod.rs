@@ -18,20 +18,19 @@ use forebay_format::{EntryKind, SegmentSeq};
 use forebay_policy::DirtyShares;
 
 use crate::Engine;
+use crate::api::event::Event;
 use crate::api::{Effects, Health, ShardConfig, State, Target, Trust};
 use crate::contents::Place;
-use crate::destage::overflow::Overflow;
-use crate::event::Event;
+use crate::contents::Stored;
 use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::{Key, KeyMap};
 use crate::limits::SEGMENT_READ_MAX;
 use crate::log::read::{Near, Reader, SegmentRead};
-use crate::op::{SsdItem, Ticket};
 use crate::slab::{Id, Slab};
+use crate::ticket::Ticket;
 
 pub(crate) mod flow;
-pub(crate) mod overflow;
 
 /// One version of a block: where it lies in the log. Places are used again, numbers of segments are
 /// not, so the log may go on while a block is on its way to the primary.
@@ -97,7 +96,6 @@ pub struct Destaging {
     draining: bool,
     /// The oldest segment cannot be freed before more of it has been destaged.
     log_pressed: bool,
-    overflow: Overflow,
     last_foreground: Instant,
 }
 
@@ -113,7 +111,6 @@ impl Destaging {
             dirty_shares: flow::shares(config, dirty_limit),
             draining: false,
             log_pressed: false,
-            overflow: Overflow::default(),
             last_foreground: now,
         }
     }
@@ -386,7 +383,7 @@ impl Engine {
             if place.kind == EntryKind::Zero {
                 room.fill(0);
             } else if let Some(base) = destage.versions[i].base {
-                deltas.push((i, SsdItem { key, place }, base));
+                deltas.push((i, Stored { key, place }, base));
             } else if let Some(payload) =
                 self.log.failed_payload(place.segment, place.offset, place.len)
             {
@@ -396,7 +393,7 @@ impl Engine {
                     None => destage.bad.push(i),
                 }
             } else {
-                from_device.push(SsdItem { key, place });
+                from_device.push(Stored { key, place });
             }
         }
         destage.buf = buf;

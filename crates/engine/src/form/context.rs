@@ -4,6 +4,7 @@ use forebay_block::Instant;
 use forebay_format::{EntryKind, SegmentSeq};
 
 use crate::api::ShardConfig;
+use crate::api::stats::Stats;
 use crate::contents::Contents;
 use crate::key::Key;
 use crate::limits::{BASES_SHARE, SIMILAR_SHARE};
@@ -11,7 +12,6 @@ use crate::locks::Locks;
 use crate::log::Log;
 use crate::log::builder::Against;
 use crate::ram::Ram;
-use crate::stats::Stats;
 
 /// The other rooms, as far as storing a block needs them.
 pub struct Context<'a> {

@@ -15,6 +15,7 @@ use forebay_codec::is_zero;
 use forebay_format::EntryKind;
 
 use crate::api::ContentLocality;
+use crate::api::stats::DELTA_SIZES;
 use crate::contents::Place;
 use crate::contents::base_key;
 use crate::form::duplicates::fingerprint;
@@ -22,7 +23,6 @@ use crate::form::{Context, Forms};
 use crate::key::Key;
 use crate::limits::BASES_SHARE;
 use crate::log::builder::Expect;
-use crate::stats::DELTA_SIZES;
 
 impl Forms {
     /// Changes whether similar blocks are looked for, among `blocks` blocks.

@@ -6,11 +6,11 @@ use forebay_codec::{apply_delta, apply_similar, crc32c};
 use forebay_format::EntryKind;
 
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::form::Forms;
 use crate::form::payload::{decode, decode_unchecked};
 use crate::log::Log;
 use crate::log::read::{Reader, SegmentRead};
-use crate::op::SsdItem;
 use crate::slab::Id;
 
 /// Who is told when a block has been put together.
@@ -30,7 +30,7 @@ pub enum AssociateOwner {
 #[derive(Debug)]
 pub struct Associate {
     owner: AssociateOwner,
-    item: SsdItem,
+    item: Stored,
     /// Where base and delta lie, and what has been read of them.
     places: [Place; 2],
     payloads: [Option<Vec<u8>>; 2],
@@ -44,7 +44,7 @@ pub struct Made {
     /// Who wanted it.
     pub owner: AssociateOwner,
     /// The block.
-    pub item: SsdItem,
+    pub item: Stored,
     /// Its bytes, if both parts were right.
     pub block: Option<Box<[u8; BLOCK_SIZE]>>,
     /// A part could not be read.
@@ -58,7 +58,7 @@ impl Forms {
         &mut self,
         log: &Log,
         owner: AssociateOwner,
-        item: SsdItem,
+        item: Stored,
         base: Place,
     ) -> (impl Iterator<Item = SegmentRead> + use<>, Option<Made>) {
         let places = [base, item.place];
@@ -70,7 +70,7 @@ impl Forms {
         let id = self.associates.insert(associate);
         let parts = places.into_iter().enumerate().filter(move |(part, _)| missing[*part]);
         let reads = parts.map(move |(part, place)| {
-            SegmentRead::one(Reader::Associate(id, part), SsdItem { key: item.key, place })
+            SegmentRead::one(Reader::Associate(id, part), Stored { key: item.key, place })
         });
         (reads, (outstanding == 0).then(|| self.associates.remove(id).made()))
     }

@@ -16,13 +16,13 @@ use forebay_format::EntryKind;
 
 use crate::api::ContentLocality;
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::form::alike::{Alike, Gate, Sketch};
 use crate::form::payload::decode;
 use crate::form::{Context, Copied, Forms, Like};
 use crate::key::Key;
 use crate::log::builder::{Against, Expect, Form};
 use crate::log::read::{Reader, SegmentRead};
-use crate::op::SsdItem;
 use crate::slab::{Id, Slab};
 
 /// Taking the features of a block, and looking them up.
@@ -137,7 +137,7 @@ impl Forms {
 
     /// A copy waits for the payload of a block like it: the read of that.
     pub fn begin_seek(&mut self, copy: Copied, sketch: Sketch, base: Against) -> SegmentRead {
-        let item = SsdItem { key: copy.key, place: base.place };
+        let item = Stored { key: copy.key, place: base.place };
         let seek = self.similar.seeks.insert(Seek { copy, sketch, base });
         SegmentRead::one(Reader::Similar(seek), item)
     }

@@ -16,16 +16,17 @@ use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, STRIPE_BLOC
 use forebay_format::{EntryKind, Lsn, SegmentSeq};
 
 use crate::Engine;
+use crate::api::event::Event;
+use crate::api::primary::is_away;
 use crate::api::{Effects, Health, State, Target};
 use crate::contents::Place;
-use crate::event::Event;
+use crate::contents::Stored;
 use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
-use crate::op::{SsdItem, Ticket};
-use crate::primary::is_away;
+use crate::ticket::Ticket;
 
 /// Blocks compared at once.
 const ROUND_BLOCKS: usize = 64;
@@ -225,12 +226,12 @@ impl Engine {
         if let Some(base) = base {
             return self.read_associate(
                 AssociateOwner::Compare(at),
-                SsdItem { key, place },
+                Stored { key, place },
                 base,
                 fx,
             );
         }
-        let read = SegmentRead::one(Reader::Compare(at), SsdItem { key, place });
+        let read = SegmentRead::one(Reader::Compare(at), Stored { key, place });
         self.read_payloads(read, fx);
     }
 

@@ -20,32 +20,13 @@ use std::time::Duration;
 use forebay_block::{ErrorKind, Instant, STRIPE_BLOCKS, VolumeId};
 
 use crate::Engine;
-use crate::api::{Effects, Health, State, Trust};
+use crate::api::{DetachedStripe, Effects, Health, State, Trust};
 use crate::contents::Bits;
 use crate::contents::Place;
 use crate::key::Key;
 use crate::life::stop::PATIENCE;
-use crate::op::{Op, Path, Stage};
+use crate::request::op::{Op, Path, Stage};
 use crate::slab::Id;
-
-/// A stripe of a volume of which the log of a failed cache device has nothing to say any more.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct DetachedStripe {
-    /// The volume.
-    pub volume: VolumeId,
-    /// Number of the stripe on the volume.
-    pub stripe: u64,
-    /// Blocks of it for which the log counts all the same, a bit each. A later record of the stripe
-    /// replaces an earlier one.
-    pub kept: [u64; (STRIPE_BLOCKS / 64) as usize],
-}
-
-impl DetachedStripe {
-    /// Its number among the stripes of all volumes, as [`stripe_of`] gives it.
-    fn number(&self) -> u64 {
-        stripe_of(Key::new(self.volume, self.stripe * STRIPE_BLOCKS))
-    }
-}
 
 /// How long a block that could not be read back is left alone.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
@@ -90,6 +71,11 @@ impl Detach {
 /// The stripe of a block among all volumes.
 fn stripe_of(key: Key) -> u64 {
     key.0 / STRIPE_BLOCKS
+}
+
+/// The number of a stripe among those of all volumes.
+fn number_of(record: &DetachedStripe) -> u64 {
+    stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS))
 }
 
 fn stripes_of(volume: VolumeId) -> std::ops::Range<u64> {
@@ -236,7 +222,7 @@ impl Engine {
     pub fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
         self.now = now;
         for record in stripes {
-            let stripe = record.number();
+            let stripe = number_of(record);
             self.life.detach.done.insert(stripe, Bits::from_words(record.kept));
             self.restored(stripe, fx);
             self.left(stripe, fx);
@@ -370,7 +356,7 @@ impl Engine {
             .config
             .detached
             .iter()
-            .map(|record| (record.number(), Bits::from_words(record.kept)));
+            .map(|record| (number_of(record), Bits::from_words(record.kept)));
         for (stripe, kept) in detached.collect::<BTreeMap<_, _>>() {
             if self.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
                 continue;

@@ -21,7 +21,7 @@ use crate::Engine;
 use crate::api::{Effects, Health, Target, Trust};
 use crate::key::Key;
 use crate::log::builder::Expect;
-use crate::op::Ticket;
+use crate::ticket::Ticket;
 
 /// Shortest time between two records that only show whether the device can be written.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);

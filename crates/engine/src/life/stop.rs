@@ -10,7 +10,7 @@ use crate::Engine;
 use crate::api::{Effects, Health, State, Target};
 use crate::key::Key;
 use crate::log::builder::Expect;
-use crate::op::Ticket;
+use crate::ticket::Ticket;
 
 /// How long a stop waits for what a failed cache device has left over.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);

@@ -10,6 +10,7 @@ use forebay_format::{
 use forebay_policy::EvictionPolicy;
 
 use crate::api::ShardConfig;
+use crate::api::stats::Stats;
 use crate::contents::{Contents, Place};
 use crate::key::Key;
 use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
@@ -17,7 +18,6 @@ use crate::log::builder::{Against, Expect, Payload, Shared};
 use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::ram::Ram;
 use crate::slab::Id;
-use crate::stats::Stats;
 
 /// What closing a record needs of the other rooms.
 pub struct Closing<'a> {

@@ -6,8 +6,8 @@ use std::ops::Range;
 use forebay_block::Completion;
 
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::log::Log;
-use crate::op::SsdItem;
 use crate::slab::Id;
 
 /// For whom payloads are read.
@@ -38,7 +38,7 @@ pub struct SegmentRead {
     /// In bytes from the segment's start.
     range: Range<u32>,
     /// The payloads in it.
-    pub items: Vec<SsdItem>,
+    pub items: Vec<Stored>,
 }
 
 /// Which payloads are read together.
@@ -63,7 +63,7 @@ impl Near {
 
 impl SegmentRead {
     /// A read of the pages of one payload.
-    pub fn one(reader: Reader, item: SsdItem) -> Self {
+    pub fn one(reader: Reader, item: Stored) -> Self {
         let index = item.place.segment as usize;
         Self { reader, index, range: item.place.pages(), items: vec![item] }
     }
@@ -78,7 +78,7 @@ impl SegmentRead {
     pub fn next(
         reader: Reader,
         near: Near,
-        mut next: impl FnMut(&dyn Fn(&SsdItem) -> bool) -> Option<SsdItem>,
+        mut next: impl FnMut(&dyn Fn(&Stored) -> bool) -> Option<Stored>,
     ) -> Option<Self> {
         let mut read = Self::one(reader, next(&|_| true)?);
         while let Some(item) = next(&|item| read.joins(near, item)) {
@@ -88,7 +88,7 @@ impl SegmentRead {
         Some(read)
     }
 
-    fn joins(&self, near: Near, item: &SsdItem) -> bool {
+    fn joins(&self, near: Near, item: &Stored) -> bool {
         let last = self.items.last().expect("it has one");
         let same = item.place.segment as usize == self.index;
         same && near.joins(&last.place, &self.range, &item.place)
@@ -98,7 +98,7 @@ impl SegmentRead {
     pub fn all(
         reader: Reader,
         near: Near,
-        mut items: Vec<SsdItem>,
+        mut items: Vec<Stored>,
     ) -> impl Iterator<Item = Self> + use<> {
         items.sort_unstable_by_key(|item| (item.place.segment, item.place.offset));
         let mut rest = items.into_iter().peekable();
@@ -111,7 +111,7 @@ impl SegmentRead {
     }
 
     /// The payload of an item, if the read was good.
-    pub fn payload<'a>(&self, done: &'a Completion, item: &SsdItem) -> Option<&'a [u8]> {
+    pub fn payload<'a>(&self, done: &'a Completion, item: &Stored) -> Option<&'a [u8]> {
         let start = (item.place.offset - self.range.start) as usize;
         let payload = done.buf.get(start..start + usize::from(item.place.len));
         payload.filter(|_| done.result.is_ok())

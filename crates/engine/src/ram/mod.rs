@@ -20,11 +20,11 @@ use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_codec::Compressor;
 use forebay_policy::{Recent, Window};
 
+use crate::api::stats::Stats;
 use crate::key::Key;
 use crate::pace::Pace;
 use crate::ram::packed::{PACKED_MAX, Packed};
 use crate::ram::split::Split;
-use crate::stats::Stats;
 use crate::tries::Tries;
 
 mod alone;

@@ -11,13 +11,13 @@ use super::{Job, State};
 use crate::Engine;
 use crate::api::Effects;
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::form::AssociateOwner;
 use crate::form::{Copied, Like};
 use crate::key::Key;
 use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
-use crate::op::SsdItem;
 
 impl Engine {
     /// Reads the next blocks whose base is in the segment, to be written whole.
@@ -30,7 +30,7 @@ impl Engine {
                 return;
             }
             let Some(item) = job.to_rebase.pop_front() else { return };
-            let SsdItem { key, place } = item;
+            let Stored { key, place } = item;
             if self.contents.same_version(key, &place).is_none() {
                 continue;
             }
@@ -50,7 +50,7 @@ impl Engine {
     /// A block to be written whole has been put together, or could not be.
     pub(crate) fn rebase_read(
         &mut self,
-        item: &SsdItem,
+        item: &Stored,
         block: Option<&[u8]>,
         error: Option<&IoError>,
         fx: &mut Effects,
@@ -82,7 +82,7 @@ impl Engine {
     }
 
     /// Hands a block over to be written whole.
-    fn rebase(&mut self, item: &SsdItem, block: Vec<u8>) {
+    fn rebase(&mut self, item: &Stored, block: Vec<u8>) {
         self.stats.rebased_blocks += 1;
         let (len, crc) = (block.len() as u16, crc32c(&block));
         let whole = Place { kind: EntryKind::Raw, len, crc, ..item.place };
@@ -97,12 +97,12 @@ impl Engine {
             if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > self.now {
                 return;
             }
-            let without = |item: &mut SsdItem| !item.place.kind.has_payload();
-            if let Some(SsdItem { key, place }) = job.to_read.pop_front_if(without) {
+            let without = |item: &mut Stored| !item.place.kind.has_payload();
+            if let Some(Stored { key, place }) = job.to_read.pop_front_if(without) {
                 job.take(Copied::new(key, place, Vec::new()));
                 continue;
             }
-            let next = |good: &dyn Fn(&SsdItem) -> bool| {
+            let next = |good: &dyn Fn(&Stored) -> bool| {
                 job.to_read.pop_front_if(|item| item.place.kind.has_payload() && good(item))
             };
             let near = Near::Pages(COPY_GAP, SEGMENT_READ_MAX as u32);

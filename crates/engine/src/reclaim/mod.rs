@@ -15,12 +15,12 @@ use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 use crate::Engine;
 use crate::api::{self, Effects, Health};
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::key::Key;
 use crate::key::KeyMap;
 use crate::limits::RECLAIM_RESERVE;
 use crate::log::SegmentState;
 use crate::log::read::{Reader, SegmentRead};
-use crate::op::SsdItem;
 
 mod copy;
 
@@ -55,7 +55,7 @@ enum State {
 struct Job {
     seq: SegmentSeq,
     /// What has to be copied and has not been read.
-    to_read: VecDeque<SsdItem>,
+    to_read: VecDeque<Stored>,
     /// What has been read and waits for room in the log.
     to_copy: VecDeque<Copied>,
     bytes: usize,
@@ -63,7 +63,7 @@ struct Job {
     needs: u64,
     reading: bool,
     /// Blocks stored as deltas against a version in it: they have to be written whole.
-    to_rebase: VecDeque<SsdItem>,
+    to_rebase: VecDeque<Stored>,
     /// How many of them are being read.
     rebasing: usize,
     /// Copies for which the content of a similar block is being read.
@@ -357,8 +357,8 @@ impl Engine {
             let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
             dirty_bytes += if place.dirty { u64::from(bytes) } else { 0 };
             match (place.dirty, base) {
-                (true, Some(_)) => job.to_rebase.push_back(SsdItem { key, place }),
-                (true, None) => job.to_read.push_back(SsdItem { key, place }),
+                (true, Some(_)) => job.to_rebase.push_back(Stored { key, place }),
+                (true, None) => job.to_read.push_back(Stored { key, place }),
                 (false, _) => {
                     clean.push(Candidate { key: key.0, meta: place.meta, bytes, keep: false });
                 }
@@ -370,9 +370,9 @@ impl Engine {
             let key = Key(block.key);
             let place = self.contents.get(key).expect("it was there a moment ago");
             if block.keep && place.kind.is_associate() {
-                job.to_rebase.push_back(SsdItem { key, place });
+                job.to_rebase.push_back(Stored { key, place });
             } else if block.keep {
-                job.to_read.push_back(SsdItem { key, place });
+                job.to_read.push_back(Stored { key, place });
             } else {
                 self.stats.evicted_blocks += 1;
                 self.contents.forget(key, &mut self.ram);

@@ -27,36 +27,17 @@ use crate::Engine;
 use crate::api::{Effects, Health, State, Target, Trust};
 use crate::contents::Place;
 use crate::key::Key;
-use crate::limits::{RECOVERY_READS, WRITE_TRIES};
+use crate::limits::RECOVERY_READS;
 use crate::log::Loaded;
-use crate::op::Ticket;
 use crate::recovery::salvage::is_placeholder;
 use crate::recovery::scan::Owner;
 use crate::recovery::survey::Survey;
+use crate::ticket::{Step, Ticket};
 
 pub(crate) mod resume;
 pub mod salvage;
 pub(crate) mod scan;
 pub(crate) mod survey;
-
-/// What a read or write of recovery was for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// The first page of the segment at this position.
-    Head(usize, u32),
-    /// Its last page.
-    Tail(usize, u32),
-    /// All of it.
-    Scan(usize, u32),
-    /// Its footer.
-    Footer(usize, u32),
-    /// Erasing its first page, or what lies behind the records of the one that the log goes on in.
-    Erase(usize, u32),
-    /// Writing its footer.
-    Seal(usize, u32),
-    /// A flush of the cache device.
-    Flush,
-}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -541,25 +522,6 @@ impl Engine {
     fn refuse(&mut self, why: String) {
         self.recovery.log = None;
         self.life.set_state(State::Refused(why));
-    }
-}
-
-impl Step {
-    fn again(self) -> Option<Self> {
-        let more = |tries: u32| (tries < WRITE_TRIES).then_some(tries + 1);
-        match self {
-            Self::Head(i, t) => more(t).map(|t| Self::Head(i, t)),
-            Self::Tail(i, t) => more(t).map(|t| Self::Tail(i, t)),
-            Self::Scan(i, t) => more(t).map(|t| Self::Scan(i, t)),
-            Self::Footer(i, t) => more(t).map(|t| Self::Footer(i, t)),
-            Self::Erase(i, t) => more(t).map(|t| Self::Erase(i, t)),
-            Self::Seal(i, t) => more(t).map(|t| Self::Seal(i, t)),
-            Self::Flush => None,
-        }
-    }
-
-    fn is_read(self) -> bool {
-        !matches!(self, Self::Erase(..) | Self::Seal(..) | Self::Flush)
     }
 }
 

@@ -7,7 +7,7 @@ use forebay_format::{
     Entry, FooterTrailer, Lsn, SegmentSeq, decode_footer, decode_footer_trailer, decode_record,
 };
 
-use crate::event::Recovered;
+use crate::api::event::Recovered;
 use crate::recovery::salvage::Hole;
 use crate::recovery::scan::{Link, Owner, Scanned, scan_segment};
 

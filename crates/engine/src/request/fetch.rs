@@ -15,8 +15,8 @@ use crate::Engine;
 use crate::api::{Effects, Health, Mode, Target};
 use crate::key::Key;
 use crate::limits::READS_AROUND_MAX;
-use crate::op::Ticket;
 use crate::slab::Id;
+use crate::ticket::Ticket;
 
 /// A read of a primary.
 #[derive(Debug)]

@@ -8,9 +8,10 @@ use forebay_block::{ErrorKind, Instant, Io, IoError, IoResult, VolumeId};
 
 use crate::Engine;
 use crate::api::{Effects, Health, Request, State, Target};
-use crate::op::{FlushOp, Op, Ticket};
+use crate::request::op::{FlushOp, Op};
 use crate::slab::Id;
-use crate::volume::Volume;
+use crate::ticket::Ticket;
+use crate::volume::Losses;
 
 /// How long direct changes of a primary wait for a flush that nobody asks for; until then what
 /// is read there is not admitted.
@@ -224,46 +225,5 @@ impl Engine {
         self.primary_flushed(ticket, Err(error.clone()), fx);
         // If one of its own is on its way, it fails as well and says so itself.
         self.volume_mut(volume).flushing = flushing;
-    }
-}
-
-/// Losses of completed writes of a volume. A flush that does not know of a loss fails: all that
-/// wait when it is found, and the first that begins afterwards, for what completed in between.
-#[derive(Debug, Default)]
-pub(crate) struct Losses {
-    count: u64,
-    /// How many of them a flush that began after them has been told of.
-    told: u64,
-    /// The last one.
-    error: Option<IoError>,
-}
-
-impl Losses {
-    /// Completed writes are lost.
-    pub fn note(&mut self, error: IoError) {
-        self.count += 1;
-        self.error = Some(error);
-    }
-
-    /// The error for a flush that is answered. There were `losses` when it began, of which `told`
-    /// had been told.
-    fn tell(&mut self, losses: u64, told: u64) -> Option<IoError> {
-        self.told = self.told.max(losses);
-        self.error.clone().filter(|_| told < self.count)
-    }
-}
-
-impl Volume {
-    /// A flush failed after direct changes: reported once, since what it lost cannot be flushed
-    /// again; to the next who flushes, if nobody was `told`.
-    fn give_up_direct(&mut self, error: &IoError, told: bool) {
-        if self.direct == self.direct_durable {
-            return;
-        }
-        if !told {
-            self.losses.note(error.clone());
-        }
-        self.flush_failed = true;
-        self.direct_durable = self.direct;
     }
 }

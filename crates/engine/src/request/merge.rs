@@ -2,7 +2,7 @@
 
 use forebay_block::{BLOCK_SIZE, BlockRange, IoBuf, IoOp};
 
-use crate::op::WriteOp;
+use crate::request::op::WriteOp;
 
 /// What a write makes of one block.
 pub enum BlockBytes<'a> {

@@ -3,14 +3,17 @@
 pub(crate) mod fetch;
 pub(crate) mod flush;
 pub(crate) mod merge;
+pub(crate) mod op;
+mod overflow;
 pub(crate) mod read;
 pub(crate) mod write;
 
 use crate::key::{Key, KeyMap};
 use crate::locks::Locks;
-use crate::op::Op;
+use crate::request::op::Op;
 use crate::slab::{Id, Slab};
 use fetch::Fetch;
+use overflow::Overflow;
 
 /// The requests that are being served.
 #[derive(Default)]
@@ -23,6 +26,8 @@ pub struct Requests {
     fetching: KeyMap<Id>,
     /// Flushes that failed, and whose other parts have not ended.
     answered: usize,
+    /// Whether writes go past a log that has no room.
+    overflow: Overflow,
 }
 
 impl Requests {

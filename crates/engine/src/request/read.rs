@@ -8,16 +8,17 @@ use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Io
 use forebay_format::EntryKind;
 
 use crate::Engine;
+use crate::api::primary::Lookup;
 use crate::api::{Bypass, Effects, Health, Mode, Request};
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::contents::block_of;
 use crate::form::AssociateOwner;
 use crate::form::decode;
 use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
-use crate::op::{Op, ReadOp, ReadOwner, SsdItem};
-use crate::primary::Lookup;
+use crate::request::op::{Op, ReadOp, ReadOwner};
 use crate::slab::Id;
 
 /// How a read was served, for the statistics.
@@ -118,7 +119,7 @@ impl Engine {
     ) -> Found {
         let distrusts = self.volume(volume).distrusted;
         let mut found = Found::default();
-        let mut ssd: Vec<SsdItem> = Vec::new();
+        let mut ssd: Vec<Stored> = Vec::new();
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
             let key = Key::new(volume, block);
@@ -155,9 +156,9 @@ impl Engine {
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
             } else if place.kind.is_associate() {
                 self.stats.ssd_hit_blocks += 1;
-                self.read_delta(op, SsdItem { key, place }, fx);
+                self.read_delta(op, Stored { key, place }, fx);
             } else if !self.read_from_failed_record(op, key, &place) {
-                ssd.push(SsdItem { key, place });
+                ssd.push(Stored { key, place });
             }
         }
         self.fetch_missing(op, volume, missing, fx);
@@ -196,7 +197,7 @@ impl Engine {
     }
 
     /// Reads a block that is stored as a delta, once its record has been written.
-    fn read_delta(&mut self, op: Id, item: SsdItem, fx: &mut Effects) {
+    fn read_delta(&mut self, op: Id, item: Stored, fx: &mut Effects) {
         let base = self.contents.base_of_associate(item.key);
         self.add_part(op);
         if self.is_associate_written(&base, &item.place) {
@@ -209,7 +210,7 @@ impl Engine {
     /// Reads payloads from the cache device, neighbours in one go. Those whose record is still
     /// being written are read all the same once it is done: the device orders nothing, so the
     /// read waits.
-    fn read_ssd(&mut self, op: Id, items: Vec<SsdItem>, fx: &mut Effects) {
+    fn read_ssd(&mut self, op: Id, items: Vec<Stored>, fx: &mut Effects) {
         let (written, waiting): (Vec<_>, Vec<_>) = items
             .into_iter()
             .partition(|item| self.log.is_written(item.place.segment, item.place.offset));
@@ -249,7 +250,7 @@ impl Engine {
     pub(crate) fn block_read(
         &mut self,
         op: Id,
-        item: &SsdItem,
+        item: &Stored,
         block: Option<&[u8]>,
         error: Option<&IoError>,
         fx: &mut Effects,
@@ -265,7 +266,7 @@ impl Engine {
     }
 
     /// Brings a block that was read from the cache device into RAM, if it is still the newest.
-    fn promote(&mut self, item: &SsdItem, block: &[u8], fx: &mut Effects) {
+    fn promote(&mut self, item: &Stored, block: &[u8], fx: &mut Effects) {
         let current = self.contents.same_version(item.key, &item.place).is_some();
         let wanted = self.ram.has_room_for(item.key) || self.is_preferred(item.key);
         if current && wanted && !self.requests.locks.is_locked(item.key) {
@@ -282,7 +283,7 @@ impl Engine {
     }
 
     /// A payload could not be read or does not match its checksum.
-    fn bad_payload(&mut self, op: Id, item: &SsdItem, error: Option<&IoError>, fx: &mut Effects) {
+    fn bad_payload(&mut self, op: Id, item: &Stored, error: Option<&IoError>, fx: &mut Effects) {
         let now = self.contents.same_version(item.key, &item.place);
         match now {
             // A failed read may work another time; a bad checksum will not.

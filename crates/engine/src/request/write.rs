@@ -24,9 +24,10 @@ use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Target};
 use crate::key::Key;
 use crate::limits::ZEROES_DIRECT_BLOCKS;
 use crate::log::builder::Expect;
-use crate::op::{Op, Path, ReadOwner, Stage, Ticket, WriteOp};
 use crate::request::merge::{BlockBytes, block_bytes};
+use crate::request::op::{Op, Path, ReadOwner, Stage, WriteOp};
 use crate::slab::Id;
+use crate::ticket::Ticket;
 
 /// Time in a turn of the event loop for making the blocks of writes shorter; the rest of a long
 /// write follows in the next turn, so that others need not wait for all of it.

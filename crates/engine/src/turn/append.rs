@@ -13,8 +13,9 @@ use crate::key::Key;
 use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT};
 use crate::log::append::{Closed, Closing};
 use crate::log::builder::Expect;
-use crate::op::{Op, Ticket};
+use crate::request::op::Op;
 use crate::slab::Id;
+use crate::ticket::Ticket;
 
 impl Engine {
     /// Moves what waits for the log into it, as far as there is room.

@@ -5,10 +5,10 @@ use forebay_block::{BLOCK_SIZE, Completion};
 use crate::Engine;
 use crate::api::Effects;
 use crate::contents::Place;
+use crate::contents::Stored;
 use crate::form::{AssociateOwner, Made};
 use crate::key::Key;
 use crate::log::read::SegmentRead;
-use crate::op::SsdItem;
 use crate::slab::Id;
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
     pub(crate) fn read_associate(
         &mut self,
         owner: AssociateOwner,
-        item: SsdItem,
+        item: Stored,
         base: Place,
         fx: &mut Effects,
     ) {

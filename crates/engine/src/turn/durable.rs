@@ -7,8 +7,9 @@ use crate::Engine;
 use crate::api::{Effects, Health, Target};
 use crate::limits::WRITE_TRIES;
 use crate::log::durable::FooterWrite;
-use crate::op::{Op, Ticket};
+use crate::request::op::Op;
 use crate::slab::Id;
+use crate::ticket::Ticket;
 
 impl Engine {
     /// A record's write ended.

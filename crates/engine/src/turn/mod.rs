@@ -3,3 +3,5 @@
 mod append;
 mod associate;
 mod durable;
+mod send;
+mod tell;

@@ -4,13 +4,18 @@
 //! Requests and completions are handed to it with the time; everything it wants done is in
 //! [`Effects`].
 
+pub mod event;
+pub mod primary;
+pub mod stats;
+
 use std::time::Duration;
 
-use forebay_block::{BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, VolumeId};
+use forebay_block::{
+    BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, STRIPE_BLOCKS, VolumeId,
+};
 pub use forebay_policy::{DirtyShare, Eviction};
 
-use crate::event::Event;
-use crate::life::detach::DetachedStripe;
+use crate::api::event::Event;
 
 /// Names a request to whoever submitted it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -288,4 +293,16 @@ pub enum Health {
     Draining,
     /// The cache is out of use; the primary is used directly.
     Detached,
+}
+
+/// A stripe of a volume of which the log of a failed cache device has nothing to say any more.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct DetachedStripe {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Number of the stripe on the volume.
+    pub stripe: u64,
+    /// Blocks of it for which the log counts all the same, a bit each. A later record of the stripe
+    /// replaces an earlier one.
+    pub kept: [u64; (STRIPE_BLOCKS / 64) as usize],
 }

@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use forebay_block::{ErrorKind, Instant};
 
 use crate::Engine;
+use crate::api::event::Event;
 use crate::api::{Bypass, Effects, Health};
-use crate::event::Event;
 use crate::limits::RECLAIM_RESERVE;
-use crate::op::{Op, Path};
+use crate::request::op::{Op, Path};
 use crate::slab::Id;
 
 /// Whether writes go past a log that has no room.
@@ -30,26 +30,26 @@ pub struct Overflow {
 impl Engine {
     /// Whether writes go past the log, since it has no room for them.
     pub(crate) fn overflows(&self) -> bool {
-        self.destaging.overflow.active
+        self.requests.overflow.active
     }
 
     /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
     pub(crate) fn pump_overflow(&mut self, fx: &mut Effects) {
-        if (self.log.queued() == 0) && self.destaging.overflow.since.is_none() {
+        if (self.log.queued() == 0) && self.requests.overflow.since.is_none() {
             return;
         }
         if self.has_client_space() || self.health() != Health::Good {
-            self.destaging.overflow.since = None;
+            self.requests.overflow.since = None;
             self.set_overflow(false);
             return;
         }
         if self.log.queued() == 0 {
             return;
         }
-        let since = *self.destaging.overflow.since.get_or_insert(self.now);
+        let since = *self.requests.overflow.since.get_or_insert(self.now);
         let waited = self.now.since(since) >= self.config.patience;
         self.set_overflow(waited && self.is_any_stuck());
-        if !self.destaging.overflow.active {
+        if !self.requests.overflow.active {
             return;
         }
         let mut kept = VecDeque::new();
@@ -74,8 +74,8 @@ impl Engine {
     }
 
     fn set_overflow(&mut self, active: bool) {
-        if self.destaging.overflow.active != active {
-            self.destaging.overflow.active = active;
+        if self.requests.overflow.active != active {
+            self.requests.overflow.active = active;
             self.tell(Event::Overflow { active });
         }
     }
@@ -83,7 +83,7 @@ impl Engine {
     /// Whether an operation may use what is kept for reclaim: an invalidation, or the rest of a
     /// write of which a part is in the log.
     pub(crate) fn fits_reserve(&self, id: Id) -> bool {
-        self.destaging.overflow.active && self.is_begun(id) && self.log.free() > RECLAIM_RESERVE
+        self.requests.overflow.active && self.is_begun(id) && self.log.free() > RECLAIM_RESERVE
     }
 
     fn is_begun(&self, id: Id) -> bool {

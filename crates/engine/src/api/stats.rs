@@ -3,10 +3,6 @@
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
 //! at a shard.
 
-use forebay_block::Instant;
-use forebay_format::EntryKind;
-
-use crate::Engine;
 use crate::api::Bypass;
 
 /// Counters and levels; merged over shards by addition.
@@ -138,40 +134,6 @@ impl Stats {
         for (mine, theirs) in self.sums().into_iter().zip(other.clone().sums()) {
             *mine += *theirs;
         }
-    }
-}
-
-impl Engine {
-    /// Counters and levels.
-    #[must_use]
-    pub fn stats(&self, now: Instant) -> Stats {
-        let oldest = self.contents.dirty().oldest();
-        let stored = |kind| self.contents.stored(kind);
-        let mut stats = Stats {
-            cached_blocks: self.contents.index().len(),
-            dirty_blocks: self.contents.dirty().blocks(),
-            dirty_limit_blocks: self.dirty_limit(),
-            fenced_blocks: self.contents.fenced().len() as u64,
-            associate_blocks: self.contents.bases(),
-            raw_blocks: stored(EntryKind::Raw),
-            lz4_blocks: stored(EntryKind::Lz4),
-            zstd_blocks: stored(EntryKind::Zstd),
-            similar_blocks: stored(EntryKind::Similar),
-            zero_blocks: stored(EntryKind::Zero),
-            payload_bytes: self.contents.payload_bytes(),
-            log_used_bytes: (self.log.len() - self.log.free())
-                * u64::from(self.config.segment_size),
-            index_bytes: self.contents.index().bytes(),
-            index_capacity: self.contents.index().capacity(),
-            segments: self.log.len(),
-            segments_free: self.log.free(),
-            requests_in_flight: self.requests.unanswered() as u64,
-            oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
-            slow_cache_ios: self.out.slow_cache_ios(),
-            ..self.stats.clone()
-        };
-        self.ram.report(&mut stats);
-        stats
     }
 }
 

@@ -1,12 +1,10 @@
 //! Client operations in flight, and what each device I/O in flight belongs to.
 
-use forebay_block::{BlockRange, ByteRange, Instant, IoBuf, IoError, IoFlags, IoOp, VolumeId};
-use forebay_format::{Lsn, SegmentSeq};
+use forebay_block::{BlockRange, ByteRange, IoBuf, IoError, IoFlags, IoOp, VolumeId};
+use forebay_format::Lsn;
 
-use crate::api::{Bypass, RequestId, Target};
-use crate::contents::Place;
+use crate::api::{Bypass, RequestId};
 use crate::key::Key;
-use crate::log::read::SegmentRead;
 use crate::slab::Id;
 
 /// A client's operation, or the engine's own read on behalf of one.
@@ -143,76 +141,4 @@ pub struct FlushOp {
     /// Losses of its volume when it began, and how many of them had been told.
     pub losses: u64,
     pub told: u64,
-}
-
-/// A block's bytes in a read of the cache device.
-#[derive(Clone, Copy, Debug)]
-pub struct SsdItem {
-    /// The block.
-    pub key: Key,
-    /// Where it was when the read was made.
-    pub place: Place,
-}
-
-/// What a device I/O in flight belongs to.
-#[derive(Debug)]
-pub enum Ticket {
-    /// A record.
-    Record {
-        /// Its number.
-        lsn: Lsn,
-        /// How often it was written before.
-        tries: u32,
-    },
-    /// A flush of the cache device.
-    CacheFlush,
-    /// The footer of the oldest sealing segment, with its place for another try.
-    Footer {
-        /// The segment.
-        seq: SegmentSeq,
-        /// How often it was written before.
-        tries: u32,
-    },
-    /// A read of payloads from the log.
-    Payloads(SegmentRead),
-    /// A read of a primary.
-    Fetch(Id),
-    /// A destage write.
-    DestageWrite(Id),
-    /// A flush of a primary, which covers the changes up to this count.
-    PrimaryFlush {
-        /// The volume.
-        volume: VolumeId,
-        /// Direct changes when it was sent.
-        direct: u64,
-        /// Destages it covers.
-        destages: Vec<Id>,
-        /// Flush operations that wait for it.
-        flushes: Vec<Id>,
-        /// Writes that wait for it.
-        writes: Vec<Id>,
-    },
-    /// A direct change of a primary.
-    Direct(Id),
-    /// A read of a primary to compare with.
-    ComparePrimary,
-    /// The last flush of an orderly stop.
-    StopFlush,
-    /// A read or write of recovery.
-    Recovery(crate::recovery::Step),
-}
-
-/// When something was sent, and what it was.
-#[derive(Debug)]
-pub struct InFlight {
-    /// What it belongs to.
-    pub ticket: Ticket,
-    /// When it was sent.
-    pub at: Instant,
-    /// What was asked of the device.
-    pub op: IoOp,
-    /// Where, as the device sees it.
-    pub range: ByteRange,
-    /// Where.
-    pub target: Target,
 }

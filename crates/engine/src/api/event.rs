@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{BlockRange, ByteRange, ErrorKind, IoOp, VolumeId};
 
-use crate::Engine;
 use crate::api::{Effects, Health, Target};
-use crate::key::Key;
 
 /// Events told in one turn; the rest is counted in [`Event::Omitted`].
 pub const EVENTS_PER_TURN_MAX: usize = 64;
@@ -206,57 +204,6 @@ impl Events {
         let omitted = std::mem::take(&mut self.omitted);
         if omitted > 0 {
             fx.events.push(Event::Omitted(omitted));
-        }
-    }
-}
-
-impl Engine {
-    /// Notes an event; it goes out at the end of the turn.
-    pub(crate) fn tell(&mut self, event: Event) {
-        self.out.tell(event);
-    }
-
-    /// Hands out what happened in this turn.
-    pub(crate) fn hand_out_events(&mut self, fx: &mut Effects) {
-        self.out.hand_out(fx);
-    }
-
-    /// The cache device is used differently from now on.
-    pub(crate) fn set_health(&mut self, to: Health) {
-        let from = self.life.set_health(to);
-        if from != to {
-            self.tell(Event::Health { from, to });
-        }
-    }
-
-    /// A clean block was found to have bad bytes.
-    pub(crate) fn note_corrupt_clean(&mut self, key: Key) {
-        self.stats.corrupt_clean += 1;
-        let blocks = BlockRange { first: key.block(), count: 1 };
-        self.tell(Event::CleanCorrupt { volume: key.volume(), blocks });
-    }
-
-    /// Notes that a dirty block cannot be read back: it gives errors until it is overwritten.
-    pub(crate) fn fence(&mut self, key: Key) {
-        if self.contents.fence(key) {
-            self.stats.corrupt_dirty += 1;
-            let blocks = BlockRange { first: key.block(), count: 1 };
-            self.tell(Event::Fenced { volume: key.volume(), blocks });
-        }
-    }
-
-    /// Recovery is over: what it found, and which blocks are lost since earlier.
-    pub(crate) fn tell_recovered(&mut self, found: Recovered) {
-        let recovered = Recovered {
-            blocks: self.contents.index().len(),
-            dirty_blocks: self.contents.dirty().blocks(),
-            lost_blocks: self.contents.fenced().len() as u64,
-            ..found
-        };
-        self.tell(Event::Recovered(recovered));
-        for key in self.contents.fenced().iter() {
-            let blocks = BlockRange { first: key.block(), count: 1 };
-            self.out.tell(Event::Fenced { volume: key.volume(), blocks });
         }
     }
 }

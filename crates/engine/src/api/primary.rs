@@ -1,14 +1,6 @@
 //! How the primary of a volume is doing, as this shard sees it; and what reads of the volume found.
 
-use forebay_block::{
-    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, IoOp, VolumeId,
-};
-
-use crate::Engine;
-use crate::api::Target;
-use crate::event::Event;
-use crate::key::Key;
-use crate::op::InFlight;
+use forebay_block::{ByteRange, ErrorKind, Instant, IoOp, VolumeId};
 
 /// Ranges of lost blocks that are listed for a volume and a shard at most.
 pub const LOST_RANGES_MAX: usize = 1000;
@@ -31,7 +23,8 @@ impl PrimaryErrors {
         self.reads + self.writes + self.flushes
     }
 
-    fn count(&mut self, op: IoOp) {
+    /// Counts one.
+    pub(crate) fn count(&mut self, op: IoOp) {
         match op {
             IoOp::Read => self.reads += 1,
             IoOp::Flush => self.flushes += 1,
@@ -152,101 +145,6 @@ impl VolumeState {
             follows
         });
         self.lost.truncate(LOST_RANGES_MAX);
-    }
-}
-
-impl Engine {
-    /// Counts how a device's request ended, and says what ought to be known of it.
-    pub(crate) fn note_ended(&mut self, target: Target, sent: &InFlight, done: &Completion) {
-        let Target::Primary(volume) = target else {
-            if let Err(error) = &done.result {
-                self.stats.cache_errors += 1;
-                let (op, range, kind) = (sent.op, sent.range, error.kind());
-                self.tell(Event::DeviceFailed { target, op, range, kind });
-            }
-            return;
-        };
-        let now = self.now;
-        let primary = &mut self.volume_mut(volume).primary;
-        let Err(error) = &done.result else {
-            primary.last_success = Some(now);
-            if let Some(since) = primary.away_since.take() {
-                self.tell(Event::PrimaryBack { volume, away: now.since(since) });
-            }
-            return;
-        };
-        let (op, range, kind) = (sent.op, sent.range, error.kind());
-        primary.errors.count(op);
-        primary.last_error = Some((now, kind));
-        let is_news = is_away(kind) && primary.away_since.is_none();
-        if is_news {
-            primary.away_since = Some(now);
-        }
-        self.stats.primary_errors += 1;
-        if is_news {
-            self.tell(Event::PrimaryAway { volume, kind });
-        }
-        self.tell(Event::DeviceFailed { target, op, range, kind });
-    }
-
-    /// Counts a client's read.
-    pub(crate) fn note_lookup(&mut self, volume: VolumeId, found: Lookup) {
-        self.stats.lookups += 1;
-        let of_all = match found {
-            Lookup::Hit => &mut self.stats.hits,
-            Lookup::Partial => &mut self.stats.partial_hits,
-            Lookup::Miss => &mut self.stats.misses,
-            Lookup::Bypass => &mut self.stats.bypasses,
-        };
-        *of_all += 1;
-        let lookups = &mut self.volume_mut(volume).lookups;
-        let of_volume = match found {
-            Lookup::Hit => &mut lookups.hits,
-            Lookup::Partial => &mut lookups.partial_hits,
-            Lookup::Miss => &mut lookups.misses,
-            Lookup::Bypass => &mut lookups.bypasses,
-        };
-        *of_volume += 1;
-    }
-
-    /// How each volume stands.
-    #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeState> {
-        let state = |volume: &crate::volume::Volume| {
-            let id = volume.config.id;
-            let (lost_blocks, lost) = self.lost_of(id);
-            VolumeState {
-                id,
-                lookups: volume.lookups,
-                primary: volume.primary,
-                dirty_blocks: self.contents.dirty().blocks_of(id),
-                lost_blocks,
-                lost,
-                dirty_limit_blocks: self.limit_of(id),
-                changed: volume.changed,
-                held_writes: volume.flow.held_writes(),
-                slow_ios: volume.flow.slow_ios,
-                oldest_io: volume.flow.oldest_io,
-            }
-        };
-        self.volumes.iter().flatten().map(state).collect()
-    }
-
-    /// Blocks of a volume that cannot be read back: how many, and where the first ranges are.
-    fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
-        let mut ranges: Vec<ByteRange> = Vec::new();
-        let mut count = 0;
-        for key in self.contents.fenced().range(Key::range(volume)) {
-            count += 1;
-            let block = BlockRange { first: key.block(), count: 1 }.bytes();
-            let last = ranges.last_mut().filter(|last| last.end() == block.offset);
-            if let Some(last) = last {
-                last.len += BLOCK_SIZE as u64;
-            } else if ranges.len() < LOST_RANGES_MAX {
-                ranges.push(block);
-            }
-        }
-        (count, ranges)
     }
 }
 

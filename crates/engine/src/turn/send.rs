@@ -1,0 +1,96 @@
+//! Requests to devices: sent, answered, or not answered for long.
+
+use forebay_block::{Completion, Io, IoTag};
+
+use crate::Engine;
+use crate::api::event::Event;
+use crate::api::primary::is_away;
+use crate::api::{Effects, Target};
+use crate::ticket::{InFlight, Ticket};
+
+impl Engine {
+    /// Sends an I/O and remembers what it belongs to.
+    pub(crate) fn send(
+        &mut self,
+        fx: &mut Effects,
+        target: Target,
+        ticket: Ticket,
+        io: impl FnOnce(IoTag) -> Io,
+    ) {
+        let at = self.now;
+        let io = self.out.begin(|tag| {
+            let io = io(tag);
+            debug_assert!(!io.flags.fua, "durability is asked for by a flush");
+            let (op, range) = (io.op, io.range);
+            (InFlight { ticket, at, op, range, target }, io)
+        });
+        fx.ios.push((target, io));
+    }
+
+    /// Looks, once in a while, for requests that a device has not answered for long.
+    pub(crate) fn pump_unanswered(&mut self) {
+        if !self.out.look(self.now) {
+            return;
+        }
+        for volume in self.volumes.iter_mut().flatten() {
+            volume.flow.begin_look();
+        }
+        let known = self.out.slow_cache_ios() > 0;
+        let mut slow_cache_ios = 0;
+        let mut news = Vec::new();
+        for io in self.out.in_flight() {
+            let waited = self.now.since(io.at);
+            let slow = waited >= self.config.patience;
+            let is_news = match io.target {
+                Target::Cache => {
+                    slow_cache_ios += u64::from(slow);
+                    slow && slow_cache_ios == 1 && !known
+                }
+                Target::Primary(volume) => {
+                    let volume = self.volumes[usize::from(volume.0)].as_mut();
+                    let flow = &mut volume.expect("it was sent to a primary").flow;
+                    flow.note_unanswered(io.at, slow)
+                }
+            };
+            if is_news {
+                let InFlight { target, op, range, .. } = *io;
+                news.push(Event::Unanswered { target, op, range, waited });
+            }
+        }
+        self.out.set_slow_cache_ios(slow_cache_ios);
+        news.into_iter().for_each(|event| self.tell(event));
+    }
+
+    /// Counts how a device's request ended, and says what ought to be known of it.
+    pub(crate) fn note_ended(&mut self, target: Target, sent: &InFlight, done: &Completion) {
+        let Target::Primary(volume) = target else {
+            if let Err(error) = &done.result {
+                self.stats.cache_errors += 1;
+                let (op, range, kind) = (sent.op, sent.range, error.kind());
+                self.tell(Event::DeviceFailed { target, op, range, kind });
+            }
+            return;
+        };
+        let now = self.now;
+        let primary = &mut self.volume_mut(volume).primary;
+        let Err(error) = &done.result else {
+            primary.last_success = Some(now);
+            if let Some(since) = primary.away_since.take() {
+                self.tell(Event::PrimaryBack { volume, away: now.since(since) });
+            }
+            return;
+        };
+        let (op, range, kind) = (sent.op, sent.range, error.kind());
+        primary.errors.count(op);
+        primary.last_error = Some((now, kind));
+        let is_news = is_away(kind) && primary.away_since.is_none();
+        if is_news {
+            primary.away_since = Some(now);
+        }
+        self.stats.primary_errors += 1;
+        if is_news {
+            self.tell(Event::PrimaryAway { volume, kind });
+        }
+        self.tell(Event::DeviceFailed { target, op, range, kind });
+    }
+}

@@ -1,0 +1,154 @@
+//! What is told: events, counters and levels.
+
+use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, VolumeId};
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::event::{Event, Recovered};
+use crate::api::primary::{LOST_RANGES_MAX, Lookup, VolumeState};
+use crate::api::stats::Stats;
+use crate::api::{Effects, Health};
+use crate::key::Key;
+
+impl Engine {
+    /// Notes an event; it goes out at the end of the turn.
+    pub(crate) fn tell(&mut self, event: Event) {
+        self.out.tell(event);
+    }
+
+    /// Hands out what happened in this turn.
+    pub(crate) fn hand_out_events(&mut self, fx: &mut Effects) {
+        self.out.hand_out(fx);
+    }
+
+    /// The cache device is used differently from now on.
+    pub(crate) fn set_health(&mut self, to: Health) {
+        let from = self.life.set_health(to);
+        if from != to {
+            self.tell(Event::Health { from, to });
+        }
+    }
+
+    /// A clean block was found to have bad bytes.
+    pub(crate) fn note_corrupt_clean(&mut self, key: Key) {
+        self.stats.corrupt_clean += 1;
+        let blocks = BlockRange { first: key.block(), count: 1 };
+        self.tell(Event::CleanCorrupt { volume: key.volume(), blocks });
+    }
+
+    /// Notes that a dirty block cannot be read back: it gives errors until it is overwritten.
+    pub(crate) fn fence(&mut self, key: Key) {
+        if self.contents.fence(key) {
+            self.stats.corrupt_dirty += 1;
+            let blocks = BlockRange { first: key.block(), count: 1 };
+            self.tell(Event::Fenced { volume: key.volume(), blocks });
+        }
+    }
+
+    /// Recovery is over: what it found, and which blocks are lost since earlier.
+    pub(crate) fn tell_recovered(&mut self, found: Recovered) {
+        let recovered = Recovered {
+            blocks: self.contents.index().len(),
+            dirty_blocks: self.contents.dirty().blocks(),
+            lost_blocks: self.contents.fenced().len() as u64,
+            ..found
+        };
+        self.tell(Event::Recovered(recovered));
+        for key in self.contents.fenced().iter() {
+            let blocks = BlockRange { first: key.block(), count: 1 };
+            self.out.tell(Event::Fenced { volume: key.volume(), blocks });
+        }
+    }
+
+    /// Counts a client's read.
+    pub(crate) fn note_lookup(&mut self, volume: VolumeId, found: Lookup) {
+        self.stats.lookups += 1;
+        let of_all = match found {
+            Lookup::Hit => &mut self.stats.hits,
+            Lookup::Partial => &mut self.stats.partial_hits,
+            Lookup::Miss => &mut self.stats.misses,
+            Lookup::Bypass => &mut self.stats.bypasses,
+        };
+        *of_all += 1;
+        let lookups = &mut self.volume_mut(volume).lookups;
+        let of_volume = match found {
+            Lookup::Hit => &mut lookups.hits,
+            Lookup::Partial => &mut lookups.partial_hits,
+            Lookup::Miss => &mut lookups.misses,
+            Lookup::Bypass => &mut lookups.bypasses,
+        };
+        *of_volume += 1;
+    }
+
+    /// How each volume stands.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<VolumeState> {
+        let state = |volume: &crate::volume::Volume| {
+            let id = volume.config.id;
+            let (lost_blocks, lost) = self.lost_of(id);
+            VolumeState {
+                id,
+                lookups: volume.lookups,
+                primary: volume.primary,
+                dirty_blocks: self.contents.dirty().blocks_of(id),
+                lost_blocks,
+                lost,
+                dirty_limit_blocks: self.limit_of(id),
+                changed: volume.changed,
+                held_writes: volume.flow.held_writes(),
+                slow_ios: volume.flow.slow_ios,
+                oldest_io: volume.flow.oldest_io,
+            }
+        };
+        self.volumes.iter().flatten().map(state).collect()
+    }
+
+    /// Blocks of a volume that cannot be read back: how many, and where the first ranges are.
+    fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
+        let mut ranges: Vec<ByteRange> = Vec::new();
+        let mut count = 0;
+        for key in self.contents.fenced().range(Key::range(volume)) {
+            count += 1;
+            let block = BlockRange { first: key.block(), count: 1 }.bytes();
+            let last = ranges.last_mut().filter(|last| last.end() == block.offset);
+            if let Some(last) = last {
+                last.len += BLOCK_SIZE as u64;
+            } else if ranges.len() < LOST_RANGES_MAX {
+                ranges.push(block);
+            }
+        }
+        (count, ranges)
+    }
+
+    /// Counters and levels.
+    #[must_use]
+    pub fn stats(&self, now: Instant) -> Stats {
+        let oldest = self.contents.dirty().oldest();
+        let stored = |kind| self.contents.stored(kind);
+        let mut stats = Stats {
+            cached_blocks: self.contents.index().len(),
+            dirty_blocks: self.contents.dirty().blocks(),
+            dirty_limit_blocks: self.dirty_limit(),
+            fenced_blocks: self.contents.fenced().len() as u64,
+            associate_blocks: self.contents.bases(),
+            raw_blocks: stored(EntryKind::Raw),
+            lz4_blocks: stored(EntryKind::Lz4),
+            zstd_blocks: stored(EntryKind::Zstd),
+            similar_blocks: stored(EntryKind::Similar),
+            zero_blocks: stored(EntryKind::Zero),
+            payload_bytes: self.contents.payload_bytes(),
+            log_used_bytes: (self.log.len() - self.log.free())
+                * u64::from(self.config.segment_size),
+            index_bytes: self.contents.index().bytes(),
+            index_capacity: self.contents.index().capacity(),
+            segments: self.log.len(),
+            segments_free: self.log.free(),
+            requests_in_flight: self.requests.unanswered() as u64,
+            oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
+            slow_cache_ios: self.out.slow_cache_ios(),
+            ..self.stats.clone()
+        };
+        self.ram.report(&mut stats);
+        stats
+    }
+}
