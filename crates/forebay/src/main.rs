@@ -2,38 +2,13 @@
 //! 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
 
 mod analyze;
-mod attach;
 mod busy;
-mod cache;
 mod cli;
-mod control;
-mod drain;
-mod endpoints;
-mod fingerprint;
-mod foreign;
-mod fuse;
-mod keeper;
-mod logging;
-mod loops;
-mod memory;
-mod mounts;
+mod client;
+mod disk;
 mod offline;
-mod once;
 mod output;
-mod primaries;
-mod process;
-mod recording;
-mod reset;
-mod returns;
-mod salvage;
-mod samples;
-mod sectors;
-mod serve;
-mod set;
-mod settings;
-mod status;
-mod stop;
-mod superblocks;
+mod server;
 mod trace;
 
 use std::io::ErrorKind;
@@ -62,17 +37,17 @@ static ALLOCATOR: HugePages = HugePages;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Serve(args) => serve::run(&args),
-        Command::Status(args) => status::run(&args),
-        Command::Drain(args) => drain::run(&args),
-        Command::Stop(args) => stop::run(&args),
-        Command::Set(args) => set::run(&args),
-        Command::Attach(args) => attach::attach(&args),
-        Command::Detach(args) => attach::detach(&args),
+        Command::Serve(args) => server::serve::run(&args),
+        Command::Status(args) => client::status::run(&args),
+        Command::Drain(args) => client::drain::run(&args),
+        Command::Stop(args) => client::stop::run(&args),
+        Command::Set(args) => client::set::run(&args),
+        Command::Attach(args) => disk::attach::attach(&args),
+        Command::Detach(args) => disk::attach::detach(&args),
         Command::Analyze(args) => analyze::run(&args),
-        Command::Check(args) => offline::check(&args),
-        Command::Dump(args) => offline::dump(&args),
-        Command::Salvage(args) => salvage::run(&args),
+        Command::Check(args) => offline::check::check(&args),
+        Command::Dump(args) => offline::check::dump(&args),
+        Command::Salvage(args) => offline::salvage::run(&args),
         Command::Bench(args) => forebay_bench::run(&args.benchmark),
         Command::Demo(args) => forebay_bench::demo(&args),
         Command::Trace(command) => trace::run(&command),

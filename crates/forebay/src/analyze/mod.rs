@@ -15,7 +15,8 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use crate::cli::AnalyzeArgs;
-use crate::{drain, output};
+use crate::client::drain;
+use crate::output;
 use measure::{Counts, DELTA_CLASSES, Measure};
 
 /// Bytes read at once.

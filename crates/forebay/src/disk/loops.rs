@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::mounts;
+use crate::disk::mounts;
 
 const BLOCK_DEVICES: &str = "/sys/block";
 /// How long a device may take to go once nobody needs it.

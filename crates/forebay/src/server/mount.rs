@@ -26,7 +26,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::{loops, mounts};
+use crate::disk::{loops, mounts};
 
 const DEVICE: &str = "/dev/fuse";
 /// The type of our mounts: a dead one of this type may be taken away.

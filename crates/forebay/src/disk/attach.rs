@@ -13,8 +13,9 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::cli::{AttachArgs, DetachArgs};
-use crate::loops::{self, LoopDevice};
-use crate::{mounts, output, sectors};
+use crate::disk::loops::{self, LoopDevice};
+use crate::disk::{mounts, sectors};
+use crate::output;
 
 /// What `--json` prints of a disk.
 #[derive(Serialize)]

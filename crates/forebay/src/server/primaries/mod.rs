@@ -1,6 +1,11 @@
 //! The primaries of a server, between what is on record of them and the shards: compared at the
 //! start, watched while they are served, and recorded at the end.
 
+mod fingerprint;
+pub mod keeper;
+pub mod returns;
+pub mod samples;
+
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -11,10 +16,10 @@ use forebay_engine::pool::{Opened, VolumeSpec};
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::{StateDir, Stopped};
 
+use crate::busy;
 use crate::cli::ServeArgs;
-use crate::keeper::Kept;
-use crate::samples::{self, Sample, Table};
-use crate::{busy, fingerprint};
+use keeper::Kept;
+use samples::{Sample, Table};
 
 /// The digest of each primary that could be recorded.
 type Fingerprints = Vec<(VolumeId, Option<u64>)>;

@@ -12,8 +12,8 @@ use forebay_codec::crc32c;
 use forebay_device::{AwayDevice, BlockDevice, Watch};
 use forebay_runtime::{Blocking, StateDir};
 
-use crate::primaries::watch_one;
-use crate::samples::{Sample, Table};
+use crate::server::primaries::samples::{Sample, Table};
+use crate::server::primaries::watch_one;
 
 /// How long nothing may have changed a place before it goes on record again, at least.
 const REST: Duration = Duration::from_secs(30);
@@ -255,7 +255,7 @@ mod tests {
     use forebay_device::{MemoryDevice, WatchedDevice};
 
     use super::*;
-    use crate::samples;
+    use crate::server::primaries::samples;
 
     #[test]
     fn a_place_is_off_the_record_before_it_is_changed_and_on_again_when_it_rests() {

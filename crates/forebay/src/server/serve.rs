@@ -19,12 +19,13 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::cache::{self, Cache};
 use crate::cli::ServeArgs;
-use crate::control::{Configured, Facts, Running};
-use crate::endpoints::Endpoints;
-use crate::fuse::MountPoint;
-use crate::{fuse, logging, output, process};
+use crate::output;
+use crate::server::cache::{self, Cache};
+use crate::server::control::{Configured, Facts, Running};
+use crate::server::endpoints::Endpoints;
+use crate::server::mount::MountPoint;
+use crate::server::{logging, mount, process};
 
 /// How long a stop waits for somebody to ask how it stands, when that has changed.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -96,7 +97,7 @@ impl Serving {
         let clients = Endpoints::open(config)?;
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();
-        let place = config.server.fuse.as_deref().map(fuse::prepare).transpose()?;
+        let place = config.server.fuse.as_deref().map(mount::prepare).transpose()?;
         let configured = Configured {
             modes: config.volumes.iter().map(|volume| volume.mode).collect(),
             eviction: config.cache.eviction,
@@ -113,7 +114,7 @@ impl Serving {
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
         let mount = match &place {
-            Some(place) => Some(fuse::mount(place, config.server.fuse_transport)?),
+            Some(place) => Some(mount::mount(place, config.server.fuse_transport)?),
             None => None,
         };
         let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
@@ -126,7 +127,7 @@ impl Serving {
         // From here on clients may write: what was made for this start stays.
         cache.keep();
         if let Some(mount) = mount {
-            fuse::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+            mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         }
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         clients.serve(&pool, &buffers)?;

@@ -8,7 +8,7 @@ use forebay_control::{Client, ClientError};
 use forebay_engine::DRAIN_PATIENCE;
 
 use crate::cli::StopArgs;
-use crate::drain::bar;
+use crate::client::drain::bar;
 use crate::output;
 
 /// How often the server is looked at.

@@ -1,6 +1,12 @@
 //! The cache device of a server: opened or made, handed to the shards, and closed. The decisions
 //! are the engine's (`pool::open`, `pool::closed`); here they are carried out.
 
+mod foreign;
+mod memory;
+mod once;
+mod reset;
+mod superblocks;
+
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,14 +27,15 @@ use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
 use forebay_volume::{Registry, Volume};
 
+use crate::busy;
 use crate::cli::ServeArgs;
-use crate::keeper::Keeper;
-use crate::primaries::Gone;
-use crate::returns::{Missing, Returns};
-use crate::samples::Table;
-use crate::settings::KeptSettings;
-use crate::superblocks::Superblocks;
-use crate::{busy, memory, once, primaries, reset, returns, samples, superblocks};
+use crate::server::primaries::Gone;
+use crate::server::primaries::keeper::Keeper;
+use crate::server::primaries::returns::{Missing, Returns};
+use crate::server::primaries::samples::Table;
+use crate::server::primaries::{self, returns, samples};
+use crate::server::settings::KeptSettings;
+use superblocks::Superblocks;
 
 /// Bytes of buffers that all threads share.
 const ARENA_BYTES: usize = 64 << 20;

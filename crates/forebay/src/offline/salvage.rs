@@ -22,8 +22,8 @@ use forebay_runtime::detached::{self, OfShard};
 use forebay_runtime::{Blocking, Witness};
 use serde_json::{Value, json};
 
-use crate::cache::{of_shard, read_at};
 use crate::cli::SalvageArgs;
+use crate::server::cache::{of_shard, read_at};
 use crate::{busy, output};
 
 /// Memory for recent blocks, which a salvage hardly needs.
@@ -163,7 +163,7 @@ fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock
 fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard>> {
     let record = match state.exists() {
         true => {
-            let witness = Witness::open(state).context(crate::cache::NO_STATE)?;
+            let witness = Witness::open(state).context(crate::server::cache::NO_STATE)?;
             witness.load(superblock.uuid)?.map(|record| (record, witness))
         }
         false => None,

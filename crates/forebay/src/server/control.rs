@@ -13,10 +13,10 @@ use forebay_engine::{ContentLocality, Eviction, Mode};
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::fuse::MountPoint;
-use crate::loops;
-use crate::recording::Trace;
-use crate::settings::KeptSettings;
+use crate::disk::loops;
+use crate::server::mount::MountPoint;
+use crate::server::recording::Trace;
+use crate::server::settings::KeptSettings;
 
 /// What does not change while the pool runs, except for the modes and the eviction policy.
 pub struct Facts {

@@ -13,9 +13,9 @@ use forebay_engine::offline;
 use forebay_format::Superblock;
 use forebay_runtime::Blocking;
 
-use crate::cache::read_at;
 use crate::cli::ServeArgs;
-use crate::{foreign, once};
+use crate::server::cache::read_at;
+use crate::server::cache::{foreign, once};
 
 /// What this start may do.
 #[derive(Debug, Default)]

@@ -11,9 +11,10 @@ use forebay_engine::offline::{BlockInfo, Report, ShardReport, examine};
 use forebay_runtime::Blocking;
 use serde_json::{Value, json};
 
-use crate::cache::read_at;
 use crate::cli::{CheckArgs, DumpArgs};
-use crate::{busy, output, salvage};
+use crate::offline::salvage;
+use crate::server::cache::read_at;
+use crate::{busy, output};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Problems that are printed; the rest are counted.

@@ -17,9 +17,9 @@ use forebay_engine::pool::rejoin;
 use forebay_format::VolumeRecord;
 use forebay_runtime::Witness;
 
-use crate::keeper::{Arrival, Door};
-use crate::primaries::{self, is_away};
-use crate::samples::{self, Sample};
+use crate::server::primaries::keeper::{Arrival, Door};
+use crate::server::primaries::samples::{self, Sample};
+use crate::server::primaries::{self, is_away};
 
 /// How long to wait between two looks for a primary that is not there.
 const PERIOD: Duration = Duration::from_secs(3);

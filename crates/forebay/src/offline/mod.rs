@@ -1,0 +1,4 @@
+//! The commands over a cache device that no server uses. None of them writes to it.
+
+pub mod check;
+pub mod salvage;
