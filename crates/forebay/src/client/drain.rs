@@ -1,16 +1,40 @@
 //! `forebay drain`: starts a job in the server and shows how far it is.
 
-use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use clap::Args;
 use forebay_control::Client;
 use forebay_control::api::{Job, JobState};
 use forebay_control::units::Size;
-use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
-use crate::cli::DrainArgs;
+use crate::client::Daemon;
 use crate::output;
+
+/// Arguments of `forebay drain`.
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    /// The volume to drain [default: all of them]
+    #[arg(conflicts_with_all = ["job", "list"])]
+    pub volume: Option<String>,
+    /// Return at once and print the job's number
+    #[arg(long, conflicts_with_all = ["job", "list"])]
+    pub background: bool,
+    /// List the drains that the server remembers, oldest first
+    #[arg(long, conflicts_with = "job")]
+    pub list: bool,
+    /// Show a drain that was started before
+    #[arg(long, value_name = "NUMBER")]
+    pub job: Option<u64>,
+    /// End it; what it has written stays written
+    #[arg(long, requires = "job")]
+    pub cancel: bool,
+    /// Print JSON: an object on one line for each job
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
 
 /// How long to wait before the progress is asked for again: a share of the time so far, so that the
 /// end is seen late by 2 % at most, within bounds.
@@ -54,7 +78,7 @@ fn say(args: &DrainArgs, job: &Job) -> anyhow::Result<()> {
 
 /// Shows the job's progress until it ends.
 fn follow(client: &Client, mut job: Job) -> anyhow::Result<Job> {
-    let bar = bar(job.total_bytes);
+    let bar = output::bar(job.total_bytes);
     let began = Instant::now();
     while job.state == JobState::Running {
         bar.set_length(job.total_bytes);
@@ -64,25 +88,6 @@ fn follow(client: &Client, mut job: Job) -> anyhow::Result<Job> {
     }
     bar.finish_and_clear();
     Ok(job)
-}
-
-/// A progress bar over bytes, on standard error; nothing where that is not a terminal.
-pub fn bar(total: u64) -> ProgressBar {
-    let template = "{bar:40} {done} of {all}, {pace}/s, {eta} left";
-    let style = ProgressStyle::with_template(template).expect("the template is sound");
-    let size = |value: u64, out: &mut dyn Write| {
-        // A terminal that takes no text shows none.
-        let _ = write!(out, "{}", Size(value));
-    };
-    let style = style
-        .with_key("done", move |state: &ProgressState, out: &mut dyn Write| size(state.pos(), out))
-        .with_key("all", move |state: &ProgressState, out: &mut dyn Write| {
-            size(state.len().unwrap_or_default(), out);
-        })
-        .with_key("pace", move |state: &ProgressState, out: &mut dyn Write| {
-            size(state.per_sec() as u64, out);
-        });
-    ProgressBar::new(total).with_style(style)
 }
 
 fn left(job: &Job) -> String {

@@ -1,9 +1,22 @@
 //! `forebay status`: the server's own JSON, or the few lines of it that a person asks for first.
 
+use clap::Args;
 use forebay_control::text;
 
-use crate::cli::StatusArgs;
+use crate::client::Daemon;
 use crate::output;
+
+/// Arguments of `forebay status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Only this volume
+    pub volume: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
 
 /// Shows the pool, or one volume.
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {

@@ -3,13 +3,26 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use clap::Args;
 use forebay_control::units::Size;
 use forebay_control::{Client, ClientError};
 use forebay_engine::DRAIN_PATIENCE;
 
-use crate::cli::StopArgs;
-use crate::client::drain::bar;
+use crate::client::Daemon;
 use crate::output;
+
+/// Arguments of `forebay stop`.
+#[derive(Args, Debug)]
+pub struct StopArgs {
+    /// First write everything dirty to the primaries
+    #[arg(long)]
+    pub drain: bool,
+    /// Print what is left as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
 
 /// How often the server is looked at.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -55,7 +68,7 @@ struct Left {
 /// Waits until nobody answers, showing what is still dirty; what was left at the last look. What
 /// was becoming less then, has been written since.
 fn wait(client: &Client) -> Left {
-    let bar = bar(0);
+    let bar = output::bar(0);
     let (mut last, mut since) = (Left::default(), Instant::now());
     loop {
         match client.status() {

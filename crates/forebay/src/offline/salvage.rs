@@ -3,12 +3,15 @@
 //! as it does when a cache device has failed; here its reads and writes are carried out one by one.
 
 use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
+use clap::Args;
 use forebay_block::{
     BLOCK_SIZE, BufPool, Completion, ErrorKind, Instant, Io, IoBuf, IoOp, IoResult, VolumeId,
 };
+use forebay_control::config::STATE_DIR;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
 use forebay_engine::pool::{area_of, index_blocks};
@@ -22,7 +25,6 @@ use forebay_runtime::detached::{self, OfShard};
 use forebay_runtime::{Blocking, Witness};
 use serde_json::{Value, json};
 
-use crate::cli::SalvageArgs;
 use crate::server::cache::{of_shard, read_at};
 use crate::{busy, output};
 
@@ -38,6 +40,32 @@ const RANGES_MAX: usize = 1 << 20;
 const ZEROS_MAX: u64 = 1 << 20;
 /// Virtual time in which an engine that was told to destage everything has something to do.
 const IDLE_TURNS_MAX: u32 = 100_000;
+
+/// Arguments of `forebay salvage`.
+#[derive(Args, Debug)]
+pub struct SalvageArgs {
+    /// The cache device
+    pub cache: PathBuf,
+    /// Where to write a volume's blocks: as serve's --primary
+    #[arg(long, value_name = "PRIMARY", required_unless_present = "list")]
+    pub to: Vec<String>,
+    /// Which volume that is; needed if the cache holds several, once for each --to
+    #[arg(long, value_name = "NAME")]
+    pub volume: Vec<String>,
+    /// Only list what would be written, and what is lost
+    #[arg(long, conflicts_with_all = ["to", "volume", "force"])]
+    pub list: bool,
+    /// Write to another primary than the one that the blocks belong to
+    #[arg(long)]
+    pub force: bool,
+    /// Where the host remembers the state of the cache: blocks that were written past a failed
+    /// cache are left out
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    pub state: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// A volume of the cache, and what becomes of its blocks.
 struct Saved {

@@ -6,10 +6,18 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-use crate::cli::LogFormat;
-
 /// The variable that chooses what is logged.
 const FILTER: &str = "FOREBAY_LOG";
+
+/// How the log is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
+}
 
 /// Starts to log.
 pub fn start(format: LogFormat) -> anyhow::Result<()> {

@@ -2,10 +2,11 @@
 //! [`cache`], the primaries in [`primaries`]; clients come through [`endpoints`] and [`mount`], the
 //! operator through [`control`].
 
+pub mod args;
 pub mod cache;
 mod control;
 mod endpoints;
-pub mod logging;
+mod logging;
 mod mount;
 mod primaries;
 mod process;

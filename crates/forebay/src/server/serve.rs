@@ -19,8 +19,8 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::cli::ServeArgs;
 use crate::output;
+use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
 use crate::server::control::{Configured, Facts, Running};
 use crate::server::endpoints::Endpoints;

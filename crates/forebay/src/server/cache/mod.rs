@@ -28,7 +28,7 @@ use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, 
 use forebay_volume::{Registry, Volume};
 
 use crate::busy;
-use crate::cli::ServeArgs;
+use crate::server::args::ServeArgs;
 use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};

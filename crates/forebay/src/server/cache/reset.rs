@@ -13,7 +13,7 @@ use forebay_engine::offline;
 use forebay_format::Superblock;
 use forebay_runtime::Blocking;
 
-use crate::cli::ServeArgs;
+use crate::server::args::ServeArgs;
 use crate::server::cache::read_at;
 use crate::server::cache::{foreign, once};
 

@@ -17,7 +17,7 @@ use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::{StateDir, Stopped};
 
 use crate::busy;
-use crate::cli::ServeArgs;
+use crate::server::args::ServeArgs;
 use keeper::Kept;
 use samples::{Sample, Table};
 
