@@ -1,5 +1,5 @@
-//! `forebay attach`: a volume as a disk of this machine, a loop device with direct I/O over the file
-//! that `serve --fuse` shows; and its file system mounted.
+//! `forebay attach`: a volume as a disk of this machine, a loop device with direct I/O over the
+//! file that `serve --fuse` shows; and its file system mounted.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
