@@ -109,14 +109,14 @@ pub enum Command {
     Bench(BenchArgs),
     /// See it work in some minutes, no disk needed: gains, a kill, a database
     #[command(after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0")]
-    Demo(forebay_bench::DemoArgs),
+    Demo(forebay_bench::user::DemoArgs),
 }
 
 /// Arguments of `forebay bench`.
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     #[command(subcommand)]
-    pub benchmark: forebay_bench::Command,
+    pub benchmark: forebay_bench::user::Command,
 }
 
 #[cfg(test)]

@@ -48,8 +48,8 @@ fn main() -> ExitCode {
         Command::Check(args) => offline::check::run(&args),
         Command::Dump(args) => offline::dump::run(&args),
         Command::Salvage(args) => offline::salvage::run(&args),
-        Command::Bench(args) => forebay_bench::run(&args.benchmark),
-        Command::Demo(args) => forebay_bench::demo(&args),
+        Command::Bench(args) => forebay_bench::user::run(&args.benchmark),
+        Command::Demo(args) => forebay_bench::user::demo(&args),
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

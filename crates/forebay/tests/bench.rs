@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use forebay_bench::results::Report;
-use forebay_bench::{cleanup, crash};
+use forebay_bench::developer::crash;
+use forebay_bench::report::Report;
+use forebay_bench::rig::cleanup;
 
 fn forebay(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
