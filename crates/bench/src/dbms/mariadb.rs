@@ -4,17 +4,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use mysql::prelude::Queryable as _;
 use mysql::{Conn, OptsBuilder};
 
-use crate::dbms::{Dbms, Setting};
+use crate::dbms::{Dbms, PATIENCE, Setting};
 use crate::rig::cleanup::{Process, finish, tool};
 
-/// How long it may take to start; recovery on a slow disk is part of it.
-const PATIENCE: Duration = Duration::from_secs(600);
 /// Prepared statements that a connection keeps.
 const STATEMENTS: usize = 100;
 
@@ -78,9 +75,11 @@ impl Dbms for MariaDb {
         let mut command = tool("mariadbd");
         command.arg(format!("--defaults-file={}", configuration.display()));
         let process = Process::start(command, &run.join("mariadb.log"), false)?;
-        let server = Self { process, socket };
-        server.process.wait_until(Self::NAME, PATIENCE, || server.connect("").is_ok())?;
-        Ok(server)
+        Self { process, socket }.ready()
+    }
+
+    fn answers(&self) -> bool {
+        self.connect("").is_ok()
     }
 
     fn describe(setting: &Setting) -> String {

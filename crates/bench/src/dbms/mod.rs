@@ -1,10 +1,11 @@
-//! Database servers of a benchmark's own, as processes: installed, started, killed and stopped in the
-//! same way, whichever it is.
+//! Database servers of a benchmark's own, as processes: both are installed, started, killed and
+//! stopped in the same way.
 
 pub mod mariadb;
 pub mod postgres;
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::rig::cleanup::Process;
 
@@ -21,6 +22,9 @@ pub const TOOLS: [(&str, &str); 4] = [
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
 ];
+
+/// How long a server may take to start; recovery on a slow disk is part of it.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The settings of a server that a benchmark chooses.
 #[derive(Clone, Debug)]
@@ -51,6 +55,15 @@ pub trait Dbms: Sized {
     /// Starts it on `data` and waits until it answers; sockets and logs are kept in `run`, whose
     /// path must be short.
     fn start(data: &Path, run: &Path, setting: &Setting) -> anyhow::Result<Self>;
+
+    /// Whether it answers a client.
+    fn answers(&self) -> bool;
+
+    /// Waits until it answers; an error if it ends before, or takes too long.
+    fn ready(self) -> anyhow::Result<Self> {
+        self.process().wait_until(Self::NAME, PATIENCE, || self.answers())?;
+        Ok(self)
+    }
 
     /// The settings in one line.
     fn describe(setting: &Setting) -> String;

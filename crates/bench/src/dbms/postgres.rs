@@ -6,15 +6,12 @@ use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::Context as _;
 
-use crate::dbms::{Dbms, Setting};
+use crate::dbms::{Dbms, PATIENCE, Setting};
 use crate::rig::cleanup::{self, Held, Process, finish};
 
-/// How long it may take to start; recovery on a slow disk is part of it.
-const PATIENCE: Duration = Duration::from_secs(600);
 /// Where Debian keeps the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
 /// Who runs it, the first one that there is.
@@ -123,9 +120,11 @@ impl Dbms for Postgres {
             None => (command, None),
         };
         let process = Process::start(command, &run.join("postgres.log"), false)?;
-        let server = Self { process, run: run.to_owned(), _memory: memory };
-        server.process.wait_until(Self::NAME, PATIENCE, || server.query("SELECT 1").is_ok())?;
-        Ok(server)
+        Self { process, run: run.to_owned(), _memory: memory }.ready()
+    }
+
+    fn answers(&self) -> bool {
+        self.query("SELECT 1").is_ok()
     }
 
     fn describe(setting: &Setting) -> String {

@@ -11,17 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
+use crate::developer::hits::{self, DEPTH, Hits, Turns};
 use crate::load::content::Content;
 use crate::load::fio::{RandomReads, median};
-use crate::load::{Load, Pattern};
-use crate::report::progress;
 use crate::report::table::{Table, save, verdict};
-use crate::rig::Common;
 use crate::rig::cleanup::{self, Process};
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
-const DEPTH: usize = 32;
 /// At least twice qemu-storage-daemon.
 const TARGET: f64 = 2.0;
 /// CPU time of the daemon for a request, in microseconds, at most.
@@ -35,16 +32,7 @@ const MEMORY: &str = "/dev/shm";
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
-    /// Turns of each
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Seconds of a turn
-    #[arg(long, default_value_t = 3)]
-    seconds: u64,
-    /// MiB that are read
-    #[arg(long, default_value_t = 256)]
-    mib: u64,
+    hits: Hits,
     /// Threads of Forebay
     #[arg(long, default_value_t = 1)]
     shards: u16,
@@ -56,8 +44,8 @@ pub struct Args {
 /// Runs the comparison.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "this needs root: it mounts and makes disks");
-    let place = Place::new(args.common.dir.as_deref())?;
-    let size = args.mib << 20;
+    let place = Place::new(args.hits.common.dir.as_deref())?;
+    let size = args.hits.size();
     place.sparse("primary", size)?;
     let volumes = place.path("volumes");
     fs::create_dir_all(&volumes)?;
@@ -73,8 +61,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             format!("--fuse-transport={}", args.fuse_transport),
         ],
     };
-    let forebay = Server::forebay(&binary(args.common.forebay.as_deref())?, &place, &setting)?;
-    forebay.load(&fill(size), |_| {})?;
+    let forebay = Server::forebay(&binary(args.hits.common.forebay.as_deref())?, &place, &setting)?;
+    forebay.load(&hits::fill(size), |_| {})?;
     forebay.drain()?;
     let qemu = Qemu::start(&place, size)?;
     let (ours, our_hold) = cleanup::loop_device(&volumes.join(forebay.export))?;
@@ -82,25 +70,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let before = forebay.status()?;
     let both = [(forebay.process(), ours.as_path()), (&qemu.process, theirs.as_path())];
     let figures = compare(args, both, size)?;
-    let after = forebay.status()?;
-    let read = |name| after.counter(name) - before.counter(name);
-    ensure!(read("ssd_hit_blocks") == 0 && read("primary_read_blocks") == 0, "all hit RAM");
+    hits::ensure_ram(&forebay, &before)?;
     drop((our_hold, their_hold));
     forebay.stop()?;
     present(&setting, &figures)
-}
-
-/// Writes every block once, with bytes that do not compress.
-fn fill(size: u64) -> Load {
-    Load {
-        loops: 16,
-        connections: 1,
-        block: 64 << 10,
-        pattern: Pattern::Sequential { read: false, start: 0, end: size },
-        time: Duration::from_secs(3600),
-        seed: 1,
-        content: Content::Random,
-    }
 }
 
 /// qemu-storage-daemon with a FUSE export of a file in memory; ended when dropped.
@@ -149,19 +122,12 @@ impl Drop for Qemu {
 
 /// Measures both in turns.
 fn compare(args: &Args, both: [(&Process, &Path); 2], size: u64) -> anyhow::Result<Value> {
-    let mut rates = [Vec::new(), Vec::new()];
-    let mut costs = [Vec::new(), Vec::new()];
-    for round in 0..args.rounds {
-        progress(&format!("turn {} of {}", round + 1, args.rounds));
-        for (i, (process, disk)) in both.into_iter().enumerate() {
-            let before = process.cpu();
-            let rate = fio(args, disk, size)?;
-            let spent = (process.cpu() - before).as_secs_f64() * 1e6;
-            costs[i].push(spent / (rate * args.seconds as f64));
-            rates[i].push(rate);
-        }
-    }
-    progress("");
+    let Turns { rates, costs } = args.hits.in_turns("fio", |which, _| {
+        let (process, disk) = both[which];
+        let before = process.cpu();
+        let rate = fio(args, disk, size)?;
+        Ok((rate, process.cpu() - before))
+    })?;
     let turns = json!({ "ours": rates[0], "other": rates[1] });
     let ([ours, other], [cost, other_cost]) = (rates.map(median), costs.map(median));
     Ok(json!({
@@ -173,7 +139,7 @@ fn compare(args: &Args, both: [(&Process, &Path); 2], size: u64) -> anyhow::Resu
 fn fio(args: &Args, device: &Path, size: u64) -> anyhow::Result<f64> {
     let file = format!("--filename={}", device.display());
     let place = vec!["--ioengine=io_uring".to_owned(), "--direct=1".to_owned(), file];
-    RandomReads { place, depth: DEPTH, jobs: 1, size, seconds: args.seconds }.run()
+    RandomReads { place, depth: DEPTH, jobs: 1, size, seconds: args.hits.seconds }.run()
 }
 
 fn present(setting: &Setting, figures: &Value) -> anyhow::Result<()> {

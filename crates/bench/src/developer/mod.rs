@@ -7,6 +7,7 @@ mod dirty_limit;
 mod engine;
 mod fairness;
 mod fuse_hits;
+mod hits;
 mod nbd_hits;
 mod rd;
 mod restart;

@@ -8,17 +8,15 @@ use std::time::Duration;
 use anyhow::ensure;
 use serde_json::{Value, json};
 
+use crate::developer::hits::{self, DEPTH, Hits};
 use crate::load::content::Content;
 use crate::load::fio::{RandomReads, median};
 use crate::load::{Load, Pattern};
-use crate::report::progress;
 use crate::report::table::{Table, save, verdict};
-use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
 const BLOCK: u64 = 4096;
-const DEPTH: usize = 32;
 /// RAM hits: at least nbdkit's memory plugin.
 const RAM_TARGET: f64 = 1.0;
 /// SSD hits: at least nine tenths of the same server without cache.
@@ -28,19 +26,10 @@ const SSD_TARGET: f64 = 0.9;
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    common: Common,
-    /// Turns of each server
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
-    /// Seconds of a turn
-    #[arg(long, default_value_t = 3)]
-    seconds: u64,
+    hits: Hits,
     /// Connections that the 32 requests are spread over
     #[arg(long, default_value_t = 1)]
     connections: usize,
-    /// MiB that are read
-    #[arg(long, default_value_t = 256)]
-    mib: u64,
     /// Threads of Forebay
     #[arg(long, default_value_t = 2)]
     shards: u16,
@@ -64,8 +53,8 @@ impl Tool {
 
 /// RAM hits beside nbdkit.
 pub fn ram(args: &Args) -> anyhow::Result<()> {
-    let place = Place::new(args.common.dir.as_deref())?;
-    let size = args.mib << 20;
+    let place = Place::new(args.hits.common.dir.as_deref())?;
+    let size = args.hits.size();
     place.sparse("primary", size)?;
     let setting = Setting {
         primary: place.text("primary"),
@@ -75,25 +64,23 @@ pub fn ram(args: &Args) -> anyhow::Result<()> {
         shards: args.shards,
         more: vec!["--sequential-threshold=0".to_owned()],
     };
-    let forebay = Server::forebay(&binary(args.common.forebay.as_deref())?, &place, &setting)?;
+    let forebay = Server::forebay(&binary(args.hits.common.forebay.as_deref())?, &place, &setting)?;
     let other = Server::nbdkit_memory(&place, size)?;
     for server in [&forebay, &other] {
-        server.load(&fill(size), |_| {})?;
+        server.load(&hits::fill(size), |_| {})?;
     }
     forebay.drain()?;
     let before = forebay.status()?;
-    let results = compare(args, &forebay, &other, size)?;
-    let after = forebay.status()?;
-    let read = |name| after.counter(name) - before.counter(name);
-    ensure!(read("ssd_hit_blocks") == 0 && read("primary_read_blocks") == 0, "all hit RAM");
+    let results = compare(args, [&forebay, &other], size)?;
+    hits::ensure_ram(&forebay, &before)?;
     let figures = json!({ "setting": setting.describe(), "results": results });
     present("nbd-ram", "nbdkit memory", RAM_TARGET, &figures)
 }
 
 /// SSD hits beside the same server in pass-through.
 pub fn ssd(args: &Args) -> anyhow::Result<()> {
-    let place = Place::new(args.common.dir.as_deref())?;
-    let size = args.mib << 20;
+    let place = Place::new(args.hits.common.dir.as_deref())?;
+    let size = args.hits.size();
     place.sparse("primary", size)?;
     place.sparse("plain", size)?;
     let setting = Setting {
@@ -110,15 +97,15 @@ pub fn ssd(args: &Args) -> anyhow::Result<()> {
         mode: "pass-through",
         ..setting.clone()
     };
-    let binary = binary(args.common.forebay.as_deref())?;
+    let binary = binary(args.hits.common.forebay.as_deref())?;
     let forebay = Server::forebay(&binary, &place, &setting)?;
     let other = Server::forebay(&binary, &place, &plain)?;
     for server in [&forebay, &other] {
-        server.load(&fill(size), |_| {})?;
+        server.load(&hits::fill(size), |_| {})?;
         server.drain()?;
     }
     let before = forebay.status()?;
-    let results = compare(args, &forebay, &other, size)?;
+    let results = compare(args, [&forebay, &other], size)?;
     let after = forebay.status()?;
     let read = |name| after.counter(name) - before.counter(name);
     let (ssd, ram) = (read("ssd_hit_blocks"), read("ram_hit_blocks"));
@@ -129,45 +116,26 @@ pub fn ssd(args: &Args) -> anyhow::Result<()> {
     present("nbd-ssd", "pass-through", SSD_TARGET, &figures)
 }
 
-/// Writes every block once, with bytes that do not compress.
-fn fill(size: u64) -> Load {
-    Load {
-        loops: 16,
-        connections: 1,
-        block: 64 << 10,
-        pattern: Pattern::Sequential { read: false, start: 0, end: size },
-        time: Duration::from_secs(3600),
-        seed: 1,
-        content: Content::Random,
-    }
-}
-
 /// Measures both in turns, with each client.
-fn compare(args: &Args, ours: &Server, other: &Server, size: u64) -> anyhow::Result<Vec<Value>> {
+fn compare(args: &Args, servers: [&Server; 2], size: u64) -> anyhow::Result<Vec<Value>> {
     let mut results = Vec::new();
     for tool in [Tool::Own, Tool::Fio] {
-        let mut rates = [Vec::new(), Vec::new()];
-        let mut cpu = [0.0, 0.0];
-        for round in 0..args.rounds {
-            progress(&format!("{}, turn {} of {}", tool.name(), round + 1, args.rounds));
-            for (i, server) in [ours, other].into_iter().enumerate() {
-                let before = server.cpu();
-                let rate = match tool {
-                    Tool::Own => own(args, server, size, round as u64)?,
-                    Tool::Fio => fio(args, server, size)?,
-                };
-                let spent = (server.cpu() - before).as_secs_f64() * 1e6;
-                cpu[i] += spent / (rate * args.seconds as f64) / args.rounds as f64;
-                rates[i].push(rate);
-            }
-        }
-        let [ours, theirs] = rates.map(median);
+        let turns = args.hits.in_turns(tool.name(), |which, round| {
+            let server = servers[which];
+            let before = server.cpu();
+            let rate = match tool {
+                Tool::Own => own(args, server, size, round as u64)?,
+                Tool::Fio => fio(args, server, size)?,
+            };
+            Ok((rate, server.cpu() - before))
+        })?;
+        let cpu = turns.costs.map(|costs| costs.iter().sum::<f64>() / costs.len().max(1) as f64);
+        let [ours, theirs] = turns.rates.map(median);
         results.push(json!({
             "client": tool.name(), "ours": ours, "other": theirs, "ratio": ours / theirs,
             "cpu_us": cpu[0], "other_cpu_us": cpu[1],
         }));
     }
-    progress("");
     Ok(results)
 }
 
@@ -177,7 +145,7 @@ fn own(args: &Args, server: &Server, size: u64, seed: u64) -> anyhow::Result<f64
         connections: args.connections,
         block: BLOCK,
         pattern: Pattern::Random { read_percent: 100, span: size },
-        time: Duration::from_secs(args.seconds),
+        time: Duration::from_secs(args.hits.seconds),
         seed,
         content: Content::Random,
     };
@@ -187,7 +155,7 @@ fn own(args: &Args, server: &Server, size: u64, seed: u64) -> anyhow::Result<f64
 fn fio(args: &Args, server: &Server, size: u64) -> anyhow::Result<f64> {
     let place = vec!["--ioengine=nbd".to_owned(), format!("--uri={}", server.uri())];
     let (depth, jobs) = (DEPTH / args.connections, args.connections);
-    RandomReads { place, depth, jobs, size, seconds: args.seconds }.run()
+    RandomReads { place, depth, jobs, size, seconds: args.hits.seconds }.run()
 }
 
 fn present(name: &str, other: &str, target: f64, figures: &Value) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! The runs RD1 to RD4 of vdbench, as published for host-side caches: random requests of 16 KiB from
-//! 32 loops.
+//! The runs RD1 to RD4 of vdbench, as published for host-side caches: random requests of 16 KiB
+//! from 32 loops.
 
 /// Bytes of a request, and loops.
 pub const BLOCK: u64 = 16 << 10;

@@ -1,5 +1,5 @@
-//! What must be there before a benchmark begins: programs, root, FUSE, space. Whatever is missing is
-//! said at once, with what to do.
+//! The programs, rights, devices and space that a benchmark needs. They are checked before it
+//! begins; the message names what is missing, and what to do.
 
 use std::fs::OpenOptions;
 use std::path::Path;

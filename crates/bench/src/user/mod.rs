@@ -5,6 +5,7 @@ mod burst;
 pub mod database;
 mod demo;
 mod fileio;
+mod listen;
 mod oltp;
 pub mod options;
 mod pgbench;

@@ -1,7 +1,6 @@
 //! `bench oltp`: sysbench's transactions (`oltp_read_write`) with rows chosen by the pareto
 //! distribution, on MariaDB, on each set-up in turn. What readers look at: no dips.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -14,10 +13,11 @@ use crate::dbms::{MARIADB, TOOLS};
 use crate::load::sample::Histogram;
 use crate::report::progress;
 use crate::report::{Group, Report};
-use crate::rig::cleanup::{Process, finish};
+use crate::rig::cleanup::finish;
 use crate::rig::needs;
 use crate::rig::setup::SetUp;
 use crate::user::database::{self, Args as Database, Loaded};
+use crate::user::listen::{self, listen};
 
 const DATABASE: &str = "sbtest";
 /// At least these gains, or nine tenths of the bare SSD.
@@ -122,9 +122,8 @@ fn run_for(
     seconds: u64,
     shown: impl Fn(usize, f64),
 ) -> anyhow::Result<Said> {
-    let mut said = Said::default();
     if seconds == 0 {
-        return Ok(said);
+        return Ok(Said::default());
     }
     let mut command = sysbench(args, server, args.database.threads);
     command
@@ -134,21 +133,7 @@ fn run_for(
         .arg("--mysql-ignore-errors=1213,1205,1020")
         .arg("run");
     let log = server.socket().with_file_name("sysbench.log");
-    let process = Process::start(command, &log, true)?;
-    for line in BufReader::new(process.output()?).lines() {
-        said.line(&line?);
-        if let Some(count) = said.per_second.last() {
-            shown(said.per_second.len(), *count);
-        }
-    }
-    let status = process.wait(Duration::from_secs(60))?;
-    let errors = [process.said(), said.last_error.clone()].join(" ");
-    ensure!(status.success(), "sysbench: {status}: {errors}");
-    // The last line may be missing, or be one too many.
-    let found = said.per_second.len() as u64;
-    ensure!(found + 5 >= seconds, "sysbench reported {found} of {seconds} seconds: {errors}");
-    said.per_second.truncate(seconds as usize);
-    Ok(said)
+    listen("sysbench", command, &log, seconds, shown)
 }
 
 /// What sysbench has said.
@@ -161,9 +146,9 @@ struct Said {
     last_error: String,
 }
 
-impl Said {
-    /// Takes in a line: `[ 3s ] thds: 32 tps: 85.9 qps: 1800.3 …`, a row of the histogram, or
-    /// something else.
+impl listen::Said for Said {
+    // A line: `[ 3s ] thds: 32 tps: 85.9 qps: 1800.3 …`, a row of the histogram, or
+    // something else.
     fn line(&mut self, line: &str) {
         let number = |name: &str| {
             let rest = line.split(name).nth(1)?.trim_start();
@@ -190,6 +175,14 @@ impl Said {
             self.times.add_many(Duration::from_secs_f64(value / 1e3), count);
         }
     }
+
+    fn per_second(&mut self) -> &mut Vec<f64> {
+        &mut self.per_second
+    }
+
+    fn last_error(&self) -> &str {
+        &self.last_error
+    }
 }
 
 /// Whether every table is sound.
@@ -206,6 +199,8 @@ fn sound(server: &MariaDb, tables: u64) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use listen::Said as _;
+
     use super::*;
 
     #[test]

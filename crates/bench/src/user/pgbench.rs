@@ -15,10 +15,11 @@ use crate::dbms::postgres::{self, Postgres};
 use crate::load::sample::Histogram;
 use crate::report::progress;
 use crate::report::{Group, Report};
-use crate::rig::cleanup::{Process, finish};
+use crate::rig::cleanup::finish;
 use crate::rig::needs;
 use crate::rig::setup::SetUp;
 use crate::user::database::{self, Args as Database, Loaded};
+use crate::user::listen::{self, listen};
 
 /// Bytes of a branch with its 100,000 accounts and their index, with room for an hour's history.
 const BRANCH: u64 = 20 << 20;
@@ -119,9 +120,8 @@ fn run_for(
     seconds: u64,
     shown: impl Fn(usize, f64),
 ) -> anyhow::Result<Said> {
-    let mut said = Said::default();
     if seconds == 0 {
-        return Ok(said);
+        return Ok(Said::default());
     }
     let (_, account) =
         ACCESS.iter().find(|(name, _)| *name == args.access).context("the access")?;
@@ -142,19 +142,8 @@ fn run_for(
     let mut command = Command::new("sh");
     command.arg("-c").arg("exec \"$0\" \"$@\" 2>&1").arg(pgbench.get_program());
     command.args(pgbench.get_args()).env("LC_ALL", "C");
-    let process = Process::start(command, &server.run().join("pgbench.log"), true)?;
-    for line in BufReader::new(process.output()?).lines() {
-        said.line(&line?);
-        if let Some(count) = said.per_second.last() {
-            shown(said.per_second.len(), *count);
-        }
-    }
-    let status = process.wait(Duration::from_secs(60))?;
-    ensure!(status.success(), "pgbench: {status}: {}", said.last_error);
-    // The last line may be missing, or be one too many.
-    let found = said.per_second.len() as u64;
-    ensure!(found + 5 >= seconds, "pgbench reported {found} of {seconds} seconds");
-    said.per_second.truncate(seconds as usize);
+    let log = server.run().join("pgbench.log");
+    let mut said: Said = listen("pgbench", command, &log, seconds, shown)?;
     said.read_times(&prefix)?;
     Ok(said)
 }
@@ -168,8 +157,8 @@ struct Said {
     last_error: String,
 }
 
-impl Said {
-    /// Takes in a line: `progress: 1.0 s, 4095.9 tps, lat 7.744 ms …`, the number of transactions,
+impl listen::Said for Said {
+    // A line: `progress: 1.0 s, 4095.9 tps, lat 7.744 ms …`, the number of transactions,
     /// or something else.
     fn line(&mut self, line: &str) {
         if let Some(rest) = line.strip_prefix("progress: ") {
@@ -183,6 +172,16 @@ impl Said {
         }
     }
 
+    fn per_second(&mut self) -> &mut Vec<f64> {
+        &mut self.per_second
+    }
+
+    fn last_error(&self) -> &str {
+        &self.last_error
+    }
+}
+
+impl Said {
     /// Takes in, and removes, the time of each transaction, which each thread of pgbench has
     /// written to a file of its own: `client number microseconds …`.
     fn read_times(&mut self, prefix: &Path) -> anyhow::Result<()> {
@@ -219,6 +218,8 @@ fn sound(server: &Postgres, committed: u64) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use listen::Said as _;
+
     use super::*;
 
     #[test]
