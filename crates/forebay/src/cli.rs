@@ -1,9 +1,10 @@
 //! The command line: one declaration of a flag is its parsing, its help and its documentation. The
 //! arguments of a command are declared in its own file.
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use crate::analyze::AnalyzeArgs;
+use crate::bench::Passed;
 use crate::client::drain::DrainArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
@@ -104,19 +105,18 @@ pub enum Command {
     ///
     /// Each set-up is measured in turn in one run: the primary alone, the modes of the cache, the
     /// bare SSD, another cache. Then: a table, the figures as JSON, and a report as a page.
-    #[command(after_help = "Examples:\n  forebay bench tpcc\n  \
-        forebay bench tpcc --compare forebay-bench/tpcc-20260131T120000Z.json")]
-    Bench(BenchArgs),
+    #[command(
+        disable_help_flag = true,
+        after_help = "Examples:\n  forebay bench tpcc\n  \
+        forebay bench tpcc --compare forebay-bench/tpcc-20260131T120000Z.json"
+    )]
+    Bench(Passed),
     /// See it work in some minutes, no disk needed: gains, a kill, a database
-    #[command(after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0")]
-    Demo(forebay_bench::user::DemoArgs),
-}
-
-/// Arguments of `forebay bench`.
-#[derive(Args, Debug)]
-pub struct BenchArgs {
-    #[command(subcommand)]
-    pub benchmark: forebay_bench::user::Command,
+    #[command(
+        disable_help_flag = true,
+        after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0"
+    )]
+    Demo(Passed),
 }
 
 #[cfg(test)]

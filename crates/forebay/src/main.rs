@@ -1,7 +1,8 @@
-//! The one binary: every command parses here and runs in the file of its name. Exit code 0: done;
-//! 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
+//! The server and its commands: each parses here and runs in the file of its name. Exit code 0:
+//! done; 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
 
 mod analyze;
+mod bench;
 mod busy;
 mod cli;
 mod client;
@@ -48,8 +49,8 @@ fn main() -> ExitCode {
         Command::Check(args) => offline::check::run(&args),
         Command::Dump(args) => offline::dump::run(&args),
         Command::Salvage(args) => offline::salvage::run(&args),
-        Command::Bench(args) => forebay_bench::user::run(&args.benchmark),
-        Command::Demo(args) => forebay_bench::user::demo(&args),
+        Command::Bench(args) => bench::run("bench", &args),
+        Command::Demo(args) => bench::run("demo", &args),
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
@@ -82,8 +83,7 @@ fn is_usage(error: &anyhow::Error) -> bool {
     let uri = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(OpenError::BadUri { .. }))
     };
-    let own = error.is::<WrongUsage>() || error.is::<forebay_bench::WrongUsage>();
-    own || error.chain().any(uri)
+    error.is::<WrongUsage>() || error.chain().any(uri)
 }
 
 #[cfg(test)]

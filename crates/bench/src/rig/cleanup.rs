@@ -120,7 +120,7 @@ fn undo(step: Undo) {
         Undo::Disband(group) => disband(group),
     };
     if let Err(error) = outcome {
-        eprintln!("forebay bench: left behind: {error:#}");
+        eprintln!("forebay-bench: left behind: {error:#}");
     }
 }
 

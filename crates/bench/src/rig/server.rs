@@ -14,6 +14,8 @@ use crate::load::{self, Load, Outcome};
 use crate::rig::cleanup::Process;
 use crate::rig::place::Place;
 
+/// Set by `forebay bench`: its own path.
+const FOREBAY: &str = "FOREBAY_BINARY";
 /// How long a server may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The name of the volume that is served.
@@ -229,12 +231,14 @@ impl Status {
     }
 }
 
-/// The binary of Forebay: the one given, or this program, or the one that was built beside it.
+/// The binary of Forebay: the one given, the one that has started this process, or the one next to
+/// this program.
 pub fn binary(given: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe()?;
-    let helper = own.file_name().is_some_and(|name| name == "forebay-bench");
-    let known = if helper { own.with_file_name("forebay") } else { own };
-    let path = given.map_or(known, Path::to_owned);
+    let told = std::env::var_os(FOREBAY).map(PathBuf::from);
+    let path = match given.map(Path::to_owned).or(told) {
+        Some(path) => path,
+        None => std::env::current_exe()?.with_file_name("forebay"),
+    };
     ensure!(
         path.exists(),
         "{} is not there; build it with `cargo build --release -p forebay`, or say --forebay PATH",

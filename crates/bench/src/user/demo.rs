@@ -33,7 +33,7 @@ const CHUNK: usize = 1 << 20;
 /// What the command is asked.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The binary of Forebay [default: this one, or the one beside this program]
+    /// The binary of Forebay [default: the one that runs this command]
     #[arg(long, value_name = "PATH", hide = true)]
     forebay: Option<PathBuf>,
     /// Where files are made: a directory on an SSD

@@ -18,8 +18,6 @@ use clap::Subcommand;
 
 use crate::rig::cleanup;
 
-pub use demo::Args as DemoArgs;
-
 /// The benchmarks for users.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -52,20 +50,35 @@ pub enum Command {
     Burst(Box<burst::Args>),
 }
 
+/// The commands of `forebay` that run here.
+#[derive(Subcommand)]
+pub enum Asked {
+    /// Repeat the published evaluations of caches on this machine, and draw them
+    ///
+    /// Each set-up is measured in turn in one run: the primary alone, the modes of the cache, the
+    /// bare SSD, another cache. Then: a table, the figures as JSON, and a report as a page.
+    #[command(after_help = "Examples:\n  forebay bench tpcc\n  \
+        forebay bench tpcc --compare forebay-bench/tpcc-20260131T120000Z.json")]
+    Bench {
+        /// The benchmark.
+        #[command(subcommand)]
+        benchmark: Command,
+    },
+    /// See it work in some minutes, no disk needed: gains, a kill, a database
+    #[command(after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0")]
+    Demo(demo::Args),
+}
+
 /// Runs one. Signals and panics undo what was made.
 ///
 /// # Errors
-/// [`WrongUsage`] when it cannot be asked like that; anything else when it failed.
-pub fn run(command: &Command) -> anyhow::Result<()> {
-    cleanup::protected(|| dispatch(command).map(drop))
-}
-
-/// Runs the demonstration in the same way.
-///
-/// # Errors
-/// When it failed.
-pub fn demo(args: &DemoArgs) -> anyhow::Result<()> {
-    cleanup::protected(|| demo::run(args))
+/// [`WrongUsage`](crate::WrongUsage) when it cannot be asked like that; anything else when it
+/// failed.
+pub fn run(asked: &Asked) -> anyhow::Result<()> {
+    cleanup::protected(|| match asked {
+        Asked::Bench { benchmark } => dispatch(benchmark).map(drop),
+        Asked::Demo(args) => demo::run(args),
+    })
 }
 
 /// Runs a benchmark; its page.

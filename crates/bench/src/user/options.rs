@@ -59,7 +59,7 @@ pub struct Shared {
     /// For the cost table.
     #[command(flatten)]
     pub prices: Prices,
-    /// The binary of Forebay [default: this one, or the one beside this program]
+    /// The binary of Forebay [default: the one that runs this command]
     #[arg(long, value_name = "PATH", hide = true)]
     pub forebay: Option<PathBuf>,
 }
