@@ -15,6 +15,7 @@ mod restart;
 use clap::Subcommand;
 
 use crate::operator;
+use crate::report::rows;
 use crate::rig::cleanup;
 
 /// Each part.
@@ -44,6 +45,8 @@ pub enum Part {
     Crash(crash::Args),
     /// Real servers under a random operator, with clients that check everything
     Operator(operator::Args),
+    /// Rows of the table of results, from the JSON that forebay bench leaves
+    Report(rows::Args),
 }
 
 /// Runs one. Signals and panics undo what was made.
@@ -64,5 +67,6 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::DirtyLimit(args) => dirty_limit::run(args),
         Part::Crash(args) => crash::run(args),
         Part::Operator(args) => operator::run(args),
+        Part::Report(args) => rows::run(args),
     })
 }

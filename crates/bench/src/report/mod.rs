@@ -5,6 +5,7 @@
 mod chart;
 pub mod html;
 mod progress;
+pub mod rows;
 mod scale;
 pub mod table;
 
@@ -41,6 +42,9 @@ pub struct Report {
     pub title: String,
     /// When it began, UTC.
     pub when: String,
+    /// The command that was run; empty in files of earlier versions.
+    #[serde(default)]
+    pub command: String,
     /// Machine and programs.
     pub machine: BTreeMap<String, String>,
     /// Sizes, times, modes: what must be equal for two runs to be compared.
@@ -255,6 +259,7 @@ impl Report {
             title: title.to_owned(),
             unit: unit.to_owned(),
             when: utc(SystemTime::now()),
+            command: command(),
             machine: machine(),
             ..Self::default()
         }
@@ -434,6 +439,14 @@ impl Report {
         println!("\nfigures: {}\nreport:  {}", json.display(), page.display());
         Ok(page)
     }
+}
+
+/// The command line of this process, as it was typed.
+fn command() -> String {
+    std::iter::once("forebay".to_owned())
+        .chain(std::env::args().skip(1))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// A time as `2026-01-31T23:59:59Z`, by the civil calendar of Hinnant's algorithm.
