@@ -3,8 +3,9 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test proof lint bench sim fuzz
+.PHONY: help setup build install demo test proof lint bench sim fuzz
 
+PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SEEDS ?= 1..20000
 PARTS ?= engine nbd-ram nbd-ssd rd dirty-limit restart fuse
@@ -15,8 +16,12 @@ help: ## this list
 setup: ## install what building and testing need
 	@tools/setup
 
-build: ## the release binary, in target/release/forebay
-	cargo build --locked --release --package forebay
+build: ## the release binaries, in target/release: forebay and forebay-bench
+	cargo build --locked --release --package forebay --package forebay-bench
+
+install: ## what make build made, to PREFIX/bin: make install PREFIX=/usr/local
+	install -D --target-directory=$(DESTDIR)$(PREFIX)/bin \
+		$(TARGET)/release/forebay $(TARGET)/release/forebay-bench
 
 demo: setup build ## five minutes: the gains, a kill and nothing is missing, TPC-C on a mounted disk
 	$(TARGET)/release/forebay demo --out $(TARGET)/bench
@@ -33,12 +38,8 @@ lint: ## the checks that need no test run: format, clippy, layers, style
 	cargo xtask layers
 	cargo xtask style
 
-bench: build benches ## figures of docs/results.md, about 20 minutes: make bench PARTS=engine
+bench: build ## figures of docs/results.md, about 20 minutes: make bench PARTS=engine
 	for part in $(PARTS); do $(TARGET)/release/forebay-bench $$part; done
-
-.PHONY: benches
-benches:
-	cargo build --locked --release --package forebay-bench
 
 sim: ## simulated crashes: make sim SEEDS=1..100000
 	cargo run --locked --release --package forebay-sim -- run --seeds $(SEEDS)

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use forebay_bench::database::{Dbms as _, Setting};
-use forebay_bench::mariadb::MariaDb;
-use forebay_bench::place::Place;
+use forebay_bench::dbms::mariadb::MariaDb;
+use forebay_bench::dbms::{Dbms as _, Setting};
+use forebay_bench::rig::place::Place;
+use forebay_bench::rig::{cleanup, needs};
 use forebay_bench::tpcc::{self, Plan, Scale};
-use forebay_bench::{cleanup, options};
 use mysql::prelude::Queryable as _;
 
 const SCALE: Scale = Scale::tiny();
@@ -44,7 +44,7 @@ fn plant(server: &MariaDb, statement: &str, undo: &str, what: &str) {
 
 #[test]
 fn transactions_keep_the_database_consistent_and_a_kill_loses_no_order() {
-    if let Err(error) = options::tools(&[
+    if let Err(error) = needs::tools(&[
         ("mariadbd", "mariadb-server-core"),
         ("my_print_defaults", "mariadb-client-core"),
     ]) {

@@ -52,8 +52,6 @@ pub struct Io {
     pub range: ByteRange,
     /// How.
     pub flags: IoFlags,
-    /// The process that asks, where the protocol tells: for rules about who may use the cache.
-    pub client: Option<u32>,
     /// Owned by the queue until the completion hands it back.
     pub buf: IoBuf,
 }
@@ -63,14 +61,14 @@ impl Io {
     #[must_use]
     pub fn read(tag: IoTag, range: ByteRange, buf: IoBuf) -> Self {
         assert_eq!(buf.len() as u64, range.len, "a read's buffer has the length of its range");
-        Self { tag, op: IoOp::Read, range, flags: IoFlags::default(), client: None, buf }
+        Self { tag, op: IoOp::Read, range, flags: IoFlags::default(), buf }
     }
 
     /// A write of all of `buf` at `offset`.
     #[must_use]
     pub fn write(tag: IoTag, offset: u64, buf: IoBuf) -> Self {
         let range = ByteRange::new(offset, buf.len() as u64);
-        Self { tag, op: IoOp::Write, range, flags: IoFlags::default(), client: None, buf }
+        Self { tag, op: IoOp::Write, range, flags: IoFlags::default(), buf }
     }
 
     /// A flush.
@@ -84,20 +82,13 @@ impl Io {
     pub fn bare(tag: IoTag, op: IoOp, range: ByteRange) -> Self {
         assert!(!matches!(op, IoOp::Read | IoOp::Write), "reads and writes carry a buffer");
         let (flags, buf) = (IoFlags::default(), IoBuf::empty());
-        Self { tag, op, range, flags, client: None, buf }
+        Self { tag, op, range, flags, buf }
     }
 
     /// The same request with force unit access asked for or not.
     #[must_use]
     pub fn with_fua(mut self, fua: bool) -> Self {
         self.flags.fua = fua;
-        self
-    }
-
-    /// The same request, asked by this process.
-    #[must_use]
-    pub fn with_client(mut self, client: Option<u32>) -> Self {
-        self.client = client;
         self
     }
 

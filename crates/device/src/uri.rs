@@ -12,7 +12,9 @@
 //! | parameter | of | means |
 //! |---|---|---|
 //! | `emulate=PROFILE` | any | give it the time of `hdd`, `raid10x4`, `san` or `cloud` |
-//! | `seed=N` | `emulate` | where the platters of the model are at the start; 0 if absent |
+//! | `delay=TIME` | any | make every request take that much longer, as `2ms` or `1s` |
+//! | `fault=OP:SHARE` | any | fail a share of its requests, as `read:0.01` or `write:0.05,flush:1` |
+//! | `seed=N` | `emulate`, `fault` | the model's platters at the start, the requests that fail; 0 if absent |
 //! | `socket=PATH` | `nbd+unix` | where the server listens |
 //!
 //! A path whose name has a `?` is written `file:` with `%3F`; one with a `:` before its first
@@ -20,11 +22,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::device::BlockDevice;
 use crate::emulate::{EmulatedDevice, Profile};
 use crate::error::OpenError;
 use crate::file::{FileDevice, OpenMode};
+use crate::layer::delay::DelayDevice;
+use crate::layer::fault::{FaultDevice, Faults};
 use crate::nbd::{Address, NbdDevice, Peer};
 
 /// The schemes of primary URIs.
@@ -46,7 +51,7 @@ enum Scheme {
 /// When the URI is not understood, or the device cannot be opened.
 pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let mut parsed = Uri::parse(uri)?;
-    let emulation = parsed.emulation()?;
+    let layers = parsed.layers()?;
     let device: Arc<dyn BlockDevice> = match parsed.scheme {
         None => {
             let path = PathBuf::from(parsed.rest);
@@ -64,10 +69,45 @@ pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
             Arc::new(NbdDevice::open(address)?)
         }
     };
-    Ok(match emulation {
-        Some((profile, seed)) => Arc::new(EmulatedDevice::new(device, profile, seed)),
-        None => device,
-    })
+    Ok(layers.over(device))
+}
+
+/// What is put over a device: faults lowest, so that a request that fails takes its time too.
+#[derive(Debug, Default)]
+struct Layers {
+    faults: Option<Faults>,
+    profile: Option<Profile>,
+    delay: Option<Duration>,
+    seed: u64,
+}
+
+impl Layers {
+    fn over(self, mut device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        if let Some(faults) = self.faults {
+            device = Arc::new(FaultDevice::new(device, faults, self.seed));
+        }
+        if let Some(profile) = self.profile {
+            device = Arc::new(EmulatedDevice::new(device, profile, self.seed));
+        }
+        if let Some(delay) = self.delay {
+            device = Arc::new(DelayDevice::new(device, delay));
+        }
+        device
+    }
+}
+
+/// A number and its unit: `us`, `ms` or `s`.
+fn time(text: &str) -> Option<Duration> {
+    let unit = text.find(|c: char| !c.is_ascii_digit())?;
+    let (number, unit) = text.split_at(unit);
+    let number: u32 = number.parse().ok()?;
+    let one = match unit {
+        "us" => Duration::from_micros(1),
+        "ms" => Duration::from_millis(1),
+        "s" => Duration::from_secs(1),
+        _ => return None,
+    };
+    Some(one * number)
 }
 
 /// Opens a cache device. A file that does not exist, or is empty, is made with `size` bytes; of
@@ -149,23 +189,35 @@ impl<'a> Uri<'a> {
         Err(self.bad(format!("unknown parameter {name:?}; known here are {known}")))
     }
 
-    fn emulation(&mut self) -> Result<Option<(Profile, u64)>, OpenError> {
-        let Some(name) = self.take("emulate") else {
-            self.known.push("seed (with emulate)");
-            return Ok(None);
+    /// Takes out the parameters that put layers over the device.
+    fn layers(&mut self) -> Result<Layers, OpenError> {
+        let profile = match self.take("emulate") {
+            None => None,
+            Some(name) => Some(Profile::from_name(&name).ok_or_else(|| {
+                let known: Vec<&str> = Profile::NAMES.iter().map(|&(known, _)| known).collect();
+                self.bad(format!("unknown profile {name:?}; known are {}", known.join(", ")))
+            })?),
         };
-        let Some(profile) = Profile::from_name(&name) else {
-            let known: Vec<&str> = Profile::NAMES.iter().map(|&(known, _)| known).collect();
-            let known = known.join(", ");
-            return Err(self.bad(format!("unknown profile {name:?}; known are {known}")));
+        let delay = match self.take("delay") {
+            None => None,
+            Some(text) => {
+                let wrong = || self.bad(format!("delay {text:?} is not a time, as 2ms or 1s"));
+                Some(time(&text).ok_or_else(wrong)?)
+            }
         };
+        let faults = self.take("fault").map(|text| Faults::parse(&text));
+        let faults = faults.transpose().map_err(|reason| self.bad(reason))?;
+        if profile.is_none() && faults.is_none() {
+            self.known.push("seed (with emulate or fault)");
+            return Ok(Layers { delay, ..Layers::default() });
+        }
         let seed = match self.take("seed") {
             None => 0,
             Some(text) => text
                 .parse()
                 .map_err(|_| self.bad(format!("seed {text:?} is not a whole number")))?,
         };
-        Ok(Some((profile, seed)))
+        Ok(Layers { faults, profile, delay, seed })
     }
 
     /// The path of a `file:` URI.
@@ -307,6 +359,7 @@ mod tests {
             format!("file:{escaped}"),
             format!("{path}?emulate=raid10x4&seed=7"),
             format!("file:{path}?emulate=cloud"),
+            format!("{path}?delay=2ms&fault=read:0.01,flush:1&seed=3"),
         ] {
             let device = open_primary(&uri).unwrap_or_else(|e| panic!("{uri}: {e}"));
             assert_eq!(device.info().size, 1 << 20);
@@ -328,7 +381,9 @@ mod tests {
             (format!("{path}?emulate=hdd&seed=x"), &["\"x\"", "whole number"]),
             (format!("{path}?emulate"), &["\"emulate\"", "no value"]),
             (format!("{path}?speed=1"), &["\"speed\"", "emulate"]),
-            (format!("{path}?seed=1"), &["\"seed\"", "emulate"]),
+            (format!("{path}?seed=1"), &["\"seed\"", "emulate", "fault"]),
+            (format!("{path}?delay=2"), &["\"2\"", "2ms"]),
+            (format!("{path}?fault=trim:1"), &["\"trim\"", "flush"]),
             (format!("{path}?emulate=hdd&emulate=san"), &["twice"]),
             ("file:/a%2".to_owned(), &["hexadecimal"]),
             ("nbd:x".to_owned(), &["nbd://HOST:PORT/EXPORT"]),

@@ -1,39 +1,15 @@
-//! The one binary: every command parses here and runs in the file of its name. Exit code 0: done;
-//! 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
+//! The server and its commands: each parses here and runs in the file of its name. Exit code 0:
+//! done; 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
 
 mod analyze;
-mod attach;
+mod bench;
 mod busy;
-mod cache;
 mod cli;
-mod control;
-mod drain;
-mod endpoints;
-mod fingerprint;
-mod foreign;
-mod fuse;
-mod keeper;
-mod logging;
-mod loops;
-mod memory;
-mod mounts;
+mod client;
+mod disk;
 mod offline;
-mod once;
 mod output;
-mod primaries;
-mod process;
-mod recording;
-mod reset;
-mod returns;
-mod salvage;
-mod samples;
-mod sectors;
-mod serve;
-mod set;
-mod settings;
-mod status;
-mod stop;
-mod superblocks;
+mod server;
 mod trace;
 
 use std::io::ErrorKind;
@@ -62,19 +38,19 @@ static ALLOCATOR: HugePages = HugePages;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Serve(args) => serve::run(&args),
-        Command::Status(args) => status::run(&args),
-        Command::Drain(args) => drain::run(&args),
-        Command::Stop(args) => stop::run(&args),
-        Command::Set(args) => set::run(&args),
-        Command::Attach(args) => attach::attach(&args),
-        Command::Detach(args) => attach::detach(&args),
+        Command::Serve(args) => server::serve::run(&args),
+        Command::Status(args) => client::status::run(&args),
+        Command::Drain(args) => client::drain::run(&args),
+        Command::Stop(args) => client::stop::run(&args),
+        Command::Set(args) => client::set::run(&args),
+        Command::Attach(args) => disk::attach::run(&args),
+        Command::Detach(args) => disk::detach::run(&args),
         Command::Analyze(args) => analyze::run(&args),
-        Command::Check(args) => offline::check(&args),
-        Command::Dump(args) => offline::dump(&args),
-        Command::Salvage(args) => salvage::run(&args),
-        Command::Bench(args) => forebay_bench::run(&args.benchmark),
-        Command::Demo(args) => forebay_bench::demo(&args),
+        Command::Check(args) => offline::check::run(&args),
+        Command::Dump(args) => offline::dump::run(&args),
+        Command::Salvage(args) => offline::salvage::run(&args),
+        Command::Bench(args) => bench::run("bench", &args),
+        Command::Demo(args) => bench::run("demo", &args),
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
@@ -107,8 +83,7 @@ fn is_usage(error: &anyhow::Error) -> bool {
     let uri = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(OpenError::BadUri { .. }))
     };
-    let own = error.is::<WrongUsage>() || error.is::<forebay_bench::WrongUsage>();
-    own || error.chain().any(uri)
+    error.is::<WrongUsage>() || error.chain().any(uri)
 }
 
 #[cfg(test)]

@@ -1,6 +1,11 @@
 //! Standard output, for people and for pipes: whoever stops reading early has what they wanted.
+//! Progress is shown on standard error.
 
+use std::fmt;
 use std::io::{ErrorKind, Write};
+
+use forebay_control::units::Size;
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 /// Prints `text` as it is.
 ///
@@ -20,4 +25,25 @@ pub fn print(text: &str) -> std::io::Result<()> {
 /// As for [`print()`].
 pub fn line(text: &str) -> std::io::Result<()> {
     print(&format!("{text}\n"))
+}
+
+/// A progress bar over bytes, on standard error; nothing where that is not a terminal.
+pub fn bar(total: u64) -> ProgressBar {
+    let template = "{bar:40} {done} of {all}, {pace}/s, {eta} left";
+    let style = ProgressStyle::with_template(template).expect("the template is sound");
+    let size = |value: u64, out: &mut dyn fmt::Write| {
+        // A terminal that takes no text shows none.
+        let _ = write!(out, "{}", Size(value));
+    };
+    let style = style
+        .with_key("done", move |state: &ProgressState, out: &mut dyn fmt::Write| {
+            size(state.pos(), out)
+        })
+        .with_key("all", move |state: &ProgressState, out: &mut dyn fmt::Write| {
+            size(state.len().unwrap_or_default(), out);
+        })
+        .with_key("pace", move |state: &ProgressState, out: &mut dyn fmt::Write| {
+            size(state.per_sec() as u64, out);
+        });
+    ProgressBar::new(total).with_style(style)
 }

@@ -5,14 +5,33 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Once;
 
-use forebay_bench::results::Report;
-use forebay_bench::{cleanup, crash};
+use forebay_bench::developer::crash;
+use forebay_bench::report::Report;
+use forebay_bench::rig::cleanup;
 
+/// `forebay bench` with these arguments.
 fn forebay(arguments: &[&str]) -> Command {
+    BUILT.call_once(build);
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.arg("bench").args(arguments);
     command
+}
+
+static BUILT: Once = Once::new();
+
+/// Builds `forebay-bench` next to `forebay`: cargo does so by itself only for the whole workspace.
+fn build() {
+    let directory = Path::new(env!("CARGO_BIN_EXE_forebay")).parent().expect("a directory");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--package=forebay-bench", "--bin=forebay-bench"]);
+    cargo.arg("--target-dir").arg(directory.parent().expect("the target directory"));
+    if directory.ends_with("release") {
+        cargo.arg("--release");
+    }
+    assert!(cargo.status().expect("cargo runs").success(), "forebay-bench is not built");
+    assert!(directory.join("forebay-bench").exists(), "not in {}", directory.display());
 }
 
 fn run(command: &mut Command) -> (Option<i32>, String, String) {
@@ -40,6 +59,39 @@ impl Drop for Dir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+#[test]
+fn help_is_that_of_the_benchmarks() {
+    let calls: [(&[&str], &[&str]); 3] = [
+        (&["--help"], &["Usage: forebay bench <COMMAND>", "tpcc", "burst"]),
+        (&["tpcc", "--help"], &["Usage: forebay bench tpcc [OPTIONS]", "--warehouses"]),
+        (&["help", "oltp"], &["Usage: forebay bench oltp [OPTIONS]", "--tables"]),
+    ];
+    for (arguments, words) in calls {
+        let (code, out, said) = run(&mut forebay(arguments));
+        assert_eq!(code, Some(0), "{arguments:?}: {said}");
+        for word in words {
+            assert!(out.contains(word), "{arguments:?}: {word:?} is missing from {out}");
+        }
+    }
+    let (code, out, _) = run(Command::new(env!("CARGO_BIN_EXE_forebay")).args(["demo", "-h"]));
+    assert!(code == Some(0) && out.contains("Usage: forebay demo [OPTIONS]"), "{out}");
+}
+
+#[test]
+fn without_the_second_binary_the_error_says_what_to_install() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("alone-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let alone = dir.join("forebay");
+    fs::hard_link(env!("CARGO_BIN_EXE_forebay"), &alone).expect("a second name");
+    for command in ["bench", "demo"] {
+        let (code, out, said) = run(Command::new(&alone).arg(command).env("PATH", "/nonexistent"));
+        assert_eq!(code, Some(1), "{said}");
+        assert!(out.is_empty() && said.lines().count() == 1, "{said}");
+        assert!(said.contains("forebay-bench") && said.contains("install it next to"), "{said}");
+    }
+    fs::remove_dir_all(&dir).expect("it can be removed");
 }
 
 #[test]

@@ -111,6 +111,38 @@ fn a_primary_that_fails_costs_what_it_alone_has() {
 }
 
 #[test]
+fn faults_and_delays_of_a_uri_are_those_of_the_primary() {
+    let place = Place::new();
+    place.make("disk.img", 64 << 20);
+    let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
+    let plain = arguments[1].clone();
+    arguments[1] = format!("{plain}?fault=write:1&delay=100ms");
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let mut found = vec![0; BLOCK as usize];
+    let mut read = || {
+        let begin = Instant::now();
+        nbd.read(5000 * BLOCK, &mut found).expect("reads do not fail");
+        begin.elapsed()
+    };
+    let (miss, hit) = (read(), read());
+    assert!(miss >= Duration::from_millis(100) && hit < miss, "{miss:?}, then {hit:?}");
+    write_blocks(&mut nbd, 0..50);
+    until("destaging meets the error", || counter(&server, "primary_errors") > 0);
+    assert!(counter(&server, "dirty_blocks") > 0, "what is not on the primary stays dirty");
+    server.ask(&["stop"]);
+    assert_eq!(server.wait(), Some(0));
+
+    // The same primary, as the cache sees it, and nothing is lost.
+    arguments[1] = plain;
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    check_blocks(&mut nbd, 0..50);
+    server.ask(&["stop", "--drain"]);
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
 fn a_primary_that_vanishes_is_found_again() {
     let place = Place::new();
     place.make("san.img", 64 << 20);

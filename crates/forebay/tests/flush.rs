@@ -5,7 +5,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use forebay_bench::operator::san::San;
+use forebay_bench::rig::san::San;
 use forebay_block::VolumeId;
 use forebay_volume::shard_of;
 use support::nbd::Nbd;

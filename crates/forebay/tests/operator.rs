@@ -3,7 +3,8 @@
 
 use std::path::PathBuf;
 
-use forebay_bench::{cleanup, operator};
+use forebay_bench::operator;
+use forebay_bench::rig::cleanup;
 
 fn operate(seconds: u64, seed: u64, lie: bool) -> anyhow::Result<()> {
     let binary = PathBuf::from(env!("CARGO_BIN_EXE_forebay"));

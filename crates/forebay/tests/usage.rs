@@ -132,7 +132,7 @@ fn errors_of_the_system_are_said_once_and_with_what_to_do() {
         (&["--fuse=/no/such"], 1, "there is no such directory", "mkdir -p /no/such"),
         (&["--primary=s3://bucket/x"], 2, "unknown scheme \"s3\"", "nbdkit"),
         (&["--primary=nbds://host/x"], 2, "TLS to a primary", "nbd://"),
-        (&["--primary=x?sed=1"], 2, "unknown parameter \"sed\"", "emulate, seed"),
+        (&["--primary=x?sed=1"], 2, "unknown parameter \"sed\"", "emulate, delay, fault, seed"),
     ];
     for (change, code, what, hint) in refused {
         let (found, line) = serve(change);

@@ -87,7 +87,7 @@ impl Shard for Uncached {
         let fua = std::mem::take(&mut flags.fua) && op.changes_data();
         let tells = op == IoOp::Flush && self.untold[usize::from(volume.0)].is_some();
         let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, tells, done: None })));
-        fx.ios.push((Target::Primary(volume), Io { tag, op, range, flags, client: None, buf }));
+        fx.ios.push((Target::Primary(volume), Io { tag, op, range, flags, buf }));
     }
 
     fn complete(&mut self, _now: Instant, target: Target, done: Completion, fx: &mut Effects) {

@@ -91,7 +91,7 @@ impl World {
         });
         self.trace.mix(&[self.now, tag, op as u64, range.offset, range.len]);
         let flags = IoFlags { fua, ..IoFlags::default() };
-        let mut io = Io { tag: IoTag(tag), op, range, flags, client: None, buf };
+        let mut io = Io { tag: IoTag(tag), op, range, flags, buf };
         self.mischief.asking(&mut io);
         let mut done = Vec::new();
         let Some(server) = self.server.as_mut() else {

@@ -41,11 +41,11 @@ const LAYERS: [(&str, Layer); 19] = [
     ("forebay-frontend-nbd", Layer::Frontend),
     ("forebay-frontend-fuse", Layer::Frontend),
     ("forebay-control", Layer::Product(5)),
-    // Benchmarks start the product as a process, and are a command of it.
-    ("forebay-bench", Layer::Product(5)),
     ("forebay", Layer::Product(6)),
     ("forebay-model", Layer::Test),
     ("forebay-sim", Layer::Test),
+    // Benchmarks start the product as a process; `forebay bench` starts them as one.
+    ("forebay-bench", Layer::Test),
     ("xtask", Layer::Tool),
 ];
 /// What a frontend may see of the workspace.
@@ -229,6 +229,7 @@ mod tests {
             ("forebay-runtime", "forebay-control"),
             ("xtask", "forebay-block"),
             ("forebay-bench", "xtask"),
+            ("forebay", "forebay-bench"),
             ("forebay-engine", "rand"),
             ("forebay-runtime", "tokio"),
             ("forebay-device", "anyhow"),

@@ -20,7 +20,6 @@ mod model;
 mod offline;
 mod online;
 mod pool;
-pub mod san;
 mod volume;
 
 use std::mem;
@@ -35,9 +34,9 @@ use self::offline::{Between, End};
 use self::online::{MODES, Operator, Seen};
 use self::pool::{PATIENCE, Pool, Setup};
 use self::volume::Volume;
-use crate::place::Place;
-use crate::random::Numbers;
-use crate::server;
+use crate::load::random::Numbers;
+use crate::rig::place::Place;
+use crate::rig::server;
 
 /// The most rounds of a life.
 const ROUNDS: u64 = 14;
@@ -47,7 +46,7 @@ const ROUNDS: u64 = 14;
 pub struct Args {
     /// Binary and directory
     #[command(flatten)]
-    pub common: crate::Common,
+    pub common: crate::rig::Common,
     /// How long to go on
     #[arg(long, default_value_t = 600)]
     pub seconds: u64,
@@ -61,7 +60,7 @@ pub struct Args {
 
 /// For tests: a moment of it.
 pub fn quick(forebay: PathBuf, seconds: u64, seed: u64, lie: bool) -> Args {
-    let common = crate::Common { forebay: Some(forebay), dir: None };
+    let common = crate::rig::Common { forebay: Some(forebay), dir: None };
     Args { common, seconds, seed: Some(seed), lie }
 }
 

@@ -6,7 +6,7 @@
 
 use anyhow::bail;
 
-use crate::random::Numbers;
+use crate::load::random::Numbers;
 
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;

@@ -11,9 +11,9 @@ use anyhow::{Context as _, ensure};
 use super::Log;
 use super::load::Signs;
 use super::pool::Pool;
-use super::san::San;
 use super::volume::{Notice, Volume};
-use crate::random::Numbers;
+use crate::load::random::Numbers;
+use crate::rig::san::San;
 
 /// Every mode.
 pub const MODES: [&str; 5] =

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::model::{BLOCK, Model};
-use super::san::San;
-use crate::cleanup::{self, Held};
-use crate::place::Place;
+use crate::rig::cleanup::{self, Held};
+use crate::rig::place::Place;
+use crate::rig::san::San;
 
 /// Blocks of each primary.
 pub const BLOCKS: u64 = 2048;

@@ -13,7 +13,7 @@ use super::check::Journal;
 use super::schema::Scale;
 use super::transaction::{Kind, Order, Terminal};
 use super::values::Values;
-use crate::sample::{Latency, Recorder};
+use crate::load::sample::{Latency, Recorder};
 
 /// Whether a transaction is to be run again: after a deadlock, or a lock waited for too long.
 pub fn is_to_repeat(error: &Error) -> bool {

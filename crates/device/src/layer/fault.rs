@@ -1,110 +1,86 @@
-//! Faults on demand: a device that fails, lies or forgets, by a list that can change while it is
-//! in use. What chance decides comes from a seed.
+//! A device that fails a share of its requests: `?fault=OP:SHARE` in a primary's URI. The requests
+//! that fail are chosen by a seed, so a single client meets the same faults in every run.
 
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_block::{
-    ByteRange, Completion, DeviceInfo, ErrorKind, Instant, Io, IoError, IoOp, IoQueue, SECTOR_SIZE,
-};
+use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoError, IoOp, IoQueue};
 
 use super::Slots;
 use crate::device::BlockDevice;
 use crate::random::Numbers;
 use crate::ring::Ring;
 
-/// What a faulty device does with a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Harm {
-    /// Fail it; nothing is done.
-    Fail(ErrorKind),
-    /// Say that it was done, and do nothing: a lost write, a flush that lies.
-    Lose,
-    /// Do it, and change a bit of what a read returns. Other requests are left alone.
-    Corrupt,
-    /// Do it so many bytes further on, or at the start if that is past the end.
-    Misdirect(u64),
+/// A million: a share is counted in millionths.
+const WHOLE: u32 = 1_000_000;
+
+/// The share of requests that fail, in millionths, for each operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Faults {
+    read: u32,
+    write: u32,
+    flush: u32,
 }
 
-/// How often a fault strikes the requests that match it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Often {
-    /// Each of them, until the fault is removed.
-    Always,
-    /// The next so many.
-    Times(u32),
-    /// Each with this chance in a million.
-    PerMillion(u32),
+impl Faults {
+    /// Understands `OP:SHARE[,OP:SHARE]...`, OP one of read, write and flush, SHARE from 0 to 1.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let mut faults = Self::default();
+        for one in text.split(',') {
+            let (op, share) = one
+                .split_once(':')
+                .ok_or_else(|| format!("fault {one:?} is not OP:SHARE, as read:0.01"))?;
+            let place = match op {
+                "read" => &mut faults.read,
+                "write" => &mut faults.write,
+                "flush" => &mut faults.flush,
+                _ => return Err(format!("fault of {op:?}; known are read, write, flush")),
+            };
+            *place = millionths(share)
+                .ok_or_else(|| format!("share {share:?} is not from 0 to 1, as 0.01 or 1"))?;
+        }
+        Ok(faults)
+    }
+
+    /// The share of an operation. Discards and write-zeroes are writes.
+    fn of(self, op: IoOp) -> u32 {
+        match op {
+            IoOp::Read => self.read,
+            IoOp::Flush => self.flush,
+            IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => self.write,
+        }
+    }
 }
 
-/// One fault: what it does, to which requests, how often.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fault {
-    /// What is done.
-    pub harm: Harm,
-    /// To which operation.
-    pub op: IoOp,
-    /// To requests that touch this range; a flush is touched by any.
-    pub range: ByteRange,
-    /// How often.
-    pub often: Often,
+/// A share from 0 to 1, in millionths.
+fn millionths(text: &str) -> Option<u32> {
+    let share: f64 = text.parse().ok()?;
+    (0.0..=1.0).contains(&share).then(|| (share * f64::from(WHOLE)).round() as u32)
 }
 
 /// A device with faults.
-#[derive(Clone)]
-pub struct FaultDevice {
+pub(crate) struct FaultDevice {
     inner: Arc<dyn BlockDevice>,
-    plan: Arc<Mutex<Plan>>,
-}
-
-struct Plan {
-    faults: Vec<Fault>,
-    numbers: Numbers,
-    struck: u64,
+    faults: Faults,
+    /// Shared by all queues.
+    numbers: Arc<Mutex<Numbers>>,
 }
 
 impl FaultDevice {
-    /// A device without faults yet.
-    #[must_use]
-    pub fn new(inner: Arc<dyn BlockDevice>, seed: u64) -> Self {
-        let plan = Plan { faults: Vec::new(), numbers: Numbers::new(seed), struck: 0 };
-        Self { inner, plan: Arc::new(Mutex::new(plan)) }
+    /// Fails requests of `inner`; `seed` decides which.
+    pub(crate) fn new(inner: Arc<dyn BlockDevice>, faults: Faults, seed: u64) -> Self {
+        Self { inner, faults, numbers: Arc::new(Mutex::new(Numbers::new(seed))) }
     }
-
-    /// Adds a fault. The first that strikes a request decides what happens to it.
-    pub fn add(&self, fault: Fault) {
-        locked(&self.plan).faults.push(fault);
-    }
-
-    /// Fails everything from now on, as a device that was pulled out does.
-    pub fn vanish(&self) {
-        let gone = Harm::Fail(ErrorKind::DeviceGone);
-        for op in [IoOp::Read, IoOp::Write, IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes] {
-            self.add(Fault::anywhere(gone, op, Often::Always));
-        }
-    }
-
-    /// Removes every fault.
-    pub fn heal(&self) {
-        locked(&self.plan).faults.clear();
-    }
-
-    /// Requests that a fault struck.
-    #[must_use]
-    pub fn struck(&self) -> u64 {
-        locked(&self.plan).struck
-    }
-}
-
-/// A plan is whole between calls, whatever happened to a thread.
-fn locked(plan: &Mutex<Plan>) -> MutexGuard<'_, Plan> {
-    plan.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl BlockDevice for FaultDevice {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
+    }
+
+    fn remark(&self) -> Option<&str> {
+        self.inner.remark()
     }
 
     fn prepare(&self, queues: usize) -> io::Result<()> {
@@ -114,45 +90,33 @@ impl BlockDevice for FaultDevice {
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         Ok(Box::new(FaultQueue {
             inner: self.inner.open_queue(ring)?,
-            plan: Arc::clone(&self.plan),
+            faults: self.faults,
+            numbers: Arc::clone(&self.numbers),
             slots: Slots::default(),
-            finished: Vec::new(),
+            failed: Vec::new(),
             below: Vec::new(),
         }))
     }
 }
 
-impl Plan {
-    /// What happens to a request.
-    fn strike(&mut self, op: IoOp, range: ByteRange) -> Option<Harm> {
-        let numbers = &mut self.numbers;
-        let mut strikes = |fault: &mut Fault| match &mut fault.often {
-            Often::Always => true,
-            Often::Times(left) => {
-                let strikes = *left > 0;
-                *left = left.saturating_sub(1);
-                strikes
-            }
-            Often::PerMillion(chance) => numbers.below(1_000_000) < u64::from(*chance),
-        };
-        let touched = |fault: &&mut Fault| {
-            fault.op == op && (op == IoOp::Flush || fault.range.overlaps(&range))
-        };
-        let mut matching = self.faults.iter_mut().filter(touched);
-        let harm = matching.find_map(|fault| strikes(fault).then_some(fault.harm))?;
-        self.struck += 1;
-        Some(harm)
-    }
-}
-
 struct FaultQueue {
     inner: Box<dyn IoQueue>,
-    plan: Arc<Mutex<Plan>>,
-    /// Where a bit of the data changes, if it does.
-    slots: Slots<Option<u64>>,
-    finished: Vec<Completion>,
+    faults: Faults,
+    numbers: Arc<Mutex<Numbers>>,
+    /// Requests below.
+    slots: Slots<()>,
+    failed: Vec<Completion>,
     /// Empty between uses.
     below: Vec<Completion>,
+}
+
+impl FaultQueue {
+    fn strikes(&self, op: IoOp) -> bool {
+        let share = self.faults.of(op);
+        // Numbers are whole between calls, whatever happened to a thread.
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.below(WHOLE.into()) < share.into()
+    }
 }
 
 impl IoQueue for FaultQueue {
@@ -161,35 +125,17 @@ impl IoQueue for FaultQueue {
     }
 
     fn submit(&mut self, now: Instant, mut io: Io) -> Result<(), Io> {
-        let mut plan = locked(&self.plan);
-        let harm = plan.strike(io.op, io.range);
-        let (tag, offset) = (io.tag, io.range.offset);
-        let mut flip = None;
-        match harm {
-            Some(Harm::Fail(kind)) => {
-                let error = IoError::with_source(kind, io::Error::other("a fault put in"));
-                self.finished.push(io.complete(Err(error)));
-                return Ok(());
-            }
-            Some(Harm::Lose) => {
-                self.finished.push(io.complete(Ok(())));
-                return Ok(());
-            }
-            Some(Harm::Corrupt) if io.op == IoOp::Read && !io.buf.is_empty() => {
-                flip = Some(plan.numbers.below(io.buf.len() as u64 * 8));
-            }
-            Some(Harm::Misdirect(by)) => {
-                let last = self.inner.info().size.saturating_sub(io.range.len);
-                let there = offset.saturating_add(by);
-                io.range.offset = if there <= last { there } else { 0 };
-            }
-            Some(Harm::Corrupt) | None => {}
+        if self.strikes(io.op) {
+            let source = io::Error::other("a fault from the URI of the device");
+            let error = IoError::with_source(ErrorKind::Media, source);
+            self.failed.push(io.complete(Err(error)));
+            return Ok(());
         }
-        drop(plan);
-        io.tag = self.slots.put(tag, flip);
+        let tag = io.tag;
+        io.tag = self.slots.put(tag, ());
         self.inner.submit(now, io).map_err(|mut io| {
             self.slots.take(io.tag);
-            (io.tag, io.range.offset) = (tag, offset);
+            io.tag = tag;
             io
         })
     }
@@ -197,37 +143,17 @@ impl IoQueue for FaultQueue {
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {
         self.inner.poll(now, &mut self.below);
         for mut end in self.below.drain(..) {
-            let (tag, flip) = self.slots.take(end.tag);
-            end.tag = tag;
-            if let Some(bit) = flip {
-                end.buf[bit as usize / 8] ^= 1 << (bit % 8);
-            }
+            end.tag = self.slots.take(end.tag).0;
             done.push(end);
         }
-        done.append(&mut self.finished);
+        done.append(&mut self.failed);
     }
 
     fn deadline(&self) -> Option<Instant> {
-        if !self.finished.is_empty() {
+        if !self.failed.is_empty() {
             return Some(Instant(0));
         }
         self.inner.deadline()
-    }
-}
-
-impl Fault {
-    /// A fault that strikes `op` anywhere on a device.
-    #[must_use]
-    pub fn anywhere(harm: Harm, op: IoOp, often: Often) -> Self {
-        Self { harm, op, range: ByteRange::new(0, u64::MAX), often }
-    }
-
-    /// A fault that strikes `op` at the sector that holds byte `offset`.
-    #[must_use]
-    pub fn at(harm: Harm, op: IoOp, offset: u64, often: Often) -> Self {
-        let sector = SECTOR_SIZE as u64;
-        let range = ByteRange::new(offset - offset % sector, sector);
-        Self { harm, op, range, often }
     }
 }
 
@@ -237,81 +163,39 @@ mod tests {
     use crate::MemoryDevice;
     use crate::testing::{Bench, exercise};
 
-    fn faulty() -> FaultDevice {
-        FaultDevice::new(Arc::new(MemoryDevice::new(1 << 20)), 1)
+    fn faulty(faults: &str) -> FaultDevice {
+        let faults = Faults::parse(faults).expect("it is understood");
+        FaultDevice::new(Arc::new(MemoryDevice::new(1 << 20)), faults, 7)
+    }
+
+    #[test]
+    fn shares_are_understood_or_refused() {
+        let found = Faults::parse("read:0.001,flush:1");
+        assert_eq!(found, Ok(Faults { read: 1000, write: 0, flush: WHOLE }));
+        for (text, word) in [
+            ("read", "read:0.01"),
+            ("trim:1", "read, write, flush"),
+            ("read:1%", "from 0 to 1"),
+            ("write:1.01", "from 0 to 1"),
+        ] {
+            let refusal = Faults::parse(text).expect_err(text);
+            assert!(refusal.contains(word), "{text}: {refusal}");
+        }
     }
 
     #[test]
     fn without_faults_it_is_the_device_below() {
-        exercise(&faulty(), 31);
+        exercise(&faulty("read:0"), 43);
     }
 
     #[test]
-    fn errors_strike_once_or_always_where_they_are_put() {
-        let device = faulty();
+    fn about_the_share_of_the_operation_fails_and_nothing_else() {
+        let device = faulty("read:0.1");
         let mut bench = Bench::new(&device);
-        let media = Harm::Fail(ErrorKind::Media);
-        device.add(Fault::at(media, IoOp::Read, 4096 + 100, Often::Times(1)));
-        assert!(bench.read(0, 4096).is_ok());
-        assert!(bench.write(4096, &[1; 512]).is_ok());
-        assert_eq!(bench.read(0, 8192).unwrap_err().kind(), ErrorKind::Media);
-        assert!(bench.read(0, 8192).is_ok());
-        device.add(Fault::anywhere(media, IoOp::Write, Often::Always));
-        assert!(bench.write(0, &[1; 512]).is_err() && bench.write(8192, &[1; 512]).is_err());
-        device.heal();
-        assert!(bench.write(0, &[1; 512]).is_ok());
-        assert_eq!(device.struck(), 3);
-    }
-
-    #[test]
-    fn writes_are_lost_misdirected_and_reads_corrupted() {
-        let device = faulty();
-        let mut bench = Bench::new(&device);
-        bench.write(0, &[1; 512]).unwrap();
-        device.add(Fault::anywhere(Harm::Lose, IoOp::Write, Often::Times(1)));
-        bench.write(0, &[2; 512]).unwrap();
-        assert_eq!(bench.read(0, 512).unwrap(), [1; 512]);
-        device.heal();
-        device.add(Fault::anywhere(Harm::Misdirect(1024), IoOp::Write, Often::Times(1)));
-        bench.write(0, &[3; 512]).unwrap();
-        assert_eq!(bench.read(0, 512).unwrap(), [1; 512]);
-        assert_eq!(bench.read(1024, 512).unwrap(), [3; 512]);
-        device.heal();
-        device.add(Fault::anywhere(Harm::Corrupt, IoOp::Read, Often::Times(1)));
-        let read = bench.read(0, 512).unwrap();
-        let changed: u32 = read.iter().map(|byte| (byte ^ 1).count_ones()).sum();
-        assert_eq!(changed, 1);
-        assert_eq!(bench.read(0, 512).unwrap(), [1; 512]);
-    }
-
-    #[test]
-    fn a_vanished_device_does_nothing_until_it_is_back() {
-        let device = faulty();
-        let mut bench = Bench::new(&device);
-        bench.write(0, &[1; 512]).unwrap();
-        device.vanish();
-        for op in [IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes] {
-            let range = if op == IoOp::Flush { (0, 0) } else { (0, 512) };
-            let result = bench.bare(op, ByteRange::new(range.0, range.1));
-            assert_eq!(result.unwrap_err().kind(), ErrorKind::DeviceGone, "{op:?}");
-        }
-        assert!(bench.write(0, &[2; 512]).is_err() && bench.read(0, 512).is_err());
-        device.heal();
-        assert_eq!(bench.read(0, 512).unwrap(), [1; 512]);
-    }
-
-    #[test]
-    fn chance_is_the_seed_s() {
-        let outcomes = |seed| {
-            let device = FaultDevice::new(Arc::new(MemoryDevice::new(1 << 20)), seed);
-            let often = Often::PerMillion(300_000);
-            device.add(Fault::anywhere(Harm::Fail(ErrorKind::Media), IoOp::Read, often));
-            let mut bench = Bench::new(&device);
-            (0..300).map(|_| bench.read(0, 512).is_ok()).collect::<Vec<bool>>()
-        };
-        let first = outcomes(1);
-        assert_eq!(first, outcomes(1));
-        assert_ne!(first, outcomes(2));
-        assert!((60..120).contains(&first.iter().filter(|ok| !**ok).count()));
+        let reads = (0..1000).map(|i| bench.read_io(i * 512, 512)).collect();
+        let failed = bench.run(reads).iter().filter(|end| end.result.is_err()).count();
+        assert!((50..150).contains(&failed), "{failed} of 1,000 at 10 %");
+        let writes = (0..100).map(|i| bench.write_io(i * 512, &[1; 512])).collect();
+        assert!(bench.run(writes).iter().all(|end| end.result.is_ok()));
     }
 }

@@ -1,9 +1,9 @@
 //! Layers: devices over devices, with the same interface above and below, so that they stack.
+//! [`watch`] serves the records of primaries; [`delay`] and [`fault`] are parameters of a URI, for
+//! tests and for whoever tries how a failure looks.
 
 pub(crate) mod delay;
 pub(crate) mod fault;
-pub(crate) mod trace;
-pub(crate) mod verify;
 pub(crate) mod watch;
 
 use forebay_block::IoTag;
@@ -30,13 +30,6 @@ impl<T> Slots<T> {
         });
         self.taken[index] = Some((tag, what));
         IoTag(index as u64)
-    }
-
-    /// Changes what is remembered of a request.
-    pub(crate) fn set(&mut self, tag: IoTag, what: T) {
-        if let Some(Some(slot)) = self.taken.get_mut(tag.0 as usize) {
-            slot.1 = what;
-        }
     }
 
     /// Forgets a request; returns its own tag and what was remembered.

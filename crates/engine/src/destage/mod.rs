@@ -496,8 +496,7 @@ impl Engine {
         if zero {
             let flags = IoFlags { no_hole: true, ..IoFlags::default() };
             let buf = IoBuf::empty();
-            let io =
-                |tag: IoTag| Io { tag, op: IoOp::WriteZeroes, range, flags, client: None, buf };
+            let io = |tag: IoTag| Io { tag, op: IoOp::WriteZeroes, range, flags, buf };
             return self.send(fx, Target::Primary(volume), ticket, io);
         }
         buf.set_len(range.len as usize);

@@ -506,7 +506,7 @@ impl Engine {
             if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
         self.destaging.note_foreground(self.now);
         self.volume_mut(volume).flow.pacer.begin_foreground();
-        let io = |tag: IoTag| Io { tag, op, range, flags, client: None, buf };
+        let io = |tag: IoTag| Io { tag, op, range, flags, buf };
         self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
     }
 

@@ -7,19 +7,36 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use clap::Args;
 use forebay_block::BLOCK_SIZE;
 use forebay_control::units::Size;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use crate::cli::AnalyzeArgs;
-use crate::{drain, output};
+use crate::output;
 use measure::{Counts, DELTA_CLASSES, Measure};
 
 /// Bytes read at once.
 const PIECE: u64 = 1 << 20;
+
+/// Arguments of `forebay analyze`.
+#[derive(Args, Debug)]
+pub struct AnalyzeArgs {
+    /// The device or file
+    pub path: PathBuf,
+    /// An older version of it
+    #[arg(long, value_name = "PATH")]
+    pub older: Option<PathBuf>,
+    /// Read at most so much, in pieces of 1 MiB spread evenly; 0 for all of it
+    #[arg(long, value_name = "SIZE", default_value = "16GiB")]
+    pub limit: Size,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Reads, measures, prints.
 pub fn run(args: &AnalyzeArgs) -> anyhow::Result<()> {
@@ -36,7 +53,7 @@ pub fn run(args: &AnalyzeArgs) -> anyhow::Result<()> {
     }
     let every = pieces_apart(source.size, args.limit.0);
     let mut measure = Measure::new(source.size / BLOCK_SIZE as u64 / every);
-    let bar = drain::bar(source.size.div_ceil(PIECE).div_ceil(every) * PIECE);
+    let bar = output::bar(source.size.div_ceil(PIECE).div_ceil(every) * PIECE);
     read(&source, older.as_ref(), every, &mut measure, &bar)?;
     bar.finish_and_clear();
     let found = Found { source, every, counts: measure.counts(), equal: measure.duplicate_share() };

@@ -9,7 +9,7 @@ use forebay_control::units::Size;
 use forebay_engine::Eviction;
 use forebay_trace::Format;
 
-use crate::cli::Daemon;
+use crate::client::Daemon;
 
 /// The commands.
 #[derive(Subcommand, Debug)]

@@ -78,7 +78,7 @@ impl Responder for FuseServer {
                 Waiting::Read(bytes) => Ok(Body::Filled(bytes as usize)),
                 Waiting::Write(bytes) => Ok(Body::short(&write_out(bytes))),
                 Waiting::Zeroes { volume, from, end, keep } if from < end => {
-                    return zeroes(unique, volume, from..end, keep, None);
+                    return zeroes(unique, volume, from..end, keep);
                 }
                 Waiting::Sync | Waiting::Zeroes { .. } => Ok(Body::EMPTY),
                 Waiting::Text(_) => Err(EIO),
@@ -154,8 +154,6 @@ impl Asked<'_> {
     }
 
     fn pass(&self, waiting: Waiting, volume: usize, io: Io) -> Step {
-        let pid = self.header.pid;
-        let io = io.with_client((pid != 0).then_some(pid));
         Step::Pass(waiting.ticket(self.header.unique), Endpoint(volume), io)
     }
 
@@ -171,7 +169,7 @@ impl Asked<'_> {
                 }
                 let range = ByteRange::new(read.offset, bytes.into());
                 let (flags, buf) = (IoFlags::default(), IoBuf::empty());
-                let io = Io { tag: IoTag(0), op: IoOp::Read, range, flags, client: None, buf };
+                let io = Io { tag: IoTag(0), op: IoOp::Read, range, flags, buf };
                 self.pass(Waiting::Read(bytes), at, io)
             }
             Some(_) => self.fail(EISDIR),
@@ -239,11 +237,7 @@ impl Asked<'_> {
             Mode::ZERO_RANGE | Mode::PUNCH_HOLE if !file.holes && end - from > COSTLY_HOLE => {
                 self.fail(EOPNOTSUPP)
             }
-            Mode::ZERO_RANGE | Mode::PUNCH_HOLE => {
-                let pid = self.header.pid;
-                let client = (pid != 0).then_some(pid);
-                zeroes(self.header.unique, at, from..end, keep, client)
-            }
+            Mode::ZERO_RANGE | Mode::PUNCH_HOLE => zeroes(self.header.unique, at, from..end, keep),
             _ => self.fail(EOPNOTSUPP),
         }
     }
@@ -307,18 +301,12 @@ impl Asked<'_> {
 }
 
 /// Zeroes the first part of a range; the ticket knows of the rest.
-fn zeroes(
-    unique: u64,
-    volume: usize,
-    range: std::ops::Range<u64>,
-    keep: bool,
-    client: Option<u32>,
-) -> Step {
+fn zeroes(unique: u64, volume: usize, range: std::ops::Range<u64>, keep: bool) -> Step {
     let length = (range.end - range.start).min(ZEROES_BYTES_MAX);
     let from = range.start + length;
     let ticket = Waiting::Zeroes { volume, from, end: range.end, keep }.ticket(unique);
     let part = ByteRange::new(range.start, length);
-    let mut io = Io::bare(IoTag(0), IoOp::WriteZeroes, part).with_client(client);
+    let mut io = Io::bare(IoTag(0), IoOp::WriteZeroes, part);
     io.flags = IoFlags { no_hole: keep, ..IoFlags::default() };
     Step::Pass(ticket, Endpoint(volume), io)
 }

@@ -202,8 +202,8 @@ impl Transmission {
             let place = self.begin(&request, request.len, flags, full.len() + 1);
             let bufs = full.into_iter().chain([buf]);
             for (piece, (range, buf)) in pieces(range_of(&request)).zip(bufs).enumerate() {
-                let (tag, op, client) = (tag(place, piece), IoOp::Write, None);
-                self.push(out, Io { tag, op, range, flags, client, buf });
+                let (tag, op) = (tag(place, piece), IoOp::Write);
+                self.push(out, Io { tag, op, range, flags, buf });
             }
         }
         used
@@ -257,13 +257,13 @@ impl Transmission {
                 for (piece, range) in pieces(range).enumerate() {
                     let buf = self.pool.get(range.len as usize);
                     let tag = tag(place, piece);
-                    self.push(out, Io { tag, op, range, flags, client: None, buf });
+                    self.push(out, Io { tag, op, range, flags, buf });
                 }
             }
             IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => {
                 let place = self.begin(&request, bytes, flags, 1);
                 let (tag, buf) = (tag(place, 0), IoBuf::empty());
-                self.push(out, Io { tag, op, range, flags, client: None, buf });
+                self.push(out, Io { tag, op, range, flags, buf });
             }
         }
         true

@@ -1,0 +1,368 @@
+//! An engine whose devices are two pieces of memory: everything that it asks for is done before
+//! it is asked again. Its time is simulated, the CPU time counted is real.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use forebay_block::{
+    Arena, BufPool, ByteRange, Completion, Instant, Io, IoBuf, IoFlags, IoOp, VolumeId,
+};
+use forebay_engine::{
+    ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, State,
+    Stats, Target, Trust, VolumeConfig,
+};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::load::content::Content;
+use crate::load::random::Numbers;
+
+/// Bytes of a block.
+pub const BLOCK: usize = 4096;
+/// Requests handed over in a turn.
+pub const BATCH: usize = 32;
+/// Simulated time from turn to turn.
+const TURN: Duration = Duration::from_micros(100);
+/// Turns before anything is measured: a second.
+const SETTLING_TURNS: usize = 10_000;
+/// Turns without an end after which something is stuck.
+const TURNS_MAX: usize = 10_000_000;
+
+/// What the engine is given.
+#[derive(Clone, Copy)]
+pub struct Layout {
+    /// Blocks of the volume.
+    pub blocks: u64,
+    cache_bytes: u64,
+    ram_bytes: u64,
+    content: Content,
+    /// A block is always written with nearly the same bytes.
+    rewrites: bool,
+}
+
+impl Layout {
+    /// 64 MiB of data that fits the RAM tier.
+    pub fn ram() -> Self {
+        let (blocks, content) = (64 << 20 >> 12, Content::Random);
+        Self { blocks, cache_bytes: 256 << 20, ram_bytes: 96 << 20, content, rewrites: false }
+    }
+
+    /// 64 MiB of pages that nearly fit a RAM tier of three quarters of that in compressed form.
+    pub fn compressed_ram() -> Self {
+        Self { ram_bytes: 48 << 20, content: Content::Pages, ..Self::ram() }
+    }
+
+    /// 64 MiB of database rows that are written again with little changes; so much RAM.
+    pub fn rewrites(ram_bytes: u64) -> Self {
+        let (blocks, content) = (64 << 20 >> 12, Content::Database);
+        Self { blocks, cache_bytes: 1024 << 20, ram_bytes, content, rewrites: true }
+    }
+
+    /// 512 MiB of data that fits the cache device, with 8 MiB of RAM before it.
+    pub fn ssd(content: Content) -> Self {
+        let blocks = 512 << 20 >> 12;
+        Self { blocks, cache_bytes: 1536 << 20, ram_bytes: 8 << 20, content, rewrites: false }
+    }
+}
+
+/// An engine, its devices and its client.
+pub struct Harness {
+    engine: Engine,
+    layout: Layout,
+    fx: Effects,
+    now: Instant,
+    cache: Vec<u8>,
+    primary: Vec<u8>,
+    /// What is written, in blocks.
+    data: Vec<u8>,
+    /// What the last batch of writes wrote, and whether the next repeats it elsewhere.
+    written: Vec<Vec<u8>>,
+    repeat: bool,
+    bufs: Vec<IoBuf>,
+    due: Vec<(Target, Completion)>,
+    numbers: Numbers,
+    spent: Duration,
+    answered: u64,
+}
+
+impl Harness {
+    /// A fresh engine that serves.
+    pub fn start(layout: Layout) -> anyhow::Result<Self> {
+        let now = Instant(1);
+        let engine = Engine::new(config(&layout), now);
+        let mut harness = Self {
+            engine,
+            fx: Effects::default(),
+            now,
+            cache: vec![0; layout.cache_bytes as usize],
+            primary: vec![0; layout.blocks as usize * BLOCK],
+            data: layout.content.bytes(4 << 20),
+            written: vec![vec![0; BLOCK]; BATCH],
+            repeat: false,
+            bufs: (0..BATCH).map(|_| IoBuf::zeroed(BLOCK)).collect(),
+            due: Vec::new(),
+            numbers: Numbers::new(5),
+            spent: Duration::ZERO,
+            answered: 0,
+            layout,
+        };
+        harness.engine.start(now, &mut harness.fx);
+        for _ in 0..TURNS_MAX {
+            if *harness.engine.state() == State::Serving {
+                // Nothing is admitted before the primary has been flushed once.
+                (0..SETTLING_TURNS).try_for_each(|_| harness.turn())?;
+                return Ok(harness);
+            }
+            ensure!(*harness.engine.state() == State::Recovering, "{:?}", harness.engine.state());
+            harness.turn()?;
+        }
+        bail!("the engine does not start");
+    }
+
+    /// What it was given.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The engine's counters.
+    pub fn stats(&self) -> Stats {
+        self.engine.stats(self.now)
+    }
+
+    /// CPU time spent in the engine so far.
+    pub fn cpu(&self) -> Duration {
+        self.spent
+    }
+
+    /// Bytes of index for each block that it has room for.
+    pub fn index_bytes_per_block(&self) -> f64 {
+        let stats = self.stats();
+        stats.index_bytes as f64 / stats.index_capacity as f64
+    }
+
+    /// Writes every block of the volume once, and makes all of it clean.
+    pub fn fill(&mut self) -> anyhow::Result<()> {
+        let mut block = 0;
+        while block < self.layout.blocks {
+            let first = block;
+            self.batch(IoOp::Write, BATCH as u64, |i, _| first + i)?;
+            block += BATCH as u64;
+            // Never near the dirty limit.
+            if block.is_multiple_of(1 << 14) {
+                self.drain()?;
+            }
+        }
+        self.drain()
+    }
+
+    /// Reads `ops` random blocks below `bound`; microseconds for each.
+    pub fn reads(&mut self, ops: u64, bound: u64) -> anyhow::Result<f64> {
+        self.measure(IoOp::Read, ops, move |_, numbers| numbers.below(bound))
+    }
+
+    /// Reads `ops` blocks in turn, each a page apart from the last so that they are no stream.
+    pub fn reads_in_turn(&mut self, first: u64, ops: u64) -> anyhow::Result<f64> {
+        self.measure(IoOp::Read, ops, move |i, _| first + (i * 4099) % ops)
+    }
+
+    /// Writes every block twice in a row, and makes all of it clean.
+    pub fn fill_twice(&mut self) -> anyhow::Result<()> {
+        for first in (0..self.layout.blocks).step_by(BATCH) {
+            for _ in 0..2 {
+                self.batch(IoOp::Write, BATCH as u64, |i, _| first + i)?;
+            }
+        }
+        self.drain()
+    }
+
+    /// Writes `ops` random blocks; microseconds for each, to the acknowledgement.
+    pub fn writes(&mut self, ops: u64) -> anyhow::Result<f64> {
+        let bound = self.layout.blocks;
+        self.measure(IoOp::Write, ops, move |_, numbers| numbers.below(bound))
+    }
+
+    /// Writes random blocks, and after each batch the same bytes to others; CPU microseconds for
+    /// each of the latter.
+    pub fn repeated_writes(&mut self, ops: u64) -> anyhow::Result<f64> {
+        let bound = self.layout.blocks;
+        let mut spent = Duration::ZERO;
+        let mut done = 0;
+        while done < ops {
+            self.batch(IoOp::Write, BATCH as u64, |_, numbers| numbers.below(bound))?;
+            let before = self.spent;
+            self.repeat = true;
+            self.batch(IoOp::Write, BATCH as u64, |_, numbers| numbers.below(bound))?;
+            self.repeat = false;
+            spent += self.spent - before;
+            done += BATCH as u64;
+        }
+        Ok(spent.as_nanos() as f64 / 1e3 / done as f64)
+    }
+
+    fn measure(
+        &mut self,
+        op: IoOp,
+        ops: u64,
+        block: impl Fn(u64, &mut Numbers) -> u64,
+    ) -> anyhow::Result<f64> {
+        let before = self.spent;
+        let mut done = 0;
+        while done < ops {
+            let count = (ops - done).min(BATCH as u64);
+            self.batch(op, count, |i, numbers| block(done + i, numbers))?;
+            done += count;
+        }
+        Ok((self.spent - before).as_nanos() as f64 / 1e3 / ops as f64)
+    }
+
+    /// Submits a batch and turns until all of it is answered.
+    fn batch(
+        &mut self,
+        op: IoOp,
+        count: u64,
+        block: impl Fn(u64, &mut Numbers) -> u64,
+    ) -> anyhow::Result<()> {
+        let mut requests = Vec::with_capacity(BATCH);
+        for i in 0..count {
+            let block = block(i, &mut self.numbers);
+            let Some(mut buf) = self.bufs.pop() else { bail!("a reply kept its buffer") };
+            if op == IoOp::Write {
+                let pool = (self.data.len() / BLOCK) as u64;
+                let random = self.numbers.below(pool);
+                let from = if self.layout.rewrites { block % pool } else { random };
+                let from = from as usize * BLOCK;
+                buf.copy_from_slice(&self.data[from..from + BLOCK]);
+                // No two writes are quite the same: a header, and where a row has changed.
+                buf[..8].copy_from_slice(&self.numbers.next().to_le_bytes());
+                if self.layout.rewrites {
+                    let row = 64 + self.numbers.below(BLOCK as u64 - 128) as usize;
+                    buf[row..row + 24].copy_from_slice(&[self.numbers.next() as u8; 24]);
+                }
+                let written = &mut self.written[i as usize];
+                if self.repeat {
+                    buf.copy_from_slice(written);
+                } else {
+                    written.copy_from_slice(&buf);
+                }
+            }
+            requests.push(Request {
+                id: RequestId(i),
+                volume: VolumeId(0),
+                op,
+                range: ByteRange::new(block * BLOCK as u64, BLOCK as u64),
+                flags: IoFlags::default(),
+                buf,
+                bypass: None,
+            });
+        }
+        let wanted = self.answered + count;
+        let (engine, fx, now) = (&mut self.engine, &mut self.fx, self.now);
+        self.spent += timed(|| {
+            engine.warm(&requests);
+            for request in requests.drain(..) {
+                engine.submit(now, request, fx);
+            }
+        });
+        for _ in 0..TURNS_MAX {
+            self.turn()?;
+            if self.answered == wanted {
+                return Ok(());
+            }
+        }
+        bail!("requests stay without an answer");
+    }
+
+    /// Destages everything, and lets reclaim come to rest.
+    pub fn drain(&mut self) -> anyhow::Result<()> {
+        self.engine.set_drain(true);
+        for _ in 0..TURNS_MAX {
+            self.turn()?;
+            if self.engine.dirty_blocks() == 0 && self.due.is_empty() && self.fx.ios.is_empty() {
+                self.engine.set_drain(false);
+                return Ok(());
+            }
+        }
+        bail!("the drain does not end");
+    }
+
+    /// One turn of an event loop: completions, `poll`, then all I/O is done.
+    fn turn(&mut self) -> anyhow::Result<()> {
+        self.now = self.now + TURN;
+        let Self { engine, fx, due, now, .. } = self;
+        self.spent += timed(|| {
+            for (target, done) in due.drain(..) {
+                engine.complete(*now, target, done, fx);
+            }
+            engine.poll(*now, fx);
+        });
+        for (target, io) in self.fx.ios.drain(..) {
+            let medium = match target {
+                Target::Cache => &mut self.cache,
+                Target::Primary(_) => &mut self.primary,
+            };
+            self.due.push((target, carry_out(io, medium)));
+        }
+        for reply in self.fx.replies.drain(..) {
+            if let Err(error) = reply.result {
+                bail!("request {:?}: {error}", reply.id);
+            }
+            self.answered += 1;
+            self.bufs.push(reply.buf);
+        }
+        Ok(())
+    }
+}
+
+fn config(layout: &Layout) -> ShardConfig {
+    ShardConfig {
+        shard: 0,
+        pool: 1,
+        area: ByteRange::new(0, layout.cache_bytes),
+        segment_size: 4 << 20,
+        volumes: vec![VolumeConfig {
+            id: VolumeId(0),
+            size: layout.blocks * BLOCK as u64,
+            mode: Mode::WriteBack,
+            discard: true,
+            rotational: false,
+            share: forebay_engine::DirtyShare::default(),
+            suspect: false,
+        }],
+        ram_bytes: layout.ram_bytes,
+        index_blocks: layout.cache_bytes / BLOCK as u64,
+        eviction: Eviction::default(),
+        write_cache_depth: Duration::from_secs(3600),
+        dirty_limit_percent: 50,
+        patience: Duration::from_secs(30),
+        destage_depth: 32,
+        compress: true,
+        compress_ram: true,
+        content: ContentLocality::Rewrite,
+        cache_volatile: true,
+        buffers: BufPool::new(Arena::new(48 << 20)),
+        fresh: true,
+        trust: Trust::Full,
+        detached: Vec::new(),
+        accept_loss: false,
+        epoch: 1,
+    }
+}
+
+fn carry_out(mut io: Io, medium: &mut [u8]) -> Completion {
+    let (from, to) = (io.range.offset as usize, io.range.end() as usize);
+    match io.op {
+        IoOp::Read => io.buf.copy_from_slice(&medium[from..to]),
+        IoOp::Write => medium[from..to].copy_from_slice(&io.buf),
+        IoOp::Discard | IoOp::WriteZeroes => medium[from..to].fill(0),
+        IoOp::Flush => {}
+    }
+    io.complete(Ok(()))
+}
+
+/// CPU time of this thread for some work.
+fn timed(work: impl FnOnce()) -> Duration {
+    let before = clock_gettime(ClockId::ThreadCPUTime);
+    work();
+    let after = clock_gettime(ClockId::ThreadCPUTime);
+    let nanos = |time: rustix::time::Timespec| time.tv_sec * 1_000_000_000 + time.tv_nsec;
+    Duration::from_nanos((nanos(after) - nanos(before)) as u64)
+}

@@ -1,0 +1,278 @@
+//! What an operation costs the engine in CPU time.
+//!
+//! The engine runs alone on this thread: requests come in batches of 32, as many as a busy event
+//! loop hands over in a turn, and whatever I/O it asks for is done at once in memory, outside of
+//! the time that is counted. Counted is the thread's CPU time within the engine: from a request's
+//! submission to its reply, the calls of `poll` and `complete` included. Each figure is the best of
+//! several rounds, since everything else on the machine can only add to it; the median is shown
+//! beside it.
+
+mod harness;
+
+use anyhow::ensure;
+use serde_json::json;
+
+use crate::load::content::Content;
+use crate::report::table::{Table, save, verdict};
+use harness::{BLOCK, Harness, Layout};
+
+/// Bytes of index for each block that it has room for.
+const INDEX_BYTES_MAX: f64 = 18.0;
+
+/// What the command is asked.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Rounds of each measurement
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Print the figures as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    /// Only measurements whose name contains this
+    #[arg(long, default_value = "")]
+    only: String,
+}
+
+/// One measurement.
+struct Figure {
+    name: String,
+    best: f64,
+    median: f64,
+    target: Option<f64>,
+}
+
+/// Measures and reports.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0, "--rounds must be at least 1");
+    let mut figures = Vec::new();
+    for (name, target, measure) in measurements() {
+        if !name.contains(&args.only) {
+            continue;
+        }
+        let mut rounds = measure(args.rounds)?;
+        rounds.sort_by(f64::total_cmp);
+        figures.push(Figure { name, best: rounds[0], median: rounds[rounds.len() / 2], target });
+    }
+    let index = Harness::start(Layout::ssd(Content::Random))?.index_bytes_per_block();
+    let saved = json!({
+        "unit": "microseconds of CPU time",
+        "batch": harness::BATCH,
+        "rounds": args.rounds,
+        "figures": figures.iter().map(|f| json!({
+            "name": f.name, "best": f.best, "median": f.median, "target": f.target,
+        })).collect::<Vec<_>>(),
+        "index_bytes_per_block": index,
+        "index_bytes_per_block_target": INDEX_BYTES_MAX,
+    });
+    let path = save("engine", &saved)?;
+    if args.json {
+        println!("{saved}");
+        return Ok(());
+    }
+    let mut table = Table::new(&["operation, 4 KiB", "best, µs", "median, µs", "target", ""]);
+    for figure in &figures {
+        let target = figure.target.map_or(String::new(), |target| format!("<= {target}"));
+        let met = figure.target.map_or(String::new(), |target| verdict(figure.best <= target));
+        let (best, median) = (format!("{:.2}", figure.best), format!("{:.2}", figure.median));
+        table.row([figure.name.clone(), best, median, target, met]);
+    }
+    table.row([
+        "index, bytes per block".to_owned(),
+        format!("{index:.2}"),
+        String::new(),
+        format!("<= {INDEX_BYTES_MAX}"),
+        verdict(index <= INDEX_BYTES_MAX),
+    ]);
+    table.print();
+    println!("kept in {}", path.display());
+    Ok(())
+}
+
+type Measure = Box<dyn Fn(usize) -> anyhow::Result<Vec<f64>>>;
+
+/// Every measurement: its name, the most it may cost in microseconds, and how it is done.
+fn measurements() -> Vec<(String, Option<f64>, Measure)> {
+    let mut all: Vec<(String, Option<f64>, Measure)> = Vec::new();
+    all.push(("read, RAM hit".to_owned(), Some(1.5), Box::new(ram_hits)));
+    all.push(("read, RAM hit, compressed".to_owned(), Some(3.0), Box::new(compressed_hits)));
+    for (name, content) in Content::ALL {
+        let measure = move |rounds| ssd_hits(content, rounds);
+        all.push((format!("read, SSD hit, {name}"), Some(3.0), Box::new(measure)));
+    }
+    all.push(("read, miss and admission".to_owned(), None, Box::new(misses)));
+    for (name, content) in Content::ALL {
+        let measure = move |rounds| writes(content, rounds);
+        all.push((format!("write, {name}"), Some(6.0), Box::new(measure)));
+    }
+    all.push(("write, a duplicate".to_owned(), Some(6.0), Box::new(duplicate_writes)));
+    all.push(("write, database rows as a delta".to_owned(), Some(6.0), Box::new(delta_writes)));
+    all.push(("read, SSD hit, a delta and its base".to_owned(), Some(7.0), Box::new(delta_reads)));
+    all.push(("write, its destage included".to_owned(), None, Box::new(writes_for_good)));
+    all
+}
+
+fn ram_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ram())?;
+    harness.fill()?;
+    let ops = 200_000;
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            let cost = harness.reads(ops, harness.layout().blocks)?;
+            let after = harness.stats();
+            ensure!(after.ram_hit_blocks - before.ram_hit_blocks == ops, "all hit RAM");
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Reads that hit RAM, of which a good part is compressed. The limit is that of an SSD hit.
+fn compressed_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::compressed_ram())?;
+    harness.fill()?;
+    let ops = 200_000;
+    // The tier finds its balance.
+    (0..5).try_for_each(|_| harness.reads(ops, harness.layout().blocks).map(|_| ()))?;
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            let cost = harness.reads(ops, harness.layout().blocks)?;
+            let after = harness.stats();
+            let hits = after.ram_hit_blocks - before.ram_hit_blocks;
+            let compressed = after.ram_compressed_hit_blocks - before.ram_compressed_hit_blocks;
+            println!(
+                "{:.1} % of reads hit RAM, {:.1} % compressed; {:.2} bytes held for each",
+                100.0 * hits as f64 / ops as f64,
+                100.0 * compressed as f64 / ops as f64,
+                (after.ram_blocks * BLOCK as u64) as f64 / after.ram_bytes as f64
+            );
+            Ok(cost)
+        })
+        .collect()
+}
+
+fn ssd_hits(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ssd(content))?;
+    harness.fill()?;
+    let ops = 100_000;
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            let cost = harness.reads(ops, harness.layout().blocks)?;
+            let after = harness.stats();
+            let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
+            ensure!(hits > ops * 95 / 100, "{hits} of {ops} reads hit the SSD");
+            ensure!(after.primary_read_blocks == before.primary_read_blocks, "none missed");
+            Ok(cost)
+        })
+        .collect()
+}
+
+fn misses(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ssd(Content::Random))?;
+    let ops = 10_000u64.min(harness.layout().blocks / rounds as u64);
+    (0..rounds as u64)
+        .map(|round| {
+            let before = harness.stats();
+            let cost = harness.reads_in_turn(round * ops, ops)?;
+            let after = harness.stats();
+            ensure!(after.misses - before.misses == ops, "all missed");
+            let admitted = after.admitted_blocks - before.admitted_blocks;
+            ensure!(admitted > ops * 9 / 10, "{admitted} of {ops} were admitted: {after:?}");
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Writes into a log with room, of blocks that are cached already; to the acknowledgement.
+fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ssd(content))?;
+    harness.fill()?;
+    (0..rounds)
+        .map(|_| {
+            let ops = 20_000;
+            let before = harness.stats();
+            let cost = harness.writes(ops)?;
+            let after = harness.stats();
+            ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
+            ensure!(after.duplicate_blocks == 0, "every block is written by itself");
+            harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Writes of blocks that equal others written just before.
+fn duplicate_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ssd(Content::Database))?;
+    harness.fill()?;
+    (0..rounds)
+        .map(|_| {
+            let ops = 10_016;
+            let before = harness.stats().duplicate_blocks;
+            let cost = harness.repeated_writes(ops)?;
+            let found = harness.stats().duplicate_blocks - before;
+            ensure!(found > ops * 95 / 100, "{found} of {ops} were found");
+            harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Writes of blocks whose older version is in RAM and little different.
+fn delta_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::rewrites(160 << 20))?;
+    harness.fill()?;
+    (0..rounds)
+        .map(|_| {
+            let ops = 20_000;
+            let before = harness.stats();
+            let cost = harness.writes(ops)?;
+            let after = harness.stats();
+            let deltas = after.delta_blocks - before.delta_blocks;
+            ensure!(deltas > ops * 95 / 100, "{deltas} of {ops} became deltas");
+            let (bytes, log) = (
+                (after.delta_bytes - before.delta_bytes) / deltas,
+                (after.log_bytes - before.log_bytes) / ops,
+            );
+            println!("a delta of {bytes} bytes; {log} bytes of log for each write");
+            harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Reads of blocks that are stored as deltas. The limit is that of an SSD hit, and 4 more.
+fn delta_reads(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::rewrites(8 << 20))?;
+    harness.fill_twice()?;
+    let ops = 50_000;
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            ensure!(before.associate_blocks > harness.layout().blocks * 9 / 10, "{before:?}");
+            let cost = harness.reads(ops, harness.layout().blocks)?;
+            let after = harness.stats();
+            let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
+            ensure!(hits > ops * 80 / 100, "{hits} of {ops} reads hit the SSD");
+            Ok(cost)
+        })
+        .collect()
+}
+
+/// Writes with everything that they cost later: destaging, reclaiming what they displaced.
+fn writes_for_good(rounds: usize) -> anyhow::Result<Vec<f64>> {
+    let mut harness = Harness::start(Layout::ssd(Content::Random))?;
+    harness.fill()?;
+    (0..rounds)
+        .map(|_| {
+            let ops = 40_000;
+            let before = harness.cpu();
+            harness.writes(ops)?;
+            harness.drain()?;
+            Ok((harness.cpu() - before).as_nanos() as f64 / 1e3 / ops as f64)
+        })
+        .collect()
+}
+
+const _: () = assert!(BLOCK == 4096);

@@ -1,0 +1,89 @@
+//! What the measurements of hits share: arguments, the data that is read, turns of two servers, and
+//! the check that all requests were hits.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use crate::load::content::Content;
+use crate::load::{Load, Pattern};
+use crate::report::progress;
+use crate::rig::Common;
+use crate::rig::server::{Server, Status};
+
+/// Requests in flight.
+pub const DEPTH: usize = 32;
+
+/// Arguments of every measurement of hits.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Hits {
+    #[command(flatten)]
+    pub common: Common,
+    /// Turns of each server
+    #[arg(long, default_value_t = 5)]
+    pub rounds: usize,
+    /// Seconds of a turn
+    #[arg(long, default_value_t = 3)]
+    pub seconds: u64,
+    /// MiB that are read
+    #[arg(long, default_value_t = 256)]
+    mib: u64,
+}
+
+/// Two servers measured in turns: of each its requests a second, and its CPU time for a request in
+/// microseconds, turn by turn.
+#[derive(Default)]
+pub struct Turns {
+    pub rates: [Vec<f64>; 2],
+    pub costs: [Vec<f64>; 2],
+}
+
+impl Hits {
+    /// Bytes that are read.
+    pub fn size(&self) -> u64 {
+        self.mib << 20
+    }
+
+    /// Measures two in turns. `one` is given the number of the server and of the turn; it returns
+    /// requests a second, and the CPU time that the server took.
+    pub fn in_turns(
+        &self,
+        name: &str,
+        mut one: impl FnMut(usize, usize) -> anyhow::Result<(f64, Duration)>,
+    ) -> anyhow::Result<Turns> {
+        let mut turns = Turns::default();
+        for round in 0..self.rounds {
+            progress(&format!("{name}, turn {} of {}", round + 1, self.rounds));
+            for server in 0..2 {
+                let (rate, cpu) = one(server, round)?;
+                turns.rates[server].push(rate);
+                turns.costs[server].push(cpu.as_secs_f64() * 1e6 / (rate * self.seconds as f64));
+            }
+        }
+        progress("");
+        Ok(turns)
+    }
+}
+
+/// Writes every block once, with bytes that do not compress.
+pub fn fill(size: u64) -> Load {
+    Load {
+        loops: 16,
+        connections: 1,
+        block: 64 << 10,
+        pattern: Pattern::Sequential { read: false, start: 0, end: size },
+        time: Duration::from_secs(3600),
+        seed: 1,
+        content: Content::Random,
+    }
+}
+
+/// Fails unless every block since `before` came from RAM.
+pub fn ensure_ram(server: &Server, before: &Status) -> anyhow::Result<()> {
+    let after = server.status()?;
+    let read = |name| after.counter(name) - before.counter(name);
+    let (ssd, primary) = (read("ssd_hit_blocks"), read("primary_read_blocks"));
+    ensure!(ssd == 0 && primary == 0, "not all hit RAM: {ssd} SSD hits, {primary} misses");
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! The runs RD1 to RD4 of vdbench, as published for host-side caches: random requests of 16 KiB
+//! from 32 loops, a share of them reads, a share of those to a small area.
+//!
+//! The primary is a file behind the model of four disks in RAID 10; the cache is a quarter of it.
+//! The baseline is the same server in pass-through, and both get the same sequence of requests.
+//! The ceiling is what the same client gets from nbdkit's memory plugin: no gain can be above it.
+//! A table shows the smaller area of vdbench's default, another one an area larger than the RAM
+//! tier.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::load::content::Content;
+use crate::load::runs::{BLOCK, LOOPS, RUNS, Run};
+use crate::load::{Load, Outcome, Pattern};
+use crate::report::progress;
+use crate::report::table::{Table, save, verdict};
+use crate::rig::Common;
+use crate::rig::place::Place;
+use crate::rig::server::{Server, Setting, Status, binary};
+
+/// The part of the ceiling that is enough where the ceiling is below the published gain.
+const CEILING_SHARE: f64 = 0.9;
+
+/// Nothing but misses: what the primary gives at random, which bounds the gain of RD1. Run when it
+/// is asked for by name.
+const MISSES: Run =
+    Run { name: "misses", read_percent: 100, hit_percent: 0, hypercache: 0.0, flashsoft: 0.0 };
+
+/// What the command is asked.
+#[derive(clap::Args, Clone)]
+pub struct Args {
+    #[command(flatten)]
+    pub common: Common,
+    /// MiB of the primary; the cache is a quarter
+    #[arg(long, default_value_t = 4096)]
+    pub mib: u64,
+    /// Seconds of a cached run
+    #[arg(long, default_value_t = 60)]
+    pub seconds: u64,
+    /// Seconds of a baseline
+    #[arg(long, default_value_t = 15)]
+    pub baseline_seconds: u64,
+    /// MiB of the RAM tier
+    #[arg(long, default_value_t = 64)]
+    pub ram_mib: u64,
+    /// KiB of the area that read hits go to
+    #[arg(long, default_value_t = 1024)]
+    pub hit_kib: u64,
+    /// Measure an area larger than the RAM tier as well, of as many MiB; 0 is none
+    #[arg(long, default_value_t = 256)]
+    pub large_hit_mib: u64,
+    /// Threads of Forebay
+    #[arg(long, default_value_t = 1)]
+    pub shards: u16,
+    /// The disk model
+    #[arg(long, default_value = "raid10x4")]
+    pub model: String,
+    /// Only the run of this name: RD1 to RD4, or misses
+    #[arg(long)]
+    pub only: Option<String>,
+}
+
+/// What was measured of a run.
+struct Measured {
+    run: Run,
+    baseline: Outcome,
+    cached: Outcome,
+    ceiling: Outcome,
+    /// The second in which so much was dirty that writes were held back.
+    limit_at: Option<usize>,
+    before: Status,
+    after: Status,
+}
+
+impl Measured {
+    fn gain(&self) -> f64 {
+        self.cached.rate() / self.baseline.rate()
+    }
+
+    fn ceiling(&self) -> f64 {
+        self.ceiling.rate() / self.baseline.rate()
+    }
+
+    /// What the gain must be.
+    fn target(&self) -> f64 {
+        self.run.hypercache.min(CEILING_SHARE * self.ceiling())
+    }
+
+    fn json(&self) -> Value {
+        let one = |outcome: &Outcome| {
+            json!({
+                "iops": outcome.rate(), "latency_ms": outcome.latency_ms(),
+                "per_second": outcome.per_second,
+            })
+        };
+        let count = |name: &str| self.after.counter(name) - self.before.counter(name);
+        json!({
+            "run": self.run.name, "baseline": one(&self.baseline), "cached": one(&self.cached),
+            "ceiling": one(&self.ceiling), "gain": self.gain(), "ceiling_gain": self.ceiling(),
+            "published": { "hypercache": self.run.hypercache, "flashsoft": self.run.flashsoft },
+            "target": self.target(), "held_back_from_second": self.limit_at,
+            "ram_hit_blocks": count("ram_hit_blocks"), "ssd_hit_blocks": count("ssd_hit_blocks"),
+            "primary_read_blocks": count("primary_read_blocks"),
+            "destaged_blocks": count("destaged_blocks"),
+        })
+    }
+}
+
+/// Runs and reports.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let areas = [args.hit_kib << 10, args.large_hit_mib << 20];
+    let mut tables = Vec::new();
+    for area in areas.into_iter().filter(|&area| area > 0) {
+        let results = series(args, area)?;
+        println!("\nread hits go to {}; {}", size_text(area), settings(args).describe());
+        table(&results).print();
+        let results: Vec<Value> = results.iter().map(Measured::json).collect();
+        tables.push(json!({ "hit_area": area, "results": results }));
+    }
+    let figures = json!({
+        "primary_bytes": args.mib << 20, "model": args.model, "loops": LOOPS,
+        "request_bytes": BLOCK, "setting": settings(args).describe(), "tables": tables,
+    });
+    println!("kept in {}", save("rd", &figures)?.display());
+    Ok(())
+}
+
+fn size_text(bytes: u64) -> String {
+    if bytes < 1 << 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+}
+
+fn settings(args: &Args) -> Setting {
+    Setting {
+        primary: String::new(),
+        cache: ("cache".to_owned(), args.mib << 18),
+        mode: "write-back",
+        ram: args.ram_mib << 20,
+        shards: args.shards,
+        more: Vec::new(),
+    }
+}
+
+/// Every run with one hit area.
+fn series(args: &Args, area: u64) -> anyhow::Result<Vec<Measured>> {
+    let place = Place::new(args.common.dir.as_deref())?;
+    progress("making the primary");
+    place.full("primary", args.mib << 20)?;
+    let mut all = Vec::new();
+    for run in RUNS.into_iter().chain([MISSES]) {
+        let wanted = args.only.as_deref().map_or(run.name != MISSES.name, |only| only == run.name);
+        if wanted {
+            all.push(measure(args, &place, run, area)?);
+        }
+    }
+    progress("");
+    Ok(all)
+}
+
+fn measure(args: &Args, place: &Place, run: Run, hit_area: u64) -> anyhow::Result<Measured> {
+    let binary = binary(args.common.forebay.as_deref())?;
+    let size = args.mib << 20;
+    let Run { name, read_percent, hit_percent, .. } = run;
+    let load = |seconds: u64| Load {
+        loops: LOOPS,
+        connections: 1,
+        block: BLOCK,
+        pattern: Pattern::Vdbench { read_percent, hit_percent, hit_area, span: size },
+        time: Duration::from_secs(seconds),
+        seed: 1,
+        content: Content::Random,
+    };
+    let show = |what: &'static str, seconds: u64| {
+        move |outcome: &Outcome| {
+            let (second, now) = (outcome.per_second.len(), outcome.per_second.last());
+            let now = now.copied().unwrap_or(0);
+            progress(&format!("{name} {what}: {second}/{seconds} s, {now} IOPS"));
+        }
+    };
+    let primary = format!("{}?emulate={}", place.text("primary"), args.model);
+    let cached = Setting { primary, ..settings(args) };
+    let plain =
+        Setting { cache: ("unused".to_owned(), 64 << 20), mode: "pass-through", ..cached.clone() };
+
+    let server = Server::forebay(&binary, place, &plain)?;
+    let seconds = args.baseline_seconds;
+    let baseline = server.load(&load(seconds), show("baseline", seconds))?;
+    server.stop()?;
+
+    let server = Server::forebay(&binary, place, &cached)?;
+    let before = server.status()?;
+    let mut limit_at = None;
+    let shown = show("cached", args.seconds);
+    let cached = server.load(&load(args.seconds), |outcome| {
+        shown(outcome);
+        let held = server.status().map_or(0, |status| status.counter("throttled_nanos"));
+        if held > before.counter("throttled_nanos") && limit_at.is_none() {
+            limit_at = Some(outcome.per_second.len());
+        }
+    })?;
+    let after = server.status()?;
+    server.kill();
+    // Each run starts with an empty cache.
+    for name in ["cache", "cache.state", "unused", "unused.state"] {
+        place.remove(name);
+    }
+
+    let server = Server::nbdkit_memory(place, size)?;
+    let seconds = args.baseline_seconds.min(5);
+    let ceiling = server.load(&load(seconds), show("ceiling", seconds))?;
+    Ok(Measured { run, baseline, cached, ceiling, limit_at, before, after })
+}
+
+fn table(results: &[Measured]) -> Table {
+    let mut table = Table::new(&[
+        "run",
+        "reads",
+        "hits",
+        "baseline",
+        "cached",
+        "gain",
+        "ceiling",
+        "HyperCache",
+        "FlashSoft",
+        "ms",
+        "held back",
+        "target",
+        "",
+    ]);
+    for one in results {
+        let (gain, target) = (one.gain(), one.target());
+        table.row([
+            one.run.name.to_owned(),
+            format!("{} %", one.run.read_percent),
+            format!("{} %", one.run.hit_percent),
+            format!("{:.0}", one.baseline.rate()),
+            format!("{:.0}", one.cached.rate()),
+            format!("{gain:.1}"),
+            format!("{:.1}", one.ceiling()),
+            format!("{:.1}", one.run.hypercache),
+            format!("{:.1}", one.run.flashsoft),
+            format!("{:.2} / {:.2}", one.baseline.latency_ms(), one.cached.latency_ms()),
+            one.limit_at.map_or("never".to_owned(), |second| format!("from {second} s")),
+            format!(">= {target:.1}"),
+            verdict(gain >= target),
+        ]);
+    }
+    table
+}

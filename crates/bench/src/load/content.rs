@@ -1,0 +1,71 @@
+//! What is written: bytes that do not compress, rows as a database keeps them, and text.
+
+use std::io::Write as _;
+
+use crate::load::random::Numbers;
+
+/// Kinds of content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Nothing to gain by compression.
+    Random,
+    /// Rows as sysbench fills its tables with: an id, a number, 120 and 60 digits.
+    Database,
+    /// The same rows, in blocks of which the last half is free.
+    Pages,
+    /// Words, the frequent ones more often.
+    Text,
+}
+
+impl Content {
+    /// The kinds that are measured each by itself, with their names.
+    pub const ALL: [(&'static str, Self); 3] =
+        [("random", Self::Random), ("database", Self::Database), ("text", Self::Text)];
+
+    /// `len` bytes of this kind, the same in every run.
+    pub fn bytes(self, len: usize) -> Vec<u8> {
+        let mut numbers = Numbers::new(11);
+        let mut out = Vec::with_capacity(len + 4096);
+        let mut row = 0u32;
+        while out.len() < len {
+            row += 1;
+            match self {
+                Self::Random => out.extend_from_slice(&numbers.next().to_le_bytes()),
+                Self::Database | Self::Pages => push_row(&mut out, row, &mut numbers),
+                Self::Text => push_word(&mut out, &mut numbers),
+            }
+        }
+        out.truncate(len);
+        if self == Self::Pages {
+            out.chunks_exact_mut(4096).for_each(|block| block[2048..].fill(0));
+        }
+        out
+    }
+}
+
+fn push_row(out: &mut Vec<u8>, id: u32, numbers: &mut Numbers) {
+    // A row's header as InnoDB writes it: lengths, flags, transaction, place of the old version.
+    out.extend_from_slice(&[60, 120, 0, 0, (id >> 8) as u8, id as u8, 0, 190]);
+    out.extend_from_slice(&(id | 1 << 31).to_be_bytes());
+    out.extend_from_slice(&[0, 0, 0, 9, 0x5e, 0xb2, 0, 0, 1, 0x24, 1, 0x10, 0x80]);
+    out.extend_from_slice(&(numbers.below(1 << 23) as u32).to_be_bytes());
+    for (groups, end) in [(10, 120), (5, 60)] {
+        let start = out.len();
+        for _ in 0..groups {
+            let group = numbers.below(100_000_000_000);
+            write!(out, "{group:011}-").expect("writing to memory never fails");
+        }
+        out.resize(start + end, b' ');
+    }
+}
+
+fn push_word(out: &mut Vec<u8>, numbers: &mut Numbers) {
+    const WORDS: u64 = 4096;
+    // The product of two even numbers below one leans towards zero, as the ranks of words do.
+    let rank = numbers.below(WORDS) * numbers.below(WORDS) / WORDS;
+    let mut letters = Numbers::new(rank + 1);
+    for _ in 0..2 + letters.below(8) {
+        out.push(b'a' + letters.below(26) as u8);
+    }
+    out.push(if numbers.below(12) == 0 { b'\n' } else { b' ' });
+}

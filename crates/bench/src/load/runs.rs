@@ -1,0 +1,23 @@
+//! The runs RD1 to RD4 of vdbench, as published for host-side caches: random requests of 16 KiB
+//! from 32 loops.
+
+/// Bytes of a request, and loops.
+pub const BLOCK: u64 = 16 << 10;
+pub const LOOPS: usize = 32;
+
+/// A run and what was published of it.
+#[derive(Clone, Copy)]
+pub struct Run {
+    pub name: &'static str,
+    pub read_percent: u64,
+    pub hit_percent: u64,
+    pub hypercache: f64,
+    pub flashsoft: f64,
+}
+
+pub const RUNS: [Run; 4] = [
+    Run { name: "RD1", read_percent: 100, hit_percent: 90, hypercache: 5.3, flashsoft: 4.9 },
+    Run { name: "RD2", read_percent: 100, hit_percent: 100, hypercache: 61.1, flashsoft: 6.1 },
+    Run { name: "RD3", read_percent: 80, hit_percent: 90, hypercache: 13.1, flashsoft: 4.0 },
+    Run { name: "RD4", read_percent: 80, hit_percent: 100, hypercache: 9.0, flashsoft: 4.0 },
+];

@@ -1,0 +1,12 @@
+//! What is being done right now, on standard error.
+
+use std::io::{IsTerminal as _, Write as _};
+
+/// Shows what is being done, in place of what was shown before; on a terminal only.
+pub fn progress(text: &str) {
+    let mut out = std::io::stderr();
+    if out.is_terminal() {
+        let _ = write!(out, "\r\x1b[K{text}");
+        let _ = out.flush();
+    }
+}

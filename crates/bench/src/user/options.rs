@@ -1,0 +1,102 @@
+//! The arguments of every benchmark for users.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+
+use crate::report::{Prices, Report};
+use crate::rig::setup::SetUp;
+
+/// The disk models.
+const MODELS: [&str; 4] = ["hdd", "raid10x4", "san", "cloud"];
+
+fn model(text: &str) -> Result<String, String> {
+    let known = MODELS.contains(&text).then(|| text.to_owned());
+    known.ok_or_else(|| format!("{text:?} is no disk model; use {}", MODELS.join(", ")))
+}
+
+/// Asked of every benchmark.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub struct Shared {
+    /// What to measure, in this order: no-cache, a mode of the cache (write-back, write-through,
+    /// write-around, write-only), bare-ssd, nbdkit; to compare how blocks are stored, in
+    /// write-back: similar, also against others that are like them; independent, without deltas
+    /// and shared payloads; raw, without compression too
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "no-cache,write-back,write-through,nbdkit,bare-ssd"
+    )]
+    pub setups: Vec<SetUp>,
+    /// Where images, primaries and caches are made: a directory on the SSD
+    /// [default: forebay-bench in the directory for temporary files]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Where the figures and the report go
+    #[arg(long, value_name = "DIR", default_value = "forebay-bench")]
+    pub out: PathBuf,
+    /// The model of the slow disks: hdd, raid10x4, san, cloud
+    #[arg(long, default_value = "raid10x4", value_parser = model)]
+    pub model: String,
+    /// The cache, in percent of the data
+    #[arg(long, value_name = "PERCENT", default_value_t = 25,
+        value_parser = clap::value_parser!(u64).range(1..=400))]
+    pub cache_percent: u64,
+    /// MiB of the cache's RAM tier
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    pub ram_mib: u64,
+    /// Threads of the cache
+    #[arg(long, default_value_t = 1)]
+    pub shards: u16,
+    /// A further flag for `forebay serve`, as --serve=--dirty-limit=20%; may be repeated
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    pub serve: Vec<String>,
+    /// Show this run beside an earlier one, by its figures
+    #[arg(long, value_name = "OLD.json")]
+    pub compare: Option<PathBuf>,
+    /// For the cost table.
+    #[command(flatten)]
+    pub prices: Prices,
+    /// The binary of Forebay [default: the one that runs this command]
+    #[arg(long, value_name = "PATH", hide = true)]
+    pub forebay: Option<PathBuf>,
+}
+
+impl Shared {
+    /// Where things are made; it exists afterwards.
+    pub fn directory(&self) -> anyhow::Result<PathBuf> {
+        let default = || std::env::temp_dir().join("forebay-bench");
+        let path = self.dir.clone().unwrap_or_else(default);
+        let shown = path.display().to_string();
+        std::fs::create_dir_all(&path).with_context(|| format!("--dir {shown}"))?;
+        std::fs::canonicalize(&path).with_context(|| format!("--dir {shown}"))
+    }
+
+    /// The binary that serves.
+    pub fn binary(&self) -> anyhow::Result<PathBuf> {
+        crate::rig::server::binary(self.forebay.as_deref())
+    }
+
+    /// The earlier run to compare with.
+    pub fn earlier(&self, benchmark: &str) -> anyhow::Result<Option<Report>> {
+        self.compare.as_deref().map(|path| Report::read(path, benchmark)).transpose()
+    }
+
+    /// Whether a set-up is measured.
+    pub fn has(&self, setup: SetUp) -> bool {
+        self.setups.contains(&setup)
+    }
+
+    /// Enters what is common in a report.
+    pub fn describe(&self, report: &mut Report) {
+        report.set("disk model", &self.model);
+        report.set("RAM tier", format!("{} MiB", self.ram_mib));
+        report.set("threads of the cache", self.shards);
+        if !self.serve.is_empty() {
+            report.set("flags", self.serve.join(" "));
+        }
+        report.prices = Some(self.prices);
+    }
+}

@@ -1,0 +1,224 @@
+//! Loop devices: which there are, over which files, who uses them; made and taken away by
+//! `losetup`, which every distribution has.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::disk::mounts;
+
+const BLOCK_DEVICES: &str = "/sys/block";
+/// How long a device may take to go once nobody needs it.
+const PATIENCE: Duration = Duration::from_secs(20);
+const STEP: Duration = Duration::from_millis(20);
+
+/// A loop device with a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LoopDevice {
+    /// Its path.
+    pub path: String,
+    /// The file's path, as far as the kernel can name it.
+    pub file: PathBuf,
+    /// The file's file system and number.
+    pub identity: (u64, u64),
+}
+
+impl LoopDevice {
+    fn name(&self) -> &str {
+        self.path.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Where its file system is mounted.
+    pub fn mounted(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let numbers = fs::read_to_string(format!("{BLOCK_DEVICES}/{}/dev", self.name()));
+        let numbers = numbers.with_context(|| self.path.clone())?;
+        let found = mounts::all()?.into_iter().filter(|entry| entry.device == numbers.trim());
+        Ok(found.map(|entry| entry.place).collect())
+    }
+
+    /// Whether whatever serves the file is gone: nothing can be read.
+    pub fn is_dead(&self) -> bool {
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        let Ok(device) = rustix::fs::open(self.path.as_str(), flags, Mode::empty()) else {
+            return true;
+        };
+        // Direct I/O wants memory in units of a page.
+        let mut page = forebay_block::IoBuf::zeroed(4096);
+        matches!(rustix::io::pread(&device, &mut page[..], 0), Err(Errno::IO | Errno::NOTCONN))
+    }
+
+    /// What else is built on it: device-mapper, RAID.
+    pub fn holders(&self) -> Vec<String> {
+        let held = format!("{BLOCK_DEVICES}/{}/holders", self.name());
+        names(Path::new(&held)).into_iter().map(|name| format!("/dev/{name}")).collect()
+    }
+
+    /// Whether it is swapped to.
+    pub fn is_swap(&self) -> bool {
+        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+        swaps.lines().any(|line| line.split_whitespace().next() == Some(self.path.as_str()))
+    }
+}
+
+/// The loop devices over a path, as the kernel tells without being asked for the file itself.
+pub fn over_path(path: &str) -> Vec<String> {
+    attached(|file| file == Path::new(path))
+}
+
+/// The loop devices over files below a directory.
+pub fn below(directory: &Path) -> Vec<String> {
+    attached(|file| file.starts_with(directory))
+}
+
+fn attached(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut found: Vec<String> = names(Path::new(BLOCK_DEVICES))
+        .into_iter()
+        .filter(|name| name.starts_with("loop"))
+        .filter(|name| backing_file(name).is_some_and(|file| wanted(&file)))
+        .map(|name| format!("/dev/{name}"))
+        .collect();
+    found.sort();
+    found
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+fn backing_file(name: &str) -> Option<PathBuf> {
+    let path = format!("{BLOCK_DEVICES}/{name}/loop/backing_file");
+    fs::read_to_string(path).ok().map(|text| PathBuf::from(text.trim_end_matches('\n')))
+}
+
+/// Makes durable what is in memory for a disk: of the file systems on it, and of its own.
+pub fn write_back(device: &str) {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
+    let disk = LoopDevice { path: device.to_owned(), file: PathBuf::new(), identity: (0, 0) };
+    for place in disk.mounted().unwrap_or_default() {
+        let written = open(&place).and_then(rustix::fs::syncfs);
+        if let Err(error) = written {
+            tracing::warn!(%error, place = %place.display(), "not written back");
+        }
+    }
+    let written = open(Path::new(device)).and_then(rustix::fs::fsync);
+    if let Err(error) = written {
+        tracing::warn!(%error, device, "not written back");
+    }
+}
+
+/// Every loop device with a file.
+pub fn all() -> anyhow::Result<Vec<LoopDevice>> {
+    let columns = "NAME,BACK-FILE,BACK-INO,BACK-MAJ:MIN";
+    let listed = losetup(&["--list", "--json", "--output", columns])?;
+    if listed.stdout.trim_ascii().is_empty() {
+        return Ok(Vec::new());
+    }
+    let listed: serde_json::Value =
+        serde_json::from_slice(&listed.stdout).context("the list that losetup prints")?;
+    let devices = listed["loopdevices"].as_array().into_iter().flatten();
+    Ok(devices.filter_map(device).collect())
+}
+
+fn device(listed: &serde_json::Value) -> Option<LoopDevice> {
+    let text = |name: &str| listed[name].as_str().map(str::to_owned);
+    let inode = listed["back-ino"].as_u64().or_else(|| text("back-ino")?.trim().parse().ok())?;
+    let numbers = text("back-maj:min")?;
+    let (major, minor) = numbers.trim().split_once(':')?;
+    let device = rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?);
+    Some(LoopDevice {
+        path: text("name")?,
+        file: PathBuf::from(text("back-file")?),
+        identity: (device, inode),
+    })
+}
+
+/// What a loop device over a file is known by.
+pub fn identity(file: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::metadata(file)?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// Makes a loop device over a file, with direct I/O; gives its path.
+pub fn attach(file: &Path, sector_size: u32, read_only: bool) -> anyhow::Result<String> {
+    let path = file.to_str().context("the path is not UTF-8")?;
+    let size = sector_size.to_string();
+    let mut words =
+        vec!["--find", "--show", "--nooverlap", "--direct-io=on", "--sector-size", &size];
+    if read_only {
+        words.push("--read-only");
+    }
+    words.push(path);
+    let made = losetup(&words)?;
+    let device = String::from_utf8_lossy(&made.stdout).trim().to_owned();
+    if !Path::new(&device).exists() {
+        bail!("losetup says {device:?}, but there is no such device");
+    }
+    Ok(device)
+}
+
+/// Takes a loop device away, and waits until it is gone.
+pub fn detach(device: &LoopDevice) -> anyhow::Result<()> {
+    losetup(&["--detach", &device.path])?;
+    let deadline = Instant::now() + PATIENCE;
+    while backing_file(device.name()).is_some_and(|file| file == device.file) {
+        if Instant::now() > deadline {
+            bail!(
+                "{} goes when those who have it open close it, which they have not in {} s",
+                device.path,
+                PATIENCE.as_secs()
+            );
+        }
+        std::thread::sleep(STEP);
+    }
+    Ok(())
+}
+
+fn losetup(words: &[&str]) -> anyhow::Result<Output> {
+    run("losetup", words)
+}
+
+/// Runs a program to its end; its own words are the error.
+pub fn run(program: &str, words: &[&str]) -> anyhow::Result<Output> {
+    let output = match Command::new(program).args(words).output() {
+        Ok(output) => output,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!("{program} is not installed; it comes with util-linux")
+        }
+        Err(error) => bail!("{program}: {error}"),
+    };
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{program} {}: {}", words.join(" "), said.trim());
+    }
+    Ok(output)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_and_new_losetup_are_understood() {
+        let new = serde_json::json!({ "name": "/dev/loop0", "back-file": "/v/db",
+            "back-ino": 4096, "back-maj:min": "0:43" });
+        let old = serde_json::json!({ "name": "/dev/loop0", "back-file": "/v/db",
+            "back-ino": "4096", "back-maj:min": "  0:43" });
+        let expected = LoopDevice {
+            path: "/dev/loop0".to_owned(),
+            file: PathBuf::from("/v/db"),
+            identity: (rustix::fs::makedev(0, 43), 4096),
+        };
+        assert_eq!(device(&new), Some(expected.clone()));
+        assert_eq!(device(&old), Some(expected));
+        assert_eq!(device(&serde_json::json!({ "name": "/dev/loop1" })), None);
+    }
+}

@@ -1,0 +1,55 @@
+//! Volumes as disks of this machine: [`attach`] makes them and [`detach`] takes them away.
+//! Nothing that could lose data is done: both say what is in the way, and leave it as it is.
+
+pub mod attach;
+pub mod detach;
+pub mod loops;
+pub mod mounts;
+mod sectors;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use forebay_control::api::VolumeStatus;
+use serde::Serialize;
+
+use crate::output;
+
+/// What `--json` prints of a disk.
+#[derive(Serialize)]
+struct Attached<'a> {
+    volume: &'a str,
+    device: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sector_size: Option<u32>,
+    mounted: Option<&'a Path>,
+}
+
+fn need_root(command: &str) -> anyhow::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    bail!("{command} needs root: it makes and mounts a disk of this machine")
+}
+
+/// The file that a volume is.
+fn file_of(volume: &VolumeStatus) -> anyhow::Result<PathBuf> {
+    let file = volume.file.as_ref().map(PathBuf::from);
+    file.with_context(|| {
+        format!(
+            "volume {} is not served as a file; start the server with --fuse DIR, or use an NBD \
+             client",
+            volume.name
+        )
+    })
+}
+
+fn list(places: &[PathBuf]) -> String {
+    let shown: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+    shown.join(", ")
+}
+
+fn print(json: bool, shown: &impl Serialize, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let shown = if json { serde_json::to_string_pretty(shown)? } else { text() };
+    Ok(output::line(&shown)?)
+}

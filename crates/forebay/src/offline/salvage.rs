@@ -1,0 +1,458 @@
+//! `forebay salvage`: what only a cache device has is written to a primary, without a server and
+//! without a change to the cache device. The engine reads the log as a start would, and destages
+//! as it does when a cache device has failed; here its reads and writes are carried out one by one.
+
+use std::path::Path;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use forebay_block::{
+    BLOCK_SIZE, BufPool, Completion, ErrorKind, Instant, Io, IoBuf, IoOp, IoResult, VolumeId,
+};
+use forebay_control::config::STATE_DIR;
+use forebay_control::units::Size;
+use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
+use forebay_engine::pool::{area_of, index_blocks};
+use forebay_engine::salvage::{Hole, LostRange};
+use forebay_engine::{
+    ContentLocality, Effects, Engine, Eviction, Mode, ShardConfig, State, Target, Trust,
+    VolumeConfig, offline,
+};
+use forebay_format::{Superblock, VolumeRecord};
+use forebay_runtime::detached::{self, OfShard};
+use forebay_runtime::{Blocking, Witness};
+use serde_json::{Value, json};
+
+use crate::server::cache::{of_shard, read_at};
+use crate::{busy, output};
+
+/// Memory for recent blocks, which a salvage hardly needs.
+const RAM_BYTES: u64 = 1 << 20;
+/// Writes to a primary that the engine asks for at once.
+const DESTAGE_DEPTH: u32 = 64;
+/// Lost ranges that are printed; JSON has all.
+const RANGES_SHOWN: usize = 100;
+/// Lost ranges that are told apart, by shard.
+const RANGES_MAX: usize = 1 << 20;
+/// Longest piece of zeros written at once.
+const ZEROS_MAX: u64 = 1 << 20;
+/// Virtual time in which an engine that was told to destage everything has something to do.
+const IDLE_TURNS_MAX: u32 = 100_000;
+
+/// Arguments of `forebay salvage`.
+#[derive(Args, Debug)]
+pub struct SalvageArgs {
+    /// The cache device
+    pub cache: PathBuf,
+    /// Where to write a volume's blocks: as serve's --primary
+    #[arg(long, value_name = "PRIMARY", required_unless_present = "list")]
+    pub to: Vec<String>,
+    /// Which volume that is; needed if the cache holds several, once for each --to
+    #[arg(long, value_name = "NAME")]
+    pub volume: Vec<String>,
+    /// Only list what would be written, and what is lost
+    #[arg(long, conflicts_with_all = ["to", "volume", "force"])]
+    pub list: bool,
+    /// Write to another primary than the one that the blocks belong to
+    #[arg(long)]
+    pub force: bool,
+    /// Where the host remembers the state of the cache: blocks that were written past a failed
+    /// cache are left out
+    #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
+    pub state: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A volume of the cache, and what becomes of its blocks.
+struct Saved {
+    record: VolumeRecord,
+    /// Where they go; nowhere when they are only counted.
+    primary: Option<(Arc<dyn BlockDevice>, Blocking)>,
+    bytes: u64,
+}
+
+/// What a salvage found.
+pub struct Outcome {
+    /// Bytes that could be read, by volume.
+    pub readable: Vec<(VolumeRecord, u64)>,
+    /// What is known to be lost.
+    pub lost: Vec<LostRange>,
+    /// Records that are gone, with the shard: which blocks they held is not known.
+    pub holes: Vec<(usize, Hole)>,
+    /// Shards whose log cannot be read at all, and why.
+    pub refused: Vec<(usize, String)>,
+}
+
+impl Outcome {
+    /// Whether nothing is lost.
+    pub fn is_whole(&self) -> bool {
+        self.lost.is_empty() && self.holes.is_empty() && self.refused.is_empty()
+    }
+
+    /// Bytes known to be lost of a volume.
+    pub fn lost_bytes(&self, id: VolumeId) -> u64 {
+        self.lost.iter().filter(|lost| lost.volume == id).map(|lost| lost.range.len).sum()
+    }
+
+    /// What is lost, for people.
+    pub fn losses(&self) -> String {
+        let mut out = String::new();
+        let name =
+            |id| self.readable.iter().find(|(v, _)| v.id == id).map(|(v, _)| v.name.as_str());
+        for lost in self.lost.iter().take(RANGES_SHOWN) {
+            let name = name(lost.volume).unwrap_or("?");
+            out += &format!(
+                "lost: volume {name}: {} bytes at {}\n",
+                lost.range.len, lost.range.offset
+            );
+        }
+        if self.lost.len() > RANGES_SHOWN {
+            out += &format!(
+                "lost: {} more ranges; --json lists them\n",
+                self.lost.len() - RANGES_SHOWN
+            );
+        }
+        for (shard, hole) in &self.holes {
+            out += &format!(
+                "lost: shard {shard}, {}: {} records up to {}; which blocks they held is not \
+                 known, so any block may be older than what was written last\n",
+                hole.seq, hole.records, hole.last
+            );
+        }
+        for (shard, why) in &self.refused {
+            out += &format!("lost: shard {shard}: all that only it had: {why}\n");
+        }
+        out
+    }
+
+    /// The same for machines.
+    pub fn losses_json(&self) -> (Value, Value) {
+        let name = |id| self.readable.iter().find(|(v, _)| v.id == id).map(|(v, _)| v.name.clone());
+        let ranges = self.lost.iter().map(|lost| {
+            json!({
+                "volume": name(lost.volume),
+                "offset": lost.range.offset,
+                "length": lost.range.len,
+            })
+        });
+        let holes = self.holes.iter().map(|(shard, hole)| {
+            json!({
+                "shard": shard,
+                "segment": hole.seq.0,
+                "records": hole.records,
+                "last_record": hole.last.0,
+            })
+        });
+        let refused =
+            self.refused.iter().map(|(shard, why)| json!({"shard": shard, "reason": why}));
+        (ranges.collect(), holes.chain(refused).collect())
+    }
+}
+
+/// Saves what can be saved; fails if anything is lost.
+pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
+    let device = busy::open(|| open_cache_read_only(&args.cache))?;
+    let mut queue = Blocking::open(&*device).with_context(|| args.cache.display().to_string())?;
+    let superblock = superblock_of(&args.cache, &mut queue)?;
+    let volumes = chosen(args, &superblock)?;
+    let detached = detached(&args.state, &superblock)?;
+    let outcome = salvage(&mut queue, &superblock, volumes, &detached)?;
+    report(args, &superblock, &outcome)?;
+    if !outcome.is_whole() {
+        let saved = if args.list { "readable" } else { "saved" };
+        bail!("{}: not everything is {saved}; what is lost is listed above", args.cache.display());
+    }
+    Ok(())
+}
+
+/// What can be read of a cache device, and what is lost, without writing anything.
+pub fn survey(path: &Path, queue: &mut Blocking) -> anyhow::Result<Outcome> {
+    let superblock = superblock_of(path, queue)?;
+    let volumes = superblock.volumes.iter().map(|record| counted(record.clone())).collect();
+    salvage(queue, &superblock, volumes, &[])
+}
+
+fn counted(record: VolumeRecord) -> Saved {
+    Saved { record, primary: None, bytes: 0 }
+}
+
+fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock> {
+    let size = queue.info().size;
+    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
+    offline::superblock(&mut read).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+/// What the host knows of stripes that the cache left when it had failed: the primaries have newer
+/// blocks of them.
+fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard>> {
+    let record = match state.exists() {
+        true => {
+            let witness = Witness::open(state).context(crate::server::cache::NO_STATE)?;
+            witness.load(superblock.uuid)?.map(|record| (record, witness))
+        }
+        false => None,
+    };
+    match record {
+        None => {
+            eprintln!(
+                "forebay: {} has no record of this cache: if it failed while serving, it may hold \
+                 blocks that are older than the primary's; name the server's directory with \
+                 --state",
+                state.display()
+            );
+            Ok(Vec::new())
+        }
+        Some((record, _)) if record.trust == Trust::Nothing => bail!(
+            "the primaries have been written without this cache since all that it had was on \
+             them: there is nothing to save"
+        ),
+        Some((_, witness)) => Ok(detached::read(witness.state(), superblock.uuid)?),
+    }
+}
+
+/// The volumes to be saved, each with its primary.
+fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Saved>> {
+    if args.list {
+        return Ok(superblock.volumes.iter().map(|record| counted(record.clone())).collect());
+    }
+    let names: Vec<&str> = superblock.volumes.iter().map(|v| v.name.as_str()).collect();
+    let wanted: Vec<&str> = match (args.volume.as_slice(), names.as_slice()) {
+        ([], [one]) => vec![one],
+        ([], _) => bail!(
+            "the cache holds the volumes {}: say --volume NAME --to PRIMARY for each to be saved",
+            names.join(", ")
+        ),
+        (volumes, _) => volumes.iter().map(String::as_str).collect(),
+    };
+    if wanted.len() != args.to.len() {
+        bail!(
+            "{} volumes and {} primaries: each --volume needs one --to",
+            wanted.len(),
+            args.to.len()
+        );
+    }
+    let mut saved = Vec::new();
+    for (name, uri) in wanted.into_iter().zip(&args.to) {
+        let record = superblock.volumes.iter().find(|record| record.name == name);
+        let Some(record) = record else {
+            bail!("the cache holds no volume {name}; it holds {}", names.join(", "));
+        };
+        saved.push(target(args, record, uri)?);
+    }
+    Ok(saved)
+}
+
+/// Opens the primary that a volume's blocks are to be written to.
+fn target(args: &SalvageArgs, record: &VolumeRecord, uri: &str) -> anyhow::Result<Saved> {
+    let name = &record.name;
+    let device = busy::open(|| open_primary(uri)).with_context(|| format!("volume {name}"))?;
+    let info = device.info();
+    if info.read_only {
+        bail!("volume {name}: {uri} cannot be written");
+    }
+    if info.size < record.size {
+        bail!(
+            "volume {name}: {uri} has {} bytes, too few for a volume of {}",
+            info.size,
+            record.size
+        );
+    }
+    if info.identity != record.identity && !args.force {
+        bail!(
+            "volume {name}: its blocks belong to {}, not to {}; if that is a copy of it, add \
+             --force",
+            record.identity,
+            info.identity
+        );
+    }
+    let queue = Blocking::open(&*device).with_context(|| format!("volume {name}"))?;
+    Ok(Saved { record: record.clone(), primary: Some((device, queue)), bytes: 0 })
+}
+
+/// Reads the log of every shard, and writes what is dirty to where it is to go.
+fn salvage(
+    cache: &mut Blocking,
+    superblock: &Superblock,
+    mut volumes: Vec<Saved>,
+    detached: &[OfShard],
+) -> anyhow::Result<Outcome> {
+    let (mut lost, mut holes, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+    for shard in 0..superblock.shards.len() {
+        let detached = of_shard(detached, shard);
+        let config = ShardConfig { detached, ..config_of(superblock, shard, &volumes) };
+        let engine = Engine::new(config, Instant(0));
+        let mut drive = Drive { engine, fx: Effects::default(), now: Instant(0) };
+        drive.run(cache, &mut volumes)?;
+        if let State::Refused(why) = drive.engine.state() {
+            refused.push((shard, why.clone()));
+        }
+        lost.extend(drive.engine.lost_ranges(RANGES_MAX));
+        holes.extend(drive.engine.lost_records().iter().map(|&hole| (shard, hole)));
+    }
+    lost.sort_by_key(|lost: &LostRange| (lost.volume, lost.range.offset));
+    for volume in &mut volumes {
+        if let Some((_, queue)) = &mut volume.primary {
+            queue.flush().with_context(|| format!("volume {}", volume.record.name))?;
+        }
+    }
+    let readable = volumes.into_iter().map(|volume| (volume.record, volume.bytes)).collect();
+    Ok(Outcome { readable, lost, holes, refused })
+}
+
+/// An engine that writes nothing to its cache device, and takes from it what is dirty.
+fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardConfig {
+    let area = superblock.shards[shard];
+    let volumes = volumes.iter().map(|volume| VolumeConfig {
+        id: volume.record.id,
+        size: volume.record.size,
+        mode: Mode::WriteBack,
+        discard: false,
+        rotational: false,
+        share: forebay_engine::DirtyShare::default(),
+        suspect: false,
+    });
+    ShardConfig {
+        shard: u16::try_from(shard).expect("the superblock bounds the shards"),
+        pool: superblock.pool,
+        area: area_of(area),
+        segment_size: superblock.segment_size,
+        volumes: volumes.collect(),
+        ram_bytes: RAM_BYTES,
+        index_blocks: index_blocks(area),
+        eviction: Eviction::default(),
+        write_cache_depth: std::time::Duration::ZERO,
+        patience: std::time::Duration::from_secs(30),
+        dirty_limit_percent: 50,
+        destage_depth: DESTAGE_DEPTH,
+        compress: true,
+        compress_ram: false,
+        content: ContentLocality::Independent,
+        cache_volatile: true,
+        buffers: BufPool::default(),
+        fresh: false,
+        trust: Trust::DirtyOnly,
+        detached: Vec::new(),
+        accept_loss: true,
+        epoch: superblock.epoch,
+    }
+}
+
+/// An engine whose time passes as fast as its requests are carried out.
+struct Drive {
+    engine: Engine,
+    fx: Effects,
+    now: Instant,
+}
+
+impl Drive {
+    /// Until nothing is dirty but what is lost.
+    fn run(&mut self, cache: &mut Blocking, volumes: &mut [Saved]) -> anyhow::Result<()> {
+        self.engine.start(self.now, &mut self.fx);
+        self.engine.set_drain(true);
+        let mut idle = 0;
+        loop {
+            let ios = std::mem::take(&mut self.fx.ios);
+            idle = if ios.is_empty() { idle + 1 } else { 0 };
+            if ios.is_empty()
+                && (matches!(self.engine.state(), State::Refused(_)) || self.is_done())
+            {
+                return Ok(());
+            }
+            if idle > IDLE_TURNS_MAX {
+                bail!("{} dirty blocks are not destaged", self.engine.dirty_blocks());
+            }
+            for (target, io) in ios {
+                let done = match target {
+                    Target::Cache => read_cache(cache, io),
+                    Target::Primary(id) => write_primary(volumes, id, io)?,
+                };
+                self.engine.complete(self.now, target, done, &mut self.fx);
+            }
+            self.engine.poll(self.now, &mut self.fx);
+            if self.fx.ios.is_empty() {
+                let deadline = self.fx.deadline.unwrap_or(self.now);
+                self.now = deadline.max(Instant(self.now.0 + 1_000_000));
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        let fenced = self.engine.stats(self.now).fenced_blocks;
+        *self.engine.state() == State::Serving && self.engine.dirty_blocks() == fenced
+    }
+}
+
+/// Nothing is ever written to the cache device: it is not open for that.
+fn read_cache(cache: &mut Blocking, mut io: Io) -> Completion {
+    let result = match io.op {
+        IoOp::Read => cache.read(io.range).map(|bytes| io.buf.copy_from_slice(&bytes)),
+        _ => Err(ErrorKind::ReadOnly.into()),
+    };
+    io.complete(result)
+}
+
+fn write_primary(volumes: &mut [Saved], id: VolumeId, mut io: Io) -> anyhow::Result<Completion> {
+    let volume = volumes.iter_mut().find(|volume| volume.record.id == id);
+    let volume = volume.expect("the engine knows no other");
+    if matches!(io.op, IoOp::Write | IoOp::WriteZeroes | IoOp::Discard) {
+        volume.bytes += io.range.len;
+    }
+    let Some((_, queue)) = &mut volume.primary else { return Ok(io.complete(Ok(()))) };
+    let result: IoResult<()> = match io.op {
+        IoOp::Read => queue.read(io.range).map(|bytes| io.buf.copy_from_slice(&bytes)),
+        IoOp::Flush => queue.flush(),
+        IoOp::Write => {
+            let mut buf = IoBuf::zeroed(io.buf.len());
+            buf.copy_from_slice(&io.buf);
+            queue.write(io.range.offset, buf)
+        }
+        IoOp::WriteZeroes | IoOp::Discard => {
+            let starts = (io.range.offset..io.range.end()).step_by(ZEROS_MAX as usize);
+            let mut pieces = starts.map(|at| (at, ZEROS_MAX.min(io.range.end() - at)));
+            pieces.try_for_each(|(at, len)| queue.write(at, IoBuf::zeroed(len as usize)))
+        }
+    };
+    if let Err(error) = &result {
+        bail!("volume {}: {:?} {}: {error}", volume.record.name, io.op, io.range);
+    }
+    Ok(io.complete(result))
+}
+
+fn report(args: &SalvageArgs, superblock: &Superblock, outcome: &Outcome) -> anyhow::Result<()> {
+    if args.json {
+        let (lost, holes) = outcome.losses_json();
+        let volumes = outcome.readable.iter().map(|(volume, bytes)| {
+            json!({
+                "name": volume.name,
+                "primary": volume.identity,
+                "dirty_bytes": bytes,
+                "lost_bytes": outcome.lost_bytes(volume.id),
+            })
+        });
+        let value = json!({
+            "uuid": format!("{:032x}", u128::from_be_bytes(superblock.uuid)),
+            "written": !args.list,
+            "volumes": volumes.collect::<Vec<_>>(),
+            "lost": lost,
+            "lost_records": holes,
+        });
+        return Ok(output::line(&format!("{value:#}"))?);
+    }
+    let mut text = String::new();
+    for (volume, bytes) in &outcome.readable {
+        text += &format!(
+            "volume {}: {} {}, {} known to be lost\n",
+            volume.name,
+            Size(*bytes),
+            if args.list { "readable that its primary lacks" } else { "saved" },
+            Size(outcome.lost_bytes(volume.id)),
+        );
+    }
+    Ok(output::print(&(text + &outcome.losses()))?)
+}
+
+const _: () = assert!(ZEROS_MAX.is_multiple_of(BLOCK_SIZE as u64));

@@ -1,0 +1,535 @@
+//! The cache device of a server: opened or made, handed to the shards, and closed. The decisions
+//! are the engine's (`pool::open`, `pool::closed`); here they are carried out.
+
+mod foreign;
+mod memory;
+mod once;
+mod reset;
+mod superblocks;
+
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, bail};
+use forebay_block::{Arena, BufPool, ByteRange, VolumeId};
+use forebay_control::config::Config;
+use forebay_control::units::{Size, Time};
+use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
+use forebay_engine::pool::{
+    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
+    index_blocks, open as decide,
+};
+use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
+use forebay_format::Superblock;
+use forebay_runtime::detached::{DetachedList, OfShard};
+use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
+use forebay_volume::{Registry, Volume};
+
+use crate::busy;
+use crate::server::args::ServeArgs;
+use crate::server::primaries::Gone;
+use crate::server::primaries::keeper::Keeper;
+use crate::server::primaries::returns::{Missing, Returns};
+use crate::server::primaries::samples::Table;
+use crate::server::primaries::{self, returns, samples};
+use crate::server::settings::KeptSettings;
+use superblocks::Superblocks;
+
+/// Bytes of buffers that all threads share.
+const ARENA_BYTES: usize = 64 << 20;
+/// Shards of a new cache when nobody says how many, at most.
+const SHARDS_CHOSEN_MAX: usize = 4;
+/// Destage writes in flight, of all shards.
+const DESTAGE_DEPTH: usize = 64;
+/// Destage writes in flight that a shard has at least.
+const DESTAGE_DEPTH_MIN: usize = 8;
+
+/// A cache device in use.
+pub struct Cache {
+    device: Arc<dyn BlockDevice>,
+    /// Bytes of the device that may be used.
+    device_bytes: u64,
+    primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
+    witness: Witness,
+    superblock: Superblock,
+    /// The copy of the superblock that is to be written next.
+    next_copy: usize,
+    keeper: Keeper,
+    returns: Returns,
+    state_dir: PathBuf,
+    /// The loss that was accepted for this start.
+    accepted: Option<String>,
+    /// What this start has made, until it serves.
+    made: Made,
+}
+
+/// Files that a start has made. They go with it if it fails: a cache that has never served holds
+/// nothing, and must not stand in the way of the next start.
+#[derive(Default)]
+struct Made {
+    cache: Option<PathBuf>,
+    state: Option<StateDir>,
+    witness: Option<(Witness, [u8; 16])>,
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let witness = self.witness.take().map(|(witness, uuid)| {
+            witness.remove(uuid).and(witness.state().remove(&samples::file_name(uuid)))
+        });
+        let cache = self.cache.take().map(std::fs::remove_file);
+        for error in [witness, cache].into_iter().flatten().filter_map(Result::err) {
+            tracing::warn!(%error, "left behind by a start that failed");
+        }
+        if let Some(state) = self.state.take() {
+            state.undo();
+        }
+    }
+}
+
+/// Whether nothing has that name.
+fn is_absent(path: &Path) -> bool {
+    std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
+}
+
+/// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
+/// be started. Settings that were changed while serving are put into `config`.
+pub fn open(
+    args: &ServeArgs,
+    config: &mut Config,
+) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
+    let opened = primaries::open(config)?;
+    let size = config.cache.size.map(|Size(bytes)| bytes);
+    let mut made = Made::default();
+    let absent = is_absent(&config.cache.path);
+    let device = busy::open(|| open_cache(&config.cache.path, size))
+        .map_err(|error| no_cache(&config.cache.path, error))?;
+    if let Some(remark) = device.remark() {
+        tracing::warn!("cache: {remark}");
+    }
+    made.cache = absent.then(|| config.cache.path.clone());
+    let mut queue = Blocking::open(&*device).context("cache")?;
+    let size = size.unwrap_or(u64::MAX).min(device.info().size);
+    let found = Superblocks::read(&mut queue, size)?;
+    let (primaries, gone) = primaries::stand_in(config, opened, found.newest(), args.reset_cache)?;
+    let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
+    let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
+    made.state = Some(witness.state().clone());
+    let opened =
+        decide_on((args, allowed.reset), config, &primaries, &mut queue, (size, &found), &witness)
+            .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
+    opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
+    memory::check(config, &opened, ARENA_BYTES)?;
+    let old = found.newest().filter(|_| !allowed.reset);
+    let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
+    settings.apply(config, &opened.ids)?;
+    let table = primaries::sample(&opened, &primaries, witness.state());
+    let kept = (&table, &settings);
+    put_on_record((config, allowed.reset), &opened, kept, &witness, queue, &mut made)?;
+    let Opened { superblock, ids, witnesses, .. } = &opened;
+    let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
+    let record = own.expect("a start has a witness").clone();
+    let registry = registry(config, &primaries, ids)?;
+    let clock = forebay_runtime::clock();
+    let list = DetachedList::open(witness.state(), superblock.uuid);
+    let (list, detached) = list.context(NO_STATE)?;
+    let shards = shards_of(
+        (allowed.accepted.is_some(), &detached),
+        config,
+        &opened,
+        &registry,
+        device.info().volatile_cache,
+        clock,
+    );
+    let (watched, kept) = primaries::watch(&table, ids, &primaries);
+    let missing = missing(config, &gone, ids, &table);
+    let keeper = Keeper::start(witness.state().clone(), table, kept)?;
+    let returns = Returns::start(missing, &returns_to(superblock, &witness), &keeper.door())?;
+    let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
+    plan.cache = Some(Arc::clone(&device));
+    plan.clock = clock;
+    plan.witness = Some((witness.clone(), record, list));
+    set_limits(&mut plan, config);
+    let last_written = if opened.fresh { 1 - opened.copy } else { opened.copy };
+    let cache = Cache {
+        device,
+        device_bytes: size,
+        primaries: ids.iter().copied().zip(primaries).collect(),
+        witness,
+        superblock: opened.superblock,
+        next_copy: 1 - last_written,
+        keeper,
+        returns,
+        state_dir: config.cache.state_dir.clone(),
+        accepted: allowed.accepted,
+        made,
+    };
+    Ok((cache, plan, settings))
+}
+
+/// Makes a start durable, in the order in which a crash between any two steps does no harm.
+fn put_on_record(
+    (config, reset): (&Config, bool),
+    opened: &Opened,
+    (table, settings): (&Table, &KeptSettings),
+    witness: &Witness,
+    mut queue: Blocking,
+    made: &mut Made,
+) -> anyhow::Result<()> {
+    let keep = || table.store(witness.state()).context(NO_STATE);
+    // What is on record of a primary stays right until the server changes it, so it is renewed
+    // first. What was accepted must not be taken for sound before the cache knows of it.
+    let renewed = !opened.fresh && opened.trust == Trust::Full;
+    if renewed {
+        keep()?;
+    }
+    if opened.fresh {
+        // It may go on with those of the cache that it replaces.
+        settings.store().context(NO_STATE)?;
+    }
+    superblocks::write_all(&mut queue, opened)?;
+    let uuid = opened.superblock.uuid;
+    if reset {
+        let note = "--reset-cache made this cache";
+        once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
+    }
+    // After the superblock: a witness of a start that the device knows nothing of would condemn it.
+    if made.cache.is_some() {
+        made.witness = Some((witness.clone(), uuid));
+    }
+    for record in &opened.witnesses {
+        witness.store(record).context(NO_STATE)?;
+    }
+    if renewed { Ok(()) } else { keep() }
+}
+
+/// The pool that primaries come back to.
+fn returns_to(superblock: &Superblock, witness: &Witness) -> returns::Pool {
+    returns::Pool {
+        witness: witness.clone(),
+        uuid: superblock.uuid,
+        epoch: superblock.epoch,
+        shards: superblock.shards.len(),
+        identities: superblock.volumes.iter().map(|one| (one.id, one.identity.clone())).collect(),
+    }
+}
+
+/// What clients may take.
+fn set_limits(plan: &mut PoolConfig, config: &Config) {
+    plan.clients = config.server.max_clients as usize;
+    plan.client_memory = config.server.client_memory.0;
+    plan.stall = config.server.client_stall_timeout.0;
+    let Time(idle) = config.server.idle_timeout;
+    plan.idle = Some(idle).filter(|idle| !idle.is_zero());
+}
+
+impl Cache {
+    /// Bytes of the device in use.
+    pub fn bytes(&self) -> u64 {
+        self.superblock.device_size
+    }
+
+    /// Once the shards serve: what was lost and accepted is recorded, and accepted for this start
+    /// only.
+    pub fn note_accepted(&self) -> anyhow::Result<()> {
+        let Some(loss) = &self.accepted else { return Ok(()) };
+        for line in loss.lines() {
+            tracing::error!("accepted, since --accept-data-loss was given: {line}");
+        }
+        once::mark(&self.state_dir, self.superblock.uuid, once::ACCEPTED, loss)
+    }
+
+    /// Bytes of the device that may be used, those included that memory is too short for.
+    pub fn device_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
+    /// Threads that share it.
+    pub fn shards(&self) -> usize {
+        self.superblock.shards.len()
+    }
+
+    /// Keeps what was made for this start, also if it fails: clients may write from now on.
+    pub fn keep(&mut self) {
+        let Made { cache, state, witness } = &mut self.made;
+        (*cache, *state, *witness) = (None, None, None);
+    }
+
+    /// Records that the server has stopped in order, so that the next start can tell whether a
+    /// primary was changed meanwhile, and whether dirty blocks are left. Nothing when the device is
+    /// out of use.
+    pub fn close(self, health: Health, stopped: &Stopped) -> anyhow::Result<()> {
+        self.returns.stop();
+        let table = self.keeper.stop();
+        let mut primaries = self.primaries;
+        for (id, real) in self.returns.came() {
+            primaries
+                .iter_mut()
+                .filter(|(one, _)| *one == id)
+                .for_each(|(_, one)| *one = Arc::clone(&real));
+        }
+        let record = self.witness.load(self.superblock.uuid)?;
+        let trusted = record.as_ref().is_none_or(|record| record.trust == Trust::Full);
+        if health != Health::Good || !trusted {
+            tracing::warn!("the cache device has failed; it is left as it is");
+            return Ok(());
+        }
+        let (fingerprints, volumes) =
+            primaries::leave(&self.superblock, &primaries, stopped, table.as_ref());
+        if let Some(table) = table {
+            let table = Table { volumes, ..table };
+            table
+                .store(self.witness.state())
+                .context("the samples of the primaries cannot be kept")?;
+        }
+        let superblock = closed(self.superblock, &fingerprints);
+        let mut queue = Blocking::open(&*self.device).context("cache")?;
+        superblocks::write(&mut queue, &superblock, self.next_copy)
+            .context("the cache cannot be closed; the next start recovers as after a crash")?;
+        match record {
+            Some(record) if stopped.dirty_blocks == 0 => {
+                Ok(self.witness.store(&Record { dirty: false, ..record })?)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What is wrong when the state directory cannot be used.
+pub const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
+
+/// Why there is no cache device, and what to do when it is only not there.
+fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
+    match &error {
+        OpenError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
+            anyhow!("cache {}: it is not there; to make a file, give it a size", path.display())
+        }
+        _ => anyhow::Error::new(error).context("cache"),
+    }
+}
+
+/// Reads for the offline tools.
+pub fn read_at(
+    queue: &mut Blocking,
+    size: u64,
+    offset: u64,
+    bytes: &mut [u8],
+) -> Result<(), String> {
+    let range = ByteRange::checked(offset, bytes.len() as u64);
+    let range = range
+        .filter(|range| range.end() <= size)
+        .ok_or_else(|| format!("it has {size} bytes, too few for {} at {offset}", bytes.len()))?;
+    let found = queue.read(range).map_err(|error| format!("{range}: {error}"))?;
+    bytes.copy_from_slice(&found);
+    Ok(())
+}
+
+fn decide_on(
+    (args, reset): (&ServeArgs, bool),
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    queue: &mut Blocking,
+    (device_size, found): (u64, &Superblocks),
+    witness: &Witness,
+) -> anyhow::Result<Opened> {
+    let Superblocks { copies, announcement, known } = found;
+    let witnesses = witness.load_all()?;
+    for superblock in known {
+        // Here one that cannot be read is an error.
+        witness.load(superblock.uuid)?;
+    }
+    let newest = found.newest();
+    let specs = primaries::specs(args, config, primaries, newest, witness.state())?;
+    let absent = match newest {
+        Some(pool) if !args.reset_cache => gone(args, queue, device_size, pool, &specs)?,
+        _ => Vec::new(),
+    };
+    let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
+    let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
+    let request = OpenRequest {
+        device_size,
+        copies: [&copies[0], &copies[1]],
+        announcement,
+        volumes: &specs,
+        witnesses: &witnesses,
+        absent: &absent,
+        shards,
+        reset,
+        uuid: random_uuid().context("no random number")?,
+        now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+    };
+    within_memory(config, request)
+}
+
+/// Decides so that the index of a new cache takes no more memory than it may.
+fn within_memory(config: &Config, request: OpenRequest) -> anyhow::Result<Opened> {
+    let cache = || format!("cache {}", config.cache.path.display());
+    let mut opened = decide(&request).with_context(cache)?;
+    let (wanted, budget) = (memory::index(&opened), memory::index_budget(config));
+    if wanted <= budget {
+        return Ok(opened);
+    }
+    let hint = "memory.index (--index) sets how much it may take";
+    if !opened.fresh {
+        opened.notes.push(format!(
+            "the cache's index takes {} of memory, more than {}, and a cache keeps its size; \
+             {hint} when the cache is made",
+            Size(wanted),
+            Size(budget)
+        ));
+        return Ok(opened);
+    }
+    let all = request.device_size;
+    let least = OpenRequest { device_size: device_for_index(budget).min(all), ..request };
+    let mut opened = decide(&least).with_context(cache).context(hint)?;
+    opened.notes.push(format!(
+        "{} of the cache device's {} are used: the index of all of it would take {} of memory, \
+         and may take {}; {hint}",
+        Size(opened.superblock.device_size),
+        Size(all),
+        Size(wanted),
+        Size(budget)
+    ));
+    Ok(opened)
+}
+
+/// What is in the cache of its volumes that are not configured any more.
+fn gone(
+    args: &ServeArgs,
+    queue: &mut Blocking,
+    size: u64,
+    pool: &Superblock,
+    specs: &[VolumeSpec],
+) -> anyhow::Result<Vec<Absent>> {
+    let gone = absent(pool, specs);
+    if let Some(name) =
+        args.forget_volume.iter().find(|name| gone.iter().all(|record| record.name != **name))
+    {
+        bail!(
+            "--forget-volume {name}: the cache has no volume of that name that is not configured; \
+             leave the flag out"
+        );
+    }
+    if gone.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
+    let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;
+    // What cannot be read may be of any volume.
+    let damaged = report.problems.iter().filter(|problem| problem.dirty).count() as u64;
+    let absent = gone.into_iter().map(|record| Absent {
+        id: record.id,
+        dirty: report.dirty_blocks(Some(record.id)) + damaged,
+        forget: args.forget_volume.contains(&record.name),
+    });
+    Ok(absent.collect())
+}
+
+/// The volumes whose primaries are not there, with what is on record of them.
+fn missing(config: &Config, gone: &[Gone], ids: &[VolumeId], table: &Table) -> Vec<Missing> {
+    let missing = gone.iter().map(|gone| {
+        let (volume, id) = (&config.volumes[gone.at], ids[gone.at]);
+        Missing {
+            id,
+            name: volume.name.clone(),
+            uri: volume.primary.clone(),
+            read_only: volume.read_only,
+            record: gone.record.clone(),
+            samples: table.of(id).to_vec(),
+            stand_in: Arc::clone(&gone.stand_in),
+        }
+    });
+    missing.collect()
+}
+
+/// Half of the processors: the clients run on the others. One shard also keeps a disk's heads in
+/// one place, where destaging of several shards pulls them to and fro.
+fn shards_by_processors() -> u16 {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    u16::try_from((processors / 2).clamp(1, SHARDS_CHOSEN_MAX)).expect("a small number")
+}
+
+fn random_uuid() -> std::io::Result<[u8; 16]> {
+    let mut uuid = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut uuid)?;
+    Ok(uuid)
+}
+
+fn registry(
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    ids: &[VolumeId],
+) -> anyhow::Result<Registry> {
+    let volumes = config.volumes.iter().zip(primaries).zip(ids);
+    let volumes = volumes.map(|((configured, primary), &id)| {
+        let mut volume = Volume::new(id, configured.name.clone(), primary.info().clone());
+        volume.read_only |= configured.read_only;
+        volume.sequential_threshold = configured.sequential_threshold.0;
+        volume
+    });
+    Ok(Registry::new(volumes.collect())?)
+}
+
+/// What is recorded of a shard's stripes that a failed cache has left.
+pub fn of_shard(detached: &[OfShard], shard: usize) -> Vec<DetachedStripe> {
+    detached.iter().filter(|(of, _)| *of == shard).map(|&(_, stripe)| stripe).collect()
+}
+
+/// The makers of the shards, each with its share of the memory.
+fn shards_of(
+    (accept_loss, detached): (bool, &[OfShard]),
+    config: &Config,
+    opened: &Opened,
+    registry: &Registry,
+    cache_volatile: bool,
+    clock: Clock,
+) -> Vec<MakeShard> {
+    let volumes = config.volumes.iter().zip(registry.volumes());
+    let volumes: Vec<VolumeConfig> = volumes
+        .map(|(configured, volume)| VolumeConfig {
+            id: volume.id,
+            size: volume.info.size,
+            mode: configured.mode,
+            discard: volume.info.discard,
+            rotational: volume.info.rotational,
+            share: configured.share(),
+            suspect: opened.suspect.contains(&volume.id),
+        })
+        .collect();
+    let superblock = &opened.superblock;
+    let count = superblock.shards.len();
+    let depth = (DESTAGE_DEPTH / count).max(DESTAGE_DEPTH_MIN);
+    let make = |(shard, &area)| {
+        let config = ShardConfig {
+            shard: u16::try_from(shard).expect("the superblock bounds the shards"),
+            pool: superblock.pool,
+            area: area_of(area),
+            segment_size: superblock.segment_size,
+            volumes: volumes.clone(),
+            ram_bytes: config.memory.ram.0 / count as u64,
+            index_blocks: index_blocks(area),
+            eviction: config.cache.eviction,
+            write_cache_depth: config.cache.write_cache_depth.0,
+            dirty_limit_percent: config.cache.dirty_limit.0,
+            patience: config.server.patience.0,
+            destage_depth: u32::try_from(depth).expect("the depth is small"),
+            compress: config.cache.compress,
+            compress_ram: config.cache.compress,
+            content: config.cache.content,
+            cache_volatile,
+            buffers: BufPool::default(),
+            fresh: opened.fresh,
+            trust: opened.trust,
+            detached: of_shard(detached, shard),
+            accept_loss,
+            epoch: superblock.epoch,
+        };
+        let make: MakeShard = Box::new(move |buffers| -> Box<dyn Shard> {
+            Box::new(Engine::new(ShardConfig { buffers, ..config }, clock.now()))
+        });
+        make
+    };
+    superblock.shards.iter().enumerate().map(make).collect()
+}

@@ -1,0 +1,182 @@
+//! What `--reset-cache` and `--accept-data-loss` may do: nothing is discarded before it was said
+//! what it is, nothing that may be the only copy without a second word, and each word is good for
+//! one start.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{anyhow, bail};
+use forebay_control::config::Config;
+use forebay_control::units::Size;
+use forebay_device::BlockDevice;
+use forebay_engine::offline;
+use forebay_format::Superblock;
+use forebay_runtime::Blocking;
+
+use crate::server::args::ServeArgs;
+use crate::server::cache::read_at;
+use crate::server::cache::{foreign, once};
+
+/// What this start may do.
+#[derive(Debug, Default)]
+pub struct Allowed {
+    /// Make a new cache whatever is on the device.
+    pub reset: bool,
+    /// Serve a log of which a part is lost; what is lost, to be remembered.
+    pub accepted: Option<String>,
+}
+
+/// Decides what the options of this start may do; says what a reset would destroy.
+///
+/// # Errors
+/// When it would destroy what nobody agreed to lose.
+pub fn allowed(
+    args: &ServeArgs,
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    queue: &mut Blocking,
+    size: u64,
+) -> anyhow::Result<Allowed> {
+    let state = &config.cache.state_dir;
+    let found = superblock(queue, size);
+    let mut reset = args.reset_cache;
+    let mut accept = args.accept_data_loss && !args.reset_cache;
+    if let Some(found) = &found {
+        reset = option(state, found, once::RESET, "--reset-cache", reset)?;
+        accept = option(state, found, once::ACCEPTED, "--accept-data-loss", accept)?;
+    }
+    if reset {
+        match &found {
+            Some(found) => may_discard(args, found, queue, size)?,
+            None => may_overwrite(args, config, primaries, queue, size)?,
+        }
+    }
+    let accepted = if accept && found.is_some() { damage(queue, size)? } else { None };
+    Ok(Allowed { reset, accepted })
+}
+
+/// Adds what the device holds to why it is refused.
+pub fn explain(
+    error: anyhow::Error,
+    primaries: &[Arc<dyn BlockDevice>],
+    queue: &mut Blocking,
+    size: u64,
+) -> anyhow::Error {
+    if superblock(queue, size).is_some() {
+        return error;
+    }
+    if let Some(identity) = swapped(primaries) {
+        return error.context(swapped_text(&identity));
+    }
+    match foreign::content(queue, size) {
+        Ok(Some(what)) => anyhow!("{error:#}; the device holds {what}"),
+        _ => error,
+    }
+}
+
+fn superblock(queue: &mut Blocking, size: u64) -> Option<Superblock> {
+    offline::superblock(&mut |offset, bytes| read_at(queue, size, offset, bytes)).ok()
+}
+
+/// Whether an option counts at this start.
+fn option(
+    state: &Path,
+    found: &Superblock,
+    what: &str,
+    name: &str,
+    given: bool,
+) -> anyhow::Result<bool> {
+    let counts = once::counts(state, found.uuid, what, given)?;
+    if given && !counts {
+        tracing::warn!(
+            "{name} was used for this cache already and is passed over; to use it again, start \
+             once without it"
+        );
+    }
+    Ok(counts)
+}
+
+/// A reset of a cache: refused while it holds what the primaries lack.
+fn may_discard(
+    args: &ServeArgs,
+    found: &Superblock,
+    queue: &mut Blocking,
+    size: u64,
+) -> anyhow::Result<()> {
+    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
+    let hint = "start without --reset-cache and drain it, or write them to a primary with \
+                `forebay salvage`; to lose them, add --accept-data-loss";
+    let report = match offline::examine(&mut read, false) {
+        Ok(report) => report,
+        Err(error) if args.accept_data_loss => {
+            tracing::warn!(error, "the cache is discarded; what it held is not known");
+            return Ok(());
+        }
+        Err(error) => bail!("--reset-cache: {error}; {hint}"),
+    };
+    let damaged = report.problems.iter().filter(|problem| problem.dirty).count();
+    let dirty = report.dirty_blocks(None);
+    let held = |blocks: u64| Size(blocks * forebay_block::BLOCK_SIZE as u64);
+    let volumes = found.volumes.iter().map(|volume| {
+        let dirty = held(report.dirty_blocks(Some(volume.id)));
+        format!("{dirty} of volume {}", volume.name)
+    });
+    let volumes = volumes.collect::<Vec<_>>().join(", ");
+    let parts = if damaged > 0 { ", and parts that cannot be read" } else { "" };
+    if args.accept_data_loss || dirty == 0 && damaged == 0 {
+        tracing::warn!(
+            "--reset-cache: discarding a cache with {volumes} not on the primaries{parts}"
+        );
+        return Ok(());
+    }
+    bail!(
+        "--reset-cache: the cache holds {} that are not on the primaries ({volumes}){parts}; \
+         {hint}",
+        held(dirty)
+    )
+}
+
+/// A reset of something that is no cache: refused unless it is blank.
+fn may_overwrite(
+    args: &ServeArgs,
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    queue: &mut Blocking,
+    size: u64,
+) -> anyhow::Result<()> {
+    if let Some(identity) = swapped(primaries) {
+        bail!("{}", swapped_text(&identity));
+    }
+    let Some(what) = foreign::content(queue, size)? else { return Ok(()) };
+    let path = config.cache.path.display();
+    if !args.accept_data_loss {
+        bail!(
+            "--reset-cache: {path} holds {what}, which would be destroyed; check that it is the \
+             right device; to destroy it, add --accept-data-loss"
+        );
+    }
+    tracing::warn!("--reset-cache: {path} held {what}; it is overwritten");
+    Ok(())
+}
+
+/// A primary that is a Forebay cache.
+fn swapped(primaries: &[Arc<dyn BlockDevice>]) -> Option<String> {
+    let is_cache = |primary: &&Arc<dyn BlockDevice>| {
+        let size = primary.info().size;
+        Blocking::open(&***primary).is_ok_and(|mut queue| superblock(&mut queue, size).is_some())
+    };
+    primaries.iter().find(is_cache).map(|primary| primary.info().identity.clone())
+}
+
+fn swapped_text(identity: &str) -> String {
+    format!("the primary {identity} is a Forebay cache; are the primary and the cache swapped?")
+}
+
+/// What is wrong with the log of a cache that may have cost dirty data; nothing if all is well.
+fn damage(queue: &mut Blocking, size: u64) -> anyhow::Result<Option<String>> {
+    let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
+    let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;
+    let damage = report.problems.iter().filter(|problem| problem.dirty);
+    let damage: Vec<String> = damage.map(|one| format!("{}: {}", one.place, one.what)).collect();
+    Ok((!damage.is_empty()).then(|| damage.join("\n")))
+}

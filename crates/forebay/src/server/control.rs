@@ -1,0 +1,372 @@
+//! The pool of shard threads as the control API sees it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_block::VolumeId;
+use forebay_control::{
+    ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
+    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+};
+use forebay_engine::{ContentLocality, Eviction, Mode};
+use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::disk::loops;
+use crate::server::mount::MountPoint;
+use crate::server::recording::Trace;
+use crate::server::settings::KeptSettings;
+
+/// What does not change while the pool runs, except for the modes and the eviction policy.
+pub struct Facts {
+    /// The cache device's path.
+    pub cache_path: String,
+    /// Bytes of it in use, and that it has.
+    pub cache_bytes: u64,
+    pub cache_device_bytes: u64,
+    /// How clean blocks are chosen to leave, at the start.
+    pub eviction: Eviction,
+    pub content: ContentLocality,
+    /// The longest a dirty block may wait.
+    pub write_cache_depth: Duration,
+    /// Where clients connect.
+    pub endpoints: Vec<String>,
+    /// The volumes in the registry's order.
+    pub volumes: Vec<VolumeSnapshot>,
+    /// Every setting at the start.
+    pub settings: Vec<SettingSnapshot>,
+    /// What the configuration says of the settings that can be changed.
+    pub configured: Configured,
+}
+
+/// The configured values of what `set` changes.
+pub struct Configured {
+    /// Of each volume, in the registry's order.
+    pub modes: Vec<Mode>,
+    pub eviction: Eviction,
+    pub content: ContentLocality,
+}
+
+/// A running pool. It does not stop by itself: whoever holds the other end of the channel is told
+/// whether to drain first.
+pub struct Running {
+    pool: Pool,
+    facts: Facts,
+    modes: Mutex<Vec<Mode>>,
+    eviction: Mutex<Eviction>,
+    content: Mutex<ContentLocality>,
+    kept: Mutex<KeptSettings>,
+    /// The recordings, under way or the last ones, by volume.
+    traces: Mutex<Vec<Option<Trace>>>,
+    began: Instant,
+    stopping: AtomicBool,
+    /// The drain before the stop was given up; and somebody was told since.
+    given_up: AtomicBool,
+    told: AtomicBool,
+    mount: Option<Arc<MountPoint>>,
+    stop: UnboundedSender<bool>,
+}
+
+impl Running {
+    /// `pool`, ready since now.
+    pub fn new(
+        pool: Pool,
+        facts: Facts,
+        kept: KeptSettings,
+        mount: Option<Arc<MountPoint>>,
+        stop: UnboundedSender<bool>,
+    ) -> Self {
+        let modes = Mutex::new(facts.volumes.iter().map(|volume| volume.mode).collect());
+        let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
+        let eviction = Mutex::new(facts.eviction);
+        let content = Mutex::new(facts.content);
+        let kept = Mutex::new(kept);
+        let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
+        let began = Instant::now();
+        Self {
+            pool,
+            facts,
+            modes,
+            eviction,
+            content,
+            kept,
+            traces,
+            began,
+            stopping,
+            given_up,
+            told,
+            mount,
+            stop,
+        }
+    }
+
+    /// From now on the state is `stopping`.
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on the status says that the drain before the stop was given up.
+    pub fn set_given_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody has asked since.
+    pub fn has_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// Where the volume of that name is in the registry.
+    fn place(&self, volume: &str) -> Result<usize, ControlError> {
+        let volumes = self.pool.registry().volumes();
+        volumes.iter().position(|known| known.name == volume).ok_or_else(|| {
+            ControlError::no_volume(volume, volumes.iter().map(|known| known.name.as_str()))
+        })
+    }
+
+    fn volumes(&self, stats: &PoolStats) -> Vec<VolumeSnapshot> {
+        let modes = locked(&self.modes);
+        let volumes = self.facts.volumes.iter().zip(modes.iter()).zip(&stats.volumes);
+        let now = |((volume, &mode), stands): ((&VolumeSnapshot, &Mode), &VolumeStats)| {
+            let file = volume.file.as_deref();
+            let devices = file.map(loops::over_path).unwrap_or_default();
+            let state = stands.state.clone();
+            let primary_health = PrimaryHealth::of(&state.primary, stats.now);
+            VolumeSnapshot { mode, devices, state, primary_health, ..volume.clone() }
+        };
+        volumes.map(now).collect()
+    }
+
+    /// The settings at the start, with what was changed since or is kept from before.
+    fn settings(&self) -> Vec<SettingSnapshot> {
+        let modes = locked(&self.modes).clone();
+        let (eviction, content) = (*locked(&self.eviction), *locked(&self.content));
+        let kept = locked(&self.kept);
+        let volumes = self.pool.registry().volumes();
+        let now = |setting: &SettingSnapshot| {
+            let mut setting = setting.clone();
+            let name = setting.volume.as_ref();
+            let at = name.and_then(|name| volumes.iter().position(|known| known.name == *name));
+            match (setting.name, at) {
+                ("mode", Some(at)) => modes[at].name().clone_into(&mut setting.value),
+                ("eviction", None) => eviction.name().clone_into(&mut setting.value),
+                ("content", None) => content.name().clone_into(&mut setting.value),
+                _ => return setting,
+            }
+            let found = kept.find(at.map(|at| volumes[at].id), setting.name);
+            setting.changed = found.map(|found| (found.configured.clone(), found.since));
+            setting
+        };
+        self.facts.settings.iter().map(now).collect()
+    }
+
+    /// Keeps a setting for the next starts, before it is in force.
+    fn keep(
+        &self,
+        volume: Option<VolumeId>,
+        key: &str,
+        [value, configured]: [&str; 2],
+    ) -> Result<(), ControlError> {
+        locked(&self.kept).keep(volume, key, value, configured).map_err(|error| {
+            let what = format!("{key}={value} cannot be kept for the next start: {error}");
+            let hint = "nothing was changed; see to the state directory";
+            ControlError::new(ControlErrorKind::Unavailable, what, hint)
+        })
+    }
+}
+
+/// What is behind these locks is replaced whole, so that a panic leaves nothing half-changed.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Upper bounds of latencies as they are shown, in microseconds.
+const BOUNDS_MICROS: [u64; 16] = [
+    10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000,
+    1_000_000, 10_000_000,
+];
+
+/// For each bound the number of requests that surely took at most that long.
+fn at_most(histogram: &Histogram) -> Vec<(u64, u64)> {
+    let mut fine = histogram.cumulative().peekable();
+    let mut count = 0;
+    let counted = BOUNDS_MICROS.map(|micros| {
+        let bound = Duration::from_micros(micros);
+        while let Some((_, below)) = fine.next_if(|&(at, _)| at <= bound) {
+            count = below;
+        }
+        (nanos(bound), count)
+    });
+    counted.to_vec()
+}
+
+fn latencies(stats: &PoolStats) -> Vec<Latency> {
+    let of_volume = |volume: &VolumeStats| {
+        let name = volume.name.clone();
+        let of_operation = OPERATIONS.iter().zip(volume.latencies.iter());
+        of_operation
+            .map(|(&(_, operation), histogram)| Latency {
+                volume: name.clone(),
+                operation,
+                count: histogram.count(),
+                sum_nanos: nanos(histogram.sum()),
+                at_most: at_most(histogram),
+            })
+            .collect::<Vec<_>>()
+    };
+    stats.volumes.iter().flat_map(of_volume).collect()
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl PoolControl for Running {
+    fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        self.told.fetch_or(given_up, Ordering::Relaxed);
+        let stats = self.pool.stats().ok_or_else(|| {
+            let kind = ControlErrorKind::Unavailable;
+            ControlError::new(kind, "the shards do not answer", "see the server's log")
+        })?;
+        let latencies = latencies(&stats);
+        let volumes = self.volumes(&stats);
+        let shards = stats.shards.into_iter().map(|shard| ShardSnapshot {
+            state: shard.state,
+            health: shard.health,
+            stats: shard.stats,
+        });
+        // Each lock is released before the next one is asked for.
+        let (settings, eviction) = (self.settings(), *locked(&self.eviction));
+        let content = *locked(&self.content);
+        Ok(PoolSnapshot {
+            uptime: self.began.elapsed(),
+            stopping: self.stopping.load(Ordering::Relaxed),
+            drain_given_up: given_up,
+            cache_path: self.facts.cache_path.clone(),
+            cache_bytes: self.facts.cache_bytes,
+            cache_device_bytes: self.facts.cache_device_bytes,
+            eviction,
+            content,
+            write_cache_depth: self.facts.write_cache_depth,
+            endpoints: self.facts.endpoints.clone(),
+            clients: stats.clients as u64,
+            clients_refused: stats.clients_refused,
+            volumes,
+            shards: shards.collect(),
+            latencies,
+            settings,
+        })
+    }
+
+    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError> {
+        let volumes = self.pool.registry().volumes();
+        let at = self.place(volume)?;
+        let configured = self.facts.configured.modes[at];
+        let mode = mode.unwrap_or(configured);
+        // Under the lock, so that the mode shown is the one that the shards were told last.
+        let mut modes = locked(&self.modes);
+        self.keep(Some(volumes[at].id), "mode", [mode.name(), configured.name()])?;
+        self.pool.set_mode(volumes[at].id, mode);
+        modes[at] = mode;
+        tracing::info!(volume, mode = mode.name(), "mode changed");
+        Ok(())
+    }
+
+    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError> {
+        let configured = self.facts.configured.eviction;
+        let eviction = eviction.unwrap_or(configured);
+        // Under the lock, so that the policy shown is the one that the shards were told last.
+        let mut shown = locked(&self.eviction);
+        self.keep(None, "eviction", [eviction.name(), configured.name()])?;
+        self.pool.set_eviction(eviction);
+        *shown = eviction;
+        tracing::info!(eviction = eviction.name(), "eviction policy changed");
+        Ok(())
+    }
+
+    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError> {
+        let configured = self.facts.configured.content;
+        let content = content.unwrap_or(configured);
+        let mut shown = locked(&self.content);
+        self.keep(None, "content", [content.name(), configured.name()])?;
+        self.pool.set_content(content);
+        *shown = content;
+        tracing::info!(content = content.name(), "content setting changed");
+        Ok(())
+    }
+
+    fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
+        let at = self.place(volume)?;
+        tracing::info!(volume, on, "drain");
+        self.pool.set_drain(self.pool.registry().volumes()[at].id, on);
+        Ok(())
+    }
+
+    fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError> {
+        let at = self.place(volume)?;
+        let mut traces = locked(&self.traces);
+        if traces[at].as_ref().is_some_and(|trace| trace.snapshot().running) {
+            let what = format!("volume {volume:?} is being recorded already");
+            let hint = "end that with DELETE, or wait until it has ended";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
+        let id = self.pool.registry().volumes()[at].id;
+        traces[at] = Some(Trace::start(&self.pool, id, to)?);
+        tracing::info!(volume, path = %to.path.display(), "recording");
+        Ok(())
+    }
+
+    fn trace(&self, volume: &str) -> Result<Option<TraceSnapshot>, ControlError> {
+        let at = self.place(volume)?;
+        let traces = locked(&self.traces);
+        Ok(traces[at].as_ref().map(Trace::snapshot))
+    }
+
+    fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError> {
+        let at = self.place(volume)?;
+        let mut traces = locked(&self.traces);
+        let trace = traces[at].as_mut().ok_or_else(|| ControlError::no_trace(volume))?;
+        trace.stop(&self.pool, self.pool.registry().volumes()[at].id);
+        tracing::info!(volume, "recording ended");
+        Ok(trace.snapshot())
+    }
+
+    fn stop(&self, drain: bool) -> Result<(), ControlError> {
+        if let Some(mount) = &self.mount
+            && let Err(what) = mount.leave_unused()
+        {
+            let hint = "detach or close them first; SIGTERM stops the server even so";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
+        let gone = |_| {
+            let kind = ControlErrorKind::Conflict;
+            ControlError::new(kind, "the server is stopping already", "wait until it has")
+        };
+        self.stop.send(drain).map_err(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_counted_once_they_are_below_a_bound() {
+        let mut histogram = Histogram::default();
+        for micros in [5, 15, 15, 900, 20_000_000] {
+            histogram.record(Duration::from_micros(micros));
+        }
+        let shown = at_most(&histogram);
+        let count = |micros: u64| {
+            let found = shown.iter().find(|&&(bound, _)| bound == micros * 1_000);
+            found.map(|&(_, count)| count)
+        };
+        assert_eq!(count(10), Some(1));
+        assert_eq!(count(20), Some(3));
+        assert_eq!(count(500), Some(3));
+        assert_eq!(count(1_000), Some(4));
+        assert_eq!(count(10_000_000), Some(4));
+        assert!(BOUNDS_MICROS.is_sorted());
+    }
+}

@@ -1,0 +1,36 @@
+//! The server's log: to standard error, structured, for people or for machines. What is logged is
+//! chosen by `FOREBAY_LOG`, in the words of tracing's filters: `info`, `debug`, or a module's
+//! path and a level.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+
+/// The variable that chooses what is logged.
+const FILTER: &str = "FOREBAY_LOG";
+
+/// How the log is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// Starts to log.
+pub fn start(format: LogFormat) -> anyhow::Result<()> {
+    let filter = match std::env::var(FILTER) {
+        Ok(text) => EnvFilter::try_new(&text)
+            .map_err(|error| crate::WrongUsage(format!("{FILTER}={text:?}: {error}; try info")))?,
+        Err(_) => EnvFilter::new("info"),
+    };
+    let terminal = std::io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(terminal).with_target(false).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,353 @@
+//! The mount of `serve --fuse`: made, agreed on with the kernel, served, and taken away.
+//!
+//! Whoever uses a file when the server stops must not be surprised: `forebay stop` is refused
+//! then. A signal is not: what is in the memory of file systems on our disks is written first,
+//! while there is somebody to take it.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, bail};
+use forebay_control::api::{PoolStatus, VolumeStatus};
+use forebay_control::config::FuseTransport;
+use forebay_control::{ControlError, PoolControl, exposition, text};
+use forebay_frontend_fuse::{
+    Agreement, FuseServer, Owner, REQUEST_BYTES, SharedFile, Topic, negotiate,
+};
+use forebay_runtime::{Mount, Pool};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::disk::{loops, mounts};
+
+const DEVICE: &str = "/dev/fuse";
+/// The type of our mounts: a dead one of this type may be taken away.
+const KIND: &str = "fuse.forebay";
+const SOURCE: &str = "forebay";
+/// The switch for FUSE over io_uring, and the list of processors that there may be.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+const PROCESSORS: &str = "/sys/devices/system/cpu/possible";
+/// How long the kernel may take for its first message, and a file for its first answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a file may stay busy after it was closed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long file systems on our disks may take to write what they have.
+const SYNC_PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes that the slots of all queues may take; and slots of a queue, at least and at most.
+const SLOT_BYTES: usize = 64 << 20;
+const DEPTH: std::ops::RangeInclusive<usize> = 4..=32;
+
+/// Unmounts although it is in use, and ends what the kernel and the server have of each other:
+/// without that a slot stays with the kernel, and its ring would wait for it.
+const CUT_OFF: UnmountFlags =
+    UnmountFlags::FORCE.union(UnmountFlags::DETACH).union(UnmountFlags::NOFOLLOW);
+
+/// A directory, mounted.
+pub struct MountPoint {
+    place: PathBuf,
+}
+
+impl MountPoint {
+    /// The path of a volume's file.
+    pub fn file(&self, volume: &str) -> String {
+        self.place.join(volume).display().to_string()
+    }
+
+    /// Unmounts, unless a file is in use; says then by whom, as far as that can be told.
+    pub fn leave_unused(&self) -> Result<(), String> {
+        match self.unmount_when_closed() {
+            Ok(()) => Ok(()),
+            Err(Errno::BUSY) => {
+                let devices = self.devices();
+                let place = self.place.display();
+                Err(if devices.is_empty() {
+                    format!("files under {place} are open, or it is somebody's directory")
+                } else {
+                    format!("volumes are attached as {}", devices.join(", "))
+                })
+            }
+            Err(error) => {
+                tracing::warn!(%error, place = %self.place.display(), "not unmounted");
+                Ok(())
+            }
+        }
+    }
+
+    /// Unmounts in any case. What was written to file systems on our disks is written to the
+    /// volumes before; what comes after that fails, as with a disk that is pulled.
+    pub fn leave(&self) {
+        let Err(what) = self.leave_unused() else { return };
+        tracing::warn!("{what}: writing what they have, then they are cut off");
+        let devices = self.devices();
+        let (done, wait) = mpsc::channel();
+        let write = move || {
+            devices.iter().for_each(|device| loops::write_back(device));
+            let _ = done.send(());
+        };
+        let started = std::thread::Builder::new().name("write-back".into()).spawn(write);
+        if started.is_err() || wait.recv_timeout(SYNC_PATIENCE).is_err() {
+            tracing::warn!("not all of it was written in time");
+        }
+        if let Err(error) = self.unmount(CUT_OFF) {
+            tracing::warn!(%error, place = %self.place.display(), "not unmounted");
+        }
+    }
+
+    /// A file that was just closed may be busy for a moment: a process that somebody starts holds
+    /// what its parent has open until it runs its own program.
+    fn unmount_when_closed(&self) -> Result<(), Errno> {
+        let limit = Instant::now() + CLOSE_PATIENCE;
+        loop {
+            let result = self.unmount(UnmountFlags::NOFOLLOW);
+            if result != Err(Errno::BUSY) || !self.devices().is_empty() || Instant::now() >= limit {
+                return result;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Taken away already, by us or somebody else, is as good.
+    fn unmount(&self, flags: UnmountFlags) -> Result<(), Errno> {
+        match mounts::at(&self.place) {
+            Ok(Some(entry)) if entry.kind == KIND => rustix::mount::unmount(&self.place, flags),
+            _ => Ok(()),
+        }
+    }
+
+    fn devices(&self) -> Vec<String> {
+        loops::below(&self.place)
+    }
+}
+
+/// A mount that nobody serves yet.
+pub struct NewMount {
+    pub point: Arc<MountPoint>,
+    device: OwnedFd,
+    agreement: Agreement,
+}
+
+impl Drop for MountPoint {
+    /// A start that failed leaves nothing behind.
+    fn drop(&mut self) {
+        let _ = self.unmount(CUT_OFF);
+    }
+}
+
+/// Looks at the directory, before anything is begun: it must be there, empty, and not mounted.
+/// What a killed server left there is taken away.
+pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
+    let shown = place.display();
+    let place = std::path::absolute(place).with_context(|| format!("{shown}"))?;
+    // Not what the kernel remembers of it: that outlives its server.
+    if matches!(rustix::fs::statfs(&place), Err(Errno::NOTCONN | Errno::CONNABORTED)) {
+        take_away(&place)?;
+    }
+    let place = match fs::canonicalize(&place) {
+        Ok(place) => place,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            bail!("--fuse {shown}: there is no such directory; make one (mkdir -p {shown})");
+        }
+        Err(error) => bail!("--fuse {shown}: {error}"),
+    };
+    if mounts::at(&place)?.is_some_and(|entry| entry.kind == KIND) {
+        bail!(
+            "--fuse {shown}: another server has mounted its volumes there; name another directory"
+        );
+    }
+    let mut entries = match fs::read_dir(&place) {
+        Ok(entries) => entries,
+        Err(error) => bail!("--fuse {shown}: {error}; name a directory"),
+    };
+    if entries.next().is_some() {
+        bail!(
+            "--fuse {shown}: the directory is not empty, and what is in it would be hidden; name \
+             an empty one"
+        );
+    }
+    Ok(place)
+}
+
+/// Takes away the mount of a server that is gone, if it was one of ours.
+fn take_away(place: &Path) -> anyhow::Result<()> {
+    let shown = place.display();
+    match mounts::at(place)? {
+        Some(entry) if entry.kind == KIND => {
+            rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+                .with_context(|| format!("the mount that a killed server left at {shown}"))?;
+            tracing::warn!("took away the mount that a killed server left at {shown}");
+            Ok(())
+        }
+        Some(entry) => bail!(
+            "--fuse {shown}: a mount of type {} is there whose server is gone; unmount it first \
+             (umount -l {shown})",
+            entry.kind
+        ),
+        None => bail!("--fuse {shown}: its server is gone; unmount it first (umount -l {shown})"),
+    }
+}
+
+/// Mounts, and agrees with the kernel on how requests come.
+pub fn mount(place: &Path, transport: FuseTransport) -> anyhow::Result<NewMount> {
+    let wanted = transport != FuseTransport::Device;
+    let switched = wanted.then(switch_on);
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let device = match rustix::fs::open(DEVICE, flags, Mode::empty()) {
+        Ok(device) => device,
+        Err(Errno::NOENT | Errno::NODEV | Errno::NXIO) => {
+            bail!(
+                "there is no {DEVICE}: this kernel has no FUSE, or it is not loaded (modprobe fuse)"
+            )
+        }
+        Err(error) => bail!("{DEVICE}: {error}"),
+    };
+    let options = format!(
+        "fd={},rootmode=40755,user_id={},group_id={},max_read={REQUEST_BYTES},default_permissions",
+        device.as_raw_fd(),
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    );
+    let options = CString::new(options).context("mount options")?;
+    let how = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+    match rustix::mount::mount(SOURCE, place, KIND, how, options.as_c_str()) {
+        Ok(()) => {}
+        Err(Errno::PERM | Errno::ACCESS) => {
+            bail!("--fuse {}: mounting needs root (CAP_SYS_ADMIN)", place.display())
+        }
+        Err(Errno::NODEV) => bail!("this kernel has no FUSE, or it is not loaded (modprobe fuse)"),
+        Err(error) => bail!("--fuse {}: not mounted: {error}", place.display()),
+    }
+    let point = Arc::new(MountPoint { place: place.to_owned() });
+    let agreement = agree(&device, wanted)?;
+    if wanted && !agreement.ring {
+        let why = switched.and_then(Result::err);
+        let why = why.unwrap_or_else(|| "the kernel does not offer it".to_owned());
+        if transport == FuseTransport::IoUring {
+            bail!("FUSE over io_uring: {why}; use --fuse-transport device");
+        }
+        tracing::warn!("requests come over {DEVICE}, not over io_uring: {why}");
+    }
+    Ok(NewMount { point, device, agreement })
+}
+
+/// Switches FUSE over io_uring on, for all of this machine; or says why it is not on.
+fn switch_on() -> Result<(), String> {
+    match fs::read_to_string(SWITCH) {
+        Ok(state) if state.trim() == "Y" => return Ok(()),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err("this kernel has none (Linux 6.14 with CONFIG_FUSE_IO_URING)".to_owned());
+        }
+        Err(error) => return Err(format!("{SWITCH}: {error}")),
+    }
+    match fs::write(SWITCH, "Y") {
+        Ok(()) => {
+            tracing::info!("switched on FUSE over io_uring: {SWITCH} is Y now");
+            Ok(())
+        }
+        Err(error) => Err(format!("it is switched off, and {SWITCH} cannot be written: {error}")),
+    }
+}
+
+/// Reads the kernel's first message and answers it.
+fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
+    let mut message = vec![0; 8 << 10];
+    let deadline = Instant::now() + PATIENCE;
+    let length = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = rustix::time::Timespec::try_from(left).context("a short time")?;
+        let mut fds = [PollFd::new(device, PollFlags::IN)];
+        poll(&mut fds, Some(&timeout)).context(DEVICE)?;
+        match rustix::io::read(device, &mut message) {
+            Ok(length) => break length,
+            Err(Errno::AGAIN | Errno::INTR) if !left.is_zero() => {}
+            Err(error) => bail!("{DEVICE}: the kernel does not begin: {error}"),
+        }
+    };
+    let agreement = negotiate(&message[..length], ring)?;
+    rustix::io::write(device, &agreement.reply).context("the kernel refuses the agreement")?;
+    Ok(agreement)
+}
+
+/// Serves the mount, and waits until its files answer.
+pub fn serve(mount: NewMount, pool: &Pool, control: Arc<dyn PoolControl>) -> anyhow::Result<()> {
+    let NewMount { point, device, agreement } = mount;
+    let volumes = pool.registry().volumes();
+    let files = volumes.iter().zip(pool.registry().exports());
+    let files = files.map(|(volume, export)| SharedFile::of(&export, volume.info.fast_zero));
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let owner = Owner {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        seconds: since.map_or(0, |since| since.as_secs()),
+    };
+    let server = FuseServer::new(files.collect(), owner)?;
+    let rings = if agreement.ring { Some(queues()?) } else { None };
+    let (major, minor) = agreement.version;
+    let transport = if rings.is_some() { "io_uring" } else { DEVICE };
+    let request_bytes = REQUEST_BYTES as usize;
+    let mount = Mount { device, responder: Arc::new(server), request_bytes, rings };
+    let names: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
+    pool.serve_mount(mount, move |topic| describe(&*control, &names, Topic::of(topic)))?;
+    for volume in volumes {
+        await_file(point.file(&volume.name), volume.info.size)?;
+    }
+    let place = point.place.display();
+    tracing::info!(%place, transport, "mounted; the kernel speaks FUSE {major}.{minor}");
+    Ok(())
+}
+
+/// The kernel's queues, one for each processor that there may be, and slots for each.
+fn queues() -> anyhow::Result<(u16, usize)> {
+    let list = fs::read_to_string(PROCESSORS).context(PROCESSORS)?;
+    let last = list.trim().rsplit([',', '-']).next().and_then(|last| last.parse::<u16>().ok());
+    let queues = last.with_context(|| format!("{PROCESSORS}: {list:?}"))? + 1;
+    let depth = SLOT_BYTES / (usize::from(queues) * REQUEST_BYTES as usize);
+    Ok((queues, depth.clamp(*DEPTH.start(), *DEPTH.end())))
+}
+
+/// Waits until a file is there with its size.
+fn await_file(path: String, size: u64) -> anyhow::Result<()> {
+    let (tell, hear) = mpsc::channel();
+    let look = {
+        let path = path.clone();
+        move || drop(tell.send(fs::metadata(path).map(|found| found.len())))
+    };
+    std::thread::Builder::new().name("first-look".into()).spawn(look)?;
+    match hear.recv_timeout(PATIENCE) {
+        Ok(Ok(found)) if found == size => Ok(()),
+        Ok(Ok(found)) => bail!("{path} has {found} bytes instead of {size}"),
+        Ok(Err(error)) => bail!("{path}: {error}"),
+        Err(_) => bail!(
+            "{path}: the kernel hands over no requests; try --fuse-transport device, and see the \
+             kernel's log"
+        ),
+    }
+}
+
+/// The text of a file below `.forebay`.
+fn describe(control: &dyn PoolControl, volumes: &[String], topic: Topic) -> Vec<u8> {
+    let told = (|| -> Result<String, ControlError> {
+        let snapshot = control.snapshot()?;
+        Ok(match topic {
+            Topic::Status => text::pool(&PoolStatus::of(&snapshot)),
+            Topic::Json => {
+                let json = serde_json::to_string_pretty(&PoolStatus::of(&snapshot));
+                json.unwrap_or_else(|error| error.to_string()) + "\n"
+            }
+            Topic::Metrics => exposition(&snapshot),
+            Topic::Volume(at) => {
+                let volume = snapshot.volume(volumes.get(at).map_or("", |name| name))?;
+                text::volume(&VolumeStatus::of(&snapshot, volume))
+            }
+        })
+    })();
+    told.unwrap_or_else(|error| format!("{error}\n")).into_bytes()
+}

@@ -1,0 +1,303 @@
+//! The primaries of a server, between what is on record of them and the shards: compared at the
+//! start, watched while they are served, and recorded at the end.
+
+mod fingerprint;
+pub mod keeper;
+pub mod returns;
+pub mod samples;
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use forebay_block::VolumeId;
+use forebay_control::config::{Config, VolumeConfig};
+use forebay_device::{AwayDevice, BlockDevice, OpenError, Watch, WatchedDevice, open_primary};
+use forebay_engine::pool::{Opened, VolumeSpec};
+use forebay_format::{Superblock, VolumeRecord};
+use forebay_runtime::{StateDir, Stopped};
+
+use crate::busy;
+use crate::server::args::ServeArgs;
+use keeper::Kept;
+use samples::{Sample, Table};
+
+/// The digest of each primary that could be recorded.
+type Fingerprints = Vec<(VolumeId, Option<u64>)>;
+
+/// The primary of each volume, in the order of the configuration.
+type Primaries = Vec<Arc<dyn BlockDevice>>;
+
+/// Opens every primary. One that is not there now may be there later: why, instead.
+///
+/// # Errors
+/// When one cannot be a primary, or is used by somebody else; when none is there.
+pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, OpenError>>> {
+    let open = |volume: &VolumeConfig| match busy::open(|| open_primary(&volume.primary)) {
+        Err(error) if !is_away(&error) => {
+            Err(anyhow::Error::new(error).context(format!("volume {}", volume.name)))
+        }
+        opened => Ok(opened),
+    };
+    let opened: Vec<_> = config.volumes.iter().map(open).collect::<Result<_, _>>()?;
+    if opened.iter().all(Result::is_err) {
+        for (volume, opened) in config.volumes.iter().zip(opened) {
+            opened.with_context(|| format!("volume {}", volume.name))?;
+        }
+        anyhow::bail!("no volume is configured");
+    }
+    Ok(opened)
+}
+
+/// Whether a device is not there, as a disk or a server that does not answer.
+pub fn is_away(error: &OpenError) -> bool {
+    use std::io::ErrorKind::{
+        ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
+        NotFound, TimedOut,
+    };
+    let OpenError::System { source, .. } = error else { return false };
+    let kinds = [
+        ConnectionAborted,
+        ConnectionRefused,
+        ConnectionReset,
+        HostUnreachable,
+        NetworkUnreachable,
+        NotFound,
+        TimedOut,
+    ];
+    // No such device, no medium, an error of the device.
+    kinds.contains(&source.kind()) || matches!(source.raw_os_error(), Some(5 | 6 | 19 | 123))
+}
+
+/// A primary that is not there, and what is on record of it.
+pub struct Gone {
+    /// Its place in the configuration.
+    pub at: usize,
+    /// What was on record of it before this start.
+    pub record: VolumeRecord,
+    /// What stands in for it.
+    pub stand_in: Arc<AwayDevice>,
+}
+
+/// A primary that is not there does not keep the others from being served: its volume gets a
+/// stand-in that fails every request, so that its blocks stay in the cache.
+///
+/// # Errors
+/// When nothing is known of one that is not there.
+pub fn stand_in(
+    config: &Config,
+    opened: Vec<Result<Arc<dyn BlockDevice>, OpenError>>,
+    newest: Option<&Superblock>,
+    reset: bool,
+) -> anyhow::Result<(Primaries, Vec<Gone>)> {
+    let (mut primaries, mut gone) = (Primaries::new(), Vec::new());
+    for (at, (volume, opened)) in config.volumes.iter().zip(opened).enumerate() {
+        let name = &volume.name;
+        let record = newest.and_then(|one| one.volumes.iter().find(|one| one.name == *name));
+        let primary = match (opened, record.filter(|_| !reset)) {
+            (Ok(primary), _) => primary,
+            (Err(error), None) => {
+                return Err(anyhow::Error::new(error).context(format!("volume {name}")));
+            }
+            (Err(error), Some(record)) => {
+                let why = format!(
+                    "its primary cannot be opened: {error}. Others are served; blocks of it that \
+                     are cached are served too, its other requests fail, and what is dirty stays \
+                     in the cache. It is looked for, and used when it is back"
+                );
+                let device = AwayDevice::new(record.size, &record.identity, &volume.primary, why);
+                let stand_in = Arc::new(device);
+                let record = record.clone();
+                gone.push(Gone { at, record, stand_in: Arc::clone(&stand_in) });
+                stand_in
+            }
+        };
+        if let Some(remark) = primary.remark() {
+            tracing::warn!("volume {name}: {remark}");
+        }
+        primaries.push(primary);
+    }
+    Ok((primaries, gone))
+}
+
+/// The volumes with what their primaries are now, compared with what is on record of them in the
+/// newest superblock and in the state directory.
+///
+/// # Errors
+/// When a primary that something is on record of cannot be read.
+pub fn specs(
+    args: &ServeArgs,
+    config: &Config,
+    primaries: &[Arc<dyn BlockDevice>],
+    newest: Option<&Superblock>,
+    state: &StateDir,
+) -> anyhow::Result<Vec<VolumeSpec>> {
+    let record = newest.map(|newest| (newest, samples_of(newest, state)));
+    let volumes = config.volumes.iter().zip(primaries);
+    volumes.map(|(volume, primary)| spec_of(args, volume, &**primary, record.as_ref())).collect()
+}
+
+/// The samples that the last start kept, if they are there and sound.
+fn samples_of(newest: &Superblock, state: &StateDir) -> Option<Table> {
+    let found = Table::load(state, newest.uuid, newest.epoch);
+    found.unwrap_or_else(|error| {
+        tracing::warn!(%error, "samples of the primaries were kept and cannot be read: left out");
+        None
+    })
+}
+
+/// Samples of every primary as it is, for the start that `opened` describes.
+pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], state: &StateDir) -> Table {
+    let Superblock { uuid, epoch, .. } = opened.superblock;
+    let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
+    let name = |id| name_of(&opened.superblock, id);
+    let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
+        if primary.is_away() {
+            // What was on record of it stays.
+            return (id, before.as_ref().map_or(Vec::new(), |table| table.of(id).to_vec()));
+        }
+        let found = samples::take(&**primary).unwrap_or_else(|error| {
+            tracing::warn!(volume = name(id), %error, "no samples of its primary");
+            samples::unknown(&**primary)
+        });
+        (id, found)
+    };
+    Table { uuid, epoch, volumes: opened.ids.iter().zip(primaries).map(take).collect() }
+}
+
+/// What people call a volume.
+fn name_of(superblock: &Superblock, id: VolumeId) -> &str {
+    let found = superblock.volumes.iter().find(|volume| volume.id == id);
+    found.map_or("?", |volume| &volume.name)
+}
+
+/// The primaries as the shards get them: what is on record of them is watched.
+pub fn watch(
+    table: &Table,
+    ids: &[VolumeId],
+    primaries: &[Arc<dyn BlockDevice>],
+) -> (Vec<Arc<dyn BlockDevice>>, Vec<Kept>) {
+    let (mut watched, mut kept) = (Vec::<Arc<dyn BlockDevice>>::new(), Vec::new());
+    for (&id, primary) in ids.iter().zip(primaries) {
+        if primary.is_away() {
+            watched.push(Arc::clone(primary));
+            continue;
+        }
+        let (device, one) = watch_one(id, primary, table.of(id));
+        watched.push(Arc::new(device));
+        kept.push(one);
+    }
+    (watched, kept)
+}
+
+/// The same of one primary, which has these samples on record.
+pub fn watch_one(
+    id: VolumeId,
+    primary: &Arc<dyn BlockDevice>,
+    samples: &[Sample],
+) -> (WatchedDevice, Kept) {
+    let known: Vec<bool> = samples.iter().map(|sample| sample.crc.is_some()).collect();
+    let places = samples.iter().map(|sample| sample.range).collect();
+    let watch = Arc::new(Watch::new(places, &known));
+    let device = WatchedDevice::new(Arc::clone(primary), Arc::clone(&watch));
+    (device, Kept { id, primary: Arc::clone(primary), watch })
+}
+
+/// A volume with what its primary is now, compared with what is on record of it.
+fn spec_of(
+    args: &ServeArgs,
+    volume: &VolumeConfig,
+    primary: &dyn BlockDevice,
+    recorded: Option<&(&Superblock, Option<Table>)>,
+) -> anyhow::Result<VolumeSpec> {
+    let (name, info) = (&volume.name, primary.info());
+    if info.identity.starts_with("name:") {
+        tracing::warn!(
+            volume = name,
+            "nothing lasting is known of primary {}, only its name: after a start it is told from \
+             others by its size and samples of its content; see docs/user/primaries.md",
+            info.name
+        );
+    }
+    let record = recorded.and_then(|(superblock, table)| {
+        let mut records = superblock.volumes.iter();
+        let lasting = !info.identity.starts_with("name:");
+        let same = records.clone().find(|one| lasting && one.identity == info.identity);
+        let record = same.or_else(|| records.find(|one| one.name == *name))?;
+        Some((record, table.as_ref().map_or(&[][..], |table| table.of(record.id))))
+    });
+    let accepted = args.accept_primary.contains(name);
+    let record = record.filter(|_| !primary.is_away());
+    Ok(VolumeSpec { accepted, ..compared(name, primary, record)? })
+}
+
+/// The volume `name` with what its primary is now, compared with the record and the samples of it,
+/// if there are any. Nothing is accepted.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn compared(
+    name: &str,
+    primary: &dyn BlockDevice,
+    record: Option<(&VolumeRecord, &[Sample])>,
+) -> anyhow::Result<VolumeSpec> {
+    let info = primary.info();
+    let (mut print, mut compared) = (None, None);
+    if let Some((record, samples)) = record {
+        let failed = || format!("volume {name}: primary");
+        if record.fingerprint.is_some() {
+            print = Some(fingerprint::of(primary, record.size).with_context(failed)?);
+        }
+        compared = samples::compare(primary, samples).with_context(failed)?;
+    }
+    let blanks = [print.map(|print| print.blank), compared.map(|compared| compared.blank)];
+    Ok(VolumeSpec {
+        name: name.to_owned(),
+        size: info.size,
+        identity: info.identity.clone(),
+        path: info.name.clone(),
+        fingerprint: print.map(|print| print.digest),
+        blank: blanks.iter().flatten().all(|&blank| blank) && blanks != [None, None],
+        sampled: compared.map(|compared| compared.changed),
+        accepted: false,
+    })
+}
+
+/// Fingerprints and samples of the primaries after an orderly stop: of what is durable, so that a
+/// power loss after the stop leaves just that.
+pub fn leave(
+    superblock: &Superblock,
+    primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
+    stopped: &Stopped,
+    table: Option<&Table>,
+) -> (Fingerprints, Vec<(VolumeId, Vec<Sample>)>) {
+    let (mut fingerprints, mut volumes) = (Vec::new(), Vec::new());
+    for (id, primary) in primaries {
+        if primary.is_away() {
+            volumes.push((*id, table.map_or(Vec::new(), |table| table.of(*id).to_vec())));
+            continue;
+        }
+        let mut sampled = samples::unknown(&**primary);
+        // One that has come back while the volume was served may be larger than the volume.
+        let size = superblock.volumes.iter().find(|volume| volume.id == *id);
+        let size = size.map_or(primary.info().size, |volume| volume.size);
+        let found = samples::take(&**primary)
+            .and_then(|found| Ok((fingerprint::of(&**primary, size)?, found)));
+        match found {
+            // It says yes to the next flush, and may yet lose what it shows.
+            _ if stopped.doubtful.contains(id) => {
+                let volume = name_of(superblock, *id);
+                tracing::warn!(volume, "no fingerprint of its primary, since a flush of it failed");
+            }
+            Ok((print, found)) => {
+                sampled = found;
+                fingerprints.push((*id, Some(print.digest)));
+            }
+            Err(error) => {
+                let volume = name_of(superblock, *id);
+                tracing::warn!(volume, %error, "no fingerprint of its primary");
+            }
+        }
+        volumes.push((*id, sampled));
+    }
+    (fingerprints, volumes)
+}

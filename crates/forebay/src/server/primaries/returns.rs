@@ -1,0 +1,199 @@
+//! Primaries that were not there at the start: looked for while the other volumes are served,
+//! compared as a start compares them, and put behind their stand-ins.
+//!
+//! Each has a thread, since a disk or a server that hangs must not keep another from coming back.
+//! A primary that is not the one on record, or was changed, stays away: its blocks in the cache may
+//! be used only in a start that knows of it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use forebay_block::VolumeId;
+use forebay_device::{AwayDevice, BlockDevice, OpenError, open_primary};
+use forebay_engine::pool::rejoin;
+use forebay_format::VolumeRecord;
+use forebay_runtime::Witness;
+
+use crate::server::primaries::keeper::{Arrival, Door};
+use crate::server::primaries::samples::{self, Sample};
+use crate::server::primaries::{self, is_away};
+
+/// How long to wait between two looks for a primary that is not there.
+const PERIOD: Duration = Duration::from_secs(3);
+/// The same for one that was there and is not the right one.
+const PERIOD_REFUSED: Duration = Duration::from_secs(15);
+
+/// A volume whose primary was not there at the start.
+pub struct Missing {
+    /// Its id.
+    pub id: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// Its primary, as configured.
+    pub uri: String,
+    /// Whether nobody may write it, by configuration.
+    pub read_only: bool,
+    /// What was on record of it before this start.
+    pub record: VolumeRecord,
+    /// The samples of it that are on record.
+    pub samples: Vec<Sample>,
+    /// What stands in for it.
+    pub stand_in: Arc<AwayDevice>,
+}
+
+/// What is the same for all volumes of the pool.
+#[derive(Clone)]
+pub struct Pool {
+    /// The witnesses.
+    pub witness: Witness,
+    /// The pool.
+    pub uuid: [u8; 16],
+    /// Its start count.
+    pub epoch: u32,
+    /// How many threads use a primary.
+    pub shards: usize,
+    /// Which volume has which primary, by identity.
+    pub identities: Vec<(VolumeId, String)>,
+}
+
+/// The threads that look. They end with this, as soon as what they wait for lets them.
+pub struct Returns {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    stand_ins: Vec<(VolumeId, Arc<AwayDevice>)>,
+}
+
+impl Returns {
+    /// Looks for the primaries of `missing`; those that are back come in through `door`.
+    ///
+    /// # Errors
+    /// When there are no threads to be had.
+    pub fn start(missing: Vec<Missing>, pool: &Pool, door: &Door) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let of = |one: &Missing| (one.id, Arc::clone(&one.stand_in));
+        let stand_ins = missing.iter().map(of).collect();
+        let mut all = Self { stop: Arc::clone(&stop), threads: Vec::new(), stand_ins };
+        for missing in missing {
+            let (pool, door, stop) = (pool.clone(), door.clone(), Arc::clone(&stop));
+            let search = Search { missing, pool, door, tries: 0, said: None };
+            let builder = thread::Builder::new().name("returns".into());
+            all.threads.push(builder.spawn(move || search.run(&stop))?);
+        }
+        Ok(all)
+    }
+
+    /// Looks no more; the primaries that stood behind a stand-in when it was told to stop.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.threads.iter().for_each(|thread| thread.thread().unpark());
+    }
+
+    /// The primaries that have come back. The keeper, who lets them in, has stopped.
+    pub fn came(&self) -> impl Iterator<Item = (VolumeId, Arc<dyn BlockDevice>)> {
+        self.stand_ins.iter().filter_map(|(id, one)| Some((*id, Arc::clone(one.real()?))))
+    }
+}
+
+impl Drop for Returns {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Why a primary is not used.
+enum Why {
+    /// It is not there.
+    Absent,
+    /// It is there, and may not be used.
+    Refused(String),
+}
+
+struct Search {
+    missing: Missing,
+    pool: Pool,
+    door: Door,
+    /// Looks that found nothing.
+    tries: u64,
+    /// The refusal that was logged last.
+    said: Option<String>,
+}
+
+impl Search {
+    fn run(mut self, stop: &AtomicBool) {
+        let mut pause = PERIOD;
+        loop {
+            thread::park_timeout(pause);
+            if stop.load(Ordering::Acquire) {
+                return;
+            }
+            self.tries += 1;
+            match self.look() {
+                Ok(arrival) => {
+                    let (name, tries) = (&self.missing.name, self.tries);
+                    tracing::info!(
+                        tries,
+                        "volume {name}: its primary is back, and nothing shows that it was \
+                         changed: it is used from now on"
+                    );
+                    self.door.let_in(arrival);
+                    return;
+                }
+                Err(Why::Absent) => pause = PERIOD,
+                Err(Why::Refused(why)) => {
+                    pause = PERIOD_REFUSED;
+                    self.say(why);
+                }
+            }
+        }
+    }
+
+    /// Logs a refusal, unless it is the one that was logged last.
+    fn say(&mut self, why: String) {
+        if self.said.as_ref() != Some(&why) {
+            let name = &self.missing.name;
+            tracing::error!("volume {name}: its primary is there again and is not used: {why}");
+            self.said = Some(why);
+        }
+    }
+
+    /// Looks once.
+    fn look(&self) -> Result<Arrival, Why> {
+        let Missing { id, name, uri, record, samples, stand_in, .. } = &self.missing;
+        let primary = open_primary(uri).map_err(why)?;
+        self.check(&*primary)?;
+        let known = Some((record, samples.as_slice()));
+        let spec = primaries::compared(name, &*primary, known).map_err(|_| Why::Absent)?;
+        let refused = |error: &dyn std::fmt::Display| Why::Refused(error.to_string());
+        let witness = self.pool.witness.load(self.pool.uuid).map_err(|error| refused(&error))?;
+        let witness = witness.filter(|witness| witness.epoch == self.pool.epoch);
+        rejoin(record, &spec, witness.as_ref()).map_err(|error| refused(&error))?;
+        let samples = samples::take(&*primary).map_err(|_| Why::Absent)?;
+        // Last: the shards get the connections that this makes.
+        primary.prepare(self.pool.shards).map_err(|error| refused(&error))?;
+        if let Some(remark) = primary.remark() {
+            tracing::warn!("volume {name}: {remark}");
+        }
+        Ok(Arrival { id: *id, primary, samples, stand_in: Arc::clone(stand_in) })
+    }
+
+    /// What a start would find wrong without reading it, or would tell clients.
+    fn check(&self, primary: &dyn BlockDevice) -> Result<(), Why> {
+        let info = primary.info();
+        if info.read_only && !self.missing.read_only {
+            let what = format!("{} is read-only now; make it writable, or start again", info.name);
+            return Err(Why::Refused(what));
+        }
+        let mut others = self.pool.identities.iter().filter(|(id, _)| *id != self.missing.id);
+        match others.find(|(_, identity)| *identity == info.identity) {
+            Some(_) => Err(Why::Refused(format!("{} is that of another volume", info.name))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn why(error: OpenError) -> Why {
+    if is_away(&error) { Why::Absent } else { Why::Refused(error.to_string()) }
+}

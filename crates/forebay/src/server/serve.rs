@@ -1,0 +1,285 @@
+//! `forebay serve`: opens the devices and the cache, starts the shards, the clients' endpoints and
+//! the control socket, says that it is ready, and stops all of it in order.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use forebay_block::{BLOCK_SIZE, BufPool};
+use forebay_control::config::Config;
+use forebay_control::settings::in_force;
+use forebay_control::units::Size;
+use forebay_control::{
+    ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
+};
+use forebay_engine::{Health, VolumeState};
+use forebay_runtime::{Left, Pool, Stopped};
+use forebay_volume::Registry;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::output;
+use crate::server::args::ServeArgs;
+use crate::server::cache::{self, Cache};
+use crate::server::control::{Configured, Facts, Running};
+use crate::server::endpoints::Endpoints;
+use crate::server::mount::MountPoint;
+use crate::server::{logging, mount, process};
+
+/// How long a stop waits for somebody to ask how it stands, when that has changed.
+const TELL_TIME: Duration = Duration::from_secs(1);
+const TELL_STEP: Duration = Duration::from_millis(10);
+
+/// Serves until told to stop.
+pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
+    logging::start(args.log_format)?;
+    let config = args.config()?;
+    process::prepare(config.memory.lock, config.server.fuse.is_some());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // From here on the signals wait for us, so that none ends a half-started server unasked.
+    let mut signals = {
+        let _context = runtime.enter();
+        Signals::catch()?
+    };
+    let serving = Serving::start(args, &config)?;
+    output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
+    process::notify(NotifyState::Ready);
+    runtime.block_on(serving.until_stopped(&mut signals))
+}
+
+/// The signals that a server hears. SIGHUP does not stop it: it comes from a closed terminal, from
+/// `systemctl reload`, from the rotation of logs.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn catch() -> std::io::Result<Self> {
+        let terminate = signal(SignalKind::terminate())?;
+        let interrupt = signal(SignalKind::interrupt())?;
+        Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())? })
+    }
+
+    /// The name of the next one that stops it.
+    async fn next(&mut self) -> &'static str {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => tracing::warn!(
+                    "SIGHUP is ignored: the configuration is not read again while serving; change \
+                     settings with forebay set, or restart"
+                ),
+            }
+        }
+    }
+}
+
+/// A server whose clients may connect.
+struct Serving {
+    pool: Pool,
+    running: Arc<Running>,
+    cache: Cache,
+    mount: Option<Arc<MountPoint>>,
+    control: Server,
+    endpoints: Vec<String>,
+    asked: UnboundedReceiver<bool>,
+}
+
+impl Serving {
+    fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
+        // What can be found wrong without touching a device is found first.
+        let socket = config.control.socket.clone().unwrap_or_else(default_socket);
+        let socket = ControlSocket::bind(&socket, &config.control.access())?;
+        let clients = Endpoints::open(config)?;
+        tracing::info!(control = %socket.path().display(), "opening");
+        let mut endpoints: Vec<String> = clients.addresses().collect();
+        let place = config.server.fuse.as_deref().map(mount::prepare).transpose()?;
+        let configured = Configured {
+            modes: config.volumes.iter().map(|volume| volume.mode).collect(),
+            eviction: config.cache.eviction,
+            content: config.cache.content,
+        };
+        let mut config = config.clone();
+        let (mut cache, mut plan, kept) = cache::open(args, &mut config)?;
+        let config = &config;
+        log_settings(config);
+        log_volumes(config, &plan.registry);
+        plan.fuse = place.is_some();
+        let buffers = BufPool::new(Arc::clone(&plan.arena));
+        let pool = Pool::start(plan)?;
+        cache.note_accepted()?;
+        endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
+        let mount = match &place {
+            Some(place) => Some(mount::mount(place, config.server.fuse_transport)?),
+            None => None,
+        };
+        let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
+        let (stop, asked) = unbounded_channel();
+        let facts = Facts {
+            endpoints: endpoints.clone(),
+            ..facts(config, configured, &cache, &pool, point.as_deref())
+        };
+        let running = Arc::new(Running::new(pool.clone(), facts, kept, point.clone(), stop));
+        // From here on clients may write: what was made for this start stays.
+        cache.keep();
+        if let Some(mount) = mount {
+            mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+        }
+        let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+        clients.serve(&pool, &buffers)?;
+        tracing::info!(endpoints = endpoints.join(" "), "serving");
+        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked })
+    }
+
+    /// Waits for a signal or the control socket, and stops.
+    async fn until_stopped(mut self, signals: &mut Signals) -> anyhow::Result<()> {
+        let drain = tokio::select! {
+            name = signals.next() => {
+                tracing::info!("{name}: stopping");
+                false
+            }
+            Some(drain) = self.asked.recv() => {
+                tracing::info!(drain, "told to stop");
+                drain
+            }
+        };
+        process::notify(NotifyState::Stopping);
+        self.running.set_stopping();
+        let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
+        let (pool, mount) = (self.pool.clone(), self.mount.clone());
+        let mut stopping = tokio::task::spawn_blocking(move || {
+            if let Some(mount) = mount {
+                mount.leave();
+            }
+            pool.stop(drain)
+        });
+        let mut given_up = false;
+        let stopped = loop {
+            tokio::select! {
+                stopped = &mut stopping => break stopped?,
+                name = signals.next() => {
+                    if !drain {
+                        // The next start recovers as after a crash: nothing flushed is lost.
+                        bail!("{name} again: not stopped in order; the next start will recover");
+                    }
+                    tracing::warn!("{name}: the drain is given up");
+                    given_up = true;
+                    self.tell_given_up().await;
+                    self.pool.give_up_drain();
+                }
+            }
+        };
+        // A signal asks for a stop without a drain: that is then what was done.
+        let left = if drain && !given_up { what_is_left(&stopped) } else { String::new() };
+        self.close(&stopped, health)?;
+        anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
+        Ok(())
+    }
+
+    /// Gives `forebay stop` the time to hear that the drain is given up, before nobody answers it
+    /// any more.
+    async fn tell_given_up(&self) {
+        self.running.set_given_up();
+        let limit = Instant::now() + TELL_TIME;
+        while !self.running.has_told() && Instant::now() < limit {
+            tokio::time::sleep(TELL_STEP).await;
+        }
+    }
+
+    fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
+        let closed = if stopped.complete {
+            self.cache.close(health, stopped)
+        } else {
+            Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
+        };
+        tracing::info!(dirty_blocks = stopped.dirty_blocks, "stopped");
+        // The last thing to go is what `forebay stop` waits for.
+        drop(self.control);
+        closed
+    }
+}
+
+/// The settings that this start was given.
+fn log_settings(config: &Config) {
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        cache = %config.cache.path.display(),
+        state = %config.cache.state_dir.display(),
+        ram = %config.memory.ram,
+        eviction = config.cache.eviction.name(),
+        content = config.cache.content.name(),
+        compress = config.cache.compress,
+        write_cache_depth_seconds = config.cache.write_cache_depth.0.as_secs_f64(),
+        max_clients = config.server.max_clients,
+        client_memory = %config.server.client_memory,
+        "starting"
+    );
+}
+
+fn log_volumes(config: &Config, registry: &Registry) {
+    for (configured, volume) in config.volumes.iter().zip(registry.volumes()) {
+        tracing::info!(
+            volume = %volume.name,
+            primary = %configured.primary,
+            size = %Size(volume.info.size),
+            mode = configured.mode.name(),
+            read_only = volume.read_only,
+            "volume"
+        );
+    }
+}
+
+/// What a drain before the stop has left, and why.
+fn what_is_left(stopped: &Stopped) -> String {
+    let of_volume = |left: &Left| {
+        let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
+        let mut all = Vec::new();
+        if left.lost_blocks > 0 {
+            all.push(format!("{} cannot be read back from the cache", size(left.lost_blocks)));
+        }
+        let whole = left.dirty_blocks.saturating_sub(left.lost_blocks);
+        if whole > 0 {
+            let why = if left.away { "its primary does not answer" } else { "no progress" };
+            all.push(format!("{} stay in the cache: {why}", size(whole)));
+        }
+        format!("volume {}: {}", left.volume, all.join(", "))
+    };
+    stopped.left.iter().map(of_volume).collect::<Vec<_>>().join("; ")
+}
+
+fn facts(
+    config: &Config,
+    configured: Configured,
+    cache: &Cache,
+    pool: &Pool,
+    mount: Option<&MountPoint>,
+) -> Facts {
+    let volumes = config.volumes.iter().zip(pool.registry().volumes());
+    let volumes = volumes.map(|(configured, volume)| VolumeSnapshot {
+        name: volume.name.clone(),
+        primary: configured.primary.clone(),
+        size: volume.info.size,
+        mode: configured.mode,
+        read_only: volume.read_only,
+        file: mount.map(|mount| mount.file(&volume.name)),
+        devices: Vec::new(),
+        state: VolumeState::default(),
+        primary_health: PrimaryHealth::default(),
+    });
+    Facts {
+        cache_path: config.cache.path.display().to_string(),
+        cache_bytes: cache.bytes(),
+        cache_device_bytes: cache.device_bytes(),
+        eviction: config.cache.eviction,
+        content: config.cache.content,
+        write_cache_depth: config.cache.write_cache_depth.0,
+        endpoints: Vec::new(),
+        volumes: volumes.collect(),
+        settings: in_force(config, cache.shards()),
+        configured,
+    }
+}
