@@ -45,7 +45,7 @@ const BASE: u64 = 1 << 63;
 
 impl Engine {
     /// Changes how blocks that are like others are stored from now on.
-    pub fn set_content(&mut self, content: ContentLocality) {
+    pub(crate) fn set_content(&mut self, content: ContentLocality) {
         self.config.content = content;
         self.similar.set_wanted(content == ContentLocality::Similar, self.index.capacity());
     }

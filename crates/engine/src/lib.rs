@@ -55,7 +55,7 @@ mod write;
 pub use alike::{Alike, Sketch};
 pub use api::{
     Bypass, ContentLocality, DirtyShare, Effects, Eviction, Health, Mode, Reply, Request,
-    RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
+    RequestId, Setting, ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use detach::DetachedStripe;
 pub use engine::Engine;

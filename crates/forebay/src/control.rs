@@ -9,7 +9,7 @@ use forebay_control::{
     ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
     SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
-use forebay_engine::{ContentLocality, Eviction, Mode};
+use forebay_engine::{ContentLocality, Eviction, Mode, Setting};
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -267,7 +267,7 @@ impl PoolControl for Running {
         // Under the lock, so that the mode shown is the one that the shards were told last.
         let mut modes = locked(&self.modes);
         self.keep(Some(volumes[at].id), "mode", [mode.name(), configured.name()])?;
-        self.pool.set_mode(volumes[at].id, mode);
+        self.pool.set(Setting::Mode(volumes[at].id, mode));
         modes[at] = mode;
         tracing::info!(volume, mode = mode.name(), "mode changed");
         Ok(())
@@ -279,7 +279,7 @@ impl PoolControl for Running {
         // Under the lock, so that the policy shown is the one that the shards were told last.
         let mut shown = locked(&self.eviction);
         self.keep(None, "eviction", [eviction.name(), configured.name()])?;
-        self.pool.set_eviction(eviction);
+        self.pool.set(Setting::Eviction(eviction));
         *shown = eviction;
         tracing::info!(eviction = eviction.name(), "eviction policy changed");
         Ok(())
@@ -290,7 +290,7 @@ impl PoolControl for Running {
         let content = content.unwrap_or(configured);
         let mut shown = locked(&self.content);
         self.keep(None, "content", [content.name(), configured.name()])?;
-        self.pool.set_content(content);
+        self.pool.set(Setting::Content(content));
         *shown = content;
         tracing::info!(content = content.name(), "content setting changed");
         Ok(())
