@@ -10,6 +10,7 @@ mod control;
 mod drain;
 mod endpoints;
 mod fingerprint;
+mod flags;
 mod foreign;
 mod fuse;
 mod keeper;

@@ -1,41 +1,62 @@
-//! `forebay set`: changes settings of a volume while it serves.
+//! `forebay set`: changes settings of a volume or of the whole cache while it serves.
 
-use forebay_control::api::VolumeSettings;
+use std::collections::BTreeMap;
+
+use forebay_control::api::InForce;
+use forebay_control::settings::{Change, Spec};
 
 use crate::WrongUsage;
-use crate::cli::{SetArgs, Setting};
+use crate::cli::SetArgs;
 use crate::output;
 
-/// Changes the settings.
+/// Changes the settings, and prints those in force then.
 pub fn run(args: &SetArgs) -> anyhow::Result<()> {
-    let settings = settings(&args.settings)?;
-    let client = args.daemon.client();
-    let volume = client.set(&args.volume, &settings)?;
-    let cache = client.status()?.cache;
-    let (mode, eviction, content) = (volume.mode, cache.eviction, cache.content);
-    let name = volume.name;
-    let line = match args.json {
-        true => serde_json::json!({
-            "volume": name, "mode": mode, "eviction": eviction, "content": content,
-        })
-        .to_string(),
-        false => format!("{name}: mode={mode} eviction={eviction} content={content}"),
-    };
+    let (volume, settings) = understood(&args.words)?;
+    let answer = args.daemon.client().set(volume, &settings)?;
+    let line = if args.json { json(volume, &answer) } else { text(volume, &answer) };
     Ok(output::line(&line)?)
 }
 
-fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {
-    let mut settings = VolumeSettings::default();
-    for Setting { key, value } in given {
-        let place = match key.as_str() {
-            "mode" => &mut settings.mode,
-            "eviction" => &mut settings.eviction,
-            "content" => &mut settings.content,
-            _ => unreachable!("a setting is one of SETTINGS"),
-        };
-        if place.replace(value.clone()).is_some() {
+/// The volume, if the first word names one, and the settings.
+fn understood(words: &[String]) -> Result<(Option<&str>, BTreeMap<String, String>), WrongUsage> {
+    let (volume, settings) = match words {
+        [volume, settings @ ..] if !volume.contains('=') => (Some(volume.as_str()), settings),
+        settings => (None, settings),
+    };
+    if settings.is_empty() {
+        return Err(WrongUsage("no setting is given; write KEY=VALUE".to_owned()));
+    }
+    let mut all = BTreeMap::new();
+    for word in settings {
+        let (key, value) = word
+            .split_once('=')
+            .ok_or_else(|| WrongUsage(format!("{word:?} has no '='; write KEY=VALUE")))?;
+        Change::parse(volume, key, value).map_err(WrongUsage)?;
+        if all.insert(key.to_owned(), value.to_owned()).is_some() {
             return Err(WrongUsage(format!("{key} is given twice; give it once")));
         }
     }
-    Ok(settings)
+    Ok((volume, all))
+}
+
+/// The settings that `set` can change, with their values in force.
+fn changeable(answer: &InForce) -> Vec<(&'static str, &str)> {
+    let value = |spec: &'static Spec| {
+        let same = |name: &str, of_volume| name == spec.key && of_volume == spec.is_of_volume();
+        let mut all = answer.settings.iter();
+        let found = all.find(|setting| same(&setting.name, setting.volume.is_some()))?;
+        Some((spec.key, found.value.as_str()))
+    };
+    Spec::online().filter_map(value).collect()
+}
+
+fn text(volume: Option<&str>, answer: &InForce) -> String {
+    let values = changeable(answer).into_iter().map(|(key, value)| format!("{key}={value}"));
+    let values = values.collect::<Vec<_>>().join(" ");
+    volume.map_or(values.clone(), |volume| format!("{volume}: {values}"))
+}
+
+fn json(volume: Option<&str>, answer: &InForce) -> String {
+    let volume = volume.map(|volume| ("volume", volume));
+    volume.into_iter().chain(changeable(answer)).collect::<serde_json::Value>().to_string()
 }

@@ -1,12 +1,13 @@
 //! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
 //! `cargo xtask layers` (who may depend on whom) and `cargo xtask style` (what source files and
 //! documents may look like). Each prints what is wrong and what to do, and exits with 1 if there
-//! was anything.
+//! was anything. `cargo xtask settings` writes the table of settings to the reference.
 
 mod docs;
 mod layers;
 mod markdown;
 mod scan;
+mod settings;
 mod style;
 
 use std::path::{Path, PathBuf};
@@ -17,8 +18,9 @@ fn main() -> ExitCode {
     let found = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["layers"] => layers::workspace(&root()),
         ["style"] => style::workspace(&root()),
+        ["settings"] => settings::write(&root()),
         _ => {
-            eprintln!("usage: cargo xtask layers | style");
+            eprintln!("usage: cargo xtask layers | style | settings");
             return ExitCode::from(2);
         }
     };
