@@ -8,8 +8,6 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-
 const USERS: &str = "/etc/passwd";
 const GROUPS: &str = "/etc/group";
 /// Longer ones are not read.
@@ -28,12 +26,6 @@ impl FromStr for SocketMode {
         mode.map(Self).ok_or_else(|| {
             format!("{text:?} is no mode: three octal digits, as in \"0660\" (owner and group)")
         })
-    }
-}
-
-impl<'de> Deserialize<'de> for SocketMode {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

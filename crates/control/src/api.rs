@@ -1,6 +1,10 @@
 //! The bodies of the HTTP API, version 1. Fields are only ever added; one that changes its
 //! meaning gets a new name. Sizes are bytes and times seconds unless the name says otherwise.
 
+mod settings;
+
+use std::collections::BTreeMap;
+
 use forebay_block::{BLOCK_SIZE, ByteRange};
 use forebay_engine::{DELTA_SIZES, Health, Lookups, State};
 use serde::{Deserialize, Serialize};
@@ -11,6 +15,8 @@ use crate::pool::{
     Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot,
 };
 use crate::problems::{of_volume, problems};
+
+pub use settings::{CacheSettings, InForce, VolumeInForce, VolumeSettings};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -48,7 +54,7 @@ pub struct PoolStatus {
     /// The shards.
     pub shards: Vec<ShardStatus>,
     /// Every counter and level, over all shards; `docs/user/statistics.md` says what each means.
-    pub counters: std::collections::BTreeMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
     /// Every setting in force, those of volumes behind those of the server.
     #[serde(default)]
     pub settings: Vec<SettingStatus>,
@@ -284,21 +290,6 @@ pub struct SettingStatus {
     pub set_unix_seconds: Option<u64>,
 }
 
-/// Settings of a volume to change; absent ones stay, and `default` is the configured value. What
-/// is changed is kept for the next starts.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VolumeSettings {
-    /// `write-back`, `write-through`, `write-around`, `write-only` or `pass-through`.
-    pub mode: Option<String>,
-    /// `fifo`, `lru` or `frequency`; of all the volumes that share the cache.
-    #[serde(default)]
-    pub eviction: Option<String>,
-    /// `independent`, `rewrite` or `similar`; of all the volumes that share the cache.
-    #[serde(default)]
-    pub content: Option<String>,
-}
-
 /// A recording to begin.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -382,7 +373,7 @@ impl PoolStatus {
     #[must_use]
     pub fn of(pool: &PoolSnapshot) -> Self {
         let stats = || pool.shards.iter().map(|shard| &shard.stats);
-        let mut counters: std::collections::BTreeMap<String, u64> = METRICS
+        let mut counters: BTreeMap<String, u64> = METRICS
             .iter()
             .map(|metric| (metric.name.to_owned(), metric.of_pool(stats())))
             .collect();
@@ -420,7 +411,7 @@ impl SettingStatus {
         let changed = setting.changed.as_ref();
         Self {
             volume: setting.volume.clone(),
-            name: setting.name.to_owned(),
+            name: setting.spec.key.to_owned(),
             value: setting.value.clone(),
             configured: changed.map(|(configured, _)| configured.clone()),
             set_unix_seconds: changed.map(|&(_, since)| since),
@@ -429,7 +420,7 @@ impl SettingStatus {
 }
 
 impl CacheStatus {
-    fn of(pool: &PoolSnapshot, counters: &std::collections::BTreeMap<String, u64>) -> Self {
+    fn of(pool: &PoolSnapshot, counters: &BTreeMap<String, u64>) -> Self {
         let count = |name: &str| counters.get(name).copied().unwrap_or(0);
         let bytes = |name: &str| count(name) * BLOCK;
         let lookups = count("lookups");

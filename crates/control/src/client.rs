@@ -1,6 +1,7 @@
 //! The commands' way to a running server: one request at a time over its control socket, with a
 //! time limit, on the caller's own thread.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Accepted, ErrorBody, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, VolumeSettings,
+    Accepted, ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus,
     VolumeStatus,
 };
 
@@ -128,12 +129,18 @@ impl Client {
         self.ask("DELETE", &format!("/v1/jobs/{id}"), None::<&()>)
     }
 
-    /// Changes settings of a volume.
+    /// Changes settings, by name: of a volume and of the cache, or without a volume of the cache
+    /// alone. Returns the settings in force then.
     ///
     /// # Errors
     /// As for [`Client::status`].
-    pub fn set(&self, volume: &str, to: &VolumeSettings) -> Result<VolumeStatus, ClientError> {
-        self.ask("POST", &format!("/v1/volumes/{}/set", escaped(volume)), Some(to))
+    pub fn set(
+        &self,
+        volume: Option<&str>,
+        to: &BTreeMap<String, String>,
+    ) -> Result<InForce, ClientError> {
+        let path = volume.map(|name| format!("/v1/volumes/{}/set", escaped(name)));
+        self.ask("POST", path.as_deref().unwrap_or("/v1/set"), Some(to))
     }
 
     /// Begins to record what clients ask of a volume.

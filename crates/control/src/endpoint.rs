@@ -5,10 +5,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer};
-
 use crate::access::SocketAccess;
-use crate::config::{TlsPolicy, parse_tls_policy};
+use crate::config::TlsPolicy;
+use crate::settings::parse_named;
 
 /// What may stand behind the place.
 const SETTINGS: &str = "tls=POLICY, and for Unix sockets mode=0660, owner=NAME, group=NAME";
@@ -64,7 +63,7 @@ impl FromStr for Listen {
                 return Err(refused(what));
             };
             match key {
-                "tls" => listen.tls = Some(parse_tls_policy(value).map_err(refused)?),
+                "tls" => listen.tls = Some(parse_named(value).map_err(refused)?),
                 "mode" | "owner" | "group" if matches!(listen.at, Place::Tcp(..)) => {
                     return Err(refused(format!("{key} is for Unix sockets")));
                 }
@@ -108,12 +107,6 @@ impl fmt::Display for Place {
             Self::Tcp(host, port) if host.contains(':') => write!(f, "tcp:[{host}]:{port}"),
             Self::Tcp(host, port) => write!(f, "tcp:{host}:{port}"),
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -8,6 +8,7 @@ use forebay_block::Instant;
 use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, Stats, VolumeState};
 
 use crate::ControlError;
+use crate::settings::{Change, Spec};
 
 /// A running pool, seen from beside. Every call may take as long as a shard's turn, and none
 /// longer; calls come from several threads.
@@ -18,26 +19,11 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When a shard does not answer.
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError>;
 
-    /// Changes the mode of a volume, for the next starts too; `None` is the configured one. Dirty
-    /// blocks stay where they are and are destaged.
+    /// Changes settings, for the next starts too. Dirty blocks stay in the cache and are destaged.
     ///
     /// # Errors
-    /// When there is no such volume, or the change cannot be kept; then nothing is changed.
-    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError>;
-
-    /// Changes how clean blocks are chosen to leave, for all volumes, and for the next starts too;
-    /// `None` is as configured.
-    ///
-    /// # Errors
-    /// When the change cannot be kept; then nothing is changed.
-    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError>;
-
-    /// Changes how rewritten blocks are stored, for all volumes, and for the next starts too;
-    /// `None` is as configured.
-    ///
-    /// # Errors
-    /// When the change cannot be kept; then nothing is changed.
-    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError>;
+    /// When there is no such volume, or the changes cannot be kept; then nothing is changed.
+    fn set(&self, changes: &[Change]) -> Result<(), ControlError>;
 
     /// Starts, or stops, destaging all of a volume as fast as its primary takes it.
     ///
@@ -136,12 +122,12 @@ pub struct PoolSnapshot {
 }
 
 /// A setting at one moment.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct SettingSnapshot {
-    /// The volume; `None` for one of the server.
+    /// The setting.
+    pub spec: &'static Spec,
+    /// The volume; `None` for a setting of the server.
     pub volume: Option<String>,
-    /// Its name, as in the configuration.
-    pub name: &'static str,
     /// What is in force.
     pub value: String,
     /// What the configuration says, and since when, in seconds since 1970, it was set otherwise.

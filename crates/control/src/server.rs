@@ -2,6 +2,7 @@
 //! the pool. What the pool does in answer may wait for a shard, so it happens on a thread where
 //! waiting is allowed.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,14 +21,14 @@ use utoipa::OpenApi;
 
 use crate::access::SocketAccess;
 use crate::api::{
-    Accepted, ErrorBody, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, VolumeSettings,
-    VolumeStatus,
+    Accepted, CacheSettings, ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest,
+    TraceStatus, VolumeInForce, VolumeSettings, VolumeStatus,
 };
-use crate::config::{parse_content, parse_eviction, parse_mode};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::job::Jobs;
 use crate::metrics::exposition;
-use crate::pool::{PoolControl, TraceTarget};
+use crate::pool::{PoolControl, PoolSnapshot, TraceTarget};
+use crate::settings::Change;
 use crate::socket::{SocketError, listen};
 
 /// Bytes in the longest body that is read.
@@ -240,6 +241,7 @@ mod held {
         job,
         cancel,
         set,
+        set_volume,
         start_trace,
         trace,
         stop_trace,
@@ -255,7 +257,8 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/status", get(status))
         .route("/v1/volumes/{name}", get(volume))
         .route("/v1/volumes/{name}/drain", post(drain_volume))
-        .route("/v1/volumes/{name}/set", post(set))
+        .route("/v1/set", post(set))
+        .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
         .route("/v1/drain", post(drain))
         .route("/v1/jobs", get(jobs))
@@ -383,45 +386,56 @@ fn job_number(text: &str) -> Result<u64, ControlError> {
     })
 }
 
-/// Changes settings of a volume while it serves, and keeps them for the next starts.
-#[utoipa::path(post, path = "/v1/volumes/{name}/set", params(("name" = String, Path)),
-    request_body = VolumeSettings, responses((status = 200, body = VolumeStatus),
-    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody)))]
+/// Changes settings of the whole cache while it serves, and keeps them for the next starts.
+#[utoipa::path(post, path = "/v1/set", request_body = CacheSettings, responses(
+    (status = 200, body = InForce), (status = 400, body = ErrorBody),
+    (status = 503, body = ErrorBody)))]
 async fn set(
+    State(shared): State<Shared>,
+    settings: Result<Json<CacheSettings>, JsonRejection>,
+) -> Answer<Json<InForce>> {
+    let Json(CacheSettings(settings)) = settings?;
+    ask(move || Ok(Json(InForce::of(&change(&*shared.pool, None, &settings)?, None)))).await
+}
+
+/// Changes settings of a volume, and of the whole cache, while it serves, and keeps them for the
+/// next starts.
+#[utoipa::path(post, path = "/v1/volumes/{name}/set", params(("name" = String, Path)),
+    request_body = VolumeSettings, responses((status = 200, body = VolumeInForce),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 503, body = ErrorBody)))]
+async fn set_volume(
     State(shared): State<Shared>,
     Segment(name): Segment<String>,
     settings: Result<Json<VolumeSettings>, JsonRejection>,
-) -> Answer<Json<VolumeStatus>> {
-    let Json(settings) = settings?;
+) -> Answer<Json<VolumeInForce>> {
+    let Json(VolumeSettings(settings)) = settings?;
     ask(move || {
         shared.pool.snapshot()?.volume(&name)?;
-        let invalid =
-            |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
-        // Everything is understood before anything is changed.
-        let mode = wish(&settings.mode, parse_mode).map_err(invalid)?;
-        let eviction = wish(&settings.eviction, parse_eviction).map_err(invalid)?;
-        let content = wish(&settings.content, parse_content).map_err(invalid)?;
-        if mode.is_none() && eviction.is_none() && content.is_none() {
-            return Err(invalid("no setting is given".to_owned()));
-        }
-        mode.map_or(Ok(()), |mode| shared.pool.set_mode(&name, mode))?;
-        eviction.map_or(Ok(()), |eviction| shared.pool.set_eviction(eviction))?;
-        content.map_or(Ok(()), |content| shared.pool.set_content(content))?;
-        status_of(&*shared.pool, &name)
+        let snapshot = change(&*shared.pool, Some(&name), &settings)?;
+        let InForce { settings } = InForce::of(&snapshot, Some(&name));
+        let volume = VolumeStatus::of(&snapshot, snapshot.volume(&name)?);
+        Ok(Json(VolumeInForce { volume, settings }))
     })
     .await
 }
 
-/// What is wished for a setting, if anything: a value, or nothing for the configured one.
-fn wish<T>(
-    text: &Option<String>,
-    parse: impl Fn(&str) -> Result<T, String>,
-) -> Result<Option<Option<T>>, String> {
-    match text.as_deref() {
-        None => Ok(None),
-        Some("default") => Ok(Some(None)),
-        Some(text) => parse(text).map(|value| Some(Some(value))),
+/// Changes settings, and returns the pool with the settings in force then. Everything is understood
+/// before anything is changed.
+fn change(
+    pool: &dyn PoolControl,
+    volume: Option<&str>,
+    settings: &BTreeMap<String, Option<String>>,
+) -> Result<PoolSnapshot, ControlError> {
+    let invalid = |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
+    let given = settings.iter().filter_map(|(key, text)| Some((key, text.as_ref()?)));
+    let changes = given.map(|(key, text)| Change::parse(volume, key, text));
+    let changes = changes.collect::<Result<Vec<_>, _>>().map_err(invalid)?;
+    if changes.is_empty() {
+        return Err(invalid("no setting is given".to_owned()));
     }
+    pool.set(&changes)?;
+    pool.snapshot()
 }
 
 /// Begins to record what clients ask of a volume. The file is made with mode 0600 by the server.

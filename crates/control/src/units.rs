@@ -5,8 +5,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::de::{Deserialize, Deserializer, Error, Visitor};
-
 /// Suffixes of sizes: powers of 1024, and of 1000 where the `i` is missing before a `B`.
 const SIZES: [(&str, u64); 14] = [
     ("", 1),
@@ -125,50 +123,6 @@ impl fmt::Display for Time {
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}%", self.0)
-    }
-}
-
-/// Reads a text, or a bare number as if it were one.
-struct TextOrNumber(&'static str);
-
-impl Visitor<'_> for TextOrNumber {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-}
-
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = from.deserialize_any(TextOrNumber("a size, as in \"10GiB\""))?;
-        text.parse().map_err(Error::custom)
-    }
-}
-
-impl<'de> Deserialize<'de> for Time {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = from.deserialize_any(TextOrNumber("a time, as in \"30s\""))?;
-        text.parse().map_err(Error::custom)
-    }
-}
-
-impl<'de> Deserialize<'de> for Percent {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        let text = from.deserialize_any(TextOrNumber("a share, as in \"50%\""))?;
-        text.parse().map_err(Error::custom)
     }
 }
 

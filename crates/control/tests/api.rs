@@ -1,6 +1,6 @@
 //! The HTTP API over a real Unix socket, with a pool that is only a table.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use forebay_block::ByteRange;
 use forebay_control::access::SocketAccess;
-use forebay_control::api::{JobState, PoolStatus, TraceRequest, VolumeSettings};
+use forebay_control::api::{JobState, PoolStatus, TraceRequest};
+use forebay_control::config::Config;
+use forebay_control::settings::{Change, Spec, in_force, parse_named};
 use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, METRICS,
     PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget,
@@ -63,6 +65,10 @@ impl PoolControl for Table {
             },
         };
         let lost = self.lost.load(Ordering::SeqCst);
+        let mut config = Config::defaults(2);
+        config.volumes[0].name = "d b".to_owned();
+        config.volumes[0].mode = *locked(&self.mode);
+        config.volumes[1].name = "log".to_owned();
         let first = VolumeSnapshot {
             name: "d b".to_owned(),
             primary: "/dev/primary".to_owned(),
@@ -114,24 +120,20 @@ impl PoolControl for Table {
                 sum_nanos: 1_500_000,
                 at_most: vec![(1_000, 1), (1_000_000, 2)],
             }],
-            settings: Vec::new(),
+            settings: in_force(&config),
         })
     }
 
-    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError> {
-        let mode = mode.unwrap_or(Mode::PassThrough);
-        *locked(&self.mode) = mode;
-        self.ask(format!("mode of {volume} to {}", mode.name()))
-    }
-
-    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError> {
-        let eviction = eviction.unwrap_or_default();
-        self.ask(format!("eviction {}", eviction.name()))
-    }
-
-    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError> {
-        let content = content.unwrap_or_default();
-        self.ask(format!("content {}", content.name()))
+    fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
+        for Change { spec, volume, value } in changes {
+            let value = value.as_deref().unwrap_or("as configured");
+            if spec.key == "mode" {
+                *locked(&self.mode) = parse_named(value).unwrap_or(Mode::PassThrough);
+            }
+            let whose = volume.as_deref().unwrap_or("the cache");
+            self.ask(format!("{} of {whose} to {value}", spec.key))?;
+        }
+        Ok(())
     }
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
@@ -337,19 +339,73 @@ fn a_drain_can_be_cancelled() {
     assert_ne!(next.id, job.id);
 }
 
+/// Settings by name, as they are sent.
+fn to(settings: &[(&str, &str)]) -> BTreeMap<String, String> {
+    settings.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
 #[test]
-fn the_mode_is_changed_or_nothing_is() {
+fn settings_are_changed_or_nothing_is() {
     let served = Served::new();
-    let to =
-        |mode: Option<&str>| VolumeSettings { mode: mode.map(str::to_owned), ..Default::default() };
-    let volume = served.client.set("d b", &to(Some("write-around"))).expect("it is a mode");
-    assert_eq!(volume.mode, "write-around");
-    let (status, message) = refused(served.client.set("d b", &to(Some("writeback"))));
+    let volume = |name, settings: &[(&str, &str)]| served.client.set(Some(name), &to(settings));
+    let answer = volume("d b", &[("mode", "write-around"), ("eviction", "lru")]);
+    let in_force = answer.expect("these are values").settings;
+    let named = |name: &str| in_force.iter().find(|setting| setting.name == name);
+    let mode = named("mode").expect("the answer has it");
+    assert_eq!((mode.volume.as_deref(), mode.value.as_str()), (Some("d b"), "write-around"));
+    assert!(named("eviction").is_some(), "settings of the cache are in the answer");
+    assert!(in_force.iter().all(|setting| setting.volume.as_deref() != Some("log")));
+    let (status, message) = refused(volume("d b", &[("eviction", "fifo"), ("mode", "writeback")]));
     assert_eq!(status, 400);
     assert!(message.contains("writeback") && message.contains("write-back"), "{message}");
-    assert_eq!(refused(served.client.set("d b", &to(None))).0, 400);
-    assert_eq!(refused(served.client.set("other", &to(Some("write-back")))).0, 404);
-    assert_eq!(served.table.asked(), ["mode of d b to write-around"]);
+    assert_eq!(refused(volume("d b", &[])).0, 400);
+    assert_eq!(refused(volume("other", &[("mode", "write-back")])).0, 404);
+    assert_eq!(
+        served.table.asked(),
+        ["eviction of the cache to lru", "mode of d b to write-around"]
+    );
+}
+
+#[test]
+fn settings_of_the_whole_cache_have_an_address_of_their_own() {
+    let served = Served::new();
+    let cache = |settings: &[(&str, &str)]| served.client.set(None, &to(settings));
+    let in_force = cache(&[("content", "default")]).expect("it is a setting").settings;
+    assert!(in_force.iter().all(|setting| setting.volume.is_none()));
+    assert!(in_force.iter().any(|setting| setting.name == "content"));
+    let (status, message) = refused(cache(&[("mode", "write-back")]));
+    assert_eq!((status, message.contains("name the volume")), (400, true), "{message}");
+    assert_eq!(served.table.asked(), ["content of the cache to as configured"]);
+}
+
+/// A client of an earlier version sends the settings that it leaves alone as `null`.
+#[test]
+fn a_setting_that_is_null_stays() {
+    let served = Served::new();
+    let body = serde_json::json!({"mode": "write-only", "eviction": null});
+    let path = "/v1/volumes/d%20b/set";
+    let answer: serde_json::Value = served.client.ask("POST", path, Some(&body)).expect("it does");
+    assert_eq!(answer["mode"], "write-only", "the volume is in the answer: {answer}");
+    assert_eq!(served.table.asked(), ["mode of d b to write-only"]);
+}
+
+#[test]
+fn the_description_has_every_setting_that_can_be_changed() {
+    let served = Served::new();
+    let openapi: serde_json::Value =
+        served.client.ask("GET", "/openapi.json", None::<&()>).expect("it answers");
+    let schemas = &openapi["components"]["schemas"];
+    for spec in Spec::online() {
+        let known = &schemas["VolumeSettings"]["properties"][spec.key];
+        assert!(known["description"].as_str().expect(spec.key).starts_with(spec.help), "{known}");
+        let mut names = spec.kind.names();
+        names.push("default");
+        assert_eq!(known["enum"], serde_json::json!(names), "{}", spec.key);
+        let of_cache = schemas["CacheSettings"]["properties"].get(spec.key).is_some();
+        assert_eq!(of_cache, !spec.is_of_volume(), "{}", spec.key);
+    }
+    let count = |name: &str| schemas[name]["properties"].as_object().map(serde_json::Map::len);
+    assert_eq!(count("VolumeSettings"), Some(Spec::online().count()));
 }
 
 #[test]
@@ -415,6 +471,7 @@ fn the_description_lists_every_route() {
         "/v1/drain",
         "/v1/jobs",
         "/v1/jobs/{id}",
+        "/v1/set",
         "/v1/status",
         "/v1/stop",
         "/v1/volumes/{name}",

@@ -112,7 +112,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("path = \"/dev/nvme0n1\"", "", &["missing key `path`"]),
     ("\"100GiB\"", "\"100gigs\"", &["line 4", "100gigs", "GiB"]),
     ("\"100GiB\"", "-1", &["line 4", "-1", "a size"]),
-    ("\"100GiB\"", "0", &["cache.size", "too small"]),
+    ("\"100GiB\"", "0", &["cache.size", "0 is out of range"]),
     ("\"40%\"", "\"140%\"", &["line 7", "140%", "0 to 100"]),
     ("\"40%\"", "\"95%\"", &["cache.dirty_limit", "95%", "90%"]),
     ("\"2m\"", "\"2\"", &["line 8", "a time"]),
@@ -123,7 +123,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("shards = 4", "shards = 0", &["server.shards", "0", "64"]),
     ("shards = 4", "shards = 65", &["server.shards", "65"]),
     ("max_clients = 16", "max_clients = 0", &["server.max_clients", "900"]),
-    ("\"64MiB\"", "\"8MiB\"", &["server.client_memory", "8 MiB", "16 MiB or more"]),
+    ("\"64MiB\"", "\"8MiB\"", &["server.client_memory", "8MiB", "16MiB or more"]),
     ("\"5s\"", "\"0s\"", &["server.client_stall_timeout", "0s", "1s or more"]),
     ("\"1h\"", "\"1ms\"", &["server.idle_timeout", "1ms", "0s for never"]),
     ("\"unix:/run/forebay/nbd.sock\", ", "\"unix:\", ", &["line 24", "path is missing"]),
@@ -145,7 +145,11 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
     ("nbd://san:10809/vm", "file:/dev/../dev/sdb?emulate=hdd", &["already the primary"]),
     ("nbd://san:10809/vm", "/dev/nvme0n1", &["volume \"vm\"", "cache device", "overwrite"]),
     ("nbd://san:10809/vm", "", &["volume \"vm\": primary", "is empty"]),
-    ("sequential_threshold = 0", "sequential_threshold = 512", &["512 B", "too small"]),
+    (
+        "sequential_threshold = 0",
+        "sequential_threshold = 512",
+        &["512 is out of range", "64KiB or more"],
+    ),
     ("compress = false", "compress = \"no\"", &["line 9", "boolean"]),
 ];
 

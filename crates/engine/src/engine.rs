@@ -275,7 +275,7 @@ impl Engine {
     }
 
     /// Changes what the cache does for a volume; requests from now on follow it.
-    pub fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
+    pub(crate) fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
         if self.known_volume(volume).is_some() {
             self.volume_mut(volume).config.mode = mode;
             self.note_leftover(volume);
@@ -284,7 +284,7 @@ impl Engine {
 
     /// Changes how clean blocks are chosen to enter and to leave. What the new policy knows of
     /// the blocks is little at first.
-    pub fn set_eviction(&mut self, eviction: Eviction) {
+    pub(crate) fn set_eviction(&mut self, eviction: Eviction) {
         self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
     }
 

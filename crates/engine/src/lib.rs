@@ -34,7 +34,7 @@ pub use api::primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeS
 pub use api::stats::{DELTA_SIZES, Stats};
 pub use api::{
     Bypass, ContentLocality, DetachedStripe, DirtyShare, Effects, Eviction, Health, Mode, Reply,
-    Request, RequestId, ShardConfig, State, Target, Trust, VolumeConfig,
+    Request, RequestId, Setting, ShardConfig, State, Target, Trust, VolumeConfig,
 };
 pub use engine::Engine;
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};

@@ -2,10 +2,7 @@
 
 use forebay_block::{Completion, Instant, IoError, VolumeId};
 
-use forebay_policy::Eviction;
-
-use crate::api::DetachedStripe;
-use crate::api::{ContentLocality, Effects, Health, Mode, Request, State, Target, Trust};
+use crate::api::{DetachedStripe, Effects, Health, Request, Setting, State, Target, Trust};
 use crate::{Engine, Stats, VolumeState};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in
@@ -51,12 +48,8 @@ pub trait Shard {
     fn lost_blocks(&self) -> u64 {
         0
     }
-    /// What the cache does for a volume from now on.
-    fn set_mode(&mut self, volume: VolumeId, mode: Mode);
-    /// How clean blocks are chosen to leave from now on; nothing where there is no choice.
-    fn set_eviction(&mut self, _eviction: Eviction) {}
-    /// How rewritten blocks are stored from now on; nothing where there is no choice.
-    fn set_content(&mut self, _content: ContentLocality) {}
+    /// Changes a setting for the requests from now on; nothing where the shard has no use for it.
+    fn set(&mut self, setting: Setting);
     /// So much trust in the cache device is recorded for the whole pool; another shard may have
     /// asked for it with [`Effects::record_trust`].
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects);
@@ -131,16 +124,12 @@ impl Shard for Engine {
         self.contents.fenced().len() as u64
     }
 
-    fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
-        Engine::set_mode(self, volume, mode);
-    }
-
-    fn set_content(&mut self, content: ContentLocality) {
-        Engine::set_content(self, content);
-    }
-
-    fn set_eviction(&mut self, eviction: Eviction) {
-        Engine::set_eviction(self, eviction);
+    fn set(&mut self, setting: Setting) {
+        match setting {
+            Setting::Mode(volume, mode) => self.set_mode(volume, mode),
+            Setting::Eviction(eviction) => self.set_eviction(eviction),
+            Setting::Content(content) => self.set_content(content),
+        }
     }
 
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {

@@ -6,7 +6,7 @@
 mod world;
 
 use forebay_block::{ByteRange, ErrorKind, IoBuf, IoFlags, IoOp, VolumeId};
-use forebay_engine::{Mode, Request, RequestId, Target, Trust};
+use forebay_engine::{Mode, Request, RequestId, Setting, Shard, Target, Trust};
 use world::{AREA, BLOCK, Devices, SIZE, World, content};
 
 /// Writes a block with force unit access in write-around: what the primary was asked for until the
@@ -14,7 +14,7 @@ use world::{AREA, BLOCK, Devices, SIZE, World, content};
 fn write(flush_fails: bool) -> (Vec<IoOp>, bool) {
     let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
     let mut world = World::start(devices, true, Trust::Full, false, 1);
-    world.engine.set_mode(VolumeId(0), Mode::WriteAround);
+    world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteAround));
     world.flush();
     let request = Request {
         id: RequestId(7),
@@ -81,7 +81,7 @@ fn known_failures(world: &mut World, op: IoOp, fua: bool) -> Option<u64> {
 fn a_direct_write_says_which_failed_flushes_came_before_it() {
     let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
     let mut world = World::start(devices, true, Trust::Full, false, 1);
-    world.engine.set_mode(VolumeId(0), Mode::WriteAround);
+    world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteAround));
     for failures in 0..3 {
         assert_eq!(known_failures(&mut world, IoOp::Write, false), Some(failures));
         assert_eq!(known_failures(&mut world, IoOp::WriteZeroes, false), Some(failures));
@@ -90,6 +90,6 @@ fn a_direct_write_says_which_failed_flushes_came_before_it() {
         let error = ErrorKind::Media.into();
         world.engine.flush_failed(world.now, target, &error, &mut world.fx);
     }
-    world.engine.set_mode(VolumeId(0), Mode::WriteBack);
+    world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteBack));
     assert_eq!(known_failures(&mut world, IoOp::Write, false), None, "it is in the log");
 }

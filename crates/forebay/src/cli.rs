@@ -58,13 +58,13 @@ pub enum Command {
     /// Without --drain what is dirty stays in the cache.
     #[command(after_help = "Example:\n  forebay stop --drain")]
     Stop(StopArgs),
-    /// Change a setting of a volume while it serves
+    /// Change settings of a volume or of the whole cache while it serves
     ///
-    /// It is kept for the next starts, until the configuration's own value changes. The value
-    /// `default` goes back to the configuration. Eviction and content are those of all volumes
-    /// that share the cache.
+    /// A change is kept for the next starts, until the configuration's own value changes. The value
+    /// `default` returns to the configured value.
+    #[command(override_usage = "forebay set [OPTIONS] [VOLUME] <KEY=VALUE>...")]
     #[command(after_help = "Examples:\n  forebay set db mode=write-through\n  \
-        forebay set db eviction=lru\n  forebay set db mode=default")]
+        forebay set eviction=lru\n  forebay set db mode=default")]
     Set(SetArgs),
     /// Make a volume a disk of this machine, and mount it if asked
     ///

@@ -5,8 +5,7 @@ use std::sync::mpsc::Sender;
 
 use forebay_block::{IoError, IoResult, IoTag, VolumeId};
 use forebay_engine::{
-    ContentLocality, DetachedStripe, Eviction, Health, Mode, Reply, Request, State, Stats, Target,
-    Trust, VolumeState,
+    DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Trust, VolumeState,
 };
 
 use crate::channel::{Ask, Mount};
@@ -66,12 +65,8 @@ pub enum Command {
     Drain(bool),
     /// The same of one volume.
     DrainVolume(VolumeId, bool),
-    /// Change what the cache does for a volume.
-    SetMode(VolumeId, Mode),
-    /// Change how clean blocks are chosen to leave.
-    SetEviction(Eviction),
-    /// How rewritten blocks are stored from now on.
-    SetContent(ContentLocality),
+    /// Change a setting.
+    Set(Setting),
     /// Hand what is asked of a volume to this sink, or not any more.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.

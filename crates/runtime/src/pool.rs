@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_block::{Arena, BufPool, SHARDS_MAX, VolumeId};
 use forebay_device::{BlockDevice, Clock};
-use forebay_engine::{ContentLocality, DrainProgress, Eviction, Mode, Shard, Stats, VolumeState};
+use forebay_engine::{DrainProgress, Setting, Shard, Stats, VolumeState};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
@@ -372,19 +372,9 @@ impl Pool {
         Some(all)
     }
 
-    /// Changes what the cache does for a volume.
-    pub fn set_mode(&self, volume: VolumeId, mode: Mode) {
-        self.command_all(|| Command::SetMode(volume, mode));
-    }
-
-    /// Changes how clean blocks are chosen to leave, for all volumes: they share the cache.
-    pub fn set_eviction(&self, eviction: Eviction) {
-        self.command_all(|| Command::SetEviction(eviction));
-    }
-
-    /// Changes how rewritten blocks are stored, for all volumes.
-    pub fn set_content(&self, content: ContentLocality) {
-        self.command_all(|| Command::SetContent(content));
+    /// Changes a setting, on every shard.
+    pub fn set(&self, setting: Setting) {
+        self.command_all(|| Command::Set(setting));
     }
 
     /// Records what clients ask of a volume, from now on until [`Pool::stop_recording`] or for so

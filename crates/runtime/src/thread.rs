@@ -500,9 +500,7 @@ impl Thread {
             }
             Command::Drain(on) => self.shards.shard.set_drain(on),
             Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
-            Command::SetMode(volume, mode) => self.shards.shard.set_mode(volume, mode),
-            Command::SetContent(content) => self.shards.shard.set_content(content),
-            Command::SetEviction(eviction) => self.shards.shard.set_eviction(eviction),
+            Command::Set(setting) => self.shards.shard.set(setting),
             Command::Record(volume, sink) => self.taps.set(&mut self.router, volume, sink),
             Command::Quiesce(answer) => {
                 self.clients.shut();

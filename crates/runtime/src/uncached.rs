@@ -4,7 +4,7 @@ use forebay_block::{
     Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, VOLUMES_MAX, VolumeId,
 };
 use forebay_engine::{
-    Effects, Health, Mode, Reply, Request, RequestId, Shard, State, Stats, Target, Trust,
+    Effects, Health, Reply, Request, RequestId, Setting, Shard, State, Stats, Target, Trust,
 };
 use forebay_volume::Slab;
 
@@ -136,7 +136,7 @@ impl Shard for Uncached {
         0
     }
 
-    fn set_mode(&mut self, _volume: VolumeId, _mode: Mode) {}
+    fn set(&mut self, _: Setting) {}
 
     fn trust_recorded(&mut self, _now: Instant, _trust: Trust, _fx: &mut Effects) {}
 

@@ -12,7 +12,7 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Clock, MemoryDevice};
 use forebay_engine::{
-    Bypass, ContentLocality, Engine, Eviction, Mode, ShardConfig, Trust, VolumeConfig,
+    Bypass, ContentLocality, Engine, Eviction, Mode, Setting, ShardConfig, Trust, VolumeConfig,
 };
 use forebay_runtime::{Access, Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
 use forebay_volume::{Registry, Volume};
@@ -212,7 +212,7 @@ fn connect(pool: &Pool, name: &str, script: Vec<Io>) -> Receiver<Completion> {
 fn what_is_written_over_and_over_passes_the_cache_by_a_few_times_only() {
     let world = World::new();
     let pool = world.pool(1);
-    pool.set_eviction(Eviction::Frequency);
+    pool.set(Setting::Eviction(Eviction::Frequency));
     let mut passed = Vec::new();
     for round in 0..8 {
         let (piece, area) = (256 << 10, 2 << 20);

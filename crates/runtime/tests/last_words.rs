@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use forebay_block::{Arena, Completion, Instant, IoError, VolumeId};
 use forebay_device::{BlockDevice, MemoryDevice};
-use forebay_engine::{Effects, Event, Health, Mode, Request, Shard, State, Stats, Target, Trust};
+use forebay_engine::{
+    Effects, Event, Health, Request, Setting, Shard, State, Stats, Target, Trust,
+};
 use forebay_runtime::{MakeShard, Pool, PoolConfig, Uncached};
 use forebay_volume::{Registry, Volume};
 use tracing::field::{Field, Visit};
@@ -85,7 +87,7 @@ impl Shard for Last {
     fn dirty_blocks(&self) -> u64 {
         0
     }
-    fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+    fn set(&mut self, _: Setting) {}
     fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
     fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
 }

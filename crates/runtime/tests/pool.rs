@@ -505,8 +505,8 @@ mod odd {
     //! Shards that do not do as others do.
     use std::sync::{Arc, Mutex};
 
-    use forebay_block::{Completion, Instant, IoError, VolumeId};
-    use forebay_engine::{Effects, Health, Mode, Request, State, Stats, Target, Trust};
+    use forebay_block::{Completion, Instant, IoError};
+    use forebay_engine::{Effects, Health, Request, Setting, State, Stats, Target, Trust};
     use forebay_runtime::{Shard, Uncached};
 
     /// It reads its cache and then refuses it.
@@ -550,7 +550,7 @@ mod odd {
         fn dirty_blocks(&self) -> u64 {
             0
         }
-        fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+        fn set(&mut self, _: Setting) {}
         fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
         fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
     }
@@ -588,7 +588,7 @@ mod odd {
         fn dirty_blocks(&self) -> u64 {
             7
         }
-        fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+        fn set(&mut self, _: Setting) {}
         fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
         fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
     }
@@ -635,7 +635,7 @@ mod odd {
         fn dirty_blocks(&self) -> u64 {
             0
         }
-        fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+        fn set(&mut self, _: Setting) {}
         fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
         fn trust_recorded(&mut self, _: Instant, trust: Trust, _: &mut Effects) {
             self.trust = self.trust.max(trust);

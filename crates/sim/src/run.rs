@@ -5,7 +5,7 @@
 //! primaries alone hold the content.
 
 use forebay_block::{ByteRange, ErrorKind, IoOp};
-use forebay_engine::{ContentLocality, Eviction, Health, State, Stats, Target, Trust};
+use forebay_engine::{ContentLocality, Eviction, Health, Setting, State, Stats, Target, Trust};
 
 use forebay_model::Model;
 
@@ -142,10 +142,10 @@ impl World {
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
                         if !forgotten {
-                            engine.set_mode(id, mode);
+                            engine.set(Setting::Mode(id, mode));
                         }
-                        engine.set_eviction(eviction);
-                        engine.set_content(content);
+                        engine.set(Setting::Eviction(eviction));
+                        engine.set(Setting::Content(content));
                     });
                 }
                 Ok(())

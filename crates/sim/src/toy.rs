@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoOp, IoTag, VolumeId};
 use forebay_engine::{
-    Effects, Health, Mode, Reply, Request, ShardConfig, State, Stats, Target, Trust,
+    Effects, Health, Reply, Request, Setting, ShardConfig, State, Stats, Target, Trust,
 };
 
 use crate::shard::Shard;
@@ -168,7 +168,7 @@ impl Shard for Toy {
 
     fn set_drain(&mut self, _: bool) {}
 
-    fn set_mode(&mut self, _: VolumeId, _: Mode) {}
+    fn set(&mut self, _: Setting) {}
 
     fn state(&self) -> &State {
         &self.state

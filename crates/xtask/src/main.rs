@@ -1,13 +1,15 @@
 //! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
 //! `cargo xtask layers` (who may depend on whom: the crates, and the rooms of the engine) and
 //! `cargo xtask style` (what source files and documents may look like). Each prints what is wrong
-//! and what to do, and exits with 1 if there was anything.
+//! and what to do, and exits with 1 if there was anything. `cargo xtask settings` writes the table
+//! of settings to the reference.
 
 mod docs;
 mod layers;
 mod markdown;
 mod rooms;
 mod scan;
+mod settings;
 mod style;
 
 use std::path::{Path, PathBuf};
@@ -23,8 +25,9 @@ fn main() -> ExitCode {
             Ok(report)
         }),
         ["style"] => style::workspace(&root()),
+        ["settings"] => settings::write(&root()),
         _ => {
-            eprintln!("usage: cargo xtask layers | style");
+            eprintln!("usage: cargo xtask layers | style | settings");
             return ExitCode::from(2);
         }
     };

@@ -194,6 +194,17 @@ impl Mode {
     }
 }
 
+/// A setting that can be changed while serving, with its new value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Setting {
+    /// What the cache does with reads and writes of a volume.
+    Mode(VolumeId, Mode),
+    /// Which blocks enter the cache, and which clean blocks leave it.
+    Eviction(Eviction),
+    /// How blocks are stored that are like others.
+    Content(ContentLocality),
+}
+
 /// A volume as a shard sees it.
 #[derive(Clone, Debug)]
 pub struct VolumeConfig {

@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// Changes how blocks that are like others are stored from now on.
-    pub fn set_content(&mut self, content: ContentLocality) {
+    pub(crate) fn set_content(&mut self, content: ContentLocality) {
         self.config.content = content;
         let wanted = content == ContentLocality::Similar;
         self.form.set_similar(wanted, self.contents.index().capacity());

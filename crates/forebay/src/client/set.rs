@@ -1,10 +1,10 @@
-//! `forebay set`: changes settings of a volume while it serves.
+//! `forebay set`: changes settings of a volume or of the whole cache while it serves.
 
-use std::str::FromStr;
+use std::collections::BTreeMap;
 
 use clap::Args;
-use forebay_control::api::VolumeSettings;
-use forebay_control::config::{parse_content, parse_eviction, parse_mode};
+use forebay_control::api::InForce;
+use forebay_control::settings::{Change, Spec};
 
 use crate::WrongUsage;
 use crate::client::Daemon;
@@ -13,10 +13,8 @@ use crate::output;
 /// Arguments of `forebay set`.
 #[derive(Args, Debug)]
 pub struct SetArgs {
-    /// The volume
-    pub volume: String,
-    #[arg(required = true, value_name = "KEY=VALUE", help = Setting::help())]
-    pub settings: Vec<Setting>,
+    #[arg(required = true, value_name = "[VOLUME] KEY=VALUE", help = settings_help())]
+    pub words: Vec<String>,
     /// Print what is in force now as JSON
     #[arg(long)]
     pub json: bool,
@@ -24,80 +22,66 @@ pub struct SetArgs {
     pub daemon: Daemon,
 }
 
-/// One `KEY=VALUE`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Setting {
-    pub key: String,
-    pub value: String,
-}
-
-/// What is wrong with a value, if anything is.
-type CheckValue = fn(&str) -> Result<(), String>;
-
-/// What `set` can change, and what refuses a value of it.
-const SETTINGS: [(&str, CheckValue); 3] = [
-    ("mode", |value| parse_mode(value).map(drop)),
-    ("eviction", |value| parse_eviction(value).map(drop)),
-    ("content", |value| parse_content(value).map(drop)),
-];
-/// The value that goes back to the configuration's own.
-const DEFAULT: &str = "default";
-
-impl Setting {
-    fn names() -> String {
-        SETTINGS.map(|(name, _)| name).join(", ")
-    }
-
-    fn help() -> String {
-        format!("The settings; known: {}", Self::names())
-    }
-}
-
-impl FromStr for Setting {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or("there is no '='; write KEY=VALUE")?;
-        let known = SETTINGS.iter().find(|(name, _)| *name == key);
-        let (_, check) = known
-            .ok_or_else(|| format!("unknown setting {key:?}; use one of: {}", Self::names()))?;
-        if value != DEFAULT {
-            check(value)?;
-        }
-        Ok(Self { key: key.to_owned(), value: value.to_owned() })
-    }
-}
-
-/// Changes the settings.
-pub fn run(args: &SetArgs) -> anyhow::Result<()> {
-    let settings = settings(&args.settings)?;
-    let client = args.daemon.client();
-    let volume = client.set(&args.volume, &settings)?;
-    let cache = client.status()?.cache;
-    let (mode, eviction, content) = (volume.mode, cache.eviction, cache.content);
-    let name = volume.name;
-    let line = match args.json {
-        true => serde_json::json!({
-            "volume": name, "mode": mode, "eviction": eviction, "content": content,
-        })
-        .to_string(),
-        false => format!("{name}: mode={mode} eviction={eviction} content={content}"),
+/// The settings of `set`, with the values of each.
+fn settings_help() -> String {
+    let one = |spec: &Spec| {
+        let volume = if spec.is_of_volume() { ", of a volume" } else { "" };
+        let values = spec.kind.names().join(", ");
+        format!("\n- {}{volume}: {values}{}", spec.key, spec.kind.range().unwrap_or_default())
     };
+    let known: Vec<&str> = Spec::online().map(|spec| spec.key).collect();
+    let each: String = Spec::online().map(one).collect();
+    format!("The settings; known: {}{each}", known.join(", "))
+}
+
+/// Changes the settings, and prints those in force then.
+pub fn run(args: &SetArgs) -> anyhow::Result<()> {
+    let (volume, settings) = understood(&args.words)?;
+    let answer = args.daemon.client().set(volume, &settings)?;
+    let line = if args.json { json(volume, &answer) } else { text(volume, &answer) };
     Ok(output::line(&line)?)
 }
 
-fn settings(given: &[Setting]) -> Result<VolumeSettings, WrongUsage> {
-    let mut settings = VolumeSettings::default();
-    for Setting { key, value } in given {
-        let place = match key.as_str() {
-            "mode" => &mut settings.mode,
-            "eviction" => &mut settings.eviction,
-            "content" => &mut settings.content,
-            _ => unreachable!("a setting is one of SETTINGS"),
-        };
-        if place.replace(value.clone()).is_some() {
+/// The volume, if the first word names one, and the settings.
+fn understood(words: &[String]) -> Result<(Option<&str>, BTreeMap<String, String>), WrongUsage> {
+    let (volume, settings) = match words {
+        [volume, settings @ ..] if !volume.contains('=') => (Some(volume.as_str()), settings),
+        settings => (None, settings),
+    };
+    if settings.is_empty() {
+        return Err(WrongUsage("no setting is given; write KEY=VALUE".to_owned()));
+    }
+    let mut all = BTreeMap::new();
+    for word in settings {
+        let (key, value) = word
+            .split_once('=')
+            .ok_or_else(|| WrongUsage(format!("{word:?} has no '='; write KEY=VALUE")))?;
+        Change::parse(volume, key, value).map_err(WrongUsage)?;
+        if all.insert(key.to_owned(), value.to_owned()).is_some() {
             return Err(WrongUsage(format!("{key} is given twice; give it once")));
         }
     }
-    Ok(settings)
+    Ok((volume, all))
+}
+
+/// The settings that `set` can change, with their values in force.
+fn changeable(answer: &InForce) -> Vec<(&'static str, &str)> {
+    let value = |spec: &'static Spec| {
+        let same = |name: &str, of_volume| name == spec.key && of_volume == spec.is_of_volume();
+        let mut all = answer.settings.iter();
+        let found = all.find(|setting| same(&setting.name, setting.volume.is_some()))?;
+        Some((spec.key, found.value.as_str()))
+    };
+    Spec::online().filter_map(value).collect()
+}
+
+fn text(volume: Option<&str>, answer: &InForce) -> String {
+    let values = changeable(answer).into_iter().map(|(key, value)| format!("{key}={value}"));
+    let values = values.collect::<Vec<_>>().join(" ");
+    volume.map_or(values.clone(), |volume| format!("{volume}: {values}"))
+}
+
+fn json(volume: Option<&str>, answer: &InForce) -> String {
+    let volume = volume.map(|volume| ("volume", volume));
+    volume.into_iter().chain(changeable(answer)).collect::<serde_json::Value>().to_string()
 }

@@ -4,48 +4,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_block::VolumeId;
+use forebay_control::config::{Config, VolumeConfig};
+use forebay_control::settings::{self, Change, Online};
 use forebay_control::{
     ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
     SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
-use forebay_engine::{ContentLocality, Eviction, Mode};
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::disk::loops;
 use crate::server::mount::MountPoint;
 use crate::server::recording::Trace;
-use crate::server::settings::KeptSettings;
+use crate::server::settings::{KeptSettings, Wish};
 
-/// What does not change while the pool runs, except for the modes and the eviction policy.
+/// What does not change while the pool runs.
 pub struct Facts {
     /// The cache device's path.
     pub cache_path: String,
     /// Bytes of it in use, and that it has.
     pub cache_bytes: u64,
     pub cache_device_bytes: u64,
-    /// How clean blocks are chosen to leave, at the start.
-    pub eviction: Eviction,
-    pub content: ContentLocality,
-    /// The longest a dirty block may wait.
-    pub write_cache_depth: Duration,
     /// Where clients connect.
     pub endpoints: Vec<String>,
     /// The volumes in the registry's order.
     pub volumes: Vec<VolumeSnapshot>,
-    /// Every setting at the start.
-    pub settings: Vec<SettingSnapshot>,
-    /// What the configuration says of the settings that can be changed.
-    pub configured: Configured,
-}
-
-/// The configured values of what `set` changes.
-pub struct Configured {
-    /// Of each volume, in the registry's order.
-    pub modes: Vec<Mode>,
-    pub eviction: Eviction,
-    pub content: ContentLocality,
 }
 
 /// A running pool. It does not stop by itself: whoever holds the other end of the channel is told
@@ -53,9 +36,10 @@ pub struct Configured {
 pub struct Running {
     pool: Pool,
     facts: Facts,
-    modes: Mutex<Vec<Mode>>,
-    eviction: Mutex<Eviction>,
-    content: Mutex<ContentLocality>,
+    /// The configuration of this start, without the changes kept from earlier ones.
+    configured: Config,
+    /// The settings in force.
+    in_force: Mutex<Config>,
     kept: Mutex<KeptSettings>,
     /// The recordings, under way or the last ones, by volume.
     traces: Mutex<Vec<Option<Trace>>>,
@@ -73,23 +57,21 @@ impl Running {
     pub fn new(
         pool: Pool,
         facts: Facts,
+        [configured, in_force]: [Config; 2],
         kept: KeptSettings,
         mount: Option<Arc<MountPoint>>,
         stop: UnboundedSender<bool>,
     ) -> Self {
-        let modes = Mutex::new(facts.volumes.iter().map(|volume| volume.mode).collect());
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
-        let eviction = Mutex::new(facts.eviction);
-        let content = Mutex::new(facts.content);
+        let in_force = Mutex::new(in_force);
         let kept = Mutex::new(kept);
         let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
         let began = Instant::now();
         Self {
             pool,
             facts,
-            modes,
-            eviction,
-            content,
+            configured,
+            in_force,
             kept,
             traces,
             began,
@@ -124,10 +106,10 @@ impl Running {
         })
     }
 
-    fn volumes(&self, stats: &PoolStats) -> Vec<VolumeSnapshot> {
-        let modes = locked(&self.modes);
-        let volumes = self.facts.volumes.iter().zip(modes.iter()).zip(&stats.volumes);
-        let now = |((volume, &mode), stands): ((&VolumeSnapshot, &Mode), &VolumeStats)| {
+    fn volumes(&self, in_force: &Config, stats: &PoolStats) -> Vec<VolumeSnapshot> {
+        let volumes = self.facts.volumes.iter().zip(&in_force.volumes).zip(&stats.volumes);
+        let now = |((volume, config), stands): ((&VolumeSnapshot, &VolumeConfig), &VolumeStats)| {
+            let mode = config.mode;
             let file = volume.file.as_deref();
             let devices = file.map(loops::over_path).unwrap_or_default();
             let state = stands.state.clone();
@@ -137,41 +119,21 @@ impl Running {
         volumes.map(now).collect()
     }
 
-    /// The settings at the start, with what was changed since or is kept from before.
-    fn settings(&self) -> Vec<SettingSnapshot> {
-        let modes = locked(&self.modes).clone();
-        let (eviction, content) = (*locked(&self.eviction), *locked(&self.content));
+    /// The settings in force, with the configured values of those that were changed.
+    fn settings(&self, in_force: &Config) -> Vec<SettingSnapshot> {
         let kept = locked(&self.kept);
-        let volumes = self.pool.registry().volumes();
-        let now = |setting: &SettingSnapshot| {
-            let mut setting = setting.clone();
-            let name = setting.volume.as_ref();
-            let at = name.and_then(|name| volumes.iter().position(|known| known.name == *name));
-            match (setting.name, at) {
-                ("mode", Some(at)) => modes[at].name().clone_into(&mut setting.value),
-                ("eviction", None) => eviction.name().clone_into(&mut setting.value),
-                ("content", None) => content.name().clone_into(&mut setting.value),
-                _ => return setting,
-            }
-            let found = kept.find(at.map(|at| volumes[at].id), setting.name);
+        let mut all = settings::in_force(in_force);
+        for setting in &mut all {
+            let named = setting.volume.as_deref().map(|name| self.place(name));
+            let id = match named {
+                None => None,
+                Some(Ok(at)) => Some(self.pool.registry().volumes()[at].id),
+                Some(Err(_)) => continue,
+            };
+            let found = kept.find(id, setting.spec.key);
             setting.changed = found.map(|found| (found.configured.clone(), found.since));
-            setting
-        };
-        self.facts.settings.iter().map(now).collect()
-    }
-
-    /// Keeps a setting for the next starts, before it is in force.
-    fn keep(
-        &self,
-        volume: Option<VolumeId>,
-        key: &str,
-        [value, configured]: [&str; 2],
-    ) -> Result<(), ControlError> {
-        locked(&self.kept).keep(volume, key, value, configured).map_err(|error| {
-            let what = format!("{key}={value} cannot be kept for the next start: {error}");
-            let hint = "nothing was changed; see to the state directory";
-            ControlError::new(ControlErrorKind::Unavailable, what, hint)
-        })
+        }
+        all
     }
 }
 
@@ -230,15 +192,13 @@ impl PoolControl for Running {
             ControlError::new(kind, "the shards do not answer", "see the server's log")
         })?;
         let latencies = latencies(&stats);
-        let volumes = self.volumes(&stats);
+        let in_force = locked(&self.in_force).clone();
+        let volumes = self.volumes(&in_force, &stats);
         let shards = stats.shards.into_iter().map(|shard| ShardSnapshot {
             state: shard.state,
             health: shard.health,
             stats: shard.stats,
         });
-        // Each lock is released before the next one is asked for.
-        let (settings, eviction) = (self.settings(), *locked(&self.eviction));
-        let content = *locked(&self.content);
         Ok(PoolSnapshot {
             uptime: self.began.elapsed(),
             stopping: self.stopping.load(Ordering::Relaxed),
@@ -246,53 +206,55 @@ impl PoolControl for Running {
             cache_path: self.facts.cache_path.clone(),
             cache_bytes: self.facts.cache_bytes,
             cache_device_bytes: self.facts.cache_device_bytes,
-            eviction,
-            content,
-            write_cache_depth: self.facts.write_cache_depth,
+            eviction: in_force.cache.eviction,
+            content: in_force.cache.content,
+            write_cache_depth: in_force.cache.write_cache_depth.0,
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
             clients_refused: stats.clients_refused,
             volumes,
             shards: shards.collect(),
             latencies,
-            settings,
+            settings: self.settings(&in_force),
         })
     }
 
-    fn set_mode(&self, volume: &str, mode: Option<Mode>) -> Result<(), ControlError> {
-        let volumes = self.pool.registry().volumes();
-        let at = self.place(volume)?;
-        let configured = self.facts.configured.modes[at];
-        let mode = mode.unwrap_or(configured);
-        // Under the lock, so that the mode shown is the one that the shards were told last.
-        let mut modes = locked(&self.modes);
-        self.keep(Some(volumes[at].id), "mode", [mode.name(), configured.name()])?;
-        self.pool.set_mode(volumes[at].id, mode);
-        modes[at] = mode;
-        tracing::info!(volume, mode = mode.name(), "mode changed");
-        Ok(())
-    }
-
-    fn set_eviction(&self, eviction: Option<Eviction>) -> Result<(), ControlError> {
-        let configured = self.facts.configured.eviction;
-        let eviction = eviction.unwrap_or(configured);
-        // Under the lock, so that the policy shown is the one that the shards were told last.
-        let mut shown = locked(&self.eviction);
-        self.keep(None, "eviction", [eviction.name(), configured.name()])?;
-        self.pool.set_eviction(eviction);
-        *shown = eviction;
-        tracing::info!(eviction = eviction.name(), "eviction policy changed");
-        Ok(())
-    }
-
-    fn set_content(&self, content: Option<ContentLocality>) -> Result<(), ControlError> {
-        let configured = self.facts.configured.content;
-        let content = content.unwrap_or(configured);
-        let mut shown = locked(&self.content);
-        self.keep(None, "content", [content.name(), configured.name()])?;
-        self.pool.set_content(content);
-        *shown = content;
-        tracing::info!(content = content.name(), "content setting changed");
+    fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
+        // Under the lock, so that the values shown are those that the shards were told last.
+        let mut in_force = locked(&self.in_force);
+        let mut config = in_force.clone();
+        let (mut told, mut kept) = (Vec::new(), Vec::new());
+        for Change { spec, volume, value } in changes {
+            let at = volume.as_deref().map(|name| self.place(name)).transpose()?;
+            let (place, id) = (at.unwrap_or(0), at.map(|at| self.pool.registry().volumes()[at].id));
+            let configured = spec.text(&self.configured, place).unwrap_or_default();
+            let value = value.as_ref().unwrap_or(&configured);
+            spec.set(&mut config, place, value).map_err(|what| {
+                let kind = ControlErrorKind::Invalid;
+                ControlError::new(kind, format!("{}: {what}", spec.key), "nothing was changed")
+            })?;
+            let value = spec.text(&config, place).unwrap_or_default();
+            kept.push(Wish { volume: id, spec, value, configured });
+            told.push(match (spec.online, id) {
+                (Online::Cache(setting), _) => setting(&config),
+                (Online::Volume(setting), Some(id)) => setting(id, &config.volumes[place]),
+                _ => {
+                    let what = format!("{} cannot be changed while serving", spec.key);
+                    let hint = "change the configuration, and restart";
+                    return Err(ControlError::new(ControlErrorKind::Invalid, what, hint));
+                }
+            });
+        }
+        locked(&self.kept).keep(&kept).map_err(|error| {
+            let what = format!("the change cannot be kept for the next start: {error}");
+            let hint = "nothing was changed; see to the state directory";
+            ControlError::new(ControlErrorKind::Unavailable, what, hint)
+        })?;
+        told.into_iter().for_each(|setting| self.pool.set(setting));
+        *in_force = config;
+        for (Wish { spec, value, .. }, change) in kept.iter().zip(changes) {
+            tracing::info!(volume = change.volume, value, "{} changed", spec.key);
+        }
         Ok(())
     }
 

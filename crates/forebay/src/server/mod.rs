@@ -6,6 +6,7 @@ pub mod args;
 pub mod cache;
 mod control;
 mod endpoints;
+mod flags;
 mod logging;
 mod mount;
 mod primaries;

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use forebay_block::{BLOCK_SIZE, BufPool};
 use forebay_control::config::Config;
-use forebay_control::settings::in_force;
 use forebay_control::units::Size;
 use forebay_control::{
     ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
@@ -22,7 +21,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::output;
 use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
-use crate::server::control::{Configured, Facts, Running};
+use crate::server::control::{Facts, Running};
 use crate::server::endpoints::Endpoints;
 use crate::server::mount::MountPoint;
 use crate::server::{logging, mount, process};
@@ -98,11 +97,7 @@ impl Serving {
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();
         let place = config.server.fuse.as_deref().map(mount::prepare).transpose()?;
-        let configured = Configured {
-            modes: config.volumes.iter().map(|volume| volume.mode).collect(),
-            eviction: config.cache.eviction,
-            content: config.cache.content,
-        };
+        let configured = config.clone();
         let mut config = config.clone();
         let (mut cache, mut plan, kept) = cache::open(args, &mut config)?;
         let config = &config;
@@ -121,9 +116,13 @@ impl Serving {
         let (stop, asked) = unbounded_channel();
         let facts = Facts {
             endpoints: endpoints.clone(),
-            ..facts(config, configured, &cache, &pool, point.as_deref())
+            ..facts(config, &cache, &pool, point.as_deref())
         };
-        let running = Arc::new(Running::new(pool.clone(), facts, kept, point.clone(), stop));
+        let mut in_force = config.clone();
+        in_force.server.shards = u16::try_from(cache.shards()).ok();
+        let settings = [configured, in_force];
+        let running =
+            Arc::new(Running::new(pool.clone(), facts, settings, kept, point.clone(), stop));
         // From here on clients may write: what was made for this start stays.
         cache.keep();
         if let Some(mount) = mount {
@@ -251,13 +250,7 @@ fn what_is_left(stopped: &Stopped) -> String {
     stopped.left.iter().map(of_volume).collect::<Vec<_>>().join("; ")
 }
 
-fn facts(
-    config: &Config,
-    configured: Configured,
-    cache: &Cache,
-    pool: &Pool,
-    mount: Option<&MountPoint>,
-) -> Facts {
+fn facts(config: &Config, cache: &Cache, pool: &Pool, mount: Option<&MountPoint>) -> Facts {
     let volumes = config.volumes.iter().zip(pool.registry().volumes());
     let volumes = volumes.map(|(configured, volume)| VolumeSnapshot {
         name: volume.name.clone(),
@@ -274,12 +267,7 @@ fn facts(
         cache_path: config.cache.path.display().to_string(),
         cache_bytes: cache.bytes(),
         cache_device_bytes: cache.device_bytes(),
-        eviction: config.cache.eviction,
-        content: config.cache.content,
-        write_cache_depth: config.cache.write_cache_depth.0,
         endpoints: Vec::new(),
         volumes: volumes.collect(),
-        settings: in_force(config, cache.shards()),
-        configured,
     }
 }

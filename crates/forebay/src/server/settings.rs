@@ -8,7 +8,8 @@ use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_block::VolumeId;
-use forebay_control::config::{Config, parse_content, parse_eviction, parse_mode};
+use forebay_control::config::Config;
+use forebay_control::settings::Spec;
 use forebay_format::Superblock;
 use forebay_runtime::{StateDir, sealed, unsealed};
 
@@ -18,18 +19,35 @@ const HEADING: &str = "forebay settings 1";
 const BYTES_MAX: u64 = 16 << 10;
 
 /// A setting that was changed.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Setting {
     /// The volume, for one of a volume; nothing for one of the whole cache.
     pub volume: Option<VolumeId>,
-    /// `mode`, `eviction` or `content`.
-    pub key: String,
-    /// What it was set to.
+    /// Its line in the table of settings.
+    pub spec: &'static Spec,
+    /// The value that it was set to.
     pub value: String,
-    /// What the configuration said then.
+    /// The value that was configured then.
     pub configured: String,
     /// When, in seconds since 1970.
     pub since: u64,
+}
+
+impl Setting {
+    fn is(&self, volume: Option<VolumeId>, key: &str) -> bool {
+        self.volume == volume && self.spec.key == key
+    }
+}
+
+/// A value to keep.
+#[derive(Debug)]
+pub struct Wish {
+    /// As in [`Setting`].
+    pub volume: Option<VolumeId>,
+    pub spec: &'static Spec,
+    pub value: String,
+    /// The configured value; if it is the same, there is nothing to keep.
+    pub configured: String,
 }
 
 /// The settings that are kept of one cache.
@@ -88,32 +106,23 @@ impl KeptSettings {
         let mut held = Vec::new();
         for setting in std::mem::take(&mut self.settings) {
             let at = setting.volume.map(|id| ids.iter().position(|known| *known == id));
-            let (whose, now) = match at {
-                Some(None) => continue,
-                Some(Some(at)) => {
-                    let volume = &config.volumes[at];
-                    (format!("volume {}: ", volume.name), volume.mode.name())
-                }
-                None if setting.key == "eviction" => (String::new(), config.cache.eviction.name()),
-                None => (String::new(), config.cache.content.name()),
+            let Some(at) = at.unwrap_or(Some(0)) else { continue };
+            let Setting { spec, value, configured, since, .. } = &setting;
+            let whose = match setting.volume {
+                Some(_) => format!("volume {}: ", config.volumes[at].name),
+                None => String::new(),
             };
-            let Setting { key, value, configured, since, .. } = &setting;
-            let date = date(*since);
-            if now != configured {
+            let (key, date) = (spec.key, date(*since));
+            let now = spec.text(config, at).unwrap_or_default();
+            if now != *configured {
                 tracing::warn!(
                     "{whose}{key} {now} as configured: the configuration was changed since {key} \
                      was set to {value} on {date}"
                 );
                 continue;
             }
-            let unknown = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-            match at {
-                Some(Some(at)) => config.volumes[at].mode = parse_mode(value).map_err(unknown)?,
-                _ if key == "eviction" => {
-                    config.cache.eviction = parse_eviction(value).map_err(unknown)?;
-                }
-                _ => config.cache.content = parse_content(value).map_err(unknown)?,
-            }
+            spec.set(config, at, value)
+                .map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
             tracing::warn!("{whose}{key} {value}, set on {date}; the configuration says {now}");
             held.push(setting);
         }
@@ -123,33 +132,30 @@ impl KeptSettings {
 
     /// What was set, and counts.
     pub fn find(&self, volume: Option<VolumeId>, key: &str) -> Option<&Setting> {
-        self.settings.iter().find(|known| known.volume == volume && known.key == key)
+        self.settings.iter().find(|known| known.is(volume, key))
     }
 
-    /// Keeps `value`, or nothing when the configuration says the same; durable when this returns.
+    /// Keeps these values, and forgets each that equals the configured one; durable when this
+    /// returns.
     ///
     /// # Errors
-    /// When it cannot be made durable. Then what was kept before counts for this server.
-    pub fn keep(
-        &mut self,
-        volume: Option<VolumeId>,
-        key: &str,
-        value: &str,
-        configured: &str,
-    ) -> io::Result<()> {
+    /// When they cannot be made durable. Then the settings kept before stay in force.
+    pub fn keep(&mut self, wishes: &[Wish]) -> io::Result<()> {
         let before = self.settings.clone();
-        self.settings.retain(|known| !(known.volume == volume && known.key == key));
-        if value != configured {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            self.settings.push(Setting {
-                volume,
-                key: key.to_owned(),
-                value: value.to_owned(),
-                configured: configured.to_owned(),
-                since: now.map_or(0, |now| now.as_secs()),
-            });
+        for Wish { volume, spec, value, configured } in wishes {
+            self.settings.retain(|known| !known.is(*volume, spec.key));
+            if value != configured {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                self.settings.push(Setting {
+                    volume: *volume,
+                    spec,
+                    value: value.clone(),
+                    configured: configured.clone(),
+                    since: now.map_or(0, |now| now.as_secs()),
+                });
+            }
         }
-        let stored = if self.settings == before { Ok(()) } else { self.store() };
+        let stored = self.store();
         if stored.is_err() {
             self.settings = before;
         }
@@ -166,8 +172,8 @@ impl KeptSettings {
         }
         let uuid = self.name.strip_suffix(".settings").unwrap_or_default();
         let mut body = format!("{HEADING}\npool {uuid}\n");
-        for Setting { volume, key, value, configured, since } in &self.settings {
-            let whose = volume.map_or("cache".to_owned(), |id| id.0.to_string());
+        for Setting { volume, spec, value, configured, since } in &self.settings {
+            let (key, whose) = (spec.key, volume.map_or("cache".to_owned(), |id| id.0.to_string()));
             body += &format!("set {whose} {key} {value} {configured} {since}\n");
         }
         self.state.replace(&self.name, &sealed(&body))
@@ -188,11 +194,11 @@ fn setting(line: &str) -> Option<Setting> {
         "cache" => None,
         id => Some(VolumeId(id.parse().ok()?)),
     };
-    let [key, value, configured] = [words.next()?, words.next()?, words.next()?].map(str::to_owned);
-    let known = if volume.is_some() { &["mode"][..] } else { &["eviction", "content"] };
+    let key = words.next()?;
+    let spec = Spec::online().find(|s| s.key == key && s.is_of_volume() == volume.is_some())?;
+    let [value, configured] = [words.next()?, words.next()?].map(str::to_owned);
     let since = words.next()?.parse().ok()?;
-    let whole = words.next().is_none() && known.contains(&key.as_str());
-    whole.then_some(Setting { volume, key, value, configured, since })
+    words.next().is_none().then_some(Setting { volume, spec, value, configured, since })
 }
 
 /// The day of a time in seconds since 1970, as in 2026-01-31, in UTC. (Days to a date of the
@@ -236,8 +242,8 @@ mod tests {
         for wrong in
             ["", "set", "set 3 eviction lru fifo 7", "set cache mode a b 7", "set 3 mode a b"]
         {
-            assert_eq!(setting(wrong), None, "{wrong}");
+            assert!(setting(wrong).is_none(), "{wrong}");
         }
-        assert_eq!(setting(&format!("{line} 8")), None);
+        assert!(setting(&format!("{line} 8")).is_none());
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use forebay_control::config::parse_eviction;
+use forebay_control::settings::parse_named;
 use forebay_control::units::Size;
 use forebay_engine::Eviction;
 use forebay_trace::Format;
@@ -140,7 +140,8 @@ pub struct SimulateArgs {
         default_values = ["1%", "5%", "10%", "25%"])]
     pub size: Vec<CacheSize>,
     /// The policies: fifo, lru, frequency [default: all]
-    #[arg(long, value_name = "POLICY", value_delimiter = ',', value_parser = parse_eviction)]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',',
+        value_parser = parse_named::<Eviction>)]
     pub policy: Vec<Eviction>,
     /// The RAM tier: bytes, or percent of the cache
     #[arg(long, value_name = "SIZE|PERCENT", default_value = "1%")]

@@ -1,0 +1,86 @@
+//! Bodies of requests that change settings, and of their answers. The schemas come from the table
+//! of settings.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::openapi::schema::{AdditionalProperties, Schema, Type};
+use utoipa::openapi::{ObjectBuilder, RefOr};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::{SettingStatus, VolumeStatus};
+use crate::pool::{PoolSnapshot, SettingSnapshot};
+use crate::settings::{DEFAULT, Spec};
+
+/// Settings to change at the address of a volume: those of the volume and of the whole cache.
+/// Absent ones stay.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct VolumeSettings(pub BTreeMap<String, Option<String>>);
+
+/// Settings of the whole cache to change. Absent ones stay.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CacheSettings(pub BTreeMap<String, Option<String>>);
+
+impl PartialSchema for VolumeSettings {
+    fn schema() -> RefOr<Schema> {
+        schema_of(Spec::online())
+    }
+}
+
+impl ToSchema for VolumeSettings {}
+
+impl PartialSchema for CacheSettings {
+    fn schema() -> RefOr<Schema> {
+        schema_of(Spec::online().filter(|spec| !spec.is_of_volume()))
+    }
+}
+
+impl ToSchema for CacheSettings {}
+
+/// An object with a text for each of these settings.
+fn schema_of(settings: impl Iterator<Item = &'static Spec>) -> RefOr<Schema> {
+    let all = ObjectBuilder::new().description(Some(
+        "Settings to change; absent ones stay. `default` stands for the configured value. Changes \
+         are kept for the next starts.",
+    ));
+    let all = settings.fold(all, |all, spec| {
+        let mut said = spec.help.to_owned();
+        said.extend(spec.kind.range().map(|range| format!("; {range}")));
+        if !spec.is_of_volume() {
+            said += "; for all volumes of the cache";
+        }
+        let one = ObjectBuilder::new().schema_type(Type::String).description(Some(said));
+        let names = spec.kind.names();
+        let values = (!names.is_empty()).then(|| names.into_iter().chain([DEFAULT]));
+        all.property(spec.key, one.enum_values(values))
+    });
+    all.additional_properties(Some(AdditionalProperties::FreeForm(false))).into()
+}
+
+/// The settings in force after a change.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct InForce {
+    /// Those of the volume, if one was named, and those of the server.
+    pub settings: Vec<SettingStatus>,
+}
+
+/// A volume after a change of its settings.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct VolumeInForce {
+    /// The volume.
+    #[serde(flatten)]
+    pub volume: VolumeStatus,
+    /// Its settings and those of the server.
+    pub settings: Vec<SettingStatus>,
+}
+
+impl InForce {
+    /// The settings that a snapshot shows: of the server, and of `volume` if there is one.
+    #[must_use]
+    pub fn of(pool: &PoolSnapshot, volume: Option<&str>) -> Self {
+        let shown = |setting: &&SettingSnapshot| {
+            setting.volume.as_deref().is_none_or(|name| Some(name) == volume)
+        };
+        Self { settings: pool.settings.iter().filter(shown).map(SettingStatus::of).collect() }
+    }
+}

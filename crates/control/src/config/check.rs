@@ -1,0 +1,152 @@
+//! Settings that fit only together: endpoints and their certificates, volumes with names and
+//! primaries of their own, shares of one dirty limit.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use forebay_block::{NAME_BYTES_MAX, VOLUMES_MAX};
+
+use super::{Config, ConfigError, ServerConfig, TlsPolicy, VolumeConfig, invalid};
+
+impl Config {
+    /// Checks the settings against each other.
+    ///
+    /// # Errors
+    /// Names the first key that does not fit the others.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_guarantees()?;
+        if self.cache.path.as_os_str().is_empty() {
+            return Err(invalid("cache.path", "is empty", "name a block device or a file"));
+        }
+        self.check_server()?;
+        let count = self.volumes.len();
+        if !(1..=VOLUMES_MAX).contains(&count) {
+            let hint = format!("give 1 to {VOLUMES_MAX} [[volume]] sections");
+            return Err(invalid("volume", format!("{count} volumes"), &hint));
+        }
+        let mut names = BTreeSet::new();
+        let mut primaries = BTreeSet::from([location(&self.cache.path.to_string_lossy())]);
+        let cache = primaries.clone();
+        for volume in &self.volumes {
+            volume.check()?;
+            let name = &volume.name;
+            if !names.insert(name) {
+                let what = format!("two volumes are named {name:?}");
+                return Err(invalid("volume.name", what, "give each its own name"));
+            }
+            let place = location(&volume.primary);
+            if cache.contains(&place) {
+                let what = format!("{:?} is the cache device", volume.primary);
+                let hint = "the cache would overwrite the data; name two different devices";
+                return Err(invalid(format!("volume {name:?}: primary"), what, hint));
+            }
+            if !primaries.insert(place) {
+                let what = format!("{:?} is already the primary of a volume", volume.primary);
+                let hint = "serve it once; several clients may share a volume";
+                return Err(invalid(format!("volume {name:?}: primary"), what, hint));
+            }
+        }
+        Ok(())
+    }
+
+    /// Shares of the dirty limit that are guaranteed cannot be more than there is.
+    fn check_guarantees(&self) -> Result<(), ConfigError> {
+        let all = self.volumes.iter().filter_map(|volume| volume.dirty_guarantee);
+        let sum: u32 = all.map(|share| u32::from(share.0)).sum();
+        if sum > 100 {
+            let what = format!("all of them together are {sum}%");
+            let hint = "guarantee 100% of the dirty limit at most";
+            return Err(invalid("volume.dirty_guarantee", what, hint));
+        }
+        Ok(())
+    }
+
+    fn check_server(&self) -> Result<(), ConfigError> {
+        let server = &self.server;
+        if server.nbd.is_empty() && server.fuse.is_none() {
+            let hint = "name at least one, as in nbd = [\"unix:/run/forebay/nbd.sock\"], or a \
+                        directory, as in fuse = \"/mnt/forebay\"";
+            return Err(invalid("server.nbd", "no endpoint for clients", hint));
+        }
+        if server.fuse.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
+            return Err(invalid("server.fuse", "is empty", "name a directory"));
+        }
+        let distinct: BTreeSet<_> = server.nbd.iter().map(|listen| &listen.at).collect();
+        if distinct.len() != server.nbd.len() {
+            let what = "the same endpoint stands there twice";
+            return Err(invalid("server.nbd", what, "name each once"));
+        }
+        server.check_tls()
+    }
+}
+
+impl ServerConfig {
+    /// Certificates are there if an endpoint uses them, and only then.
+    fn check_tls(&self) -> Result<(), ConfigError> {
+        let (cert, key) = (self.tls_cert.is_some(), self.tls_key.is_some());
+        let user = self.nbd.iter().find(|listen| listen.tls_by(self.tls) != TlsPolicy::Off);
+        if let Some(listen) = user
+            && !(cert && key)
+        {
+            let what = format!("TLS at {} needs a certificate and its key", listen.at);
+            return Err(invalid("server.tls", what, "give both tls_cert and tls_key"));
+        }
+        if user.is_some() {
+            return Ok(());
+        }
+        if self.tls != TlsPolicy::Off {
+            let hint = "it is for tcp: endpoints; a Unix socket has it with unix:PATH,tls=required";
+            return Err(invalid("server.tls", "no endpoint uses it", hint));
+        }
+        if cert || key || self.tls_ca.is_some() {
+            let what = "certificates are given, but TLS is off";
+            return Err(invalid("server.tls", what, "use \"required\" or \"allowed\""));
+        }
+        Ok(())
+    }
+}
+
+impl VolumeConfig {
+    fn check(&self) -> Result<(), ConfigError> {
+        let name = &self.name;
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let special = [".", "..", ".forebay"].contains(&name.as_str());
+        if special || name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(plain) {
+            let what = format!("{name:?} cannot be used");
+            let hint = format!(
+                "use 1 to {NAME_BYTES_MAX} of a-z, A-Z, 0-9, '-', '_', '.', and not '.forebay'"
+            );
+            return Err(invalid("volume.name", what, &hint));
+        }
+        if self.primary.is_empty() {
+            let key = format!("volume {name:?}: primary");
+            return Err(invalid(key, "is empty", "name a path or a URI"));
+        }
+        if self.dirty_guarantee.zip(self.dirty_limit).is_some_and(|(least, most)| least.0 > most.0)
+        {
+            let what = "is more than the volume's dirty_limit";
+            let key = format!("volume {name:?}: dirty_guarantee");
+            return Err(invalid(key, what, "use a share up to dirty_limit"));
+        }
+        Ok(())
+    }
+}
+
+/// Where a primary is, so far as its text tells: the path behind links, or the URI without its
+/// parameters for emulation. Two that are equal are the same device.
+fn location(primary: &str) -> String {
+    if primary.starts_with("nbd") && primary.contains("://") {
+        let (place, query) = primary.split_once('?').unwrap_or((primary, ""));
+        let socket = query.split('&').find(|pair| pair.starts_with("socket="));
+        return format!("{place}?{}", socket.unwrap_or_default());
+    }
+    let path = primary.strip_prefix("file:").unwrap_or(primary);
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    let path = Path::new(path);
+    let real = std::fs::canonicalize(path).or_else(|_| {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = std::fs::canonicalize(parent.unwrap_or(Path::new(".")))?;
+        Ok::<_, std::io::Error>(parent.join(path.file_name().unwrap_or_default()))
+    });
+    real.unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}

@@ -1,0 +1,397 @@
+//! The settings of a server. [`TABLE`] has a line for each: its place in the file, its flag, type,
+//! range, default, help, and how a running server changes it. The file, the flags, the control API,
+//! the help, the OpenAPI schema and the tables of `docs/user/configuration.md` follow from it.
+//!
+//! A new setting is a line of the table and the field of [`Config`] that the server uses.
+
+mod table;
+mod value;
+
+use forebay_block::VolumeId;
+
+use crate::config::{Config, VolumeConfig};
+use crate::pool::SettingSnapshot;
+
+pub use table::TABLE;
+pub use value::{Field, Named, Value, parse_named};
+
+/// The word that stands for the configured value when a setting is changed while serving.
+pub const DEFAULT: &str = "default";
+
+/// A setting: a line of the table.
+#[derive(Debug)]
+pub struct Spec {
+    /// Its section of the file.
+    pub section: Section,
+    /// Its key in that section, and its name for `forebay set`.
+    pub key: &'static str,
+    /// Its flag of `forebay serve`.
+    pub flag: Flag,
+    /// Its type and range.
+    pub kind: Kind,
+    /// Its value when nobody gives one.
+    pub default: Initial,
+    /// How a running server changes it.
+    pub online: Online,
+    /// What it does, in one sentence of plain text.
+    pub help: &'static str,
+    /// What the reference adds to that, in Markdown; may be empty.
+    pub more: &'static str,
+    /// Its place in the configuration.
+    pub field: Place,
+}
+
+/// A section of the configuration file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Section {
+    /// `[cache]`
+    Cache,
+    /// `[memory]`
+    Memory,
+    /// `[server]`
+    Server,
+    /// `[control]`
+    Control,
+    /// `[[volume]]`, once for each volume.
+    Volume,
+}
+
+impl Section {
+    /// Every section with its name, in the order of the reference.
+    pub const NAMES: [(&'static str, Self); 5] = [
+        ("cache", Self::Cache),
+        ("memory", Self::Memory),
+        ("server", Self::Server),
+        ("volume", Self::Volume),
+        ("control", Self::Control),
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        let found = Self::NAMES.iter().find(|&&(_, section)| section == self);
+        found.expect("every section has a name").0
+    }
+
+    /// Its settings, in the order of the table.
+    pub fn settings(self) -> impl Iterator<Item = &'static Spec> {
+        TABLE.iter().filter(move |spec| spec.section == self)
+    }
+}
+
+/// The flag of `forebay serve` for a setting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flag {
+    /// None: the setting is in the file only.
+    None,
+    /// The key, with dashes.
+    Key,
+    /// Another name.
+    Named(&'static str),
+    /// A flag that turns the setting off, and its help.
+    Off(&'static str, &'static str),
+    /// A part of a flag that `forebay serve` declares by itself.
+    Part(&'static str),
+}
+
+/// The type of a setting.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// Bytes.
+    Size(Range),
+    /// A share of something.
+    Percent(Range),
+    /// A length of time; the range is in milliseconds.
+    Time(Range),
+    /// A whole number.
+    Number(Range),
+    /// On or off.
+    Bool,
+    /// One of these names.
+    Choice(fn() -> Vec<&'static str>),
+    /// A text, with its name in the help.
+    Text(&'static str),
+    /// Several texts, with the name of one in the help.
+    List(&'static str),
+}
+
+/// The numbers that a setting can have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    least: u64,
+    most: u64,
+    zero: bool,
+    or: &'static str,
+}
+
+impl Range {
+    /// Every number.
+    pub const ANY: Self = Self::least(0);
+
+    /// `least` or more.
+    #[must_use]
+    pub const fn least(least: u64) -> Self {
+        Self::within(least, u64::MAX)
+    }
+
+    /// `least` to `most`.
+    #[must_use]
+    pub const fn within(least: u64, most: u64) -> Self {
+        Self { least, most, zero: false, or: "" }
+    }
+
+    /// Also zero, with its meaning: "0 for never".
+    #[must_use]
+    pub const fn or_zero(self, or: &'static str) -> Self {
+        Self { zero: true, or, ..self }
+    }
+
+    /// With the remedy for whoever wants a number out of the range.
+    #[must_use]
+    pub const fn or_else(self, or: &'static str) -> Self {
+        Self { or, ..self }
+    }
+
+    fn contains(self, number: u64) -> bool {
+        (self.least..=self.most).contains(&number) || (self.zero && number == 0)
+    }
+}
+
+/// The value of a setting that nobody gives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Initial {
+    /// This one.
+    Value(&'static str),
+    /// None; in the help, what that means. Empty if there is nothing to say.
+    Unset(&'static str),
+    /// There must be one.
+    Required,
+}
+
+/// How a running server changes a setting.
+#[derive(Clone, Copy, Debug)]
+pub enum Online {
+    /// Not at all: the next start does.
+    No,
+    /// For the whole cache: the shards are told this.
+    Cache(fn(&Config) -> forebay_engine::Setting),
+    /// For one volume.
+    Volume(fn(VolumeId, &VolumeConfig) -> forebay_engine::Setting),
+}
+
+/// The place of a setting in the configuration.
+#[derive(Clone, Copy, Debug)]
+pub enum Place {
+    /// There is one.
+    Server(fn(&mut Config) -> &mut dyn Field),
+    /// Each volume has its own.
+    Volume(fn(&mut VolumeConfig) -> &mut dyn Field),
+}
+
+impl Kind {
+    /// The name of a value in the help of a flag; `None` for flags without a value.
+    #[must_use]
+    pub fn placeholder(&self, key: &str) -> Option<String> {
+        match self {
+            Self::Size(_) => Some("SIZE".to_owned()),
+            Self::Percent(_) => Some("PERCENT".to_owned()),
+            Self::Time(_) => Some("TIME".to_owned()),
+            Self::Number(_) => Some("N".to_owned()),
+            Self::Bool => None,
+            Self::Choice(_) => Some(key.to_uppercase()),
+            Self::Text(name) | Self::List(name) => Some((*name).to_owned()),
+        }
+    }
+
+    /// The names to choose from; none if it is not a choice.
+    #[must_use]
+    pub fn names(&self) -> Vec<&'static str> {
+        if let Self::Choice(names) = self { names() } else { Vec::new() }
+    }
+
+    /// The range in words: "64KiB or more, or 0 for never". `None` where every value can be used.
+    #[must_use]
+    pub fn range(&self) -> Option<String> {
+        let (range, text): (_, fn(u64) -> String) = match self {
+            Self::Size(range) => (range, value::size),
+            Self::Time(range) => (range, value::time),
+            Self::Percent(range) => (range, |share| format!("{share}%")),
+            Self::Number(range) => (range, |number| number.to_string()),
+            _ => return None,
+        };
+        let Range { least, most, or, .. } = *range;
+        let within = match (least, most) {
+            (0, u64::MAX) => return None,
+            (_, u64::MAX) => format!("{} or more", text(least)),
+            _ => format!("{} to {}", text(least), text(most)),
+        };
+        Some(if or.is_empty() { within } else { format!("{within}, or {or}") })
+    }
+
+    fn contains(&self, number: Option<u64>) -> bool {
+        match (self, number) {
+            (Self::Size(range) | Self::Time(range), Some(number))
+            | (Self::Percent(range) | Self::Number(range), Some(number)) => range.contains(number),
+            _ => true,
+        }
+    }
+}
+
+impl Spec {
+    /// The setting of that section and key.
+    #[must_use]
+    pub fn find(section: Section, key: &str) -> Option<&'static Self> {
+        section.settings().find(|spec| spec.key == key)
+    }
+
+    /// The settings that a running server changes: those of a volume first.
+    pub fn online() -> impl Iterator<Item = &'static Self> {
+        let of_volume = TABLE.iter().filter(|spec| matches!(spec.online, Online::Volume(_)));
+        of_volume.chain(TABLE.iter().filter(|spec| matches!(spec.online, Online::Cache(_))))
+    }
+
+    /// Whether each volume has its own.
+    #[must_use]
+    pub fn is_of_volume(&self) -> bool {
+        self.section == Section::Volume
+    }
+
+    /// The name of its own flag; `None` if it has none.
+    #[must_use]
+    pub fn flag_name(&self) -> Option<String> {
+        match self.flag {
+            Flag::None | Flag::Part(_) => None,
+            Flag::Key => Some(self.key.replace('_', "-")),
+            Flag::Named(name) | Flag::Off(name, _) => Some(name.to_owned()),
+        }
+    }
+
+    /// Its place in `config`; `volume` counts for settings of volumes only.
+    ///
+    /// # Panics
+    /// If it is a setting of volumes and there is no such volume.
+    pub fn field<'a>(&self, config: &'a mut Config, volume: usize) -> &'a mut dyn Field {
+        match self.field {
+            Place::Server(field) => field(config),
+            Place::Volume(field) => field(&mut config.volumes[volume]),
+        }
+    }
+
+    /// Stores the value that `text` stands for in `config`.
+    ///
+    /// # Errors
+    /// When it cannot be read or is out of range; names the value, and the range.
+    pub fn set(&self, config: &mut Config, volume: usize, text: &str) -> Result<(), String> {
+        let field = self.field(config, volume);
+        field.set(text)?;
+        if self.kind.contains(field.number()) {
+            return Ok(());
+        }
+        let range = self.kind.range().unwrap_or_default();
+        Err(format!("{text} is out of range; use {range}"))
+    }
+
+    /// Whether `text` stands for a value of this setting.
+    ///
+    /// # Errors
+    /// As for [`Spec::set`].
+    pub fn check(&self, text: &str) -> Result<(), String> {
+        self.set(&mut Config::defaults(1), 0, text)
+    }
+
+    /// The text of the value in `config`; `None` if there is none.
+    #[must_use]
+    pub fn text(&self, config: &Config, volume: usize) -> Option<String> {
+        self.field(&mut config.clone(), volume).text()
+    }
+}
+
+impl Config {
+    /// The configuration of so many volumes in which every setting has its default.
+    ///
+    /// # Panics
+    /// If a default of the table cannot be read; a test reads them all.
+    #[must_use]
+    pub fn defaults(volumes: usize) -> Self {
+        let volumes = vec![VolumeConfig::default(); volumes];
+        let mut config = Self { volumes, ..Self::default() };
+        for spec in TABLE {
+            let Initial::Value(text) = spec.default else { continue };
+            let places = if spec.is_of_volume() { config.volumes.len() } else { 1 };
+            for at in 0..places {
+                spec.set(&mut config, at, text).expect("a default can be read");
+            }
+        }
+        config
+    }
+}
+
+/// A setting to change while serving.
+#[derive(Clone, Debug)]
+pub struct Change {
+    /// The setting.
+    pub spec: &'static Spec,
+    /// The volume, for a setting of volumes.
+    pub volume: Option<String>,
+    /// The new value; `None` for the configured one.
+    pub value: Option<String>,
+}
+
+impl Change {
+    /// The change of the setting `key` to the value `text`, of `volume` or of the whole cache. With
+    /// a volume, settings of the cache are known too.
+    ///
+    /// # Errors
+    /// When there is no such setting, or it does not have such a value; lists those that it has.
+    pub fn parse(volume: Option<&str>, key: &str, text: &str) -> Result<Self, String> {
+        let found = Spec::online().filter(|spec| volume.is_some() || !spec.is_of_volume());
+        let spec = found.into_iter().find(|spec| spec.key == key).ok_or_else(|| unknown(key))?;
+        let value = (text != DEFAULT).then(|| text.to_owned());
+        if let Some(text) = &value {
+            spec.check(text).map_err(|what| format!("{key}: {what}"))?;
+        }
+        let volume = volume.filter(|_| spec.is_of_volume()).map(str::to_owned);
+        Ok(Self { spec, volume, value })
+    }
+}
+
+fn unknown(key: &str) -> String {
+    let known = Spec::online().map(|spec| spec.key).collect::<Vec<_>>().join(", ");
+    if Spec::online().any(|spec| spec.key == key) {
+        return format!("{key} is a setting of a volume; name the volume");
+    }
+    if TABLE.iter().any(|spec| spec.key == key) {
+        return format!(
+            "{key} cannot be changed while serving, only {known}; change the configuration, \
+             and restart"
+        );
+    }
+    format!("unknown setting {key:?}; use one of: {known}")
+}
+
+/// Settings that the status shows in fields of their own.
+const ELSEWHERE: [&str; 6] = ["path", "size", "nbd", "fuse", "name", "primary"];
+
+/// Every setting in `config` that has a value and that the status does not show elsewhere: those of
+/// the server, then those of each volume.
+#[must_use]
+pub fn in_force(config: &Config) -> Vec<SettingSnapshot> {
+    // Fields are reached through exclusive references only.
+    let mut config = config.clone();
+    let elsewhere =
+        |spec: &&Spec| spec.section == Section::Control || ELSEWHERE.contains(&spec.key);
+    let shown = || TABLE.iter().filter(move |spec| !elsewhere(spec));
+    let mut all = Vec::new();
+    for spec in shown().filter(|spec| !spec.is_of_volume()) {
+        let value = spec.field(&mut config, 0).text();
+        all.extend(value.map(|value| SettingSnapshot { spec, volume: None, value, changed: None }));
+    }
+    for at in 0..config.volumes.len() {
+        for spec in shown().filter(|spec| spec.is_of_volume()) {
+            let value = spec.field(&mut config, at).text();
+            let volume = Some(config.volumes[at].name.clone());
+            all.extend(value.map(|value| SettingSnapshot { spec, volume, value, changed: None }));
+        }
+    }
+    all
+}

@@ -1,0 +1,421 @@
+//! The table: one line for each setting of a server.
+
+use forebay_block::{CLIENTS_MAX, SHARDS_MAX};
+use forebay_engine::{ContentLocality, Eviction, Mode, Setting};
+
+use crate::config::{FuseTransport, TlsPolicy};
+
+use super::Flag::{Key, Named as As, None as InFile, Off, Part};
+use super::Initial::{Required, Unset, Value};
+use super::Kind::{Bool, Choice, List, Number, Percent, Size, Text, Time};
+use super::Place::{Server, Volume};
+use super::{Initial, Kind, Named, Online, Place, Range, Section, Spec};
+
+const SECOND: u64 = 1_000;
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// A setting with a flag of its name that only a start changes.
+const fn spec(
+    section: Section,
+    key: &'static str,
+    kind: Kind,
+    default: Initial,
+    field: Place,
+    help: &'static str,
+) -> Spec {
+    Spec { section, key, flag: Key, kind, default, online: Online::No, help, more: "", field }
+}
+
+/// Every setting, section by section, in the order of the reference.
+pub static TABLE: &[Spec] = &[
+    // [cache]
+    Spec {
+        flag: Part("--cache PATH[,size=SIZE]"),
+        more: "A file is created if it does not exist and a size is given.",
+        ..spec(
+            Section::Cache,
+            "path",
+            Text("PATH"),
+            Required,
+            Server(|config| &mut config.cache.path),
+            "The cache device: a block device or a file",
+        )
+    },
+    Spec {
+        flag: Part("--cache"),
+        ..spec(
+            Section::Cache,
+            "size",
+            Size(Range::least(1).or_else("leave it out to use all of the device")),
+            Unset("the whole device"),
+            Server(|config| &mut config.cache.size),
+            "How much of the device to use",
+        )
+    },
+    Spec {
+        flag: As("state"),
+        more: "It must not be on the cache device.",
+        ..spec(
+            Section::Cache,
+            "state_dir",
+            Text("DIR"),
+            Value("/var/lib/forebay"),
+            Server(|config| &mut config.cache.state_dir),
+            "Where the host keeps what it must know should the cache device fail",
+        )
+    },
+    Spec {
+        online: Online::Cache(|config| Setting::Eviction(config.cache.eviction)),
+        more: "See [tuning](tuning.md#eviction).",
+        ..spec(
+            Section::Cache,
+            "eviction",
+            Choice(Eviction::names),
+            Value("frequency"),
+            Server(|config| &mut config.cache.eviction),
+            "Which blocks enter the cache and which leave it",
+        )
+    },
+    Spec {
+        more: "Writes slow down on the way to it.",
+        ..spec(
+            Section::Cache,
+            "dirty_limit",
+            // Clean blocks and reclaim need room too.
+            Percent(Range::within(1, 90)),
+            Value("50%"),
+            Server(|config| &mut config.cache.dirty_limit),
+            "Share of the cache that may be dirty",
+        )
+    },
+    spec(
+        Section::Cache,
+        "write_cache_depth",
+        Time(Range::least(1).or_else("mode = \"write-through\" for no dirty blocks")),
+        Value("30s"),
+        Server(|config| &mut config.cache.write_cache_depth),
+        "The longest that a dirty block waits before it is written to its primary",
+    ),
+    Spec {
+        online: Online::Cache(|config| Setting::Content(config.cache.content)),
+        more: "See [tuning](tuning.md#how-blocks-are-stored).",
+        ..spec(
+            Section::Cache,
+            "content",
+            Choice(ContentLocality::names),
+            Value("rewrite"),
+            Server(|config| &mut config.cache.content),
+            "How blocks are stored that equal or resemble others",
+        )
+    },
+    Spec {
+        flag: Off("no-compression", "Store blocks uncompressed"),
+        ..spec(
+            Section::Cache,
+            "compress",
+            Bool,
+            Value("true"),
+            Server(|config| &mut config.cache.compress),
+            "Whether blocks are compressed, on the cache device and in RAM",
+        )
+    },
+    // [memory]
+    Spec {
+        more: "The index comes in addition. Each block held compressed needs about 50 more bytes.",
+        ..spec(
+            Section::Memory,
+            "ram",
+            Size(Range::ANY),
+            Value("256MiB"),
+            Server(|config| &mut config.memory.ram),
+            "The RAM tier: memory for recent blocks",
+        )
+    },
+    Spec {
+        more: "It needs 13 MiB per GiB of cache device. If this is too little, only part of the \
+               device is used, and the log and `forebay status` say how much.",
+        ..spec(
+            Section::Memory,
+            "index",
+            Size(Range::ANY),
+            Unset("half of the machine's memory"),
+            Server(|config| &mut config.memory.index),
+            "The most memory that the index of a new cache may take",
+        )
+    },
+    Spec {
+        flag: As("lock-memory"),
+        ..spec(
+            Section::Memory,
+            "lock",
+            Bool,
+            Value("false"),
+            Server(|config| &mut config.memory.lock),
+            "Lock all memory, so that the server never waits for its own swap",
+        )
+    },
+    // [server]
+    Spec {
+        more: "Fixed when the cache is created. A new cache has half as many as processors, at \
+               most 4.",
+        ..spec(
+            Section::Server,
+            "shards",
+            Number(Range::within(1, SHARDS_MAX as u64)),
+            Unset("as the cache was created"),
+            Server(|config| &mut config.server.shards),
+            "Threads",
+        )
+    },
+    Spec {
+        more: "A list of [endpoints](nbd.md#endpoints).",
+        ..spec(
+            Section::Server,
+            "nbd",
+            List("ENDPOINT"),
+            Unset(""),
+            Server(|config| &mut config.server.nbd),
+            "Where NBD clients connect: unix:PATH or tcp:HOST:PORT; the flag may be repeated. For \
+             this endpoint alone, add ,tls=POLICY; for Unix sockets ,mode=0660 ,owner=NAME \
+             ,group=NAME",
+        )
+    },
+    Spec {
+        more: "See [files and disks](disks.md).",
+        ..spec(
+            Section::Server,
+            "fuse",
+            Text("DIR"),
+            Unset(""),
+            Server(|config| &mut config.server.fuse),
+            "Mount a file system with a file for each volume in this empty directory; needs root",
+        )
+    },
+    spec(
+        Section::Server,
+        "fuse_transport",
+        Choice(FuseTransport::names),
+        Value("auto"),
+        Server(|config| &mut config.server.fuse_transport),
+        "How the kernel passes requests to those files; auto prefers io-uring",
+    ),
+    Spec {
+        more: "See [TLS](nbd.md#tls).",
+        ..spec(
+            Section::Server,
+            "tls",
+            Choice(TlsPolicy::names),
+            Value("off"),
+            Server(|config| &mut config.server.tls),
+            "Whether TCP clients may or must use TLS; with --tls-cert the default is required",
+        )
+    },
+    spec(
+        Section::Server,
+        "tls_cert",
+        Text("FILE"),
+        Unset(""),
+        Server(|config| &mut config.server.tls_cert),
+        "The server's certificate chain, PEM",
+    ),
+    spec(
+        Section::Server,
+        "tls_key",
+        Text("FILE"),
+        Unset(""),
+        Server(|config| &mut config.server.tls_key),
+        "The key of the first certificate, PEM",
+    ),
+    spec(
+        Section::Server,
+        "tls_ca",
+        Text("FILE"),
+        Unset(""),
+        Server(|config| &mut config.server.tls_ca),
+        "The authority that signs client certificates, PEM; if set, clients must present one",
+    ),
+    Spec {
+        more: "See [places](nbd.md#places).",
+        ..spec(
+            Section::Server,
+            "max_clients",
+            Number(Range::within(1, CLIENTS_MAX as u64)),
+            Value("128"),
+            Server(|config| &mut config.server.max_clients),
+            "NBD clients at once; more are refused",
+        )
+    },
+    Spec {
+        more: "See [memory](nbd.md#memory).",
+        ..spec(
+            Section::Server,
+            "client_memory",
+            // The largest request must fit twice.
+            Size(Range::least(16 * MIB)),
+            Value("256MiB"),
+            Server(|config| &mut config.server.client_memory),
+            "Memory for the requests and answers of all clients together",
+        )
+    },
+    spec(
+        Section::Server,
+        "client_stall_timeout",
+        Time(Range::least(SECOND)),
+        Value("1m"),
+        Server(|config| &mut config.server.client_stall_timeout),
+        "Disconnect a client that has taken no byte of its answers, or sent no byte of a write it \
+         began, for this long",
+    ),
+    spec(
+        Section::Server,
+        "idle_timeout",
+        Time(Range::least(SECOND).or_zero("0s for never")),
+        Value("0s"),
+        Server(|config| &mut config.server.idle_timeout),
+        "Disconnect a client that has sent no request for this long; 0s is never",
+    ),
+    Spec {
+        flag: InFile,
+        more: "A request that a device has not answered for this long is reported as slow.",
+        ..spec(
+            Section::Server,
+            "patience",
+            Time(Range::least(SECOND)),
+            Value("30s"),
+            Server(|config| &mut config.server.patience),
+            "How long a write at the dirty limit waits for a primary that is away before it fails",
+        )
+    },
+    // [[volume]]
+    Spec {
+        more: "At most 64 bytes.",
+        ..spec(
+            Section::Volume,
+            "name",
+            Text("NAME"),
+            Required,
+            Volume(|volume| &mut volume.name),
+            "What clients and commands call the volume; the flag's default is the last part of the \
+             primary's name",
+        )
+    },
+    Spec {
+        more: "See [primaries](primaries.md).",
+        ..spec(
+            Section::Volume,
+            "primary",
+            Text("URI"),
+            Required,
+            Volume(|volume| &mut volume.primary),
+            "Where the data is: a path, file:PATH, nbd://HOST:PORT/EXPORT or \
+             nbd+unix:///EXPORT?socket=PATH; with ?emulate=PROFILE added, slowed down like a disk",
+        )
+    },
+    Spec {
+        online: Online::Volume(|id, volume| Setting::Mode(id, volume.mode)),
+        more: "See [modes](#modes).",
+        ..spec(
+            Section::Volume,
+            "mode",
+            Choice(Mode::names),
+            Value("write-back"),
+            Volume(|volume| &mut volume.mode),
+            "What the cache does with reads and writes",
+        )
+    },
+    Spec {
+        more: "Writes below 64 KiB never bypass it.",
+        ..spec(
+            Section::Volume,
+            "sequential_threshold",
+            // Below it every request would be a stream.
+            Size(Range::least(64 * KIB).or_zero("0 to cache streams too")),
+            Value("512KiB"),
+            Volume(|volume| &mut volume.sequential_threshold),
+            "After this many bytes a sequential stream bypasses the cache; 0 is never",
+        )
+    },
+    spec(
+        Section::Volume,
+        "read_only",
+        Bool,
+        Value("false"),
+        Volume(|volume| &mut volume.read_only),
+        "Refuse writes",
+    ),
+    Spec {
+        flag: InFile,
+        more: "All guarantees together are at most 100%.",
+        ..spec(
+            Section::Volume,
+            "dirty_guarantee",
+            Percent(Range::ANY),
+            Unset("an equal part of half of the dirty limit"),
+            Volume(|volume| &mut volume.dirty_guarantee),
+            "Share of the cache's dirty_limit that no other volume can take",
+        )
+    },
+    Spec {
+        flag: InFile,
+        ..spec(
+            Section::Volume,
+            "dirty_limit",
+            Percent(Range::within(1, 100).or_else("mode = \"write-around\" for no dirty blocks")),
+            Unset("what the guarantees of the others leave"),
+            Volume(|volume| &mut volume.dirty_limit),
+            "Share of the cache's dirty_limit at which writes to this volume wait, however little \
+             the others use",
+        )
+    },
+    // [control]
+    Spec {
+        flag: As("control"),
+        ..spec(
+            Section::Control,
+            "socket",
+            Text("PATH"),
+            Unset(
+                "$FOREBAY_CONTROL, or /run/forebay/forebay.sock; if not root, \
+                 $XDG_RUNTIME_DIR/forebay.sock",
+            ),
+            Server(|config| &mut config.control.socket),
+            "Path of the control socket",
+        )
+    },
+    Spec {
+        flag: InFile,
+        ..spec(
+            Section::Control,
+            "mode",
+            Text("MODE"),
+            Value("0600"),
+            Server(|config| &mut config.control.mode),
+            "Permission bits of the control socket, in octal",
+        )
+    },
+    Spec {
+        flag: InFile,
+        more: "A name or a number.",
+        ..spec(
+            Section::Control,
+            "owner",
+            Text("NAME"),
+            Unset("the server's own"),
+            Server(|config| &mut config.control.owner),
+            "Owner of the control socket",
+        )
+    },
+    Spec {
+        flag: InFile,
+        more: "A name or a number.",
+        ..spec(
+            Section::Control,
+            "group",
+            Text("NAME"),
+            Unset("the server's own"),
+            Server(|config| &mut config.control.group),
+            "Group of the control socket",
+        )
+    },
+];

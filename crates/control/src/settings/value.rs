@@ -1,0 +1,300 @@
+//! Values of settings as text: how each type is read from a file, a flag or a request, and how it
+//! is written back. Ranges belong to the table; see [`super::Range`].
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_engine::{ContentLocality, Eviction, Mode};
+
+use crate::access::SocketMode;
+use crate::config::{FuseTransport, TlsPolicy};
+use crate::endpoint::Listen;
+use crate::units::{Percent, Size, Time};
+
+/// A choice of values that have names: one table for reading, printing and listing them.
+pub trait Named: Copy + PartialEq + 'static {
+    /// The name of the choice in messages.
+    const NOUN: &'static str;
+    /// Every value with its name.
+    const NAMES: &'static [(&'static str, Self)];
+
+    /// The names, in order.
+    fn names() -> Vec<&'static str> {
+        Self::NAMES.iter().map(|&(name, _)| name).collect()
+    }
+}
+
+impl Named for Mode {
+    const NOUN: &'static str = "mode";
+    const NAMES: &'static [(&'static str, Self)] = &Mode::NAMES;
+}
+
+impl Named for Eviction {
+    const NOUN: &'static str = "eviction policy";
+    const NAMES: &'static [(&'static str, Self)] = &Eviction::NAMES;
+}
+
+impl Named for ContentLocality {
+    const NOUN: &'static str = "content setting";
+    const NAMES: &'static [(&'static str, Self)] = &ContentLocality::NAMES;
+}
+
+impl Named for TlsPolicy {
+    const NOUN: &'static str = "TLS policy";
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("off", Self::Off), ("allowed", Self::Allowed), ("required", Self::Required)];
+}
+
+impl Named for FuseTransport {
+    const NOUN: &'static str = "FUSE transport";
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("io-uring", Self::IoUring), ("device", Self::Device)];
+}
+
+/// The value of that name.
+///
+/// # Errors
+/// When no value has that name; the message lists the names.
+pub fn parse_named<T: Named>(name: &str) -> Result<T, String> {
+    let found = T::NAMES.iter().find(|(known, _)| *known == name);
+    found.map(|&(_, value)| value).ok_or_else(|| {
+        format!("unknown {} {name:?}; use one of: {}", T::NOUN, T::names().join(", "))
+    })
+}
+
+/// A type that a setting can have.
+pub trait Value: Sized {
+    /// The value that `text` stands for.
+    ///
+    /// # Errors
+    /// When it stands for none; the message names the text and says what would be understood.
+    fn read(text: &str) -> Result<Self, String>;
+
+    /// The text that [`Value::read`] turns into this value again.
+    fn text(&self) -> String;
+
+    /// The value in the unit of its kind's [`super::Range`]: bytes, milliseconds, percent.
+    fn number(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<T: Named> Value for T {
+    fn read(text: &str) -> Result<Self, String> {
+        parse_named(text)
+    }
+
+    fn text(&self) -> String {
+        let found = T::NAMES.iter().find(|(_, value)| value == self);
+        found.expect("every value has a name").0.to_owned()
+    }
+}
+
+impl Value for Size {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+    }
+
+    fn text(&self) -> String {
+        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+        let fits = |&&(bits, _): &&(u32, &str)| self.0 > 0 && self.0.trailing_zeros() >= bits;
+        match units.iter().find(fits) {
+            Some((bits, name)) => format!("{}{name}", self.0 >> bits),
+            None => self.0.to_string(),
+        }
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some(self.0)
+    }
+}
+
+impl Value for Time {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn number(&self) -> Option<u64> {
+        u64::try_from(self.0.as_millis()).ok()
+    }
+}
+
+impl Value for Percent {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some(self.0.into())
+    }
+}
+
+impl Value for u32 {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("{text:?} is not a whole number up to {}", Self::MAX))
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some((*self).into())
+    }
+}
+
+impl Value for u16 {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("{text:?} is not a whole number up to {}", Self::MAX))
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn number(&self) -> Option<u64> {
+        Some((*self).into())
+    }
+}
+
+impl Value for bool {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("{text:?} is neither true nor false"))
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for String {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+
+    fn text(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Value for PathBuf {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(Self::from(text))
+    }
+
+    fn text(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+impl Value for SocketMode {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+
+    fn text(&self) -> String {
+        format!("{:04o}", self.0)
+    }
+}
+
+/// The place of a setting in the configuration.
+pub trait Field {
+    /// Stores the value that `text` stands for; a list gets it in addition.
+    ///
+    /// # Errors
+    /// As for [`Value::read`].
+    fn set(&mut self, text: &str) -> Result<(), String>;
+
+    /// The text of the value; `None` if there is none.
+    fn text(&self) -> Option<String>;
+
+    /// As [`Value::number`]; `None` if there is no value.
+    fn number(&self) -> Option<u64> {
+        None
+    }
+}
+
+impl<T: Value> Field for T {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        *self = T::read(text)?;
+        Ok(())
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(Value::text(self))
+    }
+
+    fn number(&self) -> Option<u64> {
+        Value::number(self)
+    }
+}
+
+impl<T: Value> Field for Option<T> {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        *self = Some(T::read(text)?);
+        Ok(())
+    }
+
+    fn text(&self) -> Option<String> {
+        self.as_ref().map(Value::text)
+    }
+
+    fn number(&self) -> Option<u64> {
+        self.as_ref().and_then(Value::number)
+    }
+}
+
+impl Field for Vec<Listen> {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        self.push(text.parse()?);
+        Ok(())
+    }
+
+    fn text(&self) -> Option<String> {
+        let all: Vec<String> = self.iter().map(|listen| listen.at.to_string()).collect();
+        (!all.is_empty()).then(|| all.join(" "))
+    }
+}
+
+/// The number of a range in the words of its kind.
+pub(super) fn size(bytes: u64) -> String {
+    if bytes == 1 { "1 byte".to_owned() } else { Value::text(&Size(bytes)) }
+}
+
+/// As [`size`], of a time.
+pub(super) fn time(millis: u64) -> String {
+    Time(Duration::from_millis(millis)).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_written_exactly() {
+        for (bytes, text) in
+            [(0, "0"), (1000, "1000"), (1536, "1536"), (3 << 20, "3MiB"), (1 << 40, "1TiB")]
+        {
+            assert_eq!(Value::text(&Size(bytes)), text);
+            assert_eq!(Size::read(text), Ok(Size(bytes)));
+        }
+    }
+
+    #[test]
+    fn a_name_is_read_and_written() {
+        for &(name, value) in <Mode as Named>::NAMES {
+            assert_eq!(parse_named::<Mode>(name), Ok(value));
+            assert_eq!(Value::text(&value), name);
+        }
+        let error = parse_named::<Eviction>("mru").expect_err("there is no such policy");
+        assert_eq!(error, "unknown eviction policy \"mru\"; use one of: fifo, lru, frequency");
+    }
+}

@@ -1,0 +1,206 @@
+//! The table of settings: every line of it can be read, is checked, and is in the reference.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_control::config::Config;
+use forebay_control::settings::{Change, Flag, Initial, Kind, Online, Section, Spec, TABLE};
+
+/// The document with the tables; [`UPDATE`] rewrites them.
+const REFERENCE: &str = "docs/user/configuration.md";
+/// The environment variable that `cargo xtask settings` sets.
+const UPDATE: &str = "FOREBAY_UPDATE_DOCS";
+
+/// A file with the least that a server needs, and `line` in a section.
+fn file_with(section: Section, line: &str) -> String {
+    let own = |this: Section| if this == section { line } else { "" };
+    let required = |this: Section, key: &str, value: &str| {
+        let given = section == this && line.starts_with(&format!("{key} ="));
+        if given { String::new() } else { format!("{key} = {value}\n") }
+    };
+    format!(
+        "[cache]\n{}{}\n[memory]\n{}\n[control]\n{}\n[server]\n{}{}\n[[volume]]\n{}{}{}\n",
+        required(Section::Cache, "path", "\"c\""),
+        own(Section::Cache),
+        own(Section::Memory),
+        own(Section::Control),
+        required(Section::Server, "nbd", "[\"unix:s\"]"),
+        own(Section::Server),
+        required(Section::Volume, "name", "\"v\""),
+        required(Section::Volume, "primary", "\"p\""),
+        own(Section::Volume),
+    )
+}
+
+fn parse(section: Section, line: &str) -> Result<Config, String> {
+    let config = Config::parse(Path::new("f.toml"), &file_with(section, line));
+    config.map_err(|error| error.to_string())
+}
+
+/// A value as the file has it.
+fn in_file(spec: &Spec, text: &str) -> String {
+    match spec.kind {
+        Kind::Bool | Kind::Number(_) => format!("{} = {text}", spec.key),
+        Kind::List(_) => format!("{} = [{text:?}]", spec.key),
+        _ => format!("{} = {text:?}", spec.key),
+    }
+}
+
+#[test]
+fn every_default_is_what_a_file_without_the_setting_has() {
+    let least = parse(Section::Cache, "").expect("it is in order");
+    for spec in TABLE {
+        let now = spec.text(&least, 0);
+        match spec.default {
+            Initial::Value(text) => {
+                assert_eq!(now.as_deref(), Some(text), "{}", spec.key);
+                let given = parse(spec.section, &in_file(spec, text)).expect(spec.key);
+                assert_eq!(given, least, "{}", spec.key);
+            }
+            Initial::Unset(_) if spec.key != "nbd" => assert_eq!(now, None, "{}", spec.key),
+            _ => (),
+        }
+    }
+}
+
+#[test]
+fn the_table_is_sound() {
+    for (at, spec) in TABLE.iter().enumerate() {
+        let same = |other: &&Spec| other.key == spec.key && other.section == spec.section;
+        assert_eq!(TABLE.iter().filter(same).count(), 1, "{} is there once", spec.key);
+        let flag = spec.flag_name();
+        let taken = TABLE[..at].iter().any(|other| flag.is_some() && other.flag_name() == flag);
+        assert!(!taken, "the flag of {}", spec.key);
+        let of_volume = match spec.online {
+            Online::No => continue,
+            Online::Cache(_) => false,
+            Online::Volume(_) => true,
+        };
+        assert_eq!(of_volume, spec.is_of_volume(), "{}", spec.key);
+        // It is kept for the next starts as a word.
+        assert!(
+            matches!(spec.default, Initial::Value(text) if !text.contains(' ')),
+            "{}",
+            spec.key
+        );
+    }
+}
+
+/// Each value is refused with itself and the values that could be used.
+#[test]
+fn a_bad_value_is_named_with_the_range() {
+    let mut count = 0;
+    for spec in TABLE {
+        let (bad, said) = match spec.kind {
+            Kind::Choice(names) => ("nonsense", names().join(", ")),
+            Kind::Bool => ("2", "boolean".to_owned()),
+            Kind::Percent(_) => ("101%", "0 to 100".to_owned()),
+            Kind::Number(_) => ("65535", spec.kind.range().expect("it has a range")),
+            Kind::Time(_) => ("soon", "a time".to_owned()),
+            Kind::Size(_) => ("lots", "a size".to_owned()),
+            Kind::Text(_) | Kind::List(_) => continue,
+        };
+        let message = parse(spec.section, &in_file(spec, bad)).expect_err(spec.key);
+        let key = format!("{}.{}: ", spec.section.name(), spec.key);
+        for word in [key.as_str(), bad, &said, "line "] {
+            assert!(message.contains(word), "{}: no {word:?} in {message}", spec.key);
+        }
+        count += 1;
+    }
+    assert!(count > 15, "{count}");
+    for (key, section, bad) in [
+        ("dirty_limit", Section::Cache, "95%"),
+        ("dirty_limit", Section::Volume, "0%"),
+        ("sequential_threshold", Section::Volume, "512"),
+        ("client_memory", Section::Server, "1MiB"),
+        ("idle_timeout", Section::Server, "1ms"),
+        ("write_cache_depth", Section::Cache, "0s"),
+    ] {
+        let spec = Spec::find(section, key).expect("it is in the table");
+        let message = parse(section, &in_file(spec, bad)).expect_err(key);
+        let range = spec.kind.range().expect("it has a range");
+        assert!(message.contains(&format!("{bad} is out of range; use {range}")), "{message}");
+    }
+}
+
+#[test]
+fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
+    for spec in Spec::online() {
+        let Initial::Value(default) = spec.default else { panic!("{}: no default", spec.key) };
+        for text in [default, "default"] {
+            let change = Change::parse(Some("db"), spec.key, text).expect(text);
+            assert_eq!(change.volume.is_some(), spec.is_of_volume(), "{}", spec.key);
+            assert_eq!(change.value.as_deref(), (text != "default").then_some(text));
+        }
+        assert_eq!(Change::parse(None, spec.key, default).is_err(), spec.is_of_volume());
+    }
+    let refused = |volume, key, text| Change::parse(volume, key, text).expect_err(key);
+    assert_eq!(
+        refused(Some("db"), "depth", "3"),
+        "unknown setting \"depth\"; use one of: mode, eviction, content"
+    );
+    assert_eq!(refused(None, "mode", "default"), "mode is a setting of a volume; name the volume");
+    assert_eq!(
+        refused(None, "ram", "1GiB"),
+        "ram cannot be changed while serving, only mode, eviction, content; change the \
+         configuration, and restart"
+    );
+    assert_eq!(
+        refused(None, "eviction", "mru"),
+        "eviction: unknown eviction policy \"mru\"; use one of: fifo, lru, frequency"
+    );
+}
+
+/// The reference's table of a section.
+fn table(section: Section) -> String {
+    let mut out =
+        "| key | default | values | online | meaning |\n|---|---|---|---|---|\n".to_owned();
+    for spec in section.settings() {
+        let key = match spec.flag {
+            Flag::Key => format!("`{}`", spec.key),
+            Flag::None => format!("`{}` (file only)", spec.key),
+            Flag::Named(name) | Flag::Off(name, _) => format!("`{}` (`--{name}`)", spec.key),
+            Flag::Part(flag) => format!("`{}` (`{flag}`)", spec.key),
+        };
+        let default = match spec.default {
+            Initial::Value(text) => format!("`{text}`"),
+            Initial::Unset("") => "none".to_owned(),
+            Initial::Unset(said) => said.to_owned(),
+            Initial::Required => "required".to_owned(),
+        };
+        let values = match spec.kind {
+            Kind::Bool => "`true`, `false`".to_owned(),
+            Kind::Choice(names) => {
+                let names: Vec<String> = names().iter().map(|name| format!("`{name}`")).collect();
+                names.join(", ")
+            }
+            kind => kind.range().unwrap_or_default(),
+        };
+        let online = if matches!(spec.online, Online::No) { "" } else { "yes" };
+        let more = if spec.more.is_empty() { "" } else { " " };
+        let meaning = format!("{}.{more}{}", spec.help, spec.more);
+        writeln!(out, "| {key} | {default} | {values} | {online} | {meaning} |")
+            .expect("a text takes every line");
+    }
+    out
+}
+
+#[test]
+fn the_reference_has_the_table() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(REFERENCE);
+    let mut text = fs::read_to_string(&path).expect("it can be read");
+    let before = text.clone();
+    for (name, section) in Section::NAMES {
+        let (begin, end) = (format!("<!-- settings: {name} -->\n\n"), "\n<!-- end -->");
+        let from = text.find(&begin).unwrap_or_else(|| panic!("{REFERENCE} has {begin:?}"));
+        let from = from + begin.len();
+        let length = text[from..].find(end).expect("the table ends");
+        text.replace_range(from..from + length, &table(section));
+    }
+    if std::env::var_os(UPDATE).is_some() {
+        fs::write(&path, &text).expect("it can be written");
+    } else {
+        assert!(text == before, "{REFERENCE} differs from the table; run `cargo xtask settings`");
+    }
+}
