@@ -1,8 +1,21 @@
-//! The engine of one shard: owns all of its state, takes requests, completions and time.
+//! The engine of one shard: owns the rooms, takes requests, completions and time, and passes on
+//! what one room has for another.
 //!
-//! Each file of this crate adds the methods of one path to [`Engine`]. After every call the
-//! caller finds what is to be done in [`Effects`]; `poll`, once a turn of the event loop, closes
-//! records (group commit), destages, reclaims and sets the next deadline.
+//! A caller hands over what has happened, with the time, and finds in [`Effects`] what is to be
+//! done. `submit` and `complete` do what follows at once. `poll`, once a turn of the event loop,
+//! does what several requests share: closes records (group commit), frees segments, destages, and
+//! sets the next deadline. Its order matters: what makes room in the log comes before what needs
+//! it, and the log comes once more at the end, since reclaim and destaging may have fed it.
+//!
+//! Between two calls this holds:
+//!
+//! - Every block in the index has its place counted in its segment, and its base, if it has one;
+//!   the dirty set and the index agree ([`Engine::check`]).
+//! - A block is clean only if its primary has its newest version durably.
+//! - A dirty block is written to its primary only in a version that is durable in the log.
+//! - A segment is used again only when nothing in it is needed, the record that says so is durable,
+//!   and no read of it is under way.
+//! - A block that is locked has one writer; nothing that is read of it meanwhile is kept.
 
 use std::time::Duration;
 
@@ -38,7 +51,8 @@ use crate::slab::Id;
 use crate::ticket::{InFlight, Ticket};
 use crate::volume::Volume;
 
-/// The cache of one shard.
+/// The cache of one shard. Each field is a room, or what all of them share; a room's own fields are
+/// private to it. `docs/internals/engine.md` says what each room decides.
 pub struct Engine {
     pub(crate) config: ShardConfig,
     pub(crate) now: Instant,

@@ -1,0 +1,98 @@
+//! The bytes of a destage are collected: from RAM, from records that could not be written, and from
+//! the cache device.
+
+use forebay_block::{BLOCK_SIZE, Completion, IoError};
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::Effects;
+use crate::contents::Stored;
+use crate::form::{AssociateOwner, decode};
+use crate::key::Key;
+use crate::limits::SEGMENT_READ_MAX;
+use crate::log::read::{Near, Reader, SegmentRead};
+use crate::slab::Id;
+
+impl Engine {
+    /// Collects the blocks' bytes from RAM and the cache device.
+    pub(super) fn gather(&mut self, id: Id, fx: &mut Effects) {
+        let destage = self.destaging.destages.get_mut(id);
+        let volume = destage.volume;
+        let mut buf = std::mem::take(&mut destage.buf);
+        let mut from_device = Vec::new();
+        let mut deltas = Vec::new();
+        for (i, block) in destage.blocks.iter().enumerate() {
+            let key = Key::new(volume, block);
+            let place = destage.versions[i].place;
+            let room: &mut [u8; BLOCK_SIZE] = (&mut buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE])
+                .try_into()
+                .expect("a block's length");
+            // While it is locked, RAM may have a version that has no place in the log yet.
+            let sees_ram = !self.requests.is_locked(key);
+            if sees_ram && self.ram.peek(key, |bytes| room.copy_from_slice(bytes)).is_some() {
+                continue;
+            }
+            if place.kind == EntryKind::Zero {
+                room.fill(0);
+            } else if let Some(base) = destage.versions[i].base {
+                deltas.push((i, Stored { key, place }, base));
+            } else if let Some(payload) =
+                self.log.failed_payload(place.segment, place.offset, place.len)
+            {
+                let mut spare = [0; BLOCK_SIZE];
+                match decode(&place, payload, &mut spare) {
+                    Some(bytes) => room.copy_from_slice(bytes),
+                    None => destage.bad.push(i),
+                }
+            } else {
+                from_device.push(Stored { key, place });
+            }
+        }
+        destage.buf = buf;
+        destage.reads += deltas.len() as u32;
+        for (block, item, base) in deltas {
+            self.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
+        }
+        // What was written together lies together: one read for all of it.
+        let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
+        for read in SegmentRead::all(Reader::Destage(id), near, from_device) {
+            self.destaging.destages.get_mut(id).reads += 1;
+            self.read_payloads(read, fx);
+        }
+        self.gathered(id, fx);
+    }
+
+    /// Blocks have been read back from the cache device.
+    pub(crate) fn destage_read(
+        &mut self,
+        id: Id,
+        read: &SegmentRead,
+        done: &Completion,
+        fx: &mut Effects,
+    ) {
+        let destage = self.destaging.destages.get_mut(id);
+        let error = done.result.as_ref().err();
+        for item in &read.items {
+            let mut spare = [0; BLOCK_SIZE];
+            let payload = read.payload(done, item);
+            let bytes = payload.and_then(|payload| decode(&item.place, payload, &mut spare));
+            let block = (item.key.block() - destage.blocks.first) as usize;
+            destage.take(block, bytes, error.cloned());
+        }
+        self.gathered(id, fx);
+    }
+
+    /// A block of a destage that is stored as a delta is there, or could not be read, or is not
+    /// what was written.
+    pub(crate) fn destage_block_read(
+        &mut self,
+        id: Id,
+        block: usize,
+        bytes: Option<&[u8]>,
+        error: Option<IoError>,
+        fx: &mut Effects,
+    ) {
+        self.destaging.destages.get_mut(id).take(block, bytes, error);
+        self.gathered(id, fx);
+    }
+}
