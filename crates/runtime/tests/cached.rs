@@ -3,12 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use forebay_block::{
-    Arena, ByteRange, Completion, DeviceInfo, Endpoint, Io, IoBuf, IoOp, IoTag, Outbox, Session,
-    VolumeId,
+    Arena, ByteRange, Completion, DeviceInfo, Io, IoBuf, IoOp, IoTag, Session, VolumeId,
 };
 use forebay_device::{BlockDevice, Clock, MemoryDevice};
 use forebay_engine::{
@@ -16,6 +15,10 @@ use forebay_engine::{
 };
 use forebay_runtime::{Access, Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
 use forebay_volume::{Registry, Volume};
+
+#[path = "support/session.rs"]
+mod session;
+use session::Scripted;
 
 const SIZE: u64 = (48 << 20) + 512;
 const AREA: u64 = 4 << 20;
@@ -58,39 +61,6 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
         };
         Box::new(Engine::new(config, Clock::start().now()))
     })
-}
-
-/// A session that the test talks to through channels: one script of requests, sent in order.
-struct Scripted {
-    script: Vec<Io>,
-    answers: Sender<Completion>,
-    in_flight: usize,
-}
-
-impl Session for Scripted {
-    fn start(&mut self, out: &mut Outbox) {
-        self.in_flight = self.script.len();
-        out.ios.extend(self.script.drain(..).map(|io| (Endpoint(0), io)));
-    }
-
-    fn receive(&mut self, bytes: &[u8], _: &mut Outbox) -> usize {
-        bytes.len()
-    }
-
-    fn complete(&mut self, done: Completion, _: &mut Outbox) {
-        self.in_flight -= 1;
-        let _ = self.answers.send(done);
-    }
-
-    fn wants_input(&self) -> bool {
-        true
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn shutdown(&mut self, _: &mut Outbox) {}
 }
 
 struct World {

@@ -5,17 +5,21 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_block::{
-    Arena, Completion, DeviceInfo, Endpoint, ErrorKind, Instant, Io, IoBuf, IoOp, IoQueue, IoTag,
-    Outbox, STRIPE_SIZE, Session, VolumeId,
+    Arena, Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoOp, IoQueue, IoTag,
+    STRIPE_SIZE, Session, VolumeId,
 };
 use forebay_device::{BlockDevice, Ring};
 use forebay_runtime::{Access, Address, Listener, MakeShard, Pool, PoolConfig, Uncached};
 use forebay_volume::{Registry, Volume};
+
+#[path = "support/session.rs"]
+mod session;
+use session::Scripted;
 
 const SIZE: u64 = 8 * STRIPE_SIZE;
 
@@ -80,47 +84,14 @@ impl IoQueue for HalfQueue {
     }
 }
 
-/// A client that asks for one thing.
-struct Once {
-    ask: Option<Io>,
-    answers: Sender<Completion>,
-    in_flight: usize,
-}
-
-impl Session for Once {
-    fn start(&mut self, out: &mut Outbox) {
-        self.in_flight = 1;
-        out.ios.extend(self.ask.take().map(|io| (Endpoint(0), io)));
-    }
-
-    fn receive(&mut self, bytes: &[u8], _: &mut Outbox) -> usize {
-        bytes.len()
-    }
-
-    fn complete(&mut self, done: Completion, _: &mut Outbox) {
-        self.in_flight -= 1;
-        let _ = self.answers.send(done);
-    }
-
-    fn wants_input(&self) -> bool {
-        true
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn shutdown(&mut self, _: &mut Outbox) {}
-}
-
 fn ask(pool: &Pool, name: &str, io: Io) -> (Receiver<Completion>, UnixStream) {
     let (tell, hear) = channel();
     let path = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
     let address = Address::Unix { path: path.clone(), access: Access::mode(0o600) };
     let io = Mutex::new(Some(io));
     let factory = move || -> Box<dyn Session> {
-        let ask = io.lock().unwrap().take();
-        Box::new(Once { ask, answers: tell.clone(), in_flight: 0 })
+        let script = io.lock().unwrap().take().into_iter().collect();
+        Box::new(Scripted { script, answers: tell.clone(), in_flight: 0 })
     };
     pool.listen(vec![Listener::bind(&address).unwrap()], Arc::new(factory)).unwrap();
     (hear, UnixStream::connect(path).unwrap())

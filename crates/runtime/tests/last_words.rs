@@ -9,16 +9,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use forebay_block::{Arena, Completion, Instant, IoError, VolumeId};
+use forebay_block::{Arena, VolumeId};
 use forebay_device::{BlockDevice, MemoryDevice};
-use forebay_engine::{
-    Effects, Event, Health, Request, Setting, Shard, State, Stats, Target, Trust,
-};
-use forebay_runtime::{MakeShard, Pool, PoolConfig, Uncached};
+use forebay_engine::Shard;
+use forebay_runtime::{MakeShard, Pool, PoolConfig};
 use forebay_volume::{Registry, Volume};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Metadata, Subscriber};
+
+#[path = "support/shard.rs"]
+mod shard;
+use shard::Passing;
 
 /// Lines that were written about events that were omitted.
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
@@ -53,49 +55,11 @@ impl Visit for Lines {
     }
 }
 
-/// It tells of something when it is stopped.
-#[derive(Default)]
-struct Last(Uncached);
-
-impl Shard for Last {
-    fn start(&mut self, now: Instant, fx: &mut Effects) {
-        self.0.start(now, fx);
-    }
-    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
-        self.0.submit(now, request, fx);
-    }
-    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
-        self.0.complete(now, target, done, fx);
-    }
-    fn poll(&mut self, now: Instant, fx: &mut Effects) {
-        self.0.poll(now, fx);
-    }
-    fn stop(&mut self, now: Instant, fx: &mut Effects) {
-        fx.events.push(Event::Omitted(7));
-        self.0.stop(now, fx);
-    }
-    fn state(&self) -> &State {
-        self.0.state()
-    }
-    fn health(&self) -> Health {
-        Health::Good
-    }
-    fn stats(&self, now: Instant) -> Stats {
-        self.0.stats(now)
-    }
-    fn set_drain(&mut self, _: bool) {}
-    fn dirty_blocks(&self) -> u64 {
-        0
-    }
-    fn set(&mut self, _: Setting) {}
-    fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
-    fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
-}
-
 #[test]
 fn what_a_shard_tells_last_is_written_before_the_pool_has_stopped() {
     tracing::subscriber::set_global_default(Slow).unwrap();
-    let make: MakeShard = Box::new(|_| -> Box<dyn Shard> { Box::new(Last::default()) });
+    let make: MakeShard =
+        Box::new(|_| -> Box<dyn Shard> { Box::new(Passing { tells: true, ..Passing::default() }) });
     let primary: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
     let volume = Volume::new(VolumeId(0), "a".to_owned(), primary.info().clone());
     let registry = Registry::new(vec![volume]).unwrap();

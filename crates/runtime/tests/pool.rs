@@ -26,6 +26,10 @@ use forebay_runtime::{
 };
 use forebay_volume::{Registry, Volume};
 
+#[path = "support/shard.rs"]
+mod shard;
+use shard::Passing;
+
 const HEAD: usize = 14;
 
 /// One connection: the endpoint, operation, offset and length are a request's head.
@@ -467,7 +471,9 @@ fn a_shard_that_refuses_its_cache_fails_the_start() {
 fn a_drain_before_a_stop_can_be_watched_and_given_up() {
     let server = Server::start(2, &[MIB], |config| {
         for shard in &mut config.shards {
-            *shard = Box::new(|_| -> Box<dyn Shard> { Box::new(odd::Dirty::default()) });
+            *shard = Box::new(|_| -> Box<dyn Shard> {
+                Box::new(Passing { dirty: 7, ..Passing::default() })
+            });
         }
     });
     let pool = server.pool.clone();
@@ -507,7 +513,7 @@ mod odd {
 
     use forebay_block::{Completion, Instant, IoError};
     use forebay_engine::{Effects, Health, Request, Setting, State, Stats, Target, Trust};
-    use forebay_runtime::{Shard, Uncached};
+    use forebay_runtime::Shard;
 
     /// It reads its cache and then refuses it.
     pub struct Refusing {
@@ -549,44 +555,6 @@ mod odd {
         fn set_drain(&mut self, _: bool) {}
         fn dirty_blocks(&self) -> u64 {
             0
-        }
-        fn set(&mut self, _: Setting) {}
-        fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
-        fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
-    }
-
-    /// It has dirty blocks that it never gets rid of.
-    #[derive(Default)]
-    pub struct Dirty(Uncached);
-
-    impl Shard for Dirty {
-        fn start(&mut self, now: Instant, fx: &mut Effects) {
-            self.0.start(now, fx);
-        }
-        fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
-            self.0.submit(now, request, fx);
-        }
-        fn complete(&mut self, now: Instant, target: Target, io: Completion, fx: &mut Effects) {
-            self.0.complete(now, target, io, fx);
-        }
-        fn poll(&mut self, now: Instant, fx: &mut Effects) {
-            self.0.poll(now, fx);
-        }
-        fn stop(&mut self, now: Instant, fx: &mut Effects) {
-            self.0.stop(now, fx);
-        }
-        fn state(&self) -> &State {
-            self.0.state()
-        }
-        fn health(&self) -> Health {
-            Health::Good
-        }
-        fn stats(&self, now: Instant) -> Stats {
-            self.0.stats(now)
-        }
-        fn set_drain(&mut self, _: bool) {}
-        fn dirty_blocks(&self) -> u64 {
-            7
         }
         fn set(&mut self, _: Setting) {}
         fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
