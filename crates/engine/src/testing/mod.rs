@@ -5,6 +5,9 @@
 //! A test that wants to see each step calls [`Harness::poll`] and [`Harness::finish`]; a test that
 //! wants only the outcome calls [`Harness::ask`].
 
+#[cfg(test)]
+pub(crate) mod rooms;
+
 use std::time::Duration;
 
 use forebay_block::{
