@@ -10,6 +10,8 @@ mod limits;
 mod queue;
 mod respond;
 pub mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod time;
 
 pub use addr::{

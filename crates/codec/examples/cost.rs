@@ -8,6 +8,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use forebay_block::testing::Numbers;
 use forebay_codec::{
     BLOCK_BYTES, COMPRESSED_MAX, Compressor, DenseCompressor, SimilarCompressor, apply_similar,
     crc32c, decompress, decompress_dense, features, is_zero,
@@ -40,7 +41,7 @@ fn main() {
         ("zero", |_| vec![0; BLOCK_BYTES]),
     ];
     for (name, make) in kinds {
-        let mut random = Random(1);
+        let mut random = Numbers::new(1);
         let blocks: Vec<_> = (0..BLOCKS).map(|_| make(&mut random)).collect();
         report(name, &blocks);
     }
@@ -168,34 +169,18 @@ fn best(items: &[Vec<u8>], mut each: impl FnMut(&[u8])) -> f64 {
 }
 
 /// Makes a block of one kind.
-type Maker = fn(&mut Random) -> Vec<u8>;
+type Maker = fn(&mut Numbers) -> Vec<u8>;
 
-/// xorshift64*, so that every run sees the same blocks.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        (self.next() >> 33) % limit
-    }
-}
-
-fn random(random: &mut Random) -> Vec<u8> {
+fn random(random: &mut Numbers) -> Vec<u8> {
     (0..BLOCK_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
 }
 
 /// Words of a small language, frequent ones first.
-fn text(random: &mut Random) -> Vec<u8> {
+fn text(random: &mut Numbers) -> Vec<u8> {
     let mut block = Vec::with_capacity(BLOCK_BYTES + 16);
     while block.len() < BLOCK_BYTES {
         let word = random.below(400).min(random.below(400)).min(random.below(400));
-        let mut letters = Random(word + 1);
+        let mut letters = Numbers::new(word + 1);
         for _ in 0..2 + word % 9 {
             block.push(b"etaoinshrdlucmfwypvbgkqjxz"[letters.below(26) as usize]);
         }
@@ -206,7 +191,7 @@ fn text(random: &mut Random) -> Vec<u8> {
 }
 
 /// Rows as a database stores them: a header, keys in order, counters, padded text, random digests.
-fn rows(random: &mut Random) -> Vec<u8> {
+fn rows(random: &mut Numbers) -> Vec<u8> {
     let mut block = vec![0; 24];
     let mut key = random.below(1 << 30);
     while block.len() < BLOCK_BYTES {
@@ -224,7 +209,7 @@ fn rows(random: &mut Random) -> Vec<u8> {
 }
 
 /// A page that is half free, as after a split.
-fn half_full(random: &mut Random) -> Vec<u8> {
+fn half_full(random: &mut Numbers) -> Vec<u8> {
     let mut block = rows(random);
     block[512..2600].fill(0);
     block

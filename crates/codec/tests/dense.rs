@@ -1,17 +1,12 @@
 //! What zstd made of a block gives the block again, and nothing else does.
 
+use forebay_block::testing::noise;
 use forebay_codec::{BLOCK_BYTES, DenseCompressor, decompress_dense};
 use proptest::prelude::*;
 
 fn block(alphabet: u8, seed: u64) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..BLOCK_BYTES).map(|_| b'0' + next() % alphabet.max(1)).collect()
+    let bytes = noise(seed, BLOCK_BYTES).into_iter();
+    bytes.map(|byte| b'0' + byte % alphabet.max(1)).collect()
 }
 
 #[test]

@@ -1,19 +1,14 @@
 //! A block stored against another one comes back; a wrong base is found out.
 
+use forebay_block::testing;
 use forebay_codec::{
     BLOCK_BYTES, FEATURES, NO_FEATURE, SimilarCompressor, apply_similar, features,
 };
 use proptest::prelude::*;
 
 fn noise(alphabet: u8, seed: u64) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..BLOCK_BYTES).map(|_| next() % alphabet.max(1)).collect()
+    let bytes = testing::noise(seed, BLOCK_BYTES).into_iter();
+    bytes.map(|byte| byte % alphabet.max(1)).collect()
 }
 
 /// The block with `bytes` put in at `at`, the rest moved along.

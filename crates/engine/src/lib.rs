@@ -24,6 +24,8 @@ mod recovery;
 mod request;
 mod shard;
 mod slab;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod ticket;
 mod tries;
 mod turn;

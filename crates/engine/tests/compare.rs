@@ -1,27 +1,25 @@
 //! Clean blocks of a primary that was changed without the cache: found, and not served any more,
 //! while nothing dirty is lost and nothing comes back after a crash.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 #[path = "support/world.rs"]
 mod world;
 
 use forebay_block::{Instant, VolumeId};
 use forebay_engine::{Event, Trust};
-use world::{AREA, BLOCK, BLOCKS, Devices, SIZE, World, content};
+use world::{BLOCK, BLOCKS, Devices, World, blank, content};
 
 /// A cache with blocks of version 1 that are clean, and of version 2 of every tenth that are dirty.
 fn used() -> World {
-    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
-    let mut world = World::start(devices, true, Trust::Full, false, 1);
+    let mut world = World::start(blank(), true, Trust::Full, false, 1);
     for block in 0..BLOCKS {
         world.write(block, 1);
     }
     world.flush();
     world.drain();
     // The log says of whole segments that they are clean: what follows goes into a new one.
-    world.engine.stop(world.now, &mut world.fx);
-    world.settle();
-    let mut world = World::start(world.devices, false, Trust::Full, false, 2);
+    world.stop();
+    let mut world = World::start(world.into_devices(), false, Trust::Full, false, 2);
     for block in (0..BLOCKS).step_by(10) {
         world.write(block, 2);
     }
@@ -51,7 +49,7 @@ fn found(events: &[Event]) -> Vec<&Event> {
 
 #[test]
 fn a_change_is_found_and_nothing_clean_is_served_after_it() {
-    let mut devices = used().devices;
+    let mut devices = used().into_devices();
     for block in (0..BLOCKS).filter(|block| block % 10 != 0) {
         change(&mut devices, block);
     }
@@ -76,7 +74,7 @@ fn a_change_is_found_and_nothing_clean_is_served_after_it() {
 #[test]
 fn what_was_not_compared_while_the_primary_was_away_is_when_it_is_back() {
     // A first round is compared in the turn of the start.
-    let mut world = World::start_suspect(used().devices, 3);
+    let mut world = World::start_suspect(used().into_devices(), 3);
     for block in (0..BLOCKS).filter(|block| block % 10 != 0) {
         change(&mut world.devices, block);
     }
@@ -92,7 +90,7 @@ fn what_was_not_compared_while_the_primary_was_away_is_when_it_is_back() {
 
 #[test]
 fn what_is_read_while_clean_blocks_are_dropped_is_the_primarys() {
-    let mut devices = used().devices;
+    let mut devices = used().into_devices();
     change(&mut devices, 33);
     let mut world = World::start_suspect(devices, 3);
     world.engine.distrust(VolumeId(0));
@@ -106,7 +104,7 @@ fn what_is_read_while_clean_blocks_are_dropped_is_the_primarys() {
 
 #[test]
 fn an_unchanged_primary_keeps_its_clean_blocks_while_clients_write() {
-    let mut world = World::start_suspect(used().devices, 3);
+    let mut world = World::start_suspect(used().into_devices(), 3);
     let mut events = Vec::new();
     for version in 3..200 {
         for block in [11, 12, 13, version % BLOCKS] {

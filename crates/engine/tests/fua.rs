@@ -1,19 +1,18 @@
 //! Force unit access past the log: the change first, then a flush, which passes the gate that all
 //! flushes of a device pass, so that its failure is everybody's.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 #[path = "support/world.rs"]
 mod world;
 
 use forebay_block::{ByteRange, ErrorKind, IoBuf, IoFlags, IoOp, VolumeId};
 use forebay_engine::{Mode, Request, RequestId, Setting, Shard, Target, Trust};
-use world::{AREA, BLOCK, Devices, SIZE, World, content};
+use world::{BLOCK, World, blank, content};
 
 /// Writes a block with force unit access in write-around: what the primary was asked for until the
 /// answer came, and whether that was good.
 fn write(flush_fails: bool) -> (Vec<IoOp>, bool) {
-    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
-    let mut world = World::start(devices, true, Trust::Full, false, 1);
+    let mut world = World::start(blank(), true, Trust::Full, false, 1);
     world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteAround));
     world.flush();
     let request = Request {
@@ -25,14 +24,14 @@ fn write(flush_fails: bool) -> (Vec<IoOp>, bool) {
         buf: IoBuf::copy_of(&content(5, 1)),
         bypass: None,
     };
-    world.engine.submit(world.now, request, &mut world.fx);
+    world.send(request);
     let mut asked = Vec::new();
     for _ in 0..100 {
-        world.engine.poll(world.now, &mut world.fx);
-        if let Some(reply) = world.fx.replies.pop() {
+        let ios = world.poll();
+        if let Some(reply) = world.replies.pop() {
             return (asked, reply.result.is_ok());
         }
-        for (target, io) in std::mem::take(&mut world.fx.ios) {
+        for (target, io) in ios {
             assert!(!io.flags.fua, "{target:?} {:?}: a flush that hides in it", io.op);
             let primary = matches!(target, Target::Primary(_));
             let fails = primary && io.op == IoOp::Flush && flush_fails;
@@ -40,7 +39,7 @@ fn write(flush_fails: bool) -> (Vec<IoOp>, bool) {
                 asked.push(io.op);
             }
             let result = if fails { Err(ErrorKind::Media.into()) } else { Ok(()) };
-            world.engine.complete(world.now, target, io.complete(result), &mut world.fx);
+            world.complete(target, io.complete(result));
         }
     }
     panic!("it is not answered");
@@ -63,15 +62,15 @@ fn known_failures(world: &mut World, op: IoOp, fua: bool) -> Option<u64> {
         buf: if op == IoOp::Write { IoBuf::copy_of(&content(5, 1)) } else { IoBuf::empty() },
         bypass: None,
     };
-    world.engine.submit(world.now, request, &mut world.fx);
+    world.send(request);
     for _ in 0..100 {
-        world.engine.poll(world.now, &mut world.fx);
-        if let Some(reply) = world.fx.replies.pop() {
+        let ios = world.poll();
+        if let Some(reply) = world.replies.pop() {
             assert!(reply.result.is_ok());
             return reply.direct;
         }
-        for (target, io) in std::mem::take(&mut world.fx.ios) {
-            world.engine.complete(world.now, target, io.complete(Ok(())), &mut world.fx);
+        for (target, io) in ios {
+            world.complete(target, io.complete(Ok(())));
         }
     }
     panic!("it is not answered");
@@ -79,8 +78,7 @@ fn known_failures(world: &mut World, op: IoOp, fua: bool) -> Option<u64> {
 
 #[test]
 fn a_direct_write_says_which_failed_flushes_came_before_it() {
-    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
-    let mut world = World::start(devices, true, Trust::Full, false, 1);
+    let mut world = World::start(blank(), true, Trust::Full, false, 1);
     world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteAround));
     for failures in 0..3 {
         assert_eq!(known_failures(&mut world, IoOp::Write, false), Some(failures));
@@ -88,7 +86,7 @@ fn a_direct_write_says_which_failed_flushes_came_before_it() {
         assert_eq!(known_failures(&mut world, IoOp::Write, true), None, "it is flushed");
         let target = Target::Primary(VolumeId(0));
         let error = ErrorKind::Media.into();
-        world.engine.flush_failed(world.now, target, &error, &mut world.fx);
+        world.flush_failed(target, &error);
     }
     world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteBack));
     assert_eq!(known_failures(&mut world, IoOp::Write, false), None, "it is in the log");

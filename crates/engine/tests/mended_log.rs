@@ -1,58 +1,59 @@
 //! A log that was damaged at rest: what is served of it is the newest version or an error; where
 //! that cannot be told the start is refused, and with the word given nothing but older versions of
 //! the same block comes back. What was found stays so over restarts and reclaim.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 #[path = "support/world.rs"]
 mod world;
 
 use forebay_block::BLOCK_SIZE;
+use forebay_block::testing::Numbers;
+use forebay_engine::testing::SEGMENT;
 use forebay_engine::{State, Trust};
 use forebay_format::decode_record;
-use world::{AREA, BLOCK, BLOCKS, Devices, Draw, SEGMENT, SIZE, World, content};
+use world::{AREA, BLOCK, BLOCKS, Devices, World, blank, content};
 
 /// A log with clean and dirty blocks, and the newest version of each block.
 fn filled(seed: u64) -> (Devices, Vec<u64>) {
-    let devices = Devices { cache: vec![0; AREA as usize], primary: vec![0; SIZE as usize] };
-    let mut world = World::start(devices, true, Trust::Full, false, 1);
-    let (mut draw, mut newest) = (Draw(seed), vec![0; BLOCKS as usize]);
+    let mut world = World::start(blank(), true, Trust::Full, false, 1);
+    let (mut numbers, mut newest) = (Numbers::new(seed), vec![0; BLOCKS as usize]);
     for n in 0..1200 {
-        let block = draw.below(BLOCKS);
+        let block = numbers.below(BLOCKS);
         newest[block as usize] += 1;
         world.write(block, newest[block as usize]);
         if n == 500 {
             world.drain();
         }
-        if draw.below(20) == 0 || n > 1190 {
+        if numbers.below(20) == 0 || n > 1190 {
             world.flush();
         }
     }
     world.flush();
-    (world.devices, newest)
+    (world.into_devices(), newest)
 }
 
 /// Damages places of segments that are followed by others.
 fn damage(cache: &mut [u8], seed: u64) {
-    let mut draw = Draw(seed ^ 0xdada);
+    let mut numbers = Numbers::new(seed ^ 0xdada);
     let segments = AREA / u64::from(SEGMENT);
     let seq = |i: &u64| {
         let at = (*i * u64::from(SEGMENT)) as usize;
         decode_record(&cache[at..at + BLOCK_SIZE]).map_or(0, |record| record.header.seq.0)
     };
     let newest = (0..segments).max_by_key(seq).unwrap();
-    for _ in 0..1 + draw.below(4) {
-        let segment = draw.below(segments);
+    for _ in 0..1 + numbers.below(4) {
+        let segment = numbers.below(segments);
         if segment == newest {
             continue;
         }
         let start = segment * u64::from(SEGMENT);
         let last = u64::from(SEGMENT) - BLOCK;
-        let (at, len) = match draw.below(5) {
+        let (at, len) = match numbers.below(5) {
             0 => (0, u64::from(SEGMENT)),
             1 => (last, BLOCK),
-            2 => (draw.below(16) * BLOCK, 64),
-            3 => (draw.below(u64::from(SEGMENT)), 1),
-            _ => (draw.below(8) * BLOCK, 8 * BLOCK),
+            2 => (numbers.below(16) * BLOCK, 64),
+            3 => (numbers.below(u64::from(SEGMENT)), 1),
+            _ => (numbers.below(8) * BLOCK, 8 * BLOCK),
         };
         for at in start + at..start + at + len {
             cache[at as usize] ^= 0xff;
@@ -64,7 +65,7 @@ fn damage(cache: &mut [u8], seed: u64) {
 fn stays(mut world: World, seed: u64) {
     let served = world.versions();
     world.flush();
-    let mut world = World::start(world.devices, false, Trust::Full, false, 3);
+    let mut world = World::start(world.into_devices(), false, Trust::Full, false, 3);
     assert_eq!(*world.engine.state(), State::Serving, "seed {seed}: after the restart");
     assert_eq!(world.versions(), served, "seed {seed}: after the restart");
     world.drain();
@@ -83,7 +84,7 @@ fn stays(mut world: World, seed: u64) {
     }
     world.flush();
     assert_eq!(world.versions(), served, "seed {seed}: after reclaim");
-    let mut world = World::start(world.devices, false, Trust::Full, false, 4);
+    let mut world = World::start(world.into_devices(), false, Trust::Full, false, 4);
     assert_eq!(world.versions(), served, "seed {seed}: after reclaim and a restart");
     for block in (0..BLOCKS).filter(|&block| served[block as usize].is_none()) {
         world.write(block, 1);

@@ -1,90 +1,38 @@
 //! What lies around a miss is read with it from a slow primary, and does no harm.
-#![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
+#![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 use std::time::Duration;
 
-use forebay_block::{
-    Arena, BLOCK_SIZE, BlockRange, BufPool, ByteRange, ErrorKind, Instant, Io, IoBuf, IoError,
-    IoFlags, IoOp, VolumeId,
-};
-use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, Stats,
-    Target, Trust, VolumeConfig,
-};
+use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, ErrorKind, Io, IoBuf, IoError, IoOp};
+use forebay_engine::testing::{Devices, Harness, config};
+use forebay_engine::{Eviction, ShardConfig, Stats, Target};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-const VOLUME: VolumeId = VolumeId(0);
 /// The last block is short.
 const SIZE: u64 = 4000 * BLOCK + 512;
 const AREA: u64 = 8 << 20;
 const SEGMENT: u32 = 256 << 10;
 
-/// An engine with its devices in memory. A read of the primary takes `latency`, the rest nothing.
+/// A harness whose reads of the primary take `latency`; the rest takes no time.
 struct World {
-    engine: Engine,
-    now: Instant,
-    fx: Effects,
-    buffers: BufPool,
-    cache: Vec<u8>,
-    primary: Vec<u8>,
+    harness: Harness,
     latency: Duration,
     /// A block of the primary that cannot be read.
     bad: Option<u64>,
     /// Blocks of each read of the primary.
     reads: Vec<(u64, u64)>,
-    answers: Vec<Result<IoBuf, IoError>>,
 }
 
 impl World {
     fn new(latency: Duration, eviction: Eviction, index_blocks: u64) -> Self {
-        let buffers = BufPool::new(Arena::new(8 << 20));
-        let config = ShardConfig {
-            shard: 0,
-            pool: 1,
-            area: ByteRange::new(0, AREA),
-            segment_size: SEGMENT,
-            volumes: vec![VolumeConfig {
-                id: VOLUME,
-                size: SIZE,
-                mode: Mode::WriteBack,
-                discard: false,
-                rotational: false,
-                share: forebay_engine::DirtyShare::default(),
-                suspect: false,
-            }],
-            ram_bytes: 128 << 10,
-            index_blocks,
-            eviction,
-            write_cache_depth: Duration::from_secs(600),
-            dirty_limit_percent: 50,
-            patience: Duration::from_secs(30),
-            destage_depth: 4,
-            compress: false,
-            compress_ram: false,
-            content: ContentLocality::Independent,
-            cache_volatile: true,
-            buffers: buffers.clone(),
-            fresh: true,
-            trust: Trust::Full,
-            detached: Vec::new(),
-            accept_loss: false,
-            epoch: 1,
-        };
-        let now = Instant(1_000_000_000);
-        let mut world = Self {
-            engine: Engine::new(config, now),
-            now,
-            fx: Effects::default(),
-            buffers,
-            cache: vec![0; AREA as usize],
-            primary: (0..SIZE).map(|at| pattern(at / BLOCK)).collect(),
-            latency,
-            bad: None,
-            reads: Vec::new(),
-            answers: Vec::new(),
-        };
-        world.engine.start(now, &mut world.fx);
-        world
+        let segment_size = SEGMENT;
+        let ram_bytes = 128 << 10;
+        let config =
+            ShardConfig { segment_size, ram_bytes, eviction, index_blocks, ..config(AREA, SIZE) };
+        let mut devices = Devices::new(AREA, 0);
+        devices.primary = (0..SIZE).map(|at| pattern(at / BLOCK)).collect();
+        let harness = Harness::start(config, devices);
+        Self { harness, latency, bad: None, reads: Vec::new() }
     }
 
     /// One that has seen some misses, far from the blocks that tests look at.
@@ -98,21 +46,19 @@ impl World {
     fn submit(&mut self, op: IoOp, first: u64, count: u64) {
         let blocks = BlockRange { first, count };
         let range = blocks.bytes().intersection(&ByteRange::new(0, SIZE));
-        let mut buf = self.buffers.get(range.len as usize);
-        if op == IoOp::Write {
-            buf.fill(0xee);
-        }
-        let flags = IoFlags::default();
-        let id = RequestId(1);
-        let request = Request { id, volume: VOLUME, op, range, flags, buf, bypass: None };
-        self.engine.submit(self.now, request, &mut self.fx);
+        self.harness.submit(op, range, &vec![0xee; range.len as usize]);
+    }
+
+    fn answer(&mut self) -> Result<IoBuf, IoError> {
+        let reply = self.harness.replies.pop().unwrap();
+        reply.result.map(|()| reply.buf)
     }
 
     /// Reads blocks, and checks what comes against what was there before any write.
     fn read(&mut self, first: u64, count: u64) -> Result<(), IoError> {
         self.submit(IoOp::Read, first, count);
         self.settle();
-        let buf = self.answers.pop().unwrap()?;
+        let buf = self.answer()?;
         let at = first * BLOCK;
         assert!((at..).zip(&*buf).all(|(at, &byte)| byte == pattern(at / BLOCK)));
         Ok(())
@@ -121,12 +67,7 @@ impl World {
     /// Carries out all that the engine wants, until it wants nothing.
     fn settle(&mut self) {
         for _ in 0..100 {
-            self.engine.poll(self.now, &mut self.fx);
-            let ios = std::mem::take(&mut self.fx.ios);
-            self.answers.extend(self.fx.replies.drain(..).map(|reply| {
-                let buf = reply.buf;
-                reply.result.map(|()| buf)
-            }));
+            let ios = self.harness.poll();
             if ios.is_empty() {
                 return;
             }
@@ -137,32 +78,21 @@ impl World {
         panic!("the engine does not come to rest");
     }
 
-    fn carry_out(&mut self, target: Target, mut io: Io) {
-        let medium = match target {
-            Target::Cache => &mut self.cache,
-            Target::Primary(_) => &mut self.primary,
-        };
-        let bytes = io.range.offset as usize..io.range.end() as usize;
-        let mut result = Ok(());
-        match io.op {
-            IoOp::Read => io.buf.copy_from_slice(&medium[bytes]),
-            IoOp::Write => medium[bytes].copy_from_slice(&io.buf),
-            IoOp::Discard | IoOp::WriteZeroes => medium[bytes].fill(0),
-            IoOp::Flush => {}
+    fn carry_out(&mut self, target: Target, io: Io) {
+        if target == Target::Cache || io.op != IoOp::Read {
+            return self.harness.finish(target, io);
         }
-        if target != Target::Cache && io.op == IoOp::Read {
-            let blocks = io.range.blocks();
-            self.reads.push((blocks.first, blocks.count));
-            self.now = self.now + self.latency;
-            if self.bad.is_some_and(|bad| blocks.iter().any(|block| block == bad)) {
-                result = Err(ErrorKind::Media.into());
-            }
+        let blocks = io.range.blocks();
+        self.reads.push((blocks.first, blocks.count));
+        self.harness.wait(self.latency);
+        if self.bad.is_some_and(|bad| blocks.contains(bad)) {
+            return self.harness.complete(target, io.complete(Err(ErrorKind::Media.into())));
         }
-        self.engine.complete(self.now, target, io.complete(result), &mut self.fx);
+        self.harness.finish(target, io);
     }
 
     fn stats(&self) -> Stats {
-        self.engine.stats(self.now)
+        self.harness.stats()
     }
 }
 
@@ -204,7 +134,7 @@ fn what_is_cached_or_written_meanwhile_is_left_alone() {
     for written in [98, 201] {
         world.submit(IoOp::Read, written, 1);
         world.settle();
-        assert!(world.answers.pop().unwrap().unwrap().iter().all(|&byte| byte == 0xee));
+        assert!(world.answer().unwrap().iter().all(|&byte| byte == 0xee));
     }
     assert_eq!((world.reads.len(), world.stats().stale_fills), (1, 1));
 }

@@ -13,6 +13,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::process::Command;
 use std::thread;
 
+use forebay_block::testing::Numbers;
+
 use disk::{Cleanup, O_DIRECT, O_DSYNC, can_mount, file, open, serve, transports};
 use support::{Place, noise};
 use tools::{have, succeeds};
@@ -231,14 +233,9 @@ fn work(worker: u64, volume: &fs::File) -> Vec<u8> {
     const PART: usize = 4 << 20;
     let base = worker * PART as u64;
     let mut expected = vec![0; PART];
-    let mut random = worker + 1;
+    let mut numbers = Numbers::new(worker);
     for round in 0..400u64 {
-        let mut next = |limit: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random as usize % limit
-        };
+        let mut next = |limit: usize| numbers.below(limit as u64) as usize;
         let from = next(PART - 1);
         let length = (1 + next(100_000)).min(PART - from);
         let at = base + from as u64;

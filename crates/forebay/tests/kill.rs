@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use forebay_block::testing::Numbers;
 use support::nbd::Nbd;
 use support::{Place, Server, forebay};
 
@@ -76,15 +77,12 @@ fn version_of(block: u64, bytes: &[u8]) -> Result<u64, String> {
 struct Part {
     first: u64,
     blocks: Vec<Known>,
-    random: u64,
+    numbers: Numbers,
 }
 
 impl Part {
     fn next(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random % below
+        self.numbers.below(below)
     }
 
     /// Writes until the server is gone.
@@ -222,7 +220,7 @@ fn survives_kills(mode: &str) {
         .map(|client| Part {
             first: client * BLOCKS,
             blocks: vec![Known::default(); BLOCKS as usize],
-            random: 0x9e37_79b9 + client,
+            numbers: Numbers::new(client),
         })
         .collect();
     for _ in 0..ROUNDS {

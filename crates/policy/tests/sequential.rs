@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use forebay_block::ByteRange;
+use forebay_block::testing::Numbers;
 use forebay_policy::SequentialDetector;
 use proptest::prelude::*;
 
@@ -14,18 +15,6 @@ const THRESHOLD: u64 = 512 * KIB;
 
 fn detector() -> SequentialDetector {
     SequentialDetector::new(THRESHOLD, 64)
-}
-
-/// xorshift64*: the same requests in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16) % limit
-    }
 }
 
 /// Requests of `len` bytes, one after another, from `start`.
@@ -93,7 +82,7 @@ fn the_least_recently_used_stream_makes_room() {
 #[test]
 fn a_stream_over_several_connections_is_seen() {
     for seed in 1..50 {
-        let mut random = Random(seed);
+        let mut random = Numbers::new(seed);
         let mut detector = detector();
         let mut queues: [VecDeque<ByteRange>; 4] = Default::default();
         let (mut sent, mut flagged) = (0, 0);
@@ -129,7 +118,7 @@ fn small_gaps_do_not_break_a_stream_and_large_ones_do() {
 #[test]
 fn reading_one_small_file_over_and_over_is_not_a_stream() {
     let mut detector = detector();
-    let mut random = Random(3);
+    let mut random = Numbers::new(3);
     let flagged = (0..100_000)
         .filter(|_| {
             let offset = 5 * GIB + random.below(64) * 4 * KIB;
@@ -146,7 +135,7 @@ fn reading_one_small_file_over_and_over_is_not_a_stream() {
 fn a_circular_log_is_one_stream_per_lap_if_its_writes_are_large() {
     for (unit, is_large) in [(4 * KIB, false), (64 * KIB, true)] {
         let mut detector = detector();
-        let mut random = Random(9);
+        let mut random = Numbers::new(9);
         let (mut at, mut in_lap) = (0, 0);
         for _ in 0..20_000 {
             let len = (1 + random.below(4)) * unit;
@@ -165,18 +154,22 @@ fn a_circular_log_is_one_stream_per_lap_if_its_writes_are_large() {
     }
 }
 
+/// How many requests fill holes before the balance is spent is chance, so that it is the mean of
+/// 20 runs that has a bound: ten in 10,000.
 #[test]
 fn a_stream_that_turns_random_is_soon_none() {
-    let mut detector = detector();
-    assert_eq!(stream(0, MIB, 1000).filter(|r| detector.observe(*r, false)).count(), 1000);
-    let mut random = Random(5);
-    let flagged = (0..10_000)
-        .filter(|_| {
+    let mut flagged = 0;
+    for seed in 0..20 {
+        let mut detector = detector();
+        assert_eq!(stream(0, MIB, 1000).filter(|r| detector.observe(*r, false)).count(), 1000);
+        let mut random = Numbers::new(seed);
+        let requests = (0..10_000).filter(|_| {
             let offset = 990 * MIB + random.below(20 * 256) * 4 * KIB;
             detector.observe(ByteRange::new(offset, 4 * KIB), false)
-        })
-        .count();
-    assert!(flagged <= 10, "{flagged}");
+        });
+        flagged += requests.count();
+    }
+    assert!(flagged <= 20 * 10, "{flagged} of 200,000");
 }
 
 #[test]
@@ -196,7 +189,7 @@ proptest! {
         shift in 2u32..7,
         span in prop_oneof![Just(256 * MIB), Just(GIB), Just(1000 * GIB)],
     ) {
-        let (mut random, mut detector) = (Random(seed), detector());
+        let (mut random, mut detector) = (Numbers::new(seed), detector());
         let len = KIB << shift;
         let flagged = (0..20_000)
             .filter(|_| {
@@ -209,7 +202,7 @@ proptest! {
 
     #[test]
     fn a_stream_is_seen_among_random_requests(seed in 1..u64::MAX, others in 1u64..40) {
-        let (mut random, mut detector) = (Random(seed), detector());
+        let (mut random, mut detector) = (Numbers::new(seed), detector());
         let mut flagged = 0;
         for range in stream(3 * GIB, 64 * KIB, 256) {
             for _ in 0..random.below(others + 1) {

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::Instant;
+use forebay_block::testing::Numbers;
 use forebay_policy::{DELAY_MAX, DestagePacer, DestageState, DrainRate, WriteThrottle};
 use proptest::prelude::*;
 
@@ -108,14 +109,6 @@ fn worst_share(seconds: &[u64]) -> f64 {
     sorted[0] as f64 / sorted[sorted.len() / 2] as f64
 }
 
-/// xorshift64*: the noise is the same in every run.
-fn noise(state: &mut u64, below: u64) -> u64 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % below
-}
-
 #[test]
 fn a_steady_drain_gives_steady_writes_below_the_limit() {
     let mut sim = Simulation::new(100_000, &[1; 32]);
@@ -131,13 +124,13 @@ fn a_steady_drain_gives_steady_writes_below_the_limit() {
 fn a_drain_in_bursts_gives_steady_writes() {
     let mut sim = Simulation::new(50_000, &[16; 8]);
     // A tenth of a second of work at a time, then a pause of up to two tenths.
-    let (mut state, mut until, mut busy) = (7, 0, false);
+    let (mut numbers, mut until, mut busy) = (Numbers::new(7), 0, false);
     sim.run(90, move |tick, _| {
         if tick >= until {
             busy = !busy;
-            until = tick + if busy { 100 } else { 1 + noise(&mut state, 200) as usize };
+            until = tick + if busy { 100 } else { 1 + numbers.below(200) as usize };
         }
-        if busy { 1 + noise(&mut state, 9) } else { 0 }
+        if busy { 1 + numbers.below(9) } else { 0 }
     });
     let seconds = sim.seconds(30);
     assert!(worst_share(&seconds) >= 0.8, "{seconds:?}");

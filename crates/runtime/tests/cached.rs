@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use forebay_block::testing::Numbers;
 use forebay_block::{
     Arena, ByteRange, Completion, DeviceInfo, Io, IoBuf, IoOp, IoTag, Session, VolumeId,
 };
@@ -67,22 +68,14 @@ struct World {
     cache: Arc<dyn BlockDevice>,
     primary: Arc<dyn BlockDevice>,
     model: Vec<u8>,
-    seed: u64,
+    numbers: Numbers,
 }
 
 impl World {
     fn new() -> Self {
         let cache = Arc::new(MemoryDevice::new((1 << 20) + SHARDS as u64 * AREA));
         let primary = Arc::new(MemoryDevice::new(SIZE));
-        Self { cache, primary, model: vec![0; SIZE as usize], seed: 1 }
-    }
-
-    /// An xorshift: the same numbers in every run.
-    fn number(&mut self) -> u64 {
-        self.seed ^= self.seed << 13;
-        self.seed ^= self.seed >> 7;
-        self.seed ^= self.seed << 17;
-        self.seed
+        Self { cache, primary, model: vec![0; SIZE as usize], numbers: Numbers::new(1) }
     }
 
     fn pool(&self, epoch: u32) -> Pool {
@@ -99,10 +92,10 @@ impl World {
     /// Requests that do not overlap each other, and what the volume holds after them.
     fn script(&mut self) -> Vec<Io> {
         let mut script = Vec::new();
-        let mut at = self.number() % 300_000;
+        let mut at = self.numbers.next() % 300_000;
         while script.len() < 40 && at < SIZE {
             let tag = IoTag(at);
-            let roll = self.number();
+            let roll = self.numbers.next();
             let len = match roll % 8 {
                 0 => 1 + roll % 3_000_000,
                 1..4 => 1 + roll % 20_000,
@@ -123,7 +116,7 @@ impl World {
                 1 => Io::flush(tag),
                 2..8 => Io::read(tag, range, IoBuf::zeroed(len as usize)),
                 _ => {
-                    let word = self.number();
+                    let word = self.numbers.next();
                     let content = &mut self.model[bytes];
                     for (i, byte) in content.iter_mut().enumerate() {
                         *byte = (word >> (i % 8 * 8)) as u8 ^ (i / 512) as u8;
@@ -132,7 +125,7 @@ impl World {
                     Io::write(tag, start, IoBuf::copy_of(content)).with_fua(fua)
                 }
             });
-            at = start + len + self.number() % 700_000;
+            at = start + len + self.numbers.next() % 700_000;
         }
         script
     }

@@ -18,8 +18,9 @@ const ROOMS: [&str; 13] = [
 /// Those that add methods to it, lowest first.
 const ENGINE_ROOMS: [&str; 7] =
     ["destage", "volume", "reclaim", "request", "admission", "life", "recovery"];
-/// What passes on what one room has for another, and decisions about a whole cache device.
-const ABOVE: [&str; 6] = ["turn", "engine", "shard", "lib", "pool", "offline"];
+/// What passes on what one room has for another, decisions about a whole cache device, and the
+/// harness of tests.
+const ABOVE: [&str; 7] = ["turn", "engine", "shard", "lib", "pool", "offline", "testing"];
 /// Calls up that are left: the caller's room, and the room of the method.
 const CALLS_UP: [(&str, &str); 5] = [
     // A destage that ends answers those who waited for it, and a failed read probes the device.

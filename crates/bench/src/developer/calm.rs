@@ -8,7 +8,6 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::load::content::Content;
-use crate::load::random::Numbers;
 use crate::load::sample::Latency;
 use crate::load::{self, Load, Outcome, Pattern};
 use crate::report::progress;
@@ -17,6 +16,7 @@ use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::san::San;
 use crate::rig::server::{Server, Setting, binary};
+use forebay_block::testing::Numbers;
 
 const BLOCK: u64 = 4096;
 /// Bytes of a primary.

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use crate::load::random::Numbers;
+use forebay_block::testing::Numbers;
 
 /// Kinds of content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,7 +4,6 @@
 pub mod client;
 pub mod content;
 pub mod fio;
-pub mod random;
 pub mod runs;
 pub mod sample;
 
@@ -18,8 +17,8 @@ use rustix::io::Errno;
 
 use crate::load::client::Connection;
 use crate::load::content::Content;
-use crate::load::random::Numbers;
 use crate::load::sample::{Histogram, Latency};
+use forebay_block::testing::Numbers;
 
 /// Bytes that writes are cut from.
 const DATA_BYTES: usize = 8 << 20;

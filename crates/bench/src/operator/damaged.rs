@@ -10,7 +10,7 @@ use super::model::BLOCK;
 use super::offline::damage;
 use super::pool::Pool;
 use super::volume::{BLOCKS, Volume};
-use crate::load::random::Numbers;
+use forebay_block::testing::Numbers;
 
 /// What a refusal may say, of which a start with `--accept-data-loss` is the way out.
 const ACCEPT: &str = "--accept-data-loss";

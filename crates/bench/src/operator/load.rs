@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use super::client::{Answer, Client, Trouble};
 use super::model::{BLOCK, How, is_zeros};
 use super::volume::{Notice, Volume};
-use crate::load::random::Numbers;
+use forebay_block::testing::Numbers;
 
 /// The most blocks of a request.
 const LONGEST: u64 = 24;

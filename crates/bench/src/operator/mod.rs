@@ -34,9 +34,9 @@ use self::offline::{Between, End};
 use self::online::{MODES, Operator, Seen};
 use self::pool::{PATIENCE, Pool, Setup};
 use self::volume::Volume;
-use crate::load::random::Numbers;
 use crate::rig::place::Place;
 use crate::rig::server;
+use forebay_block::testing::Numbers;
 
 /// The most rounds of a life.
 const ROUNDS: u64 = 14;

@@ -6,7 +6,7 @@
 
 use anyhow::bail;
 
-use crate::load::random::Numbers;
+use forebay_block::testing::Numbers;
 
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;

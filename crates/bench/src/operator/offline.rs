@@ -12,7 +12,7 @@ use super::Log;
 use super::model::content;
 use super::pool::Pool;
 use super::volume::{BLOCKS, Primary, Volume};
-use crate::load::random::Numbers;
+use forebay_block::testing::Numbers;
 
 /// How the last server ended.
 #[derive(Clone, Copy, PartialEq, Debug)]

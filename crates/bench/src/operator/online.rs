@@ -12,8 +12,8 @@ use super::Log;
 use super::load::Signs;
 use super::pool::Pool;
 use super::volume::{Notice, Volume};
-use crate::load::random::Numbers;
 use crate::rig::san::San;
+use forebay_block::testing::Numbers;
 
 /// Every mode.
 pub const MODES: [&str; 5] =

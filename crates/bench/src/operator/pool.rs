@@ -11,9 +11,9 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::volume::Volume;
-use crate::load::random::Numbers;
 use crate::rig::cleanup::Process;
 use crate::rig::place::Place;
+use forebay_block::testing::Numbers;
 
 /// How long a start, a stop or a command may take. A stop with a drain gives up after half a
 /// minute without progress.

@@ -1,6 +1,6 @@
 //! Random values as clauses 2.1.6 and 4.3.2 want them.
 
-use crate::load::random::Numbers;
+use forebay_block::testing::Numbers;
 
 /// The constants C of NURand: those for last names differ between load and run by 100, which
 /// clause 2.1.6.1 allows (65 to 119, neither 96 nor 112).

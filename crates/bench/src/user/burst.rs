@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 
 use crate::WrongUsage;
-use crate::load::random::Numbers;
 use crate::load::{Load, Outcome, Pattern};
 use crate::report::progress;
 use crate::report::{BASELINE, Group, Measured, Report};
@@ -22,6 +21,7 @@ use crate::rig::setup::SetUp;
 use crate::rig::watch::watch;
 use crate::user::options::Shared;
 use crate::user::vdbench::{load, measured, setting};
+use forebay_block::testing::Numbers;
 
 /// Bytes of a piece, in steps.
 const STEP: u64 = 4 << 10;

@@ -366,6 +366,7 @@ const fn inverse(odd: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use forebay_block::VolumeId;
+    use forebay_block::testing::Numbers;
 
     use super::*;
     use std::collections::BTreeMap;
@@ -409,10 +410,9 @@ mod tests {
     fn agrees_with_a_plain_map_up_to_its_capacity() {
         let mut index = Index::new(60_000);
         let mut model = BTreeMap::new();
-        let mut x = 1u64;
+        let mut numbers = Numbers::new(1);
         for n in 0..400_000u64 {
-            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let key = Key::new(VolumeId((x >> 60) as u8), x >> 33 & 0x3fff);
+            let key = Key::new(VolumeId(numbers.below(16) as u8), numbers.below(1 << 14));
             if n % 5 == 4 || (index.is_full() && !model.contains_key(&key)) {
                 assert_eq!(index.remove(key), model.remove(&key));
             } else {

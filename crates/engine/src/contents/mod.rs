@@ -345,3 +345,6 @@ impl Contents {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -132,14 +132,7 @@ mod tests {
     use forebay_block::BLOCK_SIZE;
 
     fn noise(seed: u64) -> Vec<u8> {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 32) as u8
-        };
-        (0..BLOCK_SIZE).map(|_| next()).collect()
+        forebay_block::testing::noise(seed, BLOCK_SIZE)
     }
 
     #[test]

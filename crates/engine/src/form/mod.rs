@@ -71,3 +71,6 @@ impl Forms {
         self.background.begin_turn();
     }
 }
+
+#[cfg(test)]
+mod tests;

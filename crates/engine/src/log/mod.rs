@@ -474,3 +474,6 @@ pub struct Loaded {
     /// Its last record.
     pub last_lsn: Lsn,
 }
+
+#[cfg(test)]
+mod tests;

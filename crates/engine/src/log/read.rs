@@ -129,3 +129,85 @@ impl Log {
         self.segments[read.index].readers -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_block::{ErrorKind, Io, IoBuf, IoTag};
+    use forebay_format::{EntryKind, PAGE};
+
+    use super::*;
+    use crate::key::Key;
+
+    const PAGE_BYTES: u32 = PAGE as u32;
+
+    fn item(segment: u32, offset: u32, len: u16) -> Stored {
+        let (kind, crc, dirty, meta) = (EntryKind::Lz4, 0, false, 0);
+        let place = Place { segment, offset, len, kind, crc, dirty, meta };
+        Stored { key: Key(u64::from(offset)), place }
+    }
+
+    /// The reads of some payloads: segment, pages, and where each payload lies.
+    fn grouped(near: Near, items: &[Stored]) -> Vec<(usize, Range<u32>, Vec<u32>)> {
+        let reads = SegmentRead::all(Reader::Copies, near, items.to_vec());
+        let offsets =
+            |read: &SegmentRead| read.items.iter().map(|item| item.place.offset).collect();
+        reads.map(|read| (read.place().0, read.place().1, offsets(&read))).collect()
+    }
+
+    #[test]
+    fn payloads_with_few_bytes_between_them_are_read_together() {
+        let items = [item(1, 300, 100), item(1, 96, 100), item(1, 200, 96), item(2, 400, 8)];
+        let pages = 0..PAGE_BYTES;
+        let together = vec![96, 200, 300];
+        let expected = [(1, pages.clone(), together), (2, pages.clone(), vec![400])];
+        assert_eq!(grouped(Near::Bytes(8), &items), expected);
+        let apart = [(1, pages.clone(), vec![96]), (1, pages.clone(), vec![200, 304])];
+        let items = [item(1, 96, 96), item(1, 200, 100), item(1, 304, 8)];
+        assert_eq!(grouped(Near::Bytes(8), &items), apart, "8 bytes are too many");
+    }
+
+    #[test]
+    fn a_payload_that_reaches_over_a_page_is_read_with_both() {
+        let at = PAGE_BYTES - 96;
+        let items = [item(3, at, 200), item(3, at + 200, 50)];
+        let expected = [(3, 0..2 * PAGE_BYTES, vec![at, at + 200])];
+        assert_eq!(grouped(Near::Bytes(8), &items), expected);
+    }
+
+    #[test]
+    fn pages_are_read_together_up_to_a_gap_and_a_length() {
+        let page = |n: u32| item(1, n * PAGE_BYTES, PAGE as u16);
+        let items = [page(1), page(2), page(4), page(7)];
+        let near = |gap: u32, most: u32| Near::Pages(gap * PAGE_BYTES, most * PAGE_BYTES);
+        let pages = |near| {
+            let reads = grouped(near, &items).into_iter();
+            reads.map(|(_, r, _)| (r.start / PAGE_BYTES, r.end / PAGE_BYTES)).collect::<Vec<_>>()
+        };
+        assert_eq!(pages(near(0, 64)), [(1, 3), (4, 5), (7, 8)]);
+        assert_eq!(pages(near(1, 64)), [(1, 5), (7, 8)]);
+        assert_eq!(pages(near(2, 64)), [(1, 8)]);
+        assert_eq!(pages(near(2, 4)), [(1, 5), (7, 8)], "four pages at most");
+        assert_eq!(pages(near(2, 1)), [(1, 2), (2, 3), (4, 5), (7, 8)]);
+    }
+
+    #[test]
+    fn the_payload_of_an_item_is_cut_out_of_a_good_read_only() {
+        let items = vec![item(1, PAGE_BYTES + 8, 4), item(1, PAGE_BYTES + 16, 3)];
+        let mut reads = SegmentRead::all(Reader::Copies, Near::Bytes(8), items);
+        let read = reads.next().expect("they are near");
+        let bytes: Vec<u8> = (0..PAGE).map(|at| at as u8).collect();
+        let done = |result, len: usize| {
+            Io::write(IoTag(0), 0, IoBuf::copy_of(&bytes[..len])).complete(result)
+        };
+        let payloads = |done: &Completion| {
+            let payload = |item| read.payload(done, item).map(<[u8]>::to_vec);
+            read.items.iter().map(payload).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            payloads(&done(Ok(()), PAGE)),
+            [Some(vec![8, 9, 10, 11]), Some(vec![16, 17, 18])]
+        );
+        assert_eq!(payloads(&done(Err(ErrorKind::Media.into()), PAGE)), [None, None]);
+        assert_eq!(payloads(&done(Ok(()), 16)), [Some(vec![8, 9, 10, 11]), None], "too short");
+    }
+}

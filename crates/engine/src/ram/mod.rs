@@ -291,6 +291,7 @@ fn range(place: u32) -> std::ops::Range<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_block::testing::Numbers;
 
     fn block(n: u8) -> Vec<u8> {
         vec![n; BLOCK_SIZE]
@@ -336,27 +337,15 @@ mod tests {
 
     const FRAME: u64 = BLOCK_SIZE as u64;
 
-    /// Numbers that are the same in every run: xorshift, as everywhere.
-    struct Numbers(u64);
-
-    impl Numbers {
-        fn below(&mut self, bound: u64) -> u64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            (self.0 >> 20) % bound
-        }
-
-        /// One of `bound`, the lower ones more often.
-        fn skewed(&mut self, bound: u64) -> u64 {
-            let rank = (0..3).fold(bound, |rank, _| self.below(rank + 1));
-            rank.min(bound - 1)
-        }
+    /// One of `bound`, the lower ones more often.
+    fn skewed(numbers: &mut Numbers, bound: u64) -> u64 {
+        let rank = (0..3).fold(bound, |rank, _| numbers.below(rank + 1));
+        rank.min(bound - 1)
     }
 
     /// A version of a block whose first `random` bytes compress to nothing less.
     fn version(key: u64, version: u64, random: usize) -> Vec<u8> {
-        let mut numbers = Numbers(key << 32 | version << 1 | 1);
+        let mut numbers = Numbers::new(key << 32 | version);
         let mut bytes: Vec<u8> = (0..random).map(|_| numbers.below(256) as u8).collect();
         bytes.resize(BLOCK_SIZE - 16, version as u8);
         bytes.extend(key.to_le_bytes().into_iter().chain(version.to_le_bytes()));
@@ -379,7 +368,7 @@ mod tests {
         }
 
         fn step(&mut self, numbers: &mut Numbers, keys: u64) {
-            let key = numbers.skewed(keys);
+            let key = skewed(numbers, keys);
             match numbers.below(20) {
                 0..6 => self.put(key, numbers),
                 6 => {
@@ -449,7 +438,7 @@ mod tests {
     #[test]
     fn whatever_is_done_it_holds_the_newest_versions() {
         for (frames, keys, seed) in [(8, 40, 1), (9, 30, 2), (17, 60, 3), (64, 300, 4)] {
-            let mut numbers = Numbers(seed);
+            let mut numbers = Numbers::new(seed);
             let ram = Ram::new(frames as u64 * FRAME, true);
             let newest = Default::default();
             let mut beside = Beside { ram, newest, recent: Vec::new(), versions: 0, turns: 0 };
@@ -493,11 +482,11 @@ mod tests {
     fn hit_percent(compress: bool, compressible: u64) -> f64 {
         const FRAMES: u64 = 1024;
         let mut ram = Ram::new(FRAMES * FRAME, compress);
-        let mut numbers = Numbers(7);
+        let mut numbers = Numbers::new(7);
         let (warm, all) = (60_000, 120_000);
         let mut hits = 0;
         for i in 0..all {
-            let key = numbers.skewed(8 * FRAMES);
+            let key = skewed(&mut numbers, 8 * FRAMES);
             let found = ram.get(Key(key)).is_some();
             hits += u64::from(found && i >= warm);
             if !found {

@@ -1,62 +1,54 @@
-//! An engine on devices in memory, whose requests are carried out at once.
+//! The harness of the engine's tests with blocks that say which version of them they are.
 #![allow(
     dead_code,
     clippy::unwrap_used,
-    reason = "each test uses a part; it ends at what it did not expect"
+    reason = "each test uses a part; it ends at the first thing it did not expect"
 )]
 
-use std::time::Duration;
+use std::ops::{Deref, DerefMut};
 
-use forebay_block::{
-    BLOCK_SIZE, BufPool, ByteRange, ErrorKind, Instant, IoBuf, IoFlags, IoOp, VolumeId,
-};
-use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, Target,
-    Trust, VolumeConfig,
-};
+use forebay_block::testing::Numbers;
+use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
+pub use forebay_engine::testing::Devices;
+use forebay_engine::testing::{Harness, config};
+use forebay_engine::{ContentLocality, ShardConfig, Trust};
 
 pub const BLOCK: u64 = BLOCK_SIZE as u64;
 pub const BLOCKS: u64 = 400;
 pub const SIZE: u64 = 4000 * BLOCK;
 pub const AREA: u64 = 6 << 20;
-pub const SEGMENT: u32 = 64 << 10;
 
-/// A generator of numbers that follow from its seed.
-pub struct Draw(pub u64);
-
-impl Draw {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (self.0 >> 33) % limit
-    }
-}
-
-/// What version `version` of a block holds: most of it as the version before.
+/// The content of a version of a block: most of it is the same in every version.
 pub fn content(block: u64, version: u64) -> Vec<u8> {
-    let mut draw = Draw(block + 1);
-    let mut bytes: Vec<u8> = (0..BLOCK).map(|_| draw.below(256) as u8).collect();
-    bytes[..8].copy_from_slice(&block.to_le_bytes());
-    bytes[8..16].copy_from_slice(&version.to_le_bytes());
-    if version == 0 {
-        bytes.fill(0);
+    let mut bytes = vec![0; BLOCK_SIZE];
+    if version > 0 {
+        Numbers::new(block + 1).fill(&mut bytes);
+        bytes[..8].copy_from_slice(&block.to_le_bytes());
+        bytes[8..16].copy_from_slice(&version.to_le_bytes());
     }
     bytes
 }
 
-#[derive(Clone)]
-pub struct Devices {
-    pub cache: Vec<u8>,
-    pub primary: Vec<u8>,
+/// Devices without content.
+pub fn blank() -> Devices {
+    Devices::new(AREA, SIZE)
 }
 
-pub struct World {
-    pub engine: Engine,
-    pub now: Instant,
-    pub fx: Effects,
-    pub devices: Devices,
-    pub answers: Vec<Option<IoBuf>>,
-    /// The primary fails every request.
-    pub away: bool,
+/// A harness that has settled after its start.
+pub struct World(Harness);
+
+impl Deref for World {
+    type Target = Harness;
+
+    fn deref(&self) -> &Harness {
+        &self.0
+    }
+}
+
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Harness {
+        &mut self.0
+    }
 }
 
 impl World {
@@ -67,110 +59,26 @@ impl World {
         accept_loss: bool,
         epoch: u32,
     ) -> Self {
-        Self::start_as(devices, (fresh, false), trust, accept_loss, epoch)
+        let settings = ShardConfig { fresh, trust, accept_loss, epoch, ..settings() };
+        Self::start_as(settings, devices)
     }
 
     /// A start at which nothing proves that the primary was not changed.
     pub fn start_suspect(devices: Devices, epoch: u32) -> Self {
-        Self::start_as(devices, (false, true), Trust::Full, false, epoch)
+        let mut settings = ShardConfig { fresh: false, epoch, ..settings() };
+        settings.volumes[0].suspect = true;
+        Self::start_as(settings, devices)
     }
 
-    fn start_as(
-        devices: Devices,
-        (fresh, suspect): (bool, bool),
-        trust: Trust,
-        accept_loss: bool,
-        epoch: u32,
-    ) -> Self {
-        let volume = VolumeConfig {
-            id: VolumeId(0),
-            size: SIZE,
-            mode: Mode::WriteBack,
-            discard: false,
-            rotational: false,
-            share: forebay_engine::DirtyShare::default(),
-            suspect,
-        };
-        let config = ShardConfig {
-            shard: 0,
-            pool: 1,
-            area: ByteRange::new(0, AREA),
-            segment_size: SEGMENT,
-            volumes: vec![volume],
-            ram_bytes: 256 << 10,
-            index_blocks: AREA / BLOCK * 3,
-            eviction: Eviction::default(),
-            write_cache_depth: Duration::from_secs(600),
-            patience: Duration::from_secs(30),
-            dirty_limit_percent: 50,
-            destage_depth: 4,
-            compress: true,
-            compress_ram: false,
-            content: ContentLocality::Rewrite,
-            cache_volatile: true,
-            buffers: BufPool::default(),
-            fresh,
-            trust,
-            detached: Vec::new(),
-            accept_loss,
-            epoch,
-        };
-        let now = Instant(1_000_000_000 * u64::from(epoch));
-        let (fx, answers) = (Effects::default(), Vec::new());
-        let engine = Engine::new(config, now);
-        let mut world = Self { engine, now, fx, devices, answers, away: false };
-        world.engine.start(now, &mut world.fx);
+    fn start_as(settings: ShardConfig, devices: Devices) -> Self {
+        let mut world = Self(Harness::start(settings, devices));
         world.settle();
         world
     }
 
-    pub fn settle(&mut self) {
-        for _ in 0..10_000 {
-            self.engine.poll(self.now, &mut self.fx);
-            let ios = std::mem::take(&mut self.fx.ios);
-            let replies = self.fx.replies.drain(..);
-            self.answers.extend(replies.map(|reply| reply.result.is_ok().then_some(reply.buf)));
-            if ios.is_empty() {
-                return;
-            }
-            for (target, mut io) in ios {
-                if self.away && target != Target::Cache {
-                    let gone = Err(ErrorKind::DeviceGone.into());
-                    self.engine.complete(self.now, target, io.complete(gone), &mut self.fx);
-                    continue;
-                }
-                let medium = match target {
-                    Target::Cache => &mut self.devices.cache,
-                    Target::Primary(_) => &mut self.devices.primary,
-                };
-                let range = io.range.offset as usize..io.range.end() as usize;
-                match io.op {
-                    IoOp::Read => io.buf.copy_from_slice(&medium[range]),
-                    IoOp::Write => medium[range].copy_from_slice(&io.buf),
-                    IoOp::WriteZeroes => medium[range].fill(0),
-                    IoOp::Flush | IoOp::Discard => {}
-                }
-                self.engine.complete(self.now, target, io.complete(Ok(())), &mut self.fx);
-            }
-        }
-        panic!("the engine does not come to rest");
-    }
-
-    pub fn ask(&mut self, op: IoOp, range: ByteRange, bytes: &[u8]) -> Option<IoBuf> {
-        let len = if op == IoOp::Flush { 0 } else { range.len as usize };
-        let mut buf = IoBuf::zeroed(len);
-        buf[..bytes.len()].copy_from_slice(bytes);
-        let (id, volume, flags) = (RequestId(1), VolumeId(0), IoFlags::default());
-        let request = Request { id, volume, op, range, flags, buf, bypass: None };
-        self.engine.submit(self.now, request, &mut self.fx);
-        for _ in 0..1000 {
-            self.settle();
-            if let Some(answer) = self.answers.pop() {
-                return answer;
-            }
-            self.now = Instant(self.now.0 + 1_000_000);
-        }
-        panic!("{op:?} is not answered");
+    /// The devices, as a crash now leaves them.
+    pub fn into_devices(self) -> Devices {
+        self.0.devices
     }
 
     pub fn write(&mut self, block: u64, version: u64) {
@@ -194,17 +102,8 @@ impl World {
     pub fn versions(&mut self) -> Vec<Option<u64>> {
         (0..BLOCKS).map(|block| self.version(block)).collect()
     }
+}
 
-    /// Until nothing is dirty but what is lost.
-    pub fn drain(&mut self) {
-        self.engine.set_drain(true);
-        for _ in 0..10_000 {
-            self.settle();
-            if self.engine.dirty_blocks() == self.engine.stats(self.now).fenced_blocks {
-                return self.engine.set_drain(false);
-            }
-            self.now = Instant(self.now.0 + 10_000_000);
-        }
-        panic!("{} blocks stay dirty", self.engine.dirty_blocks());
-    }
+fn settings() -> ShardConfig {
+    ShardConfig { compress: true, content: ContentLocality::Rewrite, ..config(AREA, SIZE) }
 }

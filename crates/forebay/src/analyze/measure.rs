@@ -195,16 +195,8 @@ mod tests {
     use super::*;
 
     fn noise(seed: u64, letters: u8) -> Vec<u8> {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as u8
-        };
-        (0..BLOCK_SIZE)
-            .map(|_| if letters == 0 { next() } else { b'a' + next() % letters })
-            .collect()
+        let bytes = forebay_block::testing::noise(seed, BLOCK_SIZE).into_iter();
+        bytes.map(|byte| if letters == 0 { byte } else { b'a' + byte % letters }).collect()
     }
 
     /// Measures blocks in their order.

@@ -1,6 +1,6 @@
 //! A server as a process, on files in a directory of its own, and the clients that use it.
 
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code, unused_imports)] // each test takes what it needs
 
 pub mod nbd;
 
@@ -11,6 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+pub use forebay_block::testing::noise;
 
 /// How long a server may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -250,18 +252,4 @@ pub fn client(program: &str, arguments: &[&str]) -> String {
     let printed = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{program} {arguments:?}: {said}{printed}");
     printed
-}
-
-/// `len` bytes that no two seeds share and that do not repeat.
-pub fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }

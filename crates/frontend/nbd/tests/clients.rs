@@ -4,22 +4,13 @@
 mod support;
 
 use forebay_block::IoOp;
+use forebay_block::testing::noise;
 use forebay_frontend_nbd::{Limits, Tls};
 use support::daemon::{Daemon, fail, have, run, succeed};
 use support::server;
 
 fn daemon() -> Daemon {
     Daemon::start(&server(Limits::default(), Tls::Off))
-}
-
-/// A file of `len` bytes that repeat nowhere soon.
-fn pattern(len: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
 }
 
 #[test]
@@ -70,7 +61,7 @@ fn nbdcopy_brings_and_fetches_an_image() {
     }
     let daemon = daemon();
     let (image, copy) = (daemon.path("image"), daemon.path("copy"));
-    let mut bytes = pattern(1 << 20);
+    let mut bytes = noise(1, 1 << 20);
     bytes[300_000..500_000].fill(0);
     std::fs::write(&image, &bytes).unwrap();
     let (image, copy) = (image.to_str().unwrap(), copy.to_str().unwrap());
@@ -212,7 +203,7 @@ fn qemu_converts_compares_and_verifies() {
     }
     let daemon = daemon();
     let image = daemon.path("image");
-    std::fs::write(&image, pattern(1 << 20)).unwrap();
+    std::fs::write(&image, noise(1, 1 << 20)).unwrap();
     let (image, uri) = (image.to_str().unwrap(), daemon.uri("plain"));
     let info = succeed("qemu-img", &["info", "--output=json", "-f", "raw", &uri]);
     assert!(info.contains("\"virtual-size\": 1048576"), "{info}");

@@ -1,20 +1,19 @@
-//! An engine whose devices are two pieces of memory: everything that it asks for is done before
-//! it is asked again. Its time is simulated, the CPU time counted is real.
+//! An engine on devices in memory ([`forebay_engine::testing`]): all I/O that it wants in a turn is
+//! done before the next turn. Its time is simulated; the CPU time counted is real, and only that of
+//! the engine: so the turns are this module's own.
 
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use forebay_block::{
-    Arena, BufPool, ByteRange, Completion, Instant, Io, IoBuf, IoFlags, IoOp, VolumeId,
-};
+use forebay_block::testing::Numbers;
+use forebay_block::{Arena, BufPool, ByteRange, Completion, Instant, IoBuf, IoFlags, IoOp};
+use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, Request, RequestId, ShardConfig, State,
-    Stats, Target, Trust, VolumeConfig,
+    ContentLocality, Effects, Engine, Request, RequestId, ShardConfig, State, Stats, Target,
 };
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::load::content::Content;
-use crate::load::random::Numbers;
 
 /// Bytes of a block.
 pub const BLOCK: usize = 4096;
@@ -70,8 +69,7 @@ pub struct Harness {
     layout: Layout,
     fx: Effects,
     now: Instant,
-    cache: Vec<u8>,
-    primary: Vec<u8>,
+    devices: Devices,
     /// What is written, in blocks.
     data: Vec<u8>,
     /// What the last batch of writes wrote, and whether the next repeats it elsewhere.
@@ -93,8 +91,7 @@ impl Harness {
             engine,
             fx: Effects::default(),
             now,
-            cache: vec![0; layout.cache_bytes as usize],
-            primary: vec![0; layout.blocks as usize * BLOCK],
+            devices: Devices::new(layout.cache_bytes, layout.blocks * BLOCK as u64),
             data: layout.content.bytes(4 << 20),
             written: vec![vec![0; BLOCK]; BATCH],
             repeat: false,
@@ -246,7 +243,7 @@ impl Harness {
             }
             requests.push(Request {
                 id: RequestId(i),
-                volume: VolumeId(0),
+                volume: VOLUME,
                 op,
                 range: ByteRange::new(block * BLOCK as u64, BLOCK as u64),
                 flags: IoFlags::default(),
@@ -295,11 +292,7 @@ impl Harness {
             engine.poll(*now, fx);
         });
         for (target, io) in self.fx.ios.drain(..) {
-            let medium = match target {
-                Target::Cache => &mut self.cache,
-                Target::Primary(_) => &mut self.primary,
-            };
-            self.due.push((target, carry_out(io, medium)));
+            self.due.push((target, self.devices.carry_out(target, io)));
         }
         for reply in self.fx.replies.drain(..) {
             if let Err(error) = reply.result {
@@ -313,49 +306,20 @@ impl Harness {
 }
 
 fn config(layout: &Layout) -> ShardConfig {
-    ShardConfig {
-        shard: 0,
-        pool: 1,
-        area: ByteRange::new(0, layout.cache_bytes),
+    let mut config = ShardConfig {
         segment_size: 4 << 20,
-        volumes: vec![VolumeConfig {
-            id: VolumeId(0),
-            size: layout.blocks * BLOCK as u64,
-            mode: Mode::WriteBack,
-            discard: true,
-            rotational: false,
-            share: forebay_engine::DirtyShare::default(),
-            suspect: false,
-        }],
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
-        eviction: Eviction::default(),
         write_cache_depth: Duration::from_secs(3600),
-        dirty_limit_percent: 50,
-        patience: Duration::from_secs(30),
         destage_depth: 32,
         compress: true,
         compress_ram: true,
         content: ContentLocality::Rewrite,
-        cache_volatile: true,
         buffers: BufPool::new(Arena::new(48 << 20)),
-        fresh: true,
-        trust: Trust::Full,
-        detached: Vec::new(),
-        accept_loss: false,
-        epoch: 1,
-    }
-}
-
-fn carry_out(mut io: Io, medium: &mut [u8]) -> Completion {
-    let (from, to) = (io.range.offset as usize, io.range.end() as usize);
-    match io.op {
-        IoOp::Read => io.buf.copy_from_slice(&medium[from..to]),
-        IoOp::Write => medium[from..to].copy_from_slice(&io.buf),
-        IoOp::Discard | IoOp::WriteZeroes => medium[from..to].fill(0),
-        IoOp::Flush => {}
-    }
-    io.complete(Ok(()))
+        ..small_config(layout.cache_bytes, layout.blocks * BLOCK as u64)
+    };
+    config.volumes[0].discard = true;
+    config
 }
 
 /// CPU time of this thread for some work.
