@@ -9,6 +9,7 @@ mod io;
 mod limits;
 mod queue;
 mod respond;
+mod slab;
 pub mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -25,4 +26,5 @@ pub use io::{Completion, Io, IoFlags, IoOp, IoTag};
 pub use limits::{CLIENTS_MAX, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX};
 pub use queue::{DeviceInfo, IoQueue};
 pub use respond::{Answer, Body, Parts, Responder, Step, Ticket};
+pub use slab::Slab;
 pub use time::Instant;

@@ -222,12 +222,17 @@ fn a_read_misses_is_fetched_hits_ram_leaves_for_the_log_and_hits_the_ssd() {
     }
     assert_eq!(logged.len(), 1, "{logged:?}");
     assert_eq!((logged[0].block, logged[0].kind, logged[0].dirty), (5, EntryKind::Raw, false));
+    assert_eq!(harness.stats().admitted_blocks, 1);
 
     // An SSD hit: one read of the page with the payload.
     harness.submit(IoOp::Read, range(5), &[]);
     let (target, read) = only(&mut harness);
     assert_eq!((target, read.op, read.range.len), (Target::Cache, IoOp::Read, BLOCK));
     harness.finish(target, read);
+    assert_eq!(answer(&mut harness)[..], old);
+
+    // The hit brought it back into RAM, in place of a block that is asked for less often.
+    harness.submit(IoOp::Read, range(5), &[]);
     assert_eq!(answer(&mut harness)[..], old);
 }
 

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
 use forebay_block::{
-    Answer, Body, BufPool, Completion, Endpoint, Io, IoBuf, IoOp, IoTag, Parts, Responder, Step,
-    Ticket,
+    Answer, Body, BufPool, Completion, Endpoint, Io, IoBuf, IoOp, IoTag, Parts, Responder, Slab,
+    Step, Ticket,
 };
 use forebay_device::{Client, Done as RingDone, FuseSlot, Op, Payload, Returned, Ring, RingFile};
 use forebay_fuse_wire::{Header, Message, split};
-use forebay_volume::{ClientKey, Slab};
+use forebay_volume::ClientKey;
 use rustix::io::Errno;
 
 /// Requests of the device in flight in one thread; the kernel keeps the others.

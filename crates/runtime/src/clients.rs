@@ -10,9 +10,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_block::{CLIENTS_MAX, Endpoint, Instant, Io, Session};
+use forebay_block::{CLIENTS_MAX, Endpoint, Instant, Io, Session, Slab};
 use forebay_device::{Client, Done as RingDone, Op, Payload, Ring, RingFile};
-use forebay_volume::{ClientKey, Done, Slab};
+use forebay_volume::{ClientKey, Done};
 
 use crate::connection::{Connection, Kind, Next, Patience};
 use crate::listen::Listener;

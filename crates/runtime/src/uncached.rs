@@ -1,12 +1,11 @@
 //! A shard without a cache: nothing but the way to the primaries.
 
 use forebay_block::{
-    Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, VOLUMES_MAX, VolumeId,
+    Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, Slab, VOLUMES_MAX, VolumeId,
 };
 use forebay_engine::{
     Effects, Health, Reply, Request, RequestId, Setting, Shard, State, Stats, Target, Trust,
 };
-use forebay_volume::Slab;
 
 /// Most requests in flight in a shard without a cache.
 const REQUESTS_MAX: u32 = 1 << 20;

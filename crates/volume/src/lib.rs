@@ -11,7 +11,6 @@ mod port;
 mod record;
 mod registry;
 mod router;
-mod slab;
 mod split;
 
 pub use flush_gate::{Ask, Asked, Ended, FailedFlushes, FlushGate};
@@ -21,5 +20,4 @@ pub use registry::{Registry, RegistryError, SEQUENTIAL_THRESHOLD, Volume};
 pub use router::{
     ClientKey, DISCARD_MAX, Done, PIECES_MAX, REQUESTS_MAX, Router, RouterConfig, WAVE, origin_of,
 };
-pub use slab::Slab;
 pub use split::{next_piece, shard_of};

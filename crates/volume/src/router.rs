@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 
 use forebay_block::{
     BufPool, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag,
-    REQUEST_MAX, SHARDS_MAX, STRIPE_SIZE, VolumeId,
+    REQUEST_MAX, SHARDS_MAX, STRIPE_SIZE, Slab, VolumeId,
 };
 use forebay_engine::{Bypass, Reply, Request, RequestId};
 use forebay_policy::SequentialDetector;
@@ -35,7 +35,6 @@ use crate::flush_gate::FailedFlushes;
 use crate::port::ShardPort;
 use crate::record::Recorded;
 use crate::registry::Registry;
-use crate::slab::Slab;
 use crate::split::{next_piece, shard_of};
 
 /// Most client requests in flight in one router.
