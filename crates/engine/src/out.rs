@@ -9,10 +9,10 @@ use crate::api::event::{Event, Events};
 use crate::slab::{Id, Slab};
 use crate::ticket::InFlight;
 
-/// Requests to devices in flight, and the events of this turn.
 /// How often unanswered requests are looked for.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Requests to devices in flight, and the events of this turn.
 #[derive(Debug)]
 pub struct Out {
     ios: Slab<InFlight>,

@@ -13,6 +13,7 @@ impl Contents {
         let mut segments: Vec<Segment> =
             self.segments.iter().map(|segment| Segment { seq: segment.seq, ..*segment }).collect();
         segments.iter_mut().for_each(|segment| (segment.live, segment.dirty) = (0, 0));
+        let mut dirty_of = vec![0; self.dirty_of.len()];
         let (mut bytes, mut stored, mut dirty) = (0, [0; EntryKind::NUMBERS], 0);
         let own = |base: &&Base| !base.of_another;
         let places = self.index.iter().map(|(_, place)| place);
@@ -20,17 +21,23 @@ impl Contents {
             stored[place.kind as usize] += 1;
             bytes += u64::from(place.len);
         }
-        let places = self.index.iter().map(|(_, place)| place);
-        for place in places.chain(self.bases.values().map(|base| base.place)) {
-            let segment = &mut segments[place.segment as usize];
+        let bases = self.bases.iter().map(|(&key, base)| (key, base.place));
+        for (key, place) in self.index.iter().chain(bases) {
+            let index = place.segment as usize;
+            let segment = &mut segments[index];
             segment.live += 1;
             segment.dirty += u32::from(place.dirty);
+            if self.volumes > 1 {
+                let volume = usize::from(key.volume().0);
+                dirty_of[index * self.volumes + volume] += u32::from(place.dirty);
+            }
         }
         if let Some(at) = (0..segments.len()).find(|&at| segments[at] != self.segments[at]) {
             return Err(format!("segment {at} is {:?}, not {:?}", segments[at], self.segments[at]));
         }
         if (bytes, stored) != (self.payload_bytes, self.stored) {
-            return Err(format!("{bytes} bytes are stored, not {}", self.payload_bytes));
+            let (ours, kinds) = (self.payload_bytes, self.stored);
+            return Err(format!("{bytes} bytes are stored as {stored:?}, not {ours} as {kinds:?}"));
         }
         for (key, place) in self.index.iter() {
             dirty += u64::from(place.dirty);
@@ -50,6 +57,12 @@ impl Contents {
         }
         if let Some(key) = self.fenced.iter().find(|key| !self.dirty.contains(**key)) {
             return Err(format!("{key:?} is fenced and not dirty"));
+        }
+        if dirty_of != self.dirty_of {
+            return Err("the dirty blocks of a volume in a segment are others".to_owned());
+        }
+        if !self.sharers_add_up() {
+            return Err(format!("{} sharers are not all there are", self.sharers()));
         }
         Ok(())
     }

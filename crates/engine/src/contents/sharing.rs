@@ -57,6 +57,12 @@ impl Contents {
         self.sharing.count
     }
 
+    /// Whether their number is right.
+    pub(super) fn sharers_add_up(&self) -> bool {
+        let all: usize = self.sharing.sharers.iter().map(Vec::len).sum();
+        self.sharing.count == all as u64
+    }
+
     /// A block shares a payload from this record on.
     pub fn note_unsettled(&mut self, key: Key, lsn: Lsn) {
         self.sharing.unsettled.insert(key, lsn);
