@@ -144,7 +144,7 @@ fn report(name: &str, blocks: &[Vec<u8>]) {
     );
 }
 
-/// A block that is like another one: a line more, and every so many bytes one changed.
+/// A block that is like another one: a line more, and every this many bytes one changed.
 fn like(block: &[u8]) -> Vec<u8> {
     let mut out =
         [&block[..1000], b"a line that the other one does not have", &block[1000..]].concat();

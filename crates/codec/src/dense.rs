@@ -10,7 +10,7 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::BLOCK_BYTES;
 
 pub(crate) const LEVEL: i32 = 1;
-/// A dense form must save at least one part in so many of what it replaces.
+/// A dense form must save at least one part in this many of what it replaces.
 const SAVES: usize = 8;
 
 /// Bytes of the longest dense form that is worth having in place of a payload of `len` bytes.

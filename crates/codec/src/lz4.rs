@@ -46,7 +46,7 @@ pub const DELTA_MAX: usize = 1024;
 const DELTA_CRC: usize = 4;
 /// A base, then the block.
 const WINDOW: usize = 2 * BLOCK_BYTES;
-/// Every so many bytes of the base are found where they are not in the same place.
+/// Every this many bytes of the base are found where they are not in the same place.
 const BASE_STEP: usize = 8;
 
 type Block = [u8; BLOCK_BYTES];

@@ -22,7 +22,7 @@ pub const FEATURES: usize = 4;
 pub const NO_FEATURE: u32 = u32::MAX;
 /// Each byte moves the hash this far, so that it depends on the last 32.
 const GEAR_SHIFT: u32 = 2;
-/// A place is sampled where so many upper bits of the hash are zero: one in 64.
+/// A place is sampled where this many upper bits of the hash are zero: one in 64.
 const SAMPLE_BITS: u32 = 6;
 /// Bytes of the CRC that a payload begins with.
 const CRC: usize = 4;

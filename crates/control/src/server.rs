@@ -157,7 +157,7 @@ async fn run(listener: UnixListener, pool: Arc<dyn PoolControl>, ending: oneshot
     watcher.abort();
 }
 
-/// A listener that lets in only so many at once.
+/// A listener that lets in only this many at once.
 struct Bounded {
     listener: UnixListener,
     places: Arc<Semaphore>,

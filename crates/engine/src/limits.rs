@@ -30,13 +30,13 @@ pub const SEGMENT_READ_MAX: usize = 256 << 10;
 pub const RECOVERY_READS: usize = 32;
 /// Whole blocks from which a write of zeros goes to the primary instead of the log.
 pub const ZEROES_DIRECT_BLOCKS: u64 = 64;
-/// One part in so many of the index may be stored as deltas, which bounds the memory that their
+/// One part in this many of the index may be stored as deltas, which bounds the memory that their
 /// bases take, and one part of the log, the oldest, is not used for bases.
 pub const BASES_SHARE: u64 = 8;
-/// One part in so many of the index may be stored against similar blocks, or share payloads: 40
+/// One part in this many of the index may be stored against similar blocks, or share payloads: 40
 /// bytes of memory each.
 pub const SIMILAR_SHARE: u64 = 2;
-/// Deltas, or dense forms, in a row that are too long before fewer are tried: one in so many.
+/// Deltas, or dense forms, in a row that are too long before fewer are tried: one in this many.
 pub const TRIES_REFUSED_MAX: u32 = 64;
 /// See [`TRIES_REFUSED_MAX`].
 pub const TRY_ONE_IN: u32 = 16;

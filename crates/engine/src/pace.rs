@@ -9,7 +9,7 @@ use forebay_block::Instant;
 /// How far the budget has been spent.
 #[derive(Debug)]
 pub struct Pace {
-    /// One part in so many of a processor, on average.
+    /// One part in this many of a processor, on average.
     share: u32,
     /// How far ahead of that it may be.
     ahead: Duration,

@@ -439,7 +439,7 @@ fn without_fuse(arguments: &[String]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// To take a primary as it is makes the cache anew in the end; what was set with `set` stays in
+/// To take a primary as it is makes the cache again in the end; what was set with `set` stays in
 /// force over all of it.
 #[test]
 fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
@@ -468,7 +468,7 @@ fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
     in_force(&server);
     server.ask(&["stop", "--drain"]);
     assert_eq!(server.wait(), Some(0));
-    // Now the cache is made anew.
+    // Now the cache is made again.
     for how in [End::Kill, End::Stop] {
         let server = place.start(&arguments);
         in_force(&server);

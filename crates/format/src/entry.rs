@@ -132,7 +132,7 @@ pub struct Entry {
     pub count: u32,
     /// CRC32C of the payload; 0 when there is none.
     pub crc: u32,
-    /// The payload is that of an older entry, so many segments before the one the entry is in.
+    /// The payload is that of an older entry, this many segments before the one the entry is in.
     pub shared: Option<u16>,
     /// What a block of the kind `Similar` is stored against; none for the others.
     pub base: Option<NamedBase>,

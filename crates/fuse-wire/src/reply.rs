@@ -153,7 +153,7 @@ struct StatfsOut {
     spare: [u32; 6],
 }
 
-/// So many bytes in so many files, none of them free.
+/// This many bytes in this many files, none of them free.
 #[must_use]
 pub fn statfs_out(bytes: u64, files: u64, name_bytes: u32) -> [u8; 80] {
     zerocopy::transmute!(StatfsOut {

@@ -165,7 +165,7 @@ impl InitIn {
     }
 }
 
-/// A read or write: of an open file, from an offset, so many bytes.
+/// A read or write: of an open file, from an offset, this many bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Transfer {

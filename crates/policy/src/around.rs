@@ -17,10 +17,10 @@ const CHUNK_BLOCKS: u64 = 16;
 /// What a request costs a primary that counts as slow: 64 KiB more take a disk 0.4 ms, a network of
 /// 10 Gbit/s 0.05.
 const SLOW: Duration = Duration::from_micros(250);
-/// One part in so many of the segments, or of the index, that is free says that there is room for
+/// One part in this many of the segments, or of the index, that is free says that there is room for
 /// all that comes: reclaim keeps fewer free, but in logs of less than 24 segments.
 const ROOM_SHARE: u64 = 8;
-/// The last so many requests count.
+/// The last this many requests count.
 const MEMORY: u32 = 16;
 
 /// What is known of how a primary answers reads.
@@ -29,7 +29,7 @@ pub struct ReadAround {
     in_flight: u32,
     /// When the last one ended, or the first one began of those in flight.
     since: Instant,
-    /// Time that one takes the primary, on average of late.
+    /// Time that one takes the primary, on average lately.
     cost: Duration,
 }
 
@@ -56,14 +56,14 @@ impl ReadAround {
         self.cost >= SLOW
     }
 
-    /// Whether of so many segments, or places, so many are free that there is room for all that
+    /// Whether of this many segments, or places, this many are free that there is room for all that
     /// comes: nothing has had to leave so far.
     #[must_use]
     pub fn has_room(places: u64, free: u64) -> bool {
         free * ROOM_SHARE > places
     }
 
-    /// What to read for blocks that were missed, of a volume of so many: their neighbours too, as
+    /// What to read for blocks that were missed, of a volume of this many: their neighbours too, as
     /// far as they lie in the same chunk of 64 KiB and all up to there are wanted.
     pub fn around(
         missed: BlockRange,

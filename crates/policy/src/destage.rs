@@ -1,4 +1,4 @@
-//! How many destage writes may be in flight, and how fast they have been of late.
+//! How many destage writes may be in flight, and how fast they have been lately.
 //!
 //! Blocks are destaged because they grow old, because there are many, or because the primary has
 //! nothing else to do; the most urgent of the three decides how many writes are wanted. How many
@@ -7,7 +7,7 @@
 //! fastest request took longer than the target, the number is halved, else it grows by one.
 //! Which blocks are written, and in which order, is the engine's.
 //!
-//! Flash is given so many at a time, and so are disks that have nothing else to do. Beside
+//! Flash is given a fixed number at a time, and so are disks that have nothing else to do. Beside
 //! foreground requests disks are given rounds: as many neighbours at once as they bear, which one
 //! pass of the heads serves, and then a rest, so that the rounds have the share of the time that is
 //! wanted. The same writes one by one would send the heads to and fro between them and every
@@ -216,7 +216,7 @@ fn share(value: u64, from: u64, to: u64, most: u32) -> u32 {
     u32::try_from(share).unwrap_or(u32::MAX).min(most)
 }
 
-/// Blocks destaged per second of late: an average over some [`DrainRate::MEMORY`] of destaging.
+/// Blocks destaged per second lately: an average over some [`DrainRate::MEMORY`] of destaging.
 /// A pause is counted for [`DrainRate::PAUSE_MAX`] at most, so that what the primary can do is
 /// remembered while there is nothing to destage.
 #[derive(Clone, Debug, Default)]

@@ -40,7 +40,7 @@ pub enum Eviction {
     Fifo,
     /// Those read longest ago; in the log, to a sixth of its length.
     Lru,
-    /// Those asked for least often of late; what would be one of them does not enter.
+    /// Those asked for least often lately; what would be one of them does not enter.
     #[default]
     Frequency,
 }
@@ -99,7 +99,7 @@ pub trait EvictionPolicy {
     /// Looks at the memory that [`EvictionPolicy::asked`] will need for a block soon.
     fn warm(&self, _key: u64) {}
 
-    /// Whether a block was asked for several times of late.
+    /// Whether a block was asked for several times lately.
     fn is_frequent(&self, _key: u64) -> bool {
         false
     }
@@ -185,7 +185,7 @@ impl Lru {
         Self::default()
     }
 
-    /// Whether a block with `meta` was hit of late.
+    /// Whether a block with `meta` was hit lately.
     fn keep(&self, meta: u8) -> bool {
         let Some(hit) = meta.checked_sub(1) else {
             return false;
@@ -223,7 +223,7 @@ impl EvictionPolicy for Lru {
     }
 }
 
-/// Takes `bytes` off what is left, if there are so many.
+/// Takes `bytes` off what is left, if there are this many.
 pub(crate) fn take(left: &mut u64, bytes: u32) -> bool {
     let rest = left.checked_sub(u64::from(bytes));
     *left = rest.unwrap_or(*left);

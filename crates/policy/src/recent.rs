@@ -51,7 +51,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Room for so many blocks; none is allowed.
+    /// Room for this many blocks; none is allowed.
     ///
     /// # Panics
     /// If places would not fit 32 bits.

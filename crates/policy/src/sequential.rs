@@ -8,7 +8,7 @@
 //! writes form streams of their own.
 //!
 //! Bytes touched again do not count, so rewriting a small area over and over is not a stream.
-//! A larger area is one per lap, and at the wrap the count begins anew. Random requests skip far
+//! A larger area is one per lap, and at the wrap the count begins again. Random requests skip far
 //! more than they extend, so their balance stays low.
 //!
 //! Small writes are counted, but never go past the cache: whoever writes a stream in small pieces,

@@ -1,4 +1,4 @@
-//! How often blocks were asked for of late, in little memory: a count-min sketch of four-bit
+//! How often blocks were asked for lately, in little memory: a count-min sketch of four-bit
 //! counters, halved from time to time (Cormode and Muthukrishnan, J. Algorithms 2005; aging as in
 //! TinyLFU, Einziger, Friedman and Manes, ACM TOS 2017).
 //!
@@ -25,8 +25,8 @@ pub struct Sketch {
 }
 
 impl Sketch {
-    /// A sketch for a cache of so many blocks, with `counters` counters for each, that halves its
-    /// counts whenever so many times as many requests were counted.
+    /// A sketch for a cache of this many blocks, with `counters` counters for each, that halves its
+    /// counts whenever this many times as many requests were counted.
     #[must_use]
     pub fn new(blocks: u64, counters: u64, period: u64) -> Self {
         let blocks = blocks.max(LINE_COUNTERS);
@@ -62,7 +62,7 @@ impl Sketch {
         due
     }
 
-    /// How often the block was asked for of late, at most [`COUNT_MAX`].
+    /// How often the block was asked for lately, at most [`COUNT_MAX`].
     #[must_use]
     pub fn estimate(&self, key: u64) -> u8 {
         let (line, spots) = self.spots(key);

@@ -27,7 +27,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window of a RAM tier with so many places.
+    /// The window of a RAM tier with this many places.
     #[must_use]
     pub fn new(places: usize) -> Self {
         Self { weighed: 0..0, spared: vec![false; places] }

@@ -43,7 +43,7 @@ impl Simulation {
     }
 
     /// Runs for some seconds; `drained` says how many blocks the primary takes in
-    /// a tick, when so many are dirty.
+    /// a tick, when this many are dirty.
     fn run(&mut self, seconds: usize, mut drained: impl FnMut(usize, u64) -> u64) {
         for tick in 0..seconds * TICKS_PER_SECOND {
             let now = Instant(tick as u64 * TICK.as_nanos() as u64);

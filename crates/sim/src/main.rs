@@ -38,10 +38,10 @@ enum Command {
         /// Threads.
         #[arg(long, default_value_t = 1)]
         jobs: usize,
-        /// Stop after so many simulated crashes.
+        /// Stop after this many simulated crashes.
         #[arg(long, default_value_t = u64::MAX)]
         crashes: u64,
-        /// Stop after so many failing seeds.
+        /// Stop after this many failing seeds.
         #[arg(long, default_value_t = 10)]
         failures: usize,
         /// Only seeds that meet this fault, such as PrimaryFlushErrors.

@@ -34,7 +34,7 @@ pub enum Step {
     Pause(u64),
     /// Nothing is submitted until every request is answered.
     Settle,
-    /// Power fails after so many more events; recovery itself is cut off, that many times.
+    /// Power fails after this many more events; recovery itself is cut off, that many times.
     Crash {
         /// Events from now.
         after: u64,

@@ -150,7 +150,7 @@ impl Case<'_> {
     }
 }
 
-/// The outcomes to try for so many uncertain writes.
+/// The outcomes to try for this many uncertain writes.
 fn combinations(writes: usize) -> Vec<Vec<Fate>> {
     if writes <= WRITES_ALL {
         let mut all = vec![Vec::new()];

@@ -10,7 +10,7 @@ fn request(op: IoOp, block: u64, count: u64) -> TraceRequest {
     TraceRequest { nanos: 0, op, fua: false, range: ByteRange::new(block * BLOCK, count * BLOCK) }
 }
 
-/// A log of so many blocks, without RAM and sequential bypass.
+/// A log of this many blocks, without RAM and sequential bypass.
 fn config(blocks: u64, eviction: Eviction) -> SimulateConfig {
     let cache_bytes = blocks * BLOCK;
     SimulateConfig { cache_bytes, ram_bytes: 0, eviction, sequential_threshold: 0 }

@@ -11,7 +11,7 @@ use crate::report::{BASELINE, Group, Measured, Point, Report};
 const DETAILED: usize = 12;
 /// Groups of bars that fit beside each other.
 const BARS_MAX: usize = 12;
-/// Lines of which one is on average so many times another are drawn on a logarithmic scale.
+/// Lines of which one is on average this many times another are drawn on a logarithmic scale.
 const LOGARITHMIC_FROM: f64 = 8.0;
 
 const STYLE: &str = "\

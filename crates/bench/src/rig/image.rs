@@ -1,5 +1,5 @@
 //! Images of disks with a loaded database, made once on the bare SSD and copied for each set-up.
-//! Beside each lies a note of what it was made of; one that does not match is made anew.
+//! Beside each lies a note of what it was made of; one that does not match is made again.
 
 use std::fs;
 use std::path::{Path, PathBuf};

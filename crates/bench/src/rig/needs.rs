@@ -39,7 +39,7 @@ pub fn disk_can_be_made(setups: &[SetUp]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Room for so many more bytes in a directory.
+/// Room for this many more bytes in a directory.
 pub fn space(dir: &Path, bytes: u64) -> anyhow::Result<()> {
     let found = rustix::fs::statvfs(dir).with_context(|| format!("{}", dir.display()))?;
     let free = found.f_bavail * found.f_frsize;

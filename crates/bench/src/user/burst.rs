@@ -115,7 +115,7 @@ fn bytes(pieces: &[(u64, u64)], count: u64) -> f64 {
     pieces.iter().take(count as usize).map(|(_, len)| *len as f64).sum()
 }
 
-/// A row of so many bytes in a time.
+/// A row of this many bytes in a time.
 fn row(setup: &str, outcome: &Outcome, bytes: f64, time: Duration) -> Measured {
     let mut one = measured(SetUp::NoCache, outcome);
     let each = bytes / MIB / outcome.ops.max(1) as f64;

@@ -58,7 +58,7 @@ pub struct Loaded {
 }
 
 impl Args {
-    /// The server's settings for measuring a database of so many bytes.
+    /// The server's settings for measuring a database of this many bytes.
     pub fn server(&self, data: u64) -> Setting {
         let least = 16 << 20;
         let pool = self.buffer_pool_mib.map_or((data / 20).max(least), |mib| mib << 20);
@@ -86,7 +86,7 @@ impl Args {
         }
     }
 
-    /// Bytes of the cache for so many bytes of data, in whole MiB.
+    /// Bytes of the cache for this many bytes of data, in whole MiB.
     pub fn cache(&self, data: u64) -> u64 {
         (data * self.shared.cache_percent / 100) >> 20 << 20
     }

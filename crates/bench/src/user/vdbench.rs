@@ -205,7 +205,7 @@ fn misses(args: &Args, place: &Place) -> anyhow::Result<f64> {
 }
 
 /// Enters the gain that no cache of this size can exceed in the long run: misses outside of what
-/// fits into it must wait for the primary, which gives so many reads a second.
+/// fits into it must wait for the primary, which gives this many reads a second.
 fn bound(args: &Args, group: &mut Group, run: Run, misses: f64) {
     let Some(baseline) = group.of(crate::report::BASELINE).map(|one| one.rate) else { return };
     let held = (cache(args) + (args.shared.ram_mib << 20)) as f64 / (args.mib << 20) as f64;

@@ -307,7 +307,7 @@ impl Spec {
 }
 
 impl Config {
-    /// The configuration of so many volumes in which every setting has its default.
+    /// The configuration of this many volumes in which every setting has its default.
     ///
     /// # Panics
     /// If a default of the table cannot be read; a test reads them all.

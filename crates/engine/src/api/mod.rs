@@ -264,7 +264,7 @@ pub struct ShardConfig {
     pub buffers: BufPool,
     /// True when the pool was made just now: there is nothing to recover.
     pub fresh: bool,
-    /// How far the log's content is to be trusted. With [`Trust::Nothing`] the pool is made anew
+    /// How far the log's content is to be trusted. With [`Trust::Nothing`] the pool is made again
     /// instead.
     pub trust: Trust,
     /// What was recorded of the shard's stripes that a failed cache had left ([`Effects::detach`]),

@@ -1,4 +1,4 @@
-//! What holds between calls, computed anew and compared.
+//! What holds between calls, computed again and compared.
 
 use forebay_format::EntryKind;
 

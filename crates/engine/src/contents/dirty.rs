@@ -198,7 +198,7 @@ impl Dirty {
         });
     }
 
-    /// Changes what is known of a block, which makes so many clean, and brings its stripe up to
+    /// Changes what is known of a block, which makes this many clean, and brings its stripe up to
     /// date.
     fn change(&mut self, key: Key, change: impl FnOnce(&mut Stripe, u64) -> u64) {
         let (number, i) = stripe_of(key);

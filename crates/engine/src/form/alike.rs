@@ -39,7 +39,7 @@ pub struct Alike {
 }
 
 impl Alike {
-    /// A table for a cache of so many blocks: 8 bytes of memory for each.
+    /// A table for a cache of this many blocks: 8 bytes of memory for each.
     pub fn new(blocks: u64) -> Self {
         let slots = usize::try_from(blocks).expect("a table fits memory");
         Self { slots: vec![EMPTY; slots.max(1)] }
@@ -84,7 +84,7 @@ const WINDOW_SHARE: u64 = 16;
 const WINDOW: std::ops::Range<u32> = 1024..65536;
 /// So many times as many blocks are let pass before another try, where they do not.
 const REST: u32 = 16;
-/// Searches pay where one in so many gains something, and one in so many of those that found
+/// Searches pay where one in this many gains something, and one in this many of those that found
 /// something.
 const WORTH_ONE_IN: u32 = 32;
 const WORTH_OF_FOUND_ONE_IN: u32 = 2;

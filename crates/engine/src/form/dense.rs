@@ -17,7 +17,7 @@ use crate::tries::Tries;
 /// Decoding a block and encoding it by zstd.
 const COST: Duration = Duration::from_micros(15);
 
-/// What may be spent on dense forms and on looking for similar blocks: one part in so many of a
+/// What may be spent on dense forms and on looking for similar blocks: one part in this many of a
 /// processor; reclaim copies in bursts of a segment. A turn is for what nobody waits for.
 pub fn background() -> Pace {
     Pace::new(12, Duration::from_secs(1), Duration::from_micros(50))

@@ -176,7 +176,7 @@ impl Log {
                 kind: item.kind,
                 crc: item.crc,
                 dirty: item.dirty,
-                // A copy forward counts as inserted anew: its hits have been paid for.
+                // A copy forward counts as inserted again: its hits have been paid for.
                 meta: cx.policy.inserted(),
             };
             entries.push(Entry {

@@ -35,7 +35,7 @@ pub use alone::{Alone, Round};
 
 /// Compressing a victim, or bringing one back.
 const COST: Duration = Duration::from_micros(5);
-/// The budget for that: one part in so many of a processor.
+/// The budget for that: one part in this many of a processor.
 const SHARE: u32 = 10;
 /// How far ahead of that it may be.
 const AHEAD: Duration = Duration::from_millis(100);
@@ -478,7 +478,7 @@ mod tests {
     }
 
     /// Hits in a hundred lookups of a skewed load over eight times as many blocks as there are
-    /// frames, of which so many in a hundred compress to a third; 32,000 lookups a second.
+    /// frames, of which this many in a hundred compress to a third; 32,000 lookups a second.
     fn hit_percent(compress: bool, compressible: u64) -> f64 {
         const FRAMES: u64 = 1024;
         let mut ram = Ram::new(FRAMES * FRAME, compress);

@@ -33,7 +33,7 @@ const STEPS: usize = 64;
 const SHARE_MIN: usize = 2;
 /// A tier with fewer frames compresses nothing.
 const FRAMES_MIN: usize = 8;
-/// One victim in so many is compressed where that pays least.
+/// One victim in this many is compressed where that pays least.
 const ONE_IN_MAX: u32 = 64;
 /// Blocks compressed between two decisions on that.
 const TRIES_WINDOW: u64 = 256;
@@ -78,7 +78,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// A tier of so many frames, half of them for compressed blocks; none if nothing is to be
+    /// A tier of this many frames, half of them for compressed blocks; none if nothing is to be
     /// compressed, or there are too few.
     pub fn new(frames: usize, compress: bool) -> Self {
         let share = if compress && frames >= FRAMES_MIN { frames / 2 } else { 0 };
@@ -112,8 +112,8 @@ impl Split {
         self.tried += 1;
     }
 
-    /// Notes a victim, and decides when there have been enough. The compressed part has so many
-    /// `blocks` in so many `frames`.
+    /// Notes a victim, and decides when there have been enough. The compressed part has this many
+    /// `blocks` in this many `frames`.
     pub fn note_victim(&mut self, kept: bool, blocks: usize, frames: usize) {
         self.window.victims += 1;
         self.window.kept += u64::from(kept);

@@ -62,7 +62,7 @@ impl Counts {
     }
 }
 
-/// One page in so many of a log is a record's header page: records of 128 pages, some of them cut
+/// One page in this many of a log is a record's header page: records of 128 pages, some of them cut
 /// short.
 const HEADER_SHARE: u64 = 100;
 
@@ -80,7 +80,7 @@ pub struct Measure {
 }
 
 impl Measure {
-    /// Nothing has been seen, of so many blocks.
+    /// Nothing has been seen, of this many blocks.
     pub fn new(blocks: u64) -> Self {
         Self {
             lz4: Compressor::new(),

@@ -16,7 +16,8 @@ pub struct ServeArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub flags: ServeFlags,
-    /// Discard what is in the cache and make it anew; refused while it holds dirty data
+    /// Discard the content of the cache and begin with an empty one; refused while it holds dirty
+    /// data
     #[arg(long)]
     pub reset_cache: bool,
     /// Serve although a part of the log is lost, and with it blocks of unknown places. With

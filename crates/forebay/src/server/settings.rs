@@ -76,7 +76,7 @@ impl KeptSettings {
         Ok(Self { state: state.clone(), name, settings })
     }
 
-    /// What is kept of the cache that `opened` describes. One that is made anew in the place of
+    /// What is kept of the cache that `opened` describes. One that is made again in the place of
     /// `old`, which nobody gave up, goes on with its settings: each volume's under the volume's
     /// name. [`KeptSettings::store`] makes that durable.
     ///

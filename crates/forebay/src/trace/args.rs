@@ -59,7 +59,7 @@ pub struct RecordArgs {
     /// The new file for the trace, on the server's host
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// End by itself after so many seconds
+    /// End by itself after this many seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub seconds: Option<u64>,
     /// Print JSON
@@ -146,7 +146,7 @@ pub struct SimulateArgs {
     /// The RAM tier: bytes, or percent of the cache
     #[arg(long, value_name = "SIZE|PERCENT", default_value = "1%")]
     pub ram: CacheSize,
-    /// Let sequential streams pass by the cache after so many bytes; 0 is never
+    /// Let sequential streams pass by the cache after this many bytes; 0 is never
     #[arg(long, value_name = "SIZE", default_value = "512KiB")]
     pub sequential_threshold: Size,
     /// Print JSON
@@ -172,7 +172,7 @@ pub enum CacheSize {
 }
 
 impl CacheSize {
-    /// The bytes, of so many.
+    /// The bytes, of this many.
     pub fn of(self, whole: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,

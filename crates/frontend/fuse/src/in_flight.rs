@@ -7,9 +7,9 @@ use crate::tree::Topic;
 /// A request that waits for a volume, or for a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Waiting {
-    /// A read of so many bytes.
+    /// A read of this many bytes.
     Read(u32),
-    /// A write of so many bytes.
+    /// A write of this many bytes.
     Write(u32),
     /// A flush.
     Sync,

@@ -80,7 +80,7 @@ impl Node {
         }
     }
 
-    /// The node of a number, in a tree of so many volumes.
+    /// The node of a number, in a tree of this many volumes.
     pub fn of(number: u64, volumes: usize) -> Option<Self> {
         let below = |first: u64, count: usize| {
             let at = usize::try_from(number.checked_sub(first)?).ok()?;

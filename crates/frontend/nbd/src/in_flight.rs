@@ -84,7 +84,7 @@ impl InFlight {
         self.pieces
     }
 
-    /// Takes a request of so many pieces; returns its place, for [`tag`].
+    /// Takes a request of this many pieces; returns its place, for [`tag`].
     pub fn insert(&mut self, asked: Asked, pieces: usize) -> usize {
         let mut parts = Vec::new();
         if pieces > 1 {
