@@ -1,11 +1,11 @@
 //! The engine of one shard: owns the rooms, takes requests, completions and time, and passes on
 //! what one room has for another.
 //!
-//! A caller hands over what has happened, with the time, and finds in [`Effects`] what is to be
-//! done. `submit` and `complete` do what follows at once. `poll`, once a turn of the event loop,
-//! does what several requests share: closes records (group commit), frees segments, destages, and
-//! sets the next deadline. Its order matters: what makes room in the log comes before what needs
-//! it, and the log comes once more at the end, since reclaim and destaging may have fed it.
+//! Callers pass in requests, completions and the time, and find the work to do in [`Effects`].
+//! `submit` and `complete` do what follows at once. `poll`, once a turn of the event loop, does
+//! what several requests share: closes records (group commit), frees segments, destages, and sets
+//! the next deadline. Its order matters: what makes room in the log comes before what needs it, and
+//! the log comes once more at the end, since reclaim and destaging may have fed it.
 //!
 //! Between two calls this holds:
 //!
@@ -257,7 +257,7 @@ impl Engine {
             self.pump_health(fx);
             self.pump_stop(fx);
         }
-        self.hand_out_events(fx);
+        self.out.hand_out(fx);
         self.set_deadline(fx);
     }
 

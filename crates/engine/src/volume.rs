@@ -10,6 +10,7 @@ use crate::api::VolumeConfig;
 use crate::api::primary::{Lookups, Primary};
 use crate::destage::flow::Flow;
 use crate::key::Key;
+use crate::losses::Losses;
 use crate::slab::Id;
 
 /// A volume's part in one shard.
@@ -97,32 +98,6 @@ impl Volume {
     pub fn is_stuck(&self, now: Instant) -> bool {
         let hangs = self.flow.oldest_io.is_some_and(|at| now.since(at) >= HANGS_AFTER);
         hangs || self.failures > 0 || self.primary.away_since.is_some()
-    }
-}
-
-/// Losses of completed writes of a volume. A flush that does not know of a loss fails: all that
-/// wait when it is found, and the first that begins afterwards, for what completed in between.
-#[derive(Debug, Default)]
-pub(crate) struct Losses {
-    pub count: u64,
-    /// How many of them a flush that began after them has been told of.
-    pub told: u64,
-    /// The last one.
-    error: Option<IoError>,
-}
-
-impl Losses {
-    /// Completed writes are lost.
-    pub fn note(&mut self, error: IoError) {
-        self.count += 1;
-        self.error = Some(error);
-    }
-
-    /// The error for a flush that is answered. There were `losses` when it began, of which `told`
-    /// had been told.
-    pub fn tell(&mut self, losses: u64, told: u64) -> Option<IoError> {
-        self.told = self.told.max(losses);
-        self.error.clone().filter(|_| told < self.count)
     }
 }
 

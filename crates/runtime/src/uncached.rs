@@ -4,7 +4,8 @@ use forebay_block::{
     Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, Slab, VOLUMES_MAX, VolumeId,
 };
 use forebay_engine::{
-    Effects, Health, Reply, Request, RequestId, Setting, Shard, State, Stats, Target, Trust,
+    Effects, Health, Known, Losses, Reply, Request, RequestId, Setting, Shard, State, Stats,
+    Target, Trust,
 };
 
 /// Most requests in flight in a shard without a cache.
@@ -16,8 +17,8 @@ pub struct Uncached {
     in_flight: Slab<Asked>,
     /// Failed flushes that it was told of, by volume id.
     failures: Vec<u64>,
-    /// Flushes of its own writes that failed, of which no client's flush was told, by volume id.
-    untold: Vec<Option<IoError>>,
+    /// What failed flushes of its own writes may have cost others, by volume id.
+    losses: Vec<Losses>,
     stats: Stats,
 }
 
@@ -26,8 +27,8 @@ struct Asked {
     id: RequestId,
     op: IoOp,
     fua: bool,
-    /// A flush that has to tell of one that failed before.
-    tells: bool,
+    /// Losses of the volume when it came.
+    known: Known,
     /// The buffer of a change that is done, while its flush is under way.
     done: Option<IoBuf>,
 }
@@ -35,8 +36,8 @@ struct Asked {
 impl Default for Uncached {
     fn default() -> Self {
         let in_flight = Slab::new(REQUESTS_MAX);
-        let (failures, untold) = (vec![0; VOLUMES_MAX], vec![None; VOLUMES_MAX]);
-        Self { state: State::Recovering, in_flight, failures, untold, stats: Stats::default() }
+        let (failures, losses) = (vec![0; VOLUMES_MAX], vec![Losses::default(); VOLUMES_MAX]);
+        Self { state: State::Recovering, in_flight, failures, losses, stats: Stats::default() }
     }
 }
 
@@ -62,15 +63,14 @@ impl Uncached {
     /// The result of a request that ends. The failed flush of a write may have cost other clients'
     /// writes: flushes under way and the next one fail as well.
     fn tell(&mut self, volume: VolumeId, asked: &Asked, result: IoResult<()>) -> IoResult<()> {
-        let untold = &mut self.untold[usize::from(volume.0)];
-        if asked.op != IoOp::Flush {
-            if let (Some(_), Err(error)) = (&asked.done, &result) {
-                *untold = Some(error.clone());
-            }
-            return result;
+        let losses = &mut self.losses[usize::from(volume.0)];
+        if asked.op == IoOp::Flush {
+            return result.and(losses.tell(asked.known).map_or(Ok(()), Err));
         }
-        let error = if asked.tells { untold.take() } else { untold.clone() };
-        result.and(error.map_or(Ok(()), Err))
+        if let (Some(_), Err(error)) = (&asked.done, &result) {
+            losses.note(error.clone());
+        }
+        result
     }
 }
 
@@ -84,8 +84,8 @@ impl Shard for Uncached {
         let Request { id, volume, op, range, mut flags, buf, .. } = request;
         // A flush that hides in a write would pass by the gate, where its failure is everybody's.
         let fua = std::mem::take(&mut flags.fua) && op.changes_data();
-        let tells = op == IoOp::Flush && self.untold[usize::from(volume.0)].is_some();
-        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, tells, done: None })));
+        let known = self.losses[usize::from(volume.0)].known();
+        let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, known, done: None })));
         fx.ios.push((Target::Primary(volume), Io { tag, op, range, flags, buf }));
     }
 

@@ -10,9 +10,8 @@ impl Contents {
     /// # Errors
     /// What does not fit.
     pub fn check(&self) -> Result<(), String> {
-        let mut segments: Vec<Segment> =
-            self.segments.iter().map(|segment| Segment { seq: segment.seq, ..*segment }).collect();
-        segments.iter_mut().for_each(|segment| (segment.live, segment.dirty) = (0, 0));
+        let empty = |segment: &Segment| Segment { live: 0, dirty: 0, ..*segment };
+        let mut segments: Vec<Segment> = self.segments.iter().map(empty).collect();
         let mut dirty_of = vec![0; self.dirty_of.len()];
         let (mut bytes, mut stored, mut dirty) = (0, [0; EntryKind::NUMBERS], 0);
         let own = |base: &&Base| !base.of_another;

@@ -27,9 +27,8 @@ impl Engine {
             let room: &mut [u8; BLOCK_SIZE] = (&mut buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE])
                 .try_into()
                 .expect("a block's length");
-            // While it is locked, RAM may have a version that has no place in the log yet.
-            let sees_ram = !self.requests.is_locked(key);
-            if sees_ram && self.ram.peek(key, |bytes| room.copy_from_slice(bytes)).is_some() {
+            let (ram, locks) = (&self.ram, self.requests.locks());
+            if ram.peek_applied(locks, key, |bytes| room.copy_from_slice(bytes)).is_some() {
                 continue;
             }
             if place.kind == EntryKind::Zero {

@@ -29,8 +29,7 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// What `look` makes of a block's newest applied bytes, if RAM has them.
     pub fn peek<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        if self.locks.is_locked(key) { None } else { self.ram.peek(key, look) }
+        self.ram.peek_applied(self.locks, key, look)
     }
 
     /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.

@@ -5,8 +5,7 @@ use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::{apply_delta, apply_similar, crc32c};
 use forebay_format::EntryKind;
 
-use crate::contents::Place;
-use crate::contents::Stored;
+use crate::contents::{Place, Stored};
 use crate::form::Forms;
 use crate::form::payload::{decode, decode_unchecked};
 use crate::log::Log;
@@ -29,24 +28,14 @@ pub enum AssociateOwner {
 /// A block being put together.
 #[derive(Debug)]
 pub struct Associate {
-    owner: AssociateOwner,
-    item: Stored,
+    /// Who wants it.
+    pub owner: AssociateOwner,
+    /// The block.
+    pub item: Stored,
     /// Where base and delta lie, and what has been read of them.
     places: [Place; 2],
     payloads: [Option<Vec<u8>>; 2],
     outstanding: u32,
-    error: Option<IoError>,
-}
-
-/// A block that has been put together, or could not be.
-#[derive(Debug)]
-pub struct Made {
-    /// Who wanted it.
-    pub owner: AssociateOwner,
-    /// The block.
-    pub item: Stored,
-    /// Its bytes, if both parts were right.
-    pub block: Option<Box<[u8; BLOCK_SIZE]>>,
     /// A part could not be read.
     pub error: Option<IoError>,
 }
@@ -60,7 +49,7 @@ impl Forms {
         owner: AssociateOwner,
         item: Stored,
         base: Place,
-    ) -> (impl Iterator<Item = SegmentRead> + use<>, Option<Made>) {
+    ) -> (impl Iterator<Item = SegmentRead> + use<>, Option<Associate>) {
         let places = [base, item.place];
         let in_memory = |place: Place| log.failed_payload(place.segment, place.offset, place.len);
         let payloads = places.map(|place| in_memory(place).map(<[u8]>::to_vec));
@@ -72,7 +61,7 @@ impl Forms {
         let reads = parts.map(move |(part, place)| {
             SegmentRead::one(Reader::Associate(id, part), Stored { key: item.key, place })
         });
-        (reads, (outstanding == 0).then(|| self.associates.remove(id).made()))
+        (reads, (outstanding == 0).then(|| self.associates.remove(id)))
     }
 
     /// Base or delta have been read; the block, if that was the last part.
@@ -82,7 +71,7 @@ impl Forms {
         part: usize,
         read: &SegmentRead,
         done: &Completion,
-    ) -> Option<Made> {
+    ) -> Option<Associate> {
         let associate = self.associates.get_mut(id);
         match &done.result {
             Ok(()) => {
@@ -92,20 +81,14 @@ impl Forms {
             Err(error) => associate.error = Some(error.clone()),
         }
         associate.outstanding -= 1;
-        (associate.outstanding == 0).then(|| self.associates.remove(id).made())
+        (associate.outstanding == 0).then(|| self.associates.remove(id))
     }
 }
 
 impl Associate {
-    fn made(self) -> Made {
-        let mut room = Box::new([0; BLOCK_SIZE]);
-        let is_right = self.error.is_none() && self.block(&mut room).is_some();
-        let Self { owner, item, error, .. } = self;
-        Made { owner, item, block: is_right.then_some(room), error }
-    }
-
-    /// Checks both parts and puts the block together in `room`.
-    fn block<'a>(&self, room: &'a mut [u8; BLOCK_SIZE]) -> Option<&'a [u8]> {
+    /// Checks both parts and puts the block together in `room`; none if one could not be read or is
+    /// wrong.
+    pub fn block<'a>(&self, room: &'a mut [u8; BLOCK_SIZE]) -> Option<&'a [u8]> {
         let [Some(base), Some(delta)] = &self.payloads else { return None };
         let mut base_room = [0; BLOCK_SIZE];
         if crc32c(delta) != self.item.place.crc {

@@ -19,14 +19,13 @@ use forebay_codec::Compressor;
 
 pub use context::Context;
 pub use copied::{Copied, Like};
-pub use delta_read::{AssociateOwner, Made};
+pub use delta_read::{Associate, AssociateOwner};
 pub use payload::decode;
 pub use similar::similar_max;
 
 use crate::pace::Pace;
 use crate::slab::Slab;
 use crate::tries::Tries;
-use delta_read::Associate;
 use dense::Dense;
 use duplicates::Duplicates;
 use similar::Similar;

@@ -15,8 +15,7 @@ use forebay_codec::{SimilarCompressor, dense_max, is_zero};
 use forebay_format::EntryKind;
 
 use crate::api::ContentLocality;
-use crate::contents::Place;
-use crate::contents::Stored;
+use crate::contents::{Place, Stored};
 use crate::form::alike::{Alike, Gate, Sketch};
 use crate::form::payload::decode;
 use crate::form::{Context, Copied, Forms, Like};

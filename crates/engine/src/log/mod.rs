@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use forebay_block::IoBuf;
 use forebay_format::{Entry, Lsn, SegmentSeq};
 
-use crate::contents::Contents;
-use crate::contents::Place;
+use crate::contents::{Contents, Place};
 use crate::key::Key;
 use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::builder::Builder;
@@ -246,7 +245,7 @@ impl Log {
 
 impl Log {
     /// Keeps a record that could not be written, so that its blocks can still be read.
-    pub fn keep_failed(&mut self, index: usize, at: u32, bytes: IoBuf) {
+    fn keep_failed(&mut self, index: usize, at: u32, bytes: IoBuf) {
         self.failed.push(FailedRecord { index, at, bytes });
     }
 

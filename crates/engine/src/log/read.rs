@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use forebay_block::Completion;
 
-use crate::contents::Place;
-use crate::contents::Stored;
+use crate::contents::{Place, Stored};
 use crate::log::Log;
 use crate::slab::Id;
 

@@ -22,6 +22,7 @@ use forebay_policy::{Recent, Window};
 
 use crate::api::stats::Stats;
 use crate::key::Key;
+use crate::locks::Locks;
 use crate::pace::Pace;
 use crate::ram::packed::{PACKED_MAX, Packed};
 use crate::ram::split::Split;
@@ -180,6 +181,17 @@ impl Ram {
             self.bytes[range(place)].copy_from_slice(&self.decoded[..]);
         }
         Some(&self.decoded[..])
+    }
+
+    /// What `look` makes of a block's newest bytes that have a place in the log: while the block is
+    /// locked, RAM may have a version that has none yet.
+    pub fn peek_applied<T>(
+        &self,
+        locks: &Locks,
+        key: Key,
+        look: impl FnOnce(&[u8]) -> T,
+    ) -> Option<T> {
+        if locks.is_locked(key) { None } else { self.peek(key, look) }
     }
 
     /// What `look` makes of the block's bytes, which do not become more recent by it.

@@ -14,8 +14,7 @@ use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
 use crate::Engine;
 use crate::api::{self, Effects, Health};
-use crate::contents::Place;
-use crate::contents::Stored;
+use crate::contents::{Place, Stored};
 use crate::key::Key;
 use crate::key::KeyMap;
 use crate::limits::RECLAIM_RESERVE;

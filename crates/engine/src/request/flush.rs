@@ -11,7 +11,6 @@ use crate::api::{Effects, Health, Request, State, Target};
 use crate::request::op::{FlushOp, Op};
 use crate::slab::Id;
 use crate::ticket::Ticket;
-use crate::volume::Losses;
 
 /// How long direct changes of a primary wait for a flush that nobody asks for; until then what
 /// is read there is not admitted.
@@ -22,8 +21,8 @@ impl Engine {
     pub(crate) fn submit_flush(&mut self, request: Request, fx: &mut Effects) {
         let Request { id, volume, .. } = request;
         self.stats.flushes += 1;
-        let Losses { count: losses, told, .. } = self.volume(volume).losses;
-        let flush = FlushOp { id, volume, outstanding: 1, answered: false, losses, told };
+        let known = self.volume(volume).losses.known();
+        let flush = FlushOp { id, volume, outstanding: 1, answered: false, known };
         let op = self.requests.ops.insert(Op::Flush(flush));
         if self.needs_primary_flush(volume) {
             self.flush(op).outstanding += 1;
@@ -122,15 +121,14 @@ impl Engine {
         let (is_last, is_new, is_err) = (flush.outstanding == 0, !flush.answered, result.is_err());
         if is_new && (is_last || is_err) {
             flush.answered = true;
-            let FlushOp { id, volume, losses, told, .. } = *flush;
-            let lost = self.volume_mut(volume).losses.tell(losses, told);
+            let FlushOp { id, volume, known, .. } = *flush;
+            let lost = self.volume_mut(volume).losses.tell(known);
             let result = result.and(lost.map_or(Ok(()), Err));
             self.reply(fx, id, result, forebay_block::IoBuf::empty());
         }
-        let was_answered = !is_new;
         if is_last {
             self.requests.ops.remove(id);
-            self.requests.answered -= usize::from(was_answered);
+            self.requests.answered -= usize::from(!is_new);
         } else if is_new && is_err {
             self.requests.answered += 1;
         }

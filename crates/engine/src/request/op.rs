@@ -5,6 +5,7 @@ use forebay_format::Lsn;
 
 use crate::api::{Bypass, RequestId};
 use crate::key::Key;
+use crate::losses::Known;
 use crate::slab::Id;
 
 /// A client's operation, or the engine's own read on behalf of one.
@@ -138,7 +139,6 @@ pub struct FlushOp {
     pub outstanding: u32,
     /// The client has its answer.
     pub answered: bool,
-    /// Losses of its volume when it began, and how many of them had been told.
-    pub losses: u64,
-    pub told: u64,
+    /// Losses of its volume when it began.
+    pub known: Known,
 }

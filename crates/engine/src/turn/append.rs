@@ -70,17 +70,25 @@ impl Engine {
         (&mut self.form, cx)
     }
 
-    /// Makes room for a block in the record being built; false when there is none now.
+    /// Makes room in the record being built for a payload of up to a block; false when there is
+    /// none now.
     fn make_room(&mut self, fx: &mut Effects) -> bool {
         self.log.builder().fits_block() || self.close_record(fx)
     }
 
+    /// The same for an entry without payload.
+    fn make_bare_room(&mut self, fx: &mut Effects) -> bool {
+        self.log.builder().fits_bare() || self.close_record(fx)
+    }
+
+    /// The same for a block.
+    fn make_room_for(&mut self, block: &[u8], fx: &mut Effects) -> bool {
+        if is_zero(block) { self.make_bare_room(fx) } else { self.make_room(fx) }
+    }
+
     /// Adds a block that a client wrote; false when there is no room now.
     pub(crate) fn push_written(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
-        if is_zero(block) {
-            return self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always);
-        }
-        let room = self.make_room(fx);
+        let room = self.make_room_for(block, fx);
         if room {
             let (forms, mut cx) = self.forms();
             forms.store_written(&mut cx, key, block);
@@ -90,10 +98,7 @@ impl Engine {
 
     /// Adds what a miss brought in; false when there is no room now.
     pub(crate) fn push_admitted(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
-        if is_zero(block) {
-            return self.push_bare(fx, key, 1, EntryKind::Zero, false, Expect::Absent);
-        }
-        let room = self.make_room(fx);
+        let room = self.make_room_for(block, fx);
         if room {
             let (forms, mut cx) = self.forms();
             forms.store_admitted(&mut cx, key, block);
@@ -125,7 +130,7 @@ impl Engine {
         dirty: bool,
         expect: Expect,
     ) -> bool {
-        let room = self.log.builder().fits_bare() || self.close_record(fx);
+        let room = self.make_bare_room(fx);
         if room {
             self.log.builder().push_bare(key, count, kind, dirty, expect);
         }

@@ -4,9 +4,8 @@ use forebay_block::{BLOCK_SIZE, Completion};
 
 use crate::Engine;
 use crate::api::Effects;
-use crate::contents::Place;
-use crate::contents::Stored;
-use crate::form::{AssociateOwner, Made};
+use crate::contents::{Place, Stored};
+use crate::form::{Associate, AssociateOwner};
 use crate::key::Key;
 use crate::log::read::SegmentRead;
 use crate::slab::Id;
@@ -14,9 +13,7 @@ use crate::slab::Id;
 impl Engine {
     /// What `look` makes of a block's newest applied bytes, if RAM has them.
     pub(crate) fn peek_applied<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
-        // While it is locked, RAM may have a version that has no place in the log yet.
-        let sees_ram = !self.requests.is_locked(key);
-        if sees_ram { self.ram.peek(key, look) } else { None }
+        self.ram.peek_applied(self.requests.locks(), key, look)
     }
 
     /// Whether a delta and its base have been written.
@@ -37,7 +34,7 @@ impl Engine {
             self.read_payloads(read, fx);
         }
         if let Some(made) = made {
-            self.associate_made(made, fx);
+            self.associate_made(&made, fx);
         }
     }
 
@@ -51,20 +48,21 @@ impl Engine {
         fx: &mut Effects,
     ) {
         if let Some(made) = self.form.associate_read(id, part, read, done) {
-            self.associate_made(made, fx);
+            self.associate_made(&made, fx);
         }
     }
 
-    fn associate_made(&mut self, made: Made, fx: &mut Effects) {
-        let Made { owner, item, block, error } = made;
-        let block: Option<&[u8]> = block.as_deref().map(<[u8; BLOCK_SIZE]>::as_slice);
-        match owner {
-            AssociateOwner::Read(op) => self.block_read(op, &item, block, error.as_ref(), fx),
+    fn associate_made(&mut self, made: &Associate, fx: &mut Effects) {
+        let mut room = [0; BLOCK_SIZE];
+        let block = made.block(&mut room);
+        let Associate { item, error, .. } = made;
+        match made.owner {
+            AssociateOwner::Read(op) => self.block_read(op, item, block, error.as_ref(), fx),
             AssociateOwner::Destage(destage, at) => {
-                self.destage_block_read(destage, at, block, error, fx);
+                self.destage_block_read(destage, at, block, error.clone(), fx);
             }
             AssociateOwner::Compare(at) => self.compare_block(at, block, fx),
-            AssociateOwner::Rebase => self.rebase_read(&item, block, error.as_ref(), fx),
+            AssociateOwner::Rebase => self.rebase_read(item, block, error.as_ref(), fx),
         }
     }
 }

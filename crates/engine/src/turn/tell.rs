@@ -4,21 +4,16 @@ use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, VolumeId};
 use forebay_format::EntryKind;
 
 use crate::Engine;
+use crate::api::Health;
 use crate::api::event::{Event, Recovered};
 use crate::api::primary::{LOST_RANGES_MAX, Lookup, VolumeState};
 use crate::api::stats::Stats;
-use crate::api::{Effects, Health};
 use crate::key::Key;
 
 impl Engine {
     /// Notes an event; it goes out at the end of the turn.
     pub(crate) fn tell(&mut self, event: Event) {
         self.out.tell(event);
-    }
-
-    /// Hands out what happened in this turn.
-    pub(crate) fn hand_out_events(&mut self, fx: &mut Effects) {
-        self.out.hand_out(fx);
     }
 
     /// The cache device is used differently from now on.
