@@ -20,56 +20,34 @@
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
-    STRIPE_SIZE, VolumeId,
+    BLOCK_SIZE, Completion, ErrorKind, Instant, IoBuf, IoError, IoOp, STRIPE_SIZE,
 };
-use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
-use forebay_policy::EvictionPolicy;
 
-use crate::admission::ROUND_TICK;
+use crate::api::primary::VolumeState;
 use crate::api::stats::Stats;
-use crate::api::{
-    ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
-    State, Target,
-};
-use crate::contents::Contents;
-use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::api::{Effects, Health, Reply, Request, RequestId, ShardConfig, State, Target};
+use crate::cache::Cache;
+use crate::cache::admission::ROUND_TICK;
 use crate::destage::Destaging;
-use crate::form::Forms;
 use crate::key::Key;
 use crate::life::Life;
-use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
-use crate::log::Log;
-use crate::log::builder::Builder;
 use crate::log::read::{Reader, SegmentRead};
-use crate::out::Out;
-use crate::ram::Ram;
+use crate::note::Note;
 use crate::reclaim::Reclaim;
 use crate::recovery::Start;
 use crate::request::Requests;
 use crate::slab::Id;
 use crate::ticket::{InFlight, Ticket};
-use crate::volume::Volume;
 
-/// The cache of one shard. Each field is a room, or what all of them share; a room's own fields are
-/// private to it. `docs/internals/engine.md` says what each room decides.
+/// The cache of one shard. Each field is a room, whose own fields are private to it;
+/// `docs/internals/engine.md` says what each room decides.
 pub struct Engine {
-    pub(crate) config: ShardConfig,
-    pub(crate) now: Instant,
+    pub(crate) cache: Cache,
     pub(crate) life: Life,
-    pub(crate) contents: Contents,
-    pub(crate) ram: Ram,
-    pub(crate) form: Forms,
-    pub(crate) log: Log,
-    pub(crate) policy: Box<dyn EvictionPolicy + Send>,
-    /// By id, up to the highest: every turn looks at all of them.
-    pub(crate) volumes: Vec<Option<Volume>>,
     pub(crate) requests: Requests,
     pub(crate) destaging: Destaging,
     pub(crate) reclaim: Reclaim,
     pub(crate) recovery: Start,
-    pub(crate) out: Out,
-    pub(crate) stats: Stats,
 }
 
 impl Engine {
@@ -79,46 +57,21 @@ impl Engine {
     /// If the geometry is outside the limits; [`crate::pool`] makes none that is.
     #[must_use]
     pub fn new(config: ShardConfig, now: Instant) -> Self {
-        let segments = config.area.len / u64::from(config.segment_size);
-        assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");
-        let segment = config.segment_size;
-        assert!(segment >= SEGMENT_SIZE_MIN && u64::from(segment) <= SEGMENT_BYTES_MAX);
-        assert!((segment as usize).is_multiple_of(PAGE) && config.area.is_aligned(PAGE as u64));
-        let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
-        let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);
-        let mut volumes: Vec<Option<Volume>> = (0..=last).map(|_| None).collect();
-        let is_similar = config.content == ContentLocality::Similar;
-        for volume in &config.volumes {
-            let depth = config.destage_depth;
-            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
-        }
-        let segments = usize::try_from(segments).expect("segments fit memory");
-        let contents = Contents::new(config.index_blocks, segments, volumes.len());
-        let builder = Builder::new(config.buffers.clone(), pages_max);
         Self {
-            now,
             life: Life::new(config.trust),
-            contents,
-            ram: Ram::new(config.ram_bytes, config.compress_ram),
-            form: Forms::new(is_similar, config.index_blocks),
-            log: Log::new(segments, builder),
-            policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
-            volumes,
             requests: Requests::default(),
-            destaging: Destaging::new(&config, now),
+            destaging: Destaging::default(),
             reclaim: Reclaim::default(),
             recovery: Start::default(),
-            out: Out::new(now),
-            stats: Stats::default(),
-            config,
+            cache: Cache::new(config, now),
         }
     }
 
     /// Begins to read the log, or to serve at once when there is none.
     pub fn start(&mut self, now: Instant, fx: &mut Effects) {
-        self.now = now;
-        if self.config.fresh {
-            self.life.set_state(State::Serving);
+        self.cache.now = now;
+        if self.cache.config.fresh {
+            self.cache.standing.state = State::Serving;
         } else {
             self.start_recovery(fx);
         }
@@ -140,10 +93,10 @@ impl Engine {
         let mut slots = [0; WARM_BLOCKS];
         let mut found = 0;
         for key in keys.take(WARM_BLOCKS) {
-            self.policy.warm(key.0);
-            let slot = self.ram.find(key);
-            if slot.is_none() || self.policy.notes_hits() {
-                self.contents.index().warm(key);
+            self.cache.policy.warm(key.0);
+            let slot = self.cache.ram.find(key);
+            if slot.is_none() || self.cache.policy.notes_hits() {
+                self.cache.contents.index().warm(key);
             }
             if let Some(slot) = slot {
                 slots[found] = slot;
@@ -151,13 +104,13 @@ impl Engine {
             }
         }
         let slots = &slots[..found];
-        slots.iter().for_each(|&slot| self.ram.warm(slot));
-        slots.iter().for_each(|&slot| self.ram.warm_neighbours(slot));
+        slots.iter().for_each(|&slot| self.cache.ram.warm(slot));
+        slots.iter().for_each(|&slot| self.cache.ram.warm_neighbours(slot));
     }
 
     /// Takes a client's request. It is answered through [`Effects::replies`].
     pub fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
-        self.now = now;
+        self.cache.now = now;
         if let Err(kind) = self.refusal(&request) {
             let Request { id, buf, .. } = request;
             fx.replies.push(Reply { id, result: Err(kind.into()), buf, direct: None });
@@ -168,16 +121,17 @@ impl Engine {
             IoOp::Flush => self.submit_flush(request, fx),
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => self.submit_write(request, fx),
         }
+        self.deliver(fx);
     }
 
     /// Why a request cannot be taken at all.
     fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
-        match self.state() {
+        match self.cache.state() {
             State::Serving => {}
             State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
             State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
         }
-        let Some(volume) = self.known_volume(request.volume) else {
+        let Some(volume) = self.cache.known_volume(request.volume) else {
             return Err(ErrorKind::OutOfRange);
         };
         let range = request.range;
@@ -195,10 +149,10 @@ impl Engine {
 
     /// Takes the completion of an effect.
     pub fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
-        self.now = now;
+        self.cache.now = now;
         let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
-        let sent = self.out.take(id);
-        self.note_ended(target, &sent, &done);
+        let sent = self.cache.out.take(id);
+        self.cache.note_ended(target, &sent, &done);
         let InFlight { ticket, at, .. } = sent;
         match ticket {
             Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
@@ -206,25 +160,30 @@ impl Engine {
             Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
             Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
             Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
-            Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
-            ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),
+            Ticket::DestageWrite(destage) => self.destage_written(destage, done),
+            Ticket::PrimaryFlush(flush) => self.primary_flushed(flush, &done.result, fx),
             Ticket::Direct(op) => self.direct_done(op, at, done, fx),
             Ticket::ComparePrimary => self.compare_primary(&done, fx),
             Ticket::Recovery(step) => self.recovery_step(step, done, fx),
             Ticket::StopFlush => self.stop_flushed(done, fx),
         }
+        self.deliver(fx);
     }
 
     /// Hands payloads that were read, or could not be, to those who wanted them.
     fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
-        self.log.end_read(read);
+        self.cache.log.end_read(read);
         match read.reader {
             Reader::Read(op) => self.ssd_read(op, read, done, fx),
-            Reader::Associate(id, part) => self.associate_read(id, part, read, done, fx),
+            Reader::Associate(id, part) => {
+                if let Some(made) = self.cache.form.associate_read(id, part, read, done) {
+                    self.associate_made(&made, fx);
+                }
+            }
             Reader::Destage(id) => self.destage_read(id, read, done, fx),
             Reader::Compare(item) => self.compare_read(item, read, done, fx),
             Reader::Similar(seek) => {
-                let copy = self.form.end_seek(seek, read, done);
+                let copy = self.cache.form.end_seek(seek, read, done);
                 self.similar_sought(copy, fx);
             }
             Reader::Footer => self.reclaim_footer_read(done, fx),
@@ -232,32 +191,55 @@ impl Engine {
         }
     }
 
+    /// Delivers the notes that rooms have left, and those that this leads to.
+    pub(crate) fn deliver(&mut self, fx: &mut Effects) {
+        while let Some(note) = self.cache.out.next_note() {
+            match note {
+                Note::Placed(op, lsn) => self.write_applied(op, lsn, fx),
+                Note::Made(made) => self.associate_made(&made, fx),
+                Note::OnPrimary(op, result) => self.through_part_done(op, &result, fx),
+                Note::FlushPart(op, result) => self.flush_part_done(op, result, fx),
+                Note::WaitPrimary(key, op) => self.destaging.wait_through(key, op),
+                Note::WaitDetached(key, op) => self.add_leaving(key, op),
+                Note::FlushDetached(volume, op) => self.flush_detached(op, volume, fx),
+                Note::Restore(op) => self.restore(op, fx),
+                Note::CacheFailed => self.fail_cache(fx),
+            }
+        }
+    }
+
     /// Does what is due: call it after the requests and completions of a turn, and at the
     /// deadline.
     pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
-        self.now = now;
-        self.form.begin_turn();
-        self.ram.begin_turn(now);
-        self.pump_unanswered();
-        if matches!(self.state(), State::Serving | State::Stopping) {
-            self.pump_fences(fx);
-            self.release_delayed(fx);
-            self.pump_log(fx);
-            self.pump_durability(fx);
-            self.pump_reclaim(fx);
-            self.pump_leftover(fx);
-            self.pump_detach(fx);
-            self.pump_destage(fx);
-            self.pump_primary_flushes(fx);
-            self.pump_alone(fx);
-            self.pump_compare(fx);
-            // Reclaim and destaging may have given the log something to do.
-            self.pump_log(fx);
-            self.pump_durability(fx);
-            self.pump_health(fx);
-            self.pump_stop(fx);
+        self.cache.now = now;
+        self.cache.form.begin_turn();
+        self.cache.ram.begin_turn(now);
+        self.cache.pump_unanswered();
+        if matches!(self.cache.state(), State::Serving | State::Stopping) {
+            let rooms: [fn(&mut Self, &mut Effects); 15] = [
+                Self::pump_fences,
+                Self::release_delayed,
+                Self::pump_log,
+                Self::pump_durability,
+                Self::pump_reclaim,
+                Self::pump_leftover,
+                Self::pump_detach,
+                Self::pump_destage,
+                Self::pump_primary_flushes,
+                |engine, fx| engine.cache.pump_alone(fx),
+                Self::pump_compare,
+                // Reclaim and destaging may have given the log something to do.
+                Self::pump_log,
+                Self::pump_durability,
+                Self::pump_health,
+                Self::pump_stop,
+            ];
+            for pump in rooms {
+                pump(self, fx);
+                self.deliver(fx);
+            }
         }
-        self.out.hand_out(fx);
+        self.cache.out.hand_out(fx);
         self.set_deadline(fx);
     }
 
@@ -267,93 +249,65 @@ impl Engine {
     /// # Errors
     /// What does not hold.
     pub fn check(&self) -> Result<(), String> {
-        self.contents.check()
+        self.cache.contents.check()
     }
 
     /// Where it is in its life.
     #[must_use]
     pub fn state(&self) -> &State {
-        self.life.state()
+        self.cache.state()
     }
 
     /// How the cache device is doing.
     #[must_use]
     pub fn health(&self) -> Health {
-        self.life.health()
+        self.cache.health()
     }
 
     /// Dirty blocks, those that cannot be read back any more included.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {
-        self.contents.dirty().blocks()
+        self.cache.contents.dirty().blocks()
     }
 
-    /// Changes what the cache does for a volume; requests from now on follow it.
-    pub(crate) fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
-        if self.known_volume(volume).is_some() {
-            self.volume_mut(volume).config.mode = mode;
-            self.note_leftover(volume);
-        }
+    /// How each volume stands.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<VolumeState> {
+        let state = |volume: &crate::volume::Volume| {
+            let id = volume.config.id;
+            let (lost_blocks, lost) = self.cache.lost_of(id);
+            VolumeState {
+                id,
+                lookups: volume.lookups,
+                primary: volume.primary,
+                dirty_blocks: self.cache.contents.dirty().blocks_of(id),
+                lost_blocks,
+                lost,
+                dirty_limit_blocks: self.cache.limit_of(id),
+                changed: volume.changed,
+                held_writes: volume.flow.held_writes(),
+                slow_ios: volume.flow.slow_ios,
+                oldest_io: volume.flow.oldest_io,
+            }
+        };
+        self.cache.volumes.iter().flatten().map(state).collect()
     }
 
-    /// Changes how clean blocks are chosen to enter and to leave. What the new policy knows of
-    /// the blocks is little at first.
-    pub(crate) fn set_eviction(&mut self, eviction: Eviction) {
-        self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
+    /// Counters and levels.
+    #[must_use]
+    pub fn stats(&self, now: Instant) -> Stats {
+        let requests_in_flight = self.requests.unanswered() as u64;
+        Stats { requests_in_flight, ..self.cache.stats(now) }
     }
 
     /// Answers what was taken, takes nothing new, makes the log complete and durable.
     pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
-        self.now = now;
-        self.life.begin_stop(now);
+        self.cache.now = now;
+        self.life.begin_stop(&mut self.cache);
         self.set_deadline(fx);
     }
 
     // What the paths share.
-
-    pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
-        self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
-    }
-
-    pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
-        self.known_volume(id).expect("requests name volumes there are")
-    }
-
-    pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
-    }
-
-    /// Where a segment starts on the cache device.
-    pub(crate) fn segment_offset(&self, index: usize) -> u64 {
-        self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
-    }
-
-    /// Sends a read of a segment; it ends in [`Engine::complete`].
-    pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
-        self.log.begin_read(&read);
-        let (index, range) = read.place();
-        self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
-    }
-
-    /// Reads `len` bytes from `at` of a segment.
-    pub(crate) fn read_segment(
-        &mut self,
-        fx: &mut Effects,
-        index: usize,
-        at: u32,
-        len: usize,
-        ticket: Ticket,
-    ) {
-        let range = ByteRange::new(self.segment_offset(index) + u64::from(at), len as u64);
-        let buf = self.config.buffers.get(len);
-        self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
-    }
-
-    /// The bytes of a block range that exist on the volume: its last block may be short.
-    pub(crate) fn bytes_on_volume(&self, volume: VolumeId, blocks: BlockRange) -> ByteRange {
-        let whole = ByteRange { offset: 0, len: self.volume(volume).config.size };
-        blocks.bytes().intersection(&whole)
-    }
 
     pub(crate) fn reply(
         &mut self,
@@ -369,39 +323,39 @@ impl Engine {
         let mut deadline = Instant::NEVER;
         if let Some(at) = self.next_delayed() {
             // At the limit a write waits for destaging, not for the time.
-            deadline = deadline.min(at.max(self.now + THROTTLE_TICK));
+            deadline = deadline.min(at.max(self.cache.now + THROTTLE_TICK));
         }
         // Writes that are held back may have room when no dirty block is left to wait with them.
-        let held = self.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
-        if matches!(self.state(), State::Serving | State::Stopping)
-            && (self.contents.dirty().blocks() > 0 || held)
+        let held = self.cache.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
+        if matches!(self.cache.state(), State::Serving | State::Stopping)
+            && (self.cache.contents.dirty().blocks() > 0 || held)
         {
-            deadline = deadline.min(self.now + DESTAGE_TICK);
+            deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
-        if let Some(at) = self.out.next_look() {
+        if let Some(at) = self.cache.out.next_look() {
             deadline = deadline.min(at);
         }
         if let Some(at) = self.next_compare() {
             deadline = deadline.min(at);
         }
-        if self.reclaim.retry_at() > self.now {
-            deadline = deadline.min(self.reclaim.retry_at().max(self.now + DESTAGE_TICK));
+        if self.reclaim.retry_at() > self.cache.now {
+            deadline = deadline.min(self.reclaim.retry_at().max(self.cache.now + DESTAGE_TICK));
         }
-        if self.form.background().turn_is_over() {
-            let wait = if self.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
-            deadline = deadline.min(self.now + wait);
+        if self.cache.form.background().turn_is_over() {
+            let wait = if self.cache.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
+            deadline = deadline.min(self.cache.now + wait);
         }
-        if *self.state() == State::Stopping || self.is_detaching() {
-            deadline = deadline.min(self.now + FLUSH_TICK);
+        if *self.cache.state() == State::Stopping || self.is_detaching() {
+            deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
-            deadline = deadline.min(self.now + FLUSH_TICK);
+        if self.cache.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
+            deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
-            deadline = deadline.min(self.now + DESTAGE_TICK);
+        if self.cache.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
+            deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
-        if *self.state() == State::Serving && self.ram.has_alone() {
-            deadline = deadline.min(self.now + ROUND_TICK);
+        if *self.cache.state() == State::Serving && self.cache.ram.has_alone() {
+            deadline = deadline.min(self.cache.now + ROUND_TICK);
         }
         fx.deadline = (deadline != Instant::NEVER).then_some(deadline);
     }

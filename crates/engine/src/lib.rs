@@ -3,18 +3,21 @@
 //! [`Engine`] takes requests, completions and the time, and says in [`Effects`] what is to be
 //! done. The same code runs over io_uring and in the simulator.
 
-mod admission;
 mod api;
+mod cache;
 mod contents;
 mod destage;
 mod engine;
+mod flow;
 mod form;
 mod key;
+mod left;
 mod life;
 mod limits;
 mod locks;
 mod log;
 mod losses;
+mod note;
 pub mod offline;
 mod out;
 mod pace;

@@ -121,14 +121,14 @@ impl Shard for Engine {
     }
 
     fn lost_blocks(&self) -> u64 {
-        self.contents.fenced().len() as u64
+        self.cache.contents.fenced().len() as u64
     }
 
     fn set(&mut self, setting: Setting) {
         match setting {
-            Setting::Mode(volume, mode) => self.set_mode(volume, mode),
-            Setting::Eviction(eviction) => self.set_eviction(eviction),
-            Setting::Content(content) => self.set_content(content),
+            Setting::Mode(volume, mode) => self.cache.set_mode(volume, mode),
+            Setting::Eviction(eviction) => self.cache.set_eviction(eviction),
+            Setting::Content(content) => self.cache.set_content(content),
         }
     }
 

@@ -33,19 +33,8 @@ pub enum Ticket {
     Fetch(Id),
     /// A destage write.
     DestageWrite(Id),
-    /// A flush of a primary, which covers the changes up to this count.
-    PrimaryFlush {
-        /// The volume.
-        volume: VolumeId,
-        /// Direct changes when it was sent.
-        direct: u64,
-        /// Destages it covers.
-        destages: Vec<Id>,
-        /// Flush operations that wait for it.
-        flushes: Vec<Id>,
-        /// Writes that wait for it.
-        writes: Vec<Id>,
-    },
+    /// A flush of a primary.
+    PrimaryFlush(PrimaryFlush),
     /// A direct change of a primary.
     Direct(Id),
     /// A read of a primary to compare with.
@@ -54,6 +43,21 @@ pub enum Ticket {
     StopFlush,
     /// A read or write of recovery.
     Recovery(Step),
+}
+
+/// A flush of a primary: which changes it covers, and who waits for it.
+#[derive(Debug)]
+pub struct PrimaryFlush {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Direct changes completed when it was sent.
+    pub direct: u64,
+    /// Destages written by then.
+    pub destages: Vec<Id>,
+    /// Flushes of clients.
+    pub flushes: Vec<Id>,
+    /// Writes with FUA.
+    pub writes: Vec<Id>,
 }
 
 /// When something was sent, and what it was.

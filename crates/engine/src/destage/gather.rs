@@ -27,7 +27,7 @@ impl Engine {
             let room: &mut [u8; BLOCK_SIZE] = (&mut buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE])
                 .try_into()
                 .expect("a block's length");
-            let (ram, locks) = (&self.ram, self.requests.locks());
+            let (ram, locks) = (&self.cache.ram, &self.cache.locks);
             if ram.peek_applied(locks, key, |bytes| room.copy_from_slice(bytes)).is_some() {
                 continue;
             }
@@ -36,7 +36,7 @@ impl Engine {
             } else if let Some(base) = destage.versions[i].base {
                 deltas.push((i, Stored { key, place }, base));
             } else if let Some(payload) =
-                self.log.failed_payload(place.segment, place.offset, place.len)
+                self.cache.log.failed_payload(place.segment, place.offset, place.len)
             {
                 let mut spare = [0; BLOCK_SIZE];
                 match decode(&place, payload, &mut spare) {
@@ -50,13 +50,13 @@ impl Engine {
         destage.buf = buf;
         destage.reads += deltas.len() as u32;
         for (block, item, base) in deltas {
-            self.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
+            self.cache.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
         }
         // What was written together lies together: one read for all of it.
         let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
         for read in SegmentRead::all(Reader::Destage(id), near, from_device) {
             self.destaging.destages.get_mut(id).reads += 1;
-            self.read_payloads(read, fx);
+            self.cache.read_payloads(read, fx);
         }
         self.gathered(id, fx);
     }

@@ -110,22 +110,22 @@ fn gcd(a: u64, b: u64) -> u64 {
 impl Engine {
     /// Begins to compare the volumes whose primary is suspect.
     pub(crate) fn begin_comparing(&mut self) {
-        let suspect = self.config.volumes.iter().filter(|volume| volume.suspect);
+        let suspect = self.cache.config.volumes.iter().filter(|volume| volume.suspect);
         self.life.compare.volumes = suspect.map(|volume| volume.id).collect();
     }
 
     /// Goes on comparing, and dropping what must not be used.
     pub(crate) fn pump_compare(&mut self, fx: &mut Effects) {
-        if self.life.health != Health::Good || self.life.state != State::Serving {
+        if self.cache.health() != Health::Good || *self.cache.state() != State::Serving {
             return;
         }
         self.drop_clean(fx);
-        if self.life.compare.round.is_some() || self.now < self.life.compare.next_at {
+        if self.life.compare.round.is_some() || self.cache.now < self.life.compare.next_at {
             return;
         }
         let Some(&volume) = self.life.compare.volumes.front() else { return };
         if self.life.compare.keys.is_empty() && !self.find_clean(volume) {
-            self.life.compare.next_at = self.now + PAUSE_MIN;
+            self.life.compare.next_at = self.cache.now + PAUSE_MIN;
             return;
         }
         self.start_round(false, fx);
@@ -133,18 +133,18 @@ impl Engine {
 
     /// When [`Engine::pump_compare`] has something to do.
     pub(crate) fn next_compare(&self) -> Option<Instant> {
-        if self.life.health != Health::Good || self.life.state != State::Serving {
+        if self.cache.health() != Health::Good || *self.cache.state() != State::Serving {
             return None;
         }
         let compare = &self.life.compare;
         if !compare.drops.is_empty() {
-            return Some(self.now + PAUSE_MIN);
+            return Some(self.cache.now + PAUSE_MIN);
         }
         (compare.round.is_none() && !compare.volumes.is_empty()).then_some(compare.next_at)
     }
 
     fn stripes(&self, volume: VolumeId) -> u64 {
-        let blocks = self.volume(volume).config.size.div_ceil(BLOCK_SIZE as u64);
+        let blocks = self.cache.volume(volume).config.size.div_ceil(BLOCK_SIZE as u64);
         blocks.div_ceil(STRIPE_BLOCKS)
     }
 
@@ -156,7 +156,7 @@ impl Engine {
                 let blocks = std::mem::take(&mut self.life.compare.compared);
                 self.life.compare.looked = 0;
                 self.life.compare.volumes.pop_front();
-                self.tell(Event::Compared { volume, blocks });
+                self.cache.tell(Event::Compared { volume, blocks });
                 return false;
             }
             let stripe = nth_stripe(self.life.compare.looked, count);
@@ -172,7 +172,7 @@ impl Engine {
     fn clean_in(&self, volume: VolumeId, stripe: u64) -> impl Iterator<Item = Key> {
         let first = stripe * STRIPE_BLOCKS;
         let keys = (first..first + STRIPE_BLOCKS).map(move |block| Key::new(volume, block));
-        keys.filter(|&key| self.contents.get(key).is_some_and(|place| !place.dirty))
+        keys.filter(|&key| self.cache.contents.get(key).is_some_and(|place| !place.dirty))
     }
 
     /// Reads the next blocks from the cache and from the primary.
@@ -180,11 +180,11 @@ impl Engine {
         let compare = &mut self.life.compare;
         let count = compare.keys.len().min(ROUND_BLOCKS);
         let keys: Vec<Key> = compare.keys.iter().take(count).copied().collect();
-        let items = keys.iter().filter(|key| !self.requests.is_locked(**key));
+        let items = keys.iter().filter(|key| !self.cache.locks.is_locked(**key));
         let items: Vec<Item> = items
             .filter_map(|&key| {
-                let place = self.contents.get(key).filter(|place| !place.dirty)?;
-                let seq = self.log.seq_of(&place);
+                let place = self.cache.contents.get(key).filter(|place| !place.dirty)?;
+                let seq = self.cache.log.seq_of(&place);
                 Some(Item { key, place, seq, bytes: None })
             })
             .collect();
@@ -195,14 +195,14 @@ impl Engine {
         let volume = first.key.volume();
         let (first, end) = (first.key.block(), last.key.block() + 1);
         let blocks = BlockRange { first, count: end - first };
-        let range = self.bytes_on_volume(volume, blocks);
-        let buf = self.config.buffers.get(range.len as usize);
-        let sent = self.now;
+        let range = self.cache.bytes_on_volume(volume, blocks);
+        let buf = self.cache.config.buffers.get(range.len as usize);
+        let sent = self.cache.now;
         let waiting: Vec<(Key, Place)> = items.iter().map(|item| (item.key, item.place)).collect();
         self.life.compare.round =
             Some(Round { blocks, items, primary: None, away: false, outstanding: 2, sent, again });
         let ticket = Ticket::ComparePrimary;
-        self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+        self.cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
         for (at, (key, place)) in waiting.into_iter().enumerate() {
             self.read_compared(at, key, place, fx);
         }
@@ -211,19 +211,19 @@ impl Engine {
 
     /// Reads a block of the round from where the cache has it.
     fn read_compared(&mut self, at: usize, key: Key, place: Place, fx: &mut Effects) {
-        if let Some(bytes) = self.peek_applied(key, <[u8]>::to_vec) {
+        if let Some(bytes) = self.cache.peek_applied(key, <[u8]>::to_vec) {
             return self.take_compared(at, Some(&bytes));
         }
         if place.kind == EntryKind::Zero {
             return self.take_compared(at, Some(&[0; BLOCK_SIZE]));
         }
-        let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
-        if !self.is_associate_written(&base.unwrap_or(place), &place) {
+        let base = place.kind.is_associate().then(|| self.cache.contents.base_of_associate(key));
+        if !self.cache.is_associate_written(&base.unwrap_or(place), &place) {
             return;
         }
         self.round().outstanding += 1;
         if let Some(base) = base {
-            return self.read_associate(
+            return self.cache.read_associate(
                 AssociateOwner::Compare(at),
                 Stored { key, place },
                 base,
@@ -231,7 +231,7 @@ impl Engine {
             );
         }
         let read = SegmentRead::one(Reader::Compare(at), Stored { key, place });
-        self.read_payloads(read, fx);
+        self.cache.read_payloads(read, fx);
     }
 
     fn round(&mut self) -> &mut Round {
@@ -266,7 +266,7 @@ impl Engine {
 
     /// The primary's bytes of the round have been read.
     pub(crate) fn compare_primary(&mut self, done: &Completion, fx: &mut Effects) {
-        let now = self.now;
+        let now = self.cache.now;
         let round = self.round();
         round.primary = done.result.is_ok().then(|| done.buf.to_vec());
         round.away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
@@ -284,7 +284,9 @@ impl Engine {
         }
         let Some(round) = self.life.compare.round.take() else { return };
         let volume = round.items[0].key.volume();
-        if self.life.state != State::Serving || self.life.compare.volumes.front() != Some(&volume) {
+        if *self.cache.state() != State::Serving
+            || self.life.compare.volumes.front() != Some(&volume)
+        {
             return;
         }
         let differs = round.items.iter().find(|item| self.differs(&round, item));
@@ -292,7 +294,7 @@ impl Engine {
             Some(key) if round.again => {
                 self.life.compare.volumes.pop_front();
                 let blocks = BlockRange { first: key.block(), count: 1 };
-                self.tell(Event::PrimaryChanged { volume, blocks });
+                self.cache.tell(Event::PrimaryChanged { volume, blocks });
                 fx.changed.push(volume);
                 self.distrust(volume);
             }
@@ -310,25 +312,28 @@ impl Engine {
     /// Whether the primary has other bytes of a block than the cache, which has still the version
     /// that was read.
     fn differs(&self, round: &Round, item: &Item) -> bool {
-        let same = self.contents.get(item.key).is_some_and(|now| {
-            now.is_same_version(&item.place) && !now.dirty && self.log.seq_of(&now) == item.seq
+        let same = self.cache.contents.get(item.key).is_some_and(|now| {
+            now.is_same_version(&item.place)
+                && !now.dirty
+                && self.cache.log.seq_of(&now) == item.seq
         });
         let (Some(cached), Some(primary)) = (&item.bytes, &round.primary) else { return false };
         let from = (item.key.block() - round.blocks.first) as usize * BLOCK_SIZE;
         let part = &primary[from..(from + BLOCK_SIZE).min(primary.len())];
-        same && !self.requests.is_locked(item.key) && cached[..part.len()] != *part
+        same && !self.cache.locks.is_locked(item.key) && cached[..part.len()] != *part
     }
 
     /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
     /// shard may have found that.
     pub fn distrust(&mut self, volume: VolumeId) {
-        if self.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
+        if self.cache.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed)
+        {
             return;
         }
         self.life.compare.volumes.retain(|&other| other != volume);
         (self.life.compare.looked, self.life.compare.compared) = (0, 0);
         self.life.compare.keys.clear();
-        let state = self.volume_mut(volume);
+        let state = self.cache.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);
         let (next, again, until) = (0, VecDeque::new(), Lsn(0));
         self.life.compare.drops.push_back(Drop { volume, next, again, until });
@@ -346,14 +351,14 @@ impl Engine {
                     None => break,
                 },
             };
-            if !self.has_client_space() || !self.drop_clean_in(stripe, &mut job, fx) {
+            if !self.cache.has_client_space() || !self.drop_clean_in(stripe, &mut job, fx) {
                 job.again.push_back(stripe);
                 break;
             }
             job.next = job.next.max(stripe + 1);
         }
-        if job.next >= count && job.again.is_empty() && self.log.next_lsn() > job.until {
-            self.volume_mut(job.volume).distrusted = false;
+        if job.next >= count && job.again.is_empty() && self.cache.log.next_lsn() > job.until {
+            self.cache.volume_mut(job.volume).distrusted = false;
         } else {
             self.life.compare.drops.push_front(job);
         }
@@ -365,7 +370,7 @@ impl Engine {
         let mut rest = keys.into_iter().peekable();
         let mut locked = false;
         while let Some(first) = rest.next() {
-            if self.requests.is_locked(first) {
+            if self.cache.locks.is_locked(first) {
                 // Whoever writes it may fail, and leave it as it was.
                 locked = true;
                 continue;
@@ -374,29 +379,24 @@ impl Engine {
             let follows = |key: &Key, count: u32, locks: &crate::locks::Locks| {
                 key.0 == first.0 + u64::from(count) && !locks.is_locked(*key)
             };
-            while rest.next_if(|key| follows(key, count, self.requests.locks())).is_some() {
+            while rest.next_if(|key| follows(key, count, &self.cache.locks)).is_some() {
                 count += 1;
             }
             let kind = EntryKind::Invalidate;
-            if !self.push_bare(fx, first, count, kind, false, Expect::Always) {
+            if !self.cache.push_bare(fx, first, count, kind, false, Expect::Always) {
                 return false;
             }
             for key in (first.0..first.0 + u64::from(count)).map(Key) {
-                self.ram.remove(key);
+                self.cache.ram.remove(key);
             }
             // A direct write that finds the block gone must find this durable first.
-            self.log.raise_barrier();
-            job.until = self.log.next_lsn();
+            self.cache.log.raise_barrier();
+            job.until = self.cache.log.next_lsn();
         }
         if locked {
             job.again.push_back(stripe);
         }
         true
-    }
-
-    /// Whether what the cache has of a block must not be used.
-    pub(crate) fn is_distrusted(&self, key: Key) -> bool {
-        self.volume(key.volume()).distrusted && !self.contents.dirty().contains(key)
     }
 }
 

@@ -15,7 +15,6 @@
 //! answered when the primary has flushed it and a further record says that it is kept no more.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use forebay_block::{ErrorKind, Instant, STRIPE_BLOCKS, VolumeId};
 
@@ -24,12 +23,11 @@ use crate::api::{DetachedStripe, Effects, Health, State, Trust};
 use crate::contents::Bits;
 use crate::contents::Place;
 use crate::key::Key;
+use crate::left::{keys_of, stripe_of, stripes_of};
 use crate::life::stop::PATIENCE;
-use crate::request::op::{Op, Path, Stage};
+use crate::request::op::{Op, Stage};
 use crate::slab::Id;
 
-/// How long a block that could not be read back is left alone.
-const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
 /// Stripes looked at in a turn.
 const LOOKED_AT: usize = 64;
 
@@ -43,11 +41,9 @@ struct Leaving {
     writes: Vec<Id>,
 }
 
-/// Which stripes the cache has left, or is leaving, by the number that [`stripe_of`] gives.
+/// Which stripes the cache is leaving, by the number that [`stripe_of`] gives.
 #[derive(Debug, Default)]
 pub(crate) struct Detach {
-    /// With the blocks that were kept.
-    done: BTreeMap<u64, Bits>,
     leaving: BTreeMap<u64, Leaving>,
     /// Where the next turn goes on.
     cursor: u64,
@@ -68,39 +64,17 @@ impl Detach {
     }
 }
 
-/// The stripe of a block among all volumes.
-fn stripe_of(key: Key) -> u64 {
-    key.0 / STRIPE_BLOCKS
-}
-
 /// The number of a stripe among those of all volumes.
 fn number_of(record: &DetachedStripe) -> u64 {
     stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS))
 }
 
-fn stripes_of(volume: VolumeId) -> std::ops::Range<u64> {
-    let keys = Key::range(volume);
-    keys.start.0 / STRIPE_BLOCKS..keys.end.0 / STRIPE_BLOCKS
-}
-
-fn keys_of(stripe: u64) -> impl Iterator<Item = Key> {
-    (stripe * STRIPE_BLOCKS..(stripe + 1) * STRIPE_BLOCKS).map(Key)
-}
-
 impl Engine {
-    /// Whether the log has nothing to say of a block's stripe.
-    pub(crate) fn is_detached(&self, key: Key) -> bool {
-        match self.life.health {
-            Health::Good => false,
-            Health::Draining => self.life.detach.done.contains_key(&stripe_of(key)),
-            Health::Detached => true,
-        }
-    }
-
     /// The device has failed: flushes wait for what was written and is not durable.
     pub(crate) fn note_undurable(&mut self) {
-        for volume in self.volume_ids() {
-            let keys = self.contents.dirty().of_volume(volume).filter(|&key| !self.is_settled(key));
+        for volume in self.cache.volume_ids() {
+            let keys =
+                self.cache.contents.dirty().of_volume(volume).filter(|&key| !self.is_settled(key));
             let stripes: BTreeSet<u64> = keys.map(stripe_of).collect();
             self.life.detach.undurable.extend(stripes);
         }
@@ -110,50 +84,36 @@ impl Engine {
     }
 
     fn leave(&mut self, stripe: u64) -> &mut Leaving {
-        let since = self.now;
+        let since = self.cache.now;
+        let volume = Key(stripe * STRIPE_BLOCKS).volume();
+        self.cache.volume_mut(volume).is_leaving = true;
         let new = || Leaving { since, asked: false, writes: Vec::new() };
         self.life.detach.leaving.entry(stripe).or_insert_with(new)
     }
 
-    /// A write waits until its stripe is detached. One that is in the log already is done then; any
-    /// other starts over.
-    pub(crate) fn wait_detached(&mut self, id: Id, fx: &mut Effects) {
-        let Op::Write(write) = self.requests.get_mut(id) else {
-            unreachable!("a write's id names a write");
-        };
-        let placed =
-            write.path == Path::Cached && matches!(write.stage, Stage::Logged | Stage::Durable);
-        write.stage = if placed { Stage::Leaving } else { Stage::Anew };
-        write.outstanding = 0;
-        let stripe = stripe_of(Key::new(write.volume, write.blocks.first));
-        if !placed {
-            write.logged = 0;
-            write.edges = [None, None];
-        }
-        self.leave(stripe).writes.push(id);
-        if !placed {
-            self.unlock_blocks(id, fx);
-        }
+    /// A write waits until the stripe of a block is detached.
+    pub(crate) fn add_leaving(&mut self, key: Key, write: Id) {
+        self.leave(stripe_of(key)).writes.push(write);
     }
 
-    /// A flush waits for the blocks of its volume that were not durable when the device failed;
-    /// true if there are any.
-    pub(crate) fn flush_waits_detached(&mut self, id: Id, volume: VolumeId) -> bool {
-        let waits = self.life.health == Health::Draining && self.life.detach.is_undurable(volume);
-        if waits {
-            self.life.detach.flushes.push((self.now, volume, id));
+    /// A flush waits for the blocks of its volume that were not durable when the device failed, if
+    /// there are any.
+    pub(crate) fn flush_detached(&mut self, id: Id, volume: VolumeId, fx: &mut Effects) {
+        if self.cache.health() == Health::Draining && self.life.detach.is_undurable(volume) {
+            self.life.detach.flushes.push((self.cache.now, volume, id));
+        } else {
+            self.flush_part_done(id, Ok(()), fx);
         }
-        waits
     }
 
     /// Brings stripes that are to be detached to their primaries, and asks for their records.
     pub(crate) fn pump_detach(&mut self, fx: &mut Effects) {
-        if self.life.health == Health::Detached {
+        if self.cache.health() == Health::Detached {
             for stripe in self.life.detach.leaving.keys().copied().collect::<Vec<_>>() {
                 self.left(stripe, fx);
             }
         }
-        if self.life.health != Health::Draining {
+        if self.cache.health() != Health::Draining {
             return;
         }
         let cursor = self.life.detach.cursor;
@@ -173,25 +133,25 @@ impl Engine {
     /// Destages a stripe's dirty blocks, whatever the pace; true when none is left that can be
     /// read back.
     fn empty_stripe(&mut self, stripe: u64, fx: &mut Effects) -> bool {
-        let (dirty, destaging) = self.contents.dirty().in_stripe(stripe);
+        let (dirty, destaging) = self.cache.contents.dirty().in_stripe(stripe);
         let mut empty = destaging.is_empty();
         for key in keys_of(stripe) {
             let at = key.0 % STRIPE_BLOCKS;
-            let contents = &self.contents;
+            let contents = &self.cache.contents;
             let unreadable = contents.unreadable_until(key).is_some();
             let kept = contents.fenced().contains(&key) || unreadable;
             if !dirty.get(at) || kept {
                 continue;
             }
             empty = false;
-            let flow = &self.volume(key.volume()).flow;
-            if flow.destage_writes < self.config.destage_depth
-                && !self.contents.dirty().is_destaging(key)
+            let flow = &self.cache.volume(key.volume()).flow;
+            if flow.destage_writes < self.cache.config.destage_depth
+                && !self.cache.contents.dirty().is_destaging(key)
             {
                 let _ = self.start_destage(key, fx);
             }
         }
-        empty && self.life.trust > Trust::Full
+        empty && self.cache.standing.trust > Trust::Full
     }
 
     fn ask_to_detach(&mut self, stripe: u64, fx: &mut Effects) {
@@ -206,7 +166,7 @@ impl Engine {
 
     /// Blocks of a stripe that the cache alone has, but for those that were written since.
     fn kept_in(&self, stripe: u64) -> Bits {
-        let (mut kept, _) = self.contents.dirty().in_stripe(stripe);
+        let (mut kept, _) = self.cache.contents.dirty().in_stripe(stripe);
         for &(_, id) in &self.life.detach.restoring {
             let Op::Write(write) = self.requests.get(id) else { continue };
             for key in write.keys() {
@@ -220,23 +180,25 @@ impl Engine {
 
     /// What [`Effects::detach`] asked for is durable.
     pub fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
-        self.now = now;
+        self.cache.now = now;
         for record in stripes {
             let stripe = number_of(record);
-            self.life.detach.done.insert(stripe, Bits::from_words(record.kept));
+            self.cache.left.add(stripe, Bits::from_words(record.kept));
             self.restored(stripe, fx);
             self.left(stripe, fx);
+            self.deliver(fx);
         }
     }
 
     /// The cache has left a stripe: what it has of it is forgotten, and writes go on.
     fn left(&mut self, stripe: u64, fx: &mut Effects) {
         let Some(Leaving { writes, .. }) = self.life.detach.leaving.remove(&stripe) else { return };
-        let kept = self.life.detach.done.get(&stripe).copied().unwrap_or_default();
+        self.note_leaving();
+        let kept = self.cache.left.kept(stripe);
         for key in keys_of(stripe) {
             if !kept.get(key.0 % STRIPE_BLOCKS) {
-                self.ram.remove(key);
-                self.contents.forget(key, &mut self.ram);
+                self.cache.ram.remove(key);
+                self.cache.contents.forget(key, &mut self.cache.ram);
             } else if self.life.detach.undurable.contains(&stripe) {
                 self.note_lost(key);
             }
@@ -261,7 +223,7 @@ impl Engine {
             unreachable!("a write's id names a write");
         };
         let mut keys = write.keys();
-        let lost = keys.any(|key| self.contents.dirty().contains(key));
+        let lost = keys.any(|key| self.cache.contents.dirty().contains(key));
         let result = if lost { Err(ErrorKind::Corrupt.into()) } else { Ok(()) };
         self.end_write(id, result, fx);
     }
@@ -283,11 +245,11 @@ impl Engine {
 
     /// Nobody waits for ever for a primary that is away, or a record that cannot be made.
     fn give_up_detaching(&mut self, fx: &mut Effects) {
-        let patience = match self.life.state {
-            State::Stopping => PATIENCE.min(self.config.patience),
-            _ => self.config.patience,
+        let patience = match *self.cache.state() {
+            State::Stopping => PATIENCE.min(self.cache.config.patience),
+            _ => self.cache.config.patience,
         };
-        let deadline = Instant(self.now.0.saturating_sub(patience.as_nanos() as u64));
+        let deadline = Instant(self.cache.now.0.saturating_sub(patience.as_nanos() as u64));
         let late =
             self.life.detach.leaving.iter_mut().filter(|(_, leaving)| leaving.since <= deadline);
         let mut late: Vec<Id> =
@@ -295,7 +257,7 @@ impl Engine {
         let restoring = &mut self.life.detach.restoring;
         late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
         for id in late {
-            self.stats.given_up_writes += 1;
+            self.cache.stats.given_up_writes += 1;
             self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
         }
         let undurable = &self.life.detach.undurable;
@@ -303,18 +265,8 @@ impl Engine {
             leaving.asked || !leaving.writes.is_empty() || undurable.contains(stripe)
         };
         self.life.detach.leaving.retain(|stripe, leaving| kept(stripe, leaving));
+        self.note_leaving();
         self.pump_detach_flushes(Some(deadline), fx);
-    }
-
-    /// Whether a write is of blocks that are kept: they are until a record says otherwise.
-    pub(crate) fn restores(&self, id: Id) -> bool {
-        if self.life.health != Health::Draining {
-            return false;
-        }
-        let Op::Write(write) = self.requests.get(id) else { return false };
-        let mut keys = write.keys();
-        let kept = |key| self.life.detach.done.get(&stripe_of(key));
-        keys.any(|key| kept(key).is_some_and(|kept| kept.get(key.0 % STRIPE_BLOCKS)))
     }
 
     /// The primary has flushed a write over kept blocks.
@@ -323,13 +275,13 @@ impl Engine {
             unreachable!("a write's id names a write");
         };
         let stripe = stripe_of(Key::new(write.volume, write.blocks.first));
-        self.life.detach.restoring.push((self.now, id));
+        self.life.detach.restoring.push((self.cache.now, id));
         self.ask_to_detach(stripe, fx);
     }
 
     /// A record says that blocks are kept no more.
     fn restored(&mut self, stripe: u64, fx: &mut Effects) {
-        let kept = self.life.detach.done[&stripe];
+        let kept = self.cache.left.kept(stripe);
         let mut ended = Vec::new();
         for &(_, id) in &self.life.detach.restoring {
             let Op::Write(write) = self.requests.get(id) else { continue };
@@ -342,8 +294,8 @@ impl Engine {
             self.life.detach.restoring.retain(|&(_, other)| other != id);
             let Op::Write(write) = self.requests.get(id) else { continue };
             for key in write.keys() {
-                self.ram.remove(key);
-                self.contents.forget(key, &mut self.ram);
+                self.cache.ram.remove(key);
+                self.cache.contents.forget(key, &mut self.cache.ram);
             }
             self.end_write(id, Ok(()), fx);
         }
@@ -353,17 +305,18 @@ impl Engine {
     pub(crate) fn forget_detached(&mut self) {
         // The last record of a stripe counts.
         let detached = self
+            .cache
             .config
             .detached
             .iter()
             .map(|record| (number_of(record), Bits::from_words(record.kept)));
         for (stripe, kept) in detached.collect::<BTreeMap<_, _>>() {
-            if self.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
+            if self.cache.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
                 continue;
             }
-            self.life.detach.done.insert(stripe, kept);
+            self.cache.left.add(stripe, kept);
             for key in keys_of(stripe).filter(|key| !kept.get(key.0 % STRIPE_BLOCKS)) {
-                self.contents.forget(key, &mut self.ram);
+                self.cache.contents.forget(key, &mut self.cache.ram);
             }
         }
     }
@@ -371,9 +324,9 @@ impl Engine {
     /// Whether the newest version of a block is durable: its bytes, and the entry that says so
     /// where they are another block's.
     fn is_settled(&self, key: Key) -> bool {
-        let durable = |at: Place| self.log.is_durable(at.segment, at.offset);
-        self.contents.get(key).is_some_and(durable)
-            && self.contents.unsettled(key).is_none()
+        let durable = |at: Place| self.cache.log.is_durable(at.segment, at.offset);
+        self.cache.contents.get(key).is_some_and(durable)
+            && self.cache.contents.unsettled(key).is_none()
             && !self.life.detach.doubted.contains(&key)
     }
 
@@ -386,30 +339,20 @@ impl Engine {
     /// told.
     fn note_lost(&mut self, key: Key) {
         if !self.is_settled(key) {
-            self.volume_mut(key.volume()).losses.note(ErrorKind::Corrupt.into());
+            self.cache.volume_mut(key.volume()).losses.note(ErrorKind::Corrupt.into());
         }
     }
 
-    /// The device could not read a dirty block back: it is tried again after a while, and nothing
-    /// waits for it.
-    pub(crate) fn note_unreadable(&mut self, key: Key) {
-        self.contents.note_unreadable(key, self.now + UNREADABLE_PAUSE);
-    }
-
-    /// Whether it is too early to try again to read a block back.
-    pub(crate) fn rests(&self, key: Key) -> bool {
-        self.life.health != Health::Good
-            && (self.requests.is_locked(key)
-                || self.contents.unreadable_until(key).is_some_and(|until| until > self.now))
+    /// Notes which volumes have stripes on their way to be detached.
+    fn note_leaving(&mut self) {
+        for volume in self.cache.volumes.iter_mut().flatten() {
+            let stripes = stripes_of(volume.config.id);
+            volume.is_leaving = self.life.detach.leaving.range(stripes).next().is_some();
+        }
     }
 
     /// Whether somebody waits for a stripe to be detached.
     pub(crate) fn is_detaching(&self) -> bool {
         !self.life.detach.leaving.is_empty() || !self.life.detach.flushes.is_empty()
-    }
-
-    /// Whether writes or flushes of a volume wait for stripes to be detached.
-    pub(crate) fn detaches(&self, volume: VolumeId) -> bool {
-        self.life.detach.leaving.range(stripes_of(volume)).next().is_some()
     }
 }

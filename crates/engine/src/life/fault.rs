@@ -12,34 +12,26 @@
 //! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
-use forebay_block::Io;
 use forebay_format::EntryKind;
 
 use crate::Engine;
-use crate::api::{Effects, Health, Target, Trust};
-use crate::key::Key;
-use crate::log::builder::Expect;
-use crate::ticket::Ticket;
-
-/// Shortest time between two records that only show whether the device can be written.
-const PROBE_PAUSE: Duration = Duration::from_secs(1);
+use crate::api::{Effects, Health, Trust};
 
 impl Engine {
     /// The cache device cannot be written any more.
     pub(crate) fn fail_cache(&mut self, fx: &mut Effects) {
-        if self.life.health != Health::Good {
+        if self.cache.health() != Health::Good {
             return;
         }
-        self.set_health(Health::Draining);
-        self.reclaim.give_up();
+        self.cache.set_health(Health::Draining);
+        self.reclaim.give_up(&mut self.cache.log);
         self.note_undurable();
         // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
         // or from the failed records. The records themselves stay in flight until the device
         // answers.
         self.forget_unlogged();
-        let mut waiters = self.log.take_writes();
+        let mut waiters = self.cache.log.take_writes();
         let mut seen = BTreeSet::new();
         waiters.retain(|&op| seen.insert(op));
         for op in waiters {
@@ -52,29 +44,11 @@ impl Engine {
         self.want_trust(Trust::DirtyOnly);
     }
 
-    /// A read of the cache device failed: an empty record tells whether it can still be written.
-    /// Else a device that vanished when nothing was to be written, since everything waits for
-    /// dirty blocks that only it has, would never count as failed.
-    pub(crate) fn probe_cache(&mut self, fx: &mut Effects) {
-        if self.life.health != Health::Good || self.now < self.life.probe_at {
-            return;
-        }
-        self.life.probe_at = self.now + PROBE_PAUSE;
-        if self.log.builder().is_empty() {
-            self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
-        }
-        if !self.close_record(fx) && self.log.is_idle() && self.log.begin_flush() {
-            // There is no room for it.
-            self.stats.cache_flushes += 1;
-            self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
-        }
-    }
-
     /// RAM has the bytes of writes that never reached the log.
     fn forget_unlogged(&mut self) {
-        for item in &self.log.builder().pending {
+        for item in &self.cache.log.builder().pending {
             if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
-                self.ram.remove(item.key);
+                self.cache.ram.remove(item.key);
             }
         }
     }
@@ -85,13 +59,13 @@ impl Engine {
 
     /// Asks for what has to be recorded, and detaches when nothing is left to save.
     pub(crate) fn pump_health(&mut self, fx: &mut Effects) {
-        if self.life.health == Health::Draining
-            && self.contents.dirty().blocks() == 0
+        if self.cache.health() == Health::Draining
+            && self.cache.contents.dirty().blocks() == 0
             && self.destaging.len() == 0
         {
             self.want_trust(Trust::Nothing);
         }
-        if self.life.trust_wanted > self.life.trust {
+        if self.life.trust_wanted > self.cache.standing.trust {
             fx.record_trust = Some(self.life.trust_wanted);
         }
     }
@@ -99,14 +73,16 @@ impl Engine {
     /// What [`Effects::record_trust`] asked for is durable, for the whole pool: another shard may
     /// have asked for it.
     pub fn trust_recorded(&mut self, now: forebay_block::Instant, trust: Trust, fx: &mut Effects) {
-        self.now = now;
-        self.life.trust = self.life.trust.max(trust);
-        if self.life.trust > Trust::Full && self.life.health == Health::Good {
+        self.cache.now = now;
+        self.cache.standing.trust = self.cache.standing.trust.max(trust);
+        if self.cache.standing.trust > Trust::Full && self.cache.health() == Health::Good {
             self.fail_cache(fx);
+            self.deliver(fx);
         }
-        if self.life.trust == Trust::Nothing && self.contents.dirty().blocks() == 0 {
-            self.set_health(Health::Detached);
-            self.contents.give_up();
+        if self.cache.standing.trust == Trust::Nothing && self.cache.contents.dirty().blocks() == 0
+        {
+            self.cache.set_health(Health::Detached);
+            self.cache.contents.give_up();
         }
         self.poll(now, fx);
     }

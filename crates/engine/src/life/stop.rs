@@ -32,7 +32,7 @@ pub enum StopStep {
 impl Engine {
     /// Goes on with an orderly stop.
     pub(crate) fn pump_stop(&mut self, fx: &mut Effects) {
-        if self.life.state != State::Stopping {
+        if *self.cache.state() != State::Stopping {
             return;
         }
         while let Some(op) = self.pop_delayed() {
@@ -41,45 +41,51 @@ impl Engine {
         // Nothing is destaged any more.
         self.give_up_leftover(fx);
         let busy = self.requests.len() + self.destaging.len() + self.requests.fetches() > 0
-            || self.volumes.iter().flatten().any(|v| v.flushing || v.direct > v.direct_durable);
+            || self
+                .cache
+                .volumes
+                .iter()
+                .flatten()
+                .any(|v| v.flushing || v.direct > v.direct_durable);
         if busy {
             return;
         }
-        if self.life.health != Health::Good {
+        if self.cache.health() != Health::Good {
             // What failed to reach the log is in memory only: the primary gets it now, if it can.
             // Then the next start must know that the log is behind.
-            let lost = !self.contents.fenced().is_empty()
-                || self.volumes.iter().flatten().any(|volume| volume.failures > 0);
-            let is_known = self.life.trust >= self.life.trust_wanted;
-            let is_late = self.now.since(self.life.stop_since) >= PATIENCE;
-            let ends = self.life.health == Health::Detached || lost && is_known || is_late;
-            if self.out.len() == 0 && ends {
-                self.life.state = State::Stopped;
+            let lost = !self.cache.contents.fenced().is_empty()
+                || self.cache.volumes.iter().flatten().any(|volume| volume.failures > 0);
+            let is_known = self.cache.standing.trust >= self.life.trust_wanted;
+            let is_late = self.cache.now.since(self.life.stop_since) >= PATIENCE;
+            let ends = self.cache.health() == Health::Detached || lost && is_known || is_late;
+            if self.cache.out.len() == 0 && ends {
+                self.cache.standing.state = State::Stopped;
             }
             return;
         }
         match self.life.stop_step {
             StopStep::Settling => {
                 let key = Key(0);
-                let said = self.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
-                    && self.close_record(fx);
+                let said =
+                    self.cache.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
+                        && self.cache.close_record(fx);
                 // Without room the log ends as it is.
-                if said || self.log.free() <= 1 && self.log.is_idle() {
-                    self.log.builder().clear();
+                if said || self.cache.log.free() <= 1 && self.cache.log.is_idle() {
+                    self.cache.log.builder().clear();
                     self.life.stop_step = StopStep::LastRecord;
                     // The last free one stays open: the next start goes on in it.
-                    if self.log.free() > 0 {
-                        self.seal_open_segment();
+                    if self.cache.log.free() > 0 {
+                        self.cache.seal_open_segment();
                     }
                 }
             }
-            StopStep::LastRecord if !self.log.is_sealing() => {
+            StopStep::LastRecord if !self.cache.log.is_sealing() => {
                 self.life.stop_step = StopStep::LastFooters;
                 self.pump_stop(fx);
             }
-            StopStep::LastFooters if self.out.len() == 0 => {
+            StopStep::LastFooters if self.cache.out.len() == 0 => {
                 self.life.stop_step = StopStep::LastFlush;
-                self.send(fx, Target::Cache, Ticket::StopFlush, Io::flush);
+                self.cache.send(fx, Target::Cache, Ticket::StopFlush, Io::flush);
             }
             _ => {}
         }
@@ -88,7 +94,7 @@ impl Engine {
     /// The last flush ended.
     pub(crate) fn stop_flushed(&mut self, done: Completion, fx: &mut Effects) {
         match done.result {
-            Ok(()) => self.life.state = State::Stopped,
+            Ok(()) => self.cache.standing.state = State::Stopped,
             Err(_) => self.fail_cache(fx),
         }
     }

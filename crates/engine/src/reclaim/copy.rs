@@ -17,6 +17,7 @@ use crate::key::Key;
 use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
+use crate::note::Note;
 
 impl Engine {
     /// Reads the next blocks whose base is in the segment, to be written whole.
@@ -25,20 +26,20 @@ impl Engine {
             let retry_at = self.reclaim.retry_at;
             let Some(job) = self.reclaim.job_mut() else { return };
             let busy = job.rebasing >= REBASES_MAX || job.bytes >= COPY_BYTES_MAX;
-            if busy || retry_at > self.now {
+            if busy || retry_at > self.cache.now {
                 return;
             }
             let Some(item) = job.to_rebase.pop_front() else { return };
             let Stored { key, place } = item;
-            if self.contents.same_version(key, &place).is_none() {
+            if self.cache.contents.same_version(key, &place).is_none() {
                 continue;
             }
-            let base = self.contents.base_of_associate(key);
-            if let Some(block) = self.peek_applied(key, <[u8]>::to_vec) {
+            let base = self.cache.contents.base_of_associate(key);
+            if let Some(block) = self.cache.peek_applied(key, <[u8]>::to_vec) {
                 self.rebase(&item, block);
-            } else if self.is_associate_written(&base, &place) {
+            } else if self.cache.is_associate_written(&base, &place) {
                 self.job().rebasing += 1;
-                self.read_associate(AssociateOwner::Rebase, item, base, fx);
+                self.cache.read_associate(AssociateOwner::Rebase, item, base, fx);
             } else {
                 self.job().to_rebase.push_front(item);
                 return;
@@ -56,7 +57,7 @@ impl Engine {
     ) {
         let Some(job) = self.reclaim.job_mut() else { return };
         job.rebasing -= 1;
-        let now = self.contents.same_version(item.key, &item.place);
+        let now = self.cache.contents.same_version(item.key, &item.place);
         match (now, block, error) {
             (None, ..) => {}
             (Some(_), Some(block), _) => {
@@ -65,14 +66,14 @@ impl Engine {
             }
             (Some(_), None, Some(_)) => {
                 job.to_rebase.push_front(*item);
-                return self.pause_reclaim(fx);
+                return self.pause_reclaim();
             }
             (Some(now), None, None) if now.dirty => {
                 self.rescue(item.key, now);
             }
             (Some(_), None, None) => {
-                self.note_corrupt_clean(item.key);
-                self.contents.forget(item.key, &mut self.ram);
+                self.cache.note_corrupt_clean(item.key);
+                self.cache.contents.forget(item.key, &mut self.cache.ram);
             }
         }
         self.read_rebases(fx);
@@ -82,7 +83,7 @@ impl Engine {
 
     /// Hands a block over to be written whole.
     fn rebase(&mut self, item: &Stored, block: Vec<u8>) {
-        self.stats.rebased_blocks += 1;
+        self.cache.stats.rebased_blocks += 1;
         let (len, crc) = (block.len() as u16, crc32c(&block));
         let whole = Place { kind: EntryKind::Raw, len, crc, ..item.place };
         self.job().take(Copied::new(item.key, whole, block));
@@ -93,7 +94,7 @@ impl Engine {
         let retry_at = self.reclaim.retry_at;
         loop {
             let Some(job) = self.reclaim.job_mut() else { return };
-            if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > self.now {
+            if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > self.cache.now {
                 return;
             }
             let without = |item: &mut Stored| !item.place.kind.has_payload();
@@ -107,7 +108,7 @@ impl Engine {
             let near = Near::Pages(COPY_GAP, SEGMENT_READ_MAX as u32);
             let Some(read) = SegmentRead::next(Reader::Copies, near, next) else { return };
             job.reading = true;
-            self.read_payloads(read, fx);
+            self.cache.read_payloads(read, fx);
         }
     }
 
@@ -116,19 +117,19 @@ impl Engine {
     }
 
     /// The footer could not be read: begin again after a pause.
-    pub(super) fn reclaim_later(&mut self, fx: &mut Effects) {
-        self.reclaim.state = State::Idle;
-        self.pause_reclaim(fx);
+    pub(super) fn reclaim_later(&mut self) {
+        self.reclaim.enter(&mut self.cache.log, State::Idle);
+        self.pause_reclaim();
     }
 
     /// A read failed. It is tried again for some seconds; then the device counts as failed, since
     /// a log that cannot be reclaimed cannot be written.
-    fn pause_reclaim(&mut self, fx: &mut Effects) {
+    fn pause_reclaim(&mut self) {
         self.reclaim.failures += 1;
         if self.reclaim.failures > READ_TRIES {
-            return self.fail_cache(fx);
+            return self.cache.out.note(Note::CacheFailed);
         }
-        self.reclaim.retry_at = self.now + READ_PAUSE * (1 << self.reclaim.failures);
+        self.reclaim.retry_at = self.cache.now + READ_PAUSE * (1 << self.reclaim.failures);
     }
 
     /// Payloads to copy have been read: checked here, so that a bad one does not spread.
@@ -142,17 +143,19 @@ impl Engine {
         job.reading = false;
         if done.result.is_err() {
             read.items.iter().rev().for_each(|item| job.to_read.push_front(*item));
-            return self.pause_reclaim(fx);
+            return self.pause_reclaim();
         }
         self.reclaim.failures = 0;
         for item in &read.items {
-            let Some(now) = self.contents.same_version(item.key, &item.place) else { continue };
+            let Some(now) = self.cache.contents.same_version(item.key, &item.place) else {
+                continue;
+            };
             match read.payload(done, item).filter(|payload| crc32c(payload) == item.place.crc) {
                 Some(payload) => self.job().take(Copied::new(item.key, now, payload.to_vec())),
                 None if now.dirty => self.rescue(item.key, now),
                 None => {
-                    self.note_corrupt_clean(item.key);
-                    self.contents.forget(item.key, &mut self.ram);
+                    self.cache.note_corrupt_clean(item.key);
+                    self.cache.contents.forget(item.key, &mut self.cache.ram);
                 }
             }
         }
@@ -164,14 +167,14 @@ impl Engine {
     /// A dirty block's bytes are bad. If RAM has them, they are written from there; else the log
     /// goes on to say that they are lost.
     fn rescue(&mut self, key: Key, place: Place) {
-        let copy = match self.peek_applied(key, <[u8]>::to_vec) {
+        let copy = match self.cache.peek_applied(key, <[u8]>::to_vec) {
             Some(bytes) => {
                 debug_assert_eq!(bytes.len(), BLOCK_SIZE);
                 let (len, crc) = (BLOCK_SIZE as u16, crc32c(&bytes));
                 Copied::new(key, Place { kind: EntryKind::Raw, len, crc, ..place }, bytes)
             }
             None => {
-                self.fence(key);
+                self.cache.fence(key);
                 Copied::new(key, Place { kind: EntryKind::Lost, ..place }, Vec::new())
             }
         };
@@ -180,45 +183,45 @@ impl Engine {
 
     /// Moves payloads that were read into the record being built.
     pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
-        while !self.form.background().turn_is_over()
+        while !self.cache.form.background().turn_is_over()
             && let Some(job) = self.reclaim.job_mut().filter(|job| job.seeking < REBASES_MAX)
             && let Some(mut copy) = job.to_copy.pop_front()
         {
             let Copied { key, place, .. } = copy;
-            let now = self.contents.get(key);
+            let now = self.cache.contents.get(key);
             let same = |now: &Place| now.segment == place.segment && now.offset == place.offset;
             let Some(now) = now.filter(same) else {
                 job.bytes -= copy.bytes.len();
                 continue;
             };
             if matches!(copy.like, Like::Unsought) {
-                let (forms, mut cx) = self.forms();
+                let (forms, mut cx) = self.cache.forms();
                 copy.like = forms.seek_like(&mut cx, &copy);
             }
             if let Like::OnDevice(sketch, base) = copy.like {
                 self.job().seeking += 1;
-                let read = self.form.begin_seek(copy, sketch, base);
-                self.read_payloads(read, fx);
+                let read = self.cache.form.begin_seek(copy, sketch, base);
+                self.cache.read_payloads(read, fx);
                 continue;
             }
             let done = match place.kind {
                 EntryKind::Lost => {
-                    self.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
+                    self.cache.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
                 }
-                _ => self.push_copy(fx, &copy, now),
+                _ => self.cache.push_copy(fx, &copy, now),
             };
-            let is_emergency = self.log.is_emergency();
+            let is_emergency = self.cache.log.is_emergency();
             let Some(job) = self.reclaim.job_mut() else { return };
             if !done {
                 job.to_copy.push_front(copy);
                 if is_emergency && !job.is_reading() {
                     // Evicting and destaging instead of copying.
-                    self.reclaim.begin_again(self.now + READ_PAUSE);
+                    self.reclaim.begin_again(&mut self.cache.log, self.cache.now + READ_PAUSE);
                 }
                 return;
             }
             job.bytes -= copy.bytes.len();
-            self.stats.copied_blocks += 1;
+            self.cache.stats.copied_blocks += 1;
         }
     }
 

@@ -85,11 +85,11 @@ const WARM_AHEAD: usize = 16;
 impl Engine {
     /// Begins to read the log.
     pub(crate) fn start_recovery(&mut self, fx: &mut Effects) {
-        let owner = Owner { pool: self.config.pool, shard: self.config.shard };
-        let segments = self.log.len() as usize;
+        let owner = Owner { pool: self.cache.config.pool, shard: self.cache.config.shard };
+        let segments = self.cache.log.len() as usize;
         self.recovery.log = Some(Box::new(Recovery {
             phase: Phase::Probing,
-            survey: Survey::new(owner, segments, self.config.segment_size),
+            survey: Survey::new(owner, segments, self.cache.config.segment_size),
             resumed: None,
             queue: (0..segments).collect(),
             next: 0,
@@ -149,32 +149,32 @@ impl Engine {
     }
 
     fn start_step(&mut self, step: Step, fx: &mut Effects) {
-        let segment = self.config.segment_size;
+        let segment = self.cache.config.segment_size;
         let page = PAGE as u32;
         self.recovery.log.as_mut().expect("recovering").in_flight += 1;
         let ticket = Ticket::Recovery(step);
         match step {
-            Step::Head(i, _) => self.read_segment(fx, i, 0, PAGE, ticket),
-            Step::Tail(i, _) => self.read_segment(fx, i, segment - page, PAGE, ticket),
-            Step::Scan(i, _) => self.read_segment(fx, i, 0, segment as usize, ticket),
+            Step::Head(i, _) => self.cache.read_segment(fx, i, 0, PAGE, ticket),
+            Step::Tail(i, _) => self.cache.read_segment(fx, i, segment - page, PAGE, ticket),
+            Step::Scan(i, _) => self.cache.read_segment(fx, i, 0, segment as usize, ticket),
             Step::Footer(i, _) => {
                 let found = &self.recovery.log.as_ref().expect("recovering").survey.found[i];
                 let bytes = found.tail.as_ref().map_or(PAGE, |tail| tail.bytes);
-                self.read_segment(fx, i, segment - bytes as u32, bytes, ticket);
+                self.cache.read_segment(fx, i, segment - bytes as u32, bytes, ticket);
             }
             Step::Erase(i, _) => {
                 let erased = self.erased(i);
-                let offset = self.segment_offset(i) + u64::from(erased.start);
+                let offset = self.cache.segment_offset(i) + u64::from(erased.start);
                 let zeros = IoBuf::zeroed(erased.len());
-                self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, zeros));
+                self.cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, zeros));
             }
             Step::Seal(i, _) => {
                 let buf = self.footer_of(i);
-                let end = self.segment_offset(i) + u64::from(segment);
+                let end = self.cache.segment_offset(i) + u64::from(segment);
                 let offset = end - buf.len() as u64;
-                self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
+                self.cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
             }
-            Step::Flush => self.send(fx, Target::Cache, ticket, Io::flush),
+            Step::Flush => self.cache.send(fx, Target::Cache, ticket, Io::flush),
         }
     }
 
@@ -252,7 +252,7 @@ impl Engine {
         let survey = &self.recovery.log.as_ref().expect("recovering").survey;
         let Some(loss) = survey.loss() else { return true };
         self.recovery.lost_records = survey.lost().copied().collect();
-        if !self.config.accept_loss {
+        if !self.cache.config.accept_loss {
             self.refuse(format!(
                 "{loss}, perhaps with the newest version of blocks; which blocks is not \
                  known, so any block could be read as it was before; `forebay salvage` writes what \
@@ -260,7 +260,7 @@ impl Engine {
                  with --accept-data-loss and then check the content of every volume"
             ));
         }
-        self.config.accept_loss
+        self.cache.config.accept_loss
     }
 
     /// Reads and applies the entries of every segment of the log, oldest first.
@@ -274,9 +274,9 @@ impl Engine {
     }
 
     fn clear_for_loading(&mut self) {
-        self.contents.clear(self.config.index_blocks);
+        self.cache.contents.clear(self.cache.config.index_blocks);
         self.recovery.to_fence.clear();
-        self.log.clear_segments();
+        self.cache.log.clear_segments();
     }
 
     /// Applies the segments whose turn it is and whose entries are there.
@@ -316,21 +316,21 @@ impl Engine {
         );
         let used = found.scanned.as_ref().map_or(0, |s| s.used);
         let seal = found.scanned.is_some();
-        self.contents.begin_segment(i, seq);
+        self.cache.contents.begin_segment(i, seq);
         let loaded = Loaded {
             used,
-            durable: self.config.segment_size,
+            durable: self.cache.config.segment_size,
             entries: entries.len() as u32,
             first_lsn: first,
             last_lsn: last,
         };
-        self.log.load(i, seq, &loaded);
+        self.cache.log.load(i, seq, &loaded);
         let mut lsn = Lsn(first.0 - 1);
         for (ordinal, entry) in entries.iter().enumerate() {
             if ordinal % WARM_AHEAD == 0 {
                 let ahead = entries.iter().skip(ordinal).take(WARM_AHEAD);
                 ahead.for_each(|entry| {
-                    self.contents.index().warm(Key::new(entry.volume, entry.block))
+                    self.cache.contents.index().warm(Key::new(entry.volume, entry.block))
                 });
             }
             if entry.first {
@@ -350,15 +350,15 @@ impl Engine {
     }
 
     fn apply_entry(&mut self, index: usize, ordinal: usize, entry: &Entry, dirty: bool) {
-        let known = self.known_volume(entry.volume).is_some();
+        let known = self.cache.known_volume(entry.volume).is_some();
         if !known || entry.kind == EntryKind::Checkpoint {
             return;
         }
-        let seq = self.log.segment(index).seq;
+        let seq = self.cache.log.segment(index).seq;
         let back = entry.base.map(|base| base.back).or(entry.shared);
         let from = SegmentSeq(seq.0.saturating_sub(u64::from(back.unwrap_or(0))));
-        let position = self.log.position(from);
-        let gone = self.log.segment(position).seq != from;
+        let position = self.cache.log.position(from);
+        let gone = self.cache.log.segment(position).seq != from;
         let against = entry.base.map(|base| Place {
             segment: position as u32,
             offset: base.offset,
@@ -375,9 +375,9 @@ impl Engine {
             kind: entry.kind,
             crc: entry.crc,
             dirty,
-            meta: self.policy.inserted(),
+            meta: self.cache.policy.inserted(),
         };
-        let doubted = dirty && self.config.trust != Trust::Full && self.is_scanned(index);
+        let doubted = dirty && self.cache.config.trust != Trust::Full && self.is_scanned(index);
         for block in entry.block..entry.block + u64::from(entry.count) {
             let key = Key::new(entry.volume, block);
             if doubted {
@@ -385,28 +385,36 @@ impl Engine {
             }
             // Its base, or the payload that it shares, has left the log: so it was evicted, or a
             // later record has the block.
-            let orphan = entry.kind == EntryKind::Delta && self.contents.base_of(key).is_none();
+            let orphan =
+                entry.kind == EntryKind::Delta && self.cache.contents.base_of(key).is_none();
             if orphan && dirty && self.recovery.log.as_ref().is_some_and(|r| r.lossy) {
                 // Its base may have been in a record that is gone, or is lost itself.
                 let place = Place { kind: EntryKind::Lost, offset: ordinal as u32 * 8, ..place };
-                self.contents.place(
-                    self.now,
+                self.cache.contents.place(
+                    self.cache.now,
                     key,
                     Place { len: 0, crc: 0, ..place },
                     None,
                     false,
-                    &mut self.ram,
+                    &mut self.cache.ram,
                 );
                 self.recovery.to_fence.push_back(key);
                 continue;
             }
             if entry.kind == EntryKind::Invalidate || orphan || gone {
-                self.contents.forget(key, &mut self.ram);
+                self.cache.contents.forget(key, &mut self.cache.ram);
                 continue;
             }
-            self.contents.place(self.now, key, place, against, false, &mut self.ram);
+            self.cache.contents.place(
+                self.cache.now,
+                key,
+                place,
+                against,
+                false,
+                &mut self.cache.ram,
+            );
             if back.is_some() {
-                self.contents.note_sharer(key, position, from, seq);
+                self.cache.contents.note_sharer(key, position, from, seq);
             }
         }
     }
@@ -419,25 +427,25 @@ impl Engine {
 
     /// Where clean blocks are not to be trusted, they were needed as bases at most.
     fn forget_clean(&mut self) {
-        for key in self.contents.clean() {
-            self.contents.forget(key, &mut self.ram);
+        for key in self.cache.contents.clean() {
+            self.cache.contents.forget(key, &mut self.cache.ram);
         }
     }
 
     /// Where records are gone, a block that is clean in older ones may have been written, and
     /// destaged, since: the primary has it.
     fn forget_clean_before(&mut self, hole: SegmentSeq) {
-        for key in self.contents.clean() {
-            let place = self.contents.get(key).expect("it was listed just now");
-            if self.log.seq_of(&place) <= hole {
-                self.contents.forget(key, &mut self.ram);
+        for key in self.cache.contents.clean() {
+            let place = self.cache.contents.get(key).expect("it was listed just now");
+            if self.cache.log.seq_of(&place) <= hole {
+                self.cache.contents.forget(key, &mut self.cache.ram);
             }
         }
     }
 
     /// After loading: erase what was never durable, before anything else is written.
     fn plan_erasing(&mut self) {
-        if self.config.trust == Trust::DirtyOnly {
+        if self.cache.config.trust == Trust::DirtyOnly {
             self.forget_clean();
             self.forget_detached();
         }
@@ -447,7 +455,7 @@ impl Engine {
         let resumed = self.find_resumed();
         let r = self.recovery.log.as_mut().expect("recovering");
         r.resumed = resumed;
-        let queue = match self.config.trust {
+        let queue = match self.cache.config.trust {
             Trust::Full => r.survey.orphans.iter().copied().chain(resumed).collect(),
             _ => Vec::new(),
         };
@@ -462,14 +470,14 @@ impl Engine {
         let accepted = r.survey.log.range(r.survey.start..).map(|(_, &i)| i);
         let unsealed = accepted.filter(|&i| r.survey.found[i].scanned.is_some());
         let unsealed = unsealed.filter(|&i| r.resumed != Some(i)).collect();
-        let unsealed = if self.config.trust == Trust::Full { unsealed } else { Vec::new() };
+        let unsealed = if self.cache.config.trust == Trust::Full { unsealed } else { Vec::new() };
         r.enter(Phase::Sealing, unsealed);
     }
 
     /// A flush of the cache device, unless it is not to be written any more.
     fn plan_flush(&mut self, phase: Phase, fx: &mut Effects) {
         self.recovery.log.as_mut().expect("recovering").enter(phase, Vec::new());
-        if self.config.trust == Trust::Full {
+        if self.cache.config.trust == Trust::Full {
             self.start_step(Step::Flush, fx);
         }
     }
@@ -480,10 +488,10 @@ impl Engine {
         let entries = found.entries.as_deref().expect("kept for its footer");
         let (before, last) = (found.first(), found.last());
         let (before, last) = before.zip(last).expect("an accepted segment has records");
-        let seq = self.log.segment(i).seq;
+        let seq = self.cache.log.segment(i).seq;
         let footer = Footer {
-            pool: self.config.pool,
-            shard: self.config.shard,
+            pool: self.cache.config.pool,
+            shard: self.cache.config.shard,
             seq,
             first_lsn: before.lsn.next(),
             last_lsn: last.lsn,
@@ -504,16 +512,16 @@ impl Engine {
         let head = r.survey.log.keys().next_back().map_or(SegmentSeq(1), |seq| seq.next());
         let start = r.survey.start.max(SegmentSeq(1));
         let last = r.survey.last;
-        self.log.begin(start, head, (last.lsn, last.crc), r.survey.clean);
-        self.contents.set_dirty_floor(start);
+        self.cache.log.begin(start, head, (last.lsn, last.crc), r.survey.clean);
+        self.cache.contents.set_dirty_floor(start);
         self.resume(&mut r);
-        self.life.set_state(State::Serving);
-        self.tell_recovered(r.survey.summary());
-        for id in self.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {
-            self.note_leftover(id);
+        self.cache.standing.state = State::Serving;
+        self.cache.tell_recovered(r.survey.summary());
+        for id in self.cache.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {
+            self.cache.note_leftover(id);
         }
-        if self.config.trust != Trust::Full {
-            self.set_health(Health::Draining);
+        if self.cache.config.trust != Trust::Full {
+            self.cache.set_health(Health::Draining);
             self.note_undurable();
         }
         self.begin_comparing();
@@ -521,7 +529,7 @@ impl Engine {
 
     fn refuse(&mut self, why: String) {
         self.recovery.log = None;
-        self.life.set_state(State::Refused(why));
+        self.cache.standing.state = State::Refused(why);
     }
 }
 

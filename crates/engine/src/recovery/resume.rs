@@ -25,10 +25,11 @@ impl Engine {
         let found = &survey.found[i];
         let scanned = found.scanned.as_ref().filter(|scanned| scanned.is_whole)?;
         let footer = footer_bytes(found.entries.as_ref()?.len() + 1);
-        let has_room = scanned.used as usize + PAGE + footer <= self.config.segment_size as usize;
-        let is_open = !found.sealed && has_room && self.config.trust == Trust::Full;
-        let few =
-            self.log.free() <= RECLAIM_RESERVE + self.reserve_for(self.contents.dirty().blocks());
+        let has_room =
+            scanned.used as usize + PAGE + footer <= self.cache.config.segment_size as usize;
+        let is_open = !found.sealed && has_room && self.cache.config.trust == Trust::Full;
+        let few = self.cache.log.free()
+            <= RECLAIM_RESERVE + self.cache.reserve_for(self.cache.contents.dirty().blocks());
         (is_open && few).then_some(i)
     }
 
@@ -36,7 +37,7 @@ impl Engine {
     pub(super) fn erased(&self, i: usize) -> Range<u32> {
         let r = self.recovery.log.as_ref().expect("recovering");
         let scanned = r.survey.found[i].scanned.as_ref().filter(|_| r.resumed == Some(i));
-        scanned.map_or(0..PAGE as u32, |scanned| scanned.used..self.config.segment_size)
+        scanned.map_or(0..PAGE as u32, |scanned| scanned.used..self.cache.config.segment_size)
     }
 
     /// Goes on in the segment that was chosen.
@@ -45,6 +46,6 @@ impl Engine {
         let found = &mut r.survey.found[index];
         let entries = found.entries.take().expect("kept for its footer");
         let first_prev_crc = found.first().expect("an accepted segment has records").crc;
-        self.log.resume(index, entries, first_prev_crc, self.config.segment_size);
+        self.cache.log.resume(index, entries, first_prev_crc, self.cache.config.segment_size);
     }
 }

@@ -428,10 +428,10 @@ impl Engine {
     #[must_use]
     pub fn lost_ranges(&self, most: usize) -> Vec<LostRange> {
         let mut ranges: Vec<LostRange> = Vec::new();
-        for key in self.contents.fenced().iter() {
+        for key in self.cache.contents.fenced().iter() {
             let volume = key.volume();
             let range = BlockRange { first: key.block(), count: 1 };
-            let range = self.bytes_on_volume(volume, range);
+            let range = self.cache.bytes_on_volume(volume, range);
             let full = ranges.len() == most;
             match ranges.last_mut() {
                 Some(last) if last.volume == volume && last.range.end() == range.offset => {
@@ -452,12 +452,13 @@ impl Engine {
 
     /// Lets the log say of blocks that recovery found lost that they are.
     pub(crate) fn pump_fences(&mut self, fx: &mut Effects) {
-        while self.health() == Health::Good
+        while self.cache.health() == Health::Good
             && let Some(&key) = self.recovery.to_fence.front()
         {
-            let now = self.contents.get(key).filter(|now| now.kind == EntryKind::Lost && now.dirty);
+            let now =
+                self.cache.contents.get(key).filter(|now| now.kind == EntryKind::Lost && now.dirty);
             if let Some(now) = now
-                && !self.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
+                && !self.cache.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
             {
                 return;
             }

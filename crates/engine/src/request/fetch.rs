@@ -12,7 +12,7 @@ use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, Volu
 use forebay_policy::ReadAround;
 
 use crate::Engine;
-use crate::api::{Effects, Health, Mode, Target};
+use crate::api::{Effects, Target};
 use crate::key::Key;
 use crate::limits::READS_AROUND_MAX;
 use crate::slab::Id;
@@ -81,7 +81,7 @@ impl Engine {
     ) {
         let blocks = if admit { self.around(volume, missed) } else { missed };
         let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let stale: Vec<bool> = keys.clone().map(|key| self.requests.locks.is_locked(key)).collect();
+        let stale: Vec<bool> = keys.clone().map(|key| self.cache.locks.is_locked(key)).collect();
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
         let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, missed)] };
@@ -89,36 +89,39 @@ impl Engine {
         for key in fresh {
             self.requests.fetching.insert(key, id);
         }
-        let range = self.bytes_on_volume(volume, blocks);
-        let buf = self.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
+        let range = self.cache.bytes_on_volume(volume, blocks);
+        let buf = self.cache.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
         let mut buf = buf;
         buf.set_len(range.len as usize);
-        self.destaging.note_foreground(self.now);
-        let now = self.now;
-        let state = self.volume_mut(volume);
+        self.cache.note_foreground();
+        let now = self.cache.now;
+        let state = self.cache.volume_mut(volume);
         state.flow.pacer.begin_foreground();
         state.around.begin(now);
         let ticket = Ticket::Fetch(id);
-        self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+        self.cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
     }
 
     /// What to read for blocks that were missed: while the cache has never been full, and where a
     /// longer read costs the primary little, what lies around them too, up to what is cached
     /// already or on its way.
     fn around(&self, id: VolumeId, missed: BlockRange) -> BlockRange {
-        let volume = self.volume(id);
-        let places = self.contents.index().capacity();
-        let has_room = ReadAround::has_room(self.log.len(), self.log.free())
-            && ReadAround::has_room(places, places.saturating_sub(self.contents.index().len()));
+        let volume = self.cache.volume(id);
+        let places = self.cache.contents.index().capacity();
+        let has_room = ReadAround::has_room(self.cache.log.len(), self.cache.log.free())
+            && ReadAround::has_room(
+                places,
+                places.saturating_sub(self.cache.contents.index().len()),
+            );
         if !has_room || !volume.around.pays() || self.requests.fetches.len() > READS_AROUND_MAX {
             return missed;
         }
         let blocks = volume.config.size.div_ceil(BLOCK_SIZE as u64);
         ReadAround::around(missed, blocks, |block| {
             let key = Key::new(id, block);
-            let cached = self.ram.contains(key) || self.contents.get(key).is_some();
+            let cached = self.cache.ram.contains(key) || self.cache.contents.get(key).is_some();
             !cached
-                && !self.requests.locks.is_locked(key)
+                && !self.cache.locks.is_locked(key)
                 && !self.requests.fetching.contains_key(&key)
         })
     }
@@ -138,11 +141,11 @@ impl Engine {
     /// A read of a primary ended.
     pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
         let fetch = self.requests.fetches.remove(id);
-        let now = self.now;
-        let state = self.volume_mut(fetch.volume);
+        let now = self.cache.now;
+        let state = self.cache.volume_mut(fetch.volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         state.around.end(now);
-        self.destaging.note_foreground(self.now);
+        self.cache.note_foreground();
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {
                 self.requests.fetching.remove(&Key::new(fetch.volume, block));
@@ -167,7 +170,7 @@ impl Engine {
                 let start = (block - fetch.blocks.first) as usize * BLOCK_SIZE;
                 self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
             }
-            self.stats.primary_read_blocks += run.count;
+            self.cache.stats.primary_read_blocks += run.count;
             self.part_done(op, Ok(()), fx);
         }
         if result.is_ok() && fetch.admit {
@@ -179,39 +182,32 @@ impl Engine {
     /// came between.
     fn take_in(&mut self, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
-        let waits = self.policy.chooses() && self.ram.frames() > 0;
-        let admits = !waits && self.policy.admits(first..first + fetch.blocks.count);
+        let waits = self.cache.policy.chooses() && self.cache.ram.frames() > 0;
+        let admits = !waits && self.cache.policy.admits(first..first + fetch.blocks.count);
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
-                self.stats.stale_fills += 1;
+                self.cache.stats.stale_fills += 1;
                 continue;
             }
             let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
-            if self.contents.get(key).is_some() {
+            if self.cache.contents.get(key).is_some() {
                 continue;
             }
             if fetch.is_asked_for(block) {
-                self.make_way(key, fx);
-                self.ram.put(key, bytes);
+                self.cache.make_way(key, fx);
+                self.cache.ram.put(key, bytes);
             } else {
-                self.stats.read_around_blocks += 1;
+                self.cache.stats.read_around_blocks += 1;
             }
             if waits {
-                self.ram.alone().note();
+                self.cache.ram.alone().note();
             } else if admits {
-                self.admit(key, bytes, fx);
+                self.cache.admit(key, bytes, fx);
             } else {
-                self.stats.unadmitted_blocks += 1;
+                self.cache.stats.unadmitted_blocks += 1;
             }
         }
-    }
-
-    /// Whether reads of the volume may bring blocks into the cache.
-    pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
-        let volume = self.volume(volume);
-        let none = matches!(volume.config.mode, Mode::WriteOnly | Mode::PassThrough);
-        !none && !volume.distrusted && self.health() == Health::Good
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 
-use forebay_block::{ErrorKind, Instant};
+use forebay_block::ErrorKind;
 
 use crate::Engine;
 use crate::api::event::Event;
@@ -18,72 +18,60 @@ use crate::limits::RECLAIM_RESERVE;
 use crate::request::op::{Op, Path};
 use crate::slab::Id;
 
-/// Whether writes go past a log that has no room.
-#[derive(Debug, Default)]
-pub struct Overflow {
-    /// Since when writes have found no room.
-    since: Option<Instant>,
-    /// They go past it.
-    active: bool,
-}
-
 impl Engine {
-    /// Whether writes go past the log, since it has no room for them.
-    pub(crate) fn overflows(&self) -> bool {
-        self.requests.overflow.active
-    }
-
     /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
     pub(crate) fn pump_overflow(&mut self, fx: &mut Effects) {
-        if (self.log.queued() == 0) && self.requests.overflow.since.is_none() {
+        if (self.cache.log.queued() == 0) && self.requests.no_room_since.is_none() {
             return;
         }
-        if self.has_client_space() || self.health() != Health::Good {
-            self.requests.overflow.since = None;
+        if self.cache.has_client_space() || self.cache.health() != Health::Good {
+            self.requests.no_room_since = None;
             self.set_overflow(false);
             return;
         }
-        if self.log.queued() == 0 {
+        if self.cache.log.queued() == 0 {
             return;
         }
-        let since = *self.requests.overflow.since.get_or_insert(self.now);
-        let waited = self.now.since(since) >= self.config.patience;
-        self.set_overflow(waited && self.is_any_stuck());
-        if !self.requests.overflow.active {
+        let since = *self.requests.no_room_since.get_or_insert(self.cache.now);
+        let waited = self.cache.now.since(since) >= self.cache.config.patience;
+        self.set_overflow(waited && self.cache.is_any_stuck());
+        if !self.cache.standing.overflows {
             return;
         }
         let mut kept = VecDeque::new();
-        for id in std::mem::take(self.log.queue()) {
+        for id in std::mem::take(self.cache.log.queue()) {
             match self.way_of(id) {
                 Way::Past => {
-                    self.stats.bypassed_by[Bypass::Degraded as usize] += 1;
+                    self.cache.stats.bypassed_by[Bypass::Degraded as usize] += 1;
                     self.go_past(id, fx);
                 }
                 Way::Wait => kept.push_back(id),
                 Way::None => {
-                    self.stats.given_up_writes += 1;
+                    self.cache.stats.given_up_writes += 1;
                     self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
                 }
             }
         }
         // Invalidations first: others may have to wait for long.
-        let mut queue = std::mem::take(self.log.queue());
+        let mut queue = std::mem::take(self.cache.log.queue());
         queue.append(&mut kept);
         queue.make_contiguous().sort_by_key(|&id| !self.is_begun(id));
-        *self.log.queue() = queue;
+        *self.cache.log.queue() = queue;
     }
 
     fn set_overflow(&mut self, active: bool) {
-        if self.requests.overflow.active != active {
-            self.requests.overflow.active = active;
-            self.tell(Event::Overflow { active });
+        if self.cache.standing.overflows != active {
+            self.cache.standing.overflows = active;
+            self.cache.tell(Event::Overflow { active });
         }
     }
 
     /// Whether an operation may use what is kept for reclaim: an invalidation, or the rest of a
     /// write of which a part is in the log.
     pub(crate) fn fits_reserve(&self, id: Id) -> bool {
-        self.requests.overflow.active && self.is_begun(id) && self.log.free() > RECLAIM_RESERVE
+        self.cache.standing.overflows
+            && self.is_begun(id)
+            && self.cache.log.free() > RECLAIM_RESERVE
     }
 
     fn is_begun(&self, id: Id) -> bool {
@@ -97,10 +85,12 @@ impl Engine {
         let Op::Write(write) = self.requests.get(id) else {
             unreachable!("only writes wait for the log");
         };
-        let is_dirty =
-            |key| self.contents.dirty().contains(key) || self.contents.dirty().is_destaging(key);
+        let is_dirty = |key| {
+            self.cache.contents.dirty().contains(key)
+                || self.cache.contents.dirty().is_destaging(key)
+        };
         match self.is_begun(id) {
-            false if self.is_stuck(write.volume) => Way::None,
+            false if self.cache.is_stuck(write.volume) => Way::None,
             false if !write.keys().any(is_dirty) => Way::Past,
             _ => Way::Wait,
         }

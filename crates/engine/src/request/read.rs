@@ -31,20 +31,20 @@ impl Engine {
     /// Takes a client's read.
     pub(crate) fn submit_read(&mut self, request: Request, fx: &mut Effects) {
         let Request { id, volume, range, mut buf, bypass, .. } = request;
-        self.stats.reads += 1;
-        self.stats.read_bytes += range.len;
-        let mode = self.volume(volume).config.mode;
+        self.cache.stats.reads += 1;
+        self.cache.stats.read_bytes += range.len;
+        let mode = self.cache.volume(volume).config.mode;
         let why = match bypass {
             Some(why) => Some(why),
             None if mode == Mode::PassThrough => Some(Bypass::Mode),
-            None if self.health() != Health::Good => Some(Bypass::Degraded),
+            None if self.cache.health() != Health::Good => Some(Bypass::Degraded),
             None => None,
         };
         if why.is_none() {
             self.note_asked(volume, range.blocks());
         }
         if why.is_none() && self.read_block_in_ram(volume, range, &mut buf) {
-            self.note_lookup(volume, Lookup::Hit);
+            self.cache.note_lookup(volume, Lookup::Hit);
             return self.reply(fx, id, Ok(()), buf);
         }
         let op = self.requests.ops.insert(Op::Read(ReadOp {
@@ -53,25 +53,25 @@ impl Engine {
             buf,
             parts: 1,
             error: None,
-            admit: why.is_none() && self.admits_reads(volume),
+            admit: why.is_none() && self.cache.admits_reads(volume),
         }));
         let found = self.read_blocks(op, volume, range.blocks(), fx);
         let lookup = match why {
             Some(why) => {
-                self.stats.bypassed_by[why as usize] += 1;
+                self.cache.stats.bypassed_by[why as usize] += 1;
                 Lookup::Bypass
             }
             None if found.misses == 0 => Lookup::Hit,
             None if found.hits == 0 => Lookup::Miss,
             None => Lookup::Partial,
         };
-        self.note_lookup(volume, lookup);
+        self.cache.note_lookup(volume, lookup);
         self.part_done(op, Ok(()), fx);
     }
 
     /// Tells the policy what a client asked for. What goes past the cache disturbs no statistics.
     pub(crate) fn note_asked(&mut self, volume: VolumeId, blocks: BlockRange) {
-        blocks.iter().for_each(|block| self.policy.asked(Key::new(volume, block).0));
+        blocks.iter().for_each(|block| self.cache.policy.asked(Key::new(volume, block).0));
     }
 
     /// The usual hit: all that is wanted is in one block, and that is in RAM.
@@ -81,13 +81,13 @@ impl Engine {
             return false;
         }
         let key = Key::new(volume, blocks.first);
-        if self.requests.locks.is_locked(key) || self.is_distrusted(key) {
+        if self.cache.locks.is_locked(key) || self.cache.is_distrusted(key) {
             return false;
         }
-        let Some(bytes) = self.ram.get(key) else { return false };
+        let Some(bytes) = self.cache.ram.get(key) else { return false };
         let from = (range.offset % BLOCK_SIZE as u64) as usize;
         buf.copy_from_slice(&bytes[from..from + buf.len()]);
-        self.stats.ram_hit_blocks += 1;
+        self.cache.stats.ram_hit_blocks += 1;
         self.touch(key);
         true
     }
@@ -99,7 +99,7 @@ impl Engine {
         let op = self.requests.ops.insert(Op::Read(ReadOp {
             owner,
             range: blocks.bytes(),
-            buf: self.config.buffers.get(BLOCK_SIZE),
+            buf: self.cache.config.buffers.get(BLOCK_SIZE),
             parts: 1,
             error: None,
             admit: false,
@@ -116,7 +116,7 @@ impl Engine {
         blocks: BlockRange,
         fx: &mut Effects,
     ) -> Found {
-        let distrusts = self.volume(volume).distrusted;
+        let distrusts = self.cache.volume(volume).distrusted;
         let mut found = Found::default();
         let mut ssd: Vec<Stored> = Vec::new();
         let mut missing = BlockRange::default();
@@ -128,16 +128,16 @@ impl Engine {
             // A write puts its bytes into RAM before they have a place in the log, and may fail
             // until then. Only who holds the lock knows that it has not come so far.
             let sees_ram =
-                matches!(read.owner, ReadOwner::Merge(..)) || !self.requests.locks.is_locked(key);
-            let trusted = !distrusts || self.contents.dirty().contains(key);
-            if let Some(bytes) = self.ram.get(key).filter(|_| sees_ram && trusted) {
+                matches!(read.owner, ReadOwner::Merge(..)) || !self.cache.locks.is_locked(key);
+            let trusted = !distrusts || self.cache.contents.dirty().contains(key);
+            if let Some(bytes) = self.cache.ram.get(key).filter(|_| sees_ram && trusted) {
                 copy_into(read, block, bytes);
                 found.hits += 1;
-                self.stats.ram_hit_blocks += 1;
+                self.cache.stats.ram_hit_blocks += 1;
                 self.touch(key);
                 continue;
             }
-            let Some(place) = self.contents.get(key).filter(|_| trusted) else {
+            let Some(place) = self.cache.contents.get(key).filter(|_| trusted) else {
                 found.misses += 1;
                 if missing.end() != block || missing.count == 0 {
                     self.fetch_missing(op, volume, missing, fx);
@@ -148,28 +148,28 @@ impl Engine {
             };
             found.hits += 1;
             self.touch(key);
-            if self.contents.fenced().contains(&key) {
+            if self.cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
-                self.stats.ram_hit_blocks += 1;
+                self.cache.stats.ram_hit_blocks += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
             } else if place.kind.is_associate() {
-                self.stats.ssd_hit_blocks += 1;
+                self.cache.stats.ssd_hit_blocks += 1;
                 self.read_delta(op, Stored { key, place }, fx);
             } else if !self.read_from_failed_record(op, key, &place) {
                 ssd.push(Stored { key, place });
             }
         }
         self.fetch_missing(op, volume, missing, fx);
-        self.stats.ssd_hit_blocks += ssd.len() as u64;
+        self.cache.stats.ssd_hit_blocks += ssd.len() as u64;
         self.read_ssd(op, ssd, fx);
         found
     }
 
     fn touch(&mut self, key: Key) {
-        let policy = &self.policy;
+        let policy = &self.cache.policy;
         if policy.notes_hits() {
-            self.contents.update_meta(key, |meta| policy.hit(meta));
+            self.cache.contents.update_meta(key, |meta| policy.hit(meta));
         }
     }
 
@@ -185,7 +185,7 @@ impl Engine {
 
     /// A block whose record could not be written is still in memory.
     fn read_from_failed_record(&mut self, op: Id, key: Key, place: &Place) -> bool {
-        let payload = self.log.failed_payload(place.segment, place.offset, place.len);
+        let payload = self.cache.log.failed_payload(place.segment, place.offset, place.len);
         let Some(payload) = payload else { return false };
         let mut room = [0; BLOCK_SIZE];
         let Some(block) = decode(place, payload, &mut room) else { return false };
@@ -197,12 +197,12 @@ impl Engine {
 
     /// Reads a block that is stored as a delta, once its record has been written.
     fn read_delta(&mut self, op: Id, item: Stored, fx: &mut Effects) {
-        let base = self.contents.base_of_associate(item.key);
+        let base = self.cache.contents.base_of_associate(item.key);
         self.add_part(op);
-        if self.is_associate_written(&base, &item.place) {
-            self.read_associate(AssociateOwner::Read(op), item, base, fx);
+        if self.cache.is_associate_written(&base, &item.place) {
+            self.cache.read_associate(AssociateOwner::Read(op), item, base, fx);
         } else {
-            self.log.wait_written(op, item.key);
+            self.cache.log.wait_written(op, item.key);
         }
     }
 
@@ -212,14 +212,14 @@ impl Engine {
     fn read_ssd(&mut self, op: Id, items: Vec<Stored>, fx: &mut Effects) {
         let (written, waiting): (Vec<_>, Vec<_>) = items
             .into_iter()
-            .partition(|item| self.log.is_written(item.place.segment, item.place.offset));
+            .partition(|item| self.cache.log.is_written(item.place.segment, item.place.offset));
         for item in waiting {
             self.add_part(op);
-            self.log.wait_written(op, item.key);
+            self.cache.log.wait_written(op, item.key);
         }
         for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), written) {
             self.add_part(op);
-            self.read_payloads(read, fx);
+            self.cache.read_payloads(read, fx);
         }
     }
 
@@ -266,33 +266,33 @@ impl Engine {
 
     /// Brings a block that was read from the cache device into RAM, if it is still the newest.
     fn promote(&mut self, item: &Stored, block: &[u8], fx: &mut Effects) {
-        let current = self.contents.same_version(item.key, &item.place).is_some();
-        let wanted = self.ram.has_room_for(item.key) || self.is_preferred(item.key);
-        if current && wanted && !self.requests.locks.is_locked(item.key) {
-            self.make_way(item.key, fx);
-            self.ram.put(item.key, block);
+        let current = self.cache.contents.same_version(item.key, &item.place).is_some();
+        let wanted = self.cache.ram.has_room_for(item.key) || self.is_preferred(item.key);
+        if current && wanted && !self.cache.locks.is_locked(item.key) {
+            self.cache.make_way(item.key, fx);
+            self.cache.ram.put(item.key, block);
         }
     }
 
     /// Whether a block is worth the place of the least recent one in RAM, which the log may have
     /// just as well.
     fn is_preferred(&self, key: Key) -> bool {
-        let oldest = self.ram.recent().oldest();
-        oldest.is_none_or(|(oldest, _)| self.policy.prefers(key.0, block_of(Key(oldest)).0))
+        let oldest = self.cache.ram.recent().oldest();
+        oldest.is_none_or(|(oldest, _)| self.cache.policy.prefers(key.0, block_of(Key(oldest)).0))
     }
 
     /// A payload could not be read or does not match its checksum.
     fn bad_payload(&mut self, op: Id, item: &Stored, error: Option<&IoError>, fx: &mut Effects) {
-        let now = self.contents.same_version(item.key, &item.place);
+        let now = self.cache.contents.same_version(item.key, &item.place);
         match now {
             // A failed read may work another time; a bad checksum will not.
             Some(now) if now.dirty => match error {
                 Some(error) => {
                     self.read_failed(op, error.clone());
-                    self.probe_cache(fx);
+                    self.cache.probe_cache(fx);
                 }
                 None => {
-                    self.fence(item.key);
+                    self.cache.fence(item.key);
                     self.read_failed(op, ErrorKind::Corrupt.into());
                 }
             },
@@ -316,12 +316,12 @@ impl Engine {
     /// back after a crash when the primary has moved on. Without room in the log it stays, and
     /// the next reader finds the same.
     pub(crate) fn drop_corrupt_clean(&mut self, key: Key, place: Place, fx: &mut Effects) {
-        self.note_corrupt_clean(key);
-        if self.health() == Health::Good
-            && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
+        self.cache.note_corrupt_clean(key);
+        if self.cache.health() == Health::Good
+            && self.cache.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
         {
             // A direct write that finds the block gone must find this durable first.
-            self.log.raise_barrier();
+            self.cache.log.raise_barrier();
         }
     }
 

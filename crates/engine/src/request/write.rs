@@ -24,6 +24,7 @@ use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Target};
 use crate::key::Key;
 use crate::limits::ZEROES_DIRECT_BLOCKS;
 use crate::log::builder::Expect;
+use crate::note::Note;
 use crate::request::merge::{BlockBytes, block_bytes};
 use crate::request::op::{Op, Path, ReadOwner, Stage, WriteOp};
 use crate::slab::Id;
@@ -38,23 +39,23 @@ impl Engine {
     pub(crate) fn submit_write(&mut self, request: Request, fx: &mut Effects) {
         let Request { id, volume, op, range, flags, buf, bypass } = request;
         match op {
-            IoOp::Discard => self.stats.discards += 1,
+            IoOp::Discard => self.cache.stats.discards += 1,
             _ => {
-                self.stats.writes += 1;
+                self.cache.stats.writes += 1;
                 // While clients write, what is dirty may be rewritten or get neighbours.
-                self.destaging.note_foreground(self.now);
-                self.stats.write_bytes += range.len;
+                self.cache.note_foreground();
+                self.cache.stats.write_bytes += range.len;
             }
         }
         let blocks =
             if op == IoOp::Discard { self.whole_blocks(volume, range) } else { range.blocks() };
-        if blocks.count == 0 || (op == IoOp::Discard && !self.volume(volume).config.discard) {
+        if blocks.count == 0 || (op == IoOp::Discard && !self.cache.volume(volume).config.discard) {
             self.reply(fx, id, Ok(()), buf);
             return;
         }
         let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
         let bypass = bypass.filter(|_| !streams || !self.is_rewritten(volume, blocks));
-        let mode = self.volume(volume).config.mode;
+        let mode = self.cache.volume(volume).config.mode;
         let write = self.requests.ops.insert(Op::Write(WriteOp {
             id,
             volume,
@@ -79,9 +80,9 @@ impl Engine {
             && bypass.is_none()
             && !matches!(mode, Mode::WriteAround | Mode::PassThrough);
         if dirties {
-            blocks.iter().for_each(|block| self.policy.written(Key::new(volume, block).0));
+            blocks.iter().for_each(|block| self.cache.policy.written(Key::new(volume, block).0));
         }
-        if dirties && self.health() == Health::Good && self.hold_back(write, volume, blocks) {
+        if dirties && self.cache.health() == Health::Good && self.hold_back(write, volume, blocks) {
             return;
         }
         self.lock_blocks(write, fx);
@@ -92,15 +93,15 @@ impl Engine {
     /// each time. Of a stream one block in a request is counted, which disturbs little.
     fn is_rewritten(&mut self, volume: VolumeId, blocks: BlockRange) -> bool {
         let first = Key::new(volume, blocks.first).0;
-        self.policy.asked(first);
-        self.policy.is_frequent(first)
+        self.cache.policy.asked(first);
+        self.cache.policy.is_frequent(first)
     }
 
     /// The whole blocks inside a range; the short last block of a volume counts as whole.
     fn whole_blocks(&self, volume: VolumeId, range: ByteRange) -> BlockRange {
         let block = BLOCK_SIZE as u64;
         let first = range.offset.div_ceil(block);
-        let to_end = range.end() == self.volume(volume).config.size;
+        let to_end = range.end() == self.cache.volume(volume).config.size;
         let end = if to_end { range.end().div_ceil(block) } else { range.end() / block };
         BlockRange { first, count: end.saturating_sub(first) }
     }
@@ -122,7 +123,7 @@ impl Engine {
             // Counted at once: whoever releases the lock hands it over.
             locked += 1;
             self.write(id).locked = locked;
-            let free = self.requests.locks.acquire(key, id);
+            let free = self.cache.locks.acquire(key, id);
             self.spoil_fetch(key);
             if !free {
                 return;
@@ -131,13 +132,32 @@ impl Engine {
         self.choose_path(id, fx);
     }
 
+    /// A write waits until its stripe is detached. One that is in the log already is done then; any
+    /// other starts over.
+    pub(crate) fn wait_detached(&mut self, id: Id, fx: &mut Effects) {
+        let write = self.write(id);
+        let placed =
+            write.path == Path::Cached && matches!(write.stage, Stage::Logged | Stage::Durable);
+        write.stage = if placed { Stage::Leaving } else { Stage::Anew };
+        write.outstanding = 0;
+        let key = Key::new(write.volume, write.blocks.first);
+        if !placed {
+            write.logged = 0;
+            write.edges = [None, None];
+        }
+        self.cache.out.note(Note::WaitDetached(key, id));
+        if !placed {
+            self.unlock_blocks(id, fx);
+        }
+    }
+
     pub(crate) fn unlock_blocks(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, blocks, locked) = (write.volume, write.blocks, write.locked);
         write.locked = 0;
         for block in blocks.first..blocks.first + locked {
             let key = Key::new(volume, block);
-            if let Some(next) = self.requests.locks.release(key, id) {
+            if let Some(next) = self.cache.locks.release(key, id) {
                 self.spoil_fetch(key);
                 self.lock_blocks(next, fx);
             }
@@ -150,37 +170,40 @@ impl Engine {
         let (volume, op, blocks, bypass) = (write.volume, write.op, write.blocks, write.bypass);
         let keys = blocks.iter().map(|block| Key::new(volume, block));
         let dirty = keys.clone().any(|key| {
-            self.contents.dirty().contains(key) || self.contents.dirty().is_destaging(key)
+            self.cache.contents.dirty().contains(key)
+                || self.cache.contents.dirty().is_destaging(key)
         });
-        if self.health() == Health::Draining {
+        if self.cache.health() == Health::Draining {
             if op == IoOp::Discard {
                 // The old bytes stay, a discard allows that.
                 return self.end_write(id, Ok(()), fx);
             }
-            let destaging = keys.clone().any(|key| self.contents.dirty().is_destaging(key));
-            if destaging || !self.is_detached(Key::new(volume, blocks.first)) {
+            let destaging = keys.clone().any(|key| self.cache.contents.dirty().is_destaging(key));
+            if destaging || !self.cache.is_detached(Key::new(volume, blocks.first)) {
                 return self.wait_detached(id, fx);
             }
         }
-        let mode = self.volume(volume).config.mode;
+        let mode = self.cache.volume(volume).config.mode;
         let direct = match op {
             IoOp::Discard => true,
-            _ if self.health() != Health::Good => true,
+            _ if self.cache.health() != Health::Good => true,
             _ if dirty => false,
             IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => true,
             _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
         };
-        if op == IoOp::Discard && keys.clone().any(|key| self.contents.dirty().is_destaging(key)) {
+        if op == IoOp::Discard
+            && keys.clone().any(|key| self.cache.contents.dirty().is_destaging(key))
+        {
             // Old bytes are on their way to the primary: keep them, a discard allows that.
             return self.end_write(id, Ok(()), fx);
         }
         if direct && op != IoOp::Discard {
-            let why = match (self.health(), bypass) {
+            let why = match (self.cache.health(), bypass) {
                 (Health::Draining | Health::Detached, _) => Bypass::Degraded,
                 (_, Some(why)) => why,
                 _ => Bypass::Mode,
             };
-            self.stats.bypassed_by[why as usize] += 1;
+            self.cache.stats.bypassed_by[why as usize] += 1;
         }
         self.write(id).path = if direct { Path::Direct } else { Path::Cached };
         // What the primary has of a kept block is no part of its content.
@@ -193,7 +216,7 @@ impl Engine {
     fn merge_edges(&mut self, id: Id, unit: u64, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, op, range, blocks) = (write.volume, write.op, write.range, write.blocks);
-        let size = self.volume(volume).config.size;
+        let size = self.cache.volume(volume).config.size;
         let aligned = |unit: u64| {
             (
                 range.offset.is_multiple_of(unit),
@@ -252,9 +275,9 @@ impl Engine {
         write.merge();
         let (volume, blocks, path) = (write.volume, write.blocks, write.path);
         write.stage = Stage::Logging;
-        match (path, self.health()) {
-            (Path::Cached, Health::Good) => return self.log.queue().push_back(id),
-            (_, Health::Draining) if !self.is_detached(Key::new(volume, blocks.first)) => {
+        match (path, self.cache.health()) {
+            (Path::Cached, Health::Good) => return self.cache.log.queue().push_back(id),
+            (_, Health::Draining) if !self.cache.is_detached(Key::new(volume, blocks.first)) => {
                 return self.wait_detached(id, fx);
             }
             _ => {}
@@ -270,15 +293,15 @@ impl Engine {
         let keys = blocks.iter().map(|block| Key::new(volume, block));
         // What reclaim takes out of the cache is gone after a crash only when the segment is: until
         // then the log has to say it, or an old version would come back.
-        let mut cached = self.log.has_evicted();
+        let mut cached = self.cache.log.has_evicted();
         for key in keys {
-            self.ram.remove(key);
-            cached |= self.contents.get(key).is_some();
+            self.cache.ram.remove(key);
+            cached |= self.cache.contents.get(key).is_some();
         }
         // An admission that waits in the builder must not outlive the write either.
-        cached |= self.log.builder().admits(Key::new(volume, blocks.first), blocks.count);
-        if cached && self.health() == Health::Good {
-            self.log.queue().push_back(id);
+        cached |= self.cache.log.builder().admits(Key::new(volume, blocks.first), blocks.count);
+        if cached && self.cache.health() == Health::Good {
+            self.cache.log.queue().push_back(id);
         } else {
             self.after_invalidation(id, fx);
         }
@@ -293,7 +316,7 @@ impl Engine {
         }
         let (volume, blocks) = (write.volume, write.blocks);
         while self.write(id).logged < blocks.count {
-            if self.form.background().in_turn() >= WRITES_TURN {
+            if self.cache.form.background().in_turn() >= WRITES_TURN {
                 return false;
             }
             let write = self.write(id);
@@ -302,19 +325,19 @@ impl Engine {
             let data = std::mem::take(&mut write.buf);
             let edges = std::mem::take(&mut write.edges);
             let bytes = block_bytes(self.write(id), &data, &edges, block);
-            self.make_way(key, fx);
+            self.cache.make_way(key, fx);
             let room = match &bytes {
                 BlockBytes::Zero => {
-                    self.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always)
+                    self.cache.push_bare(fx, key, 1, EntryKind::Zero, true, Expect::Always)
                 }
-                BlockBytes::Whole(bytes) => self.push_written(fx, key, bytes),
-                BlockBytes::Short(bytes) => self.push_written(fx, key, &bytes[..]),
+                BlockBytes::Whole(bytes) => self.cache.push_written(fx, key, bytes),
+                BlockBytes::Short(bytes) => self.cache.push_written(fx, key, &bytes[..]),
             };
             if room {
                 match &bytes {
-                    BlockBytes::Zero => self.ram.put(key, &[0; BLOCK_SIZE]),
-                    BlockBytes::Whole(bytes) => self.ram.put(key, bytes),
-                    BlockBytes::Short(bytes) => self.ram.put(key, &bytes[..]),
+                    BlockBytes::Zero => self.cache.ram.put(key, &[0; BLOCK_SIZE]),
+                    BlockBytes::Whole(bytes) => self.cache.ram.put(key, bytes),
+                    BlockBytes::Short(bytes) => self.cache.ram.put(key, &bytes[..]),
                 }
             }
             let write = self.write(id);
@@ -330,13 +353,25 @@ impl Engine {
         true
     }
 
+    /// Notes that `op` waits for the record being built, and whether that is its last.
+    fn wait_for_builder(&mut self, op: Id, complete: bool) {
+        if self.cache.log.builder().add_waiter(op)
+            && let Op::Write(write) = self.requests.get_mut(op)
+        {
+            write.outstanding += 1;
+        }
+        if complete {
+            self.cache.log.builder().complete.push(op);
+        }
+    }
+
     /// Logs that the blocks of a direct write are not in the cache any more.
     fn log_invalidation(&mut self, id: Id, fx: &mut Effects) -> bool {
         let write = self.write(id);
         let (volume, blocks) = (write.volume, write.blocks);
         let key = Key::new(volume, blocks.first);
         let count = u32::try_from(blocks.count).expect("a request lies in one stripe");
-        if !self.push_bare(fx, key, count, EntryKind::Invalidate, false, Expect::Always) {
+        if !self.cache.push_bare(fx, key, count, EntryKind::Invalidate, false, Expect::Always) {
             return false;
         }
         self.write(id).logged = blocks.count;
@@ -372,7 +407,7 @@ impl Engine {
             return self.end_write(id, Ok(()), fx);
         }
         self.write(id).stage = Stage::Durable;
-        if self.log.wait_durable(id, lsn) {
+        if self.cache.log.wait_durable(id, lsn) {
             self.write_durable(id, fx);
         }
     }
@@ -381,7 +416,7 @@ impl Engine {
     /// a switch are noted then, but not writes on their way.
     fn goes_through(&mut self, id: Id) -> bool {
         let volume = self.write(id).volume;
-        let complete = self.volume(volume).config.mode.is_complete();
+        let complete = self.cache.volume(volume).config.mode.is_complete();
         let write = self.write(id);
         write.through |= complete;
         write.through
@@ -392,16 +427,16 @@ impl Engine {
     fn after_invalidation(&mut self, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let key = Key::new(write.volume, write.blocks.first);
-        if self.health() != Health::Good {
-            return match self.is_detached(key) {
+        if self.cache.health() != Health::Good {
+            return match self.cache.is_detached(key) {
                 true => self.send_direct(id, fx),
                 false => self.wait_detached(id, fx),
             };
         }
         let write = self.write(id);
         write.stage = Stage::Durable;
-        let lsn = write.lsn.max(self.log.barrier());
-        if self.log.wait_durable(id, lsn) {
+        let lsn = write.lsn.max(self.cache.log.barrier());
+        if self.cache.log.wait_durable(id, lsn) {
             self.write_durable(id, fx);
         }
     }
@@ -420,9 +455,9 @@ impl Engine {
         let (volume, blocks) = (write.volume, write.blocks);
         let mut outstanding = 0;
         for key in blocks.iter().map(|block| Key::new(volume, block)) {
-            if self.contents.dirty().contains(key) {
+            if self.cache.contents.dirty().contains(key) {
                 outstanding += 1;
-                self.destaging.wait_through(key, id);
+                self.cache.out.note(Note::WaitPrimary(key, id));
             }
         }
         self.write(id).outstanding = outstanding;
@@ -453,8 +488,10 @@ impl Engine {
         let error = write.error.take();
         let (volume, blocks, fua) = (write.volume, write.blocks, write.flags.fua);
         // A failed flush may have given up the first blocks while the last were on their way.
-        let given_up =
-            |key| self.contents.dirty().contains(key) && !self.contents.dirty().is_destaging(key);
+        let given_up = |key| {
+            self.cache.contents.dirty().contains(key)
+                && !self.cache.contents.dirty().is_destaging(key)
+        };
         if error.is_none() && fua && blocks.iter().any(|b| given_up(Key::new(volume, b))) {
             return self.write_durable(id, fx);
         }
@@ -473,7 +510,16 @@ impl Engine {
             // Who waits for the blocks need not wait for the flush.
             self.unlock_blocks(id, fx);
         }
-        self.volume_mut(volume).fua_waiters.push(id);
+        self.cache.volume_mut(volume).fua_waiters.push(id);
+    }
+
+    /// Whether a write is of blocks that are kept: they are until a record says otherwise.
+    fn restores(&self, id: Id) -> bool {
+        if self.cache.health() != Health::Draining {
+            return false;
+        }
+        let Op::Write(write) = self.requests.get(id) else { return false };
+        write.keys().any(|key| self.cache.left.keeps(key))
     }
 
     /// The flush after a write has ended.
@@ -482,7 +528,7 @@ impl Engine {
             // No later failure takes it.
             self.write(id).direct = None;
             if self.restores(id) {
-                return self.restore(id, fx);
+                return self.cache.out.note(Note::Restore(id));
             }
         }
         self.end_write(id, result, fx);
@@ -498,21 +544,21 @@ impl Engine {
         let merged = write.edges.iter().any(Option::is_some);
         let buf = std::mem::take(&mut write.buf);
         let range = match op {
-            IoOp::Discard => self.bytes_on_volume(volume, blocks),
-            _ if merged => self.bytes_on_volume(volume, blocks),
+            IoOp::Discard => self.cache.bytes_on_volume(volume, blocks),
+            _ if merged => self.cache.bytes_on_volume(volume, blocks),
             _ => self.write(id).range,
         };
         let (op, buf) =
             if merged { (IoOp::Write, self.merged_buffer(id, &buf, range)) } else { (op, buf) };
-        self.destaging.note_foreground(self.now);
-        self.volume_mut(volume).flow.pacer.begin_foreground();
+        self.cache.note_foreground();
+        self.cache.volume_mut(volume).flow.pacer.begin_foreground();
         let io = |tag: IoTag| Io { tag, op, range, flags, buf };
-        self.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
+        self.cache.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
     }
 
     /// All bytes of a direct write whose edges were read, from block to block.
     fn merged_buffer(&mut self, id: Id, data: &IoBuf, range: ByteRange) -> IoBuf {
-        let mut out = self.config.buffers.get(range.len as usize);
+        let mut out = self.cache.config.buffers.get(range.len as usize);
         let write = self.write(id);
         for (i, block) in write.blocks.iter().enumerate() {
             let start = i * BLOCK_SIZE;
@@ -535,12 +581,12 @@ impl Engine {
         done: Completion,
         fx: &mut Effects,
     ) {
-        self.destaging.note_foreground(self.now);
-        let now = self.now;
+        self.cache.note_foreground();
+        let now = self.cache.now;
         let write = self.write(id);
         let (volume, op) = (write.volume, write.op);
         write.buf = done.buf;
-        let state = self.volume_mut(volume);
+        let state = self.cache.volume_mut(volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         state.direct += 1;
         // What a discard leaves may always be older.
