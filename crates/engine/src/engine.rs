@@ -20,12 +20,12 @@
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, Completion, ErrorKind, Instant, IoBuf, IoError, IoOp, STRIPE_SIZE,
+    BLOCK_SIZE, Completion, ErrorKind, Instant, IoOp, STRIPE_SIZE, VolumeId,
 };
 
 use crate::api::primary::VolumeState;
 use crate::api::stats::Stats;
-use crate::api::{Effects, Health, Reply, Request, RequestId, ShardConfig, State, Target};
+use crate::api::{Effects, Health, Reply, Request, ShardConfig, State, Target};
 use crate::cache::Cache;
 use crate::cache::admission::ROUND_TICK;
 use crate::destage::Destaging;
@@ -117,9 +117,11 @@ impl Engine {
             return;
         }
         match request.op {
-            IoOp::Read => self.submit_read(request, fx),
-            IoOp::Flush => self.submit_flush(request, fx),
-            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => self.submit_write(request, fx),
+            IoOp::Read => self.requests.submit_read(&mut self.cache, request, fx),
+            IoOp::Flush => self.requests.submit_flush(&mut self.cache, request, fx),
+            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
+                self.requests.submit_write(&mut self.cache, request, fx)
+            }
         }
         self.deliver(fx);
     }
@@ -159,10 +161,10 @@ impl Engine {
             Ticket::CacheFlush => self.cache_flushed(done.result, fx),
             Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
             Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
-            Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
-            Ticket::DestageWrite(destage) => self.destage_written(destage, done),
+            Ticket::Fetch(fetch) => self.requests.fetched(&mut self.cache, fetch, at, done, fx),
+            Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
             Ticket::PrimaryFlush(flush) => self.primary_flushed(flush, &done.result, fx),
-            Ticket::Direct(op) => self.direct_done(op, at, done, fx),
+            Ticket::Direct(op) => self.requests.direct_done(&mut self.cache, op, at, done, fx),
             Ticket::ComparePrimary => self.compare_primary(&done, fx),
             Ticket::Recovery(step) => self.recovery_step(step, done, fx),
             Ticket::StopFlush => self.stop_flushed(done, fx),
@@ -174,20 +176,20 @@ impl Engine {
     fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
         self.cache.log.end_read(read);
         match read.reader {
-            Reader::Read(op) => self.ssd_read(op, read, done, fx),
+            Reader::Read(op) => self.requests.ssd_read(&mut self.cache, op, read, done, fx),
             Reader::Associate(id, part) => {
                 if let Some(made) = self.cache.form.associate_read(id, part, read, done) {
                     self.associate_made(&made, fx);
                 }
             }
-            Reader::Destage(id) => self.destage_read(id, read, done, fx),
+            Reader::Destage(id) => self.destaging.read_back(&mut self.cache, id, read, done, fx),
             Reader::Compare(item) => self.compare_read(item, read, done, fx),
             Reader::Similar(seek) => {
                 let copy = self.cache.form.end_seek(seek, read, done);
-                self.similar_sought(copy, fx);
+                self.reclaim.similar_sought(&mut self.cache, copy, fx);
             }
-            Reader::Footer => self.reclaim_footer_read(done, fx),
-            Reader::Copies => self.reclaim_copy_read(read, done, fx),
+            Reader::Footer => self.reclaim.footer_read(&mut self.cache, done, fx),
+            Reader::Copies => self.reclaim.copies_read(&mut self.cache, read, done, fx),
         }
     }
 
@@ -195,10 +197,14 @@ impl Engine {
     pub(crate) fn deliver(&mut self, fx: &mut Effects) {
         while let Some(note) = self.cache.out.next_note() {
             match note {
-                Note::Placed(op, lsn) => self.write_applied(op, lsn, fx),
+                Note::Placed(op, lsn) => self.requests.write_applied(&mut self.cache, op, lsn, fx),
                 Note::Made(made) => self.associate_made(&made, fx),
-                Note::OnPrimary(op, result) => self.through_part_done(op, &result, fx),
-                Note::FlushPart(op, result) => self.flush_part_done(op, result, fx),
+                Note::OnPrimary(op, result) => {
+                    self.requests.through_part_done(&mut self.cache, op, &result, fx)
+                }
+                Note::FlushPart(op, result) => {
+                    self.requests.flush_part_done(&mut self.cache, op, result, fx)
+                }
                 Note::WaitPrimary(key, op) => self.destaging.wait_through(key, op),
                 Note::WaitDetached(key, op) => self.add_leaving(key, op),
                 Note::FlushDetached(volume, op) => self.flush_detached(op, volume, fx),
@@ -218,11 +224,11 @@ impl Engine {
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
             let rooms: [fn(&mut Self, &mut Effects); 15] = [
                 Self::pump_fences,
-                Self::release_delayed,
+                |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
                 Self::pump_log,
                 Self::pump_durability,
-                Self::pump_reclaim,
-                Self::pump_leftover,
+                |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
+                |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
                 Self::pump_detach,
                 Self::pump_destage,
                 Self::pump_primary_flushes,
@@ -300,6 +306,19 @@ impl Engine {
         Stats { requests_in_flight, ..self.cache.stats(now) }
     }
 
+    /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
+    /// for volumes that [`Engine::drain_volume`] drains.
+    pub fn set_drain(&mut self, on: bool) {
+        self.destaging.drain(on);
+    }
+
+    /// The same of one volume.
+    pub fn drain_volume(&mut self, volume: VolumeId, on: bool) {
+        if self.cache.known_volume(volume).is_some() {
+            self.cache.volume_mut(volume).draining = on;
+        }
+    }
+
     /// Answers what was taken, takes nothing new, makes the log complete and durable.
     pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
         self.cache.now = now;
@@ -309,19 +328,14 @@ impl Engine {
 
     // What the paths share.
 
-    pub(crate) fn reply(
-        &mut self,
-        fx: &mut Effects,
-        id: RequestId,
-        result: Result<(), IoError>,
-        buf: IoBuf,
-    ) {
-        fx.replies.push(Reply { id, result, buf, direct: None });
+    fn pump_destage(&mut self, fx: &mut Effects) {
+        let is_idle = self.requests.len() == 0;
+        self.destaging.pump(&mut self.cache, is_idle, fx);
     }
 
     fn set_deadline(&mut self, fx: &mut Effects) {
         let mut deadline = Instant::NEVER;
-        if let Some(at) = self.next_delayed() {
+        if let Some(at) = self.requests.next_delayed(&mut self.cache) {
             // At the limit a write waits for destaging, not for the time.
             deadline = deadline.min(at.max(self.cache.now + THROTTLE_TICK));
         }

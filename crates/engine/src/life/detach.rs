@@ -102,7 +102,7 @@ impl Engine {
         if self.cache.health() == Health::Draining && self.life.detach.is_undurable(volume) {
             self.life.detach.flushes.push((self.cache.now, volume, id));
         } else {
-            self.flush_part_done(id, Ok(()), fx);
+            self.requests.flush_part_done(&mut self.cache, id, Ok(()), fx);
         }
     }
 
@@ -148,7 +148,7 @@ impl Engine {
             if flow.destage_writes < self.cache.config.destage_depth
                 && !self.cache.contents.dirty().is_destaging(key)
             {
-                let _ = self.start_destage(key, fx);
+                let _ = self.destaging.start(&mut self.cache, key, fx);
             }
         }
         empty && self.cache.standing.trust > Trust::Full
@@ -211,7 +211,7 @@ impl Engine {
             };
             match write.stage {
                 Stage::Leaving => self.end_placed(id, fx),
-                _ => self.lock_blocks(id, fx),
+                _ => self.requests.lock_blocks(&mut self.cache, id, fx),
             }
         }
     }
@@ -225,7 +225,7 @@ impl Engine {
         let mut keys = write.keys();
         let lost = keys.any(|key| self.cache.contents.dirty().contains(key));
         let result = if lost { Err(ErrorKind::Corrupt.into()) } else { Ok(()) };
-        self.end_write(id, result, fx);
+        self.requests.end_write(&mut self.cache, id, result, fx);
     }
 
     /// Lets flushes go on, or gives up those that have waited since before `deadline`.
@@ -239,7 +239,7 @@ impl Engine {
             }
             self.life.detach.flushes.remove(i);
             let result = if late { Err(ErrorKind::DeviceGone.into()) } else { Ok(()) };
-            self.flush_part_done(id, result, fx);
+            self.requests.flush_part_done(&mut self.cache, id, result, fx);
         }
     }
 
@@ -258,7 +258,7 @@ impl Engine {
         late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
         for id in late {
             self.cache.stats.given_up_writes += 1;
-            self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+            self.requests.end_write(&mut self.cache, id, Err(ErrorKind::DeviceGone.into()), fx);
         }
         let undurable = &self.life.detach.undurable;
         let kept = |stripe: &u64, leaving: &Leaving| {
@@ -297,7 +297,7 @@ impl Engine {
                 self.cache.ram.remove(key);
                 self.cache.contents.forget(key, &mut self.cache.ram);
             }
-            self.end_write(id, Ok(()), fx);
+            self.requests.end_write(&mut self.cache, id, Ok(()), fx);
         }
     }
 

@@ -35,11 +35,11 @@ impl Engine {
         let mut seen = BTreeSet::new();
         waiters.retain(|&op| seen.insert(op));
         for op in waiters {
-            self.wait_detached(op, fx);
+            self.requests.wait_detached(&mut self.cache, op, fx);
         }
         self.leave_durable_waiters(fx);
-        while let Some(op) = self.pop_delayed() {
-            self.lock_blocks(op, fx);
+        while let Some(op) = self.requests.pop_delayed(&mut self.cache) {
+            self.requests.lock_blocks(&mut self.cache, op, fx);
         }
         self.want_trust(Trust::DirtyOnly);
     }

@@ -35,11 +35,11 @@ impl Engine {
         if *self.cache.state() != State::Stopping {
             return;
         }
-        while let Some(op) = self.pop_delayed() {
-            self.end_write(op, Err(ErrorKind::ShuttingDown.into()), fx);
+        while let Some(op) = self.requests.pop_delayed(&mut self.cache) {
+            self.requests.end_write(&mut self.cache, op, Err(ErrorKind::ShuttingDown.into()), fx);
         }
         // Nothing is destaged any more.
-        self.give_up_leftover(fx);
+        self.requests.give_up_leftover(&mut self.cache, fx);
         let busy = self.requests.len() + self.destaging.len() + self.requests.fetches() > 0
             || self
                 .cache

@@ -1,85 +1,83 @@
 //! FLUSH: every write that completed before is durable afterwards. The log takes one flush of the
 //! cache device; the primary takes one only if it holds completed writes that the log does not.
 
-
 use forebay_block::{ErrorKind, IoError, VolumeId};
 
-use crate::Engine;
 use crate::api::{Effects, Health, Request};
+use crate::cache::Cache;
 use crate::note::Note;
 use crate::request::op::{FlushOp, Op};
+use crate::request::{Requests, reply};
 use crate::slab::Id;
 
-impl Engine {
+impl Requests {
     /// Takes a client's flush.
-    pub(crate) fn submit_flush(&mut self, request: Request, fx: &mut Effects) {
+    pub fn submit_flush(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, .. } = request;
-        self.cache.stats.flushes += 1;
-        let known = self.cache.volume(volume).losses.known();
+        cache.stats.flushes += 1;
+        let known = cache.volume(volume).losses.known();
         let flush = FlushOp { id, volume, outstanding: 1, answered: false, known };
-        let op = self.requests.ops.insert(Op::Flush(flush));
-        if self.needs_primary_flush(volume) {
+        let op = self.ops.insert(Op::Flush(flush));
+        if self.needs_primary_flush(cache, volume) {
             self.flush(op).outstanding += 1;
-            self.cache.volume_mut(volume).flush_waiters.push(op);
+            cache.volume_mut(volume).flush_waiters.push(op);
         }
-        if !self.cache.volume(volume).leftover.is_empty() {
+        if !cache.volume(volume).leftover.is_empty() {
             self.flush(op).outstanding += 1;
-            self.cache.volume_mut(volume).leftover_waiters.push(op);
+            cache.volume_mut(volume).leftover_waiters.push(op);
         }
-        if self.cache.health() != Health::Good {
-            return self.flush_without_log(op);
+        if cache.health() != Health::Good {
+            return self.flush_without_log(cache, op);
         }
-        let covered = self.cache.log.completed();
-        if self.cache.log.wait_durable(op, covered) {
-            self.flush_part_done(op, Ok(()), fx);
+        let covered = cache.log.completed();
+        if cache.log.wait_durable(op, covered) {
+            self.flush_part_done(cache, op, Ok(()), fx);
         }
     }
 
     /// The log's part of a flush, once nothing becomes durable there any more.
-    pub(crate) fn flush_without_log(&mut self, op: Id) {
+    pub fn flush_without_log(&mut self, cache: &mut Cache, op: Id) {
         let volume = self.flush(op).volume;
-        self.cache.out.note(Note::FlushDetached(volume, op));
+        cache.out.note(Note::FlushDetached(volume, op));
     }
 
     /// Lets flushes go on that waited for dirty blocks from an earlier time.
-    pub(crate) fn pump_leftover(&mut self, fx: &mut Effects) {
-        for i in 0..self.cache.volumes.len() {
-            let Some(volume) = self.cache.volumes[i].as_mut() else { continue };
+    pub fn pump_leftover(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        for i in 0..cache.volumes.len() {
+            let Some(volume) = cache.volumes[i].as_mut() else { continue };
             while let Some(key) = volume.leftover.first() {
-                if self.cache.contents.dirty().contains(*key)
-                    && !self.cache.contents.fenced().contains(key)
-                {
+                if cache.contents.dirty().contains(*key) && !cache.contents.fenced().contains(key) {
                     break;
                 }
                 volume.leftover.pop_first();
             }
             if volume.leftover.is_empty() {
                 for op in std::mem::take(&mut volume.leftover_waiters) {
-                    self.flush_part_done(op, Ok(()), fx);
+                    self.flush_part_done(cache, op, Ok(()), fx);
                 }
             }
         }
     }
 
     /// Flushes that wait for dirty blocks from an earlier time fail.
-    pub(crate) fn give_up_leftover(&mut self, fx: &mut Effects) {
-        for i in 0..self.cache.volumes.len() {
-            let Some(volume) = self.cache.volumes[i].as_mut() else { continue };
+    pub fn give_up_leftover(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        for i in 0..cache.volumes.len() {
+            let Some(volume) = cache.volumes[i].as_mut() else { continue };
             for op in std::mem::take(&mut volume.leftover_waiters) {
-                self.flush_part_done(op, Err(ErrorKind::ShuttingDown.into()), fx);
+                self.flush_part_done(cache, op, Err(ErrorKind::ShuttingDown.into()), fx);
             }
         }
     }
 
     fn flush(&mut self, id: Id) -> &mut FlushOp {
-        match self.requests.ops.get_mut(id) {
+        match self.ops.get_mut(id) {
             Op::Flush(flush) => flush,
             _ => unreachable!("a flush's id names a flush"),
         }
     }
 
-    fn needs_primary_flush(&self, volume: VolumeId) -> bool {
-        let volume = self.cache.volume(volume);
+    fn needs_primary_flush(&self, cache: &Cache, volume: VolumeId) -> bool {
+        let volume = cache.volume(volume);
         let through =
             volume.config.mode.is_complete() && (!volume.written.is_empty() || volume.flushing);
         volume.direct > volume.direct_durable || through
@@ -87,8 +85,9 @@ impl Engine {
 
     /// Log or primary is done with its part of a flush. A failure is answered at once: the client
     /// has to know before another one is told that its flush, which began later, succeeded.
-    pub(crate) fn flush_part_done(
+    pub fn flush_part_done(
         &mut self,
+        cache: &mut Cache,
         id: Id,
         result: Result<(), IoError>,
         fx: &mut Effects,
@@ -99,15 +98,15 @@ impl Engine {
         if is_new && (is_last || is_err) {
             flush.answered = true;
             let FlushOp { id, volume, known, .. } = *flush;
-            let lost = self.cache.volume_mut(volume).losses.tell(known);
+            let lost = cache.volume_mut(volume).losses.tell(known);
             let result = result.and(lost.map_or(Ok(()), Err));
-            self.reply(fx, id, result, forebay_block::IoBuf::empty());
+            reply(fx, id, result, forebay_block::IoBuf::empty());
         }
         if is_last {
-            self.requests.ops.remove(id);
-            self.requests.answered -= usize::from(!is_new);
+            self.ops.remove(id);
+            self.answered -= usize::from(!is_new);
         } else if is_new && is_err {
-            self.requests.answered += 1;
+            self.answered += 1;
         }
     }
 }

@@ -9,8 +9,9 @@ mod overflow;
 pub(crate) mod read;
 pub(crate) mod write;
 
-use forebay_block::Instant;
+use forebay_block::{Instant, IoBuf, IoError};
 
+use crate::api::{Effects, Reply, RequestId};
 use crate::key::KeyMap;
 use crate::request::op::Op;
 use crate::slab::{Id, Slab};
@@ -54,4 +55,9 @@ impl Requests {
     pub fn fetches(&self) -> usize {
         self.fetches.len()
     }
+}
+
+/// Answers a client.
+fn reply(fx: &mut Effects, id: RequestId, result: Result<(), IoError>, buf: IoBuf) {
+    fx.replies.push(Reply { id, result, buf, direct: None });
 }

@@ -12,12 +12,17 @@ impl Engine {
         let block = made.block(&mut room);
         let Associate { item, error, .. } = made;
         match made.owner {
-            AssociateOwner::Read(op) => self.block_read(op, item, block, error.as_ref(), fx),
+            AssociateOwner::Read(op) => {
+                self.requests.block_read(&mut self.cache, op, item, block, error.as_ref(), fx)
+            }
             AssociateOwner::Destage(destage, at) => {
-                self.destage_block_read(destage, at, block, error.clone(), fx);
+                let error = error.clone();
+                self.destaging.put_together(&mut self.cache, destage, at, block, error, fx);
             }
             AssociateOwner::Compare(at) => self.compare_block(at, block, fx),
-            AssociateOwner::Rebase => self.rebase_read(item, block, error.as_ref(), fx),
+            AssociateOwner::Rebase => {
+                self.reclaim.put_together(&mut self.cache, item, block, error.as_ref(), fx);
+            }
         }
     }
 }

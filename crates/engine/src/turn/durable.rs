@@ -45,8 +45,8 @@ impl Engine {
     /// Lets reads go on that waited for a record to be written.
     fn wake_readers(&mut self, fx: &mut Effects) {
         for (op, key) in self.cache.log.take_read_waiters() {
-            self.read_again(op, key, fx);
-            self.part_done(op, Ok(()), fx);
+            self.requests.read_again(&mut self.cache, op, key, fx);
+            self.requests.part_done(&mut self.cache, op, Ok(()), fx);
         }
     }
 
@@ -70,8 +70,8 @@ impl Engine {
         self.cache.contents.settle(lsn);
         while let Some(op) = self.cache.log.pop_waiter(false) {
             match self.requests.get(op) {
-                Op::Write(_) => self.write_durable(op, fx),
-                Op::Flush(_) => self.flush_part_done(op, Ok(()), fx),
+                Op::Write(_) => self.requests.write_durable(&mut self.cache, op, fx),
+                Op::Flush(_) => self.requests.flush_part_done(&mut self.cache, op, Ok(()), fx),
                 Op::Read(_) => unreachable!("reads do not wait for durability"),
             }
         }
@@ -140,15 +140,15 @@ impl Engine {
             unreachable!("only writes wait for records");
         };
         write.outstanding -= 1;
-        self.advance_write(op, fx);
+        self.requests.advance_write(&mut self.cache, op, fx);
     }
 
     /// The device failed: who waits for durability waits for the primary instead.
     pub(crate) fn leave_durable_waiters(&mut self, fx: &mut Effects) {
         while let Some(op) = self.cache.log.pop_waiter(true) {
             match self.requests.get(op) {
-                Op::Flush(_) => self.flush_without_log(op),
-                _ => self.wait_detached(op, fx),
+                Op::Flush(_) => self.requests.flush_without_log(&mut self.cache, op),
+                _ => self.requests.wait_detached(&mut self.cache, op, fx),
             }
         }
     }

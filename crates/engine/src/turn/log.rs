@@ -14,12 +14,13 @@ impl Engine {
         if self.cache.health() != Health::Good {
             return;
         }
-        self.pump_copies(fx);
-        self.pump_overflow(fx);
+        self.reclaim.pump_copies(&mut self.cache, fx);
+        self.requests.pump_overflow(&mut self.cache, fx);
         self.deliver(fx);
         while let Some(&op) = self.cache.log.queue().front() {
-            let has_room = self.cache.has_client_space() || self.fits_reserve(op);
-            let is_logged = has_room && self.log_op(op, fx);
+            let has_room =
+                self.cache.has_client_space() || self.requests.fits_reserve(&mut self.cache, op);
+            let is_logged = has_room && self.requests.log_op(&mut self.cache, op, fx);
             if is_logged {
                 self.cache.log.queue().pop_front();
             }
@@ -33,7 +34,8 @@ impl Engine {
             self.cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
         // What nobody waits for yet shares the record with what comes in the next turn.
-        let goes_on = self.cache.form.background().turn_is_over() || self.fills_last();
+        let goes_on =
+            self.cache.form.background().turn_is_over() || self.reclaim.fills_last(&mut self.cache);
         let grows = goes_on && self.cache.log.builder().complete.is_empty();
         if self.cache.log.in_flight() < RECORDS_IN_FLIGHT && !grows {
             self.cache.close_record(fx);

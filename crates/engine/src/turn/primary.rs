@@ -25,7 +25,7 @@ impl Engine {
             let since = self.cache.now.since(volume.direct_since);
             let quiet = first || stopping || since >= FLUSH_DIRECT_AFTER;
             let direct = quiet && volume.direct > volume.direct_durable;
-            let due = waited || direct || self.destage_flush_is_due(i);
+            let due = waited || direct || self.destaging.flush_is_due(&self.cache, i);
             let volume = self.cache.volumes[i].as_mut().expect("it was there just now");
             if volume.flushing || !due {
                 continue;
@@ -71,13 +71,13 @@ impl Engine {
             }
         }
         for destage in destages {
-            self.destage_flushed(destage, result);
+            self.destaging.flushed(&mut self.cache, destage, result);
         }
         for op in flushes {
-            self.flush_part_done(op, result.clone(), fx);
+            self.requests.flush_part_done(&mut self.cache, op, result.clone(), fx);
         }
         for op in writes {
-            self.write_flushed(op, result.clone(), fx);
+            self.requests.write_flushed(&mut self.cache, op, result.clone(), fx);
         }
     }
 
