@@ -19,18 +19,16 @@
 
 use std::time::Duration;
 
-use forebay_block::{
-    BLOCK_SIZE, Completion, ErrorKind, Instant, IoOp, STRIPE_SIZE, VolumeId,
-};
+use forebay_block::{BLOCK_SIZE, Completion, ErrorKind, Instant, IoOp, STRIPE_SIZE, VolumeId};
 
-use crate::api::primary::VolumeState;
-use crate::api::stats::Stats;
-use crate::api::{Effects, Health, Reply, Request, ShardConfig, State, Target};
+use crate::api::{DetachedStripe, Effects, Health, Reply, Request, ShardConfig, State, Target};
 use crate::cache::Cache;
 use crate::cache::admission::ROUND_TICK;
 use crate::destage::Destaging;
 use crate::key::Key;
 use crate::life::Life;
+use crate::life::compare::Compare;
+use crate::life::detach::Detach;
 use crate::log::read::{Reader, SegmentRead};
 use crate::note::Note;
 use crate::reclaim::Reclaim;
@@ -44,6 +42,8 @@ use crate::ticket::{InFlight, Ticket};
 pub struct Engine {
     pub(crate) cache: Cache,
     pub(crate) life: Life,
+    pub(crate) detach: Detach,
+    pub(crate) compare: Compare,
     pub(crate) requests: Requests,
     pub(crate) destaging: Destaging,
     pub(crate) reclaim: Reclaim,
@@ -59,6 +59,8 @@ impl Engine {
     pub fn new(config: ShardConfig, now: Instant) -> Self {
         Self {
             life: Life::new(config.trust),
+            detach: Detach::default(),
+            compare: Compare::default(),
             requests: Requests::default(),
             destaging: Destaging::default(),
             reclaim: Reclaim::default(),
@@ -73,7 +75,7 @@ impl Engine {
         if self.cache.config.fresh {
             self.cache.standing.state = State::Serving;
         } else {
-            self.start_recovery(fx);
+            self.recovery.begin(&mut self.cache, &mut self.detach, &mut self.compare, fx);
         }
         self.set_deadline(fx);
     }
@@ -165,9 +167,16 @@ impl Engine {
             Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
             Ticket::PrimaryFlush(flush) => self.primary_flushed(flush, &done.result, fx),
             Ticket::Direct(op) => self.requests.direct_done(&mut self.cache, op, at, done, fx),
-            Ticket::ComparePrimary => self.compare_primary(&done, fx),
-            Ticket::Recovery(step) => self.recovery_step(step, done, fx),
-            Ticket::StopFlush => self.stop_flushed(done, fx),
+            Ticket::ComparePrimary => self.compare.primary_read(&mut self.cache, &done, fx),
+            Ticket::Recovery(step) => self.recovery.step_done(
+                &mut self.cache,
+                &mut self.detach,
+                &mut self.compare,
+                step,
+                done,
+                fx,
+            ),
+            Ticket::StopFlush => Life::stop_flushed(&mut self.cache, &done),
         }
         self.deliver(fx);
     }
@@ -183,7 +192,7 @@ impl Engine {
                 }
             }
             Reader::Destage(id) => self.destaging.read_back(&mut self.cache, id, read, done, fx),
-            Reader::Compare(item) => self.compare_read(item, read, done, fx),
+            Reader::Compare(item) => self.compare.read(&mut self.cache, item, read, done, fx),
             Reader::Similar(seek) => {
                 let copy = self.cache.form.end_seek(seek, read, done);
                 self.reclaim.similar_sought(&mut self.cache, copy, fx);
@@ -206,9 +215,11 @@ impl Engine {
                     self.requests.flush_part_done(&mut self.cache, op, result, fx)
                 }
                 Note::WaitPrimary(key, op) => self.destaging.wait_through(key, op),
-                Note::WaitDetached(key, op) => self.add_leaving(key, op),
-                Note::FlushDetached(volume, op) => self.flush_detached(op, volume, fx),
-                Note::Restore(op) => self.restore(op, fx),
+                Note::WaitDetached(key, op) => self.detach.add_write(&mut self.cache, key, op),
+                Note::FlushDetached(volume, op) => {
+                    self.detach.add_flush(&mut self.cache, &mut self.requests, op, volume, fx)
+                }
+                Note::Restore(op) => self.detach.restore(&self.cache, &self.requests, op, fx),
                 Note::CacheFailed => self.fail_cache(fx),
             }
         }
@@ -223,7 +234,7 @@ impl Engine {
         self.cache.pump_unanswered();
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
             let rooms: [fn(&mut Self, &mut Effects); 15] = [
-                Self::pump_fences,
+                |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
                 |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
                 Self::pump_log,
                 Self::pump_durability,
@@ -233,11 +244,11 @@ impl Engine {
                 Self::pump_destage,
                 Self::pump_primary_flushes,
                 |engine, fx| engine.cache.pump_alone(fx),
-                Self::pump_compare,
+                |engine, fx| engine.compare.pump(&mut engine.cache, fx),
                 // Reclaim and destaging may have given the log something to do.
                 Self::pump_log,
                 Self::pump_durability,
-                Self::pump_health,
+                |engine, fx| engine.life.pump(&engine.cache, &engine.destaging, fx),
                 Self::pump_stop,
             ];
             for pump in rooms {
@@ -247,15 +258,6 @@ impl Engine {
         }
         self.cache.out.hand_out(fx);
         self.set_deadline(fx);
-    }
-
-    /// Verifies what holds between calls. It takes time in proportion to the cache: for tests and
-    /// the simulator.
-    ///
-    /// # Errors
-    /// What does not hold.
-    pub fn check(&self) -> Result<(), String> {
-        self.cache.contents.check()
     }
 
     /// Where it is in its life.
@@ -268,42 +270,6 @@ impl Engine {
     #[must_use]
     pub fn health(&self) -> Health {
         self.cache.health()
-    }
-
-    /// Dirty blocks, those that cannot be read back any more included.
-    #[must_use]
-    pub fn dirty_blocks(&self) -> u64 {
-        self.cache.contents.dirty().blocks()
-    }
-
-    /// How each volume stands.
-    #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeState> {
-        let state = |volume: &crate::volume::Volume| {
-            let id = volume.config.id;
-            let (lost_blocks, lost) = self.cache.lost_of(id);
-            VolumeState {
-                id,
-                lookups: volume.lookups,
-                primary: volume.primary,
-                dirty_blocks: self.cache.contents.dirty().blocks_of(id),
-                lost_blocks,
-                lost,
-                dirty_limit_blocks: self.cache.limit_of(id),
-                changed: volume.changed,
-                held_writes: volume.flow.held_writes(),
-                slow_ios: volume.flow.slow_ios,
-                oldest_io: volume.flow.oldest_io,
-            }
-        };
-        self.cache.volumes.iter().flatten().map(state).collect()
-    }
-
-    /// Counters and levels.
-    #[must_use]
-    pub fn stats(&self, now: Instant) -> Stats {
-        let requests_in_flight = self.requests.unanswered() as u64;
-        Stats { requests_in_flight, ..self.cache.stats(now) }
     }
 
     /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
@@ -319,6 +285,21 @@ impl Engine {
         }
     }
 
+    /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
+    /// shard may have found that.
+    pub fn distrust(&mut self, volume: VolumeId) {
+        self.compare.distrust(&mut self.cache, volume);
+    }
+
+    /// The stripes that [`Effects::detach`] asked for are recorded, durably.
+    pub fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
+        self.cache.now = now;
+        for stripe in stripes {
+            self.detach.detached(&mut self.cache, &mut self.requests, stripe, fx);
+            self.deliver(fx);
+        }
+    }
+
     /// Answers what was taken, takes nothing new, makes the log complete and durable.
     pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
         self.cache.now = now;
@@ -328,14 +309,22 @@ impl Engine {
 
     // What the paths share.
 
+    fn pump_detach(&mut self, fx: &mut Effects) {
+        self.detach.pump(&mut self.cache, &mut self.requests, &mut self.destaging, fx);
+    }
+
+    fn pump_stop(&mut self, fx: &mut Effects) {
+        self.life.pump_stop(&mut self.cache, &mut self.requests, &mut self.destaging, fx);
+    }
+
     fn pump_destage(&mut self, fx: &mut Effects) {
         let is_idle = self.requests.len() == 0;
         self.destaging.pump(&mut self.cache, is_idle, fx);
     }
 
-    fn set_deadline(&mut self, fx: &mut Effects) {
+    fn set_deadline(&self, fx: &mut Effects) {
         let mut deadline = Instant::NEVER;
-        if let Some(at) = self.requests.next_delayed(&mut self.cache) {
+        if let Some(at) = self.cache.next_held() {
             // At the limit a write waits for destaging, not for the time.
             deadline = deadline.min(at.max(self.cache.now + THROTTLE_TICK));
         }
@@ -349,7 +338,7 @@ impl Engine {
         if let Some(at) = self.cache.out.next_look() {
             deadline = deadline.min(at);
         }
-        if let Some(at) = self.next_compare() {
+        if let Some(at) = self.compare.next(&self.cache) {
             deadline = deadline.min(at);
         }
         if self.reclaim.retry_at() > self.cache.now {
@@ -359,7 +348,7 @@ impl Engine {
             let wait = if self.cache.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
             deadline = deadline.min(self.cache.now + wait);
         }
-        if *self.cache.state() == State::Stopping || self.is_detaching() {
+        if *self.cache.state() == State::Stopping || self.detach.is_detaching() {
             deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
         if self.cache.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {

@@ -1,8 +1,9 @@
 //! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
 //! `cargo xtask layers` (who may depend on whom: the crates, and the rooms of the engine) and
 //! `cargo xtask style` (what source files and documents may look like). Each prints what is wrong
-//! and what to do, and exits with 1 if there was anything. `cargo xtask settings` writes the table
-//! of settings to the reference.
+//! and what to do, and exits with 1 if there was anything. `cargo xtask rooms` prints which rooms of
+//! the engine each room imports; `cargo xtask settings` writes the table of settings to the
+//! reference.
 
 mod docs;
 mod layers;
@@ -24,10 +25,11 @@ fn main() -> ExitCode {
             report.summary = format!("{}\n{}", report.summary, rooms.summary);
             Ok(report)
         }),
+        ["rooms"] => rooms::graph(&root()),
         ["style"] => style::workspace(&root()),
         ["settings"] => settings::write(&root()),
         _ => {
-            eprintln!("usage: cargo xtask layers | style | settings");
+            eprintln!("usage: cargo xtask layers | rooms | style | settings");
             return ExitCode::from(2);
         }
     };

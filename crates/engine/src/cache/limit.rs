@@ -1,12 +1,13 @@
 //! How much may be dirty, by volume, and what is kept free in the log for blocks that do not get
 //! clean.
 
-use forebay_block::{BLOCK_SIZE, VolumeId};
+use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_policy::DirtyShares;
 
 use crate::api::ShardConfig;
 use crate::cache::Cache;
 use crate::limits::SEGMENTS_MIN;
+use crate::slab::Id;
 
 /// One part in this many of the segments that hold blocks of a stuck volume is kept free on top of
 /// the usual reserve: copies of a full segment may take more than a segment.
@@ -66,6 +67,20 @@ impl Cache {
         let flow = &self.volume(volume).flow;
         let level = self.contents.dirty_level_of(volume).saturating_sub(flow.unflushed_blocks);
         (level, limit - flow.unflushed_peak.min(limit / 2))
+    }
+
+    /// Takes one of the writes that are held back, whatever they wait for.
+    pub(crate) fn pop_held(&mut self) -> Option<Id> {
+        let mut volumes = self.volumes.iter_mut().flatten();
+        volumes.find_map(|volume| volume.flow.pop_held())
+    }
+
+    /// When the next write may go on that is held back. Those of a primary that takes nothing are
+    /// looked at with the blocks that wait for it.
+    pub(crate) fn next_held(&self) -> Option<Instant> {
+        let moving = self.volumes.iter().flatten().filter(|v| !v.is_stuck(self.now));
+        let fronts = moving.filter_map(|v| v.flow.first_held());
+        fronts.map(|(at, _)| at).min()
     }
 
     /// Whether more of a volume is dirty than it should be while writes wait for clean blocks.

@@ -197,7 +197,7 @@ impl Destaging {
         let found = self.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)?;
             let version = destage.versions.get(at as usize)?;
-            let same = destage.volume == key.volume() && self.is_newest(cache, key, version);
+            let same = destage.volume == key.volume() && Self::is_newest(cache, key, version);
             same.then_some((id, destage.written))
         });
         match found {
@@ -218,7 +218,7 @@ impl Destaging {
             let at = key.block().checked_sub(destage.blocks.first)? as usize;
             let version = destage.versions.get(at)?;
             let here = destage.volume == key.volume() && !version.passed;
-            let passes = destage.written && !self.is_newest(cache, key, version);
+            let passes = destage.written && !Self::is_newest(cache, key, version);
             here.then_some((id, at, passes))
         });
         let Some((id, at, true)) = found else { return false };
@@ -234,7 +234,7 @@ impl Destaging {
     }
 
     /// Whether a block may go to the primary now.
-    fn may_destage(&self, cache: &Cache, key: Key) -> Option<Version> {
+    fn may_destage(cache: &Cache, key: Key) -> Option<Version> {
         if !cache.contents.dirty().contains(key)
             || cache.contents.dirty().is_destaging(key)
             || cache.contents.fenced().contains(&key)
@@ -264,7 +264,7 @@ impl Destaging {
 
     /// Whether a version is what the log has of a block now. Of one that was passed the primary may
     /// have another, although the block shares its payload again.
-    fn is_newest(&self, cache: &Cache, key: Key, version: &Version) -> bool {
+    fn is_newest(cache: &Cache, key: Key, version: &Version) -> bool {
         let same = !version.passed && cache.contents.same_version(key, &version.place).is_some();
         same && cache.log.seq_of(&version.place) == version.seq
     }
@@ -276,11 +276,11 @@ impl Destaging {
         if cache.volume(volume).retry_at > cache.now {
             return Err(Key::range(volume).end);
         }
-        let Some(first) = self.may_destage(cache, key) else {
+        let Some(first) = Self::may_destage(cache, key) else {
             if cache.contents.dirty().contains(key)
                 && let Some(place) = cache.contents.get(key)
             {
-                self.want_block_durable(cache, key, &place);
+                Self::want_block_durable(cache, key, &place);
             }
             return Err(Key(key.0 + 1));
         };
@@ -288,7 +288,7 @@ impl Destaging {
         let mut versions = vec![first];
         while key.0 + (versions.len() as u64) < stripe_end {
             let next = Key(key.0 + versions.len() as u64);
-            match self.may_destage(cache, next) {
+            match Self::may_destage(cache, next) {
                 Some(version) => versions.push(version),
                 None => break,
             }
@@ -332,7 +332,7 @@ impl Destaging {
     }
 
     /// Asks for a flush of the cache device, so that a block can go to the primary.
-    fn want_block_durable(&mut self, cache: &mut Cache, key: Key, place: &Place) {
+    fn want_block_durable(cache: &mut Cache, key: Key, place: &Place) {
         let last = cache.log.segment(place.segment as usize).last_lsn;
         let last = cache.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
         let lsn = last.min(cache.log.completed());
@@ -372,7 +372,7 @@ impl Destaging {
         };
         let bad: Vec<(Key, Version)> = destage.bad.iter().map(version).collect();
         for (key, version) in bad {
-            if self.is_newest(cache, key, &version) {
+            if Self::is_newest(cache, key, &version) {
                 cache.fence(key);
             }
         }
@@ -432,7 +432,7 @@ impl Destaging {
 
     /// In a mode that promises that the primary alone is complete, a flush must not succeed before
     /// blocks are there whose destage failed.
-    fn note_failed(&mut self, cache: &mut Cache, id: Id, error: &IoError) {
+    fn note_failed(&self, cache: &mut Cache, id: Id, error: &IoError) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         if !cache.volume(volume).config.mode.is_complete() {
             return;
@@ -446,7 +446,7 @@ impl Destaging {
     }
 
     /// A destage failed: the volume's next ones wait.
-    fn back_off(&mut self, cache: &mut Cache, id: Id, error: &IoError) {
+    fn back_off(&self, cache: &mut Cache, id: Id, error: &IoError) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         let now = cache.now;
         let state = cache.volume_mut(volume);
@@ -493,7 +493,7 @@ impl Destaging {
         let settles = durable && state.switches == destage.switches && !state.leftover.is_empty();
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
-            let newest = self.is_newest(cache, key, version);
+            let newest = Self::is_newest(cache, key, version);
             cache.log.end_destaging(version.place.segment, version.seq);
             // Of a block that was passed the newer version may have failed.
             if settles && !version.passed {

@@ -41,7 +41,7 @@ impl Destaging {
     /// Destage writes that a volume may have under way. Volumes share the depth; each may always
     /// use its part of half of it, and those that are stuck do not count.
     pub(super) fn allowance(
-        &mut self,
+        &self,
         cache: &mut Cache,
         volume: VolumeId,
         state: &DestageState,

@@ -18,13 +18,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::{ErrorKind, Instant, STRIPE_BLOCKS, VolumeId};
 
-use crate::Engine;
 use crate::api::{DetachedStripe, Effects, Health, State, Trust};
+use crate::cache::Cache;
 use crate::contents::Bits;
 use crate::contents::Place;
+use crate::destage::Destaging;
 use crate::key::Key;
 use crate::left::{keys_of, stripe_of, stripes_of};
 use crate::life::stop::PATIENCE;
+use crate::request::Requests;
 use crate::request::op::{Op, Stage};
 use crate::slab::Id;
 
@@ -69,106 +71,127 @@ fn number_of(record: &DetachedStripe) -> u64 {
     stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS))
 }
 
-impl Engine {
+impl Detach {
     /// The device has failed: flushes wait for what was written and is not durable.
-    pub(crate) fn note_undurable(&mut self) {
-        for volume in self.cache.volume_ids() {
-            let keys =
-                self.cache.contents.dirty().of_volume(volume).filter(|&key| !self.is_settled(key));
+    pub fn note_undurable(&mut self, cache: &mut Cache) {
+        for volume in cache.volume_ids() {
+            let keys = cache
+                .contents
+                .dirty()
+                .of_volume(volume)
+                .filter(|&key| !self.is_settled(cache, key));
             let stripes: BTreeSet<u64> = keys.map(stripe_of).collect();
-            self.life.detach.undurable.extend(stripes);
+            self.undurable.extend(stripes);
         }
-        for stripe in self.life.detach.undurable.clone() {
-            self.leave(stripe);
+        for stripe in self.undurable.clone() {
+            self.leave(cache, stripe);
         }
     }
 
-    fn leave(&mut self, stripe: u64) -> &mut Leaving {
-        let since = self.cache.now;
+    fn leave(&mut self, cache: &mut Cache, stripe: u64) -> &mut Leaving {
+        let since = cache.now;
         let volume = Key(stripe * STRIPE_BLOCKS).volume();
-        self.cache.volume_mut(volume).is_leaving = true;
+        cache.volume_mut(volume).is_leaving = true;
         let new = || Leaving { since, asked: false, writes: Vec::new() };
-        self.life.detach.leaving.entry(stripe).or_insert_with(new)
+        self.leaving.entry(stripe).or_insert_with(new)
     }
 
     /// A write waits until the stripe of a block is detached.
-    pub(crate) fn add_leaving(&mut self, key: Key, write: Id) {
-        self.leave(stripe_of(key)).writes.push(write);
+    pub fn add_write(&mut self, cache: &mut Cache, key: Key, write: Id) {
+        self.leave(cache, stripe_of(key)).writes.push(write);
     }
 
     /// A flush waits for the blocks of its volume that were not durable when the device failed, if
     /// there are any.
-    pub(crate) fn flush_detached(&mut self, id: Id, volume: VolumeId, fx: &mut Effects) {
-        if self.cache.health() == Health::Draining && self.life.detach.is_undurable(volume) {
-            self.life.detach.flushes.push((self.cache.now, volume, id));
+    pub fn add_flush(
+        &mut self,
+        cache: &mut Cache,
+        requests: &mut Requests,
+        id: Id,
+        volume: VolumeId,
+        fx: &mut Effects,
+    ) {
+        if cache.health() == Health::Draining && self.is_undurable(volume) {
+            self.flushes.push((cache.now, volume, id));
         } else {
-            self.requests.flush_part_done(&mut self.cache, id, Ok(()), fx);
+            requests.flush_part_done(cache, id, Ok(()), fx);
         }
     }
 
     /// Brings stripes that are to be detached to their primaries, and asks for their records.
-    pub(crate) fn pump_detach(&mut self, fx: &mut Effects) {
-        if self.cache.health() == Health::Detached {
-            for stripe in self.life.detach.leaving.keys().copied().collect::<Vec<_>>() {
-                self.left(stripe, fx);
+    pub fn pump(
+        &mut self,
+        cache: &mut Cache,
+        requests: &mut Requests,
+        destaging: &mut Destaging,
+        fx: &mut Effects,
+    ) {
+        if cache.health() == Health::Detached {
+            for stripe in self.leaving.keys().copied().collect::<Vec<_>>() {
+                self.left(cache, requests, stripe, fx);
             }
         }
-        if self.cache.health() != Health::Draining {
+        if cache.health() != Health::Draining {
             return;
         }
-        let cursor = self.life.detach.cursor;
-        let leaving = &self.life.detach.leaving;
+        let cursor = self.cursor;
+        let leaving = &self.leaving;
         let mut stripes: Vec<u64> =
             leaving.range(cursor..).map(|(&stripe, _)| stripe).take(LOOKED_AT).collect();
         stripes.extend(leaving.range(..cursor).map(|(&s, _)| s).take(LOOKED_AT - stripes.len()));
-        self.life.detach.cursor = stripes.last().map_or(0, |last| last + 1);
+        self.cursor = stripes.last().map_or(0, |last| last + 1);
         for stripe in stripes {
-            if !self.life.detach.leaving[&stripe].asked && self.empty_stripe(stripe, fx) {
-                self.ask_to_detach(stripe, fx);
+            if !self.leaving[&stripe].asked && Self::empty_stripe(cache, destaging, stripe, fx) {
+                self.ask_to_detach(cache, requests, stripe, fx);
             }
         }
-        self.give_up_detaching(fx);
+        self.give_up_detaching(cache, requests, fx);
     }
 
     /// Destages a stripe's dirty blocks, whatever the pace; true when none is left that can be
     /// read back.
-    fn empty_stripe(&mut self, stripe: u64, fx: &mut Effects) -> bool {
-        let (dirty, destaging) = self.cache.contents.dirty().in_stripe(stripe);
-        let mut empty = destaging.is_empty();
+    fn empty_stripe(
+        cache: &mut Cache,
+        destaging: &mut Destaging,
+        stripe: u64,
+        fx: &mut Effects,
+    ) -> bool {
+        let (dirty, on_way) = cache.contents.dirty().in_stripe(stripe);
+        let mut empty = on_way.is_empty();
         for key in keys_of(stripe) {
             let at = key.0 % STRIPE_BLOCKS;
-            let contents = &self.cache.contents;
+            let contents = &cache.contents;
             let unreadable = contents.unreadable_until(key).is_some();
             let kept = contents.fenced().contains(&key) || unreadable;
             if !dirty.get(at) || kept {
                 continue;
             }
             empty = false;
-            let flow = &self.cache.volume(key.volume()).flow;
-            if flow.destage_writes < self.cache.config.destage_depth
-                && !self.cache.contents.dirty().is_destaging(key)
+            let flow = &cache.volume(key.volume()).flow;
+            if flow.destage_writes < cache.config.destage_depth
+                && !cache.contents.dirty().is_destaging(key)
             {
-                let _ = self.destaging.start(&mut self.cache, key, fx);
+                let _ = destaging.start(cache, key, fx);
             }
         }
-        empty && self.cache.standing.trust > Trust::Full
+        empty && cache.standing.trust > Trust::Full
     }
 
-    fn ask_to_detach(&mut self, stripe: u64, fx: &mut Effects) {
-        if let Some(leaving) = self.life.detach.leaving.get_mut(&stripe) {
+    fn ask_to_detach(&mut self, cache: &Cache, requests: &Requests, stripe: u64, fx: &mut Effects) {
+        if let Some(leaving) = self.leaving.get_mut(&stripe) {
             leaving.asked = true;
         }
-        let kept = self.kept_in(stripe).words();
+        let kept = self.kept_in(cache, requests, stripe).words();
         let volume = Key(stripe * STRIPE_BLOCKS).volume();
         let stripe = Key(stripe * STRIPE_BLOCKS).block() / STRIPE_BLOCKS;
         fx.detach.push(DetachedStripe { volume, stripe, kept });
     }
 
     /// Blocks of a stripe that the cache alone has, but for those that were written since.
-    fn kept_in(&self, stripe: u64) -> Bits {
-        let (mut kept, _) = self.cache.contents.dirty().in_stripe(stripe);
-        for &(_, id) in &self.life.detach.restoring {
-            let Op::Write(write) = self.requests.get(id) else { continue };
+    fn kept_in(&self, cache: &Cache, requests: &Requests, stripe: u64) -> Bits {
+        let (mut kept, _) = cache.contents.dirty().in_stripe(stripe);
+        for &(_, id) in &self.restoring {
+            let Op::Write(write) = requests.get(id) else { continue };
             for key in write.keys() {
                 if stripe_of(key) == stripe {
                     kept.set(key.0 % STRIPE_BLOCKS, false);
@@ -179,180 +202,192 @@ impl Engine {
     }
 
     /// What [`Effects::detach`] asked for is durable.
-    pub fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
-        self.cache.now = now;
-        for record in stripes {
-            let stripe = number_of(record);
-            self.cache.left.add(stripe, Bits::from_words(record.kept));
-            self.restored(stripe, fx);
-            self.left(stripe, fx);
-            self.deliver(fx);
-        }
+    pub fn detached(
+        &mut self,
+        cache: &mut Cache,
+        requests: &mut Requests,
+        record: &DetachedStripe,
+        fx: &mut Effects,
+    ) {
+        let stripe = number_of(record);
+        cache.left.add(stripe, Bits::from_words(record.kept));
+        self.restored(cache, requests, stripe, fx);
+        self.left(cache, requests, stripe, fx);
     }
 
     /// The cache has left a stripe: what it has of it is forgotten, and writes go on.
-    fn left(&mut self, stripe: u64, fx: &mut Effects) {
-        let Some(Leaving { writes, .. }) = self.life.detach.leaving.remove(&stripe) else { return };
-        self.note_leaving();
-        let kept = self.cache.left.kept(stripe);
+    fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
+        let Some(Leaving { writes, .. }) = self.leaving.remove(&stripe) else { return };
+        self.note_leaving(cache);
+        let kept = cache.left.kept(stripe);
         for key in keys_of(stripe) {
             if !kept.get(key.0 % STRIPE_BLOCKS) {
-                self.cache.ram.remove(key);
-                self.cache.contents.forget(key, &mut self.cache.ram);
-            } else if self.life.detach.undurable.contains(&stripe) {
-                self.note_lost(key);
+                cache.ram.remove(key);
+                cache.contents.forget(key, &mut cache.ram);
+            } else if self.undurable.contains(&stripe) {
+                self.note_lost(cache, key);
             }
         }
-        self.life.detach.undurable.remove(&stripe);
-        self.pump_detach_flushes(None, fx);
+        self.undurable.remove(&stripe);
+        self.pump_flushes(cache, requests, None, fx);
         for id in writes {
-            let Op::Write(write) = self.requests.get(id) else {
+            let Op::Write(write) = requests.get(id) else {
                 unreachable!("a write waits until it is told");
             };
             match write.stage {
-                Stage::Leaving => self.end_placed(id, fx),
-                _ => self.requests.lock_blocks(&mut self.cache, id, fx),
+                Stage::Leaving => Self::end_placed(cache, requests, id, fx),
+                _ => requests.lock_blocks(cache, id, fx),
             }
         }
     }
 
     /// A write whose blocks were in the log when the device failed is on the primary, unless a
     /// block was lost on the way.
-    fn end_placed(&mut self, id: Id, fx: &mut Effects) {
-        let Op::Write(write) = self.requests.get(id) else {
+    fn end_placed(cache: &mut Cache, requests: &mut Requests, id: Id, fx: &mut Effects) {
+        let Op::Write(write) = requests.get(id) else {
             unreachable!("a write's id names a write");
         };
         let mut keys = write.keys();
-        let lost = keys.any(|key| self.cache.contents.dirty().contains(key));
+        let lost = keys.any(|key| cache.contents.dirty().contains(key));
         let result = if lost { Err(ErrorKind::Corrupt.into()) } else { Ok(()) };
-        self.requests.end_write(&mut self.cache, id, result, fx);
+        requests.end_write(cache, id, result, fx);
     }
 
     /// Lets flushes go on, or gives up those that have waited since before `deadline`.
-    fn pump_detach_flushes(&mut self, deadline: Option<Instant>, fx: &mut Effects) {
+    fn pump_flushes(
+        &mut self,
+        cache: &mut Cache,
+        requests: &mut Requests,
+        deadline: Option<Instant>,
+        fx: &mut Effects,
+    ) {
         let mut i = 0;
-        while let Some(&(since, volume, id)) = self.life.detach.flushes.get(i) {
+        while let Some(&(since, volume, id)) = self.flushes.get(i) {
             let late = deadline.is_some_and(|deadline| since <= deadline);
-            if self.life.detach.is_undurable(volume) && !late {
+            if self.is_undurable(volume) && !late {
                 i += 1;
                 continue;
             }
-            self.life.detach.flushes.remove(i);
+            self.flushes.remove(i);
             let result = if late { Err(ErrorKind::DeviceGone.into()) } else { Ok(()) };
-            self.requests.flush_part_done(&mut self.cache, id, result, fx);
+            requests.flush_part_done(cache, id, result, fx);
         }
     }
 
     /// Nobody waits for ever for a primary that is away, or a record that cannot be made.
-    fn give_up_detaching(&mut self, fx: &mut Effects) {
-        let patience = match *self.cache.state() {
-            State::Stopping => PATIENCE.min(self.cache.config.patience),
-            _ => self.cache.config.patience,
+    fn give_up_detaching(&mut self, cache: &mut Cache, requests: &mut Requests, fx: &mut Effects) {
+        let patience = match *cache.state() {
+            State::Stopping => PATIENCE.min(cache.config.patience),
+            _ => cache.config.patience,
         };
-        let deadline = Instant(self.cache.now.0.saturating_sub(patience.as_nanos() as u64));
-        let late =
-            self.life.detach.leaving.iter_mut().filter(|(_, leaving)| leaving.since <= deadline);
+        let deadline = Instant(cache.now.0.saturating_sub(patience.as_nanos() as u64));
+        let late = self.leaving.iter_mut().filter(|(_, leaving)| leaving.since <= deadline);
         let mut late: Vec<Id> =
             late.flat_map(|(_, leaving)| std::mem::take(&mut leaving.writes)).collect();
-        let restoring = &mut self.life.detach.restoring;
+        let restoring = &mut self.restoring;
         late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
         for id in late {
-            self.cache.stats.given_up_writes += 1;
-            self.requests.end_write(&mut self.cache, id, Err(ErrorKind::DeviceGone.into()), fx);
+            cache.stats.given_up_writes += 1;
+            requests.end_write(cache, id, Err(ErrorKind::DeviceGone.into()), fx);
         }
-        let undurable = &self.life.detach.undurable;
+        let undurable = &self.undurable;
         let kept = |stripe: &u64, leaving: &Leaving| {
             leaving.asked || !leaving.writes.is_empty() || undurable.contains(stripe)
         };
-        self.life.detach.leaving.retain(|stripe, leaving| kept(stripe, leaving));
-        self.note_leaving();
-        self.pump_detach_flushes(Some(deadline), fx);
+        self.leaving.retain(|stripe, leaving| kept(stripe, leaving));
+        self.note_leaving(cache);
+        self.pump_flushes(cache, requests, Some(deadline), fx);
     }
 
     /// The primary has flushed a write over kept blocks.
-    pub(crate) fn restore(&mut self, id: Id, fx: &mut Effects) {
-        let Op::Write(write) = self.requests.get(id) else {
+    pub fn restore(&mut self, cache: &Cache, requests: &Requests, id: Id, fx: &mut Effects) {
+        let Op::Write(write) = requests.get(id) else {
             unreachable!("a write's id names a write");
         };
         let stripe = stripe_of(Key::new(write.volume, write.blocks.first));
-        self.life.detach.restoring.push((self.cache.now, id));
-        self.ask_to_detach(stripe, fx);
+        self.restoring.push((cache.now, id));
+        self.ask_to_detach(cache, requests, stripe, fx);
     }
 
     /// A record says that blocks are kept no more.
-    fn restored(&mut self, stripe: u64, fx: &mut Effects) {
-        let kept = self.cache.left.kept(stripe);
+    fn restored(
+        &mut self,
+        cache: &mut Cache,
+        requests: &mut Requests,
+        stripe: u64,
+        fx: &mut Effects,
+    ) {
+        let kept = cache.left.kept(stripe);
         let mut ended = Vec::new();
-        for &(_, id) in &self.life.detach.restoring {
-            let Op::Write(write) = self.requests.get(id) else { continue };
+        for &(_, id) in &self.restoring {
+            let Op::Write(write) = requests.get(id) else { continue };
             let mut keys = write.keys();
             if keys.all(|key| stripe_of(key) == stripe && !kept.get(key.0 % STRIPE_BLOCKS)) {
                 ended.push(id);
             }
         }
         for id in ended {
-            self.life.detach.restoring.retain(|&(_, other)| other != id);
-            let Op::Write(write) = self.requests.get(id) else { continue };
+            self.restoring.retain(|&(_, other)| other != id);
+            let Op::Write(write) = requests.get(id) else { continue };
             for key in write.keys() {
-                self.cache.ram.remove(key);
-                self.cache.contents.forget(key, &mut self.cache.ram);
+                cache.ram.remove(key);
+                cache.contents.forget(key, &mut cache.ram);
             }
-            self.requests.end_write(&mut self.cache, id, Ok(()), fx);
+            requests.end_write(cache, id, Ok(()), fx);
         }
     }
 
     /// At a start: what the log has of detached stripes is out of date.
-    pub(crate) fn forget_detached(&mut self) {
+    pub fn forget_recorded(cache: &mut Cache) {
         // The last record of a stripe counts.
-        let detached = self
-            .cache
+        let detached = cache
             .config
             .detached
             .iter()
             .map(|record| (number_of(record), Bits::from_words(record.kept)));
         for (stripe, kept) in detached.collect::<BTreeMap<_, _>>() {
-            if self.cache.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
+            if cache.known_volume(Key(stripe * STRIPE_BLOCKS).volume()).is_none() {
                 continue;
             }
-            self.cache.left.add(stripe, kept);
+            cache.left.add(stripe, kept);
             for key in keys_of(stripe).filter(|key| !kept.get(key.0 % STRIPE_BLOCKS)) {
-                self.cache.contents.forget(key, &mut self.cache.ram);
+                cache.contents.forget(key, &mut cache.ram);
             }
         }
     }
 
     /// Whether the newest version of a block is durable: its bytes, and the entry that says so
     /// where they are another block's.
-    fn is_settled(&self, key: Key) -> bool {
-        let durable = |at: Place| self.cache.log.is_durable(at.segment, at.offset);
-        self.cache.contents.get(key).is_some_and(durable)
-            && self.cache.contents.unsettled(key).is_none()
-            && !self.life.detach.doubted.contains(&key)
+    fn is_settled(&self, cache: &Cache, key: Key) -> bool {
+        let durable = |at: Place| cache.log.is_durable(at.segment, at.offset);
+        cache.contents.get(key).is_some_and(durable)
+            && cache.contents.unsettled(key).is_none()
+            && !self.doubted.contains(&key)
     }
 
     /// Notes that a block's version in the log may be gone after the next crash.
-    pub(crate) fn doubt(&mut self, key: Key) {
-        self.life.detach.doubted.insert(key);
+    pub fn doubt(&mut self, key: Key) {
+        self.doubted.insert(key);
     }
 
     /// A block cannot be read back that was not durable when the device failed: those who flush are
     /// told.
-    fn note_lost(&mut self, key: Key) {
-        if !self.is_settled(key) {
-            self.cache.volume_mut(key.volume()).losses.note(ErrorKind::Corrupt.into());
+    fn note_lost(&self, cache: &mut Cache, key: Key) {
+        if !self.is_settled(cache, key) {
+            cache.volume_mut(key.volume()).losses.note(ErrorKind::Corrupt.into());
         }
     }
 
     /// Notes which volumes have stripes on their way to be detached.
-    fn note_leaving(&mut self) {
-        for volume in self.cache.volumes.iter_mut().flatten() {
+    fn note_leaving(&self, cache: &mut Cache) {
+        for volume in cache.volumes.iter_mut().flatten() {
             let stripes = stripes_of(volume.config.id);
-            volume.is_leaving = self.life.detach.leaving.range(stripes).next().is_some();
+            volume.is_leaving = self.leaving.range(stripes).next().is_some();
         }
     }
 
     /// Whether somebody waits for a stripe to be detached.
-    pub(crate) fn is_detaching(&self) -> bool {
-        !self.life.detach.leaving.is_empty() || !self.life.detach.flushes.is_empty()
+    pub fn is_detaching(&self) -> bool {
+        !self.leaving.is_empty() || !self.flushes.is_empty()
     }
 }

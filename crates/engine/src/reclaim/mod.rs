@@ -239,7 +239,7 @@ impl Reclaim {
     }
 
     /// Whether the index is nearly full and there are clean blocks to evict.
-    fn index_is_tight(&self, cache: &Cache) -> bool {
+    fn index_is_tight(cache: &Cache) -> bool {
         let margin = cache.contents.index().capacity() / INDEX_MARGIN;
         cache.contents.index().len() + margin >= cache.contents.index().capacity()
             && cache.contents.index().len() > cache.contents.dirty().blocks()
@@ -247,7 +247,7 @@ impl Reclaim {
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there
     /// are more.
-    pub fn fills_last(&mut self, cache: &mut Cache) -> bool {
+    pub fn fills_last(&self, cache: &mut Cache) -> bool {
         let copies = cache.log.free() == 0 && cache.log.builder().waiters.is_empty();
         copies && self.goes_on()
     }
@@ -256,7 +256,7 @@ impl Reclaim {
     /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
     fn reclaims_in_vain(&mut self, cache: &mut Cache) -> bool {
         self.take_client_bytes(&mut cache.log);
-        let in_vain = self.in_vain >= self.vain(cache, 1);
+        let in_vain = self.in_vain >= Self::vain(cache, 1);
         if in_vain {
             self.in_vain = 0;
         }
@@ -264,7 +264,7 @@ impl Reclaim {
     }
 
     /// Bytes reclaimed without need that are one part in `parts` of too many.
-    fn vain(&self, cache: &Cache, parts: u64) -> u64 {
+    fn vain(cache: &Cache, parts: u64) -> u64 {
         u64::from(cache.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
     }
 
@@ -276,7 +276,7 @@ impl Reclaim {
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
         let coming = cache.log.freeing();
         let free = cache.log.free() + coming;
-        let tight = self.index_is_tight(cache);
+        let tight = Self::index_is_tight(cache);
         if free > high {
             self.in_vain = 0;
         }
@@ -302,7 +302,7 @@ impl Reclaim {
         // destage first. What is lost is never destaged: it is copied when all else is clean. What
         // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
         let segment = *cache.log.segment(index);
-        let much = dirty > limit * PRESSED_FROM / 100 || self.in_vain >= self.vain(cache, 2);
+        let much = dirty > limit * PRESSED_FROM / 100 || self.in_vain >= Self::vain(cache, 2);
         let dirty_here = cache.destageable_in(index);
         let mostly_dirty = much && dirty_here * 2 > segment.entries;
         let any_dirty = free <= 1 && dirty_here > 0;
@@ -346,7 +346,7 @@ impl Reclaim {
         let mut job = Job::new(seq);
         let mut clean: Vec<Candidate> = Vec::new();
         let mut dirty_bytes = 0;
-        for (key, place) in self.blocks_in(cache, index, &entries) {
+        for (key, place) in Self::blocks_in(cache, index, &entries) {
             let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
             // A block of zeros takes its entry at least, so that no room means none kept.
             let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
@@ -387,7 +387,7 @@ impl Reclaim {
     /// its dirty ones.
     fn keep_bytes(&mut self, cache: &mut Cache, dirty_bytes: u64) -> u64 {
         let in_vain = self.reclaims_in_vain(cache);
-        if self.index_is_tight(cache) || cache.log.is_emergency() || in_vain {
+        if Self::index_is_tight(cache) || cache.log.is_emergency() || in_vain {
             // Copying forward would not make room.
             return 0;
         }
@@ -400,7 +400,7 @@ impl Reclaim {
 
     /// The blocks that live in the segment at position `index`, each once, in the order of its
     /// footer's `entries`: with a version there, or with the base of one.
-    fn blocks_in(&self, cache: &Cache, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
+    fn blocks_in(cache: &Cache, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
         let mut found = Vec::new();
         let mut seen = KeyMap::default();
         let places =

@@ -178,13 +178,13 @@ impl Requests {
             self.part_done(cache, op, Ok(()), fx);
         }
         if result.is_ok() && fetch.admit {
-            self.take_in(cache, &fetch, &buf, fx);
+            Self::take_in(cache, &fetch, &buf, fx);
         }
     }
 
     /// Puts what was asked for into RAM, and all into the log if that need not wait, unless a write
     /// came between.
-    fn take_in(&mut self, cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
+    fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = cache.policy.chooses() && cache.ram.frames() > 0;
         let admits = !waits && cache.policy.admits(first..first + fetch.blocks.count);

@@ -18,7 +18,7 @@ impl Requests {
         let known = cache.volume(volume).losses.known();
         let flush = FlushOp { id, volume, outstanding: 1, answered: false, known };
         let op = self.ops.insert(Op::Flush(flush));
-        if self.needs_primary_flush(cache, volume) {
+        if Self::needs_primary_flush(cache, volume) {
             self.flush(op).outstanding += 1;
             cache.volume_mut(volume).flush_waiters.push(op);
         }
@@ -76,7 +76,7 @@ impl Requests {
         }
     }
 
-    fn needs_primary_flush(&self, cache: &Cache, volume: VolumeId) -> bool {
+    fn needs_primary_flush(cache: &Cache, volume: VolumeId) -> bool {
         let volume = cache.volume(volume);
         let through =
             volume.config.mode.is_complete() && (!volume.written.is_empty() || volume.flushing);

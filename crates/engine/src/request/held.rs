@@ -1,6 +1,6 @@
 //! Writes that are held back near the dirty limit of their volume.
 
-use forebay_block::{BlockRange, ErrorKind, Instant, VolumeId};
+use forebay_block::{BlockRange, ErrorKind, VolumeId};
 
 use crate::api::{Effects, Health};
 use crate::cache::Cache;
@@ -10,13 +10,7 @@ use crate::slab::Id;
 
 impl Requests {
     /// Delays a write when the dirty limit is near; true when it waits.
-    pub fn hold_back(
-        &mut self,
-        cache: &mut Cache,
-        write: Id,
-        volume: VolumeId,
-        blocks: BlockRange,
-    ) -> bool {
+    pub fn hold_back(cache: &mut Cache, write: Id, volume: VolumeId, blocks: BlockRange) -> bool {
         let (level, limit) = cache.paced_level(volume);
         let waits = cache.volume(volume).flow.held_writes() > 0;
         if level < limit / 2 && !waits {
@@ -62,19 +56,5 @@ impl Requests {
                 }
             }
         }
-    }
-
-    /// Takes one of the writes that are held back, whatever they wait for.
-    pub fn pop_delayed(&mut self, cache: &mut Cache) -> Option<Id> {
-        let mut volumes = cache.volumes.iter_mut().flatten();
-        volumes.find_map(|volume| volume.flow.pop_held())
-    }
-
-    /// When the next write may go on that is held back. Those of a primary that takes nothing are
-    /// looked at with the blocks that wait for it.
-    pub fn next_delayed(&self, cache: &Cache) -> Option<Instant> {
-        let moving = cache.volumes.iter().flatten().filter(|v| !v.is_stuck(cache.now));
-        let fronts = moving.filter_map(|v| v.flow.first_held());
-        fronts.map(|(at, _)| at).min()
     }
 }

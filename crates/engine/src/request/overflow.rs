@@ -27,7 +27,7 @@ impl Requests {
         }
         if cache.has_client_space() || cache.health() != Health::Good {
             self.no_room_since = None;
-            self.set_overflow(cache, false);
+            Self::set_overflow(cache, false);
             return;
         }
         if cache.log.queued() == 0 {
@@ -35,7 +35,7 @@ impl Requests {
         }
         let since = *self.no_room_since.get_or_insert(cache.now);
         let waited = cache.now.since(since) >= cache.config.patience;
-        self.set_overflow(cache, waited && cache.is_any_stuck());
+        Self::set_overflow(cache, waited && cache.is_any_stuck());
         if !cache.standing.overflows {
             return;
         }
@@ -60,7 +60,7 @@ impl Requests {
         *cache.log.queue() = queue;
     }
 
-    fn set_overflow(&mut self, cache: &mut Cache, active: bool) {
+    fn set_overflow(cache: &mut Cache, active: bool) {
         if cache.standing.overflows != active {
             cache.standing.overflows = active;
             cache.tell(Event::Overflow { active });

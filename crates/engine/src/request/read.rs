@@ -42,9 +42,9 @@ impl Requests {
             None => None,
         };
         if why.is_none() {
-            self.note_asked(cache, volume, range.blocks());
+            Self::note_asked(cache, volume, range.blocks());
         }
-        if why.is_none() && self.read_block_in_ram(cache, volume, range, &mut buf) {
+        if why.is_none() && Self::read_block_in_ram(cache, volume, range, &mut buf) {
             cache.note_lookup(volume, Lookup::Hit);
             return reply(fx, id, Ok(()), buf);
         }
@@ -71,13 +71,12 @@ impl Requests {
     }
 
     /// Tells the policy what a client asked for. What goes past the cache disturbs no statistics.
-    pub fn note_asked(&mut self, cache: &mut Cache, volume: VolumeId, blocks: BlockRange) {
+    pub fn note_asked(cache: &mut Cache, volume: VolumeId, blocks: BlockRange) {
         blocks.iter().for_each(|block| cache.policy.asked(Key::new(volume, block).0));
     }
 
     /// The usual hit: all that is wanted is in one block, and that is in RAM.
     fn read_block_in_ram(
-        &mut self,
         cache: &mut Cache,
         volume: VolumeId,
         range: ByteRange,
@@ -95,7 +94,7 @@ impl Requests {
         let from = (range.offset % BLOCK_SIZE as u64) as usize;
         buf.copy_from_slice(&bytes[from..from + buf.len()]);
         cache.stats.ram_hit_blocks += 1;
-        self.touch(cache, key);
+        Self::touch(cache, key);
         true
     }
 
@@ -148,7 +147,7 @@ impl Requests {
                 copy_into(read, block, bytes);
                 found.hits += 1;
                 cache.stats.ram_hit_blocks += 1;
-                self.touch(cache, key);
+                Self::touch(cache, key);
                 continue;
             }
             let Some(place) = cache.contents.get(key).filter(|_| trusted) else {
@@ -161,7 +160,7 @@ impl Requests {
                 continue;
             };
             found.hits += 1;
-            self.touch(cache, key);
+            Self::touch(cache, key);
             if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
@@ -180,7 +179,7 @@ impl Requests {
         found
     }
 
-    fn touch(&mut self, cache: &mut Cache, key: Key) {
+    fn touch(cache: &mut Cache, key: Key) {
         let policy = &cache.policy;
         if policy.notes_hits() {
             cache.contents.update_meta(key, |meta| policy.hit(meta));
@@ -205,13 +204,7 @@ impl Requests {
     }
 
     /// A block whose record could not be written is still in memory.
-    fn read_from_failed_record(
-        &mut self,
-        cache: &mut Cache,
-        op: Id,
-        key: Key,
-        place: &Place,
-    ) -> bool {
+    fn read_from_failed_record(&mut self, cache: &Cache, op: Id, key: Key, place: &Place) -> bool {
         let payload = cache.log.failed_payload(place.segment, place.offset, place.len);
         let Some(payload) = payload else { return false };
         let mut room = [0; BLOCK_SIZE];
@@ -265,7 +258,7 @@ impl Requests {
             match payload.and_then(|payload| decode(&item.place, payload, &mut room)) {
                 Some(block) => {
                     self.fill_read(op, item.key.block(), block);
-                    self.promote(cache, item, block, fx);
+                    Self::promote(cache, item, block, fx);
                 }
                 None => self.bad_payload(cache, op, item, done.result.as_ref().err(), fx),
             }
@@ -286,7 +279,7 @@ impl Requests {
         match block {
             Some(block) => {
                 self.fill_read(op, item.key.block(), block);
-                self.promote(cache, item, block, fx);
+                Self::promote(cache, item, block, fx);
             }
             None => self.bad_payload(cache, op, item, error, fx),
         }
@@ -294,9 +287,9 @@ impl Requests {
     }
 
     /// Brings a block that was read from the cache device into RAM, if it is still the newest.
-    fn promote(&mut self, cache: &mut Cache, item: &Stored, block: &[u8], fx: &mut Effects) {
+    fn promote(cache: &mut Cache, item: &Stored, block: &[u8], fx: &mut Effects) {
         let current = cache.contents.same_version(item.key, &item.place).is_some();
-        let wanted = cache.ram.has_room_for(item.key) || self.is_preferred(cache, item.key);
+        let wanted = cache.ram.has_room_for(item.key) || Self::is_preferred(cache, item.key);
         if current && wanted && !cache.locks.is_locked(item.key) {
             cache.make_way(item.key, fx);
             cache.ram.put(item.key, block);
@@ -305,7 +298,7 @@ impl Requests {
 
     /// Whether a block is worth the place of the least recent one in RAM, which the log may have
     /// just as well.
-    fn is_preferred(&self, cache: &Cache, key: Key) -> bool {
+    fn is_preferred(cache: &Cache, key: Key) -> bool {
         let oldest = cache.ram.recent().oldest();
         oldest.is_none_or(|(oldest, _)| cache.policy.prefers(key.0, block_of(Key(oldest)).0))
     }
@@ -333,7 +326,7 @@ impl Requests {
                 }
             },
             Some(now) => {
-                self.drop_corrupt_clean(cache, item.key, now, fx);
+                Self::drop_corrupt_clean(cache, item.key, now, fx);
                 let blocks = BlockRange { first: item.key.block(), count: 1 };
                 self.fetch(cache, op, item.key.volume(), blocks, false, fx);
             }
@@ -351,13 +344,7 @@ impl Requests {
     /// Takes a clean block with bad bytes out of the cache, durably, so that it does not come
     /// back after a crash when the primary has moved on. Without room in the log it stays, and
     /// the next reader finds the same.
-    pub fn drop_corrupt_clean(
-        &mut self,
-        cache: &mut Cache,
-        key: Key,
-        place: Place,
-        fx: &mut Effects,
-    ) {
+    pub fn drop_corrupt_clean(cache: &mut Cache, key: Key, place: Place, fx: &mut Effects) {
         cache.note_corrupt_clean(key);
         if cache.health() == Health::Good
             && cache.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))

@@ -49,7 +49,7 @@ impl Requests {
             }
         }
         let blocks = if op == IoOp::Discard {
-            self.whole_blocks(cache, volume, range)
+            Self::whole_blocks(cache, volume, range)
         } else {
             range.blocks()
         };
@@ -58,7 +58,7 @@ impl Requests {
             return;
         }
         let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
-        let bypass = bypass.filter(|_| !streams || !self.is_rewritten(cache, volume, blocks));
+        let bypass = bypass.filter(|_| !streams || !Self::is_rewritten(cache, volume, blocks));
         let mode = cache.volume(volume).config.mode;
         let write = self.ops.insert(Op::Write(WriteOp {
             id,
@@ -86,7 +86,9 @@ impl Requests {
         if dirties {
             blocks.iter().for_each(|block| cache.policy.written(Key::new(volume, block).0));
         }
-        if dirties && cache.health() == Health::Good && self.hold_back(cache, write, volume, blocks)
+        if dirties
+            && cache.health() == Health::Good
+            && Self::hold_back(cache, write, volume, blocks)
         {
             return;
         }
@@ -96,14 +98,14 @@ impl Requests {
     /// Whether a write that looks like part of a stream is of a place that is written over and
     /// over, as a database's log and doublewrite buffer are: it would be a write of the primary
     /// each time. Of a stream one block in a request is counted, which disturbs little.
-    fn is_rewritten(&mut self, cache: &mut Cache, volume: VolumeId, blocks: BlockRange) -> bool {
+    fn is_rewritten(cache: &mut Cache, volume: VolumeId, blocks: BlockRange) -> bool {
         let first = Key::new(volume, blocks.first).0;
         cache.policy.asked(first);
         cache.policy.is_frequent(first)
     }
 
     /// The whole blocks inside a range; the short last block of a volume counts as whole.
-    fn whole_blocks(&self, cache: &Cache, volume: VolumeId, range: ByteRange) -> BlockRange {
+    fn whole_blocks(cache: &Cache, volume: VolumeId, range: ByteRange) -> BlockRange {
         let block = BLOCK_SIZE as u64;
         let first = range.offset.div_ceil(block);
         let to_end = range.end() == cache.volume(volume).config.size;
@@ -417,7 +419,7 @@ impl Requests {
 
     /// Whether a write waits for the primary, by the mode that is set now: blocks that are dirty at
     /// a switch are noted then, but not writes on their way.
-    fn goes_through(&mut self, cache: &mut Cache, id: Id) -> bool {
+    fn goes_through(&mut self, cache: &Cache, id: Id) -> bool {
         let volume = self.write(id).volume;
         let complete = cache.volume(volume).config.mode.is_complete();
         let write = self.write(id);
@@ -568,13 +570,7 @@ impl Requests {
     }
 
     /// All bytes of a direct write whose edges were read, from block to block.
-    fn merged_buffer(
-        &mut self,
-        cache: &mut Cache,
-        id: Id,
-        data: &IoBuf,
-        range: ByteRange,
-    ) -> IoBuf {
+    fn merged_buffer(&mut self, cache: &Cache, id: Id, data: &IoBuf, range: ByteRange) -> IoBuf {
         let mut out = cache.config.buffers.get(range.len as usize);
         let write = self.write(id);
         for (i, block) in write.blocks.iter().enumerate() {

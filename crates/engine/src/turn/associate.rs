@@ -19,7 +19,9 @@ impl Engine {
                 let error = error.clone();
                 self.destaging.put_together(&mut self.cache, destage, at, block, error, fx);
             }
-            AssociateOwner::Compare(at) => self.compare_block(at, block, fx),
+            AssociateOwner::Compare(at) => {
+                self.compare.put_together(&mut self.cache, at, block, fx)
+            }
             AssociateOwner::Rebase => {
                 self.reclaim.put_together(&mut self.cache, item, block, error.as_ref(), fx);
             }

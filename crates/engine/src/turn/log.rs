@@ -19,7 +19,7 @@ impl Engine {
         self.deliver(fx);
         while let Some(&op) = self.cache.log.queue().front() {
             let has_room =
-                self.cache.has_client_space() || self.requests.fits_reserve(&mut self.cache, op);
+                self.cache.has_client_space() || self.requests.fits_reserve(&self.cache, op);
             let is_logged = has_room && self.requests.log_op(&mut self.cache, op, fx);
             if is_logged {
                 self.cache.log.queue().pop_front();

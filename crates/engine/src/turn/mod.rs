@@ -2,5 +2,7 @@
 
 mod associate;
 mod durable;
+mod fault;
 mod log;
 mod primary;
+mod tell;

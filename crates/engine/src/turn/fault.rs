@@ -15,6 +15,8 @@ use std::collections::BTreeSet;
 
 use forebay_format::EntryKind;
 
+use forebay_block::Instant;
+
 use crate::Engine;
 use crate::api::{Effects, Health, Trust};
 
@@ -26,7 +28,7 @@ impl Engine {
         }
         self.cache.set_health(Health::Draining);
         self.reclaim.give_up(&mut self.cache.log);
-        self.note_undurable();
+        self.detach.note_undurable(&mut self.cache);
         // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
         // or from the failed records. The records themselves stay in flight until the device
         // answers.
@@ -38,10 +40,10 @@ impl Engine {
             self.requests.wait_detached(&mut self.cache, op, fx);
         }
         self.leave_durable_waiters(fx);
-        while let Some(op) = self.requests.pop_delayed(&mut self.cache) {
+        while let Some(op) = self.cache.pop_held() {
             self.requests.lock_blocks(&mut self.cache, op, fx);
         }
-        self.want_trust(Trust::DirtyOnly);
+        self.life.want_trust(Trust::DirtyOnly);
     }
 
     /// RAM has the bytes of writes that never reached the log.
@@ -53,26 +55,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn want_trust(&mut self, trust: Trust) {
-        self.life.trust_wanted = self.life.trust_wanted.max(trust);
-    }
-
-    /// Asks for what has to be recorded, and detaches when nothing is left to save.
-    pub(crate) fn pump_health(&mut self, fx: &mut Effects) {
-        if self.cache.health() == Health::Draining
-            && self.cache.contents.dirty().blocks() == 0
-            && self.destaging.len() == 0
-        {
-            self.want_trust(Trust::Nothing);
-        }
-        if self.life.trust_wanted > self.cache.standing.trust {
-            fx.record_trust = Some(self.life.trust_wanted);
-        }
-    }
-
     /// What [`Effects::record_trust`] asked for is durable, for the whole pool: another shard may
     /// have asked for it.
-    pub fn trust_recorded(&mut self, now: forebay_block::Instant, trust: Trust, fx: &mut Effects) {
+    pub fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
         self.cache.now = now;
         self.cache.standing.trust = self.cache.standing.trust.max(trust);
         if self.cache.standing.trust > Trust::Full && self.cache.health() == Health::Good {
