@@ -1,7 +1,7 @@
 //! The oldest segment on its way out of the log: what reclaim says about it to whoever writes the
 //! log, and the other way round.
 
-use forebay_format::SegmentSeq;
+use forebay_format::{PAGE, SegmentSeq};
 
 use crate::log::Log;
 
@@ -29,9 +29,15 @@ impl Log {
     }
 
     /// Whether the copies out of the oldest segment have room in an empty one of `segment` bytes,
-    /// with a quarter to spare for records that crashes cut short.
+    /// with the record being built, and with enough to spare for the record that says so: a
+    /// quarter, for records that crashes cut short, or an eighth if clients or admissions, which
+    /// no crash leaves behind, have a part of the record.
     pub fn copies_fit(&self, segment: u32) -> bool {
-        self.leaving.needs.is_some_and(|needs| needs <= u64::from(segment) / 4 * 3)
+        let segment = u64::from(segment);
+        self.leaving.needs.is_some_and(|needs| match self.builder.has_news() {
+            true => (self.builder.pages() * PAGE) as u64 + needs <= segment / 8 * 7,
+            false => needs <= segment / 4 * 3,
+        })
     }
 
     /// Whether reclaim waits for dirty blocks of the oldest segment.

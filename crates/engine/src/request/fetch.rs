@@ -1,9 +1,10 @@
 //! Read misses: one read of the primary for all who miss the same block, and admission after the
 //! clients have been answered.
 //!
-//! A fetch that overlaps in time with a write lock of a block is stale for it: it answers those
-//! who waited, since they overlap with the write themselves, but never enters RAM or the log, and
-//! nobody joins it later.
+//! A fetch that overlaps in time with a write lock of a block is stale for it: it answers the reads
+//! that waited, since they overlap with the write themselves, but never enters RAM or the log, and
+//! no read joins it later. So is a fetch of a block that is on its way to the primary although the
+//! cache has it no more: a discard took it out.
 //!
 //! While the cache has never been full, what lies around a missed block of a slow primary is read
 //! with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache is warm sooner.
@@ -83,7 +84,8 @@ impl Requests {
     ) {
         let blocks = if admit { self.around(cache, volume, missed) } else { missed };
         let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let stale: Vec<bool> = keys.clone().map(|key| cache.locks.is_locked(key)).collect();
+        let changes = |key| cache.locks.is_locked(key) || cache.contents.dirty().is_destaging(key);
+        let stale: Vec<bool> = keys.clone().map(changes).collect();
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
         let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, missed)] };

@@ -549,6 +549,10 @@ impl Requests {
         let write = self.write(id);
         write.stage = Stage::Primary;
         let (volume, op, blocks) = (write.volume, write.op, write.blocks);
+        if op == IoOp::Discard && write.keys().any(|key| cache.contents.dirty().is_destaging(key)) {
+            // They set out while the discard waited for the log.
+            return self.on_primary(cache, id, Ok(()), fx);
+        }
         // A flush that hides in a write passes by the gate, where its failure is everybody's.
         let flags = IoFlags { fua: false, ..write.flags };
         let merged = write.edges.iter().any(Option::is_some);
