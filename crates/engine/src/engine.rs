@@ -19,9 +19,15 @@
 
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, Completion, ErrorKind, Instant, IoOp, STRIPE_SIZE, VolumeId};
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, IoError, IoOp, STRIPE_SIZE, VolumeId,
+};
 
-use crate::api::{DetachedStripe, Effects, Health, Reply, Request, ShardConfig, State, Target};
+use crate::api::primary::VolumeState;
+use crate::api::stats::Stats;
+use crate::api::{
+    DetachedStripe, Effects, Health, Reply, Request, Setting, ShardConfig, State, Target, Trust,
+};
 use crate::cache::Cache;
 use crate::cache::admission::ROUND_TICK;
 use crate::destage::Destaging;
@@ -33,9 +39,12 @@ use crate::log::read::{Reader, SegmentRead};
 use crate::note::Note;
 use crate::reclaim::Reclaim;
 use crate::recovery::Start;
+use crate::recovery::salvage::{Hole, LostRange};
 use crate::request::Requests;
+use crate::shard::Shard;
 use crate::slab::Id;
-use crate::ticket::{InFlight, Ticket};
+use crate::ticket::{InFlight, PrimaryFlush, Ticket};
+use crate::volume::Volume;
 
 /// The cache of one shard. Each field is a room, whose own fields are private to it;
 /// `docs/internals/engine.md` says what each room decides.
@@ -69,8 +78,36 @@ impl Engine {
         }
     }
 
-    /// Begins to read the log, or to serve at once when there is none.
-    pub fn start(&mut self, now: Instant, fx: &mut Effects) {
+    /// What is known to be lost, in order: reads of it are errors until it is written again. At
+    /// most `most` ranges.
+    #[must_use]
+    pub fn lost_ranges(&self, most: usize) -> Vec<LostRange> {
+        let mut ranges: Vec<LostRange> = Vec::new();
+        for key in self.cache.contents.fenced().iter() {
+            let volume = key.volume();
+            let range = BlockRange { first: key.block(), count: 1 };
+            let range = self.cache.bytes_on_volume(volume, range);
+            let full = ranges.len() == most;
+            match ranges.last_mut() {
+                Some(last) if last.volume == volume && last.range.end() == range.offset => {
+                    last.range.len += range.len;
+                }
+                _ if full => break,
+                _ => ranges.push(LostRange { volume, range }),
+            }
+        }
+        ranges
+    }
+
+    /// Records that were found to be gone at the start: any block may have been in them.
+    #[must_use]
+    pub fn lost_records(&self) -> &[Hole] {
+        self.recovery.lost_records()
+    }
+}
+
+impl Shard for Engine {
+    fn start(&mut self, now: Instant, fx: &mut Effects) {
         self.cache.now = now;
         if self.cache.config.fresh {
             self.cache.standing.state = State::Serving;
@@ -80,10 +117,7 @@ impl Engine {
         self.set_deadline(fx);
     }
 
-    /// Looks at the memory that requests will need which come next, and changes nothing. A block
-    /// lies in a random place, as does all that is known of it, so that each step of a read waits
-    /// for memory; steps of different reads can wait together.
-    pub fn warm(&self, requests: &[Request]) {
+    fn warm(&self, requests: &[Request]) {
         if let [alone] = requests
             && alone.range.len <= BLOCK_SIZE as u64
         {
@@ -110,8 +144,7 @@ impl Engine {
         slots.iter().for_each(|&slot| self.cache.ram.warm_neighbours(slot));
     }
 
-    /// Takes a client's request. It is answered through [`Effects::replies`].
-    pub fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
+    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
         self.cache.now = now;
         if let Err(kind) = self.refusal(&request) {
             let Request { id, buf, .. } = request;
@@ -128,31 +161,7 @@ impl Engine {
         self.deliver(fx);
     }
 
-    /// Why a request cannot be taken at all.
-    fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
-        match self.cache.state() {
-            State::Serving => {}
-            State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
-            State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
-        }
-        let Some(volume) = self.cache.known_volume(request.volume) else {
-            return Err(ErrorKind::OutOfRange);
-        };
-        let range = request.range;
-        let stripes =
-            range.is_empty() || range.offset / STRIPE_SIZE == (range.end() - 1) / STRIPE_SIZE;
-        let carries = matches!(request.op, IoOp::Read | IoOp::Write);
-        if range.end() > volume.config.size
-            || !stripes
-            || (carries && request.buf.len() as u64 != range.len)
-        {
-            return Err(ErrorKind::OutOfRange);
-        }
-        Ok(())
-    }
-
-    /// Takes the completion of an effect.
-    pub fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
         self.cache.now = now;
         let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
         let sent = self.cache.out.take(id);
@@ -179,6 +188,177 @@ impl Engine {
             Ticket::StopFlush => Life::stop_flushed(&mut self.cache, &done),
         }
         self.deliver(fx);
+    }
+
+    fn poll(&mut self, now: Instant, fx: &mut Effects) {
+        self.cache.now = now;
+        self.cache.form.begin_turn();
+        self.cache.ram.begin_turn(now);
+        self.cache.pump_unanswered();
+        if matches!(self.cache.state(), State::Serving | State::Stopping) {
+            let rooms: [fn(&mut Self, &mut Effects); 15] = [
+                |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
+                |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
+                Self::pump_log,
+                Self::pump_durability,
+                |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
+                |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
+                Self::pump_detach,
+                Self::pump_destage,
+                Self::pump_primary_flushes,
+                |engine, fx| engine.cache.pump_alone(fx),
+                |engine, fx| engine.compare.pump(&mut engine.cache, fx),
+                // Reclaim and destaging may have given the log something to do.
+                Self::pump_log,
+                Self::pump_durability,
+                |engine, fx| engine.life.pump(&engine.cache, &engine.destaging, fx),
+                Self::pump_stop,
+            ];
+            for pump in rooms {
+                pump(self, fx);
+                self.deliver(fx);
+            }
+        }
+        self.cache.out.hand_out(fx);
+        self.set_deadline(fx);
+    }
+
+    fn stop(&mut self, now: Instant, fx: &mut Effects) {
+        self.cache.now = now;
+        self.life.begin_stop(&mut self.cache);
+        self.set_deadline(fx);
+    }
+
+    fn state(&self) -> &State {
+        self.cache.state()
+    }
+
+    fn health(&self) -> Health {
+        self.cache.health()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.cache.contents.check()
+    }
+
+    fn stats(&self, now: Instant) -> Stats {
+        let requests_in_flight = self.requests.unanswered() as u64;
+        Stats { requests_in_flight, ..self.cache.stats(now) }
+    }
+
+    fn set_drain(&mut self, on: bool) {
+        self.destaging.drain(on);
+    }
+
+    fn drain_volume(&mut self, volume: VolumeId, on: bool) {
+        if self.cache.known_volume(volume).is_some() {
+            self.cache.volume_mut(volume).draining = on;
+        }
+    }
+
+    fn dirty_blocks(&self) -> u64 {
+        self.cache.contents.dirty().blocks()
+    }
+
+    fn volumes(&self) -> Vec<VolumeState> {
+        let state = |volume: &crate::volume::Volume| {
+            let id = volume.config.id;
+            let (lost_blocks, lost) = self.cache.lost_of(id);
+            VolumeState {
+                id,
+                lookups: volume.lookups,
+                primary: volume.primary,
+                dirty_blocks: self.cache.contents.dirty().blocks_of(id),
+                lost_blocks,
+                lost,
+                dirty_limit_blocks: self.cache.limit_of(id),
+                changed: volume.changed,
+                held_writes: volume.flow.held_writes(),
+                slow_ios: volume.flow.slow_ios,
+                oldest_io: volume.flow.oldest_io,
+            }
+        };
+        self.cache.volumes.iter().flatten().map(state).collect()
+    }
+
+    fn lost_blocks(&self) -> u64 {
+        self.cache.contents.fenced().len() as u64
+    }
+
+    fn set(&mut self, setting: Setting) {
+        match setting {
+            Setting::Mode(volume, mode) => self.cache.set_mode(volume, mode),
+            Setting::Eviction(eviction) => self.cache.set_eviction(eviction),
+            Setting::Content(content) => self.cache.set_content(content),
+        }
+    }
+
+    fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
+        self.cache.now = now;
+        self.cache.standing.trust = self.cache.standing.trust.max(trust);
+        if self.cache.standing.trust > Trust::Full && self.cache.health() == Health::Good {
+            self.fail_cache(fx);
+            self.deliver(fx);
+        }
+        if self.cache.standing.trust == Trust::Nothing && self.cache.contents.dirty().blocks() == 0
+        {
+            self.cache.set_health(Health::Detached);
+            self.cache.contents.give_up();
+        }
+        self.poll(now, fx);
+    }
+
+    fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
+        self.cache.now = now;
+        for stripe in stripes {
+            self.detach.detached(&mut self.cache, &mut self.requests, stripe, fx);
+            self.deliver(fx);
+        }
+    }
+
+    fn distrust(&mut self, volume: VolumeId) {
+        self.compare.distrust(&mut self.cache, volume);
+    }
+
+    fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects) {
+        self.cache.now = now;
+        let Target::Primary(volume) = target else {
+            self.fail_cache(fx);
+            return self.deliver(fx);
+        };
+        self.cache.volume_mut(volume).flush_failures += 1;
+        let Volume { flushing, direct, .. } = *self.cache.volume(volume);
+        let (destages, flushes, writes) = Default::default();
+        let covered = PrimaryFlush { volume, direct, destages, flushes, writes };
+        self.primary_flushed(covered, &Err(error.clone()), fx);
+        // If one of its own is on its way, it fails as well and says so itself.
+        self.cache.volume_mut(volume).flushing = flushing;
+        self.deliver(fx);
+    }
+}
+
+impl Engine {
+    /// Why a request cannot be taken at all.
+    fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
+        match self.cache.state() {
+            State::Serving => {}
+            State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
+            State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
+        }
+        let Some(volume) = self.cache.known_volume(request.volume) else {
+            return Err(ErrorKind::OutOfRange);
+        };
+        let range = request.range;
+        let stripes =
+            range.is_empty() || range.offset / STRIPE_SIZE == (range.end() - 1) / STRIPE_SIZE;
+        let carries = matches!(request.op, IoOp::Read | IoOp::Write);
+        if range.end() > volume.config.size
+            || !stripes
+            || (carries && request.buf.len() as u64 != range.len)
+        {
+            return Err(ErrorKind::OutOfRange);
+        }
+        Ok(())
     }
 
     /// Hands payloads that were read, or could not be, to those who wanted them.
@@ -224,90 +404,6 @@ impl Engine {
             }
         }
     }
-
-    /// Does what is due: call it after the requests and completions of a turn, and at the
-    /// deadline.
-    pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
-        self.cache.now = now;
-        self.cache.form.begin_turn();
-        self.cache.ram.begin_turn(now);
-        self.cache.pump_unanswered();
-        if matches!(self.cache.state(), State::Serving | State::Stopping) {
-            let rooms: [fn(&mut Self, &mut Effects); 15] = [
-                |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
-                |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
-                Self::pump_log,
-                Self::pump_durability,
-                |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
-                |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
-                Self::pump_detach,
-                Self::pump_destage,
-                Self::pump_primary_flushes,
-                |engine, fx| engine.cache.pump_alone(fx),
-                |engine, fx| engine.compare.pump(&mut engine.cache, fx),
-                // Reclaim and destaging may have given the log something to do.
-                Self::pump_log,
-                Self::pump_durability,
-                |engine, fx| engine.life.pump(&engine.cache, &engine.destaging, fx),
-                Self::pump_stop,
-            ];
-            for pump in rooms {
-                pump(self, fx);
-                self.deliver(fx);
-            }
-        }
-        self.cache.out.hand_out(fx);
-        self.set_deadline(fx);
-    }
-
-    /// Where it is in its life.
-    #[must_use]
-    pub fn state(&self) -> &State {
-        self.cache.state()
-    }
-
-    /// How the cache device is doing.
-    #[must_use]
-    pub fn health(&self) -> Health {
-        self.cache.health()
-    }
-
-    /// Destages everything as fast as the primaries take it, or goes back to the usual pace, but
-    /// for volumes that [`Engine::drain_volume`] drains.
-    pub fn set_drain(&mut self, on: bool) {
-        self.destaging.drain(on);
-    }
-
-    /// The same of one volume.
-    pub fn drain_volume(&mut self, volume: VolumeId, on: bool) {
-        if self.cache.known_volume(volume).is_some() {
-            self.cache.volume_mut(volume).draining = on;
-        }
-    }
-
-    /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
-    /// shard may have found that.
-    pub fn distrust(&mut self, volume: VolumeId) {
-        self.compare.distrust(&mut self.cache, volume);
-    }
-
-    /// The stripes that [`Effects::detach`] asked for are recorded, durably.
-    pub fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
-        self.cache.now = now;
-        for stripe in stripes {
-            self.detach.detached(&mut self.cache, &mut self.requests, stripe, fx);
-            self.deliver(fx);
-        }
-    }
-
-    /// Answers what was taken, takes nothing new, makes the log complete and durable.
-    pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
-        self.cache.now = now;
-        self.life.begin_stop(&mut self.cache);
-        self.set_deadline(fx);
-    }
-
-    // What the paths share.
 
     fn pump_detach(&mut self, fx: &mut Effects) {
         self.detach.pump(&mut self.cache, &mut self.requests, &mut self.destaging, fx);

@@ -15,8 +15,6 @@ use std::collections::BTreeSet;
 
 use forebay_format::EntryKind;
 
-use forebay_block::Instant;
-
 use crate::Engine;
 use crate::api::{Effects, Health, Trust};
 
@@ -53,22 +51,5 @@ impl Engine {
                 self.cache.ram.remove(item.key);
             }
         }
-    }
-
-    /// What [`Effects::record_trust`] asked for is durable, for the whole pool: another shard may
-    /// have asked for it.
-    pub fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
-        self.cache.now = now;
-        self.cache.standing.trust = self.cache.standing.trust.max(trust);
-        if self.cache.standing.trust > Trust::Full && self.cache.health() == Health::Good {
-            self.fail_cache(fx);
-            self.deliver(fx);
-        }
-        if self.cache.standing.trust == Trust::Nothing && self.cache.contents.dirty().blocks() == 0
-        {
-            self.cache.set_health(Health::Detached);
-            self.cache.contents.give_up();
-        }
-        self.poll(now, fx);
     }
 }

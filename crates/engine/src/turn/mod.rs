@@ -5,4 +5,3 @@ mod durable;
 mod fault;
 mod log;
 mod primary;
-mod tell;

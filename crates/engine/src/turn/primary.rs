@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use forebay_block::{Instant, Io, IoError, IoResult};
+use forebay_block::{Io, IoResult};
 
 use crate::Engine;
 use crate::api::{Effects, State, Target};
 use crate::ticket::{PrimaryFlush, Ticket};
-use crate::volume::Volume;
 
 /// How long direct changes of a primary wait for a flush that nobody asks for; until then what
 /// is read there is not admitted.
@@ -79,29 +78,5 @@ impl Engine {
         for op in writes {
             self.requests.write_flushed(&mut self.cache, op, result.clone(), fx);
         }
-    }
-
-    /// Another shard's flush of a device failed: the device may have given up what this shard
-    /// wrote, and its next flush would not say so.
-    pub fn flush_failed(
-        &mut self,
-        now: Instant,
-        target: Target,
-        error: &IoError,
-        fx: &mut Effects,
-    ) {
-        self.cache.now = now;
-        let Target::Primary(volume) = target else {
-            self.fail_cache(fx);
-            return self.deliver(fx);
-        };
-        self.cache.volume_mut(volume).flush_failures += 1;
-        let Volume { flushing, direct, .. } = *self.cache.volume(volume);
-        let (destages, flushes, writes) = Default::default();
-        let covered = PrimaryFlush { volume, direct, destages, flushes, writes };
-        self.primary_flushed(covered, &Err(error.clone()), fx);
-        // If one of its own is on its way, it fails as well and says so itself.
-        self.cache.volume_mut(volume).flushing = flushing;
-        self.deliver(fx);
     }
 }

@@ -17,7 +17,7 @@ use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
 use forebay_engine::pool::{area_of, index_blocks};
 use forebay_engine::salvage::{Hole, LostRange};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, ShardConfig, State, Target, Trust,
+    ContentLocality, Effects, Engine, Eviction, Mode, Shard, ShardConfig, State, Target, Trust,
     VolumeConfig, offline,
 };
 use forebay_format::{Superblock, VolumeRecord};

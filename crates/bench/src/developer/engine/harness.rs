@@ -9,7 +9,7 @@ use forebay_block::testing::Numbers;
 use forebay_block::{Arena, BufPool, ByteRange, Completion, Instant, IoBuf, IoFlags, IoOp};
 use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Request, RequestId, ShardConfig, State, Stats, Target,
+    ContentLocality, Effects, Engine, Request, RequestId, Shard, ShardConfig, State, Stats, Target,
 };
 use rustix::time::{ClockId, clock_gettime};
 
