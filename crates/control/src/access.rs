@@ -57,7 +57,8 @@ fn number(noun: &str, file: &str, name: &str) -> Result<u32, String> {
     if let Some(number) = name.parse().ok().filter(|&number| number < u32::MAX) {
         return Ok(number);
     }
-    let unknown = || format!("there is no {noun} {name:?} in {file}; use one of those, or a number");
+    let unknown =
+        || format!("there is no {noun} {name:?} in {file}; use one of those, or a number");
     let length = fs::metadata(Path::new(file)).map_err(|_| unknown())?.len();
     if length > FILE_BYTES_MAX {
         return Err(unknown());
