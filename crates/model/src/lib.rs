@@ -291,8 +291,7 @@ impl Model {
 
     /// The disk below has dropped writes to `range` that it still shows, and the new server of the
     /// volume does not know: no later flush makes them durable, and seeing them after a crash does
-    /// not mean that they stay. Whoever was told of the failure
-    /// must handle both.
+    /// not mean that they stay. Whoever was told of the failure must handle both.
     pub fn forget_failure(&mut self, range: ByteRange) {
         self.tick();
         for e in self.sectors[covered(range)].iter_mut().flat_map(|sector| &mut sector.entries) {
