@@ -1,7 +1,7 @@
 //! Owned, page-aligned buffers, and the arena that supplies them on the hot path.
 //!
 //! An [`IoBuf`] is moved into a request and comes back with its completion, so no other code can
-//! touch memory that the kernel is using. Its bytes are always initialised. It comes from the heap,
+//! touch memory that the kernel is using. Its bytes are always initialized. It comes from the heap,
 //! or from an [`Arena`]: one region that can be registered with io_uring once, cut into slots of
 //! three sizes, each marked free or taken by a bit. Dropping a buffer frees its slot from any
 //! thread.
@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 /// Slot sizes of an arena in bytes, smallest first.
 const CLASSES: [usize; 3] = [PAGE, 16 * PAGE, 256 * PAGE];
 
-/// A page-aligned, initialised, owned byte buffer.
+/// A page-aligned, initialized, owned byte buffer.
 pub struct IoBuf {
     ptr: NonNull<u8>,
     len: usize,
@@ -74,7 +74,7 @@ impl IoBuf {
     }
 
     /// Shortens the buffer, or lengthens it up to its capacity. Bytes gained are unspecified but
-    /// initialised.
+    /// initialized.
     ///
     /// # Panics
     /// If `len` is above the capacity.
@@ -115,7 +115,7 @@ impl Deref for IoBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `ptr` points to `capacity >= len` initialised bytes that this buffer owns, or
+        // SAFETY: `ptr` points to `capacity >= len` initialized bytes that this buffer owns, or
         // is dangling with a length of zero.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
@@ -257,7 +257,7 @@ impl BufPool {
         Self { arena: Some(arena) }
     }
 
-    /// A buffer of `len` bytes whose content is unspecified but initialised.
+    /// A buffer of `len` bytes whose content is unspecified but initialized.
     #[must_use]
     pub fn get(&self, len: usize) -> IoBuf {
         if len == 0 {

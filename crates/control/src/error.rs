@@ -18,7 +18,7 @@ pub enum ControlErrorKind {
 /// Why the pool did not carry out a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ControlError {
-    /// What the caller can do about it.
+    /// The kind of the error.
     pub kind: ControlErrorKind,
     /// The problem, with the value.
     pub what: String,

@@ -51,7 +51,7 @@ impl ReadAround {
         self.since = now;
     }
 
-    /// Whether a request costs the primary so much that a longer one hardly costs more.
+    /// Whether the primary counts as slow, so that a longer request hardly costs more.
     #[must_use]
     pub fn pays(&self) -> bool {
         self.cost >= SLOW

@@ -1,4 +1,5 @@
-//! Blocks requested more often than those that leave stay, or enter.
+//! Eviction and admission by frequency: blocks stay, or enter, if they are requested more often than
+//! the blocks that leave.
 //!
 //! The log is reclaimed in order, so a policy cannot choose which segment goes. Of the clean blocks
 //! of the oldest segment, those requested more often than their mean are copied forward, the most

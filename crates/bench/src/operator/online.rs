@@ -57,7 +57,7 @@ pub struct Operator<'a> {
     pub pool: &'a Pool,
     /// Its volumes.
     pub seen: &'a mut [Seen],
-    /// What the clients are told.
+    /// Signals to the clients.
     pub signs: &'a Signs,
     /// Source of random choices.
     pub numbers: &'a mut Numbers,

@@ -79,7 +79,7 @@ impl Pair {
     }
 }
 
-/// What the operator tells clients while they use the volume.
+/// Notices from the operator to the clients that use the volume.
 #[derive(Default)]
 pub struct Notice(Mutex<State>);
 
@@ -178,7 +178,7 @@ pub struct Volume {
     pub primary: Primary,
     /// Its possible contents.
     pub model: Model,
-    /// What its clients are told.
+    /// Notices to its clients.
     pub notice: Arc<Notice>,
     /// Its mode in the configuration.
     pub configured: &'static str,

@@ -54,7 +54,7 @@ pub struct Axes<'a> {
     pub below: &'a str,
     pub x: Scale,
     pub y: Scale,
-    /// The end of a grey area that starts at the left.
+    /// The end of a gray area that starts at the left.
     pub ramp: f64,
 }
 

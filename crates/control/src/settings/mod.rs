@@ -34,7 +34,7 @@ pub struct Spec {
     pub default: Initial,
     /// How a running server changes it.
     pub online: Online,
-    /// What the setting does, in one sentence of plain text.
+    /// Description of the setting, one sentence of plain text.
     pub help: &'static str,
     /// Additional text of the reference, in Markdown; may be empty.
     pub more: &'static str,

@@ -6,8 +6,8 @@
 //! only partly; the later one waits. This holds within a queue only: threads that share a device
 //! must use separate blocks.
 //!
-//! Short transfers are continued; those that fail with EINTR or EAGAIN are
-//! retried a limited number of times.
+//! Short transfers are continued; transfers that fail with EINTR or EAGAIN are retried a limited
+//! number of times.
 
 use std::collections::VecDeque;
 use std::io;
