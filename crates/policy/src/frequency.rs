@@ -1,5 +1,5 @@
-//! Eviction and admission by frequency: blocks stay, or enter, if they are requested more often than
-//! the blocks that leave.
+//! Eviction and admission by frequency: blocks requested more often than the leaving ones stay, or
+//! enter.
 //!
 //! The log is reclaimed in order, so a policy cannot choose which segment goes. Of the clean blocks
 //! of the oldest segment, those requested more often than their mean are copied forward, the most
