@@ -1,8 +1,8 @@
-//! The counters as a table, and the table as Prometheus reads it. Everything that shows a counter
-//! to a person goes through here, so that one name means one thing everywhere.
+//! The table of counters, and its output for Prometheus. Every display of a counter to people uses
+//! this table, so that a name means the same everywhere.
 //!
-//! Conservation: `lookups = hits + partial_hits + misses + bypasses` at any moment, in every
-//! shard and so in their sums; a shard's counters are read in one turn of its thread.
+//! Conservation: `lookups = hits + partial_hits + misses + bypasses` at any moment, in every shard
+//! and therefore in the sums; a shard's counters are read in one turn of its thread.
 
 use std::fmt::Write;
 
@@ -10,27 +10,27 @@ use forebay_engine::{DELTA_SIZES, Health, Lookups, PrimaryErrors, State, Stats};
 
 use crate::pool::{Latency, PoolSnapshot, VolumeSnapshot};
 
-/// How a metric behaves and how shards add up.
+/// How a metric behaves, and how its values in shards are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MetricKind {
-    /// Only grows.
+    /// Never decreases; the pool's value is the sum over shards.
     Counter,
-    /// A level; the sum over shards is the pool's.
+    /// A level; the pool's value is the sum over shards.
     Gauge,
-    /// A level; the greatest of any shard is the pool's.
+    /// A level; the pool's value is the maximum over shards.
     Greatest,
 }
 
 /// One counter or level of a shard.
 #[derive(Clone, Copy, Debug)]
 pub struct Metric {
-    /// Its name: `forebay_` and, for counters, `_total` are put around it for Prometheus.
+    /// Its name. For Prometheus, `forebay_` is prepended and, for counters, `_total` appended.
     pub name: &'static str,
-    /// What it says, in one line.
+    /// What it counts, in one line.
     pub help: &'static str,
-    /// How it behaves.
+    /// Counter or level.
     pub kind: MetricKind,
-    /// Where it is.
+    /// Reads its value.
     pub get: fn(&Stats) -> u64,
 }
 
@@ -45,7 +45,7 @@ impl Metric {
         }
     }
 
-    /// Its name as Prometheus wants it.
+    /// Its name in the Prometheus format.
     #[must_use]
     pub fn exposed_name(&self) -> String {
         let suffix = if self.kind == MetricKind::Counter { "_total" } else { "" };
@@ -68,15 +68,15 @@ macro_rules! table {
 pub const METRICS: &[Metric] = table![
     Counter lookups "Read requests at a shard: hits + partial hits + misses + bypasses."
     Counter hits "Read requests whose blocks were all cached."
-    Counter partial_hits "Read requests of whose blocks some were cached."
-    Counter misses "Read requests of whose blocks none was cached."
+    Counter partial_hits "Read requests of which some blocks, but not all, were cached."
+    Counter misses "Read requests of which no block was cached."
     Counter bypasses "Read requests that skipped the cache."
     Counter ram_hit_blocks "Blocks read from RAM."
     Counter ssd_hit_blocks "Blocks read from the cache device."
     Counter primary_read_blocks "Blocks read from a primary for clients."
     Counter ram_compressed_hit_blocks "Blocks found compressed in RAM, for reads and for deltas."
     Counter ram_compression_tries "Blocks compressed when their place in RAM was needed."
-    Counter ram_compression_refusals "Blocks dropped from RAM as the time to compress was spent."
+    Counter ram_compression_refusals "Blocks dropped from RAM because the CPU budget was used up."
     Counter reads "Read requests of clients, as pieces at a shard."
     Counter read_bytes "Bytes that clients read."
     Counter writes "Write requests of clients, as pieces at a shard."
@@ -86,26 +86,26 @@ pub const METRICS: &[Metric] = table![
     Counter admitted_blocks "Blocks that entered the cache device after a miss."
     Counter unadmitted_blocks "Blocks that the eviction policy kept out after a miss."
     Counter read_around_blocks "Blocks read from a primary together with missed ones."
-    Counter stale_fills "Fills dropped because a write came between."
+    Counter stale_fills "Fills dropped because a write to the block came first."
     Counter log_records "Records written to the cache device."
     Counter log_bytes "Bytes written to the cache device."
     Counter log_blocks "Blocks put into the log: by clients, after misses, by reclaim."
     Counter copied_blocks "Blocks copied forward when a segment was reclaimed."
-    Counter dense_blocks "Blocks that reclaim wrote again in a denser form, by zstd."
+    Counter dense_blocks "Blocks that reclaim rewrote in a denser form, by zstd."
     Counter duplicate_blocks "Blocks written that share the payload of another block."
     Counter delta_blocks "Blocks written to the cache device as deltas against their older version."
-    Counter delta_bytes "Bytes of those deltas."
+    Counter delta_bytes "Bytes of the deltas written to the cache device."
     Counter delta_tries "Blocks encoded to see whether a delta is worth storing."
     Counter dense_tries "Blocks encoded to see whether a denser form is worth storing."
     Counter rebased_blocks "Blocks written whole again when their base was reclaimed."
     Counter similar_searches "Blocks for which a similar one was looked for."
     Counter similar_tries "Blocks encoded against a similar one to see whether that pays."
     Counter similar_written "Blocks written to the cache device against similar ones."
-    Counter similar_bytes "Bytes of those."
+    Counter similar_bytes "Bytes of the blocks written against similar ones."
     Counter evicted_blocks "Clean blocks dropped to make room."
     Counter segments_reclaimed "Segments freed."
     Counter destaged_blocks "Dirty blocks written to a primary."
-    Counter destage_writes "Writes to a primary that destaged them."
+    Counter destage_writes "Writes to a primary that destaged dirty blocks."
     Counter cache_flushes "Flushes of the cache device."
     Counter primary_flushes "Flushes of a primary."
     Counter corrupt_clean "Clean blocks that failed their checksum and were read again."
@@ -113,7 +113,7 @@ pub const METRICS: &[Metric] = table![
     Counter cache_errors "Requests that the cache device failed."
     Counter primary_errors "Requests that a primary failed."
     Counter given_up_writes "Writes failed at the dirty limit: the primary was away for too long."
-    Gauge slow_cache_ios "Requests that the cache device has not answered for long."
+    Gauge slow_cache_ios "Requests that the cache device has not answered for a long time."
     Counter cpu_nanos "Nanoseconds of CPU time of the shard's thread."
     Counter throttled_nanos "Nanoseconds that writes were held back near the dirty limit."
     Gauge cached_blocks "Blocks in the cache."
@@ -121,15 +121,15 @@ pub const METRICS: &[Metric] = table![
     Gauge dirty_limit_blocks "Dirty blocks at which writes wait for destaging."
     Gauge fenced_blocks "Dirty blocks that cannot be read back any more."
     Gauge ram_blocks "Blocks held in RAM."
-    Gauge ram_bytes "Bytes of RAM that those blocks take."
+    Gauge ram_bytes "Bytes of RAM that the blocks held there take."
     Gauge ram_compressed_blocks "Blocks held in RAM in compressed form."
     Gauge ram_compressed_bytes "Bytes of RAM that the compressed blocks take."
     Gauge associate_blocks "Blocks stored as deltas, or against similar ones."
     Gauge similar_blocks "Blocks stored against similar ones."
     Gauge raw_blocks "Blocks, and bases of deltas, stored as they are."
-    Gauge lz4_blocks "The same, stored as LZ4."
-    Gauge zstd_blocks "The same, stored as zstd."
-    Gauge zero_blocks "The same, zero and without a payload."
+    Gauge lz4_blocks "Blocks, and bases of deltas, stored as LZ4."
+    Gauge zstd_blocks "Blocks, and bases of deltas, stored as zstd."
+    Gauge zero_blocks "Zero blocks, stored without a payload."
     Gauge payload_bytes "Bytes that the blocks in the cache take, compressed or as deltas."
     Gauge log_used_bytes "Bytes of segments that hold anything: payloads, headers, garbage."
     Gauge index_bytes "Bytes of RAM that the index takes."
@@ -140,11 +140,11 @@ pub const METRICS: &[Metric] = table![
     Greatest oldest_dirty_nanos "Age of the oldest dirty block in nanoseconds."
 ];
 
-/// Names of the reasons in `Stats::bypassed_by`, in its order.
+/// Names of the bypass reasons, in the order of `Stats::bypassed_by`.
 pub const BYPASS_REASONS: [&str; forebay_engine::Bypass::COUNT] =
     ["sequential", "mode", "degraded"];
 
-/// Everything as Prometheus' text format, version 0.0.4.
+/// All metrics in Prometheus' text format, version 0.0.4.
 #[must_use]
 pub fn exposition(pool: &PoolSnapshot) -> String {
     let mut out = String::with_capacity(16 << 10);
@@ -170,10 +170,10 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
     out
 }
 
-/// What is known of each volume, over all shards.
+/// The metrics of each volume, over all shards.
 fn volumes(out: &mut String, pool: &PoolSnapshot) {
     let name = "forebay_volume_lookups_total";
-    head(out, name, "counter", "Read requests of a volume by what the cache had of them.");
+    head(out, name, "counter", "Read requests of a volume, by how much of them was cached.");
     for volume in &pool.volumes {
         let Lookups { hits, partial_hits, misses, bypasses } = volume.state.lookups;
         let results =
@@ -239,7 +239,7 @@ fn levels(out: &mut String, pool: &PoolSnapshot) {
     head(out, "forebay_clients", "gauge", "Clients connected.");
     line(out, "forebay_clients", &[], pool.clients);
     let refused = "forebay_clients_refused_total";
-    head(out, refused, "counter", "Clients refused for want of a place.");
+    head(out, refused, "counter", "Clients refused because the limit of clients was reached.");
     line(out, refused, &[], pool.clients_refused);
     head(out, "forebay_uptime_seconds", "gauge", "Seconds since the server was ready.");
     line(out, "forebay_uptime_seconds", &[], pool.uptime.as_secs());
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn every_counter_is_in_the_table() {
-        // A counter that the table forgets would show in Stats' own listing of its fields.
+        // The debug output of Stats lists all its fields, also those missing in the table.
         let listed = format!("{:?}", Stats::default());
         let fields: Vec<&str> =
             listed.split([' ', '{', ',']).filter_map(|word| word.strip_suffix(':')).collect();

@@ -215,7 +215,10 @@ fn a_benchmark_leaves_a_whole_report_and_nothing_else() {
     let few = ["vdbench", "--mib=256", "--runs=RD1"];
     let (code, second, said) = run(&mut forebay(&[&few[..], &more, &again].concat()));
     assert_eq!(code, Some(0), "{said}");
-    assert!(second.contains("beside the run of") && second.contains("differs: time"), "{second}");
+    assert!(
+        second.contains("compared with the run of") && second.contains("differs: time"),
+        "{second}"
+    );
     let pages = files(&out.0, ".html");
     check_page(pages.last().expect("a second page"));
     let left: Vec<_> = fs::read_dir(&work.0).expect("it is there").collect();
