@@ -34,6 +34,12 @@ impl<T> Slab<T> {
         self.free.is_empty() && self.places.len() == self.limit as usize
     }
 
+    /// The number of the next value; `limit` if the table is full.
+    #[must_use]
+    pub fn next(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.places.len() as u32)
+    }
+
     /// Inserts a value and returns its number.
     ///
     /// # Panics
@@ -93,7 +99,7 @@ mod tests {
         assert_eq!(slab.remove(1), None);
         assert_eq!(slab.remove(7), None);
         assert!(!slab.is_full());
-        assert_eq!(slab.insert('d'), 1);
+        assert_eq!((slab.next(), slab.insert('d'), slab.next()), (1, 1, 3));
         assert_eq!(
             slab.iter().map(|(at, &v)| (at, v)).collect::<Vec<_>>(),
             [(0, 'a'), (1, 'd'), (2, 'c')]

@@ -84,8 +84,7 @@ impl Requests {
         let Op::Write(write) = self.get(id) else {
             unreachable!("only writes wait for the log");
         };
-        let is_dirty =
-            |key| cache.contents.dirty().contains(key) || cache.contents.dirty().is_destaging(key);
+        let is_dirty = |key| cache.contents.dirty().is_unsettled(key);
         match self.is_begun(id) {
             false if cache.is_stuck(write.volume) => Way::None,
             false if !write.keys().any(is_dirty) => Way::Past,

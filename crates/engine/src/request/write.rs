@@ -175,10 +175,8 @@ impl Requests {
     fn choose_path(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, op, blocks, bypass) = (write.volume, write.op, write.blocks, write.bypass);
-        let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let dirty = keys.clone().any(|key| {
-            cache.contents.dirty().contains(key) || cache.contents.dirty().is_destaging(key)
-        });
+        let keys = write.keys();
+        let dirty = keys.clone().any(|key| cache.contents.dirty().is_unsettled(key));
         if cache.health() == Health::Draining {
             if op == IoOp::Discard {
                 // The old bytes stay, a discard allows that.
@@ -294,8 +292,7 @@ impl Requests {
     pub fn go_past(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         write.path = Path::Direct;
-        let (volume, blocks) = (write.volume, write.blocks);
-        let keys = blocks.iter().map(|block| Key::new(volume, block));
+        let (volume, blocks, keys) = (write.volume, write.blocks, write.keys());
         // What reclaim takes out of the cache is gone after a crash only when the segment is: until
         // then the log has to say it, or an old version would come back.
         let mut cached = cache.log.has_evicted();
@@ -387,6 +384,7 @@ impl Requests {
     /// The record with the last part of a write has been placed: the index has all of it.
     pub fn write_applied(&mut self, cache: &mut Cache, id: Id, lsn: Lsn, fx: &mut Effects) {
         let write = self.write(id);
+        debug_assert_eq!(write.stage, Stage::Logging);
         write.lsn = lsn;
         write.stage = Stage::Logged;
         if write.path == Path::Cached {
@@ -457,9 +455,9 @@ impl Requests {
         }
         let write = self.write(id);
         write.stage = Stage::Primary;
-        let (volume, blocks) = (write.volume, write.blocks);
+        let keys = write.keys();
         let mut outstanding = 0;
-        for key in blocks.iter().map(|block| Key::new(volume, block)) {
+        for key in keys {
             if cache.contents.dirty().contains(key) {
                 outstanding += 1;
                 cache.out.note(Note::WaitPrimary(key, id));
