@@ -1,6 +1,6 @@
 //! The order of the engine's rooms: the folders and files of its crate, lowest first. A room
-//! imports lower rooms only. Most know nothing of `Engine`; those that still add methods to it call
-//! methods of higher rooms only where a list here says so.
+//! imports lower rooms only. Most know nothing of `Engine`; the rooms that still add methods to it
+//! call methods of higher rooms only where a list here allows it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,24 +15,24 @@ const ROOMS: [&str; 14] = [
     "key", "slab", "limits", "pace", "tries", "locks", "losses", "api", "ram", "contents", "log",
     "ticket", "out", "form",
 ];
-/// Those that add methods to it, lowest first.
+/// The rooms that add methods to `Engine`, lowest first.
 const ENGINE_ROOMS: [&str; 7] =
     ["destage", "volume", "reclaim", "request", "admission", "life", "recovery"];
-/// What passes on what one room has for another, decisions about a whole cache device, and the
-/// harness of tests.
+/// The rooms that pass data between others, decisions about a whole cache device, and the test
+/// harness.
 const ABOVE: [&str; 7] = ["turn", "engine", "shard", "lib", "pool", "offline", "testing"];
-/// Calls up that are left: the caller's room, and the room of the method.
+/// The calls to higher rooms that are left: the caller's room, and the room of the method.
 const CALLS_UP: [(&str, &str); 5] = [
-    // A destage that ends answers those who waited for it, and a failed read probes the device.
+    // A destage that ends answers the requests waiting for it, and a failed read probes the device.
     ("destage", "request"),
     ("destage", "life"),
     // A segment that cannot be read means that the device has failed.
     ("reclaim", "life"),
-    // A read makes room in RAM; a write waits for a stripe that a failed cache leaves.
+    // A read makes room in RAM; a write waits for a stripe that a failed cache is leaving.
     ("request", "admission"),
     ("request", "life"),
 ];
-/// Fields that `Engine` may have.
+/// Most fields that `Engine` may have.
 const FIELDS_MAX: usize = 15;
 
 /// A source file: its room and its code without comments and tests.
@@ -153,7 +153,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The words that follow `before` in the code, each with the code behind it.
+/// The words that follow `before` in the code, each with the code after it.
 fn words_behind<'a>(code: &'a str, before: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
     code.match_indices(before).filter_map(move |(at, _)| {
         let rest = code[at + before.len()..].trim_start();
@@ -170,7 +170,7 @@ mod tests {
         Source { room: room.to_owned(), code: code.to_owned() }
     }
 
-    /// The problems of these files, but for calls up that they do not make.
+    /// The problems of these files, without complaints about unused entries of `CALLS_UP`.
     fn problems_of(files: &[(&str, &str)]) -> Vec<String> {
         let sources: Vec<Source> = files.iter().map(|(room, code)| source(room, code)).collect();
         let mut problems = check(&sources);
