@@ -79,8 +79,8 @@ pub enum Command {
     Detach(DetachArgs),
     /// Predict how a cache would store the blocks of a device or file
     ///
-    /// It is read, and never written. With --older, an older version of the same data, it also
-    /// predicts how long the deltas would be that store the difference.
+    /// Nothing is written to it. With --older, an older version of the same data, it also predicts
+    /// how long the deltas would be that store the difference.
     #[command(after_help = "Examples:\n  forebay analyze /dev/sdb\n  \
         forebay analyze today.img --older yesterday.img --json")]
     Analyze(AnalyzeArgs),

@@ -1,5 +1,5 @@
-//! Devices that do not belong together: refused, and all of them left as they are, so that a
-//! start with the right ones has everything.
+//! Devices that do not belong together: refused and left unchanged, so that a start with the
+//! correct ones finds all data.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{Place, noise};
 
 const MIB: u64 = 1 << 20;
 
-/// Two primaries with a cache each, both with dirty data of their own, left by a kill.
+/// Two primaries with a cache each, both with dirty data, left by a kill.
 fn two_pools() -> (Place, [Vec<String>; 2]) {
     let place = Place::new();
     let pools = [1, 2].map(|number| {
@@ -21,7 +21,7 @@ fn two_pools() -> (Place, [Vec<String>; 2]) {
     for (arguments, seed) in pools.iter().zip(1..) {
         let server = place.start(arguments);
         let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-        // Backwards: what is written as a stream passes the cache by.
+        // Backwards: a sequential stream would bypass the cache.
         let bytes = noise(seed, 1 << 20);
         for (at, part) in bytes.chunks(64 << 10).enumerate().rev() {
             let offset = MIB + (at as u64) * (64 << 10);
