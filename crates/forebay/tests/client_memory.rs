@@ -69,7 +69,7 @@ fn clients_that_take_nothing_cost_what_they_may_and_are_disconnected() {
         thread::sleep(Duration::from_millis(10));
     }
     assert!(most < before + 300, "{before} MiB, then {most} MiB");
-    server.log("it took nothing of its answers for client_stall_timeout");
+    server.log("it took no byte of its answers for client_stall_timeout");
     let mut all = vec![0; LONGEST as usize];
     other.read(0, &mut all).expect("their memory is free again");
     assert!(all == noise(3, LONGEST as usize));
@@ -166,6 +166,6 @@ fn a_write_that_does_not_go_on_holds_no_memory_for_ever() {
     let mut found = vec![0; 4 << 20];
     connect(&place).read(0, &mut found).expect("its turn comes");
     assert!(found == noise(3, 4 << 20), "nothing of a part of a write is written");
-    server.log("nothing came of the data of its write");
+    server.log("it sent no byte of its write");
     assert!(slow.finish(&mut []).is_err(), "it is disconnected");
 }

@@ -182,7 +182,7 @@ impl Channel {
         if let Some(error) = error {
             // The slot goes with its request, if it had one: nobody waits for that any more.
             if !self.over && !matches!(error, Errno::NOTCONN | Errno::CANCELED) {
-                tracing::error!(%error, "the kernel takes a FUSE slot no more");
+                tracing::error!(%error, "the kernel no longer takes a FUSE slot");
             }
             self.over |= error == Errno::NOTCONN;
             return;
@@ -319,7 +319,7 @@ impl Channel {
         match rustix::io::writev(&self.config.device, &parts) {
             // The process that sent the request is gone.
             Ok(_) | Err(Errno::NOENT) => {}
-            Err(error) => tracing::warn!(%error, "an answer was not taken by the kernel"),
+            Err(error) => tracing::warn!(%error, "the kernel did not take an answer"),
         }
     }
 

@@ -77,9 +77,9 @@ impl Overdue {
     pub fn text(self) -> &'static str {
         match self {
             Self::Handshake => "its handshake took too long",
-            Self::Stall => "it took nothing of its answers for client_stall_timeout",
-            Self::Debt => "nothing came of the data of its write for client_stall_timeout",
-            Self::Idle => "it asked for nothing for longer than idle_timeout",
+            Self::Stall => "it took no byte of its answers for client_stall_timeout",
+            Self::Debt => "it sent no byte of its write for client_stall_timeout",
+            Self::Idle => "it sent no request for longer than idle_timeout",
         }
     }
 }

@@ -96,7 +96,8 @@ fn load(state: &StateDir, name: &str) -> io::Result<Vec<OfShard>> {
                 stripes.insert((shard, stripe.volume, stripe.stripe), stripe);
             }
             Some(_) => {
-                let what = format!("{name}: the list of what the cache has left is damaged");
+                let what =
+                    format!("{name}: the list of stripes that the cache has left is damaged");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
             None => torn = true,

@@ -255,8 +255,8 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
             Level::Error,
             format!(
                 "the primary was changed without the cache: {} of it differ from what the cache \
-                 read or wrote there; what the cache has of the volume is dropped, but for what \
-                 is not on the primary yet; find out who writes to it, and check its content",
+                 read or wrote there; the volume's clean blocks are dropped, its dirty ones \
+                 stay; find out who writes to it, and check its content",
                 blocks.bytes()
             ),
         ),
@@ -295,15 +295,16 @@ fn doing(op: IoOp) -> &'static str {
 fn primary_failed(op: IoOp, range: forebay_block::ByteRange, kind: &str) -> String {
     match op {
         IoOp::Flush => format!(
-            "a flush of the primary failed: {kind}; what it did not cover counts as not written: \
-             dirty blocks are written again, clients that flush get an error; check the device"
+            "a flush of the primary failed: {kind}; writes that it should have covered count as \
+             not written: dirty blocks are written again, clients that flush get an error; check the \
+             device"
         ),
         IoOp::Read => format!(
             "reading {range} of the primary failed: {kind}; the client got an error; check the \
              device"
         ),
         _ => format!(
-            "{} {range} of the primary failed: {kind}; what the cache has stays there, a client \
+            "{} {range} of the primary failed: {kind}; cached blocks stay in the cache, a client \
              that waited for the primary got an error; check the device",
             doing(op)
         ),

@@ -115,7 +115,8 @@ fn check(sources: &[Source]) -> Vec<String> {
     }
     for (from, to) in CALLS_UP {
         if !up.contains(&(from, to)) {
-            problems.insert(format!("{from} calls {to} no more: take that off xtask's CALLS_UP"));
+            problems
+                .insert(format!("{from} no longer calls {to}: remove that from xtask's CALLS_UP"));
         }
     }
     problems.extend(fields(sources));

@@ -211,8 +211,9 @@ impl Found {
             out += &format!("  {what:<32}{}\n", percent(self.share(part)));
         }
         out += &format!("  {:<32}{}\n", "equal to an earlier one", percent(self.duplicates()));
-        out += &format!("  {:<32}{}\n", "like an earlier one", percent(self.share(c.similar)));
-        out += "\nbytes of blocks, not zero, in a byte of the cache device\n";
+        out +=
+            &format!("  {:<32}{}\n", "similar to an earlier one", percent(self.share(c.similar)));
+        out += "\nbytes of non-zero blocks held by one byte of the cache device\n";
         let names = [
             "raw",
             "by LZ4, without time for more",

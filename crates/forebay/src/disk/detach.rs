@@ -61,10 +61,10 @@ fn release(device: &LoopDevice) -> anyhow::Result<Option<PathBuf>> {
     let path = &device.path;
     let holders = device.holders();
     if !holders.is_empty() {
-        bail!("{path} is in use by {}; take those away first", holders.join(", "));
+        bail!("{path} is in use by {}; remove those first", holders.join(", "));
     }
     if device.is_swap() {
-        bail!("{path} is swapped to; stop that first (swapoff {path})");
+        bail!("{path} is used as swap; stop that first (swapoff {path})");
     }
     let places = device.mounted()?;
     if places.len() > 1 {

@@ -172,7 +172,7 @@ pub fn detach(device: &LoopDevice) -> anyhow::Result<()> {
     while backing_file(device.name()).is_some_and(|file| file == device.file) {
         if Instant::now() > deadline {
             bail!(
-                "{} goes when those who have it open close it, which they have not in {} s",
+                "{} is still open elsewhere after {} s; it is removed once it is closed",
                 device.path,
                 PATIENCE.as_secs()
             );

@@ -52,8 +52,8 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
         ),
         (0, _) => say_good(args, &report),
         (_, 0) => bail!(
-            "{}: {count} problems, none of them in dirty data; what they concern is read from the \
-             primary again",
+            "{}: {count} problems, none of them in dirty data; the blocks concerned are read \
+             from the primary again",
             args.cache.display()
         ),
         _ => bail!(

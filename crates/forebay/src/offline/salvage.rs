@@ -119,13 +119,13 @@ impl Outcome {
         }
         for (shard, hole) in &self.holes {
             out += &format!(
-                "lost: shard {shard}, {}: {} records up to {}; which blocks they held is not \
-                 known, so any block may be older than what was written last\n",
+                "lost: shard {shard}, {}: {} records up to {}; it is unknown which blocks they \
+                 held, so any block may be older than its last write\n",
                 hole.seq, hole.records, hole.last
             );
         }
         for (shard, why) in &self.refused {
-            out += &format!("lost: shard {shard}: all that only it had: {why}\n");
+            out += &format!("lost: shard {shard}: all its dirty data: {why}\n");
         }
         out
     }
@@ -165,7 +165,7 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     report(args, &superblock, &outcome)?;
     if !outcome.is_whole() {
         let saved = if args.list { "readable" } else { "saved" };
-        bail!("{}: not everything is {saved}; what is lost is listed above", args.cache.display());
+        bail!("{}: not everything is {saved}; the losses are listed above", args.cache.display());
     }
     Ok(())
 }
@@ -208,8 +208,8 @@ fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard
             Ok(Vec::new())
         }
         Some((record, _)) if record.trust == Trust::Nothing => bail!(
-            "the primaries have been written without this cache since all that it had was on \
-             them: there is nothing to save"
+            "all data of this cache was on the primaries before they were written without it: \
+             there is nothing to save"
         ),
         Some((_, witness)) => Ok(detached::read(witness.state(), superblock.uuid)?),
     }
@@ -224,7 +224,7 @@ fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Sav
     let wanted: Vec<&str> = match (args.volume.as_slice(), names.as_slice()) {
         ([], [one]) => vec![one],
         ([], _) => bail!(
-            "the cache holds the volumes {}: say --volume NAME --to PRIMARY for each to be saved",
+            "the cache holds the volumes {}: give --volume NAME --to PRIMARY for each to save",
             names.join(", ")
         ),
         (volumes, _) => volumes.iter().map(String::as_str).collect(),
@@ -449,7 +449,7 @@ fn report(args: &SalvageArgs, superblock: &Superblock, outcome: &Outcome) -> any
             "volume {}: {} {}, {} known to be lost\n",
             volume.name,
             Size(*bytes),
-            if args.list { "readable that its primary lacks" } else { "saved" },
+            if args.list { "of dirty data readable" } else { "saved" },
             Size(outcome.lost_bytes(volume.id)),
         );
     }

@@ -82,9 +82,9 @@ fn warn_if_open(policy: TlsPolicy, address: &Address) {
         && policy == TlsPolicy::Off
     {
         tracing::warn!(
-            "ANYBODY who reaches {address} may read and write all volumes, and whoever is on the \
-             way may too: use TLS (tls = \"required\", docs/user/nbd.md), a loopback address, or a \
-             Unix socket"
+            "ANYBODY who reaches {address} may read and write all volumes, and so may anybody on \
+             the network path: use TLS (tls = \"required\", docs/user/nbd.md), a loopback address, \
+             or a Unix socket"
         );
     }
 }

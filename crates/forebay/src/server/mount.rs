@@ -69,7 +69,9 @@ impl MountPoint {
                 let devices = self.devices();
                 let place = self.place.display();
                 Err(if devices.is_empty() {
-                    format!("files under {place} are open, or it is somebody's directory")
+                    format!(
+                        "files under {place} are open, or it is the working directory of a process"
+                    )
                 } else {
                     format!("volumes are attached as {}", devices.join(", "))
                 })
@@ -85,7 +87,7 @@ impl MountPoint {
     /// writes fail, as on a disk that is pulled.
     pub fn leave(&self) {
         let Err(what) = self.leave_unused() else { return };
-        tracing::warn!("{what}: writing what they have, then they are cut off");
+        tracing::warn!("{what}: syncing their file systems, then they are cut off");
         let devices = self.devices();
         let (done, wait) = mpsc::channel();
         let write = move || {
@@ -153,7 +155,7 @@ pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
     let place = match fs::canonicalize(&place) {
         Ok(place) => place,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("--fuse {shown}: there is no such directory; make one (mkdir -p {shown})");
+            bail!("--fuse {shown}: there is no such directory; create it (mkdir -p {shown})");
         }
         Err(error) => bail!("--fuse {shown}: {error}"),
     };
@@ -168,8 +170,8 @@ pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
     };
     if entries.next().is_some() {
         bail!(
-            "--fuse {shown}: the directory is not empty, and what is in it would be hidden; name \
-             an empty one"
+            "--fuse {shown}: the directory is not empty, and its content would be hidden; name an \
+             empty one"
         );
     }
     Ok(place)
@@ -182,7 +184,7 @@ fn take_away(place: &Path) -> anyhow::Result<()> {
         Some(entry) if entry.kind == KIND => {
             rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
                 .with_context(|| format!("the mount that a killed server left at {shown}"))?;
-            tracing::warn!("took away the mount that a killed server left at {shown}");
+            tracing::warn!("removed the mount that a killed server left at {shown}");
             Ok(())
         }
         Some(entry) => bail!(
@@ -268,7 +270,7 @@ fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
         match rustix::io::read(device, &mut message) {
             Ok(length) => break length,
             Err(Errno::AGAIN | Errno::INTR) if !left.is_zero() => {}
-            Err(error) => bail!("{DEVICE}: the kernel does not begin: {error}"),
+            Err(error) => bail!("{DEVICE}: the kernel sends no first message: {error}"),
         }
     };
     let agreement = negotiate(&message[..length], ring)?;

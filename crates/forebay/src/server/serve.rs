@@ -165,7 +165,7 @@ impl Serving {
                         // The next start recovers as after a crash: nothing flushed is lost.
                         bail!("{name} again: not stopped in order; the next start will recover");
                     }
-                    tracing::warn!("{name}: the drain is given up");
+                    tracing::warn!("{name}: the drain is abandoned");
                     given_up = true;
                     self.tell_given_up().await;
                     self.pool.give_up_drain();

@@ -110,7 +110,7 @@ fn survey(args: &ReplayArgs) -> anyhow::Result<Survey> {
         let changes = survey.changes;
         let what = format!(
             "{changes} requests of the trace overwrite or discard data of {}; \
-             say --write to destroy it, or --reads-only to leave them out",
+             use --write to destroy it, or --reads-only to leave them out",
             args.volume
         );
         return Err(crate::WrongUsage(what).into());
@@ -133,8 +133,8 @@ fn check(args: &ReplayArgs, survey: &Survey, device: &dyn BlockDevice) -> anyhow
     let size = device.info().size;
     if survey.end > size && args.past_end == PastEnd::Refuse {
         let what = format!(
-            "the trace reaches to byte {}, but {} has {size}; \
-             say --past-end wrap or --past-end skip, or take a larger volume",
+            "the trace extends to byte {}, but {} has {size}; \
+             use --past-end wrap, --past-end skip, or a larger volume",
             survey.end, args.volume
         );
         return Err(crate::WrongUsage(what).into());

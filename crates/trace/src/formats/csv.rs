@@ -19,11 +19,11 @@ fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
     let mut all = line.split(',');
     let mut fields = [""; N];
     for (at, field) in fields.iter_mut().enumerate() {
-        *field = all.next().ok_or_else(|| format!("{at} fields where {N} should be: {line:?}"))?;
+        *field = all.next().ok_or_else(|| format!("{at} fields instead of {N}: {line:?}"))?;
     }
     match all.count() {
         0 => Ok(fields),
-        more => Err(format!("{} fields where {N} should be: {line:?}", N + more)),
+        more => Err(format!("{} fields instead of {N}: {line:?}", N + more)),
     }
 }
 

@@ -30,7 +30,7 @@ impl Iolog {
     /// Decodes a line.
     pub fn line(&mut self, line: &str) -> Result<Found, String> {
         if self.version == 0 {
-            let wrong = || format!("{line:?} where \"fio version 2 iolog\" or 3 should be");
+            let wrong = || format!("{line:?} instead of \"fio version 2 iolog\" or 3");
             self.version = version(line).ok_or_else(wrong)?;
             return Ok([None, None]);
         }

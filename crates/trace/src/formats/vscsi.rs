@@ -52,7 +52,7 @@ pub fn record(format: Format, record: &[u8]) -> Result<Option<TraceRequest>, Str
     let wanted = if format == Format::Vscsi2 { 2 } else { 1 };
     let found = version(record, version_at);
     if found != wanted {
-        return Err(format!("a record of version {found} where version {wanted} should be"));
+        return Err(format!("a record of version {found} instead of {wanted}"));
     }
     let command = u16::from_le_bytes(field(record, command));
     let Ok(code) = u8::try_from(command) else {

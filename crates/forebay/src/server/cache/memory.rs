@@ -34,8 +34,8 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     let wanted = index.saturating_add(ram).saturating_add(others);
     if wanted > most {
         bail!(
-            "memory: {} for recent blocks and {} for the index are more than the {} that there \
-             are; {hint}",
+            "memory: {} for recent blocks and {} for the index are more than the {} \
+             available; {hint}",
             Size(ram),
             Size(index),
             Size(most)
@@ -51,7 +51,7 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Err(error) = piece.try_reserve_exact(wanted) {
             bail!(
-                "memory: {} for recent blocks and {} for the index cannot be had ({error}); \
+                "memory: {} for recent blocks and {} for the index cannot be allocated ({error}); \
                  {hint}, or raise the limit on memory or on locked memory",
                 Size(ram),
                 Size(index)

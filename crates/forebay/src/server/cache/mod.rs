@@ -303,7 +303,7 @@ pub const NO_STATE: &str = "the state directory cannot be used; name another wit
 fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
     match &error {
         OpenError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
-            anyhow!("cache {}: it is not there; to make a file, give it a size", path.display())
+            anyhow!("cache {}: it does not exist; to create a file, add size=SIZE", path.display())
         }
         _ => anyhow::Error::new(error).context("cache"),
     }
@@ -408,7 +408,7 @@ fn gone(
     {
         bail!(
             "--forget-volume {name}: the cache has no volume of that name that is not configured; \
-             leave the flag out"
+             remove the flag"
         );
     }
     if gone.is_empty() {

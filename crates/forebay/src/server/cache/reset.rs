@@ -89,7 +89,7 @@ fn option(
     let counts = once::counts(state, found.uuid, what, given)?;
     if given && !counts {
         tracing::warn!(
-            "{name} was used for this cache already and is passed over; to use it again, start \
+            "{name} was used for this cache already and is ignored; to use it again, start \
              once without it"
         );
     }
@@ -109,7 +109,7 @@ fn may_discard(
     let report = match offline::examine(&mut read, false) {
         Ok(report) => report,
         Err(error) if args.accept_data_loss => {
-            tracing::warn!(error, "the cache is discarded; what it held is not known");
+            tracing::warn!(error, "the cache is discarded; its content is unknown");
             return Ok(());
         }
         Err(error) => bail!("--reset-cache: {error}; {hint}"),

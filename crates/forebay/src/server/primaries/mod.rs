@@ -100,9 +100,9 @@ pub fn stand_in(
             }
             (Err(error), Some(record)) => {
                 let why = format!(
-                    "its primary cannot be opened: {error}. Others are served; blocks of it that \
-                     are cached are served too, its other requests fail, and what is dirty stays \
-                     in the cache. It is looked for, and used when it is back"
+                    "its primary cannot be opened: {error}. The other volumes are served. Its \
+                     cached blocks are served, its other requests fail, and its dirty blocks stay \
+                     in the cache. The primary is used as soon as it is back"
                 );
                 let device = AwayDevice::new(record.size, &record.identity, &volume.primary, why);
                 let stand_in = Arc::new(device);
@@ -140,7 +140,7 @@ pub fn specs(
 fn samples_of(newest: &Superblock, state: &StateDir) -> Option<Table> {
     let found = Table::load(state, newest.uuid, newest.epoch);
     found.unwrap_or_else(|error| {
-        tracing::warn!(%error, "samples of the primaries were kept and cannot be read: left out");
+        tracing::warn!(%error, "the samples of the primaries cannot be read, and are ignored");
         None
     })
 }
@@ -213,8 +213,8 @@ fn spec_of(
     if info.identity.starts_with("name:") {
         tracing::warn!(
             volume = name,
-            "nothing lasting is known of primary {}, only its name: after a start it is told from \
-             others by its size and samples of its content; see docs/user/primaries.md",
+            "primary {} has no permanent identity, only a name: a start recognizes it by its size \
+             and samples of its content; see docs/user/primaries.md",
             info.name
         );
     }

@@ -189,7 +189,7 @@ impl Search {
         }
         let mut others = self.pool.identities.iter().filter(|(id, _)| *id != self.missing.id);
         match others.find(|(_, identity)| *identity == info.identity) {
-            Some(_) => Err(Why::Refused(format!("{} is that of another volume", info.name))),
+            Some(_) => Err(Why::Refused(format!("{} belongs to another volume", info.name))),
             None => Ok(()),
         }
     }
