@@ -121,8 +121,8 @@ impl Setup {
             flush: (20 * MICRO, if fast { 300 * MICRO } else { 5 * MILLI }),
             slow_percent: rng.pick(&[0, 0, 2, 10]),
         };
-        // What the primary holds alone, in some modes, must be as the client wrote it: garbage in
-        // it would be the disk's, not the cache's. A discard may bring back what is there, too.
+        // In some modes the primary alone must be as the client wrote it: garbage in it would be
+        // the disk's fault, not the cache's. A discard may also bring back older content.
         let through_the_log =
             volumes.iter().all(|v| is_back(v.mode) && v.sequential_threshold == 0 && !v.discard);
         let primary = DiskProfile {

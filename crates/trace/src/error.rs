@@ -15,14 +15,14 @@ pub enum TraceError {
     Line {
         /// Number of the line, from 1.
         line: u64,
-        /// What is wrong, with the value.
+        /// The problem, with the value.
         reason: String,
     },
     /// Bytes do not follow their format.
     Bytes {
         /// Offset from the start of the (uncompressed) trace.
         offset: u64,
-        /// What is wrong, with the value.
+        /// The problem, with the value.
         reason: String,
     },
 }

@@ -90,7 +90,7 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "N", default_value = "128",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub depth: u16,
-    /// What to do with requests past the end of the volume
+    /// How to treat requests past the end of the volume
     #[arg(long, value_name = "WHAT", default_value = "refuse")]
     pub past_end: PastEnd,
     /// Print JSON
@@ -98,7 +98,7 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// What to do with requests past the end of a volume.
+/// How to treat requests past the end of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum PastEnd {
     /// Refuse the replay

@@ -182,7 +182,7 @@ impl Shard {
         }
     }
 
-    /// Writes what is not safe, and flushes; true when all is.
+    /// Writes sectors that are not safe, and flushes; returns true when all are safe.
     pub fn settle(&mut self, now: Instant) -> bool {
         for at in 0..self.sectors.len() {
             let Sector { written, completed, .. } = self.sectors[at];
