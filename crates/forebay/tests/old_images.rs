@@ -1,9 +1,9 @@
 //! Caches that older builds wrote, opened by this one: every block is compared, then destaged and
 //! compared on the primary. `data/make-image` makes such an image with a given build.
 //!
-//!  | build | images |
-//!  |---|---|
-//!  | `a3df4d1` | `rewrite` and `similar` content after an orderly stop and a kill, `independent` after a kill |
+//! | build | images |
+//! |---|---|
+//! | `a3df4d1` | `rewrite` and `similar` content after an orderly stop and a kill, `independent` after a kill |
 
 mod support;
 

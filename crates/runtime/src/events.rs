@@ -296,8 +296,8 @@ fn primary_failed(op: IoOp, range: forebay_block::ByteRange, kind: &str) -> Stri
     match op {
         IoOp::Flush => format!(
             "a flush of the primary failed: {kind}; writes that it should have covered count as \
-             not written: dirty blocks are written again, clients that flush get an error; check the \
-             device"
+             not written: dirty blocks are written again, clients that flush get an error; check \
+             the device"
         ),
         IoOp::Read => format!(
             "reading {range} of the primary failed: {kind}; the client got an error; check the \

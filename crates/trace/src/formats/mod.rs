@@ -1,14 +1,14 @@
 //! The formats by name, and how they are told apart.
 //!
-//!  | name | content |
-//!  |---|---|
-//!  | `forebay` | the output of `forebay trace record`; see `own` |
-//!  | `csv` | `t_us,rwbs,sector,nsect`: microseconds, blktrace's letters, 512-byte sectors |
-//!  | `msr` | MSR Cambridge: `timestamp,host,disk,type,offset,size,response` |
-//!  | `cloudphysics` | `version,time,op,size,lbn`: seconds, SCSI operation codes, 512-byte blocks |
-//!  | `vscsi1`, `vscsi2` | the same traces as VMware's binary records of 32 and 40 bytes |
-//!  | `blkparse` | the default text output of `blkparse` |
-//!  | `iolog` | fio, versions 2 and 3 |
+//! | name | content |
+//! |---|---|
+//! | `forebay` | the output of `forebay trace record`; see `own` |
+//! | `csv` | `t_us,rwbs,sector,nsect`: microseconds, blktrace's letters, 512-byte sectors |
+//! | `msr` | MSR Cambridge: `timestamp,host,disk,type,offset,size,response` |
+//! | `cloudphysics` | `version,time,op,size,lbn`: seconds, SCSI operation codes, 512-byte blocks |
+//! | `vscsi1`, `vscsi2` | the same traces as VMware's binary records of 32 and 40 bytes |
+//! | `blkparse` | the default text output of `blkparse` |
+//! | `iolog` | fio, versions 2 and 3 |
 
 pub mod blkparse;
 pub mod csv;
