@@ -303,7 +303,7 @@ pub const NO_STATE: &str = "the state directory cannot be used; name another wit
 fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
     match &error {
         OpenError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
-            anyhow!("cache {}: it does not exist; to create a file, add size=SIZE", path.display())
+            anyhow!("cache {}: it does not exist; to create a file, give it a size", path.display())
         }
         _ => anyhow::Error::new(error).context("cache"),
     }
