@@ -1,4 +1,4 @@
-//! Pools of threads over devices in RAM, with a protocol made for these tests: a request is an
+//! Pools of threads over devices in RAM, with a protocol for these tests: a request is an
 //! operation, an offset, a length and the data; an answer is a status and the data.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
@@ -32,7 +32,7 @@ use shard::Passing;
 
 const HEAD: usize = 14;
 
-/// One connection: the endpoint, operation, offset and length are a request's head.
+/// One connection: a request's head consists of endpoint, operation, offset and length.
 struct Plain {
     buffers: BufPool,
     in_flight: usize,
@@ -97,7 +97,7 @@ impl Session for Plain {
     }
 }
 
-/// A directory of sockets that goes with the test.
+/// A server whose directory of sockets is removed at the end of the test.
 struct Server {
     pool: Pool,
     path: PathBuf,
@@ -290,7 +290,7 @@ fn a_client_that_asks_for_nothing_is_disconnected_if_that_is_wished() {
     assert_eq!(quiet.read(0, 0, 1), [0]);
     quiet.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
-    // It hears a farewell, and the end.
+    // It receives a farewell, and then the end of the stream.
     while !matches!(quiet.0.read(&mut [0; 16]), Ok(0)) {
         assert!(Instant::now() < deadline, "it is not disconnected");
         assert_eq!(busy.read(0, 0, 1), [0], "one that asks stays");
@@ -435,7 +435,7 @@ fn what_shards_want_recorded_is_recorded_before_they_are_told() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A device that opens no queue.
+/// A device that refuses to open a queue.
 struct Stubborn(DeviceInfo);
 
 impl BlockDevice for Stubborn {
@@ -486,13 +486,13 @@ fn a_drain_before_a_stop_can_be_watched_and_given_up() {
     let stats = server.pool.stats().expect("it can be asked while it drains");
     assert_eq!(stats.shards.iter().map(|shard| shard.dirty_blocks).sum::<u64>(), 14);
     assert!(!stop.is_finished());
-    // A drain of a volume that ends is none of the stop's business.
+    // Ending the drain of a volume must not end the stop's drain.
     for volume in server.pool.registry().volumes() {
         server.pool.set_drain(volume.id, false);
     }
     thread::sleep(Duration::from_millis(200));
     assert!(!stop.is_finished(), "the stop's own drain goes on");
-    // The stop begins its drain soon after it has closed the listeners.
+    // The stop begins its drain shortly after it has closed the listeners.
     while !stop.is_finished() {
         assert!(Instant::now() < deadline, "the drain is not given up");
         server.pool.give_up_drain();
@@ -508,14 +508,14 @@ fn a_drain_before_a_stop_can_be_watched_and_given_up() {
 }
 
 mod odd {
-    //! Shards that do not do as others do.
+    //! Shards with unusual behavior.
     use std::sync::{Arc, Mutex};
 
     use forebay_block::{Completion, Instant, IoError};
     use forebay_engine::{Effects, Health, Request, Setting, State, Stats, Target, Trust};
     use forebay_runtime::Shard;
 
-    /// It reads its cache and then refuses it.
+    /// A shard that reads its cache and then refuses it.
     pub struct Refusing {
         state: State,
     }
@@ -561,7 +561,7 @@ mod odd {
         fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
     }
 
-    /// Its cache device fails at once; when that is recorded, it has nothing to save.
+    /// A shard whose cache device fails at once; once that is recorded, it has nothing to save.
     pub struct Failing {
         state: State,
         trust: Trust,

@@ -1,8 +1,8 @@
 //! Splits client requests to shards, joins their answers, fans out flushes.
 //!
-//! Every thread that has clients owns a [`Router`]. It knows no threads: a [`ShardPort`] carries
-//! its requests to the shards, and the answers are handed back to it. The [`Registry`] is the
-//! table of volumes that all of them are made from.
+//! Every thread that has clients owns a [`Router`], which knows no threads: a [`ShardPort`] carries
+//! its requests to the shards, and its owner hands the answers back. All routers are created from
+//! the [`Registry`], the table of volumes.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Where a request is cut and which shard gets which piece.
+//! Where a request is cut, and which shard gets each piece.
 //!
 //! A volume's stripes of 1 MiB are spread over the shards by a fixed hash. The mapping decides in
-//! which shard's log a block lives, so it is part of the format of a pool: it never changes for a
-//! given number of shards.
+//! which shard's log a block lives, so it is part of the format of a pool: for a given number of
+//! shards it never changes.
 
 use forebay_block::{ByteRange, SHARDS_MAX, STRIPE_SIZE, VolumeId};
 
@@ -13,7 +13,7 @@ pub fn shard_of(volume: VolumeId, stripe: u64, shards: usize) -> usize {
     if shards == 1 {
         return 0;
     }
-    // The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+    // The finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
     // generators", 2014), then a multiplication instead of a division.
     let mut x = stripe ^ (u64::from(volume.0) << 56);
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -24,7 +24,7 @@ pub fn shard_of(volume: VolumeId, stripe: u64, shards: usize) -> usize {
     usize::try_from(shard).expect("below the number of shards")
 }
 
-/// The first piece of a range that is not empty: up to the end of its stripe.
+/// The first piece of a non-empty range: up to the end of its stripe.
 #[must_use]
 pub fn next_piece(range: ByteRange) -> ByteRange {
     debug_assert!(!range.is_empty());
@@ -76,7 +76,7 @@ mod tests {
         }
     }
 
-    /// The mapping is part of the format: these figures may never change.
+    /// The mapping is part of the format: these values may never change.
     #[test]
     fn the_mapping_is_frozen() {
         let of = |volume, shards| {

@@ -1,9 +1,8 @@
-//! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
-//! `cargo xtask layers` (who may depend on whom: the crates, and the rooms of the engine) and
-//! `cargo xtask style` (what source files and documents may look like). Each prints what is wrong
-//! and what to do, and exits with 1 if there was anything. `cargo xtask rooms` prints which rooms of
-//! the engine each room imports; `cargo xtask settings` writes the table of settings to the
-//! reference.
+//! The rules of the workspace that neither the compiler nor clippy knows, as two checks: `cargo
+//! xtask layers` (dependencies between crates, and between the rooms of the engine) and `cargo
+//! xtask style` (the form of source files and documents). Each prints the violations and how to fix
+//! them, and exits with 1 if there are any. `cargo xtask rooms` prints which rooms of the engine
+//! each room imports; `cargo xtask settings` writes the table of settings to the reference.
 
 mod docs;
 mod layers;
@@ -51,11 +50,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a check has found.
+/// The result of a check.
 struct Report {
     /// One line for each violation; none when all is well.
     problems: Vec<String>,
-    /// What was looked at, for people.
+    /// One line on the files or crates checked, for people.
     summary: String,
 }
 

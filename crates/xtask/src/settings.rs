@@ -1,6 +1,6 @@
-//! The tables of settings in `docs/user/configuration.md`, written from the table in
+//! The tables of settings in `docs/user/configuration.md`, generated from the table in
 //! `crates/control/src/settings/table.rs`. The test that compares them writes them here, since this
-//! crate sees nothing of the workspace.
+//! crate depends on no other crate of the workspace.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! `forebay dump`: lists what is in a cache device that no server uses.
+//! `forebay dump`: lists the content of a cache device that no server uses.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub struct DumpArgs {
     pub json: bool,
 }
 
-/// Lists what is in a cache device.
+/// Lists the content of a cache device.
 pub fn run(args: &DumpArgs) -> anyhow::Result<()> {
     let report = read(&args.cache, false)?;
     if args.json {
