@@ -1,6 +1,6 @@
-//! Messages between rooms: a room whose work leads to work of a higher room leaves a note, which the
-//! engine delivers when the room's call has returned. So no room calls one above it, and no room
-//! is entered while it is in the middle of something.
+//! Messages between rooms. A room whose work leads to work of a higher room leaves a note, which
+//! the engine delivers when the room's call has returned. So no room calls one above it, and no
+//! room is entered while it is in the middle of something.
 
 use forebay_block::{IoResult, VolumeId};
 use forebay_format::Lsn;

@@ -1,7 +1,7 @@
-//! The order of the engine's rooms: the folders and files of its crate, lowest first. A room imports
-//! lower rooms only, and knows nothing of `Engine`, which passes on what one room has for another.
-//! A call needs a type, and a type has to be imported or come from a lower room: so no room can
-//! call one above it.
+//! The order of the rooms of the engine: the folders and files of its crate, lowest first. A room
+//! imports lower rooms only, and knows nothing of `Engine`, which passes on what one room has for
+//! another. A call needs a type, and a type has to be imported or come from a lower room: so no
+//! room can call one above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
