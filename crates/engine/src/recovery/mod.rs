@@ -35,7 +35,7 @@ use crate::log::builder::Expect;
 use crate::recovery::salvage::is_placeholder;
 use crate::recovery::scan::Owner;
 use crate::recovery::survey::Survey;
-use crate::ticket::{Step, Ticket};
+use crate::ticket::{Step, StepKind, Ticket};
 
 pub(crate) mod resume;
 pub mod salvage;
@@ -89,6 +89,15 @@ impl Start {
     /// Records that were found to be gone: any block may have been in them.
     pub fn lost_records(&self) -> &[salvage::Hole] {
         &self.lost_records
+    }
+
+    /// The log being recovered.
+    fn log(&self) -> &Recovery {
+        self.log.as_ref().expect("recovering")
+    }
+
+    fn log_mut(&mut self) -> &mut Recovery {
+        self.log.as_mut().expect("recovering")
     }
 
     /// Begins to read the log.
@@ -157,51 +166,54 @@ impl Start {
     ) {
         match phase {
             Phase::Probing => {
-                self.start_step(cache, Step::Head(position, 1), fx);
-                self.start_step(cache, Step::Tail(position, 1), fx);
+                self.start_step(cache, Step::new(StepKind::Head, position), fx);
+                self.start_step(cache, Step::new(StepKind::Tail, position), fx);
             }
-            Phase::Scanning => self.start_step(cache, Step::Scan(position, 1), fx),
+            Phase::Scanning => self.start_step(cache, Step::new(StepKind::Scan, position), fx),
             Phase::Loading => {
-                let found = &self.log.as_ref().expect("recovering").survey.found[position];
+                let found = &self.log().survey.found[position];
                 if found.scanned.is_some() {
                     self.apply_loaded(cache, detach);
                 } else {
-                    self.start_step(cache, Step::Footer(position, 1), fx);
+                    self.start_step(cache, Step::new(StepKind::Footer, position), fx);
                 }
             }
-            Phase::Erasing => self.start_step(cache, Step::Erase(position, 1), fx),
-            Phase::Sealing => self.start_step(cache, Step::Seal(position, 1), fx),
-            Phase::FlushingErased | Phase::Flushing => self.start_step(cache, Step::Flush, fx),
+            Phase::Erasing => self.start_step(cache, Step::new(StepKind::Erase, position), fx),
+            Phase::Sealing => self.start_step(cache, Step::new(StepKind::Seal, position), fx),
+            Phase::FlushingErased | Phase::Flushing => {
+                self.start_step(cache, Step::new(StepKind::Flush, 0), fx)
+            }
         }
     }
 
     fn start_step(&mut self, cache: &mut Cache, step: Step, fx: &mut Effects) {
         let segment = cache.config.segment_size;
         let page = PAGE as u32;
-        self.log.as_mut().expect("recovering").in_flight += 1;
+        self.log_mut().in_flight += 1;
         let ticket = Ticket::Recovery(step);
-        match step {
-            Step::Head(i, _) => cache.read_segment(fx, i, 0, PAGE, ticket),
-            Step::Tail(i, _) => cache.read_segment(fx, i, segment - page, PAGE, ticket),
-            Step::Scan(i, _) => cache.read_segment(fx, i, 0, segment as usize, ticket),
-            Step::Footer(i, _) => {
-                let found = &self.log.as_ref().expect("recovering").survey.found[i];
+        let i = step.at;
+        match step.kind {
+            StepKind::Head => cache.read_segment(fx, i, 0, PAGE, ticket),
+            StepKind::Tail => cache.read_segment(fx, i, segment - page, PAGE, ticket),
+            StepKind::Scan => cache.read_segment(fx, i, 0, segment as usize, ticket),
+            StepKind::Footer => {
+                let found = &self.log().survey.found[i];
                 let bytes = found.tail.as_ref().map_or(PAGE, |tail| tail.bytes);
                 cache.read_segment(fx, i, segment - bytes as u32, bytes, ticket);
             }
-            Step::Erase(i, _) => {
+            StepKind::Erase => {
                 let erased = self.erased(cache, i);
                 let offset = cache.segment_offset(i) + u64::from(erased.start);
                 let zeros = IoBuf::zeroed(erased.len());
                 cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, zeros));
             }
-            Step::Seal(i, _) => {
+            StepKind::Seal => {
                 let buf = self.footer_of(cache, i);
                 let end = cache.segment_offset(i) + u64::from(segment);
                 let offset = end - buf.len() as u64;
                 cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
             }
-            Step::Flush => cache.send(fx, Target::Cache, ticket, Io::flush),
+            StepKind::Flush => cache.send(fx, Target::Cache, ticket, Io::flush),
         }
     }
 
@@ -239,43 +251,44 @@ impl Start {
 
     /// A segment whose footer turned out bad is read record by record.
     fn read_instead_of_footer(&mut self, cache: &mut Cache, step: Step, fx: &mut Effects) {
-        let Step::Footer(i, _) = step else { return };
+        let Step { kind: StepKind::Footer, at: i, .. } = step else { return };
         let bad = |r: &Recovery| r.survey.found[i].unreadable_footer;
         if self.is_loading() && self.log.as_deref().is_some_and(bad) {
-            self.start_step(cache, Step::Scan(i, 1), fx);
+            self.start_step(cache, Step::new(StepKind::Scan, i), fx);
         }
     }
 
     /// Takes what was read; nothing where it could not be read.
     fn take_bytes(&mut self, cache: &mut Cache, detach: &mut Detach, step: Step, bytes: &[u8]) {
-        let survey = &mut self.log.as_mut().expect("recovering").survey;
-        match step {
-            Step::Head(i, _) => survey.take_head(i, bytes),
-            Step::Tail(i, _) => survey.take_tail(i, bytes),
-            Step::Scan(i, _) => {
+        let survey = &mut self.log_mut().survey;
+        let i = step.at;
+        match step.kind {
+            StepKind::Head => survey.take_head(i, bytes),
+            StepKind::Tail => survey.take_tail(i, bytes),
+            StepKind::Scan => {
                 survey.take_segment(i, bytes);
                 if self.is_loading() {
                     self.apply_loaded(cache, detach);
                 }
             }
-            Step::Footer(i, _) => {
+            StepKind::Footer => {
                 survey.take_footer(i, bytes);
                 self.apply_loaded(cache, detach);
             }
-            Step::Erase(..) | Step::Seal(..) | Step::Flush => {}
+            StepKind::Erase | StepKind::Seal | StepKind::Flush => {}
         }
     }
 
     /// After probing: which segments must be read record by record.
     fn plan_scans(&mut self) {
-        let r = self.log.as_mut().expect("recovering");
+        let r = self.log_mut();
         r.survey.classify();
         r.enter(Phase::Scanning, r.survey.to_scan());
     }
 
     /// After scanning: which segments make up the log.
     fn plan_log(&mut self, cache: &mut Cache) {
-        let r = self.log.as_mut().expect("recovering");
+        let r = self.log_mut();
         if let Err(damage) = r.survey.assemble() {
             return self.refuse(cache, damage);
         }
@@ -287,7 +300,7 @@ impl Start {
     /// Refuses a log of which records are lost that may have held dirty blocks: which blocks is not
     /// known, so that any block of any volume may be older than it ought to be.
     fn accepts_loss(&mut self, cache: &mut Cache) -> bool {
-        let survey = &self.log.as_ref().expect("recovering").survey;
+        let survey = &self.log().survey;
         let Some(loss) = survey.loss() else { return true };
         self.lost_records = survey.lost().copied().collect();
         if !cache.config.accept_loss {
@@ -307,7 +320,7 @@ impl Start {
     /// Reads and applies the entries of every segment of the log, oldest first.
     fn load_log(&mut self, cache: &mut Cache) {
         self.clear_for_loading(cache);
-        let r = self.log.as_mut().expect("recovering");
+        let r = self.log_mut();
         r.apply = r.survey.start;
         (r.hole, r.lossy) = (None, false);
         let queue = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
@@ -323,7 +336,7 @@ impl Start {
     /// Applies the segments whose turn it is and whose entries are there.
     fn apply_loaded(&mut self, cache: &mut Cache, detach: &mut Detach) {
         loop {
-            let r = self.log.as_mut().expect("recovering");
+            let r = self.log_mut();
             let seq = r.apply;
             let Some(&i) = r.survey.log.get(&seq) else { return };
             let found = &mut r.survey.found[i];
@@ -337,7 +350,7 @@ impl Start {
             if !self.accepts_loss(cache) {
                 return;
             }
-            let r = self.log.as_mut().expect("recovering");
+            let r = self.log_mut();
             let found = &mut r.survey.found[i];
             let entries = match (&mut found.scanned, &mut found.entries) {
                 (Some(scanned), _) => std::mem::take(&mut scanned.entries),
@@ -357,7 +370,7 @@ impl Start {
         i: usize,
         entries: Vec<Entry>,
     ) {
-        let r = self.log.as_ref().expect("recovering");
+        let r = self.log();
         let (found, clean) = (&r.survey.found[i], r.survey.clean);
         let (first, last) = (
             found.first().map_or(Lsn(1), |l| l.lsn.next()),
@@ -386,14 +399,14 @@ impl Start {
                 lsn = lsn.next();
             }
             if is_placeholder(entry) {
-                let r = self.log.as_mut().expect("recovering");
+                let r = self.log_mut();
                 r.hole = Some(seq);
                 r.lossy |= lsn >= clean;
             }
             self.apply_entry(cache, detach, i, ordinal, entry, entry.dirty && lsn >= clean);
         }
         if seal {
-            let r = self.log.as_mut().expect("recovering");
+            let r = self.log_mut();
             r.survey.found[i].entries = Some(entries);
         }
     }
@@ -502,7 +515,7 @@ impl Start {
             Self::forget_clean_before(cache, hole);
         }
         let resumed = self.find_resumed(cache);
-        let r = self.log.as_mut().expect("recovering");
+        let r = self.log_mut();
         r.resumed = resumed;
         let queue = match cache.config.trust {
             Trust::Full => r.survey.orphans.iter().copied().chain(resumed).collect(),
@@ -515,7 +528,7 @@ impl Start {
     /// also made their records durable, if only the process died and the device still held them
     /// in its cache.
     fn plan_sealing(&mut self, cache: &Cache) {
-        let r = self.log.as_mut().expect("recovering");
+        let r = self.log_mut();
         let accepted = r.survey.log.range(r.survey.start..).map(|(_, &i)| i);
         let unsealed = accepted.filter(|&i| r.survey.found[i].scanned.is_some());
         let unsealed = unsealed.filter(|&i| r.resumed != Some(i)).collect();
@@ -525,14 +538,14 @@ impl Start {
 
     /// A flush of the cache device, unless it is not to be written any more.
     fn plan_flush(&mut self, cache: &mut Cache, phase: Phase, fx: &mut Effects) {
-        self.log.as_mut().expect("recovering").enter(phase, Vec::new());
+        self.log_mut().enter(phase, Vec::new());
         if cache.config.trust == Trust::Full {
-            self.start_step(cache, Step::Flush, fx);
+            self.start_step(cache, Step::new(StepKind::Flush, 0), fx);
         }
     }
 
     fn footer_of(&self, cache: &Cache, i: usize) -> IoBuf {
-        let r = self.log.as_ref().expect("recovering");
+        let r = self.log();
         let found = &r.survey.found[i];
         let entries = found.entries.as_deref().expect("kept for its footer");
         let (before, last) = (found.first(), found.last());

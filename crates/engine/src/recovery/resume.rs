@@ -34,7 +34,7 @@ impl Start {
 
     /// What is erased of a segment, in bytes from its beginning.
     pub(super) fn erased(&self, cache: &Cache, i: usize) -> Range<u32> {
-        let r = self.log.as_ref().expect("recovering");
+        let r = self.log();
         let scanned = r.survey.found[i].scanned.as_ref().filter(|_| r.resumed == Some(i));
         scanned.map_or(0..PAGE as u32, |scanned| scanned.used..cache.config.segment_size)
     }
