@@ -63,7 +63,7 @@ impl Engine {
     /// An engine that has not started.
     ///
     /// # Panics
-    /// If the geometry is outside the limits; [`crate::pool`] makes none that is.
+    /// If the geometry is outside the limits; the pool of crate `volume` makes none that is.
     #[must_use]
     pub fn new(config: ShardConfig, now: Instant) -> Self {
         Self {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-pub use forebay_engine::pool::Witness as Record;
 use forebay_engine::{DetachedStripe, Trust};
+pub use forebay_volume::pool::Witness as Record;
 
 use crate::detached::{self, DetachedList, OfShard};
 use crate::mailbox::Mailbox;

@@ -8,11 +8,11 @@ use std::collections::VecDeque;
 use forebay_block::VolumeId;
 use forebay_block::{Completion, Io, IoBuf, IoTag};
 use forebay_codec::crc32c;
-use forebay_engine::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
 use forebay_engine::{DetachedStripe, Health, Target, Trust};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
+use forebay_volume::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
 
 use crate::atlas::Scenario;
 use crate::failure::Kind;

@@ -8,8 +8,8 @@
 //! proved durable neither by a later record nor by a footer, nobody can tell that it ever existed.
 
 use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
-use forebay_engine::offline::examine;
 use forebay_format::SUPERBLOCK_OFFSETS;
+use forebay_volume::offline::examine;
 
 use crate::atlas::Scenario;
 use crate::config::Setup;

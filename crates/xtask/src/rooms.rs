@@ -17,9 +17,8 @@ const ROOMS: [&str; 24] = [
     "form", "note", "ticket", "out", "left", "flow", "volume", "cache", "destage", "reclaim",
     "request", "life", "recovery",
 ];
-/// `Engine` with the rooms that it passes on between, decisions about a whole cache device, and the
-/// harness of tests.
-const ABOVE: [&str; 7] = ["engine", "turn", "shard", "lib", "pool", "offline", "testing"];
+/// `Engine` with the rooms that it passes on between, and the harness of tests.
+const ABOVE: [&str; 5] = ["engine", "turn", "shard", "lib", "testing"];
 /// Fields that `Engine` may have.
 const FIELDS_MAX: usize = 15;
 

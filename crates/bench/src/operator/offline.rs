@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use forebay_engine::pool::geometry;
+use forebay_volume::pool::geometry;
 
 use super::Log;
 use super::model::content;

@@ -65,7 +65,7 @@ impl Cache {
     /// An empty cache.
     ///
     /// # Panics
-    /// If the geometry is outside the limits; [`crate::pool`] makes none that is.
+    /// If the geometry is outside the limits; the pool of crate `volume` makes none that is.
     pub fn new(config: ShardConfig, now: Instant) -> Self {
         let segments = config.area.len / u64::from(config.segment_size);
         assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");

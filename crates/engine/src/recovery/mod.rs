@@ -40,7 +40,7 @@ use crate::ticket::{Step, StepKind, Ticket};
 pub(crate) mod resume;
 pub mod salvage;
 pub(crate) mod scan;
-pub(crate) mod survey;
+pub mod survey;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Args;
 use forebay_device::open_cache_read_only;
-use forebay_engine::offline::Report;
 use forebay_runtime::Blocking;
+use forebay_volume::offline::Report;
 
 use crate::offline::report::{blocks, read, summary, text};
 use crate::offline::salvage;

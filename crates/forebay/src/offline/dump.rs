@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use forebay_engine::offline::BlockInfo;
+use forebay_volume::offline::BlockInfo;
 use serde_json::{Value, json};
 
 use crate::offline::report::{read, summary, text};

@@ -7,8 +7,8 @@ use anyhow::{Context, anyhow};
 use forebay_block::BLOCK_SIZE;
 use forebay_control::units::Size;
 use forebay_device::open_cache_read_only;
-use forebay_engine::offline::{Report, ShardReport, examine};
 use forebay_runtime::Blocking;
+use forebay_volume::offline::{Report, ShardReport, examine};
 use serde_json::{Value, json};
 
 use crate::busy;

@@ -15,15 +15,16 @@ use forebay_block::{
 use forebay_control::config::STATE_DIR;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
-use forebay_engine::pool::{area_of, index_blocks};
 use forebay_engine::salvage::{Hole, LostRange};
 use forebay_engine::{
     ContentLocality, Effects, Engine, Eviction, Mode, Shard, ShardConfig, State, Target, Trust,
-    VolumeConfig, offline,
+    VolumeConfig,
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
 use forebay_runtime::{Blocking, Witness};
+use forebay_volume::offline;
+use forebay_volume::pool::{area_of, index_blocks};
 use serde_json::{Value, json};
 
 use crate::server::cache::{of_shard, read_at};

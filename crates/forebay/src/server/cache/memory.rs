@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::bail;
 use forebay_control::config::Config;
 use forebay_control::units::Size;
-use forebay_engine::pool::{Opened, index_bytes};
+use forebay_volume::pool::{Opened, index_bytes};
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 

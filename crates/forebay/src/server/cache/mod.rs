@@ -17,14 +17,15 @@ use forebay_block::{Arena, BufPool, ByteRange, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::{Size, Time};
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
-use forebay_engine::pool::{
-    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
-    index_blocks, open as decide,
-};
-use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
+use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig};
 use forebay_format::Superblock;
 use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
+use forebay_volume::offline;
+use forebay_volume::pool::{
+    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
+    index_blocks, open as decide,
+};
 use forebay_volume::{Registry, Volume};
 
 use crate::busy;

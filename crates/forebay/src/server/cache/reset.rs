@@ -9,9 +9,9 @@ use anyhow::{anyhow, bail};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::BlockDevice;
-use forebay_engine::offline;
 use forebay_format::Superblock;
 use forebay_runtime::Blocking;
+use forebay_volume::offline;
 
 use crate::server::args::ServeArgs;
 use crate::server::cache::read_at;

@@ -2,9 +2,9 @@
 
 use anyhow::{Context, bail};
 use forebay_block::{ByteRange, IoBuf, IoResult};
-use forebay_engine::pool::Opened;
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Blocking;
+use forebay_volume::pool::Opened;
 
 /// The content of a cache device's superblock area.
 pub struct Superblocks {

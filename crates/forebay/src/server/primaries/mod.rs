@@ -12,9 +12,9 @@ use anyhow::Context;
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_device::{AwayDevice, BlockDevice, OpenError, Watch, WatchedDevice, open_primary};
-use forebay_engine::pool::{Opened, VolumeSpec};
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::{StateDir, Stopped};
+use forebay_volume::pool::{Opened, VolumeSpec};
 
 use crate::busy;
 use crate::server::args::ServeArgs;

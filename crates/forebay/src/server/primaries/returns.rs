@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use forebay_block::VolumeId;
 use forebay_device::{AwayDevice, BlockDevice, OpenError, open_primary};
-use forebay_engine::pool::rejoin;
 use forebay_format::VolumeRecord;
 use forebay_runtime::Witness;
+use forebay_volume::pool::rejoin;
 
 use crate::server::primaries::keeper::{Arrival, Door};
 use crate::server::primaries::samples::{self, Sample};
