@@ -1,4 +1,4 @@
-//! What each device I/O in flight belongs to.
+//! Tickets: the owner of each device I/O in flight.
 
 use forebay_block::{ByteRange, Instant, IoOp, VolumeId};
 use forebay_format::{Lsn, SegmentSeq};
@@ -8,23 +8,23 @@ use crate::limits::WRITE_TRIES;
 use crate::log::read::SegmentRead;
 use crate::slab::Id;
 
-/// What a device I/O in flight belongs to.
+/// The owner of a device I/O in flight, which decides how it continues.
 #[derive(Debug)]
 pub enum Ticket {
-    /// A record.
+    /// A write of a record.
     Record {
-        /// Its number.
+        /// LSN of the record.
         lsn: Lsn,
-        /// How often it was written before.
+        /// Number of this attempt, from 1.
         tries: u32,
     },
     /// A flush of the cache device.
     CacheFlush,
-    /// The footer of the oldest sealing segment, with its place for another try.
+    /// A write of the footer of a sealing segment.
     Footer {
-        /// The segment.
+        /// The segment, by its number in the log.
         seq: SegmentSeq,
-        /// How often it was written before.
+        /// Number of this attempt, from 1.
         tries: u32,
     },
     /// A read of payloads from the log.
@@ -37,7 +37,7 @@ pub enum Ticket {
     PrimaryFlush(PrimaryFlush),
     /// A direct change of a primary.
     Direct(Id),
-    /// A read of a primary to compare with.
+    /// A read of a primary for comparison with the cache.
     ComparePrimary,
     /// The last flush of an orderly stop.
     StopFlush,
@@ -45,57 +45,59 @@ pub enum Ticket {
     Recovery(Step),
 }
 
-/// A flush of a primary: which changes it covers, and who waits for it.
+/// A flush of a primary: the changes it covers, and the operations that wait for it.
 #[derive(Debug)]
 pub struct PrimaryFlush {
     /// The volume.
     pub volume: VolumeId,
-    /// Direct changes completed when it was sent.
+    /// Number of direct changes completed when the flush was sent.
     pub direct: u64,
-    /// Destages written by then.
+    /// Destages written when the flush was sent.
     pub destages: Vec<Id>,
-    /// Flushes of clients.
+    /// Client flushes that wait for it.
     pub flushes: Vec<Id>,
-    /// Writes with FUA.
+    /// Writes with FUA that wait for it.
     pub writes: Vec<Id>,
 }
 
-/// When something was sent, and what it was.
+/// A device I/O in flight.
 #[derive(Debug)]
 pub struct InFlight {
-    /// What it belongs to.
+    /// Its owner.
     pub ticket: Ticket,
     /// When it was sent.
     pub at: Instant,
-    /// What was asked of the device.
+    /// The requested operation.
     pub op: IoOp,
-    /// Where, as the device sees it.
+    /// The byte range on the device or volume; empty for a flush.
     pub range: ByteRange,
-    /// Where.
+    /// The device.
     pub target: Target,
 }
 
-/// What a read or write of recovery was for.
+/// The purpose of a read or write of recovery. The fields are the position of the segment and the
+/// number of the attempt, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// The first page of the segment at this position.
+    /// Reads the first page of the segment.
     Head(usize, u32),
-    /// Its last page.
+    /// Reads the last page.
     Tail(usize, u32),
-    /// All of it.
+    /// Reads the whole segment.
     Scan(usize, u32),
-    /// Its footer.
+    /// Reads the footer.
     Footer(usize, u32),
-    /// Erasing its first page, or what lies behind the records of the one that the log goes on in.
+    /// Erases the first page or, in the segment in which the log continues, everything after its
+    /// records.
     Erase(usize, u32),
-    /// Writing its footer.
+    /// Writes the footer.
     Seal(usize, u32),
     /// A flush of the cache device.
     Flush,
 }
 
 impl Step {
-    /// The same once more, unless it has failed too often.
+    /// Returns the step for another attempt, or `None` if there have been too many.
     pub fn again(self) -> Option<Self> {
         let more = |tries: u32| (tries < WRITE_TRIES).then_some(tries + 1);
         match self {
@@ -109,7 +111,7 @@ impl Step {
         }
     }
 
-    /// Whether it reads.
+    /// Returns whether the step reads.
     pub fn is_read(self) -> bool {
         !matches!(self, Self::Erase(..) | Self::Seal(..) | Self::Flush)
     }
