@@ -1,4 +1,4 @@
-//! What a failing cache device leads to. One table with `docs/internals/fault-model.md`:
+//! Consequences of a failing cache device. The table matches `docs/internals/fault-model.md`:
 //!
 //! | fault | outcome |
 //! |---|---|
@@ -19,7 +19,7 @@ use crate::Engine;
 use crate::api::{Effects, Health, Trust};
 
 impl Engine {
-    /// The cache device cannot be written any more.
+    /// Stops using the cache device for writes: it has failed.
     pub(crate) fn fail_cache(&mut self, fx: &mut Effects) {
         if self.cache.health() != Health::Good {
             return;
@@ -27,8 +27,8 @@ impl Engine {
         self.cache.set_health(Health::Draining);
         self.reclaim.give_up(&mut self.cache.log);
         self.detach.note_undurable(&mut self.cache);
-        // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
-        // or from the failed records. The records themselves stay in flight until the device
+        // The blocks of writes whose records were sent are dirty in the index, and readable from
+        // RAM or from the failed records. The records themselves stay in flight until the device
         // answers.
         self.forget_unlogged();
         let mut waiters = self.cache.log.take_writes();
@@ -44,7 +44,7 @@ impl Engine {
         self.life.want_trust(Trust::DirtyOnly);
     }
 
-    /// RAM has the bytes of writes that never reached the log.
+    /// Removes the bytes of writes that never reached the log from RAM.
     fn forget_unlogged(&mut self) {
         for item in &self.cache.log.builder().pending {
             if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
