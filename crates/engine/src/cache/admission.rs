@@ -40,8 +40,8 @@ impl Cache {
         }
     }
 
-    /// Visits the next places of the RAM tier, looking for blocks that have long been in RAM but not
-    /// in the log.
+    /// Visits the next places of the RAM tier, looking for blocks that have long been in RAM but
+    /// not in the log.
     pub(crate) fn pump_alone(&mut self, fx: &mut Effects) {
         let Some(Round { since, place: from }) = self.ram.alone().round(self.now) else { return };
         let frames = self.ram.frames() as u64;

@@ -9,7 +9,7 @@
 //! | a clean block cannot be read back | dropped, read from the primary |
 //! | a read of a dirty block fails | a record is written to see whether that still works; if not, as above |
 //! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
-//! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
+//! | a dirty block of that segment is corrupt | written from RAM if there, else the log records that it is lost |
 
 use std::collections::BTreeSet;
 

@@ -66,8 +66,8 @@ impl Engine {
                 destages.append(&mut state.written);
                 flushes.append(&mut state.flush_waiters);
                 writes.append(&mut state.fua_waiters);
-                // The waiting flushes and writes do not cover direct changes made after this flush
-                // was sent.
+                // The flushes answered here do not cover direct changes made after this flush was
+                // sent.
                 let told = !flushes.is_empty() && state.direct == direct;
                 state.give_up_direct(error, told);
             }
