@@ -84,7 +84,7 @@ impl Cache {
         fronts.map(|(at, _)| at).min()
     }
 
-    /// Whether so many blocks of a volume are dirty that a flush of its primary is urgent.
+    /// Whether enough blocks of a volume are dirty that its primary should be flushed now.
     pub(crate) fn is_crowded(&self, volume: VolumeId) -> bool {
         self.contents.dirty().blocks_of(volume) > self.limit_of(volume) / 4 * 3
     }

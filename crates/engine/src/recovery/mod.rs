@@ -295,7 +295,7 @@ impl Start {
                 cache,
                 format!(
                     "{loss}, perhaps with the newest version of blocks; which blocks is not \
-                 known, so any block could be read as it was before; `forebay salvage` writes what \
+                 known, so any block could be an older version; `forebay salvage` writes what \
                  can be read to a primary or a copy of it; to serve what can be read, start once \
                  with --accept-data-loss and then check the content of every volume"
                 ),

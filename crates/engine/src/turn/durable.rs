@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// Handles the end of a cache device flush. A failed flush is not retried: the device may have
-    /// dropped its volatile cache, and the next flush would succeed all the same.
+    /// dropped its volatile cache, and the next flush would still succeed.
     pub(crate) fn cache_flushed(&mut self, result: IoResult<()>, fx: &mut Effects) {
         let covered = self.cache.log.end_flush();
         if self.cache.health() != Health::Good {
