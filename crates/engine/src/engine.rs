@@ -10,7 +10,7 @@
 //! These invariants hold between two calls:
 //!
 //! - Every block in the index has its place counted in its segment, and so has its base, if any.
-//!   The dirty set and the index agree ([`Engine::check`]).
+//!   The dirty set and the index agree ([`Shard::check`]).
 //! - A block is clean only if its primary durably has its newest version.
 //! - A dirty block is written to its primary only in a version that is durable in the log.
 //! - A segment is reused only when nothing in it is needed, the record that drops it from the log

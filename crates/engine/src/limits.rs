@@ -40,7 +40,7 @@ pub const SIMILAR_SHARE: u64 = 2;
 /// Deltas, or dense forms, that turned out too long in a row before only one in [`TRY_ONE_IN`] is
 /// tried.
 pub const TRIES_REFUSED_MAX: u32 = 64;
-/// See [`TRIES_REFUSED_MAX`].
+/// After [`TRIES_REFUSED_MAX`] refusals, one in this many is tried.
 pub const TRY_ONE_IN: u32 = 16;
 /// Limit on the blocks that reclaim decodes at the same time, and on the copies for which it reads
 /// a similar block.

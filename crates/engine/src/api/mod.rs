@@ -84,24 +84,24 @@ pub enum Target {
 /// has no meaning.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// I/O to submit; its completion goes to [`crate::Engine::complete`].
+    /// I/O to submit; its completion goes to [`crate::Shard::complete`].
     pub ios: Vec<(Target, Io)>,
     /// Requests that are finished.
     pub replies: Vec<Reply>,
     /// How far the cache device may still be trusted after a restart. The owner persists this
     /// outside the cache for the whole pool (trust only ever decreases) and then calls
-    /// [`crate::Engine::trust_recorded`] on every shard.
+    /// [`crate::Shard::trust_recorded`] on every shard.
     pub record_trust: Option<Trust>,
     /// Stripes that a failed cache has left, to be recorded durably outside the cache, in this
-    /// order. The owner then calls [`crate::Engine::detached`] with the recorded stripes. Writes
+    /// order. The owner then calls [`crate::Shard::detached`] with the recorded stripes. Writes
     /// wait for that call, and fail if it does not come within [`ShardConfig::patience`].
     pub detach: Vec<DetachedStripe>,
     /// Volumes whose primary was found to have been changed without the cache. The owner must tell
-    /// every other shard with [`crate::Engine::distrust`].
+    /// every other shard with [`crate::Shard::distrust`].
     pub changed: Vec<VolumeId>,
-    /// Events for the administrator; handed out by [`crate::Engine::poll`].
+    /// Events for the administrator; handed out by [`crate::Shard::poll`].
     pub events: Vec<Event>,
-    /// When [`crate::Engine::poll`] must be called even if nothing has happened.
+    /// When [`crate::Shard::poll`] must be called even if nothing has happened.
     pub deadline: Option<Instant>,
 }
 

@@ -137,7 +137,7 @@ impl Cache {
         self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
     }
 
-    /// Sends a read of payloads; it ends in [`Engine::complete`](crate::Engine).
+    /// Sends a read of payloads; it ends in [`crate::Shard::complete`].
     pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
         self.log.begin_read(&read);
         let (index, range) = read.place();

@@ -433,8 +433,8 @@ impl Destaging {
         }
     }
 
-    /// In a mode that promises that the primary alone is complete, fails the waiting flushes after a
-    /// failed destage, and makes later ones wait until its blocks are on the primary.
+    /// In a mode that promises that the primary alone is complete, fails the waiting flushes after
+    /// a failed destage, and makes later ones wait until its blocks are on the primary.
     fn note_failed(&self, cache: &mut Cache, id: Id, error: &IoError) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         if !cache.volume(volume).config.mode.is_complete() {

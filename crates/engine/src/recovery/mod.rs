@@ -6,10 +6,10 @@
 //! | footer, and no newer first record | sealed: its records were durable |
 //! | first record newer than the footer, or no footer | unsealed: read record by record |
 //! | neither | free |
-//! | sealed or unsealed, up to the newest footer, not linked to the next | damaged: if everything before the next is clean, it and all before it are dropped; else it is read over its gaps ([`crate::recovery::salvage`]) |
+//! | sealed or unsealed, up to the newest footer, not linked to the next | damaged: if everything before the next is clean, it and all before it are dropped; else it is read across its gaps ([`crate::recovery::salvage`]) |
 //! | unsealed after the newest footer, linked | accepted up to where its chain breaks |
 //! | unsealed, not linked | an orphan: never durable, erased |
-//! | a record that knows of a durable record which is missing | damaged: read over its gaps |
+//! | a record knows of a durable record that is missing | damaged: read across its gaps |
 //! | a gap that may have held dirty blocks | refused, unless the loss is accepted |
 //!
 //! Before the shard serves, orphans are erased and accepted segments get their footer, so that a

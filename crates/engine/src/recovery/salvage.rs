@@ -1,6 +1,5 @@
 //! Reassembling a damaged log: what its records and footers still say, and which records are lost.
-//! Decisions only, as in [`crate::recovery::survey`], which calls this if a log cannot be read
-//! normally.
+//! Decisions only, as in `survey.rs`, which calls this if a log cannot be read normally.
 //!
 //! A segment without a good footer is read record by record, across gaps. A record with a good
 //! header is known even if its payloads are bad: each bad payload is detected when it is read. A

@@ -2,13 +2,13 @@
 //!
 //! | fault | outcome |
 //! |---|---|
-//! | write of record or footer, up to twice | the same bytes are written again in their place |
+//! | write of a record or footer fails, up to twice | the same bytes are written again in the same place |
 //! | the third time, or a flush fails | `Draining`: nothing more is written to the device; dirty blocks are destaged; writes go to the primary, each once its stripe is detached ([`crate::life::detach`]) |
-//! | no dirty block is left | `Detached`, once that is recorded outside of the cache: the primary is used directly |
+//! | no dirty block is left | `Detached`, once that is recorded outside the cache: the primary is used directly |
 //! | a dirty block cannot be read back | fenced: errors until overwritten |
 //! | a clean block cannot be read back | dropped, read from the primary |
-//! | a read of a dirty block fails | a record is written to see whether that still works; if not, as above |
-//! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
+//! | a read of a dirty block fails | a record is written as a probe; if that fails, the rows above apply |
+//! | the oldest segment cannot be read at reclaim | retried for some seconds, then treated as a failed write |
 //! | a dirty block of that segment is corrupt | written from RAM if there, else the log records that it is lost |
 
 use std::collections::BTreeSet;
