@@ -1,21 +1,21 @@
-//! The engine of one shard: owns the rooms, takes requests, completions and time, and passes on
-//! what one room has for another.
+//! The engine of one shard: owns the rooms and passes notes and completions between them.
 //!
-//! Callers pass in requests, completions and the time, and find the work to do in [`Effects`].
-//! `submit` and `complete` do what follows at once. `poll`, once a turn of the event loop, does
-//! what several requests share: closes records (group commit), frees segments, destages, and sets
-//! the next deadline. Its order matters: what makes room in the log comes before what needs it, and
-//! the log comes once more at the end, since reclaim and destaging may have fed it.
+//! Callers pass in requests, completions and the time, and find the resulting work in [`Effects`].
+//! `submit` and `complete` do the immediate work. `poll`, called once per turn of the event loop,
+//! does the work that several requests share: it closes records (group commit), frees segments,
+//! destages, and sets the next deadline. Its order matters: a step that makes room in the log comes
+//! before the steps that need room, and the log is pumped again at the end because reclaim and
+//! destaging may have given it more to do.
 //!
-//! Between two calls this holds:
+//! These invariants hold between two calls:
 //!
-//! - Every block in the index has its place counted in its segment, and its base, if it has one;
-//!   the dirty set and the index agree ([`Engine::check`]).
-//! - A block is clean only if its primary has its newest version durably.
+//! - Every block in the index has its place counted in its segment, and so has its base, if any.
+//!   The dirty set and the index agree ([`Shard::check`]).
+//! - A block is clean only if its primary durably has its newest version.
 //! - A dirty block is written to its primary only in a version that is durable in the log.
-//! - A segment is used again only when nothing in it is needed, the record that says so is durable,
-//!   and no read of it is under way.
-//! - A block that is locked has one writer; nothing that is read of it meanwhile is kept.
+//! - A segment is reused only when nothing in it is needed, the record that drops it from the log
+//!   is durable, and no read of it is in flight.
+//! - A locked block has one writer. Data read for the block while it is locked is never kept.
 
 use std::time::Duration;
 
@@ -60,10 +60,10 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that has not started.
+    /// Returns an engine that has not started.
     ///
     /// # Panics
-    /// If the geometry is outside the limits; the pool of crate `volume` makes none that is.
+    /// If the geometry is outside the limits; a pool of crate `volume` never has such a geometry.
     #[must_use]
     pub fn new(config: ShardConfig, now: Instant) -> Self {
         Self {
@@ -78,8 +78,8 @@ impl Engine {
         }
     }
 
-    /// What is known to be lost, in order: reads of it are errors until it is written again. At
-    /// most `most` ranges.
+    /// Returns the ranges known to be lost, at most `most`, in address order. Reads of them fail
+    /// until they are overwritten.
     #[must_use]
     pub fn lost_ranges(&self, most: usize) -> Vec<LostRange> {
         let mut ranges: Vec<LostRange> = Vec::new();
@@ -99,7 +99,8 @@ impl Engine {
         ranges
     }
 
-    /// Records that were found to be gone at the start: any block may have been in them.
+    /// Returns the holes in the log found at the start. Any block may have been in the lost
+    /// records.
     #[must_use]
     pub fn lost_records(&self) -> &[Hole] {
         self.recovery.lost_records()
@@ -208,7 +209,7 @@ impl Shard for Engine {
                 Self::pump_primary_flushes,
                 |engine, fx| engine.cache.pump_alone(fx),
                 |engine, fx| engine.compare.pump(&mut engine.cache, fx),
-                // Reclaim and destaging may have given the log something to do.
+                // Reclaim and destaging may have given the log more to do.
                 Self::pump_log,
                 Self::pump_durability,
                 |engine, fx| engine.life.pump(&engine.cache, &engine.destaging, fx),
@@ -331,14 +332,14 @@ impl Shard for Engine {
         let (destages, flushes, writes) = Default::default();
         let covered = PrimaryFlush { volume, direct, destages, flushes, writes };
         self.primary_flushed(covered, &Err(error.clone()), fx);
-        // If one of its own is on its way, it fails as well and says so itself.
+        // If the shard has a flush of its own in flight, that one fails too and reports it itself.
         self.cache.volume_mut(volume).flushing = flushing;
         self.deliver(fx);
     }
 }
 
 impl Engine {
-    /// Why a request cannot be taken at all.
+    /// Checks a request; the error says why it cannot be accepted at all.
     fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
         match self.cache.state() {
             State::Serving => {}
@@ -361,7 +362,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Hands payloads that were read, or could not be, to those who wanted them.
+    /// Hands the payloads of a completed or failed read to the room that requested them.
     fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
         self.cache.log.end_read(read);
         match read.reader {
@@ -382,7 +383,7 @@ impl Engine {
         }
     }
 
-    /// Delivers the notes that rooms have left, and those that this leads to.
+    /// Delivers the notes that rooms have left, and the notes that result from delivering them.
     pub(crate) fn deliver(&mut self, fx: &mut Effects) {
         while let Some(note) = self.cache.out.next_note() {
             match note {
@@ -424,7 +425,7 @@ impl Engine {
             // At the limit a write waits for destaging, not for the time.
             deadline = deadline.min(at.max(self.cache.now + THROTTLE_TICK));
         }
-        // Writes that are held back may have room when no dirty block is left to wait with them.
+        // Held-back writes may get room even when no dirty block is left to trigger a wakeup.
         let held = self.cache.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
         if matches!(self.cache.state(), State::Serving | State::Stopping)
             && (self.cache.contents.dirty().blocks() > 0 || held)
@@ -460,13 +461,13 @@ impl Engine {
     }
 }
 
-/// Blocks that are looked at ahead at most: what is fetched for them fits the nearest cache.
+/// Limit on the blocks prefetched ahead of requests, so that their data fits the L1 cache.
 const WARM_BLOCKS: usize = 64;
 /// The shortest wait for a write that is held back.
 const THROTTLE_TICK: Duration = Duration::from_micros(100);
-/// The wait for the next turn of copies that are made denser.
+/// The wait before the next turn of re-encoding copies into denser forms.
 const COPY_TICK: Duration = Duration::from_micros(200);
-/// How often it is looked whether a primary wants a flush.
+/// Interval between checks whether a primary needs a flush.
 const FLUSH_TICK: Duration = Duration::from_millis(200);
-/// How often destaging is looked at while blocks are dirty.
+/// Interval between destaging steps while blocks are dirty.
 const DESTAGE_TICK: Duration = Duration::from_millis(10);

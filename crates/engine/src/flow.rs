@@ -1,10 +1,10 @@
-//! The flow of one volume's dirty blocks, from the writes that make them to the destage writes
-//! that take them away: its level and limit, the writes held back, the pace of destaging, and
-//! whether its primary answers.
+//! The flow of one volume's dirty blocks, from the client writes that create them to the destage
+//! writes that clean them: level and limit, writes held back, destage pacing, and whether the
+//! primary answers.
 //!
-//! All of this is kept by volume, so that a primary that is slow or away holds up the writes of
-//! its own volume and nothing else. What volumes share (the log, the destage writes in flight) is
-//! divided so that each keeps a part whatever the others do.
+//! All state here is per volume, so that a primary that is slow or away delays only the writes of
+//! its own volume. The resources that volumes share (the log, the destage writes in flight) are
+//! divided so that each volume keeps a guaranteed part.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,27 +19,28 @@ use crate::slab::Id;
 #[derive(Debug)]
 pub(crate) struct Flow {
     throttle: WriteThrottle,
-    /// Writes held back, with the time they may go on.
+    /// Writes held back, each with the time at which it may proceed.
     delayed: VecDeque<(Instant, Id)>,
     pub pacer: DestagePacer,
     drain_rate: DrainRate,
-    /// Destage writes under way, and blocks being collected for them.
+    /// Destage writes in flight, and blocks whose bytes are being gathered for more of them.
     pub destage_writes: u32,
     pub collecting: u64,
-    /// Where destaging goes on.
+    /// The block at which destaging continues.
     pub cursor: Key,
-    /// Blocks written to the primary that it has not flushed yet, and the highest recent number
-    /// of them.
+    /// Blocks written to the primary that it has not flushed yet, and the recent peak of that
+    /// number.
     pub unflushed_blocks: u64,
     pub unflushed_peak: u64,
-    /// When the oldest request was sent that the primary has not answered, as of the last look.
+    /// Send time of the oldest request that the primary has not answered, as of the last check.
     pub oldest_io: Option<Instant>,
     pub slow_ios: u64,
     was_slow: bool,
 }
 
 impl Flow {
-    /// Of a volume that may have `depth` destage writes under way.
+    /// Returns the flow of a volume whose first block is `first` and which may have `depth` destage
+    /// writes in flight.
     pub fn new(depth: u32, rotational: bool, first: Key) -> Self {
         Self {
             throttle: WriteThrottle::new(),
@@ -57,33 +58,33 @@ impl Flow {
         }
     }
 
-    /// Blocks were written to the primary.
+    /// Counts blocks that were written to the primary.
     pub fn destaged(&mut self, now: Instant, blocks: u64) {
         self.drain_rate.completed(now, blocks);
         self.unflushed_blocks += blocks;
     }
 
-    /// Remembers how much waited for a flush that has just ended; a lump fades slowly.
+    /// Updates the peak of unflushed blocks when a flush has just ended; a peak decays slowly.
     pub fn note_unflushed(&mut self) {
         self.unflushed_peak = self.unflushed_blocks.max(self.unflushed_peak / 8 * 7);
     }
 
-    /// It is looked for requests that the primary has not answered.
+    /// Begins a check for requests that the primary has not answered.
     pub fn begin_look(&mut self) {
         self.was_slow = self.slow_ios > 0;
         (self.oldest_io, self.slow_ios) = (None, 0);
     }
 
-    /// The primary has not answered a request that was sent at `at`, for long if it is `slow`;
-    /// whether that is news.
+    /// Notes that the primary has not answered a request sent at `at`; `slow` means for longer than
+    /// the configured patience. Returns whether to report it.
     pub fn note_unanswered(&mut self, at: Instant, slow: bool) -> bool {
         self.oldest_io = Some(self.oldest_io.map_or(at, |oldest| oldest.min(at)));
         self.slow_ios += u64::from(slow);
         slow && self.slow_ios == 1 && !self.was_slow
     }
 
-    /// Holds back a write of `blocks` blocks that are not dirty, while `level` of at most `limit`
-    /// blocks are; for how long, if it has to wait.
+    /// Holds back a write that dirties `blocks` more blocks while `level` of at most `limit` blocks
+    /// are dirty. Returns the delay, or `None` if the write need not wait.
     pub fn hold(
         &mut self,
         now: Instant,
@@ -101,7 +102,7 @@ impl Flow {
         Some(delay)
     }
 
-    /// The write that has been held back longest, and when it may go on.
+    /// Returns the write that has been held back longest, and when it may proceed.
     pub fn first_held(&self) -> Option<(Instant, Id)> {
         self.delayed.front().copied()
     }
@@ -111,7 +112,7 @@ impl Flow {
         self.delayed.pop_front().map(|(_, write)| write)
     }
 
-    /// Writes that are held back.
+    /// Returns the number of writes held back.
     pub fn held_writes(&self) -> u64 {
         self.delayed.len() as u64
     }

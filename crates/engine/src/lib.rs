@@ -1,7 +1,7 @@
 //! The cache of one shard, as a state machine without I/O.
 //!
-//! [`Engine`] takes requests, completions and the time, and says in [`Effects`] what is to be
-//! done. The same code runs over io_uring and in the simulator.
+//! [`Engine`] takes requests, completions and the time, and returns the actions to carry out in
+//! [`Effects`]. The same code runs over io_uring and in the simulator.
 
 mod api;
 mod cache;

@@ -1,7 +1,7 @@
-//! Who may change a block: one operation at a time, in the order they asked.
+//! Block locks: one operation at a time may change a block, in the order of arrival.
 //!
-//! An operation takes the blocks of its range from the lowest up and waits for each while it
-//! holds those before, so there is no deadlock.
+//! An operation locks the blocks of its range in ascending order, and holds the earlier ones while
+//! it waits for the next. So there is no deadlock.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Takes the block for `op`, or queues `op` for it.
+    /// Locks the block for `op` and returns true, or queues `op` for it and returns false.
     pub fn acquire(&mut self, key: Key, op: Id) -> bool {
         if let Some(lock) = self.held.get_mut(&key) {
             lock.waiters.push_back(op);
@@ -32,7 +32,7 @@ impl Locks {
         true
     }
 
-    /// Gives the block to the next in line, who is returned.
+    /// Releases the block; returns the next operation in line, which now holds it.
     pub fn release(&mut self, key: Key, op: Id) -> Option<Id> {
         let lock = self.held.get_mut(&key).expect("a lock is released by its holder");
         assert_eq!(lock.holder, op, "a lock is released by its holder");
@@ -48,7 +48,7 @@ impl Locks {
         }
     }
 
-    /// Whether somebody is about to change the block.
+    /// Returns whether an operation holds the block.
     pub fn is_locked(&self, key: Key) -> bool {
         !self.held.is_empty() && self.held.contains_key(&key)
     }

@@ -1,19 +1,20 @@
-//! Which flushes have to be told of completed writes that are lost.
+//! Which flushes must report the loss of completed writes.
 
 use forebay_block::IoError;
 
-/// Losses of completed writes of a volume. A flush that does not know of a loss fails: all that
-/// wait when it is found, and the first that begins afterwards, for what completed in between.
+/// Losses of completed writes of a volume. A flush that does not know of a loss fails: every flush
+/// that is waiting when the loss is found, and the first flush that begins afterwards, for the
+/// writes completed in between.
 #[derive(Clone, Debug, Default)]
 pub struct Losses {
     count: u64,
-    /// How many of them a flush that began after them has been told of.
+    /// Number of losses that have been reported to a flush that began after them.
     told: u64,
-    /// The last one.
+    /// The error of the last loss.
     error: Option<IoError>,
 }
 
-/// The losses that there were when a flush began.
+/// The losses that were known when a flush began.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     count: u64,
@@ -21,19 +22,19 @@ pub struct Known {
 }
 
 impl Losses {
-    /// Completed writes are lost.
+    /// Notes that completed writes are lost.
     pub fn note(&mut self, error: IoError) {
         self.count += 1;
         self.error = Some(error);
     }
 
-    /// A flush begins.
+    /// Returns the losses known now, for a flush that begins.
     #[must_use]
     pub fn known(&self) -> Known {
         Known { count: self.count, told: self.told }
     }
 
-    /// The error for a flush that is answered, and what was known when it began.
+    /// Returns the error with which to answer a flush that began when `known` were the losses.
     pub fn tell(&mut self, known: Known) -> Option<IoError> {
         self.told = self.told.max(known.count);
         self.error.clone().filter(|_| known.told < self.count)

@@ -1,4 +1,4 @@
-//! What leaves the engine: requests to devices, of which those in flight are known, and events.
+//! The way out of the engine: device requests in flight, events, and notes for other rooms.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -11,23 +11,23 @@ use crate::note::Note;
 use crate::slab::{Id, Slab};
 use crate::ticket::InFlight;
 
-/// How often unanswered requests are looked for.
+/// Interval between checks for unanswered requests.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Requests to devices in flight, and the events of this turn.
+/// Device requests in flight, the events of this turn, and undelivered notes.
 #[derive(Debug)]
 pub struct Out {
     ios: Slab<InFlight>,
     events: Events,
     notes: VecDeque<Note>,
-    /// When unanswered requests are next looked for.
+    /// When to check for unanswered requests again.
     look_at: Instant,
-    /// Requests that the cache device has not answered for long.
+    /// Requests that the cache device has not answered for longer than the configured patience.
     slow_cache_ios: u64,
 }
 
 impl Out {
-    /// Nothing has been sent.
+    /// Starts with no request in flight.
     pub fn new(now: Instant) -> Self {
         Self {
             ios: Slab::default(),
@@ -38,22 +38,23 @@ impl Out {
         }
     }
 
-    /// The number of requests in flight.
+    /// Returns the number of requests in flight.
     pub fn len(&self) -> usize {
         self.ios.len()
     }
 
-    /// A request has ended.
+    /// Removes a request that has ended.
     pub fn take(&mut self, id: Id) -> InFlight {
         self.ios.remove(id)
     }
 
-    /// Requests that the cache device has not answered for long.
+    /// Returns the number of requests that the cache device has not answered for longer than the
+    /// configured patience.
     pub fn slow_cache_ios(&self) -> u64 {
         self.slow_cache_ios
     }
 
-    /// Notes an event; it goes out at the end of the turn.
+    /// Queues an event; it is handed out at the end of the turn.
     pub fn tell(&mut self, event: Event) {
         self.events.tell(event);
     }
@@ -63,7 +64,7 @@ impl Out {
         self.notes.push_back(note);
     }
 
-    /// The next note to deliver.
+    /// Takes the next note to deliver.
     pub fn next_note(&mut self) -> Option<Note> {
         self.notes.pop_front()
     }
@@ -73,14 +74,14 @@ impl Out {
         self.events.hand_out(fx);
     }
 
-    /// A request to be sent: its tag says what it belongs to.
+    /// Registers a request before it is sent; its tag identifies it on completion.
     pub fn begin(&mut self, request: impl FnOnce(IoTag) -> (InFlight, Io)) -> Io {
         let (in_flight, io) = request(IoTag(u64::from(self.ios.next_id().0)));
         self.ios.insert(in_flight);
         io
     }
 
-    /// Requests that are not answered, if it is time to look for them.
+    /// Returns whether a check for unanswered requests is due now, and schedules the next one.
     pub fn look(&mut self, now: Instant) -> bool {
         let due = now >= self.look_at;
         if due {
@@ -89,17 +90,18 @@ impl Out {
         due
     }
 
-    /// The requests in flight.
+    /// Returns the requests in flight.
     pub fn in_flight(&self) -> impl Iterator<Item = &InFlight> {
         self.ios.iter().map(|(_, io)| io)
     }
 
-    /// Notes the requests that the cache device has not answered for long.
+    /// Sets the number of requests that the cache device has not answered for longer than the
+    /// configured patience.
     pub fn set_slow_cache_ios(&mut self, count: u64) {
         self.slow_cache_ios = count;
     }
 
-    /// When unanswered requests are next looked for.
+    /// Returns when to check for unanswered requests again, if any request is in flight.
     pub fn next_look(&self) -> Option<Instant> {
         (self.ios.len() > 0).then_some(self.look_at)
     }

@@ -6,48 +6,48 @@ use std::time::Duration;
 
 use forebay_block::Instant;
 
-/// How far the budget has been spent.
+/// The budget and the amount spent from it.
 #[derive(Debug)]
 pub struct Pace {
-    /// One part in this many of a processor, on average.
+    /// The average rate is one part in this many of a CPU.
     share: u32,
-    /// How far ahead of that it may be.
+    /// Burst allowance: how far spending may run ahead of the average rate.
     ahead: Duration,
-    /// Time in a turn; what is begun is ended.
+    /// Cap per turn; work that has begun is finished even beyond it.
     turn: Duration,
-    /// When all that was done is paid for.
+    /// When the average rate will have paid for all work done so far.
     paid_at: Instant,
-    /// Spent in this turn.
+    /// Time spent in this turn.
     in_turn: Duration,
 }
 
 impl Pace {
-    /// Nothing has been spent.
+    /// Returns a budget from which nothing has been spent.
     pub fn new(share: u32, ahead: Duration, turn: Duration) -> Self {
         Self { share, ahead, turn, paid_at: Instant(0), in_turn: Duration::ZERO }
     }
 
-    /// A turn of the event loop begins.
+    /// Begins a turn of the event loop.
     pub fn begin_turn(&mut self) {
         self.in_turn = Duration::ZERO;
     }
 
-    /// What was spent in this turn.
+    /// Returns the time spent in this turn.
     pub fn in_turn(&self) -> Duration {
         self.in_turn
     }
 
-    /// Whether nothing more is to be done in this turn.
+    /// Returns whether the cap per turn has been reached.
     pub fn turn_is_over(&self) -> bool {
         self.in_turn >= self.turn
     }
 
-    /// Whether there is time left, apart from what a turn may take.
+    /// Returns whether the average rate and burst allowance leave time; ignores the cap per turn.
     pub fn is_due(&self, now: Instant) -> bool {
         self.paid_at <= now + self.ahead
     }
 
-    /// Takes the time for something that costs so much, if there is some left.
+    /// Charges `cost` if there is time left; returns whether there was.
     pub fn take(&mut self, now: Instant, cost: Duration) -> bool {
         let due = self.is_due(now);
         if due {
@@ -56,7 +56,7 @@ impl Pace {
         due
     }
 
-    /// Takes the time for what is done anyway.
+    /// Charges `cost` for work that is done in any case.
     pub fn charge(&mut self, now: Instant, cost: Duration) {
         self.paid_at = self.paid_at.max(now) + cost * self.share;
         self.in_turn += cost;

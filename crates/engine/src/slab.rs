@@ -1,8 +1,8 @@
-//! Operations in flight, named by small numbers that are used again.
+//! Operations in flight, identified by small numbers that are reused.
 
 use forebay_block::Slab as Table;
 
-/// Names an operation in flight.
+/// Identifies an operation in flight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Id(pub u32);
 
@@ -17,37 +17,37 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// Adds an operation and names it.
+    /// Adds an item and returns its ID.
     pub fn insert(&mut self, item: T) -> Id {
         Id(self.0.insert(item))
     }
 
-    /// The name of the next operation.
+    /// Returns the ID that the next item will get.
     pub fn next_id(&self) -> Id {
         Id(self.0.next())
     }
 
-    /// Takes an operation out.
+    /// Takes an item out; its ID may be reused.
     pub fn remove(&mut self, id: Id) -> T {
         self.0.remove(id.0).expect("an operation ends once")
     }
 
-    /// An operation.
+    /// Returns the item with an ID.
     pub fn get(&self, id: Id) -> &T {
         self.0.get(id.0).expect("the operation is in flight")
     }
 
-    /// An operation, to change.
+    /// Returns the item with an ID, for changes.
     pub fn get_mut(&mut self, id: Id) -> &mut T {
         self.0.get_mut(id.0).expect("the operation is in flight")
     }
 
-    /// All of them, in the order of their names.
+    /// Returns all items, in the order of their IDs.
     pub fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
         self.0.iter().map(|(at, item)| (Id(at), item))
     }
 
-    /// The number of operations.
+    /// Returns the number of items.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,4 +1,4 @@
-//! What each device I/O in flight belongs to.
+//! Tickets: the owner of each device I/O in flight.
 
 use forebay_block::{ByteRange, Instant, IoOp, VolumeId};
 use forebay_format::{Lsn, SegmentSeq};
@@ -8,23 +8,23 @@ use crate::limits::WRITE_TRIES;
 use crate::log::read::SegmentRead;
 use crate::slab::Id;
 
-/// What a device I/O in flight belongs to.
+/// The owner of a device I/O in flight, which decides how it continues.
 #[derive(Debug)]
 pub enum Ticket {
-    /// A record.
+    /// A write of a record.
     Record {
-        /// Its number.
+        /// LSN of the record.
         lsn: Lsn,
-        /// How often it was written before.
+        /// Number of this attempt, from 1.
         tries: u32,
     },
     /// A flush of the cache device.
     CacheFlush,
-    /// The footer of the oldest sealing segment, with its place for another try.
+    /// A write of the footer of a sealing segment.
     Footer {
-        /// The segment.
+        /// The segment, by its number in the log.
         seq: SegmentSeq,
-        /// How often it was written before.
+        /// Number of this attempt, from 1.
         tries: u32,
     },
     /// A read of payloads from the log.
@@ -37,7 +37,7 @@ pub enum Ticket {
     PrimaryFlush(PrimaryFlush),
     /// A direct change of a primary.
     Direct(Id),
-    /// A read of a primary to compare with.
+    /// A read of a primary for comparison with the cache.
     ComparePrimary,
     /// The last flush of an orderly stop.
     StopFlush,
@@ -45,33 +45,33 @@ pub enum Ticket {
     Recovery(Step),
 }
 
-/// A flush of a primary: which changes it covers, and who waits for it.
+/// A flush of a primary: the changes it covers, and the operations that wait for it.
 #[derive(Debug)]
 pub struct PrimaryFlush {
     /// The volume.
     pub volume: VolumeId,
-    /// Direct changes completed when it was sent.
+    /// Number of direct changes completed when the flush was sent.
     pub direct: u64,
-    /// Destages written by then.
+    /// Destages written when the flush was sent.
     pub destages: Vec<Id>,
-    /// Flushes of clients.
+    /// Client flushes that wait for it.
     pub flushes: Vec<Id>,
-    /// Writes with FUA.
+    /// Writes with FUA that wait for it.
     pub writes: Vec<Id>,
 }
 
-/// When something was sent, and what it was.
+/// A device I/O in flight.
 #[derive(Debug)]
 pub struct InFlight {
-    /// What it belongs to.
+    /// Its owner.
     pub ticket: Ticket,
     /// When it was sent.
     pub at: Instant,
-    /// What was asked of the device.
+    /// The requested operation.
     pub op: IoOp,
-    /// Where, as the device sees it.
+    /// The byte range on the device or volume; empty for a flush.
     pub range: ByteRange,
-    /// Where.
+    /// The device.
     pub target: Target,
 }
 
@@ -117,7 +117,7 @@ impl Step {
         may.then_some(Self { tries: self.tries + 1, ..self })
     }
 
-    /// Whether it reads.
+    /// Returns whether the step reads.
     pub fn is_read(self) -> bool {
         matches!(self.kind, StepKind::Head | StepKind::Tail | StepKind::Scan | StepKind::Footer)
     }

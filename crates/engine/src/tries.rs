@@ -1,18 +1,19 @@
-//! Whether something that costs time and often gains nothing is worth another try.
+//! Whether optional work that often gains nothing is worth another try.
 
 use crate::limits::{TRIES_REFUSED_MAX, TRY_ONE_IN};
 
-/// How the last tries went.
+/// The results of recent tries.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Tries {
-    /// In vain, in a row.
+    /// Tries in a row that gained nothing.
     refused: u32,
-    /// Left out since the last.
+    /// Opportunities skipped since the last try.
     skipped: u32,
 }
 
 impl Tries {
-    /// Whether to try now: where many in a row were in vain, few are made.
+    /// Returns whether to try now: after many tries in a row without gain, only one in a few is
+    /// made.
     pub fn is_due(&mut self) -> bool {
         if self.refused < TRIES_REFUSED_MAX {
             return true;
@@ -21,7 +22,7 @@ impl Tries {
         self.skipped == 0
     }
 
-    /// Notes how a try went.
+    /// Notes whether a try was worth it.
     pub fn note(&mut self, worth: bool) {
         self.refused = if worth { 0 } else { self.refused.saturating_add(1) };
     }

@@ -1,4 +1,4 @@
-//! What a shard knows of a volume.
+//! The state of a volume in one shard.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,41 +17,41 @@ use crate::slab::Id;
 #[derive(Debug)]
 pub(crate) struct Volume {
     pub config: VolumeConfig,
-    /// Direct changes of the primary completed, and those that a flush has made durable.
+    /// Direct changes that the primary completed, and the number of them that a flush made durable.
     pub direct: u64,
     pub direct_durable: u64,
-    /// Destages written and waiting for a flush.
+    /// Destages written to the primary and waiting for its flush.
     pub written: Vec<Id>,
-    /// Flush operations and writes waiting for the next flush.
+    /// Client flushes, and writes with FUA, that wait for the primary's next flush.
     pub flush_waiters: Vec<Id>,
     pub fua_waiters: Vec<Id>,
     pub flushing: bool,
-    /// Blocks that were dirty when the volume came into a mode in which the primary alone must
-    /// be complete, in address order; and flushes that wait until none of them is.
+    /// Blocks that were dirty when the volume entered a mode in which the primary alone must be
+    /// complete, in address order; and the flushes that wait until none of them is dirty.
     pub leftover: BTreeSet<Key>,
     pub leftover_waiters: Vec<Id>,
-    /// Stripes of it are on their way to be detached.
+    /// Some of its stripes are being detached.
     pub is_leaving: bool,
-    /// How often `leftover` was taken: a destage from before may have an older version.
+    /// Number of times `leftover` was set: a destage from before that may carry an older version.
     pub switches: u64,
-    /// What was written and is lost, until clients that flush have been told.
+    /// Losses of completed writes, until flushes have reported them to the clients.
     pub losses: Losses,
-    /// A flush after direct changes failed: what is read from the primary is not admitted again.
+    /// A flush after direct changes failed: blocks read from the primary are not admitted any more.
     pub flush_failed: bool,
-    /// Failed flushes of the primary that the shard was told of.
+    /// Failed flushes of the primary that have been reported to the shard.
     pub flush_failures: u64,
-    /// Its primary was changed without the cache: its clean blocks are not used while they are
-    /// being dropped; and that it was found to be so.
+    /// `distrusted`: the primary was changed without the cache, so the clean blocks are not used
+    /// while they are being dropped. `changed`: this was found at some time.
     pub distrusted: bool,
     pub changed: bool,
-    /// When direct changes were last made durable.
+    /// When the primary's last flush ended.
     pub direct_since: Instant,
-    /// When `written` got its first.
+    /// When the first entry of `written` was added.
     pub written_since: Instant,
-    /// Destaging rests until then after an error.
+    /// Destaging pauses until this time after an error.
     pub retry_at: Instant,
     pub failures: u32,
-    /// It is destaged as fast as its primary takes it.
+    /// The volume is destaged as fast as its primary allows.
     pub draining: bool,
     pub around: ReadAround,
     pub primary: Primary,
@@ -65,7 +65,8 @@ impl Volume {
         Self {
             config,
             flow,
-            // What was written before this start may not be durable there: the first flush counts.
+            // Writes from before this start may not be durable on the primary, so the first flush
+            // counts.
             direct: 1,
             direct_durable: 0,
             written: Vec::new(),
@@ -93,11 +94,11 @@ impl Volume {
     }
 }
 
-/// How long the oldest request of a primary may take before the log no longer waits for it.
+/// Age of the oldest unanswered request at which the log stops waiting for the primary.
 const HANGS_AFTER: Duration = Duration::from_secs(5);
 
 impl Volume {
-    /// Whether the primary takes no blocks: it fails them, or does not answer.
+    /// Returns whether the primary takes no blocks: it fails requests, or does not answer.
     pub fn is_stuck(&self, now: Instant) -> bool {
         let hangs = self.flow.oldest_io.is_some_and(|at| now.since(at) >= HANGS_AFTER);
         hangs || self.failures > 0 || self.primary.away_since.is_some()
@@ -105,8 +106,9 @@ impl Volume {
 }
 
 impl Volume {
-    /// A flush failed after direct changes: reported once, since what it lost cannot be flushed
-    /// again; to the next who flushes, if nobody was `told`.
+    /// Gives up direct changes after a failed flush. The loss is reported once, because the lost
+    /// changes cannot be flushed again: to the next flush, unless `told` says that a client has
+    /// already been told.
     pub fn give_up_direct(&mut self, error: &IoError, told: bool) {
         if self.direct == self.direct_durable {
             return;

@@ -1,5 +1,5 @@
-//! Clean blocks of a primary that was changed without the cache: found, and not served any more,
-//! while nothing dirty is lost and nothing comes back after a crash.
+//! A primary that was changed without the cache: the change is found and clean blocks are no longer
+//! served, while no dirty block is lost and no clean block comes back after a crash.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 #[path = "support/world.rs"]
@@ -9,7 +9,7 @@ use forebay_block::{Instant, VolumeId};
 use forebay_engine::{Event, Shard, Trust};
 use world::{BLOCK, BLOCKS, Devices, World, blank, content};
 
-/// A cache with blocks of version 1 that are clean, and of version 2 of every tenth that are dirty.
+/// A cache whose blocks are clean in version 1; every tenth is dirty in version 2.
 fn used() -> World {
     let mut world = World::start(blank(), true, Trust::Full, false, 1);
     for block in 0..BLOCKS {
@@ -17,7 +17,7 @@ fn used() -> World {
     }
     world.flush();
     world.drain();
-    // The log says of whole segments that they are clean: what follows goes into a new one.
+    // The log records cleanness for whole segments, so the following writes go into a new one.
     world.stop();
     let mut world = World::start(world.into_devices(), false, Trust::Full, false, 2);
     for block in (0..BLOCKS).step_by(10) {
@@ -27,7 +27,7 @@ fn used() -> World {
     world
 }
 
-/// Time passes; the events of it.
+/// Lets time pass; returns the events.
 fn pass(world: &mut World, seconds: u64) -> Vec<Event> {
     let mut events = Vec::new();
     for _ in 0..seconds * 100 {
@@ -58,7 +58,7 @@ fn a_change_is_found_and_nothing_clean_is_served_after_it() {
     assert_eq!(found(&events).len(), 1, "{events:?}");
     let state = &world.engine.volumes()[0];
     assert!(state.changed && state.id == VolumeId(0));
-    // A crash does not bring it back, whether or not the next start suspects anything.
+    // A crash does not bring the old block back, whether or not the next start is suspicious.
     let devices = world.devices.clone();
     let next = World::start(devices, false, Trust::Full, false, 4);
     for mut world in [world, next] {
@@ -70,10 +70,10 @@ fn a_change_is_found_and_nothing_clean_is_served_after_it() {
 }
 
 /// A read that the primary does not answer compares nothing: the same blocks are compared when it
-/// is back, although no client asks the primary for anything.
+/// is back, even if no client sends it a request.
 #[test]
 fn what_was_not_compared_while_the_primary_was_away_is_when_it_is_back() {
-    // A first round is compared in the turn of the start.
+    // The first round is compared in the turn of the start.
     let mut world = World::start_suspect(used().into_devices(), 3);
     for block in (0..BLOCKS).filter(|block| block % 10 != 0) {
         change(&mut world.devices, block);

@@ -1,5 +1,5 @@
-//! Force unit access past the log: the change first, then a flush, which passes the gate that all
-//! flushes of a device pass, so that its failure is everybody's.
+//! Force unit access past the log: the change comes first, then a flush. The flush passes the flush
+//! gate like all others, so that a failure is reported to every shard.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 #[path = "support/world.rs"]
@@ -9,8 +9,8 @@ use forebay_block::{ByteRange, ErrorKind, IoBuf, IoFlags, IoOp, VolumeId};
 use forebay_engine::{Mode, Request, RequestId, Setting, Shard, Target, Trust};
 use world::{BLOCK, World, blank, content};
 
-/// Writes a block with force unit access in write-around: what the primary was asked for until the
-/// answer came, and whether that was good.
+/// Writes a block with force unit access in write-around mode. Returns the operations that the
+/// primary got before the answer, and whether the answer was a success.
 fn write(flush_fails: bool) -> (Vec<IoOp>, bool) {
     let mut world = World::start(blank(), true, Trust::Full, false, 1);
     world.engine.set(Setting::Mode(VolumeId(0), Mode::WriteAround));
@@ -51,7 +51,8 @@ fn a_flush_follows_a_write_with_fua_and_the_answer_waits_for_it() {
     assert_eq!(write(true), (vec![IoOp::Write, IoOp::Flush], false));
 }
 
-/// How many failed flushes the shard says it knew of when the primary had what it answers.
+/// The number of failed flushes that had been reported to the shard when the primary completed the
+/// operation, according to the reply.
 fn known_failures(world: &mut World, op: IoOp, fua: bool) -> Option<u64> {
     let request = Request {
         id: RequestId(7),

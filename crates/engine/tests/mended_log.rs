@@ -1,6 +1,6 @@
-//! A log that was damaged at rest: what is served of it is the newest version or an error; where
-//! that cannot be told the start is refused, and with the word given nothing but older versions of
-//! the same block comes back. What was found stays so over restarts and reclaim.
+//! A log damaged at rest: every block served from it is the newest version or an error. If that
+//! cannot be decided, the start is refused; if the loss is then accepted, nothing comes back except
+//! older versions of the same block. The findings stay the same across restarts and reclaim.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 #[path = "support/world.rs"]
@@ -13,7 +13,7 @@ use forebay_engine::{Shard, State, Trust};
 use forebay_format::decode_record;
 use world::{AREA, BLOCK, BLOCKS, Devices, World, blank, content};
 
-/// A log with clean and dirty blocks, and the newest version of each block.
+/// Returns a log with clean and dirty blocks, and the newest version of each block.
 fn filled(seed: u64) -> (Devices, Vec<u64>) {
     let mut world = World::start(blank(), true, Trust::Full, false, 1);
     let (mut numbers, mut newest) = (Numbers::new(seed), vec![0; BLOCKS as usize]);
@@ -32,7 +32,7 @@ fn filled(seed: u64) -> (Devices, Vec<u64>) {
     (world.into_devices(), newest)
 }
 
-/// Damages places of segments that are followed by others.
+/// Damages places in segments that are followed by others.
 fn damage(cache: &mut [u8], seed: u64) {
     let mut numbers = Numbers::new(seed ^ 0xdada);
     let segments = AREA / u64::from(SEGMENT);
@@ -61,7 +61,8 @@ fn damage(cache: &mut [u8], seed: u64) {
     }
 }
 
-/// What is served after the damage stays the same over a restart, a drain and reclaim.
+/// Checks that the blocks served after the damage stay the same across a restart, a drain and
+/// reclaim.
 fn stays(mut world: World, seed: u64) {
     let served = world.versions();
     world.flush();
@@ -74,7 +75,7 @@ fn stays(mut world: World, seed: u64) {
         let expected = content(block, served[block as usize].unwrap());
         assert!(world.devices.primary[at..at + BLOCK_SIZE] == expected, "seed {seed}: {block}");
     }
-    // Twice around the log.
+    // Fill the log twice over.
     for n in 0..3000 {
         world.write(1000 + n % 2900, n + 1);
         if n % 100 == 0 {
@@ -118,7 +119,7 @@ fn damage_at_rest_is_an_error_or_a_refusal_and_never_silently_old() {
         let errors = served.iter().filter(|found| found.is_none()).count() as u64;
         assert_eq!(lost, errors * BLOCK, "seed {seed}: the list is what cannot be read");
         stays(world, seed);
-        // As `forebay salvage` does it: nothing is written to the cache.
+        // As `forebay salvage` does: nothing is written to the cache.
         let mut world = World::start(devices.clone(), false, Trust::DirtyOnly, true, 2);
         world.drain();
         assert!(world.devices.cache == devices.cache, "seed {seed}: a salvage writes nothing");

@@ -1,4 +1,4 @@
-//! What lies around a miss is read with it from a slow primary, and does no harm.
+//! Blocks around a miss are read with it from a slow primary, and do no harm.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 use std::time::Duration;
@@ -13,13 +13,13 @@ const SIZE: u64 = 4000 * BLOCK + 512;
 const AREA: u64 = 8 << 20;
 const SEGMENT: u32 = 256 << 10;
 
-/// A harness whose reads of the primary take `latency`; the rest takes no time.
+/// A harness whose reads of the primary take `latency`; all other I/O takes no time.
 struct World {
     harness: Harness,
     latency: Duration,
     /// A block of the primary that cannot be read.
     bad: Option<u64>,
-    /// Blocks of each read of the primary.
+    /// The blocks of each read of the primary.
     reads: Vec<(u64, u64)>,
 }
 
@@ -35,7 +35,7 @@ impl World {
         Self { harness, latency, bad: None, reads: Vec::new() }
     }
 
-    /// One that has seen some misses, far from the blocks that tests look at.
+    /// A world that has seen some misses, far from the blocks that the tests use.
     fn after_misses(latency: Duration) -> Self {
         let mut world = Self::new(latency, Eviction::default(), AREA / BLOCK);
         (0..4).for_each(|n| drop(world.read(3900 + 16 * n, 1)));
@@ -54,7 +54,7 @@ impl World {
         reply.result.map(|()| reply.buf)
     }
 
-    /// Reads blocks, and checks what comes against what was there before any write.
+    /// Reads blocks, and compares them with the content before any write.
     fn read(&mut self, first: u64, count: u64) -> Result<(), IoError> {
         self.submit(IoOp::Read, first, count);
         self.settle();
@@ -64,7 +64,7 @@ impl World {
         Ok(())
     }
 
-    /// Carries out all that the engine wants, until it wants nothing.
+    /// Carries out all I/O that the engine wants, until it wants none.
     fn settle(&mut self) {
         for _ in 0..100 {
             let ios = self.harness.poll();
@@ -126,7 +126,7 @@ fn what_is_cached_or_written_meanwhile_is_left_alone() {
     world.read(100, 1).unwrap();
     assert_eq!(world.reads, [(99, 13)], "up to what is cached");
     world.reads.clear();
-    // A write of a neighbour while the read is under way.
+    // Write a neighbor while the read is in flight.
     world.submit(IoOp::Read, 200, 1);
     world.submit(IoOp::Write, 201, 1);
     world.settle();

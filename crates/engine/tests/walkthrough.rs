@@ -1,5 +1,5 @@
-//! The life of a write and of a read, step by step, as `docs/internals/engine.md` tells it: after
-//! each call the I/O that the engine wants, the answers it gives, and the state it is in.
+//! The life of a write and of a read, step by step, as in `docs/internals/engine.md`: after each
+//! call, the tests check the I/O that the engine wants, its answers, and its state.
 #![allow(clippy::unwrap_used, reason = "a test ends at the first thing it did not expect")]
 
 use std::time::Duration;
@@ -11,16 +11,16 @@ use forebay_engine::{Eviction, Shard, ShardConfig, Target};
 use forebay_format::{EntryKind, Lsn, SegmentSeq, decode_record};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Eight segments, the fewest there may be.
+/// Eight segments, the minimum.
 const CACHE: u64 = 8 * SEGMENT as u64;
 const SIZE: u64 = 4000 * BLOCK;
 const PRIMARY: Target = Target::Primary(VOLUME);
-/// Where the first segment starts on the cache device. Its number is 1, and so is its position.
+/// Offset of the first segment on the cache device. Its number is 1, and so is its position.
 const FIRST: u64 = SEGMENT as u64;
 /// A flush of the cache device.
 const FLUSH: Wanted = cache(IoOp::Flush, ByteRange { offset: 0, len: 0 });
 
-/// An I/O that the engine wants: of which device, what, and where.
+/// An I/O that the engine wants: device, operation and range.
 type Wanted = (Target, IoOp, ByteRange);
 
 const fn cache(op: IoOp, range: ByteRange) -> Wanted {
@@ -44,12 +44,13 @@ fn start(eviction: Eviction) -> Harness {
         devices.primary[at..at + BLOCK_SIZE].copy_from_slice(&content(block));
     }
     let mut harness = Harness::start(config, devices);
-    // What a former run wrote to the primary may not be durable: its first flush is sent at once.
+    // Writes of an earlier run may not be durable on the primary, so its first flush is sent
+    // immediately.
     assert_eq!(step(&mut harness), [(PRIMARY, IoOp::Flush, ByteRange::default())]);
     harness
 }
 
-/// One turn: the I/O that the engine wants, which is carried out.
+/// Runs one turn and carries out the I/O that the engine wants; returns that I/O.
 fn step(harness: &mut Harness) -> Vec<Wanted> {
     let ios = harness.poll();
     let wanted = ios.iter().map(|(target, io)| (*target, io.op, io.range)).collect();
@@ -57,14 +58,14 @@ fn step(harness: &mut Harness) -> Vec<Wanted> {
     wanted
 }
 
-/// The only I/O that the engine wants now.
+/// Returns the only I/O that the engine wants now.
 fn only(harness: &mut Harness) -> (Target, Io) {
     let mut ios = harness.poll();
     assert_eq!(ios.len(), 1, "{ios:?}");
     ios.pop().unwrap()
 }
 
-/// Takes the only answer there is: a success.
+/// Takes the only answer, which must be a success.
 fn answer(harness: &mut Harness) -> IoBuf {
     assert_eq!(harness.replies.len(), 1);
     let reply = harness.replies.pop().unwrap();
@@ -79,7 +80,7 @@ fn a_write_is_logged_answered_durable_destaged_clean_and_its_segment_reclaimed()
     write_to_clean(&mut harness, &new);
     clean_to_reclaimed(&mut harness);
 
-    // The block is not cached any more. Its primary has the bytes of the write.
+    // The block is no longer cached. Its primary has the bytes of the write.
     harness.submit(IoOp::Read, range(5), &[]);
     let (target, read) = only(&mut harness);
     assert_eq!((target, read.op, read.range), (PRIMARY, IoOp::Read, range(5)));
@@ -95,7 +96,7 @@ fn write_to_clean(harness: &mut Harness, new: &[u8]) {
     assert_eq!(harness.engine.dirty_blocks(), 0);
 
     // Logged: the turn ends with one record, at the start of the first segment. From now on the
-    // index says that the block lies there. The client waits.
+    // index says that the block is there. The client waits.
     let (target, record) = only(harness);
     assert_eq!((target, record.op), (Target::Cache, IoOp::Write));
     assert_eq!(record.range, ByteRange::new(FIRST, 2 * BLOCK), "a header's page and the block's");
@@ -111,14 +112,14 @@ fn write_to_clean(harness: &mut Harness, new: &[u8]) {
     assert_eq!(&answer(harness)[..], new, "the request's buffer comes back");
     assert_eq!(step(harness), [], "nobody has asked for more");
 
-    // Durable: a flush of the client is one flush of the cache device. The primary has nothing to
+    // Durable: a client's flush causes one flush of the cache device. The primary has nothing to
     // flush.
     harness.submit(IoOp::Flush, ByteRange::default(), &[]);
     assert!(harness.replies.is_empty());
     assert_eq!(step(harness), [FLUSH]);
     answer(harness);
 
-    // Destaged: when the block is old enough it goes to the primary, from RAM.
+    // Destaged: when the block is old enough, it goes to the primary, from RAM.
     harness.wait(Duration::from_secs(600));
     let (target, write) = only(harness);
     assert_eq!((target, write.op, write.range), (PRIMARY, IoOp::Write, range(5)));
@@ -133,10 +134,10 @@ fn write_to_clean(harness: &mut Harness, new: &[u8]) {
     assert_eq!(harness.engine.dirty_blocks(), 0);
 }
 
-/// The second part: the log goes on until the segment of block 5 is free again.
+/// The second part: the log continues until the segment of block 5 is free again.
 fn clean_to_reclaimed(harness: &mut Harness) {
-    // Sealed: six more records fill the segment. The next one begins another segment, and a flush
-    // of the device comes before the footer of the first, which names durable payloads only.
+    // Sealed: six more records fill the segment. The next one begins another segment. A flush of
+    // the device precedes the footer of the first one, since a footer names only durable payloads.
     for block in 100..106 {
         harness.submit(IoOp::Write, range(block), &content(block));
         let at = ByteRange::new(FIRST + (block - 99) * 2 * BLOCK, 2 * BLOCK);
@@ -151,7 +152,7 @@ fn clean_to_reclaimed(harness: &mut Harness) {
     answer(harness);
 
     // Reclaimed: when few segments are free, the footer is read and the clean blocks of the segment
-    // leave the cache. Nothing of it is copied.
+    // leave the cache. Nothing is copied.
     harness.drain();
     let segment = ByteRange::new(FIRST, u64::from(SEGMENT));
     let (all, mut ios) = fill_log(harness);
@@ -163,13 +164,13 @@ fn clean_to_reclaimed(harness: &mut Harness) {
     assert_eq!((stats.segments_reclaimed, stats.evicted_blocks, stats.copied_blocks), (1, 7, 0));
 
     // Free: when a record is durable that says that the log begins with the second segment. Nothing
-    // else is to be written, so it has a checkpoint only.
+    // else needs to be written, so the record holds only a checkpoint.
     let (target, record) = ios.remove(0);
     let checkpoint = decode_record(&record.buf[..BLOCK_SIZE]).unwrap();
     assert_eq!(checkpoint.header.start, SegmentSeq(2));
     assert!(checkpoint.entries.iter().all(|entry| entry.kind == EntryKind::Checkpoint));
     harness.finish(target, record);
-    // A flush that was sent before the record was written does not cover it.
+    // A flush sent before the record was written does not cover it.
     let (target, earlier) = ios.pop().unwrap();
     assert_eq!((target, earlier.op), (Target::Cache, IoOp::Flush));
     harness.finish(target, earlier);
@@ -182,7 +183,7 @@ fn clean_to_reclaimed(harness: &mut Harness) {
 #[test]
 fn a_read_misses_is_fetched_hits_ram_leaves_for_the_log_and_hits_the_ssd() {
     let mut harness = start(Eviction::Frequency);
-    // A cache that was full once is choosy: it waits with what is read before it admits it.
+    // A cache that has been full once is selective: it delays the admission of blocks it reads.
     let (_, ios) = fill_log(&mut harness);
     ios.into_iter().for_each(|(target, io)| harness.finish(target, io));
     harness.settle();
@@ -199,15 +200,15 @@ fn a_read_misses_is_fetched_hits_ram_leaves_for_the_log_and_hits_the_ssd() {
     assert_eq!(answer(&mut harness)[..], old);
     assert_eq!(step(&mut harness), []);
 
-    // A RAM hit is answered at once, without I/O.
+    // A RAM hit is answered immediately, without I/O.
     for _ in 0..3 {
         harness.submit(IoOp::Read, range(5), &[]);
         assert_eq!(answer(&mut harness)[..], old);
         assert_eq!(step(&mut harness), []);
     }
 
-    // Other reads take its place in RAM. It was asked for often, so it enters the log first, as a
-    // clean block; the others were asked for once, and leave no trace.
+    // Other reads take its place in RAM. It was requested often, so it enters the log first, as a
+    // clean block. The others were requested once, and leave no trace.
     let mut logged = Vec::new();
     for block in 1000..1020 {
         harness.submit(IoOp::Read, range(block), &[]);
@@ -224,20 +225,20 @@ fn a_read_misses_is_fetched_hits_ram_leaves_for_the_log_and_hits_the_ssd() {
     assert_eq!((logged[0].block, logged[0].kind, logged[0].dirty), (5, EntryKind::Raw, false));
     assert_eq!(harness.stats().admitted_blocks, 1);
 
-    // An SSD hit: one read of the page with the payload.
+    // An SSD hit: one read of the page that holds the payload.
     harness.submit(IoOp::Read, range(5), &[]);
     let (target, read) = only(&mut harness);
     assert_eq!((target, read.op, read.range.len), (Target::Cache, IoOp::Read, BLOCK));
     harness.finish(target, read);
     assert_eq!(answer(&mut harness)[..], old);
 
-    // The hit brought it back into RAM, in place of a block that is asked for less often.
+    // The hit brought the block back into RAM, in place of a block that is requested less often.
     harness.submit(IoOp::Read, range(5), &[]);
     assert_eq!(answer(&mut harness)[..], old);
 }
 
-/// Writes and destages blocks until a segment has been reclaimed: the I/O of that, and the I/O that
-/// the engine wants then.
+/// Writes and destages blocks until a segment has been reclaimed. Returns the I/O so far, and the
+/// I/O that the engine wants next.
 fn fill_log(harness: &mut Harness) -> (Vec<Wanted>, Vec<(Target, Io)>) {
     let mut all = Vec::new();
     harness.engine.set_drain(true);
@@ -259,7 +260,7 @@ fn fill_log(harness: &mut Harness) -> (Vec<Wanted>, Vec<(Target, Io)>) {
     panic!("nothing is reclaimed: {:?}", harness.stats());
 }
 
-/// Turns until the engine wants nothing: all that it wanted.
+/// Runs turns until the engine wants nothing; returns all the I/O that it wanted.
 fn until_rest(harness: &mut Harness) -> Vec<Wanted> {
     let mut all = Vec::new();
     loop {

@@ -1,6 +1,6 @@
-//! Looking at a cache device that no server uses: `check` verifies every structure and every
-//! payload of the log, `dump` lists what is in it. Only reads, through a function that the caller
-//! gives.
+//! Examines a cache device that no server is using: `check` verifies every structure and every
+//! payload of the log, `dump` lists its contents. Only reads, through a function supplied by the
+//! caller.
 
 use std::collections::BTreeMap;
 
@@ -15,65 +15,65 @@ use forebay_format::{
 
 use crate::pool::is_removed;
 
-/// Reads exactly the buffer's length from an offset of the cache device.
+/// Fills the buffer from an offset of the cache device, in bytes.
 pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;
 
-/// Something wrong with the content of a cache device.
+/// A fault in the content of a cache device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
-    /// Where, for people.
+    /// Location of the fault, as text for people.
     pub place: String,
-    /// What.
+    /// Description of the fault.
     pub what: String,
-    /// Whether dirty blocks are concerned: data may be lost.
+    /// Whether dirty blocks are affected, so that data may be lost.
     pub dirty: bool,
 }
 
 /// The newest version of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockInfo {
-    /// Its volume.
+    /// Volume of the block.
     pub volume: VolumeId,
-    /// Its number there.
+    /// Number of the block on its volume.
     pub block: u64,
-    /// How it is stored.
+    /// The form in which the block is stored.
     pub kind: EntryKind,
-    /// Bytes it takes.
+    /// Length of the payload, in bytes.
     pub len: u16,
-    /// Newer than the primary.
+    /// Whether the block is newer than the primary.
     pub dirty: bool,
-    /// The record it is from.
+    /// LSN of the record that holds the version.
     pub lsn: Lsn,
-    /// Where its payload lies on the device.
+    /// Offset of the payload on the device, in bytes.
     pub offset: u64,
 }
 
-/// What was found in a shard's area.
+/// The findings in a shard's area.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ShardReport {
-    /// Oldest and newest segment of the log.
+    /// Oldest and newest segment of the log, if it has any.
     pub segments: Option<(SegmentSeq, SegmentSeq)>,
-    /// Segments without a footer, which the next start reads record by record.
+    /// Segments without a footer, which the next start must read record by record.
     pub unsealed: u64,
-    /// Last record.
+    /// LSN of the last record.
     pub last_lsn: Lsn,
     /// The newest version of every block in the log.
     pub blocks: Vec<BlockInfo>,
 }
 
-/// What was found on a cache device.
+/// The findings on a cache device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     /// The newest superblock.
     pub superblock: Superblock,
-    /// The shards.
+    /// One report per shard.
     pub shards: Vec<ShardReport>,
-    /// What is wrong.
+    /// The faults that were found.
     pub problems: Vec<Problem>,
 }
 
 impl Report {
-    /// Dirty blocks of a volume, or of all.
+    /// Returns the number of dirty blocks of a volume, or of all volumes.
     #[must_use]
     pub fn dirty_blocks(&self, volume: Option<VolumeId>) -> u64 {
         let blocks = self.shards.iter().flat_map(|shard| &shard.blocks);
@@ -81,10 +81,10 @@ impl Report {
     }
 }
 
-/// Reads the superblocks.
+/// Reads the superblocks and returns the newest.
 ///
 /// # Errors
-/// When the device cannot be read or holds no pool.
+/// If the device cannot be read or holds no pool.
 pub fn superblock(read: &mut ReadAt) -> Result<Superblock, String> {
     let mut copies = Vec::new();
     for offset in SUPERBLOCK_OFFSETS {
@@ -101,7 +101,7 @@ pub fn superblock(read: &mut ReadAt) -> Result<Superblock, String> {
 /// Reads the whole log of every shard and verifies it; with `payloads`, every payload too.
 ///
 /// # Errors
-/// When the device cannot be read or holds no pool. What is damaged is in the report.
+/// If the device cannot be read or holds no pool. Damage is not an error: it is in the report.
 pub fn examine(read: &mut ReadAt, payloads: bool) -> Result<Report, String> {
     let superblock = superblock(read)?;
     let removed = superblock.volumes.iter().filter(|volume| is_removed(volume));
@@ -222,7 +222,7 @@ impl Examiner {
                 let what = format!("{} block {}: bad payload", entry.volume, entry.block);
                 self.problem(seq, what, dirty);
             }
-            // Where a shared payload or a base was; nowhere, once its segment has left the log.
+            // Segment of the shared payload or the base; none once that segment has left the log.
             let back = entry.base.map(|base| base.back).or(entry.shared).unwrap_or(0);
             let from = seq.0.checked_sub(u64::from(back)).map(SegmentSeq);
             let live = from.filter(|from| *from >= self.survey.start);

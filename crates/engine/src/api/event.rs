@@ -1,6 +1,6 @@
-//! What an administrator should know of: faults, recoveries, changes of health. The engine says
-//! it in [`Effects::events`](crate::Effects::events), once a turn, without a string; whoever drives
-//! the engine writes the log, with names and times, and counts repetitions.
+//! Events that an administrator should know about: faults, recoveries, changes of health. The
+//! engine hands them out in [`Effects::events`](crate::Effects::events), once per turn and without
+//! strings. The caller writes the log, with names and times, and counts repetitions.
 
 use std::time::Duration;
 
@@ -8,104 +8,104 @@ use forebay_block::{BlockRange, ByteRange, ErrorKind, IoOp, VolumeId};
 
 use crate::api::{Effects, Health, Target};
 
-/// Events told in one turn; the rest is counted in [`Event::Omitted`].
+/// Limit on the events of one turn; the rest are counted in [`Event::Omitted`].
 pub const EVENTS_PER_TURN_MAX: usize = 64;
 
-/// One thing that happened.
+/// A single event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A device failed a request, the engine's or a client's.
+    /// A device failed a request of the engine or of a client.
     DeviceFailed {
-        /// Which device.
+        /// The device.
         target: Target,
-        /// What it was asked to do.
+        /// The requested operation.
         op: IoOp,
-        /// Where, in bytes of the device or of the volume; empty for a flush.
+        /// The byte range on the device or volume; empty for a flush.
         range: ByteRange,
-        /// How it failed.
+        /// The kind of the error.
         kind: ErrorKind,
     },
-    /// A primary does not answer any more: the first request failed that way.
+    /// A primary no longer answers: the first request failed that way.
     PrimaryAway {
-        /// Whose primary.
+        /// Volume of the primary.
         volume: VolumeId,
-        /// How that request failed.
+        /// The kind of error with which that request failed.
         kind: ErrorKind,
     },
-    /// A device has not answered a request for longer than the configured patience. Told once
-    /// until it has answered all of these.
+    /// A device has not answered a request for longer than the configured patience. Reported once;
+    /// again only after the device has answered all overdue requests.
     Unanswered {
-        /// Which device.
+        /// The device.
         target: Target,
-        /// What it was asked to do.
+        /// The requested operation.
         op: IoOp,
-        /// Where, in bytes of the device or of the volume; empty for a flush.
+        /// The byte range on the device or volume; empty for a flush.
         range: ByteRange,
-        /// Since it was asked.
+        /// Time since the request was sent.
         waited: Duration,
     },
     /// A primary that was away has completed a request.
     PrimaryBack {
-        /// Whose primary.
+        /// Volume of the primary.
         volume: VolumeId,
-        /// Since the first failed request.
+        /// Time since the first failed request.
         away: Duration,
     },
     /// A destage failed; its blocks stay dirty and are destaged again after the pause.
     DestageFailed {
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// Its blocks.
+        /// The blocks of the destage.
         blocks: BlockRange,
-        /// How it failed.
+        /// The kind of the error.
         kind: ErrorKind,
-        /// Until the next try.
+        /// Time until the next attempt.
         pause: Duration,
     },
-    /// Clean blocks on the cache device have bad bytes: dropped, and read from the primary.
+    /// Clean blocks on the cache device are corrupt: they are dropped, and read from the primary.
     CleanCorrupt {
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// Which blocks.
+        /// The corrupt blocks.
         blocks: BlockRange,
     },
     /// Dirty blocks cannot be read back: lost until they are overwritten. Reads of them fail.
     Fenced {
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// Which blocks.
+        /// The lost blocks.
         blocks: BlockRange,
     },
-    /// A primary was changed without the cache: what the cache has of it clean is dropped.
+    /// A primary was changed without the cache: the clean blocks of the volume are dropped.
     PrimaryChanged {
-        /// Whose primary.
+        /// Volume of the primary.
         volume: VolumeId,
-        /// Where that was found.
+        /// Blocks in which the change was found.
         blocks: BlockRange,
     },
     /// The clean blocks of a volume have been compared with its primary, and are the same.
     Compared {
-        /// Which volume.
+        /// The volume.
         volume: VolumeId,
-        /// How many.
+        /// Number of blocks compared.
         blocks: u64,
     },
-    /// The cache device is used differently from now on.
+    /// The health of the cache device changed.
     Health {
-        /// How it was.
+        /// The old health.
         from: Health,
-        /// How it is.
+        /// The new health.
         to: Health,
     },
-    /// The log has no room because of primaries that take nothing: writes of the other volumes go
-    /// past it from now on, or do so no more.
+    /// The log is full because a primary takes no blocks: writes of the other volumes bypass the
+    /// log from now on, or stop bypassing it.
     Overflow {
-        /// Whether they do.
+        /// Whether writes bypass the log now.
         active: bool,
     },
-    /// The log was read back, and the shard serves.
+    /// Recovery has read the log, and the shard is serving.
     Recovered(Recovered),
-    /// So many more happened in the turn.
+    /// This many more events happened in the turn.
     Omitted(u64),
 }
 
@@ -114,23 +114,23 @@ pub enum Event {
 pub struct Recovered {
     /// Segments of the log.
     pub segments: u64,
-    /// Of these, how many had no footer and were read record by record: none after an orderly
-    /// stop.
+    /// Number of these segments that had no footer and were read record by record: zero after an
+    /// orderly stop.
     pub unsealed: u64,
-    /// Segments erased, since nothing in them had been acknowledged as durable.
+    /// Segments erased because nothing in them had been acknowledged as durable.
     pub erased: u64,
     /// Records in the log.
     pub records: u64,
     /// Blocks in the cache.
     pub blocks: u64,
-    /// Of these, how many are dirty.
+    /// Number of these blocks that are dirty.
     pub dirty_blocks: u64,
-    /// Of these, how many are lost.
+    /// Number of these blocks that are lost.
     pub lost_blocks: u64,
 }
 
 impl Event {
-    /// The volume it is about, if it is about one.
+    /// The volume that the event is about, if any.
     #[must_use]
     pub fn volume(&self) -> Option<VolumeId> {
         match self {
@@ -152,12 +152,13 @@ impl Event {
         }
     }
 
-    /// Whether it must be told, however many others there are. There are few of these.
+    /// Whether the event must be reported even beyond the limit. Such events are rare.
     fn is_rare(&self) -> bool {
         matches!(self, Self::Health { .. } | Self::Recovered(_) | Self::Omitted(_))
     }
 
-    /// Takes another event in if both are one: blocks next to each other that share a fate.
+    /// Merges another event into this one if they report the same about adjacent blocks; returns
+    /// whether they do.
     fn absorb(&mut self, other: &Self) -> bool {
         let (mine, theirs) = match (self, other) {
             (Self::Fenced { volume, blocks }, Self::Fenced { volume: other, blocks: theirs })
@@ -175,7 +176,7 @@ impl Event {
     }
 }
 
-/// What happened in a turn so far.
+/// The events of a turn so far.
 #[derive(Default, Debug)]
 pub(crate) struct Events {
     told: Vec<Event>,
@@ -183,7 +184,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Notes an event.
+    /// Adds an event.
     pub fn tell(&mut self, event: Event) {
         if self.told.last_mut().is_some_and(|last| last.absorb(&event)) {
             return;
@@ -195,7 +196,7 @@ impl Events {
         }
     }
 
-    /// Hands out what happened in this turn.
+    /// Hands out the events of this turn.
     pub fn hand_out(&mut self, fx: &mut Effects) {
         if self.told.is_empty() {
             return;

@@ -1,8 +1,7 @@
-//! What goes into an engine and what comes out of it.
+//! The engine's interface: requests and settings that go in, effects that come out.
 //!
 //! The engine of a shard does no I/O, reads no clock, starts no thread and draws no randomness.
-//! Requests and completions are handed to it with the time; everything it wants done is in
-//! [`Effects`].
+//! Requests, completions and the time are passed in; everything it wants done is in [`Effects`].
 
 pub mod event;
 pub mod primary;
@@ -17,11 +16,11 @@ pub use forebay_policy::{DirtyShare, Eviction};
 
 use crate::api::event::Event;
 
-/// Names a request to whoever submitted it.
+/// Identifies a request to its submitter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RequestId(pub u64);
 
-/// Why a request goes past the cache.
+/// Why a request bypasses the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Bypass {
@@ -29,7 +28,7 @@ pub enum Bypass {
     Sequential,
     /// The volume's mode does not cache it.
     Mode,
-    /// The cache is failed or being detached.
+    /// The cache has failed or is being detached.
     Degraded,
 }
 
@@ -38,97 +37,98 @@ impl Bypass {
     pub const COUNT: usize = 3;
 }
 
-/// A request for one shard: every block of `range` belongs to it and to one stripe. Its buffer
-/// is as for [`Io`].
+/// A request for one shard: every block of `range` belongs to that shard and to one stripe. Its
+/// buffer follows the rules of [`Io`].
 #[derive(Debug)]
 pub struct Request {
-    /// The submitter's name for it.
+    /// The submitter's ID for the request.
     pub id: RequestId,
-    /// Which volume.
+    /// The volume.
     pub volume: VolumeId,
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
-    /// Where on the volume, any byte alignment. Empty for a flush.
+    /// The byte range on the volume, with any alignment; empty for a flush.
     pub range: ByteRange,
-    /// How.
+    /// Flags of the operation, such as FUA.
     pub flags: IoFlags,
-    /// Data of a write, room for a read.
+    /// The data of a write, or the space for a read.
     pub buf: IoBuf,
-    /// Set when the volume decided that the request should go past the cache.
+    /// Set when the volume layer decided that the request should bypass the cache.
     pub bypass: Option<Bypass>,
 }
 
-/// The end of a request; exactly one for each.
+/// The reply to a request; there is exactly one for each.
 #[derive(Debug)]
 pub struct Reply {
-    /// The submitter's name for the request.
+    /// The submitter's ID for the request.
     pub id: RequestId,
-    /// Whether it was done.
+    /// Whether the request succeeded.
     pub result: Result<(), IoError>,
     /// The request's buffer.
     pub buf: IoBuf,
-    /// Of a write that the primary completed and has not flushed for it: how many failed flushes
-    /// the shard had been told of by then. Any later one may have given the write up.
+    /// For a write that the primary completed but has not flushed: the number of failed flushes
+    /// that had been reported to the shard by then. Any later failure may have lost the write.
     pub direct: Option<u64>,
 }
 
-/// Which device an effect's I/O is for.
+/// The device for an effect's I/O.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Target {
-    /// The primary of a volume; offsets are the volume's.
+    /// The primary of a volume; offsets are relative to the volume.
     Primary(VolumeId),
-    /// The cache device; offsets are the device's, within this shard's area.
+    /// The cache device; offsets are relative to the device, and within this shard's area.
     Cache,
 }
 
-/// Everything an engine wants done. The caller carries it out and empties it; order among the
-/// I/Os means nothing.
+/// Everything an engine wants done. The caller carries it out and empties it. The order of the I/Os
+/// has no meaning.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// I/O to submit; its completion goes to [`crate::Engine::complete`].
+    /// I/O to submit; its completion goes to [`crate::Shard::complete`].
     pub ios: Vec<(Target, Io)>,
     /// Requests that are finished.
     pub replies: Vec<Reply>,
-    /// How far the cache device may still be trusted after a restart, to be recorded outside of
-    /// it: the owner persists this for the whole pool (it only ever gets worse) and then calls
-    /// [`crate::Engine::trust_recorded`] on every shard.
+    /// How far the cache device may still be trusted after a restart. The owner persists this
+    /// outside the cache for the whole pool (trust only ever decreases) and then calls
+    /// [`crate::Shard::trust_recorded`] on every shard.
     pub record_trust: Option<Trust>,
-    /// Stripes that a failed cache has left, to be recorded outside of it in this order, durably;
-    /// [`crate::Engine::detached`] is called with those that are. Writes wait for it, and fail if
-    /// it does not come within [`ShardConfig::patience`].
+    /// Stripes that a failed cache has left, to be recorded durably outside the cache, in this
+    /// order. The owner then calls [`crate::Shard::detached`] with the recorded stripes. Writes
+    /// wait for that call, and fail if it does not come within [`ShardConfig::patience`].
     pub detach: Vec<DetachedStripe>,
-    /// Volumes whose primary was found to have been changed without the cache: every other shard is
-    /// to be told by [`crate::Engine::distrust`].
+    /// Volumes whose primary was found to have been changed without the cache. The owner must tell
+    /// every other shard with [`crate::Shard::distrust`].
     pub changed: Vec<VolumeId>,
-    /// What an administrator should know of; handed out by [`crate::Engine::poll`].
+    /// Events for the administrator; handed out by [`crate::Shard::poll`].
     pub events: Vec<Event>,
-    /// When [`crate::Engine::poll`] must be called although nothing happened.
+    /// When [`crate::Shard::poll`] must be called even if nothing has happened.
     pub deadline: Option<Instant>,
 }
 
-/// How far the content of a cache device may be trusted at the next start. Kept outside of the
-/// device (the witness), because it matters when the device cannot be written any more.
+/// How far the content of a cache device may be trusted at the next start. Kept outside the device
+/// (in the witness), because it matters when the device can no longer be written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Trust {
-    /// Everything in it.
+    /// All of its content.
     #[default]
     Full,
-    /// Its dirty blocks only: writes to it failed, and its clean blocks may be out of date.
+    /// Only its dirty blocks: writes to the device failed, and its clean blocks may be stale.
     DirtyOnly,
-    /// Nothing: the primaries were written without it.
+    /// Nothing: the primaries were written without the cache.
     Nothing,
 }
 
-/// How blocks are stored that are like others.
+/// How blocks that resemble other blocks are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ContentLocality {
-    /// Each by itself.
+    /// Each block by itself.
     Independent,
-    /// A rewritten block as a delta against its older version, while that is in RAM; a block that
-    /// equals one written just before, by that one's payload.
+    /// A rewritten block is stored as a delta against its older version, while that version is in
+    /// RAM. A block that equals one written just before shares the payload of that one.
     #[default]
     Rewrite,
-    /// That, and what is copied forward or comes from a primary against other blocks like it.
+    /// As `Rewrite`; in addition, blocks copied forward and blocks read from a primary are stored
+    /// against similar blocks.
     Similar,
 }
 
@@ -147,14 +147,14 @@ impl ContentLocality {
     }
 }
 
-/// What the cache does with reads and writes of a volume.
+/// How the cache handles reads and writes of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[repr(u8)]
 pub enum Mode {
     /// Writes are acknowledged from the cache device and destaged later.
     #[default]
     WriteBack,
-    /// Writes are acknowledged when cache and primary have them.
+    /// Writes are acknowledged when both the cache and the primary have them.
     WriteThrough,
     /// Writes go to the primary; cached copies are invalidated first; reads are admitted.
     WriteAround,
@@ -180,14 +180,14 @@ impl Mode {
         Self::NAMES[self as usize].0
     }
 
-    /// Whether the primary alone is complete: it has what a write wrote when the write is answered,
-    /// and durably after a flush.
+    /// Whether the primary alone must be complete: it has the data of a write when the write is
+    /// answered, and has it durably after a flush.
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::WriteThrough | Self::WriteAround | Self::PassThrough)
     }
 
-    /// The mode of that name.
+    /// The mode with this name, if there is one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, mode)| mode)
@@ -197,123 +197,123 @@ impl Mode {
 /// A setting that can be changed while serving, with its new value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Setting {
-    /// What the cache does with reads and writes of a volume.
+    /// The cache mode of a volume.
     Mode(VolumeId, Mode),
     /// Which blocks enter the cache, and which clean blocks leave it.
     Eviction(Eviction),
-    /// How blocks are stored that are like others.
+    /// How blocks that resemble other blocks are stored.
     Content(ContentLocality),
 }
 
 /// A volume as a shard sees it.
 #[derive(Clone, Debug)]
 pub struct VolumeConfig {
-    /// Its place in the superblock's table.
+    /// The volume's index in the superblock's table.
     pub id: VolumeId,
-    /// Bytes, a multiple of 512.
+    /// Size in bytes, a multiple of 512.
     pub size: u64,
-    /// What the cache does for it.
+    /// The cache mode.
     pub mode: Mode,
     /// Whether the primary accepts `Discard`.
     pub discard: bool,
-    /// Whether the primary's seeks cost: sets the latency target of destaging.
+    /// Whether seeks on the primary are expensive: sets the latency target of destaging.
     pub rotational: bool,
-    /// Its part of the dirty limit.
+    /// The volume's share of the dirty limit.
     pub share: DirtyShare,
-    /// Whether the primary may have been changed without the cache: its clean blocks are compared.
+    /// Whether the primary may have been changed without the cache: if so, its clean blocks are
+    /// compared with it.
     pub suspect: bool,
 }
 
 /// Settings of one shard. Sizes are the shard's share, not the pool's.
 #[derive(Clone, Debug)]
 pub struct ShardConfig {
-    /// Which shard this is.
+    /// The number of the shard.
     pub shard: u16,
-    /// The pool's own name, in every record.
+    /// The pool's ID, which every record carries.
     pub pool: u64,
-    /// The shard's area on the cache device; a multiple of `segment_size` long.
+    /// The shard's area on the cache device; its length is a multiple of `segment_size`.
     pub area: ByteRange,
-    /// Bytes in a segment, a multiple of 4096 up to 4 MiB.
+    /// Size of a segment in bytes: a multiple of 4096, at most 4 MiB.
     pub segment_size: u32,
     /// The volumes.
     pub volumes: Vec<VolumeConfig>,
-    /// Bytes of RAM for recent blocks.
+    /// Size of the RAM tier, in bytes.
     pub ram_bytes: u64,
-    /// How many blocks the index has room for.
+    /// Number of blocks for which the index has room.
     pub index_blocks: u64,
-    /// How clean blocks are chosen to leave.
+    /// The policy that chooses which clean blocks to evict.
     pub eviction: Eviction,
     /// The longest a dirty block may wait before it is on the primary.
     pub write_cache_depth: Duration,
-    /// Share of the area, in percent, above which writes wait for destaging.
+    /// Share of the area, in percent, that may be dirty; at the limit writes wait for destaging.
     pub dirty_limit_percent: u8,
-    /// How long a device may leave a request unanswered before that is reported, and a write at
-    /// the dirty limit waits for a primary that is away before it gets an error.
+    /// How long a device may leave a request unanswered before that is reported, and how long a
+    /// write at the dirty limit waits for a primary that is away before it fails.
     pub patience: Duration,
-    /// Most destage writes in flight.
+    /// Limit on the destage writes in flight.
     pub destage_depth: u32,
     /// Whether payloads are compressed.
     pub compress: bool,
-    /// Whether the RAM tier keeps what is less recent in compressed form.
+    /// Whether the RAM tier keeps less recent blocks in compressed form.
     pub compress_ram: bool,
-    /// How rewritten blocks are stored.
+    /// How rewritten and similar blocks are stored.
     pub content: ContentLocality,
-    /// Whether the device keeps its writes only after a flush.
+    /// Whether the device's writes are durable only after a flush.
     pub cache_volatile: bool,
-    /// Where buffers come from.
+    /// The pool from which buffers are allocated.
     pub buffers: BufPool,
-    /// True when the pool was made just now: there is nothing to recover.
+    /// Whether the pool has just been created, so that there is nothing to recover.
     pub fresh: bool,
-    /// How far the log's content is to be trusted. With [`Trust::Nothing`] the pool is made again
-    /// instead.
+    /// How far the content of the log may be trusted. With [`Trust::Nothing`] the pool is created
+    /// again instead.
     pub trust: Trust,
-    /// What was recorded of the shard's stripes that a failed cache had left ([`Effects::detach`]),
-    /// in that order.
+    /// The recorded stripes of this shard that a failed cache had left ([`Effects::detach`]), in
+    /// the order in which they were recorded.
     pub detached: Vec<DetachedStripe>,
-    /// Serve although records of the log are gone that may have held dirty blocks: which blocks
-    /// they held is not known.
+    /// Whether to serve although records of the log are lost that may have held dirty blocks. Which
+    /// blocks they held is unknown.
     pub accept_loss: bool,
-    /// The pool's start count, in every record.
+    /// The pool's start count, which every record carries.
     pub epoch: u32,
 }
 
-/// Where an engine is in its life.
+/// The stage of an engine's life.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Reading its log; takes no requests.
+    /// Reading its log; accepts no requests.
     Recovering,
     /// Serving.
     Serving,
-    /// The log cannot be trusted; why. Takes no requests, and has changed nothing.
+    /// The log cannot be trusted, for this reason. Accepts no requests, and has changed nothing.
     Refused(String),
-    /// Stopping: answers what it has, takes nothing new.
+    /// Stopping: answers the requests it has, accepts no new ones.
     Stopping,
     /// Stopped: the log is complete and durable.
     Stopped,
 }
 
-/// How the cache device is doing.
+/// The health of the cache device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Health {
     /// Reads and writes work.
     #[default]
     Good,
-    /// A write or a flush of the cache device failed: nothing more is written to it; dirty
-    /// blocks are destaged until none is left, then the cache is detached. Writes go to the
-    /// primary.
+    /// A write or a flush of the cache device failed. Nothing more is written to it; dirty blocks
+    /// are destaged until none is left, and then the cache is detached. Writes go to the primary.
     Draining,
     /// The cache is out of use; the primary is used directly.
     Detached,
 }
 
-/// A stripe of a volume of which the log of a failed cache device has nothing to say any more.
+/// A stripe of a volume for which the log of a failed cache device no longer counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct DetachedStripe {
     /// The volume.
     pub volume: VolumeId,
     /// Number of the stripe on the volume.
     pub stripe: u64,
-    /// Blocks of it for which the log counts all the same, a bit each. A later record of the stripe
-    /// replaces an earlier one.
+    /// Blocks of the stripe for which the log still counts, as a bitmap. A later record of the
+    /// stripe replaces an earlier one.
     pub kept: [u64; (STRIPE_BLOCKS / 64) as usize],
 }

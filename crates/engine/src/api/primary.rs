@@ -1,11 +1,12 @@
-//! How the primary of a volume is doing, as this shard sees it; and what reads of the volume found.
+//! The state of a volume's primary as this shard sees it, and the hits and misses of the volume's
+//! reads.
 
 use forebay_block::{ByteRange, ErrorKind, Instant, IoOp, VolumeId};
 
-/// Ranges of lost blocks that are listed for a volume and a shard at most.
+/// Limit on the ranges of lost blocks that are listed per volume and shard.
 pub const LOST_RANGES_MAX: usize = 1000;
 
-/// What became of a request to a primary.
+/// Failed requests to a primary, by operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PrimaryErrors {
     /// Reads that failed.
@@ -17,13 +18,13 @@ pub struct PrimaryErrors {
 }
 
 impl PrimaryErrors {
-    /// All of them.
+    /// The sum over all operations.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.reads + self.writes + self.flushes
     }
 
-    /// Counts one.
+    /// Counts a failed request.
     pub(crate) fn count(&mut self, op: IoOp) {
         match op {
             IoOp::Read => self.reads += 1,
@@ -33,21 +34,21 @@ impl PrimaryErrors {
     }
 }
 
-/// How the primary of a volume is doing.
+/// The state of a volume's primary.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Primary {
     /// Requests that failed.
     pub errors: PrimaryErrors,
-    /// The last one: when and how.
+    /// Time and kind of the last error.
     pub last_error: Option<(Instant, ErrorKind)>,
     /// When a request last succeeded.
     pub last_success: Option<Instant>,
-    /// Since when it does not answer: none when the last request was answered.
+    /// When the primary stopped answering; `None` if the last request was answered.
     pub away_since: Option<Instant>,
 }
 
 impl Primary {
-    /// Adds what another shard saw. It is away only if no shard had an answer since.
+    /// Adds what another shard saw. The primary is away only if no shard has had an answer since.
     pub fn merge(&mut self, other: &Self) {
         self.errors.reads += other.errors.reads;
         self.errors.writes += other.errors.writes;
@@ -61,21 +62,21 @@ impl Primary {
     }
 }
 
-/// Reads of a volume by what the cache had of them. They add up to the lookups.
+/// Reads of a volume by the result of their cache lookup. The four counts add up to the lookups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lookups {
-    /// All blocks.
+    /// Reads with all blocks cached.
     pub hits: u64,
-    /// Some blocks.
+    /// Reads with some blocks cached.
     pub partial_hits: u64,
-    /// None.
+    /// Reads with no block cached.
     pub misses: u64,
-    /// It was not asked: the read went past the cache.
+    /// Reads that bypassed the cache.
     pub bypasses: u64,
 }
 
 impl Lookups {
-    /// Adds another shard's.
+    /// Adds the counts of another shard.
     pub fn merge(&mut self, other: &Self) {
         self.hits += other.hits;
         self.partial_hits += other.partial_hits;
@@ -84,12 +85,12 @@ impl Lookups {
     }
 }
 
-/// Whether an error says that a device does not answer.
+/// Whether an error means that the device does not answer.
 pub(crate) fn is_away(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::DeviceGone | ErrorKind::Timeout)
 }
 
-/// What the cache had of a read.
+/// The result of a read's cache lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Lookup {
     Hit,
@@ -98,35 +99,35 @@ pub(crate) enum Lookup {
     Bypass,
 }
 
-/// How a volume stands in one shard.
+/// The state of a volume in one shard.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct VolumeState {
-    /// Which.
+    /// The volume.
     pub id: VolumeId,
-    /// Its reads.
+    /// Its reads, by the result of their cache lookup.
     pub lookups: Lookups,
     /// Its primary.
     pub primary: Primary,
-    /// Blocks that only the cache has in their newest form.
+    /// Number of blocks that are newer in the cache than on the primary.
     pub dirty_blocks: u64,
-    /// Of these, how many cannot be read back.
+    /// Number of these blocks that cannot be read back.
     pub lost_blocks: u64,
-    /// Where those are, in address order; at most [`LOST_RANGES_MAX`].
+    /// Ranges of the lost blocks in address order; at most [`LOST_RANGES_MAX`].
     pub lost: Vec<ByteRange>,
-    /// Dirty blocks at which its writes wait.
+    /// Number of dirty blocks at which writes of the volume wait.
     pub dirty_limit_blocks: u64,
-    /// Writes that are held back on the way there.
+    /// Number of writes held back near that limit.
     pub held_writes: u64,
     /// The primary was found to have been changed without the cache.
     pub changed: bool,
     /// Requests that the primary has not answered for longer than the configured patience.
     pub slow_ios: u64,
-    /// When the oldest request was sent that it has not answered, as of the last look.
+    /// Send time of the oldest request that the primary has not answered, as of the last check.
     pub oldest_io: Option<Instant>,
 }
 
 impl VolumeState {
-    /// Adds what another shard has of the volume.
+    /// Adds another shard's state of the volume.
     pub fn merge(&mut self, other: &Self) {
         self.lookups.merge(&other.lookups);
         self.primary.merge(&other.primary);

@@ -1,4 +1,4 @@
-//! Counters of one shard. They only grow, unless they are named as levels.
+//! Counters of one shard. They only grow, except those that are marked as levels.
 //!
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
 //! at a shard.
@@ -22,8 +22,8 @@ pub struct Stats {
     pub primary_read_blocks: u64,
     /// Blocks found compressed in RAM, for reads and as bases of deltas.
     pub ram_compressed_hit_blocks: u64,
-    /// Blocks compressed when their place in RAM was needed, and those dropped instead since the
-    /// budget for it was spent.
+    /// Blocks compressed when their place in RAM was needed, and blocks dropped instead because the
+    /// CPU budget was spent.
     pub ram_compression_tries: u64,
     pub ram_compression_refusals: u64,
     pub reads: u64,
@@ -33,32 +33,33 @@ pub struct Stats {
     pub flushes: u64,
     pub discards: u64,
     pub admitted_blocks: u64,
-    /// Blocks read from a primary together with missed ones that lie around them.
+    /// Blocks that were not requested but read from a primary together with missed neighbors.
     pub read_around_blocks: u64,
     /// Blocks that the eviction policy kept out after a miss.
     pub unadmitted_blocks: u64,
-    /// Fills dropped because a write came between.
+    /// Blocks read from the primary but not cached because a write intervened.
     pub stale_fills: u64,
     pub log_records: u64,
     /// Bytes written to the cache device: records, footers, copies.
     pub log_bytes: u64,
-    /// Blocks put into the log: by clients, after misses, by reclaim; zero blocks are not counted.
+    /// Blocks put into the log by client writes, after misses, and by reclaim; blocks of zeros are
+    /// not counted.
     pub log_blocks: u64,
     pub copied_blocks: u64,
-    /// Blocks written as deltas, the bytes of those, and blocks written whole again since their
-    /// base was reclaimed.
+    /// Blocks written as deltas, and the bytes of these deltas.
     pub delta_blocks: u64,
     pub delta_bytes: u64,
-    /// Deltas written by their size: up to each of [`DELTA_SIZES`].
+    /// Deltas written, by size: each counter holds those up to the bound in [`DELTA_SIZES`].
     pub deltas_by_size: [u64; DELTA_SIZES.len()],
-    /// Blocks that were encoded to see whether a delta, or a dense form, is worth storing.
+    /// Blocks encoded to see whether a delta, or a dense form, is worth storing.
     pub delta_tries: u64,
     pub dense_tries: u64,
-    /// Blocks written that share the payload of another.
+    /// Blocks written that share the payload of another block; blocks written whole again because
+    /// their base was reclaimed.
     pub duplicate_blocks: u64,
     pub rebased_blocks: u64,
-    /// Blocks for which a similar one was looked for, encoded against one, written so, and the
-    /// bytes of those.
+    /// Blocks for which a similar block was searched, blocks encoded against one, blocks stored
+    /// that way, and the bytes of those.
     pub similar_searches: u64,
     pub similar_tries: u64,
     pub similar_written: u64,
@@ -85,7 +86,7 @@ pub struct Stats {
     /// Dirty blocks that cannot be read back any more.
     pub fenced_blocks: u64,
     pub ram_blocks: u64,
-    /// Bytes of RAM that those take, and of these what the compressed ones take.
+    /// Bytes of RAM that these blocks take; number and bytes of the compressed ones among them.
     pub ram_bytes: u64,
     pub ram_compressed_blocks: u64,
     pub ram_compressed_bytes: u64,
@@ -93,15 +94,15 @@ pub struct Stats {
     pub associate_blocks: u64,
     /// Blocks stored against similar ones.
     pub similar_blocks: u64,
-    /// Blocks, and the bases of deltas, by how they are stored. With the lost and the similar ones
-    /// they are as many as blocks are cached.
+    /// Blocks, and bases of deltas, by form. Together with the lost and the similar blocks they add
+    /// up to the cached blocks.
     pub raw_blocks: u64,
     pub lz4_blocks: u64,
     pub zstd_blocks: u64,
     pub zero_blocks: u64,
-    /// Bytes on the cache device of the blocks in it, and of the bases of deltas.
+    /// Bytes on the cache device that the payloads of cached blocks and of delta bases take.
     pub payload_bytes: u64,
-    /// Bytes of the segments that hold anything: payloads, headers, garbage.
+    /// Bytes of the segments in use: payloads, headers, garbage.
     pub log_used_bytes: u64,
     pub index_bytes: u64,
     pub index_capacity: u64,
@@ -110,15 +111,15 @@ pub struct Stats {
     pub requests_in_flight: u64,
     /// Age of the oldest dirty block in nanoseconds; merged by maximum.
     pub oldest_dirty_nanos: u64,
-    /// Writes that got an error since the primary had been away for too long.
+    /// Writes that failed because the primary had been away for too long.
     pub given_up_writes: u64,
-    /// Requests that the cache device has not answered for long.
+    /// Requests that the cache device has not answered for longer than the configured patience.
     pub slow_cache_ios: u64,
-    /// CPU time of the shard's thread: the runtime's to fill in.
+    /// CPU time of the shard's thread, filled in by the runtime.
     pub cpu_nanos: u64,
 }
 
-/// Bounds of the sizes by which deltas are counted, in bytes: the last is the largest there is.
+/// Upper bounds of the size classes of deltas, in bytes; the last is the largest possible size.
 pub const DELTA_SIZES: [usize; 5] = [64, 128, 256, 512, forebay_codec::DELTA_MAX];
 
 impl Stats {
@@ -137,8 +138,8 @@ impl Stats {
     }
 }
 
-/// Gives [`Stats`] a list of every number that adds up. The pattern names all fields, so that none
-/// is forgotten.
+/// Gives [`Stats`] a list of every number that is merged by addition. The pattern names all fields,
+/// so none can be forgotten.
 macro_rules! sums {
     ($($name:ident),* $(,)?) => {
         impl Stats {

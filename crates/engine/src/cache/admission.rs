@@ -1,8 +1,8 @@
-//! What RAM alone has: a miss brings blocks into RAM first, and they enter the log when their place
-//! there is wanted, if they are worth it by then ([`forebay_policy::Window`]).
+//! Admission from RAM: a miss brings blocks into RAM first. They enter the log when their place in
+//! RAM is needed, if they are worth it by then ([`forebay_policy::Window`]).
 //!
-//! Where RAM has room for all that comes, nothing would ever leave it. So that a crash or a restart
-//! costs what the last minute's misses brought in, not more, every place is looked at now and then.
+//! While RAM has room, nothing would ever leave it. So that a crash or restart loses no more than
+//! the misses of the last minute, every place in RAM is also visited periodically.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::key::Key;
 use crate::locks::Locks;
 use crate::ram::Round;
 
-/// In so much time every place of the RAM tier is looked at, while there is anything to look for.
+/// Time in which every place of the RAM tier is visited, while there may be blocks to admit.
 const ROUND: Duration = Duration::from_secs(60);
-/// Places looked at in one turn of the event loop.
+/// Limit on the places visited in one turn of the event loop.
 const PLACES_MAX: u64 = 1024;
-/// How often, where nothing else happens.
+/// Interval between visits when nothing else happens.
 pub const ROUND_TICK: Duration = Duration::from_millis(100);
 
 impl Cache {
-    /// Before a block gets a place in RAM: what loses its place for it enters the log, if it is
-    /// not there and worth it.
+    /// Makes room in RAM for a block. The blocks that lose their place enter the log if they are
+    /// not in it and are worth it.
     pub(crate) fn make_way(&mut self, key: Key, fx: &mut Effects) {
         if self.ram.has_room_for(key) {
             return;
@@ -40,7 +40,8 @@ impl Cache {
         }
     }
 
-    /// Looks at the next places of the RAM tier for what has been there alone for long.
+    /// Visits the next places of the RAM tier, looking for blocks that have long been in RAM but
+    /// not in the log.
     pub(crate) fn pump_alone(&mut self, fx: &mut Effects) {
         let Some(Round { since, place: from }) = self.ram.alone().round(self.now) else { return };
         let frames = self.ram.frames() as u64;
@@ -61,15 +62,16 @@ impl Cache {
         self.ram.alone().set_round(round);
     }
 
-    /// Puts blocks that RAM has alone into the log if they are worth it, and says whether they are.
+    /// Puts blocks that are only in RAM into the log if they are worth it; returns whether they
+    /// are.
     fn weigh(&mut self, run: Range<u64>, fx: &mut Effects) -> bool {
         let reads_enter = self.admits_reads(Key(run.start).volume());
         let admits = reads_enter && self.policy.admits(run.clone());
         if admits {
             let mut block = [0; BLOCK_SIZE];
             for key in run.map(Key) {
-                // A record that is closed for one of them may let a write go on that takes another
-                // one out of RAM.
+                // Closing a record for one of these blocks may let a write proceed that evicts
+                // another one from RAM.
                 let found = self.ram.peek(key, |bytes| block.copy_from_slice(bytes));
                 if found.is_some() && is_alone(self.contents.index(), &self.locks, key.0) {
                     self.admit(key, &block, fx);
@@ -79,10 +81,10 @@ impl Cache {
         admits
     }
 
-    /// Puts a block of the primary into the log, unless writes wait for that, but for the one being
-    /// logged.
+    /// Puts a block read from the primary into the log, unless more writes wait for the log than
+    /// the one being logged.
     pub(crate) fn admit(&mut self, key: Key, block: &[u8], fx: &mut Effects) {
-        // What a primary has not flushed it may lose, and must not outlive it as a clean copy.
+        // The primary may lose unflushed writes; a clean copy in the log must not outlive them.
         let volume = self.volume(key.volume());
         let settled = volume.direct == volume.direct_durable && !volume.flush_failed;
         let admitted = settled
@@ -94,7 +96,7 @@ impl Cache {
     }
 }
 
-/// Whether the log lacks a block that RAM has, and nobody is changing it.
+/// Whether a block is in RAM but not in the log, and no operation is changing it.
 fn is_alone(index: &Index, locks: &Locks, key: u64) -> bool {
     let key = Key(key);
     block_of(key) == key && index.get(key).is_none() && !locks.is_locked(key)

@@ -1,5 +1,5 @@
-//! What goes into the log: what clients write, what misses bring in, what reclaim copies, and what
-//! the log has to say. A record that is full is closed and sent.
+//! Appending to the log: blocks that clients write, blocks that misses bring in, blocks that
+//! reclaim copies, and entries without payload. A full record is closed and sent.
 
 use forebay_block::Io;
 use forebay_codec::is_zero;
@@ -17,12 +17,13 @@ use crate::note::Note;
 use crate::ticket::Ticket;
 
 impl Cache {
-    /// Whether clients and admissions may use the log; the last segments are for reclaim.
+    /// Whether clients and admissions may use the log; the last free segments are reserved for
+    /// reclaim.
     pub(crate) fn has_client_space(&self) -> bool {
         self.log.free() > RECLAIM_RESERVE + self.stuck_reserve() && !self.contents.index().is_full()
     }
 
-    /// The forms, and what they need of the other rooms.
+    /// The forms, with a context of the other rooms that they need.
     pub(crate) fn forms(&mut self) -> (&mut Forms, Context<'_>) {
         let cx = Context {
             now: self.now,
@@ -36,23 +37,23 @@ impl Cache {
         (&mut self.form, cx)
     }
 
-    /// Makes room in the record being built for a payload of up to a block; false when there is
-    /// none now.
+    /// Makes room in the record being built for a payload of up to one block. Returns false if
+    /// there is no room now.
     fn make_room(&mut self, fx: &mut Effects) -> bool {
         self.log.builder().fits_block() || self.close_record(fx)
     }
 
-    /// The same for an entry without payload.
+    /// Makes room for an entry without payload.
     fn make_bare_room(&mut self, fx: &mut Effects) -> bool {
         self.log.builder().fits_bare() || self.close_record(fx)
     }
 
-    /// The same for a block.
+    /// Makes room for a block, which needs no payload if it is all zeros.
     fn make_room_for(&mut self, block: &[u8], fx: &mut Effects) -> bool {
         if is_zero(block) { self.make_bare_room(fx) } else { self.make_room(fx) }
     }
 
-    /// Adds a block that a client wrote; false when there is no room now.
+    /// Adds a block that a client wrote. Returns false if there is no room now.
     pub(crate) fn push_written(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
         let room = self.make_room_for(block, fx);
         if room {
@@ -62,7 +63,7 @@ impl Cache {
         room
     }
 
-    /// Adds what a miss brought in; false when there is no room now.
+    /// Adds a block that a miss brought in. Returns false if there is no room now.
     pub(crate) fn push_admitted(&mut self, fx: &mut Effects, key: Key, block: &[u8]) -> bool {
         let room = self.make_room_for(block, fx);
         if room {
@@ -72,7 +73,8 @@ impl Cache {
         room
     }
 
-    /// Adds what reclaim copies; `now` is where the block is. False when there is no room.
+    /// Adds a block that reclaim copies; `now` is its current place. Returns false if there is no
+    /// room now.
     pub(crate) fn push_copy(&mut self, fx: &mut Effects, copy: &Copied, now: Place) -> bool {
         if !copy.place.kind.has_payload() {
             let (kind, expect) = (copy.place.kind, Expect::At(now));
@@ -86,7 +88,7 @@ impl Cache {
         room
     }
 
-    /// Adds an entry without payload; false when there is no room now.
+    /// Adds an entry without payload. Returns false if there is no room now.
     pub(crate) fn push_bare(
         &mut self,
         fx: &mut Effects,
@@ -103,7 +105,8 @@ impl Cache {
         room
     }
 
-    /// Closes the record, places it and sends it. True when the builder is empty afterwards.
+    /// Closes the record being built, places it and sends it. Returns true if the builder is empty
+    /// afterwards.
     pub(crate) fn close_record(&mut self, fx: &mut Effects) -> bool {
         if self.health() != Health::Good {
             return self.log.builder().is_empty();
@@ -134,7 +137,7 @@ impl Cache {
         true
     }
 
-    /// Takes the open segment out of use; its footer follows when its records are durable.
+    /// Seals the open segment; its footer follows when its records are durable.
     pub(crate) fn seal_open_segment(&mut self) {
         self.log.seal_open(&mut *self.policy);
     }

@@ -1,4 +1,4 @@
-//! Blocks that are stored against others: their parts are read, and who wanted them gets them.
+//! Reads of blocks that are stored against others: starts reading the base and the delta.
 
 use crate::api::Effects;
 use crate::cache::Cache;
@@ -8,17 +8,17 @@ use crate::key::Key;
 use crate::note::Note;
 
 impl Cache {
-    /// What `look` makes of a block's newest applied bytes, if RAM has them.
+    /// Applies `look` to a block's newest applied bytes, if RAM has them.
     pub(crate) fn peek_applied<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
         self.ram.peek_applied(&self.locks, key, look)
     }
 
-    /// Whether a delta and its base have been written.
+    /// Whether a delta and its base have both been written to the device.
     pub(crate) fn is_associate_written(&self, base: &Place, place: &Place) -> bool {
         [base, place].iter().all(|place| self.log.is_written(place.segment, place.offset))
     }
 
-    /// Reads a block's base and delta, both of which have been written.
+    /// Reads a block's base and delta, both of which have been written to the device.
     pub(crate) fn read_associate(
         &mut self,
         owner: AssociateOwner,

@@ -1,5 +1,5 @@
-//! How much may be dirty, by volume, and what is kept free in the log for blocks that do not get
-//! clean.
+//! The dirty limit and its division among volumes, and the reserve in the log for blocks that
+//! cannot become clean.
 
 use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_policy::DirtyShares;
@@ -9,25 +9,25 @@ use crate::cache::Cache;
 use crate::limits::SEGMENTS_MIN;
 use crate::slab::Id;
 
-/// One part in this many of the segments that hold blocks of a stuck volume is kept free on top of
-/// the usual reserve: copies of a full segment may take more than a segment.
+/// One in this many of the segments that hold blocks of a stuck volume is kept free, on top of the
+/// usual reserve: copies of a full segment may take more than a segment.
 const STUCK_RESERVE: u64 = 8;
 
-/// Dirty blocks that there may be, and how the volumes share them.
+/// The dirty limit in blocks, and how the volumes share it.
 pub struct DirtyLimit {
     blocks: u64,
     shares: DirtyShares,
 }
 
 impl DirtyLimit {
-    /// Of a shard with these settings.
+    /// The limit of a shard with these settings.
     pub fn new(config: &ShardConfig) -> Self {
         let blocks = dirty_limit(config);
         Self { blocks, shares: shares(config, blocks) }
     }
 }
 
-/// The dirty blocks that a shard may have.
+/// The number of dirty blocks that a shard may have.
 fn dirty_limit(config: &ShardConfig) -> u64 {
     let segments = config.area.len / u64::from(config.segment_size);
     let bytes = (segments - SEGMENTS_MIN / 2) * u64::from(config.segment_size);
@@ -46,22 +46,23 @@ fn shares(config: &ShardConfig, limit: u64) -> DirtyShares {
 }
 
 impl Cache {
-    /// Dirty blocks of all volumes above which writes wait.
+    /// Number of dirty blocks, over all volumes, at which writes wait.
     pub(crate) fn dirty_limit(&self) -> u64 {
         self.limit.blocks
     }
 
-    /// Dirty blocks above which the writes of a volume wait: what the others leave, and at least
-    /// its guarantee.
+    /// Number of dirty blocks at which the writes of a volume wait: the part that the other volumes
+    /// leave free, and at least the volume's guarantee.
     pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
         let level =
             |at: usize| u8::try_from(at).map_or(0, |at| self.contents.dirty_level_of(VolumeId(at)));
         self.limit.shares.limit(usize::from(volume.0), level)
     }
 
-    /// Dirty blocks and their limit as pacing sees them. What waits for the primary's flush only is
-    /// as good as clean, but becomes clean in lumps, since a flush of disks may take most of a
-    /// second: it is left out of the level, and room for the largest recent lump out of the limit.
+    /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for
+    /// the primary's flush are as good as clean, but they become clean in lumps, since a flush of a
+    /// disk may take most of a second. So they are left out of the level, and room for the largest
+    /// recent lump is left out of the limit.
     pub(crate) fn paced_level(&self, volume: VolumeId) -> (u64, u64) {
         let limit = self.limit_of(volume);
         let flow = &self.volume(volume).flow;
@@ -69,33 +70,35 @@ impl Cache {
         (level, limit - flow.unflushed_peak.min(limit / 2))
     }
 
-    /// Takes one of the writes that are held back, whatever they wait for.
+    /// Takes one of the writes that are held back, no matter what it waits for.
     pub(crate) fn pop_held(&mut self) -> Option<Id> {
         let mut volumes = self.volumes.iter_mut().flatten();
         volumes.find_map(|volume| volume.flow.pop_held())
     }
 
-    /// When the next write may go on that is held back. Those of a primary that takes nothing are
-    /// looked at with the blocks that wait for it.
+    /// When the next held-back write may proceed. Writes to a stuck primary are not included: they
+    /// are checked together with the dirty blocks that wait for it.
     pub(crate) fn next_held(&self) -> Option<Instant> {
         let moving = self.volumes.iter().flatten().filter(|v| !v.is_stuck(self.now));
         let fronts = moving.filter_map(|v| v.flow.first_held());
         fronts.map(|(at, _)| at).min()
     }
 
-    /// Whether more of a volume is dirty than it should be while writes wait for clean blocks.
+    /// Whether enough blocks of a volume are dirty that its primary should be flushed now.
     pub(crate) fn is_crowded(&self, volume: VolumeId) -> bool {
         self.contents.dirty().blocks_of(volume) > self.limit_of(volume) / 4 * 3
     }
 
-    /// Dirty blocks of a segment that will be destaged soon: not those of volumes that are stuck.
+    /// Number of dirty blocks in a segment that will be destaged soon: blocks of stuck volumes do
+    /// not count.
     pub(crate) fn destageable_in(&self, index: usize) -> u32 {
         let stuck = self.volumes.iter().flatten().filter(|v| v.is_stuck(self.now));
         let stuck: u32 = stuck.map(|v| self.contents.dirty_of(index, v.config.id)).sum();
         self.contents.dirty_in(index).saturating_sub(stuck)
     }
 
-    /// Segments kept free, beyond the usual, to copy forward what stuck volumes have in the log.
+    /// Segments kept free, beyond the usual reserve, for copying forward the blocks of stuck
+    /// volumes.
     pub(crate) fn stuck_reserve(&self) -> u64 {
         if self.volumes.len() == 1 {
             return 0;
@@ -104,7 +107,7 @@ impl Cache {
         self.reserve_for(stuck.map(|v| self.contents.dirty().blocks_of(v.config.id)).sum())
     }
 
-    /// Segments that reclaim needs for `blocks` dirty blocks that do not get clean.
+    /// Number of segments that reclaim needs for `blocks` dirty blocks that cannot become clean.
     pub(crate) fn reserve_for(&self, blocks: u64) -> u64 {
         let bytes = blocks * BLOCK_SIZE as u64;
         let reserve = bytes / u64::from(self.config.segment_size) / STUCK_RESERVE + 1;
@@ -116,7 +119,7 @@ impl Cache {
         self.volume(volume).is_stuck(self.now)
     }
 
-    /// Whether any volume's does.
+    /// Whether the primary of any volume takes no blocks.
     pub(crate) fn is_any_stuck(&self) -> bool {
         self.volumes.iter().flatten().any(|volume| volume.is_stuck(self.now))
     }

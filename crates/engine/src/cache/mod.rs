@@ -1,5 +1,5 @@
-//! The cache proper, on which requests, destaging, reclaim, life and recovery work: what is cached
-//! and where, the ways into the log and back, the devices, and the volumes.
+//! The cache proper, on which requests, destaging, reclaim, life and recovery work: the cached
+//! blocks and their places, the paths into the log and back, the devices, and the volumes.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,10 +37,10 @@ mod tell;
 use limit::DirtyLimit;
 pub(crate) use standing::Standing;
 
-/// How long a block that could not be read back is left alone.
+/// Pause before a block that could not be read back is tried again.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What is cached, and the ways to it. Each field is a room, or a fact for all rooms.
+/// The cached blocks and the paths to them. Each field is a room, or a fact that all rooms need.
 pub(crate) struct Cache {
     pub config: ShardConfig,
     pub now: Instant,
@@ -50,11 +50,11 @@ pub(crate) struct Cache {
     pub form: Forms,
     pub log: Log,
     pub policy: Box<dyn EvictionPolicy + Send>,
-    /// By id, up to the highest: every turn looks at all of them.
+    /// Indexed by volume ID, up to the highest ID only: every turn visits all of them.
     pub volumes: Vec<Option<Volume>>,
-    /// Who may change which block.
+    /// The locks on blocks.
     pub locks: Locks,
-    /// Stripes that a failed cache has left.
+    /// Stripes that the failed cache has left.
     pub left: Left,
     limit: DirtyLimit,
     pub out: Out,
@@ -62,10 +62,10 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// An empty cache.
+    /// Returns an empty cache.
     ///
     /// # Panics
-    /// If the geometry is outside the limits; the pool of crate `volume` makes none that is.
+    /// If the geometry is outside the limits; a pool of crate `volume` never has such a geometry.
     pub fn new(config: ShardConfig, now: Instant) -> Self {
         let segments = config.area.len / u64::from(config.segment_size);
         assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");
@@ -100,17 +100,17 @@ impl Cache {
         }
     }
 
-    /// Where the shard is in its life.
+    /// The stage of the shard's life.
     pub fn state(&self) -> &State {
         &self.standing.state
     }
 
-    /// How the cache device is doing.
+    /// The health of the cache device.
     pub fn health(&self) -> Health {
         self.standing.health
     }
 
-    /// A client asked for something.
+    /// Notes client activity: destaging depends on the quiet time since then.
     pub fn note_foreground(&mut self) {
         self.standing.last_foreground = self.now;
     }
@@ -132,19 +132,19 @@ impl Cache {
         self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
     }
 
-    /// Where a segment starts on the cache device.
+    /// Offset of a segment on the cache device, in bytes.
     pub(crate) fn segment_offset(&self, index: usize) -> u64 {
         self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
     }
 
-    /// Sends a read of a segment; it ends in [`Engine::complete`].
+    /// Sends a read of payloads; it ends in [`crate::Shard::complete`].
     pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
         self.log.begin_read(&read);
         let (index, range) = read.place();
         self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
     }
 
-    /// Reads `len` bytes from `at` of a segment.
+    /// Reads `len` bytes at offset `at` of a segment.
     pub(crate) fn read_segment(
         &mut self,
         fx: &mut Effects,
@@ -158,13 +158,13 @@ impl Cache {
         self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
     }
 
-    /// The bytes of a block range that exist on the volume: its last block may be short.
+    /// The byte range of a block range that exists on the volume: the last block may be short.
     pub(crate) fn bytes_on_volume(&self, volume: VolumeId, blocks: BlockRange) -> ByteRange {
         let whole = ByteRange { offset: 0, len: self.volume(volume).config.size };
         blocks.bytes().intersection(&whole)
     }
 
-    /// Changes what the cache does for a volume; requests from now on follow it.
+    /// Changes the mode of a volume, for requests from now on.
     pub fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
         if self.known_volume(volume).is_some() {
             self.volume_mut(volume).config.mode = mode;
@@ -172,22 +172,21 @@ impl Cache {
         }
     }
 
-    /// Changes how clean blocks are chosen to enter and to leave. What the new policy knows of
-    /// the blocks is little at first.
+    /// Changes the eviction policy. The new policy knows little about the blocks at first.
     pub fn set_eviction(&mut self, eviction: Eviction) {
         self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
     }
 
-    /// Changes how blocks that are like others are stored from now on.
+    /// Changes how blocks that resemble other blocks are stored from now on.
     pub(crate) fn set_content(&mut self, content: ContentLocality) {
         self.config.content = content;
         let wanted = content == ContentLocality::Similar;
         self.form.set_similar(wanted, self.contents.index().capacity());
     }
 
-    /// Remembers the dirty blocks of a volume whose mode promises that the primary alone is
-    /// complete: they come from a crash or from another mode. What is written from now on waits for
-    /// the primary itself.
+    /// Remembers the leftover dirty blocks of a volume whose mode promises that the primary alone
+    /// is complete: they come from a crash or from another mode. Later writes wait for the primary
+    /// themselves.
     pub(crate) fn note_leftover(&mut self, id: VolumeId) {
         let complete = self.volume(id).config.mode.is_complete();
         let leftover =
@@ -197,7 +196,7 @@ impl Cache {
         volume.switches += 1;
     }
 
-    /// Whether dirty blocks of a volume from an earlier time have to go to its primary at once.
+    /// Whether leftover dirty blocks of a volume must be destaged immediately.
     pub(crate) fn has_leftover(&self, volume: VolumeId) -> bool {
         !self.volume(volume).leftover.is_empty()
     }
@@ -209,25 +208,25 @@ impl Cache {
         !none && !volume.distrusted && self.health() == Health::Good
     }
 
-    /// Whether what the cache has of a block must not be used.
+    /// Whether the cached copy of a block must not be used.
     pub(crate) fn is_distrusted(&self, key: Key) -> bool {
         self.volume(key.volume()).distrusted && !self.contents.dirty().contains(key)
     }
 
-    /// The device could not read a dirty block back: it is tried again after a while, and nothing
-    /// waits for it.
+    /// Notes that the device could not read a dirty block back. The read is tried again after a
+    /// pause, and nothing waits for it.
     pub(crate) fn note_unreadable(&mut self, key: Key) {
         self.contents.note_unreadable(key, self.now + UNREADABLE_PAUSE);
     }
 
-    /// Whether it is too early to try again to read a block back.
+    /// Whether it is too early to retry reading a block back.
     pub(crate) fn rests(&self, key: Key) -> bool {
         self.health() != Health::Good
             && (self.locks.is_locked(key)
                 || self.contents.unreadable_until(key).is_some_and(|until| until > self.now))
     }
 
-    /// Whether the log has nothing to say of a block's stripe.
+    /// Whether the log no longer counts for a block's stripe.
     pub(crate) fn is_detached(&self, key: Key) -> bool {
         match self.health() {
             Health::Good => false,

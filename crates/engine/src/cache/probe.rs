@@ -1,4 +1,4 @@
-//! Whether the cache device can still be written.
+//! Probing whether the cache device can still be written.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::ticket::Ticket;
 
-/// Shortest time between two records that only show whether the device can be written.
+/// Shortest time between two probes.
 const PROBE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Cache {
-    /// A read of the cache device failed: an empty record tells whether it can still be written.
-    /// Else a device that vanished when nothing was to be written, since everything waits for
-    /// dirty blocks that only it has, would never count as failed.
+    /// Probes the device after a failed read by writing an empty record. Without this, a device
+    /// could vanish while nothing is being written, because everything waits for dirty blocks that
+    /// only it has, and would never count as failed.
     pub(crate) fn probe_cache(&mut self, fx: &mut Effects) {
         if self.health() != Health::Good || self.now < self.standing.probe_at {
             return;
@@ -27,7 +27,7 @@ impl Cache {
             self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
         if !self.close_record(fx) && self.log.is_idle() && self.log.begin_flush() {
-            // There is no room for it.
+            // There is no room for a record; a flush probes the device too.
             self.stats.cache_flushes += 1;
             self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
         }

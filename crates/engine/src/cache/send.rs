@@ -1,4 +1,4 @@
-//! Requests to devices: sent, answered, or not answered for long.
+//! Requests to devices: sending them, accounting for their end, and noticing overdue ones.
 
 use forebay_block::{Completion, Io, IoTag};
 
@@ -9,7 +9,7 @@ use crate::cache::Cache;
 use crate::ticket::{InFlight, Ticket};
 
 impl Cache {
-    /// Sends an I/O and remembers what it belongs to.
+    /// Sends an I/O and remembers its ticket.
     pub(crate) fn send(
         &mut self,
         fx: &mut Effects,
@@ -27,7 +27,7 @@ impl Cache {
         fx.ios.push((target, io));
     }
 
-    /// Looks, once in a while, for requests that a device has not answered for long.
+    /// Checks periodically for requests that a device has not answered within the patience.
     pub(crate) fn pump_unanswered(&mut self) {
         if !self.out.look(self.now) {
             return;
@@ -61,7 +61,7 @@ impl Cache {
         news.into_iter().for_each(|event| self.tell(event));
     }
 
-    /// Counts how a device's request ended, and says what ought to be known of it.
+    /// Counts the end of a device request, and reports failures and changes.
     pub(crate) fn note_ended(&mut self, target: Target, sent: &InFlight, done: &Completion) {
         let Target::Primary(volume) = target else {
             if let Err(error) = &done.result {

@@ -1,28 +1,28 @@
-//! How a shard stands: facts that the rooms of its life decide and all others ask for.
+//! The standing of a shard: facts that a few rooms decide and all others read.
 
 use forebay_block::Instant;
 
 use crate::api::{Health, State, Trust};
 
-/// How a shard stands.
+/// The standing of a shard.
 #[derive(Debug)]
 pub(crate) struct Standing {
-    /// Where it is in its life.
+    /// The stage of the shard's life.
     pub state: State,
-    /// How its cache device is doing.
+    /// The health of the cache device.
     pub health: Health,
-    /// What is recorded outside of the cache of the trust in it.
+    /// The trust in the cache device, as recorded outside the cache.
     pub trust: Trust,
-    /// Writes go past the log, since it has no room for them.
+    /// Whether writes bypass the log because it has no room for them.
     pub overflows: bool,
-    /// When a client last asked for something.
+    /// When a client was last active.
     pub last_foreground: Instant,
-    /// When the cache device may next be asked whether it can still be written.
+    /// The earliest time for the next probe of the cache device.
     pub probe_at: Instant,
 }
 
 impl Standing {
-    /// Before the start, with a cache device that is trusted so.
+    /// The standing before the start, with the recorded trust in the cache device.
     pub fn new(trust: Trust, now: Instant) -> Self {
         Self {
             state: State::Recovering,

@@ -1,4 +1,4 @@
-//! What is told: events, counters and levels.
+//! Reporting: events, counters and levels.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, VolumeId};
 use forebay_format::EntryKind;
@@ -11,12 +11,12 @@ use crate::cache::Cache;
 use crate::key::Key;
 
 impl Cache {
-    /// Notes an event; it goes out at the end of the turn.
+    /// Queues an event; it is handed out at the end of the turn.
     pub(crate) fn tell(&mut self, event: Event) {
         self.out.tell(event);
     }
 
-    /// The cache device is used differently from now on.
+    /// Changes the health of the cache device and reports the change.
     pub(crate) fn set_health(&mut self, to: Health) {
         let from = std::mem::replace(&mut self.standing.health, to);
         if from != to {
@@ -24,14 +24,14 @@ impl Cache {
         }
     }
 
-    /// A clean block was found to have bad bytes.
+    /// Reports that a clean block was found corrupt.
     pub(crate) fn note_corrupt_clean(&mut self, key: Key) {
         self.stats.corrupt_clean += 1;
         let blocks = BlockRange { first: key.block(), count: 1 };
         self.tell(Event::CleanCorrupt { volume: key.volume(), blocks });
     }
 
-    /// Notes that a dirty block cannot be read back: it gives errors until it is overwritten.
+    /// Fences a dirty block that cannot be read back: reads of it fail until it is overwritten.
     pub(crate) fn fence(&mut self, key: Key) {
         if self.contents.fence(key) {
             self.stats.corrupt_dirty += 1;
@@ -40,7 +40,7 @@ impl Cache {
         }
     }
 
-    /// Recovery is over: what it found, and which blocks are lost since earlier.
+    /// Reports the results of recovery, and the blocks that are lost.
     pub(crate) fn tell_recovered(&mut self, found: Recovered) {
         let recovered = Recovered {
             blocks: self.contents.index().len(),
@@ -55,7 +55,7 @@ impl Cache {
         }
     }
 
-    /// Counts a client's read.
+    /// Counts the result of a read's cache lookup.
     pub(crate) fn note_lookup(&mut self, volume: VolumeId, found: Lookup) {
         self.stats.lookups += 1;
         let of_all = match found {
@@ -75,7 +75,7 @@ impl Cache {
         *of_volume += 1;
     }
 
-    /// Blocks of a volume that cannot be read back: how many, and where the first ranges are.
+    /// The number of a volume's blocks that cannot be read back, and their first ranges.
     pub(crate) fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
         let mut ranges: Vec<ByteRange> = Vec::new();
         let mut count = 0;

@@ -1,5 +1,5 @@
-//! What a block is stored against: of a delta the older version, of a similar block another's
-//! payload.
+//! Bases: a base is the stored block that a delta or a similar block is encoded against: the older
+//! version for a delta, another block's payload for a similar block.
 //!
 //! A base counts as living in its segment, and as dirty while the block is. When its segment is
 //! reclaimed, the block is written whole again or leaves the cache, so it never outlives its base.
@@ -10,21 +10,23 @@ use crate::contents::{Contents, Place};
 use crate::key::Key;
 use crate::ram::Ram;
 
-/// What a block is stored against.
+/// The payload that a block is stored against.
 #[derive(Clone, Copy, Debug)]
 pub struct Base {
-    /// Where that lies; dirty as the block is.
+    /// Place of the base. Its `dirty` is that of the block stored against it.
     pub place: Place,
-    /// It was written as another block's content, which counts it.
+    /// Whether the base was written as another block's content, so that the payload is counted
+    /// there.
     pub of_another: bool,
 }
 
-/// Where the RAM tier keeps a block's base. Keys of blocks have 48 bits.
+/// The key under which the RAM tier keeps a block's base. Keys of blocks have 48 bits, so the two
+/// never collide.
 pub fn base_key(key: Key) -> Key {
     Key(key.0 | BASE)
 }
 
-/// The block whose base, or whose own bytes, the RAM tier keeps under a key.
+/// The block whose base, or whose own bytes, the RAM tier keeps under this key.
 pub fn block_of(key: Key) -> Key {
     Key(key.0 & !BASE)
 }
@@ -32,7 +34,7 @@ pub fn block_of(key: Key) -> Key {
 const BASE: u64 = 1 << 63;
 
 impl Contents {
-    /// What a delta of the block is against, or would be.
+    /// The base that a delta of the block has, or would have.
     pub fn base_of(&self, key: Key) -> Option<Place> {
         let now = self.index.get(key)?;
         match now.kind {
@@ -41,28 +43,29 @@ impl Contents {
         }
     }
 
-    /// What a reader must know of a block that is stored as a delta or against a similar one: where
-    /// the other part is.
+    /// The base of a block that is stored as a delta or against a similar block. Reading the block
+    /// needs both.
     pub fn base_of_associate(&self, key: Key) -> Place {
         self.bases.get(&key).expect("a block stored against a base has one").place
     }
 
-    /// Whether a block is stored against another.
+    /// Whether a block is stored against a base.
     pub fn has_base(&self, key: Key) -> bool {
         self.bases.contains_key(&key)
     }
 
-    /// The number of blocks that are stored against another.
+    /// The number of blocks that are stored against a base.
     pub fn bases(&self) -> u64 {
         self.bases.len() as u64
     }
 
-    /// Where the RAM tier has a block's base, if it has it.
+    /// The key under which the RAM tier keeps a block's base, if it has it.
     pub fn base_in_ram(&self, key: Key) -> Key {
         if self.has_base(key) { base_key(key) } else { key }
     }
 
-    /// A base counts as dirty while its delta is: so its segment is not held to be dispensable.
+    /// Makes a base count as dirty while its delta is dirty, so that its segment is not considered
+    /// dispensable.
     pub(super) fn set_base_dirty(&mut self, key: Key, dirty: bool) {
         let Some(Base { place: base, .. }) = self.bases.get_mut(&key) else { return };
         let was = std::mem::replace(&mut base.dirty, dirty);

@@ -1,4 +1,4 @@
-//! What holds between calls, computed again and compared.
+//! Consistency check: recomputes the counts and compares them.
 
 use forebay_format::EntryKind;
 
@@ -8,7 +8,7 @@ impl Contents {
     /// Compares the counts with the index and the bases, and the dirty set with both.
     ///
     /// # Errors
-    /// What does not fit.
+    /// Describes the first inconsistency.
     pub fn check(&self) -> Result<(), String> {
         let empty = |segment: &Segment| Segment { live: 0, dirty: 0, ..*segment };
         let mut segments: Vec<Segment> = self.segments.iter().map(empty).collect();

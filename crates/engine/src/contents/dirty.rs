@@ -1,7 +1,7 @@
-//! Which blocks are dirty, in address order and by age.
+//! The dirty blocks, in address order and by age.
 //!
-//! A stripe of 256 blocks has one bitmap, so that the destager finds neighbours at once and a
-//! sequential load costs little memory. Ages are kept by stripe: the time of its oldest dirty
+//! A stripe of 256 blocks has one bitmap, so that the destager finds neighbors quickly and a
+//! sequential load costs little memory. Ages are kept per stripe: the time of its oldest dirty
 //! block, or earlier.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,12 +19,12 @@ const _: () = assert!(STRIPE_BLOCKS.is_multiple_of(64));
 pub struct Bits([u64; WORDS]);
 
 impl Bits {
-    /// Whether block `i` of the stripe is in it.
+    /// Whether block `i` of the stripe is in the set.
     pub fn get(&self, i: u64) -> bool {
         self.0[(i / 64) as usize] >> (i % 64) & 1 == 1
     }
 
-    /// Puts block `i` in or out; says whether that changed it.
+    /// Adds block `i` if `on`, else removes it; returns whether that changed the set.
     pub fn set(&mut self, i: u64, on: bool) -> bool {
         let word = &mut self.0[(i / 64) as usize];
         let was = *word >> (i % 64) & 1 == 1;
@@ -32,30 +32,30 @@ impl Bits {
         was != on
     }
 
-    /// The set as words, block 0 in the lowest bit of the first.
+    /// The set as bitmap words; block 0 is the lowest bit of the first word.
     pub fn words(&self) -> [u64; WORDS] {
         self.0
     }
 
-    /// The set that has these words.
+    /// The set with these bitmap words.
     pub fn from_words(words: [u64; WORDS]) -> Self {
         Self(words)
     }
 
-    /// Whether it has no block.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
     }
 }
 
-/// The dirty blocks of a stripe. Ages are exact for two generations: every block of `old` is dirty
-/// since `oldest` or later, every other one since `since` or later. When the last of `old` is
-/// clean, the others take its place.
+/// The dirty blocks of a stripe. Ages are exact for two generations: every block of `old` has been
+/// dirty since `oldest` or later, every other block since `since` or later. When the last block of
+/// `old` is clean, the others become `old`.
 #[derive(Debug)]
 struct Stripe {
     dirty: Bits,
     destaging: Bits,
-    /// Rewritten while dirty, since destaging last came by.
+    /// Rewritten while dirty, since destaging last passed.
     again: Bits,
     old: Bits,
     oldest: Instant,
@@ -68,13 +68,13 @@ impl Stripe {
         Self { dirty: none, destaging: none, again: none, old: none, oldest: since, since }
     }
 
-    /// A block is dirty since `at` at the earliest, and not of the old ones.
+    /// Notes that a block has been dirty since `at` or later, and is not one of the old ones.
     fn is_dirty_since(&mut self, i: u64, at: Instant) {
         self.old.set(i, false);
         self.since = self.since.min(at);
     }
 
-    /// Lets the younger ones be the old ones if there are no old ones; whether that changed
+    /// Promotes the younger blocks to `old` if `old` is empty; returns whether that changed
     /// anything.
     fn grow_old(&mut self) -> bool {
         let due = self.old.is_empty() && !self.dirty.is_empty();
@@ -101,27 +101,27 @@ pub struct Dirty {
 /// The dirty blocks of one volume.
 #[derive(Default, Debug)]
 struct Part {
-    /// `oldest` and the number of each stripe with a dirty block.
+    /// Entries of `oldest` and stripe number, for each stripe with a dirty block.
     ages: BTreeSet<(Instant, u64)>,
     blocks: u64,
 }
 
-/// Stripes of one volume: the numbers of stripes have the volume above these bits.
+/// Bits of a stripe number within its volume; the bits above them are the volume.
 const STRIPES_BITS: u32 = 32;
 const _: () = assert!(STRIPE_BLOCKS << STRIPES_BITS == 1 << 40, "where a key has the volume");
 
-/// The first block of the stripe a block is in, as a key.
+/// Splits a key into its stripe number and the position of the block in the stripe.
 fn stripe_of(key: Key) -> (u64, u64) {
     (key.0 / STRIPE_BLOCKS, key.0 % STRIPE_BLOCKS)
 }
 
 impl Dirty {
-    /// Number of dirty blocks.
+    /// The number of dirty blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Number of dirty blocks of a volume.
+    /// The number of dirty blocks of a volume.
     pub fn blocks_of(&self, volume: VolumeId) -> u64 {
         self.volumes.get(usize::from(volume.0)).map_or(0, |part| part.blocks)
     }
@@ -151,12 +151,13 @@ impl Dirty {
         self.contains(key) || self.is_destaging(key)
     }
 
-    /// The dirty blocks of a stripe, and those on their way to the primary.
+    /// The dirty blocks of a stripe, and those that are on their way to the primary.
     pub fn in_stripe(&self, stripe: u64) -> (Bits, Bits) {
         self.stripes.get(&stripe).map_or_else(Default::default, |s| (s.dirty, s.destaging))
     }
 
-    /// Adds a block that became dirty at `now`, or was rewritten then by a client, or only copied.
+    /// Adds a block at `now`; `by_client` says that a client wrote it, rather than reclaim copying
+    /// it.
     pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
@@ -174,7 +175,7 @@ impl Dirty {
         }
     }
 
-    /// Takes a block out: it is clean, or gone.
+    /// Removes a block that is clean or no longer cached.
     pub fn remove(&mut self, key: Key) {
         self.change(key, |stripe, i| {
             let was = stripe.dirty.set(i, false);
@@ -183,7 +184,7 @@ impl Dirty {
         });
     }
 
-    /// A dirty block is on its way to the primary.
+    /// Notes that a dirty block is on its way to the primary.
     pub fn begin_destaging(&mut self, key: Key) {
         let (number, i) = stripe_of(key);
         if let Some(stripe) = self.stripes.get_mut(&number) {
@@ -191,8 +192,8 @@ impl Dirty {
         }
     }
 
-    /// A block is not on its way to the primary any more. If the primary has the version that went
-    /// there from `started` on, the block is clean, or dirty since later than that.
+    /// Notes that a block is no longer on its way to the primary. With `started`, the primary has
+    /// the version that set out then: the block is clean, or has been dirty since later than that.
     pub fn end_destaging(&mut self, key: Key, started: Option<Instant>) {
         self.change(key, |stripe, i| {
             stripe.destaging.set(i, false);
@@ -203,8 +204,8 @@ impl Dirty {
         });
     }
 
-    /// Changes what is known of a block, which makes this many clean, and brings its stripe up to
-    /// date.
+    /// Changes the state of a block; `change` returns how many blocks that made clean. Then updates
+    /// the stripe's age.
     fn change(&mut self, key: Key, change: impl FnOnce(&mut Stripe, u64) -> u64) {
         let (number, i) = stripe_of(key);
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
@@ -224,13 +225,13 @@ impl Dirty {
         part.ages.extend(age);
     }
 
-    /// When the oldest dirty block was written, or earlier.
+    /// When the oldest dirty block was written, or an earlier time.
     pub fn oldest(&self) -> Option<Instant> {
         let parts = self.volumes.iter().filter_map(|part| part.ages.first());
         parts.map(|&(at, _)| at).min()
     }
 
-    /// The same of one volume.
+    /// When the oldest dirty block of a volume was written, or an earlier time.
     pub fn oldest_of(&self, volume: VolumeId) -> Option<Instant> {
         self.volumes.get(usize::from(volume.0))?.ages.first().map(|&(at, _)| at)
     }
@@ -245,9 +246,10 @@ impl Dirty {
         })
     }
 
-    /// The next block in the stripes of `range`, in address order and not before its start, that is
-    /// dirty and not on its way; stops after `stripes_max` stripes and returns where to go on. In
-    /// stripes that became dirty after `spare_after`, it passes over rewritten blocks, once.
+    /// The next block in the stripes of `range`, in address order from its start, that is dirty and
+    /// not on its way to the primary. Stops after `stripes_max` stripes and returns the key at
+    /// which to continue. In stripes that became dirty after `spare_after`, skips each rewritten
+    /// block once.
     pub fn next_from(
         &mut self,
         range: Range<Key>,
@@ -330,7 +332,7 @@ mod tests {
         );
     }
 
-    /// Destages a block that was not rewritten meanwhile.
+    /// Destages a block that is not rewritten meanwhile.
     fn destage(dirty: &mut Dirty, key: u64, started: u64) {
         dirty.begin_destaging(Key(key));
         dirty.remove(Key(key));
@@ -362,11 +364,11 @@ mod tests {
         assert_eq!(dirty.oldest(), Some(Instant(6)));
         destage(&mut dirty, 2, 21);
         assert_eq!(dirty.oldest(), Some(Instant(6)), "1 is still there");
-        // It is tried, but the primary fails.
+        // A destage is tried, but the primary fails.
         dirty.begin_destaging(Key(1));
         dirty.end_destaging(Key(1), None);
         assert_eq!(dirty.oldest(), Some(Instant(6)));
-        // It is rewritten on its way, so what was old of it is on the primary.
+        // The block is rewritten while on its way, so its old version is on the primary.
         dirty.begin_destaging(Key(1));
         dirty.insert(Instant(31), Key(1), true);
         dirty.end_destaging(Key(1), Some(Instant(30)));

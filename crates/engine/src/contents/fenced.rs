@@ -1,4 +1,4 @@
-//! Which blocks cannot be read back.
+//! The blocks that cannot be read back.
 
 use std::collections::BTreeSet;
 use std::ops::Deref;
@@ -15,7 +15,7 @@ pub struct Fenced {
 }
 
 impl Fenced {
-    /// Adds a block; whether it is new.
+    /// Adds a block; returns whether it is new.
     pub fn insert(&mut self, key: Key) -> bool {
         let new = self.keys.insert(key);
         let at = usize::from(key.volume().0);
@@ -24,7 +24,7 @@ impl Fenced {
         new
     }
 
-    /// Takes a block out; whether it was there.
+    /// Removes a block; returns whether it was there.
     pub fn remove(&mut self, key: &Key) -> bool {
         let was = self.keys.remove(key);
         if was {
@@ -33,7 +33,7 @@ impl Fenced {
         was
     }
 
-    /// How many a volume has.
+    /// The number of fenced blocks of a volume.
     pub fn of_volume(&self, volume: VolumeId) -> u64 {
         self.volumes.get(usize::from(volume.0)).copied().unwrap_or(0)
     }

@@ -1,12 +1,12 @@
-//! Where each cached block lies: an exact map from block to place, in one fixed allocation.
+//! The place of each cached block: an exact map from block to place, in one fixed allocation.
 //!
-//! Two-choice buckets of eight 16-byte slots. A key of 48 bits is scrambled by an invertible
-//! function and divided by the number of buckets: the remainder is the home bucket, the quotient
-//! is stored. The other bucket is `f(quotient) - home`, so one bit tells which of the two a slot
-//! is in and the key can be rebuilt: there are no false hits. When both buckets are full, slots
-//! are moved to their other bucket along a bounded path (cuckoo hashing, Pagh and Rodler, ESA
-//! 2001). What finds no place even so goes to a small overflow list; the caller keeps it short by
-//! evicting when [`Index::is_full`].
+//! A table of two-choice buckets with eight 16-byte slots each. A key of 48 bits is scrambled by an
+//! invertible function and divided by the number of buckets: the remainder is the home bucket, the
+//! quotient is stored. The other bucket is `f(quotient) - home`. So one bit tells which of the two
+//! buckets a slot is in, and the key can be rebuilt: there are no false hits. When both buckets are
+//! full, slots are moved to their other bucket along a bounded path (cuckoo hashing, Pagh and
+//! Rodler, ESA 2001). A block that still finds no slot goes to a small overflow list; the caller
+//! keeps the list short by evicting when [`Index::is_full`].
 //!
 //! A slot is `quotient 36 | segment 20 | kind 3 | meta 3 | dirty 1 | second 1` and
 //! `offset/8 19 | length 13 | crc 32`. A kind of zero marks a free slot.
@@ -23,43 +23,43 @@ const BUCKETS_MIN: u64 = 1 << (KEY_BITS - QUOTIENT_BITS);
 const KICKS_MAX: usize = 200;
 /// Share of the slots, in percent, that may be used before the index counts as full.
 const LOAD_PERCENT: u64 = 92;
-/// Bytes of memory a slot takes.
+/// Bytes of memory per slot.
 pub const SLOT_BYTES: u64 = 16;
 /// The largest number of segments in a shard's area.
 pub const SEGMENTS_MAX: u64 = 1 << 20;
-/// The largest segment in bytes.
+/// The size of the largest segment, in bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 8 << 19;
 
 const _: () = assert!(BLOCK_SIZE < 1 << 13, "a length fits its 13 bits");
 
-/// Where a block's newest version lies, and what the policy remembers of it.
+/// The place of a block's newest version, with the eviction policy's bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Segment, by its position in the shard's area.
+    /// Position of the segment in the shard's area.
     pub segment: u32,
-    /// Bytes from the segment's start, a multiple of 8; for a block without payload a number
-    /// of its own within the record. With `kind` never the same for two versions of a block in
-    /// one life of the segment.
+    /// Bytes from the start of the segment, a multiple of 8; for a block without payload, a number
+    /// that is unique within the record. Together with `kind` it never repeats for two versions of
+    /// a block in one life of the segment.
     pub offset: u32,
-    /// Payload bytes.
+    /// Length of the payload, in bytes.
     pub len: u16,
-    /// How the payload is to be read.
+    /// The form of the payload.
     pub kind: EntryKind,
     /// CRC32C of the payload.
     pub crc: u32,
-    /// Newer than the primary.
+    /// Whether the block is newer than the primary.
     pub dirty: bool,
     /// Three bits of the eviction policy.
     pub meta: u8,
 }
 
 impl Place {
-    /// Whether it is the same version of the block.
+    /// Whether both places are the same version of the block.
     pub fn is_same_version(&self, other: &Self) -> bool {
         self.segment == other.segment && self.offset == other.offset && self.kind == other.kind
     }
 
-    /// The pages of its segment that the payload lies in, in bytes.
+    /// The range of pages that the payload covers, in bytes from the start of the segment.
     pub fn pages(&self) -> std::ops::Range<u32> {
         let page = PAGE as u32;
         let end = self.offset + u32::from(self.len);
@@ -124,7 +124,7 @@ impl Slot {
     }
 }
 
-/// The kinds that are ever in the index; zero is a free slot.
+/// The stored number of a kind that may be in the index; zero marks a free slot.
 fn kind_bits(kind: EntryKind) -> u8 {
     match kind {
         EntryKind::Raw => 1,
@@ -138,7 +138,7 @@ fn kind_bits(kind: EntryKind) -> u8 {
     }
 }
 
-/// Buckets of an index for `blocks` blocks.
+/// Number of buckets of an index for `blocks` blocks.
 fn buckets(blocks: u64) -> u64 {
     (blocks * 100).div_ceil(LOAD_PERCENT).div_ceil(SLOTS as u64).max(BUCKETS_MIN)
 }
@@ -148,12 +148,12 @@ pub fn bytes_for(blocks: u64) -> u64 {
     buckets(blocks) * SLOTS as u64 * SLOT_BYTES
 }
 
-/// The most blocks of which the index takes at most so much memory.
+/// The largest number of blocks whose index fits in `bytes` bytes of memory.
 pub fn blocks_in(bytes: u64) -> u64 {
     bytes / SLOT_BYTES / 100 * LOAD_PERCENT
 }
 
-/// The map of one shard.
+/// The index of one shard.
 pub struct Index {
     slots: Box<[Slot]>,
     buckets: u64,
@@ -163,7 +163,7 @@ pub struct Index {
 }
 
 impl Index {
-    /// Room for `blocks` blocks at least.
+    /// Returns an empty index with room for at least `blocks` blocks.
     pub fn new(blocks: u64) -> Self {
         let buckets = buckets(blocks);
         let total = usize::try_from(buckets).expect("the index fits memory") * SLOTS;
@@ -176,22 +176,22 @@ impl Index {
         }
     }
 
-    /// Blocks in it.
+    /// The number of blocks in the index.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Blocks it was made for.
+    /// The number of blocks that the index was made for.
     pub fn capacity(&self) -> u64 {
         self.limit
     }
 
-    /// Bytes of memory it takes.
+    /// Bytes of memory that the index takes.
     pub fn bytes(&self) -> u64 {
         self.slots.len() as u64 * SLOT_BYTES
     }
 
-    /// Whether the caller should evict before it adds more.
+    /// Whether the caller should evict before adding more blocks.
     pub fn is_full(&self) -> bool {
         self.len >= self.limit
     }
@@ -216,20 +216,19 @@ impl Index {
         })
     }
 
-    /// Asks the memory for a block's buckets, so that they are near when the block is looked for
-    /// soon: a lookup waits for memory most of its time, and the processor can wait for many at
-    /// once.
+    /// Prefetches a block's buckets before a lookup: a lookup spends most of its time waiting for
+    /// memory, and the processor can wait for many accesses at the same time.
     pub fn warm(&self, key: Key) {
         let (home, quotient) = self.home(key);
         let second = self.other(home, quotient);
         for bucket in [home, second] {
             let start = bucket as usize * SLOTS;
-            // Two lines of 64 bytes.
+            // The bucket spans two cache lines of 64 bytes.
             std::hint::black_box(self.slots[start].0 ^ self.slots[start + SLOTS - 1].0);
         }
     }
 
-    /// Where the block lies, if it is cached.
+    /// The place of a block, if it is cached.
     pub fn get(&self, key: Key) -> Option<Place> {
         match self.find(key) {
             Some(i) => Some(self.slots[i].place()),
@@ -238,7 +237,7 @@ impl Index {
         }
     }
 
-    /// Changes the place of a block that is in the index, keeping its version.
+    /// Changes the place of a block that is in the index; its version stays the same.
     pub fn update(&mut self, key: Key, change: impl FnOnce(&mut Place)) {
         if let Some(i) = self.find(key) {
             let slot = self.slots[i];
@@ -250,7 +249,7 @@ impl Index {
         }
     }
 
-    /// Puts a block in, or moves it; returns where it was.
+    /// Adds a block or replaces its place; returns the old place.
     pub fn insert(&mut self, key: Key, place: Place) -> Option<Place> {
         if let Some(i) = self.find(key) {
             let slot = self.slots[i];
@@ -269,14 +268,14 @@ impl Index {
         None
     }
 
-    /// All blocks in it, in no order.
+    /// All blocks in the index, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (Key, Place)> {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| !slot.is_free());
         let used = used.map(|(i, &slot)| (self.key_of((i / SLOTS) as u64, slot), slot.place()));
         used.chain(self.overflow.iter().copied())
     }
 
-    /// Takes a block out; returns where it was.
+    /// Removes a block; returns its place.
     pub fn remove(&mut self, key: Key) -> Option<Place> {
         let was = if let Some(i) = self.find(key) {
             std::mem::take(&mut self.slots[i]).place()
@@ -289,7 +288,7 @@ impl Index {
         Some(was)
     }
 
-    /// Gives the overflow's last block another try, since a slot came free.
+    /// Retries the overflow's last block after a slot became free.
     fn relieve_overflow(&mut self) {
         if let Some((key, place)) = self.overflow.pop() {
             let (home, quotient) = self.home(key);
@@ -299,8 +298,8 @@ impl Index {
         }
     }
 
-    /// Places a slot whose home is `bucket`, moving others along; gives back the one that is
-    /// left without a place in the end.
+    /// Places a slot whose home is `bucket`, moving other slots as needed; returns the slot that is
+    /// left without a place in the end, if any.
     fn settle(&mut self, mut bucket: u64, mut slot: Slot) -> Result<(), (Key, Place)> {
         for kick in 0..KICKS_MAX {
             for (bucket, slot) in [(bucket, slot), self.moved(bucket, slot)] {
@@ -342,7 +341,7 @@ fn scramble(key: u64) -> u64 {
     x ^ x >> 24
 }
 
-/// The inverse of [`scramble`]. A shift by half the width undoes itself.
+/// The inverse of [`scramble`]. A shift by half the width is its own inverse.
 fn unscramble(mixed: u64) -> u64 {
     let mut x = mixed ^ mixed >> 24;
     for m in MULTIPLIERS.into_iter().rev() {

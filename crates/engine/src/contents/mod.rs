@@ -1,7 +1,7 @@
-//! What is cached: where each block lies, what it is stored against, which blocks are dirty, which
-//! cannot be read back, and how much of each segment is still needed.
+//! The contents of the cache: the place of each block and its base, the dirty blocks, the blocks
+//! that cannot be read back, and the number of blocks in each segment that are still needed.
 //!
-//! This is the only place where a block becomes cached, clean, fenced or forgotten: each method
+//! This is the only place where a block becomes cached, clean, fenced or forgotten. Each method
 //! leaves index, bases, dirty set and the counts of segments consistent with each other, as
 //! [`Contents::check`] verifies.
 
@@ -33,47 +33,48 @@ use crate::ram::Ram;
 pub struct Stored {
     /// The block.
     pub key: Key,
-    /// Where the version lies.
+    /// Place of the version.
     pub place: Place,
 }
 
-/// What is cached in one shard.
+/// The contents of one shard's cache.
 pub struct Contents {
     index: Index,
-    /// What the blocks are stored against that are not stored whole.
+    /// The bases of blocks that are not stored whole.
     bases: KeyMap<Base>,
     dirty: Dirty,
-    /// Blocks that cannot be read back: all of them are dirty.
+    /// Blocks that cannot be read back; all of them are dirty.
     fenced: Fenced,
     /// Dirty blocks that could not be read back from a failed device, and when to try again.
     unreadable: BTreeMap<Key, Instant>,
     sharing: Sharing,
-    /// By position.
+    /// Indexed by position.
     segments: Vec<Segment>,
-    /// Dirty blocks by segment and volume, where there are several volumes.
+    /// Dirty blocks by segment and volume; empty if there is only one volume.
     dirty_of: Vec<u32>,
     volumes: usize,
     /// No segment before this one has a dirty block.
     dirty_floor: SegmentSeq,
-    /// Bytes of the payloads that are blocks' newest versions, or bases of those.
+    /// Total length of the payloads of newest versions and their bases, in bytes.
     payload_bytes: u64,
-    /// The number of these payloads of each kind, by its number.
+    /// The number of these payloads, indexed by kind.
     stored: [u64; EntryKind::NUMBERS],
 }
 
-/// What is needed of a segment.
+/// The part of a segment that is still needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Segment {
-    /// Its number in the log.
+    /// Number of the segment in the log.
     seq: SegmentSeq,
-    /// Blocks whose newest version, or its base, lies in it.
+    /// Number of blocks whose newest version, or its base, is in the segment.
     live: u32,
-    /// Those of them that are dirty.
+    /// Number of these blocks that are dirty.
     dirty: u32,
 }
 
 impl Contents {
-    /// Nothing is cached; room for `blocks` blocks in `segments` segments, of `volumes` volumes.
+    /// Returns empty contents with room for `blocks` blocks, in `segments` segments, of `volumes`
+    /// volumes.
     pub fn new(blocks: u64, segments: usize, volumes: usize) -> Self {
         let rows = if volumes > 1 { segments } else { 0 };
         Self {
@@ -92,14 +93,14 @@ impl Contents {
         }
     }
 
-    /// The same with nothing cached, and room for `blocks` blocks.
+    /// Empties the contents and makes room for `blocks` blocks.
     pub fn clear(&mut self, blocks: u64) {
         let empty = std::mem::replace(self, Self::new(1, self.segments.len(), self.volumes)).index;
         let reusable = empty.len() == 0 && empty.capacity() == blocks;
         self.index = if reusable { empty } else { Index::new(blocks) };
     }
 
-    /// The cache device is out of use: nothing lies there, and no block is dirty.
+    /// Drops everything: the cache device is out of use, and no block is dirty.
     pub fn give_up(&mut self) {
         assert_eq!(self.dirty.blocks(), 0, "dirty blocks are on the primary first");
         let dirty = std::mem::take(&mut self.dirty);
@@ -107,12 +108,12 @@ impl Contents {
         self.dirty = dirty;
     }
 
-    /// Where a block's newest version lies.
+    /// The place of a block's newest version.
     pub fn get(&self, key: Key) -> Option<Place> {
         self.index.get(key)
     }
 
-    /// Where it lies, if that is still this version.
+    /// The place of a block's newest version, if that is still the same version as `place`.
     pub fn same_version(&self, key: Key, place: &Place) -> Option<Place> {
         self.index.get(key).filter(|now| now.is_same_version(place))
     }
@@ -122,43 +123,43 @@ impl Contents {
         self.index.iter().filter(|(_, place)| !place.dirty).map(|(key, _)| key).collect()
     }
 
-    /// Where every block lies.
+    /// The index.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Which blocks are dirty.
+    /// The dirty blocks.
     pub fn dirty(&self) -> &Dirty {
         &self.dirty
     }
 
-    /// Which blocks cannot be read back.
+    /// The blocks that cannot be read back.
     pub fn fenced(&self) -> &Fenced {
         &self.fenced
     }
 
-    /// Dirty blocks that destaging can do something about: what cannot be read back any more must
-    /// not hold up writes for ever.
+    /// Number of dirty blocks that can be destaged. Blocks that cannot be read back must not hold
+    /// up writes forever.
     pub fn dirty_level(&self) -> u64 {
         self.dirty.blocks() - self.fenced.len() as u64
     }
 
-    /// The same of one volume.
+    /// Number of dirty blocks of a volume that can be destaged.
     pub fn dirty_level_of(&self, volume: VolumeId) -> u64 {
         self.dirty.blocks_of(volume) - self.fenced.of_volume(volume)
     }
 
-    /// Blocks whose newest version, or its base, lies in the segment at a position.
+    /// Number of blocks whose newest version, or its base, is in the segment at a position.
     pub fn live_in(&self, index: usize) -> u32 {
         self.segments[index].live
     }
 
-    /// Those of them that are dirty.
+    /// Number of these blocks that are dirty.
     pub fn dirty_in(&self, index: usize) -> u32 {
         self.segments[index].dirty
     }
 
-    /// The same of one volume.
+    /// Number of these blocks that are dirty and belong to a volume.
     pub fn dirty_of(&self, index: usize, volume: VolumeId) -> u32 {
         match self.volumes {
             1 => self.segments[index].dirty,
@@ -166,17 +167,17 @@ impl Contents {
         }
     }
 
-    /// Bytes of the payloads that are blocks' newest versions, or bases of those.
+    /// Total length of the payloads of newest versions and their bases, in bytes.
     pub fn payload_bytes(&self) -> u64 {
         self.payload_bytes
     }
 
-    /// The number of these payloads of a kind.
+    /// The number of these payloads of one kind.
     pub fn stored(&self, kind: EntryKind) -> u64 {
         self.stored[kind as usize]
     }
 
-    /// A segment begins at a position: nothing is there yet.
+    /// Begins an empty segment at a position.
     pub fn begin_segment(&mut self, index: usize, seq: SegmentSeq) {
         assert!(self.sharers_in(index).is_empty(), "a free segment");
         let segment = &mut self.segments[index];
@@ -184,7 +185,7 @@ impl Contents {
         segment.seq = seq;
     }
 
-    /// No segment before this one has a dirty block.
+    /// Sets the segment before which no segment has a dirty block.
     pub fn set_dirty_floor(&mut self, seq: SegmentSeq) {
         self.dirty_floor = seq;
     }
@@ -203,10 +204,10 @@ impl Contents {
     }
 }
 
-/// What changes.
+/// Changes; each leaves all parts consistent.
 impl Contents {
-    /// Makes `place` the newest version of a block, at `now`: a client's, or a copy; `against` is
-    /// what a similar block is stored against. A base that is needed no more leaves RAM.
+    /// Makes `place` the newest version of a block at `now`, written by a client or copied.
+    /// `against` is the base of a similar block. A base that is no longer needed leaves RAM.
     pub fn place(
         &mut self,
         now: Instant,
@@ -235,7 +236,7 @@ impl Contents {
         }
         self.set_base_dirty(key, place.dirty);
         if place.dirty {
-            // A copy forward keeps its age; a rewrite is as old as its stripe says.
+            // A copy forward keeps its age; a rewrite gets the age of its stripe.
             self.dirty.insert(now, key, by_client);
         } else {
             self.dirty.remove(key);
@@ -247,7 +248,7 @@ impl Contents {
         }
     }
 
-    /// Takes a block out of the cache.
+    /// Removes a block from the cache.
     pub fn forget(&mut self, key: Key, ram: &mut Ram) {
         if let Some(was) = self.index.remove(key) {
             self.count_out(key, &was);
@@ -260,23 +261,23 @@ impl Contents {
         self.forget_unreadable(key);
     }
 
-    /// Notes that the primary has a block's newest version, which lies at `place`.
+    /// Notes that the primary has a block's newest version, which is at `place`.
     pub fn mark_clean(&mut self, key: Key, place: &Place) {
         self.count_dirty(place.segment, key.volume(), true, false);
         self.index.update(key, |place| place.dirty = false);
         self.set_base_dirty(key, false);
         self.dirty.remove(key);
-        // A reader may have found its copy here bad meanwhile: the primary has it now.
+        // A reader may have found the cached copy corrupt in the meantime; the primary has it now.
         self.fenced.remove(&key);
         self.forget_unreadable(key);
     }
 
-    /// Notes that a dirty block cannot be read back; whether that is news.
+    /// Notes that a dirty block cannot be read back; returns whether that is new.
     pub fn fence(&mut self, key: Key) -> bool {
         self.fenced.insert(key)
     }
 
-    /// Changes what the eviction policy remembers of a block.
+    /// Changes the eviction policy's bits of a block.
     pub fn update_meta(&mut self, key: Key, change: impl FnOnce(u8) -> u8) {
         self.index.update(key, |place| place.meta = change(place.meta));
     }
@@ -291,22 +292,23 @@ impl Contents {
         self.dirty.next_from(range, stripes_max, spare_after)
     }
 
-    /// A dirty block is on its way to the primary.
+    /// Notes that a dirty block is on its way to the primary.
     pub fn begin_destaging(&mut self, key: Key) {
         self.dirty.begin_destaging(key);
     }
 
-    /// It is no more: see [`Dirty::end_destaging`].
+    /// Notes that a block is no longer on its way to the primary: see [`Dirty::end_destaging`].
     pub fn end_destaging(&mut self, key: Key, started: Option<Instant>) {
         self.dirty.end_destaging(key, started);
     }
 
-    /// A failed device could not read a dirty block back: it is left alone until then.
+    /// Notes that a failed device could not read a dirty block back: it is not retried before
+    /// `until`.
     pub fn note_unreadable(&mut self, key: Key, until: Instant) {
         self.unreadable.insert(key, until);
     }
 
-    /// Until when a block is left alone that could not be read back.
+    /// The time before which a block that could not be read back is not retried.
     pub fn unreadable_until(&self, key: Key) -> Option<Instant> {
         self.unreadable.get(&key).copied()
     }
@@ -331,7 +333,7 @@ impl Contents {
         self.payload_bytes -= u64::from(place.len);
     }
 
-    /// Counts a block of a volume in a segment that was dirty, or is now, or both.
+    /// Updates the dirty counts of a segment and a volume for a block that was or is dirty.
     fn count_dirty(&mut self, index: u32, volume: VolumeId, was: bool, is: bool) {
         let index = index as usize;
         let segment = &mut self.segments[index];

@@ -1,25 +1,25 @@
-//! Payloads that several blocks share, or that a block is stored against: in the index such a block
-//! has another one's place, or a base there.
+//! Shared payloads: a block may have the place of another block's payload in the index, or have its
+//! base there.
 //!
-//! When a segment is reclaimed, its footer names the blocks written in it. Those to which a later
-//! segment gave a payload in it are listed here, and found again by recovery. Such a block's place
-//! may be durable before its entry is: until then the block is *unsettled*, and nothing may be
-//! written to the primary.
+//! When a segment is reclaimed, its footer names the blocks written in it. The blocks to which a
+//! later segment gave a payload in it are listed here; recovery rebuilds the list. The place of
+//! such a block may be durable before its entry is. Until its entry is durable the block is
+//! *unsettled*, and must not be written to the primary.
 
 use forebay_format::{Lsn, SegmentSeq};
 
 use crate::contents::Contents;
 use crate::key::{Key, KeyMap};
 
-/// Which payloads have further users.
+/// The blocks that use payloads written for other blocks.
 #[derive(Debug)]
 pub(super) struct Sharing {
-    /// By the position of the segment: blocks to which a later segment has given a payload that
-    /// lies in it, unless they have got another since.
+    /// By position of the segment: blocks to which a later segment has given a payload in it. Some
+    /// may have received another payload since.
     sharers: Vec<Vec<Key>>,
-    /// The number of all of them.
+    /// Total number of blocks in `sharers`.
     count: u64,
-    /// Blocks whose entry is not durable although its payload may be, and that entry's record.
+    /// Blocks whose entry is not durable although its payload may be, with the entry's record.
     unsettled: KeyMap<Lsn>,
 }
 
@@ -30,8 +30,8 @@ impl Sharing {
 }
 
 impl Contents {
-    /// Notes, unless the footer will, that an entry in segment `now` gives a block a payload in
-    /// segment `old`, at position `index`.
+    /// Notes that an entry in segment `now` gives a block a payload in segment `old`, at position
+    /// `index`. Does nothing if both are the same segment, since the footer will name the block.
     pub fn note_sharer(&mut self, key: Key, index: usize, old: SegmentSeq, now: SegmentSeq) {
         let seq = self.segments[index].seq;
         assert_eq!(seq, old, "a segment stays until what rests on it is in the log");
@@ -41,40 +41,40 @@ impl Contents {
         }
     }
 
-    /// Blocks to which later segments have given a payload in the segment at a position.
+    /// The blocks to which later segments have given a payload in the segment at a position.
     pub fn sharers_in(&self, index: usize) -> &[Key] {
         &self.sharing.sharers[index]
     }
 
-    /// Forgets them.
+    /// Forgets these blocks.
     pub fn drop_sharers(&mut self, index: usize) {
         let sharers = std::mem::take(&mut self.sharing.sharers[index]);
         self.sharing.count -= sharers.len() as u64;
     }
 
-    /// The number of these in all segments.
+    /// The number of these blocks in all segments.
     pub fn sharers(&self) -> u64 {
         self.sharing.count
     }
 
-    /// Whether their number is right.
+    /// Whether the count matches the lists.
     pub(super) fn sharers_add_up(&self) -> bool {
         let all: usize = self.sharing.sharers.iter().map(Vec::len).sum();
         self.sharing.count == all as u64
     }
 
-    /// A block shares a payload from this record on.
+    /// Notes that a block shares a payload from this record on.
     pub fn note_unsettled(&mut self, key: Key, lsn: Lsn) {
         self.sharing.unsettled.insert(key, lsn);
     }
 
-    /// Every record up to `lsn` is durable.
+    /// Notes that every record up to `lsn` is durable.
     pub fn settle(&mut self, lsn: Lsn) {
         self.sharing.unsettled.retain(|_, at| *at > lsn);
     }
 
-    /// The record that has to be durable before the block may be destaged, beside the one that its
-    /// payload lies in.
+    /// The record that must be durable before the block may be destaged, in addition to the one
+    /// that holds its payload.
     pub fn unsettled(&self, key: Key) -> Option<Lsn> {
         self.sharing.unsettled.get(&key).copied()
     }

@@ -1,4 +1,5 @@
-//! A random walk of [`Contents`] next to a plain map, and what [`Contents::check`] objects to.
+//! A random walk of [`Contents`] next to a plain map, and the faults that [`Contents::check`]
+//! reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,18 +9,18 @@ use super::*;
 
 const SEGMENTS: u64 = 8;
 const VOLUMES: u64 = 2;
-/// Blocks of each volume: few, so that each is rewritten often.
+/// Number of blocks of each volume: few, so that each is rewritten often.
 const BLOCKS: u64 = 40;
 
-/// What the plain map knows of a block.
+/// The plain map's state of a block.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     place: Place,
-    /// What it is stored against, and whether that is another block's payload.
+    /// The base, and whether it is another block's payload.
     base: Option<(Place, bool)>,
 }
 
-/// Contents next to a plain map that is to say the same.
+/// Contents, next to a plain map that must agree with them.
 struct Walk {
     contents: Contents,
     ram: Ram,
@@ -27,9 +28,9 @@ struct Walk {
     map: BTreeMap<Key, Known>,
     fenced: BTreeSet<Key>,
     sharers: [Vec<Key>; SEGMENTS as usize],
-    /// The segment that is written.
+    /// The segment that is being written.
     head: SegmentSeq,
-    /// Offset of the next payload there.
+    /// Offset of the next payload in that segment.
     offset: u32,
 }
 
@@ -58,14 +59,14 @@ impl Walk {
         Key::new(volume, self.numbers.below(BLOCKS))
     }
 
-    /// A block of the map that `fits`, in no order.
+    /// A random block of the map that `fits`.
     fn pick(&mut self, fits: impl Fn(&Known) -> bool) -> Option<(Key, Known)> {
         let from = self.any_key();
         let (before, after) = (self.map.range(..from), self.map.range(from..));
         after.chain(before).find(|(_, known)| fits(known)).map(|(&key, &known)| (key, known))
     }
 
-    /// A place in the open segment.
+    /// A new place in the open segment.
     fn new_place(&mut self, kind: EntryKind, dirty: bool) -> Place {
         self.offset += 8;
         let len = if kind.has_payload() { 1 + self.numbers.below(4096) as u16 } else { 0 };
@@ -73,8 +74,8 @@ impl Walk {
         Place { segment, offset: self.offset, len, kind, crc: 0, dirty, meta: 0 }
     }
 
-    /// The oldest segment leaves the log, with the blocks that lie there or rest on it, and the
-    /// next one begins in its place.
+    /// Removes the oldest segment with the blocks that lie in it or have their base there, and
+    /// begins the next segment in its place.
     fn begin_segment(&mut self) {
         self.head = self.head.next();
         self.offset = 0;
@@ -94,7 +95,7 @@ impl Walk {
         self.fenced.remove(&key);
     }
 
-    /// Gives a block a new version, in a form that what is known of it allows.
+    /// Gives a block a new version, in a form that its current state allows.
     fn place(&mut self) {
         let key = self.any_key();
         let was = self.map.get(&key).copied();
@@ -171,7 +172,7 @@ impl Walk {
         }
     }
 
-    /// Everything that contents say, next to what follows from the map.
+    /// Compares everything that the contents report with the map.
     fn compare(&mut self) {
         self.contents.check().unwrap();
         for volume in 0..VOLUMES {
@@ -210,7 +211,7 @@ impl Walk {
     }
 }
 
-/// Where a block lies, and where its base does.
+/// The places of a block and of its base.
 fn places(known: &Known) -> Vec<Place> {
     [Some(known.place), known.base.map(|(base, _)| base)].into_iter().flatten().collect()
 }
@@ -252,7 +253,7 @@ fn sound() -> Contents {
     contents
 }
 
-/// What `check` says when `spoil` has been done to sound contents.
+/// The error of `check` after `spoil` has changed sound contents.
 fn objection(spoil: impl FnOnce(&mut Contents)) -> String {
     let mut contents = sound();
     assert_eq!(contents.check(), Ok(()));

@@ -1,5 +1,5 @@
-//! The bytes of a destage are collected: from RAM, from records that could not be written, and from
-//! the cache device.
+//! Gathering the bytes of a destage from RAM, from records that could not be written, and from the
+//! cache device.
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_format::EntryKind;
@@ -15,7 +15,7 @@ use crate::log::read::{Near, Reader, SegmentRead};
 use crate::slab::Id;
 
 impl Destaging {
-    /// Collects the blocks' bytes from RAM and the cache device.
+    /// Gathers the bytes of a destage's blocks and starts the reads that this needs.
     pub(super) fn gather(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let destage = self.destages.get_mut(id);
         let volume = destage.volume;
@@ -53,7 +53,7 @@ impl Destaging {
         for (block, item, base) in deltas {
             cache.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
         }
-        // What was written together lies together: one read for all of it.
+        // Blocks that were written together lie together: one read fetches them all.
         let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
         for read in SegmentRead::all(Reader::Destage(id), near, from_device) {
             self.destages.get_mut(id).reads += 1;
@@ -62,7 +62,7 @@ impl Destaging {
         self.gathered(cache, id, fx);
     }
 
-    /// Blocks have been read back from the cache device.
+    /// Takes blocks that were read back from the cache device.
     pub fn read_back(
         &mut self,
         cache: &mut Cache,
@@ -83,8 +83,8 @@ impl Destaging {
         self.gathered(cache, id, fx);
     }
 
-    /// A block of a destage that is stored as a delta is there, or could not be read, or is not
-    /// what was written.
+    /// Takes a block that is stored as a delta: `bytes` is its content, or `None` if it could not
+    /// be read (`error`) or is corrupt.
     pub fn put_together(
         &mut self,
         cache: &mut Cache,

@@ -1,11 +1,11 @@
-//! Destaging: dirty blocks go to the primary in address order, neighbours in one write.
+//! Destaging: dirty blocks go to the primary in address order, neighbors in one write.
 //!
-//! A block that was rewritten since destaging last came by is spared this time, and goes the next
-//! (as in WOW: Gill and Modha, FAST 2005): it would probably have to be written again soon.
+//! A block that was rewritten since destaging last passed it is spared once and goes in the next
+//! round (as in WOW: Gill and Modha, FAST 2005), because it will probably be rewritten again soon.
 //!
 //! Only versions that are durable on the cache device are destaged, so that the primary is never
-//! ahead of what a crash leaves in the log. A block becomes clean when the primary has written
-//! it and a flush sent afterwards has completed, and only if it has not been rewritten meanwhile.
+//! ahead of the log that a crash leaves behind. A block becomes clean when the primary has written
+//! it and a flush sent afterwards has completed, and only if it was not rewritten in between.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,44 +28,46 @@ use crate::ticket::Ticket;
 mod gather;
 mod pace;
 
-/// One version of a block: where it lies in the log. Places are used again, numbers of segments are
-/// not, so the log may go on while a block is on its way to the primary.
+/// One version of a block: its place in the log. Places are reused but segment numbers are not, so
+/// the log may advance while a block is on its way to the primary.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     place: Place,
     seq: SegmentSeq,
-    /// What a delta is against.
+    /// The base, if the version is stored against one.
     base: Option<Place>,
-    /// A newer version has set out after this one was written: its destage answers for the block.
+    /// A newer version was started after this one was written; its destage now decides about the
+    /// block.
     passed: bool,
 }
 
-/// Neighbouring dirty blocks on their way to the primary.
+/// A run of adjacent dirty blocks on its way to the primary.
 #[derive(Debug)]
 pub struct Destage {
     volume: VolumeId,
     blocks: BlockRange,
-    /// The version of each block that is being written.
+    /// The version of each block that is written.
     versions: Vec<Version>,
     buf: IoBuf,
-    /// Reads outstanding.
+    /// Number of outstanding reads.
     reads: u32,
-    /// Blocks, by position, that could not be read back.
+    /// Positions of blocks that are corrupt on the cache device.
     bad: Vec<usize>,
-    /// The cache device could not read a block, and those that it could not read.
+    /// The error with which the cache device failed a read, and the positions of the blocks that it
+    /// failed.
     error: Option<IoError>,
     unread: Vec<usize>,
-    /// Writes that wait for a block.
+    /// Write-through writes that wait for a block.
     through: Vec<Id>,
-    /// The primary has it; a flush has not covered it yet.
+    /// The primary has written it, but no flush has covered it yet.
     written: bool,
     started: Instant,
-    /// The volume's `switches` then.
+    /// Value of the volume's `switches` when the destage started.
     switches: u64,
 }
 
 impl Destage {
-    /// Takes a block's bytes, or why there are none.
+    /// Stores a block's bytes, or notes why there are none.
     fn take(&mut self, block: usize, bytes: Option<&[u8]>, error: Option<IoError>) {
         match (error, bytes) {
             (Some(error), _) => {
@@ -80,50 +82,51 @@ impl Destage {
     }
 }
 
-/// What of the dirty blocks is on its way to the primaries, and how fast the rest follows.
+/// The destages in flight, and the pace of starting more.
 #[derive(Default)]
 pub struct Destaging {
     destages: Slab<Destage>,
-    /// Blocks that a write waits to be on the primary.
+    /// Blocks for which a write-through write waits, and those writes by block.
     urgent: VecDeque<Key>,
     through_waiters: KeyMap<Vec<Id>>,
     draining: bool,
 }
 
 impl Destaging {
-    /// Writes to primaries that are under way, or wait for a flush.
+    /// Number of destages whose write is in flight or waits for a flush.
     pub fn len(&self) -> usize {
         self.destages.len()
     }
 
-    /// Everything is destaged as fast as the primaries take it, or at the usual pace.
+    /// Switches between destaging as fast as the primaries allow and the usual pace.
     pub fn drain(&mut self, on: bool) {
         self.draining = on;
     }
 
-    /// A write waits for a dirty block to be on the primary.
+    /// Notes that a write waits until a dirty block is on the primary.
     pub fn wait_through(&mut self, key: Key, op: Id) {
         self.through_waiters.entry(key).or_default().push(op);
         self.urgent.push_back(key);
     }
 }
 
-/// How long written blocks wait for a flush of the primary that nobody asks for.
+/// How long written blocks wait for a flush of the primary when nothing else requests one.
 const FLUSH_AFTER: Duration = Duration::from_millis(100);
-/// Destages written that are worth a flush at once.
+/// Number of written destages that make a flush due immediately.
 const FLUSH_BATCH: usize = 256;
-/// Blocks collected at once, about: of more the primary would see the first only when the cache
-/// device had read nearly all.
+/// Approximate limit on the blocks gathered at the same time. With more, the primary would get the
+/// first block only after the cache device had read nearly all of them.
 const COLLECTED_MAX: u64 = 8 * STRIPE_BLOCKS;
-/// Stripes looked at in one step, and steps in one turn of the event loop.
+/// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
 const STRIPES_LOOKED_AT: usize = 64;
 const LOOKS_MAX: usize = 256;
-/// First pause after a failed destage write; doubled each time.
+/// Pause after the first failed destage write, and the number of times that it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_DOUBLINGS_MAX: u32 = 6;
 
 impl Destaging {
-    /// Starts the destages that the pacer allows; whether no request of a client is under way.
+    /// Starts the destages that the pacer allows. `is_idle` says that no client request is in
+    /// flight.
     pub fn pump(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
         self.start_urgent(cache, fx);
         if cache.health() == Health::Detached || cache.contents.dirty().blocks() == 0 {
@@ -145,7 +148,7 @@ impl Destaging {
     ) {
         let state = self.state(cache, volume, is_idle);
         let allowed = self.allowance(cache, volume, &state);
-        // Half of the write-cache depth is left for what was spared to be destaged in.
+        // Half of the write-cache depth is left for destaging blocks that were spared.
         let spare_after = cache.now - cache.config.write_cache_depth / 2;
         let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
         let all = Key::range(volume);
@@ -171,7 +174,7 @@ impl Destaging {
         cache.volume_mut(volume).flow.cursor = from;
     }
 
-    /// Starts what writes wait for, whatever the pace.
+    /// Starts the blocks that writes wait for, regardless of pace.
     fn start_urgent(&mut self, cache: &mut Cache, fx: &mut Effects) {
         for _ in 0..self.urgent.len() {
             let Some(key) = self.urgent.pop_front() else { return };
@@ -179,7 +182,7 @@ impl Destaging {
                 continue;
             }
             if !cache.contents.dirty().contains(key) {
-                // Gone meanwhile: discarded, or destaged by the usual round.
+                // No longer dirty: discarded, or destaged by the usual round.
                 self.wake_through(cache, key, &Ok(()));
             } else if cache.contents.fenced().contains(&key) {
                 self.wake_through(cache, key, &Err(ErrorKind::Corrupt.into()));
@@ -191,8 +194,8 @@ impl Destaging {
         }
     }
 
-    /// Lets the writes that wait for a block wait for the destage it is in, if that has the newest
-    /// version; else they wait for the next one.
+    /// If the destage in flight has the newest version of a block, makes the writes that wait for
+    /// the block wait for that destage; otherwise they wait for the next one.
     fn join_destage(&mut self, cache: &mut Cache, key: Key) {
         let found = self.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)?;
@@ -210,9 +213,9 @@ impl Destaging {
         }
     }
 
-    /// Lets a newer version of a block set out while the primary has an older one that it has not
-    /// flushed: that one is written, so the newer one cannot come before it. Otherwise each rewrite
-    /// of a block would wait for a flush. False if it cannot.
+    /// Allows a newer version of a block to start while the primary has an unflushed older one. The
+    /// older version is already written, so the newer one cannot overtake it. Otherwise each
+    /// rewrite of a block would wait for a flush. Returns false if it is not allowed.
     fn pass_written(&mut self, cache: &mut Cache, key: Key) -> bool {
         let found = self.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)? as usize;
@@ -233,7 +236,7 @@ impl Destaging {
         }
     }
 
-    /// Whether a block may go to the primary now.
+    /// The version of a block to destage, if the block may go to the primary now.
     fn may_destage(cache: &Cache, key: Key) -> Option<Version> {
         if !cache.contents.dirty().contains(key)
             || cache.contents.dirty().is_destaging(key)
@@ -245,8 +248,8 @@ impl Destaging {
             return None;
         }
         let place = cache.contents.get(key)?;
-        // After the device failed nothing becomes durable any more, and once that is recorded
-        // nothing in the log is trusted over the primary but what is dirty now.
+        // After the device has failed, nothing becomes durable any more. Once the failure is
+        // recorded, the log takes precedence over the primary only for blocks that are dirty now.
         let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
         let ready = match cache.health() {
             Health::Good => {
@@ -262,15 +265,15 @@ impl Destaging {
         ready.then_some(Version { place, seq, base, passed: false })
     }
 
-    /// Whether a version is what the log has of a block now. Of one that was passed the primary may
-    /// have another, although the block shares its payload again.
+    /// Whether a version is the newest one in the log. A passed version never is: the primary may
+    /// have received another version, even if the block shares the same payload again.
     fn is_newest(cache: &Cache, key: Key, version: &Version) -> bool {
         let same = !version.passed && cache.contents.same_version(key, &version.place).is_some();
         same && cache.log.seq_of(&version.place) == version.seq
     }
 
-    /// Starts to destage a block with its neighbours in the stripe; returns where to go on, as an
-    /// error when the block cannot go now.
+    /// Starts to destage a block with its neighbors in the stripe. Returns the key at which to
+    /// continue, as an error if the block cannot go now.
     pub fn start(&mut self, cache: &mut Cache, key: Key, fx: &mut Effects) -> Result<Key, Key> {
         let volume = key.volume();
         if cache.volume(volume).retry_at > cache.now {
@@ -331,7 +334,7 @@ impl Destaging {
         Ok(next)
     }
 
-    /// Asks for a flush of the cache device, so that a block can go to the primary.
+    /// Requests a flush of the cache device, so that a block can go to the primary.
     fn want_block_durable(cache: &mut Cache, key: Key, place: &Place) {
         let last = cache.log.segment(place.segment as usize).last_lsn;
         let last = cache.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
@@ -339,7 +342,7 @@ impl Destaging {
         cache.log.want_durable(lsn);
     }
 
-    /// One source of a destage is in; writes when it was the last.
+    /// Notes that one source of a destage has been read; starts the write after the last.
     pub(super) fn gathered(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let destage = self.destages.get_mut(id);
         destage.reads -= 1;
@@ -349,7 +352,7 @@ impl Destaging {
         let (volume, blocks, error) = (destage.volume, destage.blocks, destage.error.take());
         cache.volume_mut(volume).flow.collecting -= blocks.count;
         if let Some(error) = error {
-            // Tried again after a pause.
+            // The blocks are destaged again after a pause.
             cache.probe_cache(fx);
             if cache.health() == Health::Good {
                 self.back_off(cache, id, &error);
@@ -365,7 +368,7 @@ impl Destaging {
         if destage.bad.is_empty() {
             return self.write(cache, id, fx);
         }
-        // What cannot be read back is fenced; its neighbours go another time.
+        // Corrupt blocks are fenced; their neighbors go in a later destage.
         let error = ErrorKind::Corrupt.into();
         let version = |&i: &usize| {
             (Key::new(destage.volume, destage.blocks.first + i as u64), destage.versions[i])
@@ -398,7 +401,7 @@ impl Destaging {
         cache.send(fx, Target::Primary(volume), ticket, |tag| Io::write(tag, range.offset, buf));
     }
 
-    /// A destage write ended.
+    /// Handles the end of a destage write.
     pub fn written(&mut self, cache: &mut Cache, id: Id, done: Completion) {
         self.ended(cache, id, &done.result);
         let volume = self.destages.get(id).volume;
@@ -418,7 +421,7 @@ impl Destaging {
         volume.written.push(id);
     }
 
-    /// Tells the writes that wait for the blocks; the device has no more to do with them.
+    /// Notifies the writes that wait for the blocks, and takes the destage out of those in flight.
     fn ended(&mut self, cache: &mut Cache, id: Id, result: &IoResult<()>) {
         let volume = self.destages.get(id).volume;
         cache.volume_mut(volume).flow.destage_writes -= 1;
@@ -430,8 +433,8 @@ impl Destaging {
         }
     }
 
-    /// In a mode that promises that the primary alone is complete, a flush must not succeed before
-    /// blocks are there whose destage failed.
+    /// In a mode that promises that the primary alone is complete, fails the waiting flushes after
+    /// a failed destage, and makes later ones wait until its blocks are on the primary.
     fn note_failed(&self, cache: &mut Cache, id: Id, error: &IoError) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         if !cache.volume(volume).config.mode.is_complete() {
@@ -445,7 +448,7 @@ impl Destaging {
         }
     }
 
-    /// A destage failed: the volume's next ones wait.
+    /// Pauses destaging of the volume after a failure.
     fn back_off(&self, cache: &mut Cache, id: Id, error: &IoError) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         let now = cache.now;
@@ -456,7 +459,7 @@ impl Destaging {
         cache.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
     }
 
-    /// Whether enough has been written to the primary for a flush.
+    /// Whether the primary should be flushed for the blocks written to it.
     pub fn flush_is_due(&self, cache: &Cache, volume: usize) -> bool {
         let Some(volume) = cache.volumes[volume].as_ref() else { return false };
         let written = volume.written.len();
@@ -465,7 +468,7 @@ impl Destaging {
             || *cache.state() == State::Stopping
             || !volume.leftover_waiters.is_empty()
             || volume.is_leaving;
-        // Near the limit writes wait for blocks to become clean.
+        // Near the limit, writes wait for blocks to become clean.
         let crowded = cache.is_crowded(volume.config.id);
         written >= FLUSH_BATCH
             || written > 0
@@ -474,7 +477,7 @@ impl Destaging {
                     || impatient && volume.flow.destage_writes == 0)
     }
 
-    /// A flush of the primary that covers a destage ended.
+    /// Handles the end of the primary's flush that covers a destage.
     pub fn flushed(&mut self, cache: &mut Cache, id: Id, result: &IoResult<()>) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         cache.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
@@ -485,7 +488,7 @@ impl Destaging {
         self.forget(cache, id, result.is_ok());
     }
 
-    /// Forgets a destage; its blocks become clean if the primary has them durably.
+    /// Drops a destage; its blocks become clean if the primary has them durably.
     fn forget(&mut self, cache: &mut Cache, id: Id, durable: bool) {
         let destage = self.destages.remove(id);
         let started = durable.then_some(destage.started);
@@ -495,7 +498,7 @@ impl Destaging {
             let key = Key::new(destage.volume, block);
             let newest = Self::is_newest(cache, key, version);
             cache.log.end_destaging(version.place.segment, version.seq);
-            // Of a block that was passed the newer version may have failed.
+            // The newer version of a passed block may have failed.
             if settles && !version.passed {
                 cache.volume_mut(destage.volume).leftover.remove(&key);
             }

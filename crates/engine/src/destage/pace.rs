@@ -1,7 +1,7 @@
-//! How many destage writes each volume may have under way.
+//! The number of destage writes that each volume may have in flight.
 //!
-//! All of this is kept by volume, so that a primary that is slow or away holds up the writes of
-//! its own volume and nothing else.
+//! All state is per volume, so that a primary that is slow or away delays only the writes of its
+//! own volume.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ impl Destaging {
         }
     }
 
-    /// Destage writes that a volume may have under way. Volumes share the depth; each may always
-    /// use its part of half of it, and those that are stuck do not count.
+    /// The number of destage writes that a volume may have in flight. Volumes share the depth. Each
+    /// may always use its part of half of the depth, and stuck volumes do not count.
     pub(super) fn allowance(
         &self,
         cache: &mut Cache,
@@ -63,7 +63,7 @@ impl Destaging {
         let guaranteed = if count == 1 { depth } else { (depth / 2 / count).max(1) };
         let mut share = depth.saturating_sub(others).max(guaranteed);
         if cache.volume(volume).is_leaving {
-            // What writes wait for goes first.
+            // Leave room for the blocks that writes wait for.
             share = share.min((depth / 8).max(1));
         }
         cache.volume_mut(volume).flow.pacer.allowance(state).min(share)

@@ -1,23 +1,24 @@
-//! Which block is like a given one: a table from features to the blocks that had them last, and
-//! whether looking there pays.
+//! Similarity search: a table from features to the blocks that last had them, and a gate that stops
+//! searching when it does not pay.
 
 use forebay_codec::{FEATURES, NO_FEATURE, crc32c, features};
 
 use crate::key::Key;
 
-/// What is known of a block's content: the checksum of all of it, and its features.
+/// Fingerprint of a block's content: the checksum of the whole block, and its features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sketch([u32; 1 + FEATURES]);
 
 impl Sketch {
-    /// That of a block.
+    /// The sketch of a block.
     pub fn of(block: &[u8]) -> Self {
         let mut all = [crc32c(block); 1 + FEATURES];
         all[1..].copy_from_slice(&features(block));
         Self(all)
     }
 
-    /// Its numbers, spread over 64 bits, those of the features apart from the checksums.
+    /// The checksum and the features, hashed to 64 bits; features are tagged so that they never
+    /// match a checksum.
     fn spread(&self) -> impl Iterator<Item = u64> {
         let present = self.0.into_iter().enumerate().filter(|&(i, n)| i == 0 || n != NO_FEATURE);
         present.map(|(i, n)| {
@@ -28,18 +29,18 @@ impl Sketch {
     }
 }
 
-/// Bits of a slot that tell features apart, below the 48 of a block's key.
+/// Low bits of a slot that tell features apart; the 48 bits of a block's key are above them.
 const TAG_BITS: u32 = 16;
 const EMPTY: u64 = u64::MAX;
 
-/// Blocks by their features: in each slot the last one that had a feature which falls there.
+/// Blocks by feature: each slot holds the last block with a feature that hashes to it.
 #[derive(Debug)]
 pub struct Alike {
     slots: Vec<u64>,
 }
 
 impl Alike {
-    /// A table for a cache of this many blocks: 8 bytes of memory for each.
+    /// A table for a cache of `blocks` blocks, which takes 8 bytes of memory for each.
     pub fn new(blocks: u64) -> Self {
         let slots = usize::try_from(blocks).expect("a table fits memory");
         Self { slots: vec![EMPTY; slots.max(1)] }
@@ -57,7 +58,7 @@ impl Alike {
         }
     }
 
-    /// The block with most in common, other than `key`.
+    /// The block that has the most in common with the sketch, other than `key`.
     pub fn find(&self, sketch: &Sketch, key: Key) -> Option<Key> {
         let mut found = [(Key(0), 0); 1 + FEATURES];
         for number in sketch.spread() {
@@ -71,31 +72,31 @@ impl Alike {
             let place = place.expect("there is a place for each number");
             *place = (other, place.1 + 1);
         }
-        // Of equals the first, which the checksum may have found.
+        // On a tie the first one wins, which the checksum may have found.
         let best = found.into_iter().rev().max_by_key(|&(_, votes)| votes);
         best.filter(|&(_, votes)| votes > 0).map(|(other, _)| other)
     }
 }
 
-/// Searches after which it is looked whether they pay: one part of the blocks that the cache
-/// holds, so that the table knows some of them.
+/// Number of searches after which the gate decides whether they pay: one for this many blocks that
+/// the cache can hold, so that the table knows some of them.
 const WINDOW_SHARE: u64 = 16;
-/// Bounds of that.
+/// Bounds of that number.
 const WINDOW: std::ops::Range<u32> = 1024..65536;
-/// So many times as many blocks are let pass before another try, where they do not.
+/// If searches do not pay, this many times as many blocks are skipped before the next try.
 const REST: u32 = 16;
-/// Searches pay where one in this many gains something, and one in this many of those that found
-/// something.
+/// Searches pay if one in this many gains something, and one in this many of those that found a
+/// block.
 const WORTH_ONE_IN: u32 = 32;
 const WORTH_OF_FOUND_ONE_IN: u32 = 2;
 
-/// Whether searching pays for a volume.
+/// Decides whether searching pays for a volume.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Gate {
     searched: u32,
     found: u32,
     worth: u32,
-    /// Blocks to let pass.
+    /// Number of blocks still to skip.
     rest: u32,
 }
 
@@ -106,7 +107,7 @@ impl Gate {
         self.rest == 0
     }
 
-    /// Notes a search, and whether it found a block.
+    /// Notes a search, and whether it found a block. `blocks` is the capacity of the cache.
     pub fn note(&mut self, found: bool, blocks: u64) {
         self.searched += 1;
         self.found += u32::from(found);
@@ -120,7 +121,7 @@ impl Gate {
         *self = Self { rest, ..Self::default() };
     }
 
-    /// Notes that what a search found was worth it.
+    /// Notes that the block found by a search was worth it.
     pub fn note_worth(&mut self) {
         self.worth += 1;
     }

@@ -1,4 +1,4 @@
-//! What storing a block needs of the other rooms.
+//! The other rooms that storing a block needs.
 
 use forebay_block::Instant;
 use forebay_format::{EntryKind, SegmentSeq};
@@ -25,7 +25,7 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// What `look` makes of a block's newest applied bytes, if RAM has them.
+    /// Applies `look` to a block's newest applied bytes, if RAM has them.
     pub fn peek<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
         self.ram.peek_applied(self.locks, key, look)
     }
@@ -36,7 +36,8 @@ impl Context<'_> {
         self.log.leaving() != Some(seq) && age < all - all / BASES_SHARE
     }
 
-    /// Whether an entry of the segment written now can name a payload of that one.
+    /// Whether an entry in the open segment can name a payload in segment `seq`: the distance fits
+    /// 16 bits.
     pub fn is_near(&self, seq: SegmentSeq) -> bool {
         self.log.age(seq) < u64::from(u16::MAX)
     }
@@ -46,7 +47,7 @@ impl Context<'_> {
         self.contents.stored(EntryKind::Similar)
     }
 
-    /// Whether another block may still be stored against that payload.
+    /// Whether another block may be stored against this payload.
     pub fn may_rest_on(&self, base: &Against) -> bool {
         let most = self.contents.index().capacity() / SIMILAR_SHARE;
         self.log.seq_of(&base.place) == base.seq

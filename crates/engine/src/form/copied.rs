@@ -9,10 +9,10 @@ use crate::log::builder::Against;
 #[derive(Debug)]
 pub struct Copied {
     pub key: Key,
-    /// Where it was, and how `bytes` are to be read.
+    /// The place the block was read from, which says how to decode `bytes`.
     pub place: Place,
     pub bytes: Vec<u8>,
-    /// What is known of blocks like it.
+    /// The result of searching for a similar block.
     pub like: Like,
 }
 
@@ -22,17 +22,17 @@ impl Copied {
     }
 }
 
-/// What is known of blocks like one that is copied.
+/// The result of searching for a block similar to one being copied.
 #[derive(Debug)]
 pub enum Like {
-    /// It has not been looked.
+    /// Not searched yet.
     Unsought,
-    /// It is not worth looking.
+    /// Searching is not worthwhile.
     Unknown,
-    /// There is none.
+    /// No similar block was found.
     None(Sketch),
-    /// There is one, whose bytes are not in RAM.
+    /// A similar block was found; its bytes are not in RAM.
     OnDevice(Sketch, Against),
-    /// There is one, with its bytes.
+    /// A similar block was found, with these bytes.
     Found(Sketch, Against, Vec<u8>),
 }

@@ -1,15 +1,15 @@
-//! Bases: of a block that is stored as a delta, the older version that the delta is against; and of
-//! one stored against a similar block ([`crate::form::similar`]), that one's payload.
+//! Deltas: a block that is stored as a delta has an older version as its base. (The base of a block
+//! stored against a similar one is that block's payload: [`crate::form::similar`].)
 //!
-//! A delta's base is the newest version of it in the log that is stored whole, so recovery finds it
-//! again by reading the log in order, and it lies in a segment at most as new as the delta's. It
-//! counts as living in its segment. When that is reclaimed, the block is written whole again or
+//! A delta's base is the newest whole version of the block in the log. So recovery finds it again
+//! by reading the log in order, and it lies in a segment at most as new as the delta's. It counts
+//! as live in its segment. When that segment is reclaimed, the block is written whole again or
 //! leaves the cache, so a delta never outlives its base.
 //!
-//! A write becomes a delta if its base is in RAM: as the block's newest version, or kept there for
-//! this purpose under a key of its own. While a base waits in the builder nothing changes it: the
-//! write holds the block's lock, blocks of the segment being reclaimed are no bases, and
-//! reclaim closes the record first if it has deltas against the segment.
+//! A write becomes a delta if its base is in RAM: either as the block's newest version, or kept for
+//! this purpose under a key of its own. While a delta waits in the builder, nothing changes its
+//! base: the write holds the block's lock, blocks in the segment being reclaimed are not used as
+//! bases, and reclaim first closes a record that has deltas against its segment.
 
 use forebay_codec::is_zero;
 use forebay_format::EntryKind;
@@ -25,13 +25,13 @@ use crate::limits::BASES_SHARE;
 use crate::log::builder::Expect;
 
 impl Forms {
-    /// Changes whether similar blocks are looked for, among `blocks` blocks.
+    /// Turns the search for similar blocks on or off; the table has room for `blocks` blocks.
     pub fn set_similar(&mut self, wanted: bool, blocks: u64) {
         self.similar.set_wanted(wanted, blocks);
     }
 
-    /// Stores a block that a client wrote, as the duplicate of another or as a delta if that can
-    /// be.
+    /// Stores a block that a client wrote, as a duplicate of another block or as a delta if
+    /// possible.
     pub fn store_written(&mut self, cx: &mut Context<'_>, key: Key, block: &[u8]) {
         if cx.config.content == ContentLocality::Independent || is_zero(block) {
             return self.store_block(cx, key, block, true, Expect::Always);
@@ -54,7 +54,7 @@ impl Forms {
         self.duplicates.note(print, key);
     }
 
-    /// Encodes a block against its base, which is in RAM; false if the delta is too long.
+    /// Encodes a block against its base, which is in RAM. Returns false if the delta is too long.
     fn store_delta(&mut self, cx: &mut Context<'_>, key: Key, block: &[u8], base: Place) -> bool {
         let kept_at = cx.contents.base_in_ram(key);
         let old = cx.ram.get(kept_at).expect("a usable base is in RAM");
@@ -74,14 +74,14 @@ impl Forms {
     }
 }
 
-/// The block's base, if a delta against it is worth making: what has lived long is about to be
-/// reclaimed, and the block would have to be written whole soon.
+/// The block's base, if a delta against it is worth making: an old base is about to be reclaimed,
+/// and the block would soon have to be written whole.
 fn usable_base(cx: &mut Context<'_>, key: Key) -> Option<Place> {
     let base = cx.contents.base_of(key)?;
     let young = cx.is_young(cx.log.seq_of(&base));
     let own = cx.contents.bases().saturating_sub(cx.similar_blocks());
     let room = cx.contents.has_base(key) || own < cx.contents.index().capacity() / BASES_SHARE;
-    // What is to happen to the block when the record is closed may take its base away.
+    // An entry that waits in the builder may take the base away when the record is closed.
     let usable = young
         && room
         && cx.ram.contains(cx.contents.base_in_ram(key))

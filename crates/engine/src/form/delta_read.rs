@@ -1,5 +1,5 @@
-//! Reading a block that is stored as a delta, or against a similar one: its base and the payload,
-//! at the same time, then the block made of both.
+//! Reading a block that is stored as a delta or against a similar one: reads its base and its
+//! payload in parallel, then combines them.
 
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::{apply_delta, apply_similar, crc32c};
@@ -12,10 +12,10 @@ use crate::log::Log;
 use crate::log::read::{Reader, SegmentRead};
 use crate::slab::Id;
 
-/// Who is told when a block has been put together.
+/// The recipient of a combined block.
 #[derive(Clone, Copy, Debug)]
 pub enum AssociateOwner {
-    /// A read.
+    /// A client's read or a merge.
     Read(Id),
     /// A destage, and the position of the block in it.
     Destage(Id, usize),
@@ -25,24 +25,24 @@ pub enum AssociateOwner {
     Compare(usize),
 }
 
-/// A block being put together.
+/// A block whose parts are being read.
 #[derive(Debug)]
 pub struct Associate {
-    /// Who wants it.
+    /// The recipient.
     pub owner: AssociateOwner,
     /// The block.
     pub item: Stored,
-    /// Where base and delta lie, and what has been read of them.
+    /// Places of base and delta, and their payloads as far as they have been read.
     places: [Place; 2],
     payloads: [Option<Vec<u8>>; 2],
     outstanding: u32,
-    /// A part could not be read.
+    /// The error, if a part could not be read.
     pub error: Option<IoError>,
 }
 
 impl Forms {
-    /// Begins to put a block together of its base and its delta, both of which have been written:
-    /// the reads that this needs. The block, if it needs none.
+    /// Begins to read a block from its base and its delta, both of which have been written. Returns
+    /// the reads that this needs, and the block if it needs none.
     pub fn begin_associate(
         &mut self,
         log: &Log,
@@ -64,7 +64,7 @@ impl Forms {
         (reads, (outstanding == 0).then(|| self.associates.remove(id)))
     }
 
-    /// Base or delta have been read; the block, if that was the last part.
+    /// Takes the base or the delta that has been read; returns the block after the last part.
     pub fn associate_read(
         &mut self,
         id: Id,
@@ -86,8 +86,8 @@ impl Forms {
 }
 
 impl Associate {
-    /// Checks both parts and puts the block together in `room`; none if one could not be read or is
-    /// wrong.
+    /// Verifies both parts and combines them in `room`. Returns `None` if a part could not be read
+    /// or is corrupt.
     pub fn block<'a>(&self, room: &'a mut [u8; BLOCK_SIZE]) -> Option<&'a [u8]> {
         let [Some(base), Some(delta)] = &self.payloads else { return None };
         let mut base_room = [0; BLOCK_SIZE];
@@ -95,7 +95,8 @@ impl Associate {
             return None;
         }
         let made = match self.item.place.kind {
-            // The payload says whether the base is the right one: an entry has no room for its CRC.
+            // The payload itself tells whether the base is the right one: an entry has no room for
+            // the base's CRC.
             EntryKind::Similar => {
                 let base = decode_unchecked(&self.places[0], base, &mut base_room)?;
                 apply_similar(base, delta, &mut room[..])

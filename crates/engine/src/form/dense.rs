@@ -1,6 +1,6 @@
-//! Dense forms: blocks are written as zstd, which holds more of most content than LZ4, as far as a
-//! budget of processor time goes: what clients write, what a miss brings in, and what reclaim
-//! copies forward if it is not yet.
+//! Dense forms: blocks are stored as zstd, which takes less room than LZ4 for most content, as far
+//! as a CPU budget allows. This applies to blocks that clients write, blocks that a miss brings in,
+//! and blocks that reclaim copies forward in a less dense form.
 
 use std::time::Duration;
 
@@ -14,31 +14,32 @@ use crate::form::{Context, Forms};
 use crate::pace::Pace;
 use crate::tries::Tries;
 
-/// Decoding a block and encoding it by zstd.
+/// CPU time for decoding a block and encoding it as zstd.
 const COST: Duration = Duration::from_micros(15);
 
-/// What may be spent on dense forms and on looking for similar blocks: one part in this many of a
-/// processor; reclaim copies in bursts of a segment. A turn is for what nobody waits for.
+/// The CPU budget for dense forms and for searching similar blocks. Its burst allowance is large
+/// because reclaim copies a segment at a time. The cap per turn applies to work that no client
+/// waits for.
 pub fn background() -> Pace {
     Pace::new(12, Duration::from_secs(1), Duration::from_micros(50))
 }
 
-/// What the engine needs for making dense forms.
+/// State for making dense forms.
 pub struct Dense {
     compressor: DenseCompressor,
     tries: Tries,
 }
 
 impl Dense {
-    /// Nothing has been made.
+    /// Starts with no history of tries.
     pub fn new() -> Self {
         Self { compressor: DenseCompressor::new(), tries: Tries::default() }
     }
 }
 
 impl Forms {
-    /// Puts a shorter form of a payload that is copied into `encoded`; returns its length if
-    /// there is one.
+    /// Encodes a payload being copied into `encoded` in a shorter form; returns the length if there
+    /// is one.
     pub(super) fn make_dense(
         &mut self,
         cx: &mut Context<'_>,
@@ -54,7 +55,7 @@ impl Forms {
         self.encode_dense(cx, block, dense_max(payload.len()))
     }
 
-    /// The same for a block that a client wrote, or that a miss brought in, which is not dirty.
+    /// Does the same for a block that a client wrote (`dirty`) or that a miss brought in.
     pub(super) fn make_block_dense(
         &mut self,
         cx: &mut Context<'_>,

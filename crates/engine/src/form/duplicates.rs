@@ -1,13 +1,13 @@
-//! Duplicates: a block whose bytes equal those of a block written shortly before has no payload of
-//! its own. Its entry names the other one's, which lies in the same segment or an older one.
+//! Duplicates: a block that equals a block written shortly before has no payload of its own. Its
+//! entry names the other block's payload, which lies in the same segment or an older one.
 //!
-//! Databases write most pages twice: InnoDB into its doublewrite buffer and then in their place,
-//! PostgreSQL into its log and then in their place. Of what clients wrote last a small table knows
-//! fingerprints; what has the same one is compared byte by byte with what the RAM tier holds.
+//! Databases write most pages twice: InnoDB to its doublewrite buffer and then in place, PostgreSQL
+//! to its log and then in place. A small table holds fingerprints of the blocks that clients wrote
+//! last. A block with a known fingerprint is compared byte by byte with the bytes in the RAM tier.
 //!
-//! In the index both blocks have the same place, and each counts as living there
-//! ([`crate::contents`] lists them). An entry whose payload's segment has left the log is void: the
-//! block was copied, which a later entry says, or evicted.
+//! In the index both blocks have the same place, and each counts as live there ([`crate::contents`]
+//! lists them). An entry is void if the segment of its payload has left the log: the block was
+//! copied, which a later entry records, or evicted.
 
 use forebay_codec::crc32c;
 
@@ -17,23 +17,24 @@ use crate::key::Key;
 use crate::limits::BASES_SHARE;
 use crate::log::builder::{Expect, Form, Payload, Shared};
 
-/// Blocks whose fingerprints are known: the last ones written, as far as they do not fall together.
+/// Slots for the fingerprints of the last blocks written; a newer block replaces an older one in
+/// its slot.
 const PRINTS: usize = 4096;
 
-/// What the engine knows for finding duplicates, and of those it has found.
+/// The fingerprints for finding duplicates.
 #[derive(Debug)]
 pub struct Duplicates {
-    /// Fingerprint and block, at the place that the fingerprint says.
+    /// Fingerprint and block, at the index that the fingerprint determines.
     prints: Vec<(u32, Key)>,
 }
 
-/// A number that equal blocks have in common, and few others.
+/// A number that equal blocks share, and that differs for almost all others.
 pub fn fingerprint(block: &[u8]) -> u32 {
     crc32c(block)
 }
 
 impl Duplicates {
-    /// Nothing is known.
+    /// Starts with no fingerprint known.
     pub fn new() -> Self {
         let nothing = (0, Key(u64::MAX));
         Self { prints: vec![nothing; PRINTS] }
@@ -44,7 +45,7 @@ impl Duplicates {
         self.prints[print as usize % PRINTS] = (print, key);
     }
 
-    /// The block that was written with this fingerprint, if it is known.
+    /// The last block that was written with this fingerprint, if it is known.
     fn find(&self, print: u32) -> Option<Key> {
         let (known, key) = self.prints[print as usize % PRINTS];
         (known == print && key != Key(u64::MAX)).then_some(key)
@@ -52,7 +53,7 @@ impl Duplicates {
 }
 
 impl Forms {
-    /// Where another block with the same bytes lies, if its payload can be shared.
+    /// The place of another block with the same bytes, if its payload can be shared.
     pub(super) fn duplicate_of(
         &self,
         cx: &Context<'_>,

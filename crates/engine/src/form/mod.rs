@@ -1,7 +1,7 @@
-//! How a block is stored: whole, compressed, as a delta, against a similar one, or by the payload
-//! of an equal one. [`Forms::store_written`], [`Forms::store_admitted`] and [`Forms::store_copy`]
-//! decide that for what clients write, what misses bring in, and what reclaim copies. They put the
-//! block into the record that is being built, which must have room for it.
+//! The form in which a block is stored: whole, compressed, as a delta, against a similar block, or
+//! by sharing the payload of an equal one. [`Forms::store_written`], [`Forms::store_admitted`] and
+//! [`Forms::store_copy`] choose the form for client writes, for misses, and for reclaim's copies.
+//! They put the block into the record being built, which must have room for it.
 
 pub(crate) mod alike;
 mod context;
@@ -30,23 +30,23 @@ use dense::Dense;
 use duplicates::Duplicates;
 use similar::Similar;
 
-/// What is needed for storing blocks, and for reading those that are stored against others.
+/// State for storing blocks, and for reading blocks that are stored against others.
 pub struct Forms {
     duplicates: Duplicates,
     dense: Dense,
     similar: Similar,
     codec: Compressor,
-    /// An encoded block.
+    /// Buffer for an encoded block.
     encoded: Box<[u8; BLOCK_SIZE]>,
-    /// How making deltas went lately.
+    /// Whether recent tries to make a delta succeeded.
     delta_tries: Tries,
     associates: Slab<Associate>,
-    /// What may be spent on what no client waits for.
+    /// The CPU budget for work that no client waits for.
     background: Pace,
 }
 
 impl Forms {
-    /// Nothing is known; `similar` blocks are looked for among `blocks` if that is wanted.
+    /// Starts with nothing known. If `similar`, similar blocks are searched among `blocks` blocks.
     pub fn new(similar: bool, blocks: u64) -> Self {
         Self {
             duplicates: Duplicates::new(),
@@ -60,12 +60,12 @@ impl Forms {
         }
     }
 
-    /// The processor time for what no client waits for.
+    /// The CPU budget for work that no client waits for.
     pub fn background(&self) -> &Pace {
         &self.background
     }
 
-    /// A turn of the event loop begins.
+    /// Begins a turn of the event loop.
     pub fn begin_turn(&mut self) {
         self.background.begin_turn();
     }

@@ -1,4 +1,4 @@
-//! From a payload of the log to the block that it holds.
+//! Decoding a payload of the log to the block that it holds.
 
 use forebay_block::BLOCK_SIZE;
 use forebay_codec::{crc32c, decompress, decompress_dense};
@@ -6,7 +6,7 @@ use forebay_format::EntryKind;
 
 use crate::contents::Place;
 
-/// Checks a payload and gives the block it holds, decoded into `room` if need be.
+/// Verifies a payload's checksum and returns its block, decoded into `room` if necessary.
 pub fn decode<'a>(
     place: &Place,
     payload: &'a [u8],
@@ -18,7 +18,7 @@ pub fn decode<'a>(
     decode_unchecked(place, payload, room)
 }
 
-/// The same where something else tells whether it is the right block.
+/// Decodes without verifying the checksum, if something else tells whether it is the right block.
 pub fn decode_unchecked<'a>(
     place: &Place,
     payload: &'a [u8],

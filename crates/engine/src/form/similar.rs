@@ -1,12 +1,12 @@
 //! Similar blocks (`content = similar`): a block that reclaim copies, or a miss brings in, is
-//! stored against another block's payload if that is like it, or by that payload alone if it is
-//! equal.
+//! stored against another block's payload if the two are similar, and shares that payload if they
+//! are equal.
 //!
-//! No client waits for it. The block with which it is compared is found by features
-//! ([`crate::form::alike`]); its bytes come from RAM, or for a copy from the cache device. The
-//! entry names the payload, not the block that it was written for, which may be written again at
-//! any time. One level: only what is stored whole is a base. It counts as living in its segment, as
-//! the base of a delta does, and is found again by reclaim and recovery as a shared payload is.
+//! No client waits for this. The other block is found by features ([`crate::form::alike`]); its
+//! bytes come from RAM or, for a copy, from the cache device. The entry names the payload, not the
+//! block that it was written for, because that block may be rewritten at any time. There is one
+//! level only: a base is always stored whole. It counts as live in its segment, as the base of a
+//! delta does. Reclaim and recovery find it like a shared payload.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ use crate::log::builder::{Against, Expect, Form};
 use crate::log::read::{Reader, SegmentRead};
 use crate::slab::{Id, Slab};
 
-/// Taking the features of a block, and looking them up.
+/// CPU time for computing the features of a block and looking them up.
 const SEARCH: Duration = Duration::from_micros(6);
-/// Encoding a block against another, and decoding both.
+/// CPU time for encoding a block against another, and decoding both.
 const AGAINST: Duration = Duration::from_micros(30);
 
 /// A copy for which a similar block's payload is being read.
@@ -37,18 +37,18 @@ pub struct Seek {
     base: Against,
 }
 
-/// What the engine needs for finding similar blocks.
+/// State for finding similar blocks.
 pub struct Similar {
-    /// Empty while it is not wanted.
+    /// `None` while similar blocks are not wanted.
     alike: Option<Alike>,
     compressor: SimilarCompressor,
-    /// By volume, as far as any was looked at.
+    /// Indexed by volume, up to the highest volume searched so far.
     gates: Vec<Gate>,
     seeks: Slab<Seek>,
 }
 
 impl Similar {
-    /// Nothing is known; room for `blocks` blocks if it is wanted.
+    /// Starts with nothing known; has room for `blocks` blocks if wanted.
     pub fn new(wanted: bool, blocks: u64) -> Self {
         let mut similar = Self {
             alike: None,
@@ -60,7 +60,7 @@ impl Similar {
         similar
     }
 
-    /// Begins to learn, or forgets all.
+    /// Starts to learn, or forgets everything.
     pub fn set_wanted(&mut self, wanted: bool, blocks: u64) {
         match (wanted, &self.alike) {
             (true, None) => self.alike = Some(Alike::new(blocks)),
@@ -85,7 +85,7 @@ impl Similar {
 }
 
 impl Forms {
-    /// Whether to look now for what is like a block of that volume.
+    /// Whether to search now for a block similar to one of this volume.
     fn seeks_similar(&mut self, cx: &Context<'_>, volume: VolumeId) -> bool {
         cx.config.content == ContentLocality::Similar
             && !cx.log.is_emergency()
@@ -93,7 +93,7 @@ impl Forms {
             && self.background.take(cx.now, SEARCH)
     }
 
-    /// Looks for a block that is like one with this sketch.
+    /// Searches for a block similar to the one with this sketch.
     fn find_similar(
         &mut self,
         cx: &mut Context<'_>,
@@ -113,7 +113,7 @@ impl Forms {
         found
     }
 
-    /// Looks for a block that is like one to be copied.
+    /// Searches for a block similar to one being copied.
     pub fn seek_like(&mut self, cx: &mut Context<'_>, copy: &Copied) -> Like {
         let Copied { key, place, bytes, .. } = copy;
         if !place.kind.is_whole() || !self.seeks_similar(cx, key.volume()) {
@@ -134,19 +134,19 @@ impl Forms {
         }
     }
 
-    /// A copy waits for the payload of a block like it: the read of that.
+    /// Makes a copy wait for the payload of a similar block; returns the read of that payload.
     pub fn begin_seek(&mut self, copy: Copied, sketch: Sketch, base: Against) -> SegmentRead {
         let item = Stored { key: copy.key, place: base.place };
         let seek = self.similar.seeks.insert(Seek { copy, sketch, base });
         SegmentRead::one(Reader::Similar(seek), item)
     }
 
-    /// That payload has been read, or could not be: the copy that waited.
+    /// Takes the payload, or the failure to read it; returns the copy that waited for it.
     pub fn end_seek(&mut self, seek: Id, read: &SegmentRead, done: &Completion) -> Copied {
         let Seek { mut copy, sketch, base } = self.similar.seeks.remove(seek);
         let mut room = [0; BLOCK_SIZE];
         let payload = read.payload(done, &read.items[0]);
-        // Bad bytes are for those to find who need the block.
+        // Corruption is left to readers that need the block.
         let block = payload.and_then(|payload| decode(&base.place, payload, &mut room));
         copy.like = match block {
             Some(block) => Like::Found(sketch, base, block.to_vec()),
@@ -155,7 +155,8 @@ impl Forms {
         copy
     }
 
-    /// Adds a copy by what is like it, if that is shorter; false if it is not. There is room.
+    /// Adds a copy against the block similar to it, if that makes it shorter; returns whether it
+    /// did. The record must have room.
     pub(super) fn store_copy_as_similar(
         &mut self,
         cx: &mut Context<'_>,
@@ -185,7 +186,7 @@ impl Forms {
         false
     }
 
-    /// Stores what a miss brought in.
+    /// Stores a block that a miss brought in.
     pub fn store_admitted(&mut self, cx: &mut Context<'_>, key: Key, block: &[u8]) {
         let (dirty, expect) = (false, Expect::Absent);
         if is_zero(block) {
@@ -205,8 +206,8 @@ impl Forms {
         self.store_filled(cx, key, block, dirty, expect);
     }
 
-    /// Adds a block against another one, or by its payload if it is equal, if that takes at most
-    /// `most` bytes. There is room.
+    /// Adds a block against another one, or shares the payload if both are equal, if that takes at
+    /// most `most` bytes; returns whether it did. The record must have room.
     #[expect(clippy::too_many_arguments, reason = "a block, its base, and how it is entered")]
     fn store_similar(
         &mut self,
@@ -242,14 +243,14 @@ impl Forms {
     }
 }
 
-/// Bytes that a block may take against a similar one, of which LZ4 made `len`: five parts of eight,
-/// since zstd alone would make some seven tenths of them.
+/// Limit on the bytes that a block may take against a similar one, if LZ4 alone takes `len`: five
+/// eighths, since zstd alone would take about seven tenths.
 #[must_use]
 pub fn similar_max(len: usize) -> usize {
     len * 5 / 8
 }
 
-/// The same for a block whose base goes: what it would take alone is not known.
+/// The same limit for a block whose base is being reclaimed: its own compressed size is unknown.
 const REBASED_MAX: usize = BLOCK_SIZE / 4;
-/// And for one that a miss brought in.
+/// The same limit for a block that a miss brought in.
 const ADMITTED_MAX: usize = BLOCK_SIZE / 4;

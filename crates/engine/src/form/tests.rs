@@ -1,4 +1,4 @@
-//! Which form a block is stored in, by what is known of it.
+//! The form in which a block is stored, depending on the state of RAM, the log and other blocks.
 
 use forebay_block::testing::noise;
 use forebay_codec::crc32c;
@@ -24,7 +24,7 @@ impl Bed {
         Self { rooms, forms }
     }
 
-    /// Blocks are stored as they are, or by what RAM has of them and of others.
+    /// Blocks are stored uncompressed, or against versions and blocks that RAM has.
     fn rewriting() -> Self {
         Self::new(ContentLocality::Rewrite, false)
     }
@@ -37,7 +37,7 @@ impl Bed {
         *self.rooms.log.builder().pending.last().expect("it was stored")
     }
 
-    /// Stores a block as the write of a client does, which puts it into RAM too.
+    /// Stores a block as a client's write does, which also puts it into RAM.
     fn write(&mut self, block: u64, bytes: &[u8]) -> Pending {
         let pending = self.store(|forms, cx| forms.store_written(cx, key(block), bytes));
         assert_eq!((pending.key, pending.count, pending.dirty), (key(block), 1, true));
@@ -45,7 +45,7 @@ impl Bed {
         pending
     }
 
-    /// The same in a record of its own; where the block lies then.
+    /// Writes a block in a record of its own; returns its place.
     fn written(&mut self, block: u64, bytes: &[u8]) -> Place {
         self.write(block, bytes);
         self.rooms.closed();
@@ -206,7 +206,7 @@ fn a_block_that_only_looks_equal_has_a_payload_of_its_own() {
 fn a_copy_keeps_the_checksum_of_the_first_write() {
     let mut bed = Bed::rewriting();
     let now = bed.written(1, &noise(1, BLOCK_SIZE));
-    // The bytes were damaged after they were verified: readers of the copy must notice.
+    // The bytes were corrupted after they were verified: readers of the copy must notice.
     let damaged = changed(&noise(1, BLOCK_SIZE), 700);
     for compress in [false, true] {
         bed.rooms.config.compress = compress;
@@ -261,7 +261,7 @@ fn a_miss_is_stored_against_a_block_like_it_where_that_is_wanted() {
     };
     for content in [ContentLocality::Rewrite, ContentLocality::Similar] {
         let mut bed = Bed::new(content, false);
-        // Blocks of the oldest segment, which is the next to go, are no bases.
+        // Blocks in the oldest segment, the next to be reclaimed, are not used as bases.
         for block in 100..107 {
             admit(&mut bed, block, &noise(block, BLOCK_SIZE));
         }

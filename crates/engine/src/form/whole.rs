@@ -1,4 +1,4 @@
-//! Blocks that are stored without another's help: as zstd, as LZ4, or as they are.
+//! Blocks that are stored by themselves: as zstd, as LZ4, or uncompressed.
 
 use forebay_codec::{crc32c, is_zero};
 use forebay_format::EntryKind;
@@ -9,7 +9,7 @@ use crate::key::Key;
 use crate::log::builder::{Expect, Form};
 
 impl Forms {
-    /// Stores a block by itself.
+    /// Stores a block by itself, in the densest form for which there is time.
     pub(super) fn store_block(
         &mut self,
         cx: &mut Context<'_>,
@@ -24,7 +24,7 @@ impl Forms {
         self.store_filled(cx, key, block, dirty, expect);
     }
 
-    /// The same of a block that is known not to be zero.
+    /// Stores a block that is known not to be all zeros.
     pub(super) fn store_filled(
         &mut self,
         cx: &mut Context<'_>,
@@ -37,7 +37,7 @@ impl Forms {
         cx.log.builder().push_form(key, form, dirty, expect);
     }
 
-    /// Stores a block that is not zero, without an entry.
+    /// Adds the payload of a block that is not all zeros, without an entry.
     fn store_alone(&mut self, cx: &mut Context<'_>, block: &[u8], dirty: bool) -> Form {
         if let Some(len) = self.make_block_dense(cx, block, dirty) {
             return cx.log.builder().pack(EntryKind::Zstd, &self.encoded[..len]);
@@ -50,8 +50,7 @@ impl Forms {
         }
     }
 
-    /// Stores what reclaim copies, which has a payload, as densely as it can be stored now; `now`
-    /// is where the block is.
+    /// Stores a copy with a payload as densely as possible now; `now` is the block's current place.
     pub fn store_copy(&mut self, cx: &mut Context<'_>, copy: &Copied, now: Place) {
         let Copied { key, place, bytes, .. } = copy;
         let (dirty, expect) = (now.dirty, Expect::At(now));

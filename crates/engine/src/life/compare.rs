@@ -1,13 +1,13 @@
-//! Clean blocks compared with their primary after a start at which nothing proved that the primary
-//! was not changed without the cache.
+//! Comparison of clean blocks with their primary, after a start at which nothing proved that the
+//! primary was not changed without the cache.
 //!
-//! It goes on in the background: the ends of the volume first, where partition tables lie, then
-//! stripes spread over all of it, so that a change in many places shows soon. At the first
-//! difference clean blocks of the volume are used no more: reads of them go to the primary at once,
-//! while the log is told, stripe by stripe, that they are gone. Dirty blocks stay.
+//! Comparison runs in the background: first the ends of the volume, where partition tables are,
+//! then stripes spread over all of it, so that a change in many places shows soon. After the first
+//! difference, clean blocks of the volume are no longer used: reads of them go to the primary
+//! immediately, while invalidations are logged stripe by stripe. Dirty blocks stay.
 //!
-//! A difference counts when the same version of a block is found to differ twice in a row, since a
-//! write may come between the two reads.
+//! A difference counts only if the same version of a block differs twice in a row, since a write
+//! may come between the two reads.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,27 +27,28 @@ use crate::log::builder::Expect;
 use crate::log::read::{Reader, SegmentRead};
 use crate::ticket::Ticket;
 
-/// Blocks compared at once.
+/// Number of blocks compared in one round.
 const ROUND_BLOCKS: usize = 64;
-/// Stripes looked at in a turn while clean blocks are searched, and while they are dropped.
+/// Limit on the stripes visited in a turn while searching for clean blocks, and while dropping
+/// them.
 const STRIPES_SEARCHED: u64 = 16;
 const STRIPES_DROPPED: u64 = 64;
-/// The pause after a round in terms of what the primary took for it, so that other requests have
-/// nine tenths of its time; and its bounds.
+/// The pause after a round, as a multiple of the time that the primary took for it, so that other
+/// requests have nine tenths of the primary's time; and the bounds of the pause.
 const PAUSE: u32 = 9;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// What is to be compared, and how far it is.
+/// The volumes to compare, and the progress.
 #[derive(Debug, Default)]
 pub(crate) struct Compare {
-    /// Volumes to be compared; the first is under way.
+    /// Volumes to compare; the first is being compared.
     volumes: VecDeque<VolumeId>,
-    /// Stripes of it that were looked at, in the order of [`nth_stripe`].
+    /// Number of its stripes visited, in the order of [`nth_stripe`].
     looked: u64,
-    /// Clean blocks of the stripe under way that are still to be compared.
+    /// Clean blocks of the current stripe that must still be compared.
     keys: VecDeque<Key>,
-    /// Blocks of the volume that were compared.
+    /// Number of blocks of the volume that have been compared.
     compared: u64,
     round: Option<Round>,
     next_at: Instant,
@@ -55,17 +56,17 @@ pub(crate) struct Compare {
     drops: VecDeque<Drop>,
 }
 
-/// Blocks being compared.
+/// The blocks of a round.
 #[derive(Debug)]
 struct Round {
     blocks: BlockRange,
     items: Vec<Item>,
     primary: Option<Vec<u8>>,
-    /// The primary does not answer: nothing was compared.
+    /// Whether the primary did not answer, so that nothing was compared.
     away: bool,
     outstanding: u32,
     sent: Instant,
-    /// They differed in the round before.
+    /// Whether the blocks differed in the round before.
     again: bool,
 }
 
@@ -78,19 +79,19 @@ struct Item {
     bytes: Option<Box<[u8]>>,
 }
 
-/// Clean blocks of a volume on their way out.
+/// Clean blocks of a volume that are being dropped.
 #[derive(Debug)]
 struct Drop {
     volume: VolumeId,
     next: u64,
-    /// Stripes in which blocks were being written.
+    /// Stripes to visit again, because blocks in them were being written or the log had no room.
     again: VecDeque<u64>,
-    /// Done when this record is in the log.
+    /// The drop is complete when this record is in the log.
     until: Lsn,
 }
 
-/// The `n`th stripe to look at of `count`: both ends, then strides of the golden ratio, which
-/// spread evenly however far they go.
+/// The `n`th stripe to visit of `count`: both ends first, then in strides of the golden ratio,
+/// which spread evenly for every `n`.
 fn nth_stripe(n: u64, count: u64) -> u64 {
     let mut stride = (count as f64 * 0.618_033_988_75) as u64;
     stride = stride.max(1);
@@ -114,7 +115,7 @@ impl Compare {
         self.volumes = suspect.map(|volume| volume.id).collect();
     }
 
-    /// Goes on comparing, and dropping what must not be used.
+    /// Continues to compare, and to drop blocks that must not be used.
     pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
         if cache.health() != Health::Good || *cache.state() != State::Serving {
             return;
@@ -131,7 +132,7 @@ impl Compare {
         self.start_round(cache, false, fx);
     }
 
-    /// When [`Compare::pump`] has something to do.
+    /// When [`Compare::pump`] has more to do.
     pub fn next(&self, cache: &Cache) -> Option<Instant> {
         if cache.health() != Health::Good || *cache.state() != State::Serving {
             return None;
@@ -147,7 +148,7 @@ impl Compare {
         blocks.div_ceil(STRIPE_BLOCKS)
     }
 
-    /// Looks for a stripe with clean blocks; false when it found none in this turn.
+    /// Searches for a stripe with clean blocks; returns false if it found none in this turn.
     fn find_clean(&mut self, cache: &mut Cache, volume: VolumeId) -> bool {
         let count = Self::stripes(cache, volume);
         for _ in 0..STRIPES_SEARCHED {
@@ -174,7 +175,7 @@ impl Compare {
         keys.filter(|&key| cache.contents.get(key).is_some_and(|place| !place.dirty))
     }
 
-    /// Reads the next blocks from the cache and from the primary.
+    /// Starts a round: reads the next blocks from the cache and from the primary.
     fn start_round(&mut self, cache: &mut Cache, again: bool, fx: &mut Effects) {
         let count = self.keys.len().min(ROUND_BLOCKS);
         let keys: Vec<Key> = self.keys.iter().take(count).copied().collect();
@@ -207,7 +208,7 @@ impl Compare {
         self.compare_part(cache, fx);
     }
 
-    /// Reads a block of the round from where the cache has it.
+    /// Reads a block of the round from the cache.
     fn read_compared(
         &mut self,
         cache: &mut Cache,
@@ -247,7 +248,7 @@ impl Compare {
         self.round().items[at].bytes = bytes.map(Box::from);
     }
 
-    /// A block of the round has been read from the cache device.
+    /// Takes a block of the round that has been read from the cache device.
     pub fn read(
         &mut self,
         cache: &mut Cache,
@@ -257,14 +258,14 @@ impl Compare {
         fx: &mut Effects,
     ) {
         let mut room = [0; BLOCK_SIZE];
-        // What cannot be read is for those to see who want it.
+        // Read errors are left to readers that need the block.
         let payload = read.payload(done, &read.items[0]);
         let bytes = payload.and_then(|payload| decode(&read.items[0].place, payload, &mut room));
         self.take_compared(item, bytes);
         self.compare_part(cache, fx);
     }
 
-    /// The same of one that is stored against another.
+    /// Takes a block of the round that is stored against another one.
     pub fn put_together(
         &mut self,
         cache: &mut Cache,
@@ -276,7 +277,7 @@ impl Compare {
         self.compare_part(cache, fx);
     }
 
-    /// The primary's bytes of the round have been read.
+    /// Takes the primary's bytes of the round.
     pub fn primary_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
         let now = cache.now;
         let round = self.round();
@@ -287,7 +288,7 @@ impl Compare {
         self.compare_part(cache, fx);
     }
 
-    /// A part of the round is in; compares when it was the last.
+    /// Notes that a part of the round has been read; compares after the last part.
     fn compare_part(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let round = self.round();
         round.outstanding -= 1;
@@ -309,7 +310,7 @@ impl Compare {
                 self.distrust(cache, volume);
             }
             Some(_) => self.start_round(cache, true, fx),
-            // The same blocks again when it may be back.
+            // The same blocks are compared again when the primary may be back.
             None if round.away => {}
             None => {
                 self.compared += round.items.len() as u64;
@@ -319,8 +320,8 @@ impl Compare {
         }
     }
 
-    /// Whether the primary has other bytes of a block than the cache, which has still the version
-    /// that was read.
+    /// Whether the primary's bytes of a block differ from the cache's, and the cache still has the
+    /// version that was read.
     fn differs(cache: &Cache, round: &Round, item: &Item) -> bool {
         let same = cache.contents.get(item.key).is_some_and(|now| {
             now.is_same_version(&item.place) && !now.dirty && cache.log.seq_of(&now) == item.seq
@@ -331,8 +332,8 @@ impl Compare {
         same && !cache.locks.is_locked(item.key) && cached[..part.len()] != *part
     }
 
-    /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
-    /// shard may have found that.
+    /// Stops using clean blocks of a volume: its primary was changed without the cache, as this
+    /// shard or another one found.
     pub fn distrust(&mut self, cache: &mut Cache, volume: VolumeId) {
         if cache.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
             return;
@@ -346,7 +347,7 @@ impl Compare {
         self.drops.push_back(Drop { volume, next, again, until });
     }
 
-    /// Tells the log that clean blocks are gone.
+    /// Logs that clean blocks are gone.
     fn drop_clean(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let Some(mut job) = self.drops.pop_front() else { return };
         let count = Self::stripes(cache, job.volume);
@@ -371,14 +372,14 @@ impl Compare {
         }
     }
 
-    /// The same of a stripe; false when the log has no room now.
+    /// Logs that clean blocks of a stripe are gone; returns false if the log has no room now.
     fn drop_clean_in(cache: &mut Cache, stripe: u64, job: &mut Drop, fx: &mut Effects) -> bool {
         let keys: Vec<Key> = Self::clean_in(cache, job.volume, stripe).collect();
         let mut rest = keys.into_iter().peekable();
         let mut locked = false;
         while let Some(first) = rest.next() {
             if cache.locks.is_locked(first) {
-                // Whoever writes it may fail, and leave it as it was.
+                // The write that holds the lock may fail, and leave the block as it was.
                 locked = true;
                 continue;
             }
@@ -396,7 +397,7 @@ impl Compare {
             for key in (first.0..first.0 + u64::from(count)).map(Key) {
                 cache.ram.remove(key);
             }
-            // A direct write that finds the block gone must find this durable first.
+            // A direct write that finds the block gone must wait until this entry is durable.
             cache.log.raise_barrier();
             job.until = cache.log.next_lsn();
         }

@@ -1,18 +1,19 @@
-//! Writes while a failed cache device is emptied: stripe by stripe the cache is detached.
+//! Writes while a failed cache device is being emptied: the cache is detached stripe by stripe.
 //!
-//! Nothing can be written to the device any more, not even that it does not count. So before the
-//! primary gets a newer version of a block than the log has, a record outside of the cache says
-//! that the log does not count for the block: otherwise the next start would find the older version
-//! dirty in the log, and write it over the newer one. A stripe is detached in this order:
+//! Nothing can be written to the device any more, not even that its content no longer counts. So
+//! before the primary gets a newer version of a block than the log has, a record outside the cache
+//! must say that the log does not count for the block. Otherwise the next start would find the
+//! older version dirty in the log, and write it over the newer one. A stripe is detached in this
+//! order:
 //!
-//! 1. its dirty blocks are on the primary, and flushed there;
-//! 2. the record is durable, with the blocks of the stripe that are kept: those that cannot be read
-//!    back, of which the log has the newest version still, if anybody has;
-//! 3. what the cache has of the others is forgotten, and writes go to the primary.
+//! 1. Its dirty blocks are written to the primary, and flushed there.
+//! 2. The record is made durable. It names the blocks of the stripe that are kept: those that
+//!    cannot be read back. The log has their newest version, if it exists anywhere.
+//! 3. The cache's copies of all other blocks are dropped, and writes go to the primary.
 //!
-//! Writes of a stripe wait until it is detached, as do flushes for the stripes with blocks that
-//! were written and not durable when the device failed. A write over a block that was kept is
-//! answered when the primary has flushed it and a further record says that it is kept no more.
+//! Writes to a stripe wait until it is detached. Flushes wait for the stripes with blocks that were
+//! written but not durable when the device failed. A write over a kept block is answered after the
+//! primary has flushed it and a further record says that the block is no longer kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,33 +31,34 @@ use crate::request::Requests;
 use crate::request::op::{Op, Stage};
 use crate::slab::Id;
 
-/// Stripes looked at in a turn.
+/// Limit on the stripes visited in a turn.
 const LOOKED_AT: usize = 64;
 
-/// A stripe on its way to be detached.
+/// A stripe that is being detached.
 #[derive(Debug)]
 struct Leaving {
     since: Instant,
-    /// The record has been asked for.
+    /// Whether the record has been requested.
     asked: bool,
-    /// Writes that wait, in order.
+    /// Writes that wait, in order of arrival.
     writes: Vec<Id>,
 }
 
-/// Which stripes the cache is leaving, by the number that [`stripe_of`] gives.
+/// The stripes that the cache is leaving, by the number that [`stripe_of`] returns.
 #[derive(Debug, Default)]
 pub(crate) struct Detach {
     leaving: BTreeMap<u64, Leaving>,
-    /// Where the next turn goes on.
+    /// The stripe at which the next turn continues.
     cursor: u64,
     /// Dirty blocks that recovery found at the end of the log of a device that had failed: nothing
-    /// shows that they are durable.
+    /// proves that they are durable.
     doubted: BTreeSet<Key>,
     /// Stripes with blocks that were not durable when the device failed.
     undurable: BTreeSet<u64>,
-    /// Flushes that wait for those of their volume, with the time since when.
+    /// Flushes that wait for the undurable stripes of their volume, each with the time since when.
     flushes: Vec<(Instant, VolumeId, Id)>,
-    /// Writes over kept blocks that the primary has flushed, whose record has been asked for.
+    /// Writes over kept blocks that the primary has flushed and whose record has been requested,
+    /// each with the time since when.
     restoring: Vec<(Instant, Id)>,
 }
 
@@ -66,13 +68,13 @@ impl Detach {
     }
 }
 
-/// The number of a stripe among those of all volumes.
+/// The number of a recorded stripe, unique over all volumes.
 fn number_of(record: &DetachedStripe) -> u64 {
     stripe_of(Key::new(record.volume, record.stripe * STRIPE_BLOCKS))
 }
 
 impl Detach {
-    /// The device has failed: flushes wait for what was written and is not durable.
+    /// Makes flushes wait for blocks that were written but not durable when the device failed.
     pub fn note_undurable(&mut self, cache: &mut Cache) {
         for volume in cache.volume_ids() {
             let keys = cache
@@ -96,13 +98,13 @@ impl Detach {
         self.leaving.entry(stripe).or_insert_with(new)
     }
 
-    /// A write waits until the stripe of a block is detached.
+    /// Makes a write wait until the stripe of a block is detached.
     pub fn add_write(&mut self, cache: &mut Cache, key: Key, write: Id) {
         self.leave(cache, stripe_of(key)).writes.push(write);
     }
 
-    /// A flush waits for the blocks of its volume that were not durable when the device failed, if
-    /// there are any.
+    /// Makes a flush wait for the blocks of its volume that were not durable when the device
+    /// failed, if there are any.
     pub fn add_flush(
         &mut self,
         cache: &mut Cache,
@@ -118,7 +120,7 @@ impl Detach {
         }
     }
 
-    /// Brings stripes that are to be detached to their primaries, and asks for their records.
+    /// Destages the stripes that are being detached, and requests their records.
     pub fn pump(
         &mut self,
         cache: &mut Cache,
@@ -148,8 +150,8 @@ impl Detach {
         self.give_up_detaching(cache, requests, fx);
     }
 
-    /// Destages a stripe's dirty blocks, whatever the pace; true when none is left that can be
-    /// read back.
+    /// Destages a stripe's dirty blocks, regardless of pace; returns true if no block is left that
+    /// can be read back.
     fn empty_stripe(
         cache: &mut Cache,
         destaging: &mut Destaging,
@@ -187,7 +189,8 @@ impl Detach {
         fx.detach.push(DetachedStripe { volume, stripe, kept });
     }
 
-    /// Blocks of a stripe that the cache alone has, but for those that were written since.
+    /// The blocks of a stripe that only the cache has, except those that have been overwritten
+    /// since.
     fn kept_in(&self, cache: &Cache, requests: &Requests, stripe: u64) -> Bits {
         let (mut kept, _) = cache.contents.dirty().in_stripe(stripe);
         for &(_, id) in &self.restoring {
@@ -201,7 +204,7 @@ impl Detach {
         kept
     }
 
-    /// What [`Effects::detach`] asked for is durable.
+    /// Notes that a record requested by [`Effects::detach`] is durable.
     pub fn detached(
         &mut self,
         cache: &mut Cache,
@@ -215,7 +218,7 @@ impl Detach {
         self.left(cache, requests, stripe, fx);
     }
 
-    /// The cache has left a stripe: what it has of it is forgotten, and writes go on.
+    /// Leaves a stripe: drops the cache's copies of its blocks, and resumes its writes.
     fn left(&mut self, cache: &mut Cache, requests: &mut Requests, stripe: u64, fx: &mut Effects) {
         let Some(Leaving { writes, .. }) = self.leaving.remove(&stripe) else { return };
         self.note_leaving(cache);
@@ -241,8 +244,8 @@ impl Detach {
         }
     }
 
-    /// A write whose blocks were in the log when the device failed is on the primary, unless a
-    /// block was lost on the way.
+    /// Ends a write whose blocks were in the log when the device failed: they are on the primary
+    /// now, unless one was lost on the way.
     fn end_placed(cache: &mut Cache, requests: &mut Requests, id: Id, fx: &mut Effects) {
         let Op::Write(write) = requests.get(id) else {
             unreachable!("a write's id names a write");
@@ -253,7 +256,8 @@ impl Detach {
         requests.end_write(cache, id, result, fx);
     }
 
-    /// Lets flushes go on, or gives up those that have waited since before `deadline`.
+    /// Ends the flushes that no longer have to wait, and fails those that have waited since before
+    /// `deadline`.
     fn pump_flushes(
         &mut self,
         cache: &mut Cache,
@@ -274,7 +278,8 @@ impl Detach {
         }
     }
 
-    /// Nobody waits for ever for a primary that is away, or a record that cannot be made.
+    /// Fails operations that have waited too long for a primary that is away, or for a record that
+    /// cannot be made.
     fn give_up_detaching(&mut self, cache: &mut Cache, requests: &mut Requests, fx: &mut Effects) {
         let patience = match *cache.state() {
             State::Stopping => PATIENCE.min(cache.config.patience),
@@ -299,7 +304,7 @@ impl Detach {
         self.pump_flushes(cache, requests, Some(deadline), fx);
     }
 
-    /// The primary has flushed a write over kept blocks.
+    /// Handles the primary's flush of a write over kept blocks.
     pub fn restore(&mut self, cache: &Cache, requests: &Requests, id: Id, fx: &mut Effects) {
         let Op::Write(write) = requests.get(id) else {
             unreachable!("a write's id names a write");
@@ -309,7 +314,7 @@ impl Detach {
         self.ask_to_detach(cache, requests, stripe, fx);
     }
 
-    /// A record says that blocks are kept no more.
+    /// Ends the writes for which a record now says that their blocks are no longer kept.
     fn restored(
         &mut self,
         cache: &mut Cache,
@@ -337,7 +342,7 @@ impl Detach {
         }
     }
 
-    /// At a start: what the log has of detached stripes is out of date.
+    /// At a start, drops the blocks of detached stripes: the log's versions of them are stale.
     pub fn forget_recorded(cache: &mut Cache) {
         // The last record of a stripe counts.
         let detached = cache
@@ -356,8 +361,8 @@ impl Detach {
         }
     }
 
-    /// Whether the newest version of a block is durable: its bytes, and the entry that says so
-    /// where they are another block's.
+    /// Whether the newest version of a block is durable: its bytes and, if it shares them with
+    /// another block, its entry.
     fn is_settled(&self, cache: &Cache, key: Key) -> bool {
         let durable = |at: Place| cache.log.is_durable(at.segment, at.offset);
         cache.contents.get(key).is_some_and(durable)
@@ -370,15 +375,15 @@ impl Detach {
         self.doubted.insert(key);
     }
 
-    /// A block cannot be read back that was not durable when the device failed: those who flush are
-    /// told.
+    /// Reports a loss to flushes if a block that cannot be read back was not durable when the
+    /// device failed.
     fn note_lost(&self, cache: &mut Cache, key: Key) {
         if !self.is_settled(cache, key) {
             cache.volume_mut(key.volume()).losses.note(ErrorKind::Corrupt.into());
         }
     }
 
-    /// Notes which volumes have stripes on their way to be detached.
+    /// Notes which volumes have stripes that are being detached.
     fn note_leaving(&self, cache: &mut Cache) {
         for volume in cache.volumes.iter_mut().flatten() {
             let stripes = stripes_of(volume.config.id);
@@ -386,7 +391,7 @@ impl Detach {
         }
     }
 
-    /// Whether somebody waits for a stripe to be detached.
+    /// Whether an operation waits for a stripe to be detached.
     pub fn is_detaching(&self) -> bool {
         !self.leaving.is_empty() || !self.flushes.is_empty()
     }

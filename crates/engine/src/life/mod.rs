@@ -1,4 +1,4 @@
-//! What a shard may still do: faults of the cache device, doubts about a primary, the stop.
+//! The life of a shard: doubts about a primary, detaching a failed cache, and the stop.
 
 pub(crate) mod compare;
 pub(crate) mod detach;
@@ -11,27 +11,28 @@ use crate::cache::Cache;
 use crate::destage::Destaging;
 use stop::StopStep;
 
-/// What changes where a shard is in its life, and what it may still do.
+/// The state of the stop, and the trust that should be recorded.
 #[derive(Debug)]
 pub struct Life {
-    /// What ought to be recorded outside of the cache of the trust in it.
+    /// The trust in the cache device that should be recorded outside the cache.
     trust_wanted: Trust,
     stop_step: StopStep,
     stop_since: Instant,
 }
 
 impl Life {
-    /// Before the start, with a cache device that is trusted so.
+    /// The state before the start, with the recorded trust in the cache device.
     pub fn new(trust: Trust) -> Self {
         Self { trust_wanted: trust, stop_step: StopStep::default(), stop_since: Instant::default() }
     }
 
-    /// Asks for less trust in the cache device to be recorded.
+    /// Requests that less trust in the cache device be recorded.
     pub fn want_trust(&mut self, trust: Trust) {
         self.trust_wanted = self.trust_wanted.max(trust);
     }
 
-    /// Asks for what has to be recorded, and detaches when nothing is left to save.
+    /// Requests the record of trust that is due; detaching is recorded when nothing is left to
+    /// save.
     pub fn pump(&mut self, cache: &Cache, destaging: &Destaging, fx: &mut Effects) {
         if cache.health() == Health::Draining
             && cache.contents.dirty().blocks() == 0
@@ -44,7 +45,7 @@ impl Life {
         }
     }
 
-    /// An orderly stop begins.
+    /// Begins an orderly stop.
     pub fn begin_stop(&mut self, cache: &mut Cache) {
         self.stop_since = cache.now;
         let state = &mut cache.standing.state;

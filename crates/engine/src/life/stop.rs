@@ -1,5 +1,5 @@
-//! An orderly stop: what was taken is answered, then the log ends with a record that says how
-//! clean everything is, and with a footer, all durable.
+//! An orderly stop: accepted requests are answered, then the log ends with a record that says how
+//! much of it is clean, and with a footer, all durable.
 
 use std::time::Duration;
 
@@ -16,25 +16,25 @@ use crate::note::Note;
 use crate::request::Requests;
 use crate::ticket::Ticket;
 
-/// How long a stop waits for what a failed cache device has left over.
+/// How long a stop waits for blocks that a failed cache device has left over.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How far the stop has come.
+/// The step that the stop has reached.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum StopStep {
-    /// Waiting for what is in flight.
+    /// Waiting for everything in flight.
     #[default]
     Settling,
-    /// The last record is on its way.
+    /// The last record is being written.
     LastRecord,
-    /// The last footers are on their way.
+    /// The last footers are being written.
     LastFooters,
-    /// The last flush is on its way.
+    /// The last flush is in flight.
     LastFlush,
 }
 
 impl Life {
-    /// Goes on with an orderly stop.
+    /// Continues an orderly stop.
     pub fn pump_stop(
         &mut self,
         cache: &mut Cache,
@@ -56,8 +56,8 @@ impl Life {
             return;
         }
         if cache.health() != Health::Good {
-            // What failed to reach the log is in memory only: the primary gets it now, if it can.
-            // Then the next start must know that the log is behind.
+            // Blocks that did not reach the log are only in memory: the primary gets them now, if
+            // it can. The next start must then know that the log is behind.
             let lost = !cache.contents.fenced().is_empty()
                 || cache.volumes.iter().flatten().any(|volume| volume.failures > 0);
             let is_known = cache.standing.trust >= self.trust_wanted;
@@ -74,11 +74,11 @@ impl Life {
                 let said =
                     cache.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
                         && cache.close_record(fx);
-                // Without room the log ends as it is.
+                // Without room for the record, the log ends as it is.
                 if said || cache.log.free() <= 1 && cache.log.is_idle() {
                     cache.log.builder().clear();
                     self.stop_step = StopStep::LastRecord;
-                    // The last free one stays open: the next start goes on in it.
+                    // The last free segment stays open: the next start continues in it.
                     if cache.log.free() > 0 {
                         cache.seal_open_segment();
                     }
@@ -96,7 +96,7 @@ impl Life {
         }
     }
 
-    /// The last flush ended.
+    /// Handles the end of the last flush.
     pub fn stop_flushed(cache: &mut Cache, done: &Completion) {
         match &done.result {
             Ok(()) => cache.standing.state = State::Stopped,

@@ -1,7 +1,7 @@
-//! The way into the log: a record is closed, placed and made ready to be sent (group commit).
+//! Appending to the log: a record is closed, placed and made ready to be sent (group commit).
 //!
-//! A block's index entry changes when its record is closed, not when the device has it: a read
-//! that comes meanwhile waits for the record or finds the bytes in RAM.
+//! A block's index entry changes when its record is closed, not when the device has the record. A
+//! read in between waits for the record or finds the bytes in RAM.
 
 use forebay_block::{Instant, IoBuf};
 use forebay_format::{
@@ -19,7 +19,7 @@ use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState}
 use crate::ram::Ram;
 use crate::slab::Id;
 
-/// What closing a record needs of the other rooms.
+/// The other rooms that closing a record needs.
 pub struct Closing<'a> {
     pub now: Instant,
     pub config: &'a ShardConfig,
@@ -27,34 +27,34 @@ pub struct Closing<'a> {
     pub ram: &'a mut Ram,
     pub policy: &'a mut dyn EvictionPolicy,
     pub stats: &'a mut Stats,
-    /// What is copied out of the oldest segment has room in the last free one.
+    /// Whether the copies out of the oldest segment fit into the last free segment.
     pub frees_with_one: bool,
 }
 
-/// What became of the record being built.
+/// The result of closing the record being built.
 pub enum Closed {
-    /// It is empty.
+    /// The record is empty.
     Empty,
     /// There is no room for it now.
     NoRoom,
-    /// It is to be written.
+    /// The record must be written.
     Record(Record),
 }
 
-/// A record to be written.
+/// A record that must be written.
 pub struct Record {
     pub lsn: Lsn,
-    /// Where, in bytes from the beginning of the shard's area.
+    /// Offset of the record in the shard's area, in bytes.
     pub offset: u64,
     pub buf: IoBuf,
-    /// It has more than copies and checkpoints.
+    /// Whether it holds more than copies and checkpoints.
     pub has_news: bool,
-    /// Operations whose last block is in it.
+    /// Operations whose last block is in the record.
     pub complete: Vec<Id>,
 }
 
 impl Log {
-    /// Closes the record and places it.
+    /// Closes the record being built and places it.
     pub fn close(&mut self, cx: &mut Closing<'_>) -> Closed {
         if self.builder.is_empty() {
             return Closed::Empty;
@@ -103,16 +103,16 @@ impl Log {
         Closed::Record(Record { lsn, offset, buf, has_news, complete })
     }
 
-    /// Whether an entry is missing without which a segment cannot be freed, and nothing else is
-    /// there that is certain to carry the news: what is copied may count no more when the record is
-    /// closed.
+    /// Whether a checkpoint is needed: a segment cannot be freed, or a direct write cannot proceed,
+    /// before the next record is durable, and the builder has no entry that is certain to be
+    /// written. Copies may no longer count when the record is closed.
     pub fn needs_checkpoint(&self) -> bool {
         let waits = self.freeing.iter().any(|&(_, lsn)| lsn == self.next_lsn)
             || self.barrier >= self.next_lsn && !self.waiters.is_empty();
         waits && !self.builder.pending.iter().any(|item| item.expect.is_certain())
     }
 
-    /// Accounts a record to its segment.
+    /// Accounts for a record in its segment.
     fn record_placed(&mut self, index: usize, lsn: Lsn, end: u32, entries: &[Entry], size: u32) {
         let segment = &mut self.segments[index];
         if segment.used == 0 {
@@ -126,7 +126,7 @@ impl Log {
         self.note_rest(size);
     }
 
-    /// Makes every pending entry that still counts the newest version of its block; returns the
+    /// Makes every pending entry that still counts the newest version of its block. Returns the
     /// record's entries.
     fn apply_pending(
         &mut self,
@@ -149,7 +149,7 @@ impl Log {
                 Expect::At(place) => match cx.contents.get(item.key) {
                     Some(now) if now.is_same_version(&place) => {
                         if item.kind == EntryKind::Lost && !now.dirty {
-                            // The primary got it before its loss was logged.
+                            // The block was destaged before its loss was logged.
                             item.kind = EntryKind::Invalidate;
                         }
                         item.dirty = now.dirty && item.kind != EntryKind::Invalidate;
@@ -176,7 +176,7 @@ impl Log {
                 kind: item.kind,
                 crc: item.crc,
                 dirty: item.dirty,
-                // A copy forward counts as inserted again: its hits have been paid for.
+                // A copy forward counts as newly inserted: its hits have been paid for.
                 meta: cx.policy.inserted(),
             };
             entries.push(Entry {
@@ -219,22 +219,22 @@ impl Log {
         entries
     }
 
-    /// A block shares a payload from this record on, which is being placed in the segment at
-    /// position `index`; returns the number of segments back to the payload.
+    /// Notes that a block shares a payload from this record on, which is placed in the segment at
+    /// position `index`. Returns the distance back to the payload, in segments.
     fn share(&self, cx: &mut Closing<'_>, key: Key, old: &Shared, index: usize) -> u16 {
         cx.contents.note_unsettled(key, self.next_lsn);
         self.name_payload(cx, key, old.segment, old.seq, index)
     }
 
-    /// A block is stored against a payload from this record on.
+    /// Names the base of a block that is stored against a payload from this record on.
     fn name_base(&self, cx: &mut Closing<'_>, key: Key, base: &Against, index: usize) -> NamedBase {
         let Place { segment, offset, len, kind, .. } = base.place;
         let back = self.name_payload(cx, key, segment, base.seq, index);
         NamedBase { back, offset, len, kind }
     }
 
-    /// An entry of the block, in the segment at position `index`, names a payload in segment `old`,
-    /// at position `at`; returns the number of segments between them.
+    /// Notes that an entry of the block, in the segment at position `index`, names a payload in
+    /// segment `old`, at position `at`. Returns the distance between the two segments.
     fn name_payload(
         &self,
         cx: &mut Closing<'_>,
@@ -248,7 +248,7 @@ impl Log {
         u16::try_from(now.0 - old.0).expect("only near payloads are named")
     }
 
-    /// Finds room for a record, in a new segment if need be: position and offset.
+    /// Finds room for a record, in a new segment if necessary. Returns position and offset.
     fn room(&mut self, cx: &mut Closing<'_>, pages: usize, entries: usize) -> Option<(usize, u32)> {
         if let Some(open) = &self.open {
             let used = self.segments[open.index].used;
@@ -261,7 +261,7 @@ impl Log {
         self.open_segment(cx).map(|index| (index, 0))
     }
 
-    /// Takes the open segment out of use; its footer follows when its records are durable.
+    /// Seals the open segment; its footer follows when its records are durable.
     pub fn seal_open(&mut self, policy: &mut dyn EvictionPolicy) {
         let Some(segment) = self.open.take() else { return };
         let state = &mut self.segments[segment.index];
@@ -283,8 +283,8 @@ impl Log {
         if self.sealing.len() >= SEALING_MAX || self.segments[index].state != SegmentState::Free {
             return None;
         }
-        // The last one is for a record that frees another, so that crashes, which each leave a
-        // segment half empty, never leave a log that cannot go on.
+        // The last free segment is reserved for a record that frees another one. So crashes, each
+        // of which leaves a segment half empty, never leave a log that cannot continue.
         let frees = self.start > self.last_start || !cx.contents.fenced().is_empty();
         if self.free == 1 && !frees && !cx.frees_with_one {
             return None;
@@ -307,7 +307,7 @@ impl Log {
 }
 
 impl Log {
-    /// Tells the builder how much room the open segment, of `size` bytes, has left.
+    /// Tells the builder how much room is left in the open segment of `size` bytes.
     pub(super) fn note_rest(&mut self, size: u32) {
         let Some(open) = &self.open else { return };
         let left = size - self.segments[open.index].used;

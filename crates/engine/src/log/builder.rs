@@ -1,8 +1,8 @@
-//! The record being put together: blocks of many clients, copies and admissions share it.
+//! The record being built: blocks of many clients, copies and admissions share it.
 //!
-//! Whole blocks go straight to their page of the final buffer; compressed ones are collected and
-//! put behind the entries, or behind the last whole block if there is one and they do not fit the
-//! header's page.
+//! Whole blocks go directly to their page of the final buffer. Compressed blocks are collected and
+//! put after the entries or, if there are whole blocks and the compressed ones do not fit in the
+//! header's page, after the last whole block.
 
 use forebay_block::{BufPool, IoBuf};
 use forebay_codec::crc32c;
@@ -14,62 +14,62 @@ use crate::contents::Place;
 use crate::key::Key;
 use crate::slab::Id;
 
-/// Under which condition an entry still counts when its record is closed.
+/// The condition under which an entry still counts when its record is closed.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Expect {
     /// Always: a client's write.
     Always,
-    /// The block is not in the index: an admission.
+    /// The block must not be in the index: an admission.
     Absent,
-    /// The block still lies there: a copy forward.
+    /// The block must still have this place: a copy forward.
     At(Place),
-    /// Always: a client's write, as a delta against the version there.
+    /// Always: a client's write, stored as a delta against the version at this place.
     Over(Place),
 }
 
 impl Expect {
-    /// Whether the entry is sure to be in the record.
+    /// Whether the entry is certain to be in the record.
     pub fn is_certain(self) -> bool {
         matches!(self, Self::Always | Self::Over(_))
     }
 }
 
-/// Where an entry's payload is in the builder.
+/// The location of an entry's payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload {
-    /// There is none.
+    /// The entry has no payload.
     None,
-    /// That page of the record.
+    /// This page of the record.
     Page(usize),
-    /// So far into the packed part.
+    /// This offset in the packed part, in bytes.
     Packed(usize),
-    /// Elsewhere in the log: that of a block with the same bytes.
+    /// Elsewhere in the log: the payload of a block with the same bytes.
     Shared(Shared),
 }
 
-/// A payload that is in the log already.
+/// A payload that is already in the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
-    /// The segment it lies in, by number.
+    /// Number of its segment.
     pub seq: SegmentSeq,
-    /// The same by position.
+    /// Position of its segment.
     pub segment: u32,
-    /// Bytes from the segment's start.
+    /// Bytes from the start of the segment.
     pub offset: u32,
 }
 
-/// An entry to be.
+/// An entry of the record being built.
 #[derive(Clone, Copy, Debug)]
 pub struct Pending {
     /// The first block.
     pub key: Key,
-    /// How many blocks.
+    /// Number of blocks.
     pub count: u32,
-    /// What it says of them.
+    /// The kind of the entry.
     pub kind: EntryKind,
-    /// The primary does not have it.
+    /// Whether the blocks are newer than the primary.
     pub dirty: bool,
-    /// Where the bytes are.
+    /// Location of the payload.
     pub payload: Payload,
     /// Length of the payload, in bytes.
     pub len: u16,
@@ -77,41 +77,41 @@ pub struct Pending {
     pub crc: u32,
     /// The condition under which the entry still counts when the record is closed.
     pub expect: Expect,
-    /// What a similar block is stored against.
+    /// The base of a similar block.
     pub against: Option<Against>,
 }
 
-/// How one block is stored.
+/// The form of one block.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
-    /// How its payload is to be read.
+    /// The kind of the form.
     pub kind: EntryKind,
-    /// Where the bytes are.
+    /// Location of the payload.
     pub payload: Payload,
     /// Length of the payload, in bytes.
     pub len: u16,
     /// CRC32C of the payload.
     pub crc: u32,
-    /// What a similar block is stored against.
+    /// The base of a similar block.
     pub against: Option<Against>,
 }
 
 /// A payload in the log that a block is stored against.
 #[derive(Clone, Copy, Debug)]
 pub struct Against {
-    /// The segment it lies in, by number.
+    /// Number of its segment.
     pub seq: SegmentSeq,
-    /// Where it lies.
+    /// Its place.
     pub place: Place,
 }
 
-/// What is left of the open segment: a record that would not fit is closed before it gets too long,
-/// so that no segment ends half empty.
+/// The remaining room in the open segment. A record is closed before it outgrows that room, so that
+/// no segment ends half empty.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
-    /// For the record and the footer.
+    /// Bytes for the record and the footer.
     bytes: usize,
-    /// Entries that the footer has already.
+    /// Number of entries that the footer already has.
     listed: usize,
 }
 
@@ -123,7 +123,7 @@ impl Rest {
     }
 }
 
-/// A record being put together.
+/// A record being built.
 #[derive(Debug)]
 pub struct Builder {
     buffers: BufPool,
@@ -132,16 +132,16 @@ pub struct Builder {
     buf: IoBuf,
     whole: usize,
     packed: Vec<u8>,
-    /// Entries so far.
+    /// The entries so far.
     pub pending: Vec<Pending>,
     /// Operations that wait for the record.
     pub waiters: Vec<Id>,
-    /// Operations whose last block is in it.
+    /// Operations whose last block is in the record.
     pub complete: Vec<Id>,
 }
 
 impl Builder {
-    /// A builder of records of at most `pages_max` pages.
+    /// Returns a builder of records of at most `pages_max` pages.
     pub fn new(buffers: BufPool, pages_max: usize) -> Self {
         assert!(pages_max >= PAGES_MIN, "a record holds a whole block");
         Self {
@@ -157,12 +157,12 @@ impl Builder {
         }
     }
 
-    /// Pages of the longest record.
+    /// Length of the longest record, in pages.
     pub fn pages_max(&self) -> usize {
         self.pages_max
     }
 
-    /// Whether it has more than copies and checkpoints.
+    /// Whether the record holds more than copies and checkpoints.
     pub fn has_news(&self) -> bool {
         let is_news = |item: &Pending| {
             item.kind != EntryKind::Checkpoint && !matches!(item.expect, Expect::At(_))
@@ -170,13 +170,13 @@ impl Builder {
         self.pending.iter().any(is_news)
     }
 
-    /// Whether nothing is in it.
+    /// Whether the record is empty.
     pub fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
-    /// The open segment has `bytes` left for records and its footer, which has `listed` entries.
-    /// Where not even one block fits, the next record begins a segment.
+    /// Sets the room that the open segment has left: `bytes` for records and the footer, which has
+    /// `listed` entries so far. If not even one block fits, the next record begins a new segment.
     pub fn set_rest(&mut self, bytes: usize, listed: usize) {
         let rest = Rest { bytes, listed };
         self.rest = if rest.fits(PAGES_MIN, 1) { rest } else { Rest::ENDLESS };
@@ -198,7 +198,7 @@ impl Builder {
         entries <= RECORD_ENTRIES_MAX && pages <= self.pages_max && self.rest.fits(pages, entries)
     }
 
-    /// Pages of the record as it stands.
+    /// Length of the record so far, in pages.
     pub fn pages(&self) -> usize {
         self.pages_with(self.whole, self.packed.len(), 0)
     }
@@ -211,13 +211,13 @@ impl Builder {
         }
     }
 
-    /// Adds a block as it is, with its checksum, without an entry.
+    /// Adds an uncompressed block with its checksum; the caller adds the entry.
     pub fn push_raw(&mut self, block: &[u8], crc: u32) -> Form {
         let (kind, payload) = (EntryKind::Raw, self.push_whole(block));
         Form { kind, payload, len: block.len() as u16, crc, against: None }
     }
 
-    /// Adds a whole block; returns its payload.
+    /// Adds a whole block; returns its location.
     fn push_whole(&mut self, block: &[u8]) -> Payload {
         let page = 1 + self.whole;
         let end = (page + 1) * PAGE;
@@ -258,13 +258,13 @@ impl Builder {
         self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
     }
 
-    /// Adds a payload, encoded so, without an entry.
+    /// Adds an encoded payload of this kind; the caller adds the entry.
     pub fn pack(&mut self, kind: EntryKind, bytes: &[u8]) -> Form {
         let (payload, len, crc) = (self.push_packed(bytes), bytes.len() as u16, crc32c(bytes));
         Form { kind, payload, len, crc, against: None }
     }
 
-    /// Adds an encoded payload; returns it.
+    /// Adds an encoded payload; returns its location.
     fn push_packed(&mut self, bytes: &[u8]) -> Payload {
         let at = self.packed.len();
         self.packed.extend_from_slice(bytes);
@@ -272,20 +272,20 @@ impl Builder {
         Payload::Packed(at)
     }
 
-    /// Whether an admission of one of the blocks is in it.
+    /// Whether the record has an admission of one of these blocks.
     pub fn admits(&self, first: Key, count: u64) -> bool {
         let range = first.0..first.0 + count;
         self.pending.iter().any(|item| item.expect == Expect::Absent && range.contains(&item.key.0))
     }
 
-    /// Whether an entry that may not count says something of the block.
+    /// Whether the record has an entry for the block that may not count when the record is closed.
     pub fn may_change(&self, key: Key) -> bool {
         let of = |item: &Pending| (item.key.0..item.key.0 + u64::from(item.count)).contains(&key.0);
         self.pending.iter().any(|item| !item.expect.is_certain() && of(item))
     }
 
-    /// Whether an entry in it rests on a payload in the segment at that position: that of a delta's
-    /// base, or one that is shared.
+    /// Whether an entry of the record rests on a payload in the segment at position `segment`: the
+    /// payload of a base, or a shared one.
     pub fn rests_on(&self, segment: u32) -> bool {
         self.pending.iter().any(|item| {
             matches!(item.expect, Expect::Over(base) if base.segment == segment)
@@ -294,7 +294,7 @@ impl Builder {
         })
     }
 
-    /// Notes that `op` waits for the record; says whether it did not yet.
+    /// Notes that `op` waits for the record; returns whether that is new.
     pub fn add_waiter(&mut self, op: Id) -> bool {
         let new = !self.waiters.contains(&op);
         if new {
@@ -303,15 +303,15 @@ impl Builder {
         new
     }
 
-    /// Where packed payloads start in the finished record.
+    /// Offset of the packed payloads in the finished record, in bytes.
     pub fn packed_at(&self) -> usize {
         let front = front_bytes(self.pending.len());
         let behind = is_behind_entries(self.whole, front + self.packed.len());
         if behind { front } else { (1 + self.whole) * PAGE }
     }
 
-    /// The finished record's buffer, without header and entries, and an empty builder. Bytes that
-    /// no payload covers are zero.
+    /// Takes the finished record's buffer, without header and entries, and empties the builder's
+    /// payloads. Bytes that no payload covers are zero.
     pub fn take(&mut self, pages: usize, packed_at: usize) -> IoBuf {
         let len = pages * PAGE;
         if self.buf.len() < len {
@@ -327,7 +327,7 @@ impl Builder {
         buf
     }
 
-    /// Throws away what was collected.
+    /// Discards the record.
     pub fn clear(&mut self) {
         self.whole = 0;
         self.packed.clear();
@@ -337,14 +337,15 @@ impl Builder {
     }
 }
 
-/// Pages of a record of one block that does not compress.
+/// Length of a record of one incompressible block, in pages.
 const PAGES_MIN: usize = 2;
 
 fn front_bytes(entries: usize) -> usize {
     (RECORD_HEADER_BYTES + entries * ENTRY_BYTES).next_multiple_of(8)
 }
 
-/// Whether packed payloads lie right behind the entries, with which they take `front` bytes.
+/// Whether packed payloads directly follow the entries; `front` is the length of header, entries
+/// and packed payloads, in bytes.
 fn is_behind_entries(whole: usize, front: usize) -> bool {
     whole == 0 || front <= PAGE
 }
@@ -356,7 +357,8 @@ mod tests {
 
     const LEN: usize = 1500;
 
-    /// A builder with a block for each number: one as it is for 0, else a payload of [`LEN`] bytes.
+    /// A builder with a block for each number: an uncompressed one for 0, else a payload of [`LEN`]
+    /// bytes.
     fn with(blocks: &[u8]) -> Builder {
         let mut builder = Builder::new(BufPool::new(Arena::new(1 << 20)), 64);
         for (at, &n) in blocks.iter().enumerate() {
@@ -369,7 +371,7 @@ mod tests {
         builder
     }
 
-    /// The pages of the finished record, and where its bytes other than zero are.
+    /// The number of pages of the finished record, and the ranges of its nonzero bytes.
     fn finished(blocks: &[u8]) -> (usize, Vec<std::ops::Range<usize>>) {
         let mut builder = with(blocks);
         let (pages, packed_at) = (builder.pages(), builder.packed_at());
@@ -407,7 +409,7 @@ mod tests {
     #[test]
     fn a_record_ends_where_its_segment_does() {
         let mut builder = with(&[]);
-        // Header, two blocks, and a page of footer.
+        // Header, two blocks, and one page of footer.
         builder.set_rest(4 * PAGE, 3);
         let mut fitting = 0;
         while builder.fits_block() {
@@ -416,7 +418,8 @@ mod tests {
             fitting += 1;
         }
         assert_eq!((fitting, builder.pages()), (2, 3));
-        // Not even one fits: the record begins the next segment, and is as long as any.
+        // Not even one block fits: the record begins the next segment, and may be as long as any
+        // other.
         let mut builder = with(&[]);
         builder.set_rest(2 * PAGE, 3);
         assert!(builder.fits_block());

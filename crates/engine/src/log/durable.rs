@@ -1,8 +1,8 @@
 //! From written to durable: completed records, flushes of the cache device, footers.
 //!
-//! Records complete in any order but count in LSN order. A flush covers what had completed when
-//! it was sent. A footer is written when a flush has covered its segment, so a valid footer says
-//! that every payload it names is on the medium.
+//! Records may complete in any order but count in LSN order. A flush covers the records that had
+//! completed when it was sent. A footer is written after a flush has covered its segment, so a
+//! valid footer means that every payload it names is on the medium.
 
 use forebay_block::IoBuf;
 use forebay_format::{Footer, Lsn, SegmentSeq, encode_footer, footer_bytes};
@@ -15,7 +15,7 @@ use crate::slab::Id;
 /// A footer to be written.
 pub struct FooterWrite {
     pub seq: SegmentSeq,
-    /// Where, in bytes from the beginning of the shard's area.
+    /// Offset of the footer in the shard's area, in bytes.
     pub offset: u64,
     pub buf: IoBuf,
 }
@@ -26,36 +26,36 @@ impl Log {
         at.expect("a record is in flight until it is written or given up")
     }
 
-    /// Where a record that is being written lies: the segment's position, and bytes from its start.
+    /// Place of a record that is being written: position of the segment, and bytes from its start.
     pub fn record_at(&self, lsn: Lsn) -> (usize, u32) {
         let record = &self.in_flight[self.in_flight_at(lsn)];
         (record.index, record.at)
     }
 
-    /// The device has a record.
+    /// Notes that a record has been written.
     pub fn end_record(&mut self, lsn: Lsn) {
         let at = self.in_flight_at(lsn);
         self.in_flight[at].done = true;
     }
 
-    /// A record could not be written: it is kept to be read from.
+    /// Notes that a record could not be written, and keeps its bytes for reads.
     pub fn fail_record(&mut self, lsn: Lsn, bytes: IoBuf) {
         let (index, at) = self.record_at(lsn);
         self.keep_failed(index, at, bytes);
         self.end_record(lsn);
     }
 
-    /// The device has failed: records that have ended are forgotten.
+    /// Drops records that have ended: the device has failed.
     pub fn drop_ended(&mut self) {
         self.in_flight.retain(|record| !record.done);
     }
 
-    /// Reads that waited for a record to be written.
+    /// Takes the reads that waited for a record to be written.
     pub fn take_read_waiters(&mut self) -> Vec<(Id, Key)> {
         std::mem::take(&mut self.read_waiters)
     }
 
-    /// Counts the next record if it has been written: the operations that waited for it.
+    /// Completes the next record if it has been written; returns the operations that waited for it.
     pub fn complete_next(&mut self) -> Option<Vec<Id>> {
         let record = self.in_flight.pop_front_if(|record| record.done)?;
         self.completed = record.lsn;
@@ -63,7 +63,7 @@ impl Log {
         Some(record.waiters)
     }
 
-    /// Everything up to `lsn` is durable now; whether that is news.
+    /// Notes that everything up to `lsn` is durable; returns whether that is new.
     pub fn advance_durable(&mut self, lsn: Lsn) -> bool {
         if lsn <= self.durable {
             return false;
@@ -76,13 +76,13 @@ impl Log {
         true
     }
 
-    /// The next operation that waited for a record which is durable, or for any if `all`.
+    /// Takes the next operation that waits for a record that is now durable, or any if `all`.
     pub fn pop_waiter(&mut self, all: bool) -> Option<Id> {
         let first = self.waiters.first_entry()?;
         (all || first.key().0 <= self.durable).then(|| first.remove())
     }
 
-    /// An operation waits until `lsn` is durable; true when it is already.
+    /// Makes an operation wait until `lsn` is durable; returns true if it already is.
     pub fn wait_durable(&mut self, op: Id, lsn: Lsn) -> bool {
         if lsn <= self.durable {
             return true;
@@ -93,18 +93,18 @@ impl Log {
         false
     }
 
-    /// Begins the flush that somebody waits for; true if it is to be sent.
+    /// Begins a flush if an operation waits for one; returns true if it must be sent.
     pub fn begin_wanted_flush(&mut self) -> bool {
         let due = self.wanted.first().is_some_and(|&lsn| lsn <= self.completed);
         due && self.completed > self.durable && self.begin_flush()
     }
 
-    /// A flush ended; the last record that it covered.
+    /// Ends a flush; returns the last record that it covered.
     pub fn end_flush(&mut self) -> Lsn {
         self.flushing.take().expect("one flush is in flight")
     }
 
-    /// The next footer whose segment is durable.
+    /// The next footer to write: all records of its segment are durable.
     pub fn next_footer(&mut self, config: &ShardConfig) -> Option<FooterWrite> {
         let due = self.sealing.iter().position(|sealing| {
             let segment = &self.segments[sealing.segment.index];
@@ -114,7 +114,7 @@ impl Log {
         Some(self.footer(due, config))
     }
 
-    /// A footer once more, if its segment still waits for it.
+    /// The footer again, if its segment still waits for it.
     pub fn footer_again(&self, seq: SegmentSeq, config: &ShardConfig) -> Option<FooterWrite> {
         Some(self.footer(self.sealing_at(seq)?, config))
     }
@@ -124,7 +124,7 @@ impl Log {
         self.sealing_at(seq).is_some()
     }
 
-    /// A footer has been written: its segment is complete.
+    /// Notes that a footer has been written: its segment is complete.
     pub fn end_footer(&mut self, seq: SegmentSeq) {
         let Some(i) = self.sealing_at(seq) else { return };
         let sealing = self.sealing.remove(i).expect("it was found there");
@@ -158,7 +158,7 @@ impl Log {
         FooterWrite { seq: segment.seq, offset, buf }
     }
 
-    /// Segments whose end is durable, and that nobody reads any more, are free.
+    /// Frees the segments whose removal from the log is durable and that nothing reads any more.
     pub fn finish_freeing(&mut self) {
         while let Some(&(seq, lsn)) = self.freeing.front() {
             let index = self.position(seq);

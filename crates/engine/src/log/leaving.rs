@@ -1,37 +1,38 @@
-//! The oldest segment on its way out of the log: what reclaim says about it to whoever writes the
-//! log, and the other way round.
+//! The oldest segment on its way out of the log: facts that reclaim and the writers of the log
+//! exchange.
 
 use forebay_format::{PAGE, SegmentSeq};
 
 use crate::log::Log;
 
-/// The segment that is being reclaimed, and the need for that.
+/// The segment being reclaimed, and the state of its reclaim.
 #[derive(Debug, Default)]
 pub struct Leaving {
     seq: Option<SegmentSeq>,
-    /// Bytes of the log that its copies take at most, once that is known.
+    /// Upper limit on the bytes of log that its copies take, once known.
     needs: Option<u64>,
-    /// It cannot be freed before more of it has been destaged.
+    /// It cannot be freed until more of it has been destaged.
     is_pressed: bool,
-    /// Bytes of records of clients and admissions, since reclaim last asked.
+    /// Bytes of records with client writes or admissions, since reclaim last took the count.
     client_bytes: u64,
 }
 
 impl Log {
-    /// The segment that is being reclaimed.
+    /// The segment being reclaimed.
     pub fn leaving(&self) -> Option<SegmentSeq> {
         self.leaving.seq
     }
 
-    /// Another segment is being reclaimed, or none; with the bytes that its copies take at most.
+    /// Sets the segment being reclaimed, if any, and the upper limit on the bytes that its copies
+    /// take.
     pub fn set_leaving(&mut self, seq: Option<SegmentSeq>, needs: Option<u64>) {
         (self.leaving.seq, self.leaving.needs) = (seq, needs);
     }
 
-    /// Whether the copies out of the oldest segment have room in an empty one of `segment` bytes,
-    /// with the record being built, and with enough to spare for the record that says so: a
-    /// quarter, for records that crashes cut short, or an eighth if clients or admissions, which
-    /// no crash leaves behind, have a part of the record.
+    /// Whether the copies out of the oldest segment fit into an empty segment of `segment` bytes,
+    /// together with the record being built, and leave room for the record that drops the oldest
+    /// segment. A quarter is spared, for records that crashes cut short. An eighth is enough if
+    /// clients or admissions, which no crash leaves behind, have a part of the record.
     pub fn copies_fit(&self, segment: u32) -> bool {
         let segment = u64::from(segment);
         self.leaving.needs.is_some_and(|needs| match self.builder.has_news() {
@@ -45,17 +46,17 @@ impl Log {
         self.leaving.is_pressed
     }
 
-    /// Reclaim waits for dirty blocks of the oldest segment, or waits no more.
+    /// Notes whether reclaim waits for dirty blocks of the oldest segment.
     pub fn press(&mut self, on: bool) {
         self.leaving.is_pressed = on;
     }
 
-    /// A record of clients or admissions needs `len` bytes.
+    /// Counts the `len` bytes of a record with client writes or admissions.
     pub fn note_client_bytes(&mut self, len: u64) {
         self.leaving.client_bytes += len;
     }
 
-    /// Bytes of records of clients and admissions since this was last called.
+    /// Takes the count of bytes of records with client writes or admissions.
     pub fn take_client_bytes(&mut self) -> u64 {
         std::mem::take(&mut self.leaving.client_bytes)
     }

@@ -1,8 +1,9 @@
-//! State of the circular log: segments, sequence numbers, what is complete and what is durable.
+//! State of the circular log: segments, sequence numbers, and which records are complete and
+//! durable.
 //!
-//! A segment with sequence number `q` lies at position `q % segments`. Live are those from
-//! `start` up to the open one. Segments leave at `start` only, so an old copy of a block can
-//! never come to light again behind a newer one.
+//! A segment with sequence number `q` is at position `q % segments`. The live segments are those
+//! from `start` up to the open one. Segments leave only at `start`, so an old copy of a block can
+//! never reappear behind a newer one.
 //!
 //! Invariant: `durable <= completed < next_lsn`.
 
@@ -24,7 +25,7 @@ pub(crate) mod durable;
 mod leaving;
 pub(crate) mod read;
 
-/// Where a segment is in its life.
+/// The state of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SegmentState {
     /// Nothing in it is needed.
@@ -36,83 +37,84 @@ pub enum SegmentState {
     Sealing,
     /// Complete, with its footer.
     Sealed,
-    /// Nothing in it is needed, but that is not durable yet, or it is still being read.
+    /// Nothing in it is needed, but the record that says so is not durable yet, or the segment is
+    /// still being read.
     Freeing,
 }
 
 /// One segment.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Segment {
-    /// Where it is in its life.
+    /// The state of the segment.
     pub state: SegmentState,
-    /// Its number in the log.
+    /// Number of the segment in the log.
     pub seq: SegmentSeq,
-    /// Reads of it in flight: it is not used again before they have ended.
+    /// Number of reads in flight: the segment is not reused before they have ended.
     readers: u32,
-    /// Blocks of it on their way to a primary, or waiting there for a flush.
+    /// Number of its blocks on their way to a primary, or waiting for the primary's flush.
     pub destaging: u32,
-    /// Bytes of records in it.
+    /// Length of its records, in bytes.
     pub used: u32,
-    /// Bytes from its start that are durable.
+    /// Bytes from the start of the segment that are durable.
     pub durable: u32,
-    /// Entries in its records.
+    /// Number of entries in its records.
     pub entries: u32,
-    /// Its first record.
+    /// LSN of its first record.
     pub first_lsn: Lsn,
-    /// Its last record.
+    /// LSN of its last record.
     pub last_lsn: Lsn,
 }
 
-/// The segment records are appended to.
+/// The segment to which records are appended.
 #[derive(Debug)]
 pub struct OpenSegment {
-    /// Its position.
+    /// Position of the segment.
     pub index: usize,
-    /// What will be its footer's entries.
+    /// The entries for its footer so far.
     pub entries: Vec<Entry>,
-    /// The CRC its first record links back to.
+    /// The CRC of the record before its first one.
     pub first_prev_crc: u32,
 }
 
-/// A full segment on its way to its footer.
+/// A full segment that waits for its footer.
 #[derive(Debug)]
 pub struct SealingSegment {
     /// The segment.
     pub segment: OpenSegment,
     /// CRC of its last record.
     pub last_crc: u32,
-    /// What its last record says of `start` and `clean`. What has become true since rests on
-    /// later records, which may be lost.
+    /// The `start` and `clean` of its last record. Newer values depend on later records, which may
+    /// be lost.
     pub start: SegmentSeq,
     /// See `start`.
     pub clean: Lsn,
-    /// The footer is being written.
+    /// Whether the footer is being written.
     pub footer_sent: bool,
 }
 
 /// A record being written.
 #[derive(Debug)]
 pub struct RecordInFlight {
-    /// Its number.
+    /// LSN of the record.
     pub lsn: Lsn,
-    /// The segment's position.
+    /// Position of the segment.
     pub index: usize,
-    /// Bytes from the segment's start.
+    /// Bytes from the start of the segment.
     pub at: u32,
-    /// Its bytes.
+    /// Length of the record, in bytes.
     pub len: u32,
-    /// The device has it.
+    /// Whether the record has been written.
     pub done: bool,
-    /// Operations that wait for it.
+    /// Operations that wait for the record.
     pub waiters: Vec<Id>,
 }
 
-/// A record that could not be written, kept to read from.
+/// A record that could not be written, kept for reads.
 #[derive(Debug)]
 pub struct FailedRecord {
-    /// The segment's position.
+    /// Position of the segment.
     pub index: usize,
-    /// Bytes from the segment's start.
+    /// Bytes from the start of the segment.
     pub at: u32,
     /// The record.
     pub bytes: IoBuf,
@@ -121,15 +123,15 @@ pub struct FailedRecord {
 /// The log of one shard.
 #[derive(Debug)]
 pub struct Log {
-    /// The record that is being put together.
+    /// The record being built.
     builder: Builder,
     /// Operations waiting for room, in order.
     queue: VecDeque<Id>,
-    /// All segments by position.
+    /// All segments, indexed by position.
     segments: Vec<Segment>,
-    /// Segments that are free.
+    /// Number of free segments.
     free: u64,
-    /// The segment records are appended to.
+    /// The segment to which records are appended.
     open: Option<OpenSegment>,
     /// Full segments without footer, oldest first.
     sealing: VecDeque<SealingSegment>,
@@ -137,13 +139,13 @@ pub struct Log {
     head: SegmentSeq,
     /// The oldest live segment.
     start: SegmentSeq,
-    /// The last segment of which blocks were evicted.
+    /// The last segment from which blocks were evicted.
     evicted_from: SegmentSeq,
-    /// Number of the next record.
+    /// LSN of the next record.
     next_lsn: Lsn,
     /// CRC of the last record.
     last_crc: u32,
-    /// What the last record says of `start` and `clean`.
+    /// The `start` and `clean` of the last record.
     last_start: SegmentSeq,
     /// See `last_start`.
     last_clean: Lsn,
@@ -153,20 +155,20 @@ pub struct Log {
     durable: Lsn,
     /// Records being written, oldest first.
     in_flight: VecDeque<RecordInFlight>,
-    /// Completed records that are not durable: number, segment position, end in the segment.
+    /// Completed records that are not durable: LSN, position of the segment, end in the segment.
     undurable: VecDeque<(Lsn, usize, u32)>,
     /// The last record that the flush in flight covers.
     flushing: Option<Lsn>,
-    /// Records that somebody wants to be durable.
+    /// Records that must become durable.
     wanted: BTreeSet<Lsn>,
-    /// Operations waiting for a record to be durable, by the record and then as they came: of two
-    /// flushes the first is answered first, since its error may concern the second as well.
+    /// Operations that wait for a record to become durable, by record and then in order of arrival:
+    /// of two flushes the first is answered first, since its error may concern the second as well.
     waiters: BTreeMap<(Lsn, u64), Id>,
-    /// How many have waited.
+    /// Number of operations that have ever waited; gives them their order.
     waited: u64,
-    /// Segments being freed, and the record that must be durable first.
+    /// Segments being freed, each with the record that must be durable first.
     freeing: VecDeque<(SegmentSeq, Lsn)>,
-    /// Before this record is durable nothing may be written to a primary directly: it says that
+    /// No direct write to a primary may happen before this record is durable: it records that
     /// blocks have left the cache.
     barrier: Lsn,
     /// Records that could not be written, after the device failed.
@@ -177,7 +179,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// An empty log of `segments` segments.
+    /// Returns an empty log of `segments` segments.
     pub fn new(segments: usize, builder: Builder) -> Self {
         Self {
             builder,
@@ -215,18 +217,18 @@ impl Log {
         self.free = self.len();
     }
 
-    /// Position of the segment with this number.
+    /// Position of the segment with a number.
     pub fn position(&self, seq: SegmentSeq) -> usize {
         (seq.0 % self.segments.len() as u64) as usize
     }
 
-    /// Every entry of a record below this one is clean, and no dirty delta is against it.
+    /// The LSN below which every entry of a record is clean and is not the base of a dirty delta.
     pub fn clean(&self, contents: &mut Contents) -> Lsn {
         let oldest = contents.oldest_dirty(self.head);
         oldest.map_or(self.next_lsn, |seq| self.segments[self.position(seq)].first_lsn)
     }
 
-    /// Whether the bytes from `offset` of a segment have been written.
+    /// Whether the record at `offset` of a segment has been written.
     pub fn is_written(&self, index: u32, offset: u32) -> bool {
         !self
             .in_flight
@@ -234,12 +236,12 @@ impl Log {
             .any(|r| r.index == index as usize && !r.done && (r.at..r.at + r.len).contains(&offset))
     }
 
-    /// Whether the bytes from `offset` of a segment are durable.
+    /// Whether the bytes at `offset` of a segment are durable.
     pub fn is_durable(&self, index: u32, offset: u32) -> bool {
         offset < self.segments[index as usize].durable
     }
 
-    /// Asks for every record up to `lsn` to become durable.
+    /// Requests that every record up to `lsn` becomes durable.
     pub fn want_durable(&mut self, lsn: Lsn) {
         if lsn > self.durable {
             self.wanted.insert(lsn);
@@ -263,9 +265,9 @@ impl Log {
     }
 }
 
-/// What others may know of it.
+/// Queries, and updates by other rooms.
 impl Log {
-    /// The record that is being put together.
+    /// The record being built.
     pub fn builder(&mut self) -> &mut Builder {
         &mut self.builder
     }
@@ -275,7 +277,7 @@ impl Log {
         &mut self.queue
     }
 
-    /// The number of these.
+    /// The number of operations in the queue.
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
@@ -285,22 +287,23 @@ impl Log {
         self.segments.len() as u64
     }
 
-    /// The number of free ones.
+    /// The number of free segments.
     pub fn free(&self) -> u64 {
         self.free
     }
 
-    /// The number of segments that will be free when a record is durable, or a read has ended.
+    /// The number of segments that become free when a record is durable or a read has ended.
     pub fn freeing(&self) -> u64 {
         self.freeing.len() as u64
     }
 
-    /// Whether only one segment is free. It is kept for the record that frees another.
+    /// Whether at most one segment is free. The last one is reserved for the record that frees
+    /// another.
     pub fn is_emergency(&self) -> bool {
         self.free <= 1
     }
 
-    /// Whether nothing more can be written now.
+    /// Whether no further record can be written now.
     pub fn is_busy(&self) -> bool {
         self.in_flight.len() >= RECORDS_IN_FLIGHT_MAX || self.sealing.len() >= SEALING_MAX
     }
@@ -320,17 +323,17 @@ impl Log {
         !self.sealing.is_empty()
     }
 
-    /// A segment, by its position.
+    /// The segment at a position.
     pub fn segment(&self, index: usize) -> &Segment {
         &self.segments[index]
     }
 
-    /// Number of the segment that a place is in.
+    /// Number of the segment that holds a place.
     pub fn seq_of(&self, place: &Place) -> SegmentSeq {
         self.segments[place.segment as usize].seq
     }
 
-    /// The oldest live segment, if it is not the last.
+    /// The oldest live segment, unless there is none.
     pub fn oldest(&self) -> Option<SegmentSeq> {
         (self.start < self.head).then_some(self.start)
     }
@@ -340,12 +343,12 @@ impl Log {
         seq > self.start
     }
 
-    /// Segments that were begun after this one, and one more.
+    /// Number of segments begun after this one, plus one.
     pub fn age(&self, seq: SegmentSeq) -> u64 {
         self.head.0 - seq.0
     }
 
-    /// Number of the next record.
+    /// LSN of the next record.
     pub fn next_lsn(&self) -> Lsn {
         self.next_lsn
     }
@@ -355,29 +358,29 @@ impl Log {
         self.completed
     }
 
-    /// The record that has to be durable before anything is written to a primary directly: it says
+    /// The record that must be durable before anything is written directly to a primary: it records
     /// that blocks have left the cache.
     pub fn barrier(&self) -> Lsn {
         self.barrier
     }
 
-    /// The next record says that blocks have left the cache.
+    /// Notes that the next record says that blocks have left the cache.
     pub fn raise_barrier(&mut self) {
         self.barrier = self.barrier.max(self.next_lsn);
     }
 
-    /// Blocks of a segment leave the cache, which no record says.
+    /// Notes that blocks of a segment leave the cache without an entry that says so.
     pub fn note_evicted(&mut self, seq: SegmentSeq) {
         self.raise_barrier();
         self.evicted_from = seq;
     }
 
-    /// Whether there may be such a segment in the log still.
+    /// Whether a segment from which blocks were evicted may still be in the log.
     pub fn has_evicted(&self) -> bool {
         self.evicted_from >= self.start
     }
 
-    /// The oldest segment is not needed any more: the next record says so.
+    /// Starts to free the oldest segment, which is no longer needed: the next record says so.
     pub fn free_oldest(&mut self) {
         let index = self.position(self.start);
         self.segments[index].state = SegmentState::Freeing;
@@ -386,12 +389,12 @@ impl Log {
         self.raise_barrier();
     }
 
-    /// A block of a segment is on its way to its primary.
+    /// Notes that a block of a segment is on its way to its primary.
     pub fn begin_destaging(&mut self, index: u32) {
         self.segments[index as usize].destaging += 1;
     }
 
-    /// It is no more. The segment may have been freed since.
+    /// Notes that a block is no longer on its way. The segment may have been freed since.
     pub fn end_destaging(&mut self, index: u32, seq: SegmentSeq) {
         let segment = &mut self.segments[index as usize];
         if segment.seq == seq {
@@ -399,12 +402,12 @@ impl Log {
         }
     }
 
-    /// A read goes on when the block's record has been written.
+    /// Makes a read wait until the block's record has been written.
     pub fn wait_written(&mut self, op: Id, key: Key) {
         self.read_waiters.push((op, key));
     }
 
-    /// The device has failed: takes the writes that wait for records or for room.
+    /// Takes the writes that wait for records or for room: the device has failed.
     pub fn take_writes(&mut self) -> Vec<Id> {
         let records = self.in_flight.iter_mut();
         let mut writes: Vec<Id> =
@@ -415,8 +418,8 @@ impl Log {
         writes
     }
 
-    /// Begins a flush of all that has been written, if none is under way; true if it is to be
-    /// sent.
+    /// Begins a flush of everything written so far, if none is in flight; returns true if it must
+    /// be sent.
     pub fn begin_flush(&mut self) -> bool {
         let begins = self.flushing.is_none();
         if begins {
@@ -426,9 +429,9 @@ impl Log {
     }
 }
 
-/// What recovery found.
+/// Loading the log that recovery found.
 impl Log {
-    /// A segment of the log, complete, with `entries` entries.
+    /// Loads a complete segment.
     pub fn load(&mut self, index: usize, seq: SegmentSeq, found: &Loaded) {
         self.segments[index] = Segment {
             state: SegmentState::Sealed,
@@ -444,8 +447,8 @@ impl Log {
         self.free -= 1;
     }
 
-    /// The log is from `start` to before `head`; `last` is its last record, with its CRC, and
-    /// `clean` what that says.
+    /// Sets the ends of the log: `start` is its oldest segment, `head` the one after its newest,
+    /// `last` its last record with its CRC, and `clean` that record's value.
     pub fn begin(&mut self, start: SegmentSeq, head: SegmentSeq, last: (Lsn, u32), clean: Lsn) {
         (self.start, self.head) = (start, head);
         (self.last_start, self.last_clean) = (start, clean);
@@ -453,7 +456,7 @@ impl Log {
         self.last_crc = last.1;
     }
 
-    /// The last segment is written further, behind its records.
+    /// Reopens the last segment, to append after its records.
     pub fn resume(&mut self, index: usize, entries: Vec<Entry>, first_prev_crc: u32, size: u32) {
         let segment = &mut self.segments[index];
         segment.state = SegmentState::Open;
@@ -466,15 +469,15 @@ impl Log {
 /// A segment as recovery found it.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Bytes of records in it.
+    /// Length of its records, in bytes.
     pub used: u32,
-    /// Bytes from its start that are durable.
+    /// Bytes from the start of the segment that are durable.
     pub durable: u32,
-    /// Entries in its records.
+    /// Number of entries in its records.
     pub entries: u32,
-    /// Its first record.
+    /// LSN of its first record.
     pub first_lsn: Lsn,
-    /// Its last record.
+    /// LSN of its last record.
     pub last_lsn: Lsn,
 }
 

@@ -1,5 +1,5 @@
-//! The only way to read the log while serving: payloads of a segment, neighbors in one go. A
-//! segment is not used again before its reads have ended.
+//! The only way to read the log while serving: reads payloads of a segment, neighbors with one
+//! read. A segment is not reused before its reads have ended.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use crate::contents::{Place, Stored};
 use crate::log::Log;
 use crate::slab::Id;
 
-/// For whom payloads are read.
+/// The recipient of payloads that are read.
 #[derive(Clone, Copy, Debug)]
 pub enum Reader {
-    /// A read.
+    /// A client's read or a merge.
     Read(Id),
     /// A block stored against a base; part 0 is the base.
     Associate(Id, usize),
     /// A destage.
     Destage(Id),
-    /// The comparison with a primary, by the block's number in the round.
+    /// The comparison with a primary; the number is the block's index in the round.
     Compare(usize),
     /// A copy that may be stored against a similar block.
     Similar(Id),
@@ -32,20 +32,20 @@ pub enum Reader {
 #[derive(Debug)]
 pub struct SegmentRead {
     pub reader: Reader,
-    /// The segment's position.
+    /// Position of the segment.
     index: usize,
-    /// In bytes from the segment's start.
+    /// The range to read, in bytes from the start of the segment.
     range: Range<u32>,
-    /// The payloads in it.
+    /// The payloads in the range.
     pub items: Vec<Stored>,
 }
 
-/// Which payloads are read together.
+/// The rule for reading payloads together.
 #[derive(Clone, Copy, Debug)]
 pub enum Near {
-    /// Those with fewer bytes than this between them.
+    /// Payloads with fewer bytes than this between them.
     Bytes(u32),
-    /// Those with at most this many bytes between their pages, up to this many in all.
+    /// Payloads with at most this many bytes between their pages, up to this many bytes in total.
     Pages(u32, u32),
 }
 
@@ -72,8 +72,8 @@ impl SegmentRead {
         Self { reader, index, range, items: Vec::new() }
     }
 
-    /// A read of the next payloads, in the order of their places, as far as they are near each
-    /// other; `next` takes the following one if it has a payload and its place is good.
+    /// A read of the next payloads, in order of their places, as long as they are near each other.
+    /// `next` takes the next payload if the condition passed to it holds.
     pub fn next(
         reader: Reader,
         near: Near,
@@ -104,12 +104,12 @@ impl SegmentRead {
         std::iter::from_fn(move || Self::next(reader, near, |good| rest.next_if(|item| good(item))))
     }
 
-    /// The segment's position, and the bytes from its start.
+    /// Position of the segment, and the range in bytes from its start.
     pub fn place(&self) -> (usize, Range<u32>) {
         (self.index, self.range.clone())
     }
 
-    /// The payload of an item, if the read was good.
+    /// The payload of an item, if the read succeeded.
     pub fn payload<'a>(&self, done: &'a Completion, item: &Stored) -> Option<&'a [u8]> {
         let start = (item.place.offset - self.range.start) as usize;
         let payload = done.buf.get(start..start + usize::from(item.place.len));
@@ -118,12 +118,12 @@ impl SegmentRead {
 }
 
 impl Log {
-    /// A read of a segment is on its way.
+    /// Notes that a read of a segment has been sent.
     pub fn begin_read(&mut self, read: &SegmentRead) {
         self.segments[read.index].readers += 1;
     }
 
-    /// It has ended.
+    /// Notes that a read of a segment has ended.
     pub fn end_read(&mut self, read: &SegmentRead) {
         self.segments[read.index].readers -= 1;
     }
@@ -145,7 +145,7 @@ mod tests {
         Stored { key: Key(u64::from(offset)), place }
     }
 
-    /// The reads of some payloads: segment, pages, and where each payload lies.
+    /// The reads of some payloads: segment, pages, and the offset of each payload.
     fn grouped(near: Near, items: &[Stored]) -> Vec<(usize, Range<u32>, Vec<u32>)> {
         let reads = SegmentRead::all(Reader::Copies, near, items.to_vec());
         let offsets =

@@ -11,9 +11,10 @@ use super::*;
 use crate::testing::SEGMENT;
 use crate::testing::rooms::{Rooms, SEGMENTS, key};
 
-/// Bytes of a record of one block.
+/// Length of a record of one block, in bytes.
 const RECORD: u32 = 2 * PAGE as u32;
-/// Records of one block in a segment: the last two pages are for the footer, and too few.
+/// Number of one-block records in a segment: the last two pages are too few, since the footer takes
+/// one.
 const IN_SEGMENT: u64 = SEGMENT as u64 / RECORD as u64 - 1;
 
 impl Rooms {
@@ -22,13 +23,13 @@ impl Rooms {
         self.log.builder().push_form(key(block), form, dirty, expect);
     }
 
-    /// A record of one block.
+    /// Closes a record of one block.
     fn record(&mut self, block: u64) -> Record {
         self.push(block, false, Expect::Always);
         self.closed()
     }
 
-    /// Fills segments until the last free one is next; some records are there already.
+    /// Fills segments until only the last one is free; `records` records are already in the log.
     fn fill_behind(&mut self, records: u64) {
         for block in 0..(SEGMENTS - 1) * IN_SEGMENT - records {
             self.record(block);

@@ -1,16 +1,17 @@
-//! What is known of the blocks that only RAM has.
+//! Blocks that are in RAM but not in the log: admission is decided later, by rounds over the RAM
+//! tier.
 
 use forebay_block::Instant;
 
-/// What is known of the blocks that only RAM has.
+/// Whether there may be blocks that are in RAM but not in the log, and the current round.
 #[derive(Debug, Default)]
 pub struct Alone {
-    /// Some came in since the last round began.
+    /// Whether a block has come in since the last round began.
     waiting: bool,
     round: Option<Round>,
 }
 
-/// A look at every place of the RAM tier.
+/// A pass over every place of the RAM tier.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
     pub since: Instant,
@@ -18,17 +19,17 @@ pub struct Round {
 }
 
 impl Alone {
-    /// A block came in that may enter the log later.
+    /// Notes that a block came in that may enter the log later.
     pub fn note(&mut self) {
         self.waiting = true;
     }
 
-    /// Whether there are places to look at.
+    /// Whether there are places to visit.
     pub fn is_due(&self) -> bool {
         self.waiting || self.round.is_some()
     }
 
-    /// The round that goes on, or begins at `now` if a block has come in.
+    /// The current round; begins one at `now` if a block has come in since the last.
     pub fn round(&mut self, now: Instant) -> Option<Round> {
         if self.round.is_none() && std::mem::take(&mut self.waiting) {
             self.round = Some(Round { since: now, place: 0 });
@@ -36,7 +37,7 @@ impl Alone {
         self.round
     }
 
-    /// The round goes on at that place, or is over.
+    /// Sets the place at which the round continues, or ends the round.
     pub fn set_round(&mut self, round: Option<Round>) {
         self.round = round;
     }

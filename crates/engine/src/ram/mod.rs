@@ -1,16 +1,16 @@
-//! The RAM tier: the newest bytes of recent blocks, least recently used out first.
+//! The RAM tier: the newest bytes of recent blocks, with least-recently-used eviction.
 //!
-//! What it holds is always the newest applied version of a block, dirty or clean, so a reader
-//! need not ask the index. It is fixed in size; a size of zero is allowed.
+//! The bytes in it are always the newest applied version of a block, dirty or clean, so a reader
+//! need not check the index. Its size is fixed; zero is allowed.
 //!
-//! Its frames of 4 KiB are of two kinds. Most recent blocks lie *raw*, one in a frame, which is
-//! their place in [`Recent`]. The least recent of them, the *victim*, makes room for another and is
-//! compressed, if that is worth it, into the frames of [`Packed`]; from there a hit brings it back.
-//! A block is in one of the two at most, so no older version of it stays behind. [`Split`] says how
-//! many frames are for which.
+//! Its frames of 4 KiB are of two kinds. Most recent blocks are *raw*, one per frame; the frame is
+//! their place in [`Recent`]. To make room, the least recent raw block, the *victim*, is
+//! compressed, if that is worth it, into the frames of [`Packed`]; a hit brings it back. A block is
+//! in at most one of the two, so no older version of it stays behind. [`Split`] decides how many
+//! frames each kind gets.
 //!
-//! Compression has a budget of processor time. When it is spent, a victim is dropped as it is, and
-//! a hit in the compressed part is decoded and left where it lies.
+//! Compression has a CPU budget. When it is spent, victims are dropped without compression, and a
+//! hit in the compressed part is decoded but left where it is.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -34,51 +34,51 @@ mod split;
 
 pub use alone::{Alone, Round};
 
-/// Compressing a victim, or bringing one back.
+/// CPU time for compressing a victim, or for bringing a block back.
 const COST: Duration = Duration::from_micros(5);
-/// The budget for that: one part in this many of a processor.
+/// The CPU budget for compression: one part in this many of a CPU.
 const SHARE: u32 = 10;
-/// How far ahead of that it may be.
+/// Burst allowance of that budget.
 const AHEAD: Duration = Duration::from_millis(100);
-/// Time in a turn of the event loop, for which clients wait.
+/// Cap per turn of the event loop, because clients wait for the turn.
 const TURN: Duration = Duration::from_micros(160);
 
 /// Recent blocks of one shard.
 pub struct Ram {
     recent: Recent,
-    /// What is known of the blocks that only RAM has.
+    /// State of the blocks that are in RAM but not in the log.
     alone: Alone,
     window: Window,
     packed: Packed,
     split: Split,
-    /// The frames; a raw block's is the one that has the number of its place.
+    /// The frames. A raw block's frame has the number of its place.
     bytes: Vec<u8>,
     now: Instant,
     pace: Pace,
     tries: Tries,
     compressor: Compressor,
-    /// A victim's payload, and a block that was decoded.
+    /// Buffers for a victim's payload and for a decoded block.
     payload: Box<[u8; BLOCK_SIZE]>,
     decoded: Box<[u8; BLOCK_SIZE]>,
-    /// For the statistics: hits in the compressed part, victims compressed, and those that were
-    /// not since the budget was spent.
+    /// For the statistics: hits in the compressed part, victims compressed, and victims dropped
+    /// because the budget was spent.
     hits: u64,
     tried: u64,
     refused: u64,
 }
 
 impl Ram {
-    /// What is known of the blocks that only RAM has.
+    /// State of the blocks that are in RAM but not in the log.
     pub fn alone(&mut self) -> &mut Alone {
         &mut self.alone
     }
 
-    /// Whether such blocks are to be looked for.
+    /// Whether a round should look for blocks that are in RAM but not in the log.
     pub fn has_alone(&self) -> bool {
         self.alone.is_due()
     }
 
-    /// Room for `bytes / 4096` blocks, or for more if it is to `compress`.
+    /// Room for `bytes / 4096` blocks, or for more with `compress`.
     pub fn new(bytes: u64, compress: bool) -> Self {
         let frames = usize::try_from(bytes).expect("the RAM tier fits memory") / BLOCK_SIZE;
         Self {
@@ -100,13 +100,13 @@ impl Ram {
         }
     }
 
-    /// A turn of the event loop begins, with a budget of its own.
+    /// Begins a turn of the event loop, which has its own cap on CPU time.
     pub fn begin_turn(&mut self, now: Instant) {
         self.now = now;
         self.pace.begin_turn();
     }
 
-    /// Fills in what the statistics say of it.
+    /// Fills in the statistics of the RAM tier.
     pub fn report(&self, stats: &mut Stats) {
         let bytes = |frames: usize| (frames * BLOCK_SIZE) as u64;
         stats.ram_blocks = (self.recent.len() + self.packed.len()) as u64;
@@ -123,44 +123,44 @@ impl Ram {
         self.recent.find(key.0)
     }
 
-    /// Looks at what [`Ram::get`] will need of a place: its neighbours' numbers, and where its
-    /// bytes begin, from where on the processor fetches by itself.
+    /// Prefetches the memory that [`Ram::get`] needs for a place: the numbers of its neighbors, and
+    /// the start of its bytes, from which the processor prefetches by itself.
     pub fn warm(&self, place: u32) {
         self.recent.warm(place);
         black_box(self.bytes[place as usize * BLOCK_SIZE]);
     }
 
-    /// Looks at the neighbours of a place that was looked at before.
+    /// Prefetches the neighbors of a place, after [`Ram::warm`] of that place.
     pub fn warm_neighbours(&self, place: u32) {
         self.recent.warm_neighbours(place);
     }
 
-    /// Its frames, used or not.
+    /// Number of frames, used or not.
     pub fn frames(&self) -> usize {
         self.bytes.len() / BLOCK_SIZE
     }
 
-    /// Whether a block can be put in it without another one losing its raw place.
+    /// Whether a block can be put into RAM without another one losing its raw place.
     pub fn has_room_for(&self, key: Key) -> bool {
         self.recent.has_room_for(key.0)
     }
 
-    /// Before a raw block loses its place: see [`Window::leaving`].
+    /// The blocks to decide about before a raw block loses its place: see [`Window::leaving`].
     pub fn leaving(&mut self, alone: impl Fn(u64) -> bool) -> Range<u64> {
         self.window.leaving(&mut self.recent, alone)
     }
 
-    /// Its raw blocks. Among them are bases, by keys beyond those of blocks.
+    /// The raw blocks. They include bases, under keys beyond those of blocks.
     pub fn recent(&self) -> &Recent {
         &self.recent
     }
 
-    /// Whether it has a block.
+    /// Whether RAM has a block.
     pub fn contains(&self, key: Key) -> bool {
         self.recent.find(key.0).is_some() || self.packed.contains(key)
     }
 
-    /// The block's bytes, which become the most recent.
+    /// The bytes of a block, which becomes the most recent.
     pub fn get(&mut self, key: Key) -> Option<&[u8]> {
         match self.recent.touch(key.0) {
             Some(place) => Some(&self.bytes[range(place)]),
@@ -168,7 +168,7 @@ impl Ram {
         }
     }
 
-    /// The bytes of a compressed block, which becomes a raw one.
+    /// The bytes of a compressed block, which becomes a raw one if the budget allows.
     #[inline(never)]
     fn get_packed(&mut self, key: Key) -> Option<&[u8]> {
         let age = self.packed.get(&self.bytes, key, &mut self.decoded)?;
@@ -183,8 +183,8 @@ impl Ram {
         Some(&self.decoded[..])
     }
 
-    /// What `look` makes of a block's newest bytes that have a place in the log: while the block is
-    /// locked, RAM may have a version that has none yet.
+    /// Applies `look` to a block's newest applied bytes, if RAM has them. While the block is
+    /// locked, RAM may have a version that is not in the log yet.
     pub fn peek_applied<T>(
         &self,
         locks: &Locks,
@@ -194,7 +194,7 @@ impl Ram {
         if locks.is_locked(key) { None } else { self.peek(key, look) }
     }
 
-    /// What `look` makes of the block's bytes, which do not become more recent by it.
+    /// Applies `look` to a block's bytes; the block does not become more recent.
     pub fn peek<T>(&self, key: Key, look: impl FnOnce(&[u8]) -> T) -> Option<T> {
         if let Some(place) = self.recent.find(key.0) {
             return Some(look(&self.bytes[range(place)]));
@@ -206,7 +206,7 @@ impl Ram {
         self.packed.get(&self.bytes, key, &mut room).map(|_| look(&room))
     }
 
-    /// Stores the newest bytes of a block, in place of the least recent one if it is full.
+    /// Stores the newest bytes of a block; if RAM is full, evicts the least recent block.
     pub fn put(&mut self, key: Key, block: &[u8]) {
         assert_eq!(block.len(), BLOCK_SIZE, "the RAM tier holds whole blocks");
         let place = self.recent.touch(key.0).or_else(|| {
@@ -219,21 +219,21 @@ impl Ram {
         }
     }
 
-    /// Moves a block's bytes to another key, in place of what it had.
+    /// Moves a block's bytes to another key, replacing the bytes of that key.
     pub fn rename(&mut self, from: Key, to: Key) {
         self.packed.forget(to);
         self.recent.rename(from.0, to.0);
         self.packed.rename(from, to);
     }
 
-    /// Forgets a block.
+    /// Removes a block.
     pub fn remove(&mut self, key: Key) {
         self.recent.forget(key.0);
         self.packed.forget(key);
     }
 
-    /// Frees a place for a raw block: from the compressed part if that has more than its share,
-    /// else by victims. One frame at most goes from part to part.
+    /// Frees a place for a raw block: by taking a frame from the compressed part if that has more
+    /// than its share, else by evicting victims. At most one frame changes parts.
     fn make_room(&mut self) {
         if !self.recent.is_full() {
             return;
@@ -279,8 +279,9 @@ impl Ram {
         len
     }
 
-    /// Puts a victim's payload, of `len` bytes, into the compressed part, which gets a free frame
-    /// for it if it `grows`, once; else its oldest. False where it has none to spare.
+    /// Puts a victim's payload of `len` bytes into the compressed part. If it does not fit, the
+    /// part gets one free frame if it `grows`, else reuses its oldest frame. Returns false if there
+    /// is no frame to spare.
     fn keep(&mut self, victim: Key, len: usize, grows: &mut bool) -> bool {
         while !self.packed.fits(len) {
             let frame = match std::mem::take(grows) {
@@ -349,13 +350,13 @@ mod tests {
 
     const FRAME: u64 = BLOCK_SIZE as u64;
 
-    /// One of `bound`, the lower ones more often.
+    /// A number below `bound`, lower ones more often.
     fn skewed(numbers: &mut Numbers, bound: u64) -> u64 {
         let rank = (0..3).fold(bound, |rank, _| numbers.below(rank + 1));
         rank.min(bound - 1)
     }
 
-    /// A version of a block whose first `random` bytes compress to nothing less.
+    /// A version of a block whose first `random` bytes are incompressible.
     fn version(key: u64, version: u64, random: usize) -> Vec<u8> {
         let mut numbers = Numbers::new(key << 32 | version);
         let mut bytes: Vec<u8> = (0..random).map(|_| numbers.below(256) as u8).collect();
@@ -364,7 +365,8 @@ mod tests {
         bytes
     }
 
-    /// A tier beside a plain map of what was put last, and the order in which blocks were used.
+    /// A RAM tier next to a plain map of the newest versions, and the order in which blocks were
+    /// used.
     struct Beside {
         ram: Ram,
         newest: std::collections::BTreeMap<u64, Vec<u8>>,
@@ -408,7 +410,8 @@ mod tests {
 
         fn put(&mut self, key: u64, numbers: &mut Numbers) {
             self.versions += 1;
-            // A third each: nearly nothing to keep, what fits two or three to a frame, too much.
+            // A third each: hardly any payload, payloads that fit two or three to a frame,
+            // incompressible.
             let random = [10, 1000 + numbers.below(2000) as usize, 4000][key as usize % 3];
             let bytes = version(key, self.versions, random);
             self.ram.put(Key(key), &bytes);
@@ -428,7 +431,8 @@ mod tests {
             self.recent[at.expect("what is in the tier was used")] = to;
         }
 
-        /// All that it holds is the newest, in one part; the most recent quarter is there.
+        /// Checks that every block in RAM is the newest version, in one part only, and that the
+        /// most recent quarter is there.
         fn check(&self, frames: usize) {
             let mut held = 0;
             for (&key, bytes) in &self.newest {
@@ -456,7 +460,7 @@ mod tests {
             let mut beside = Beside { ram, newest, recent: Vec::new(), versions: 0, turns: 0 };
             let mut shares = std::collections::BTreeSet::new();
             for step in 0..30_000 {
-                // Now and then much more is asked for than fits, and then less.
+                // In turns, many more blocks are requested than fit, and then fewer.
                 let keys = if step / 5000 % 2 == 0 { keys } else { frames as u64 * 6 / 5 };
                 beside.step(&mut numbers, keys);
                 shares.insert(beside.ram.split.share());
@@ -489,8 +493,8 @@ mod tests {
         assert!(!ram.packed.contains(Key(packed)) && ram.contains(Key(packed)));
     }
 
-    /// Hits in a hundred lookups of a skewed load over eight times as many blocks as there are
-    /// frames, of which this many in a hundred compress to a third; 32,000 lookups a second.
+    /// Hits per hundred lookups of a skewed load at 32,000 lookups per second, over eight times as
+    /// many blocks as there are frames. `compressible` percent of the blocks compress to a third.
     fn hit_percent(compress: bool, compressible: u64) -> f64 {
         const FRAMES: u64 = 1024;
         let mut ram = Ram::new(FRAMES * FRAME, compress);

@@ -1,7 +1,7 @@
-//! The compressed part of the RAM tier: blocks that have left the raw part, as LZ4, oldest out
-//! first.
+//! The compressed part of the RAM tier: blocks that have left the raw part, as LZ4; the oldest
+//! leave first.
 //!
-//! It is one stream of bytes, with addresses that only grow, over frames of 4 KiB:
+//! The part is one stream of bytes over frames of 4 KiB, with addresses that only grow:
 //!
 //! ```text
 //!       start                                         end
@@ -9,12 +9,12 @@
 //!       | A | B |  C    | D | E |      F   | G |   H     |
 //! ```
 //!
-//! A payload may lie across two frames. When the first frame is dropped, the entries go that begin
-//! in it. What is forgotten before leaves a hole until then.
+//! A payload may span two frames. When the first frame is dropped, the entries that begin in it are
+//! dropped too. A block that is removed earlier leaves a hole until then.
 //!
-//! Invariants: entries lie in order of their addresses; an entry counts only while `known` names
-//! its number; no payload spans more than two frames. The bytes are the owner's, who passes them
-//! in, as are the frames' numbers.
+//! Invariants: entries are in address order; an entry counts only while `known` names its number;
+//! no payload spans more than two frames. The owner holds the bytes and passes them in, and assigns
+//! the frames' numbers.
 
 use std::collections::VecDeque;
 
@@ -25,13 +25,14 @@ use crate::key::Key;
 use crate::key::KeyMap;
 use crate::ram::split::Age;
 
-/// Bytes of the longest payload that is worth keeping.
+/// Length of the longest payload worth keeping, in bytes.
 pub const PACKED_MAX: usize = BLOCK_SIZE / 4 * 3;
-/// Bytes that a payload counts for at least: bounds what is known of the blocks of a frame.
+/// The length, in bytes, that a payload counts for at least: bounds the number of entries per
+/// frame.
 const PACKED_MIN: usize = 128;
 const FRAME: u64 = BLOCK_SIZE as u64;
 
-/// Where a block's payload lies.
+/// Place of a block's payload in the stream.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     key: Key,
@@ -39,13 +40,13 @@ struct Entry {
     len: u16,
 }
 
-/// Blocks in compressed form. It takes some 50 bytes for each besides its payload.
+/// Blocks in compressed form. Each takes about 50 bytes in addition to its payload.
 #[derive(Default)]
 pub struct Packed {
     entries: VecDeque<Entry>,
-    /// The number of the first entry; they are numbered in order.
+    /// The number of the first entry; entries are numbered consecutively.
     first: u64,
-    /// Entries by block, as numbers.
+    /// Entry numbers by block.
     known: KeyMap<u64>,
     frames: VecDeque<u32>,
     /// Address of the first frame, and of the byte after the last payload.
@@ -54,12 +55,12 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Blocks in it.
+    /// The number of blocks in it.
     pub fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Frames that it takes.
+    /// The number of frames that it has.
     pub fn frames(&self) -> usize {
         self.frames.len()
     }
@@ -69,7 +70,7 @@ impl Packed {
         self.known.contains_key(&key)
     }
 
-    /// Decodes a block into `room`; says how old it is here.
+    /// Decodes a block into `room`; returns the block's age in the stream.
     pub fn get(&self, bytes: &[u8], key: Key, room: &mut [u8; BLOCK_SIZE]) -> Option<Age> {
         let number = self.known.get(&key)?;
         let entry = self.entries[(number - self.first) as usize];
@@ -98,13 +99,13 @@ impl Packed {
         }
     }
 
-    /// Whether a payload fits the frames as they are.
+    /// Whether a payload fits without another frame.
     pub fn fits(&self, len: usize) -> bool {
         let all = self.start + self.frames.len() as u64 * FRAME;
         all - self.end >= len.max(PACKED_MIN) as u64
     }
 
-    /// Adds a block that it does not have, as the newest.
+    /// Adds a block that is not in it yet, as the newest.
     ///
     /// # Panics
     /// If the payload does not fit.
@@ -121,8 +122,8 @@ impl Packed {
         self.entries.push_back(Entry { key, at, len: payload.len() as u16 });
     }
 
-    /// The two pieces of a payload, as offset in the owner's bytes and length; the second may be
-    /// empty.
+    /// The two pieces of a payload, each as offset in the owner's bytes and length; the second may
+    /// be empty.
     fn pieces(&self, at: u64, len: usize) -> [(usize, usize); 2] {
         let (frame, from) = ((at - self.start) / FRAME, (at - self.start) % FRAME);
         let offset = |frame: u64| self.frames[frame as usize] as usize * BLOCK_SIZE;
@@ -131,7 +132,7 @@ impl Packed {
         [(offset(frame) + from as usize, head), (second, len - head)]
     }
 
-    /// Gives a block's payload to another key, which must not be in it.
+    /// Moves a block's payload to another key, which must not have one.
     pub fn rename(&mut self, from: Key, to: Key) {
         if let Some(number) = self.known.remove(&from) {
             self.entries[(number - self.first) as usize].key = to;
@@ -139,18 +140,18 @@ impl Packed {
         }
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub fn forget(&mut self, key: Key) {
         self.known.remove(&key);
     }
 
-    /// Makes it larger by a frame.
+    /// Adds a frame.
     pub fn add_frame(&mut self, frame: u32) {
         self.frames.push_back(frame);
     }
 
-    /// Drops the oldest frame and what begins in it, unless it is the only one, which is being
-    /// filled.
+    /// Drops the oldest frame and the entries that begin in it; returns its number. The only frame
+    /// is never dropped, since it is being filled.
     pub fn drop_frame(&mut self) -> Option<u32> {
         if self.frames.len() < 2 {
             return None;

@@ -1,64 +1,65 @@
-//! How the RAM tier is split between raw and compressed blocks. One function decides, from what
-//! was counted since it last did; the tier follows frame by frame.
+//! The split of the RAM tier between raw and compressed blocks. One function decides, from the
+//! counts since its last decision; the tier follows frame by frame.
 //!
 //! *A frame of 4 KiB holds one raw block, or c compressed ones.* A hit in the compressed part saves
-//! a read of the cache device, some 100 µs. It costs 5 µs of processor time that a raw hit does
-//! not: the block is decoded, and another one compressed for it. Of the *victims* that the raw part
-//! gives up a share p is kept in compressed form; the others are lost, since they do not compress,
-//! or there is no time for it. So if the raw part gave up one frame more,
+//! a read of the cache device, about 100 µs. It costs 5 µs of CPU time more than a raw hit: the
+//! block is decoded, and another one is compressed in its place. A share p of the *victims* that
+//! the raw part gives up is kept in compressed form. The others are lost, because they do not
+//! compress or there is no time. So if the raw part gave up one more frame:
 //!
-//! - the compressed part would reach further back, by c blocks less the share p of the one that
+//! - the compressed part would reach further back, by c blocks minus the share p of the block that
 //!   comes in: worth 100 µs for each hit that its oldest blocks get now;
 //! - one block at the end of the raw part would leave it: for each hit that the newest compressed
 //!   blocks get now, that costs 5 µs if it is kept (p), and 100 µs if it is not (1 - p).
 //!
-//! Whichever is more moves the split by 1/64 of the frames, but not on before the last step has
-//! been taken; the compressed part has no fewer than 1/64 of them and no more than 3/4. "Oldest"
-//! and "newest" are a quarter of it each, so their hits compare as they are. A decision is made
-//! every 16 to 4096 victims, a quarter of the tier.
+//! The larger of the two moves the split by 1/64 of the frames, but only after the previous step
+//! has been completed. The compressed part has at least 1/64 of the frames and at most 3/4.
+//! "Oldest" and "newest" are a quarter of it each, so their hits can be compared directly. A
+//! decision is made after as many victims as a quarter of the tier's frames, within 16 to 4096.
 //!
-//! Compression that its hits do not pay for (at 5 and 100 µs: fewer than one hit for 20 blocks
-//! compressed), although the compressed part is full or most of them are not kept, is done less
-//! often: for every second victim, every fourth, down to one in 64. What is kept then stays for
-//! longer. When hits pay twice, it is done more often again. That is decided for every 256 tries.
+//! If its hits do not pay for compression (at 5 and 100 µs: fewer than one hit for 20 blocks
+//! compressed), although the compressed part is full or most victims are not kept, fewer victims
+//! are compressed: every second one, every fourth, down to one in 64. The blocks that are kept then
+//! stay longer. When the hits pay twice the cost, more are compressed again. That decision is made
+//! after every 256 tries.
 
-/// What a hit in the compressed part saves, and what a block costs that is compressed, in
+/// Time that a hit in the compressed part saves, and time that compressing a block costs, in
 /// microseconds.
 const SAVED: u64 = 100;
 const COST: u64 = 5;
-/// Steps from no frame to all.
+/// Number of steps from no frames to all.
 const STEPS: usize = 64;
-/// The compressed part has two frames at least, so that a payload may lie across them while the
-/// oldest frame is dropped.
+/// The compressed part has at least two frames, so that a payload may span them while the oldest
+/// frame is dropped.
 const SHARE_MIN: usize = 2;
 /// A tier with fewer frames compresses nothing.
 const FRAMES_MIN: usize = 8;
-/// One victim in this many is compressed where that pays least.
+/// At the lowest rate, one victim in this many is compressed.
 const ONE_IN_MAX: u32 = 64;
-/// Blocks compressed between two decisions on that.
+/// Number of blocks compressed between two decisions on that rate.
 const TRIES_WINDOW: u64 = 256;
-/// Victims between two decisions on the split.
+/// Number of victims between two decisions on the split.
 const WINDOW: std::ops::RangeInclusive<u64> = 16..=4096;
 
-/// The part of the compressed part that a block was found in.
+/// The age of a block in the compressed part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Age {
     /// The oldest quarter.
     Oldest,
-    /// The two in the middle.
+    /// The two quarters in the middle.
     Between,
     /// The newest quarter.
     Newest,
 }
 
-/// What happened since the last decision.
+/// The counts since the last decision.
 #[derive(Clone, Copy, Default, Debug)]
 struct Window {
-    /// Blocks that the raw part gave up.
+    /// Number of blocks that the raw part gave up.
     victims: u64,
-    /// Those that are in the compressed part since.
+    /// Number of these victims that were kept in the compressed part.
     kept: u64,
-    /// Hits in the compressed part's quarters at the ends.
+    /// Number of hits in the oldest and in the newest quarter of the compressed part.
     oldest: u64,
     newest: u64,
 }
@@ -71,27 +72,27 @@ pub struct Split {
     one_in: u32,
     skipped: u32,
     window: Window,
-    /// Blocks compressed, those kept, and hits, since it was last decided how many to compress.
+    /// Numbers of blocks compressed, blocks kept, and hits since the last decision on the rate.
     tried: u64,
     kept: u64,
     hits: u64,
 }
 
 impl Split {
-    /// A tier of this many frames, half of them for compressed blocks; none if nothing is to be
-    /// compressed, or there are too few.
+    /// The split of a tier with `frames` frames: half of them are for compressed blocks; none if
+    /// `compress` is false or there are too few frames.
     pub fn new(frames: usize, compress: bool) -> Self {
         let share = if compress && frames >= FRAMES_MIN { frames / 2 } else { 0 };
         let window = Window::default();
         Self { frames, share, one_in: 1, skipped: 0, window, tried: 0, kept: 0, hits: 0 }
     }
 
-    /// Frames that the compressed part may take; zero if there is to be none.
+    /// Number of frames that the compressed part may take; zero if there is no such part.
     pub fn share(&self) -> usize {
         self.share
     }
 
-    /// Whether the next victim is to be compressed.
+    /// Whether to compress the next victim.
     pub fn wants_next(&mut self) -> bool {
         if self.share == 0 {
             return false;
@@ -107,13 +108,13 @@ impl Split {
         self.window.newest += u64::from(age == Age::Newest);
     }
 
-    /// Notes that a victim is compressed, whether or not it is kept.
+    /// Notes that a victim was compressed, whether or not it was kept.
     pub fn note_try(&mut self) {
         self.tried += 1;
     }
 
-    /// Notes a victim, and decides when there have been enough. The compressed part has this many
-    /// `blocks` in this many `frames`.
+    /// Notes a victim, and decides after enough of them. The compressed part has `blocks` blocks in
+    /// `frames` frames.
     pub fn note_victim(&mut self, kept: bool, blocks: usize, frames: usize) {
         self.window.victims += 1;
         self.window.kept += u64::from(kept);
@@ -143,7 +144,7 @@ impl Split {
         (self.frames / STEPS).max(1)
     }
 
-    /// Whether the compressed part has its share, but for the last step.
+    /// Whether the compressed part has its share, except for the last step.
     fn is_full(&self, frames: usize) -> bool {
         frames + self.step_frames() >= self.share
     }
@@ -178,7 +179,7 @@ const _: () = assert!(FRAMES_MIN / 2 >= SHARE_MIN && FRAMES_MIN / 4 * 3 < FRAMES
 mod tests {
     use super::*;
 
-    /// Decides as long as it takes, where the compressed part has its share at once.
+    /// Decides until the share is stable; the compressed part follows its share immediately.
     fn settle(split: &mut Split, window: &Window, blocks_per_frame: usize) -> usize {
         for _ in 0..2 * STEPS {
             split.step(window, split.share * blocks_per_frame, split.share);

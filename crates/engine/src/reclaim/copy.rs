@@ -1,5 +1,5 @@
-//! What is worth keeping of the segment being reclaimed is read, checked, and put into the record
-//! being built at the front of the log.
+//! Copying forward: the blocks worth keeping in the segment being reclaimed are read, verified, and
+//! put into the record being built at the front of the log.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use crate::log::read::{Near, Reader, SegmentRead};
 use crate::note::Note;
 
 impl Reclaim {
-    /// Reads the next blocks whose base is in the segment, to be written whole.
+    /// Reads the next blocks whose base is in the segment, to write them whole.
     pub(super) fn read_rebases(&mut self, cache: &mut Cache, fx: &mut Effects) {
         loop {
             let retry_at = self.retry_at;
@@ -47,7 +47,7 @@ impl Reclaim {
         }
     }
 
-    /// A block to be written whole has been put together, or could not be.
+    /// Takes a block to be written whole that has been decoded, or could not be.
     pub fn put_together(
         &mut self,
         cache: &mut Cache,
@@ -82,7 +82,7 @@ impl Reclaim {
         self.finish(cache);
     }
 
-    /// Hands a block over to be written whole.
+    /// Queues a block to be written whole.
     fn rebase(&mut self, cache: &mut Cache, item: &Stored, block: Vec<u8>) {
         cache.stats.rebased_blocks += 1;
         let (len, crc) = (block.len() as u16, crc32c(&block));
@@ -90,7 +90,7 @@ impl Reclaim {
         self.going().take(Copied::new(item.key, whole, block));
     }
 
-    /// Reads the next payloads to copy, neighbours in one go.
+    /// Reads the next payloads to copy, neighbors with one read.
     pub(super) fn read_copies(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let retry_at = self.retry_at;
         loop {
@@ -117,14 +117,14 @@ impl Reclaim {
         self.job_mut().expect("it goes on")
     }
 
-    /// The footer could not be read: begin again after a pause.
+    /// Starts over after a pause: the footer could not be read.
     pub(super) fn later(&mut self, cache: &mut Cache) {
         self.enter(&mut cache.log, State::Idle);
         self.pause(cache);
     }
 
-    /// A read failed. It is tried again for some seconds; then the device counts as failed, since
-    /// a log that cannot be reclaimed cannot be written.
+    /// Handles a failed read. It is retried for some seconds; then the device counts as failed,
+    /// since a log that cannot be reclaimed cannot be written.
     fn pause(&mut self, cache: &mut Cache) {
         self.failures += 1;
         if self.failures > READ_TRIES {
@@ -133,7 +133,8 @@ impl Reclaim {
         self.retry_at = cache.now + READ_PAUSE * (1 << self.failures);
     }
 
-    /// Payloads to copy have been read: checked here, so that a bad one does not spread.
+    /// Takes payloads that were read for copying; verifies them, so that corruption does not
+    /// spread.
     pub fn copies_read(
         &mut self,
         cache: &mut Cache,
@@ -166,8 +167,8 @@ impl Reclaim {
         self.finish(cache);
     }
 
-    /// A dirty block's bytes are bad. If RAM has them, they are written from there; else the log
-    /// goes on to say that they are lost.
+    /// Handles a dirty block that is corrupt. If RAM has its bytes, they are written; otherwise the
+    /// log continues to say that the block is lost.
     fn rescue(&mut self, cache: &mut Cache, key: Key, place: Place) {
         let copy = match cache.peek_applied(key, <[u8]>::to_vec) {
             Some(bytes) => {
@@ -217,7 +218,7 @@ impl Reclaim {
             if !done {
                 job.to_copy.push_front(copy);
                 if is_emergency && !job.is_reading() {
-                    // Evicting and destaging instead of copying.
+                    // Start over, evicting and destaging instead of copying.
                     self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
                 }
                 return;
@@ -227,7 +228,7 @@ impl Reclaim {
         }
     }
 
-    /// The content of a block that is like one to be copied has been read, or could not be.
+    /// Takes back a copy after the read of its similar block has ended.
     pub fn similar_sought(&mut self, cache: &mut Cache, copy: Copied, fx: &mut Effects) {
         let Some(job) = self.job_mut() else { return };
         job.seeking -= 1;
@@ -237,8 +238,9 @@ impl Reclaim {
     }
 }
 
-/// How often a failed read of the oldest segment is tried again, and the first pause; they double.
+/// Number of retries of a failed read of the oldest segment, and half the first pause; pauses
+/// double.
 const READ_TRIES: u32 = 8;
 pub(super) const READ_PAUSE: Duration = Duration::from_millis(10);
-/// Unneeded bytes that are read rather than make two reads of it.
+/// Unneeded bytes that are read in order to avoid a second read.
 const COPY_GAP: u32 = 16 << 10;

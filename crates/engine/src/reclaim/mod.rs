@@ -1,8 +1,8 @@
-//! Reclaim: the oldest segment is freed. Dirty blocks and those worth keeping are copied to the
-//! front of the log; the rest leave the cache.
+//! Reclaim: the oldest segment is freed. Its dirty blocks and the clean ones worth keeping are
+//! copied to the front of the log; the rest leave the cache.
 //!
-//! A segment is free only when the record is durable that says it is not part of the log any more
-//! (its `start` is higher): then everything copied out of it is durable too.
+//! A segment is free only when the record that drops it from the log (by a higher `start`) is
+//! durable: then everything copied out of it is durable too.
 
 use std::collections::VecDeque;
 
@@ -28,14 +28,15 @@ use copy::READ_PAUSE;
 
 use crate::form::Copied;
 
-/// What reclaim is doing, and how it went.
+/// The state of reclaim and its recent results.
 #[derive(Debug, Default)]
 pub struct Reclaim {
     state: State,
-    /// It rests until then after a failed read, of `failures` in a row.
+    /// Reclaim pauses until this time after `failures` failed reads in a row.
     retry_at: Instant,
     failures: u32,
-    /// Bytes reclaimed since there was room enough, less those for which clients need as many.
+    /// Bytes reclaimed since the log last had enough room, minus [`RECLAIMED_FOR_ONE`] for each
+    /// byte that clients wrote.
     in_vain: u64,
     lap: Lap,
 }
@@ -46,7 +47,7 @@ enum State {
     Idle,
     /// The footer of this segment is being read.
     Scanning(SegmentSeq),
-    /// What is worth keeping of a segment is being copied.
+    /// The blocks of a segment that are worth keeping are being copied.
     Copying(Job),
 }
 
@@ -54,39 +55,39 @@ enum State {
 #[derive(Debug)]
 struct Job {
     seq: SegmentSeq,
-    /// What has to be copied and has not been read.
+    /// Blocks that must be copied and have not been read.
     to_read: VecDeque<Stored>,
-    /// What has been read and waits for room in the log.
+    /// Blocks that have been read and wait for room in the log.
     to_copy: VecDeque<Copied>,
     bytes: usize,
-    /// Bytes of the log that all copies take at most.
+    /// Upper limit on the bytes of log that all copies take.
     needs: u64,
     reading: bool,
-    /// Blocks stored as deltas against a version in it: they have to be written whole.
+    /// Blocks stored against a base in the segment: they must be written whole.
     to_rebase: VecDeque<Stored>,
-    /// How many of them are being read.
+    /// Number of these blocks that are being read.
     rebasing: usize,
-    /// Copies for which the content of a similar block is being read.
+    /// Number of copies for which the content of a similar block is being read.
     seeking: usize,
 }
 
-/// Segments reclaimed since that last gained anything. Where all of the log has to stay, since a
-/// primary takes nothing, copying it round and round would only wear the device out.
+/// Segments reclaimed since reclaim last gained anything. If the whole log must stay because a
+/// primary takes no blocks, copying it in circles would only wear out the device.
 #[derive(Debug, Default)]
 struct Lap {
     reclaimed: u64,
-    /// Most segments that were free, and fewest blocks that were dirty.
+    /// The highest number of free segments, and the lowest number of dirty blocks.
     free: u64,
     dirty: u64,
 }
 
 impl Reclaim {
-    /// When it goes on after a failed read.
+    /// When reclaim continues after a failed read.
     pub fn retry_at(&self) -> Instant {
         self.retry_at
     }
 
-    /// Goes on to another state, and tells the log.
+    /// Enters another state, and tells the log.
     fn enter(&mut self, log: &mut Log, state: State) {
         let (seq, needs) = match &state {
             State::Idle => (None, None),
@@ -115,12 +116,12 @@ impl Reclaim {
         }
     }
 
-    /// Whether a record should become as long as it can, since there is more to copy.
+    /// Whether there is more to copy, so that a record should become as long as it can.
     pub fn goes_on(&self) -> bool {
         self.job().is_some_and(Job::goes_on)
     }
 
-    /// Counts what clients and admissions have written since it last did.
+    /// Takes the count of bytes that clients and admissions have written since the last call.
     fn take_client_bytes(&mut self, log: &mut Log) {
         let bytes = log.take_client_bytes();
         if bytes > 0 {
@@ -129,18 +130,18 @@ impl Reclaim {
         }
     }
 
-    /// The cache device failed: nothing is reclaimed any more.
+    /// Stops reclaiming: the cache device failed.
     pub fn give_up(&mut self, log: &mut Log) {
         self.enter(log, State::Idle);
     }
 
-    /// Begins again with the oldest segment, not before `at`.
+    /// Starts over with the oldest segment, not before `at`.
     fn begin_again(&mut self, log: &mut Log, at: Instant) {
         self.enter(log, State::Idle);
         self.retry_at = at;
     }
 
-    /// Whether all of `segments` segments have been reclaimed twice, and nothing was gained.
+    /// Whether all of `segments` segments have been reclaimed twice without any gain.
     fn goes_in_circles(&mut self, segments: u64, free: u64, dirty: u64) -> bool {
         if free > self.lap.free || dirty < self.lap.dirty {
             self.lap = Lap { reclaimed: 0, free, dirty };
@@ -168,7 +169,8 @@ impl Job {
         self.reading || self.rebasing > 0 || self.seeking > 0
     }
 
-    /// Bytes that the copies take at most, in records of `record_pages` but for the last.
+    /// Upper limit on the bytes that the copies take, in records of `record_pages` pages except for
+    /// the last.
     fn bytes_at_most(&self, record_pages: usize) -> u64 {
         let read: usize = self.to_read.iter().map(|item| usize::from(item.place.len)).sum();
         let rebased = self.to_rebase.len() * BLOCK_SIZE;
@@ -178,39 +180,42 @@ impl Job {
         ((pages + headers) * PAGE) as u64
     }
 
-    /// Whether more is to be read or copied.
+    /// Whether there is more to read or to copy.
     fn goes_on(&self) -> bool {
         let waits = [self.to_read.len(), self.to_copy.len(), self.to_rebase.len()];
         self.is_reading() || waits != [0; 3]
     }
 
-    /// Hands over a block to be copied.
+    /// Queues a block to be copied.
     fn take(&mut self, copy: Copied) {
         self.bytes += copy.bytes.len();
         self.to_copy.push_back(copy);
     }
 }
 
-/// Shares of the dirty limit, in percent: up to the one as much is copied forward as the policy
-/// may, from the other on nothing, so that copies do not take the room that writes wait for.
+/// Shares of the dirty limit, in percent. Up to the first, copying forward uses the policy's full
+/// allowance; from the second on nothing is copied, so that copies do not take the room that writes
+/// wait for.
 const COPY_FULL_TO: u64 = 60;
 const COPY_NONE_FROM: u64 = 85;
-/// Share of the dirty limit, in percent, from which on a segment that is mostly dirty is not copied
-/// but waits until it has been destaged; and where reclaim has gained little for some time.
+/// Share of the dirty limit, in percent, from which a segment that is mostly dirty is not copied
+/// but waits until it has been destaged. The same applies when reclaim has gained little for some
+/// time.
 const PRESSED_FROM: u64 = 75;
-/// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when as
-/// much is dirty as may be. Down to that a segment waits until its blocks on the way to the
-/// primary are clean, which a flush there may delay by a second; below, they are copied.
+/// Share of the segments, in percent, that are kept free beyond [`free_segments_wanted`] when the
+/// dirty limit is reached. Down to that number, a segment waits until its blocks on the way to the
+/// primary are clean, which a flush there may delay by a second; below it, they are copied.
 const FREE_PERCENT_MORE: u64 = 3;
 
-/// Segments reclaimed without need of clients, or an end of it, before one is not copied forward.
+/// Segments reclaimed beyond the clients' need before one is freed without copying clean blocks
+/// forward.
 const IN_VAIN_SEGMENTS_MAX: u64 = 8;
-/// Bytes that may be reclaimed for each that clients write: an eighth of a segment is gained at
-/// least, usually more than a quarter.
+/// Bytes that may be reclaimed for each byte that clients write: reclaiming a segment gains at
+/// least an eighth of it, usually more than a quarter.
 const RECLAIMED_FOR_ONE: u64 = 8;
 
 impl Reclaim {
-    /// Starts or continues to free the oldest segment, when there are few free ones.
+    /// Starts or continues to free the oldest segment when few segments are free.
     pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
         if cache.health() != Health::Good
             || *cache.state() != api::State::Serving
@@ -227,7 +232,7 @@ impl Reclaim {
         self.finish(cache);
     }
 
-    /// When copies have no room but the last segment: begins again, evicting and destaging.
+    /// Starts over, evicting and destaging, when copies have no room except in the last segment.
     fn give_up_copying(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
@@ -238,7 +243,7 @@ impl Reclaim {
         }
     }
 
-    /// Whether the index is nearly full and there are clean blocks to evict.
+    /// Whether the index is nearly full and has clean blocks to evict.
     fn index_is_tight(cache: &Cache) -> bool {
         let margin = cache.contents.index().capacity() / INDEX_MARGIN;
         cache.contents.index().len() + margin >= cache.contents.index().capacity()
@@ -246,14 +251,14 @@ impl Reclaim {
     }
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there
-    /// are more.
+    /// are more copies.
     pub fn fills_last(&self, cache: &mut Cache) -> bool {
         let copies = cache.log.free() == 0 && cache.log.builder().waiters.is_empty();
         copies && self.goes_on()
     }
 
-    /// Whether reclaim has gained too little for some time: what it copies may fill as many
-    /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
+    /// Whether reclaim has gained too little for some time. Copies may fill as many segments as
+    /// reclaim frees, since a record that does not fit leaves the end of a segment unused.
     fn reclaims_in_vain(&mut self, cache: &mut Cache) -> bool {
         self.take_client_bytes(&mut cache.log);
         let in_vain = self.in_vain >= Self::vain(cache, 1);
@@ -263,7 +268,7 @@ impl Reclaim {
         in_vain
     }
 
-    /// Bytes reclaimed without need that are one part in `parts` of too many.
+    /// One part in `parts` of the bytes at which reclaim counts as gaining too little.
     fn vain(cache: &Cache, parts: u64) -> u64 {
         u64::from(cache.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
     }
@@ -295,12 +300,13 @@ impl Reclaim {
                 cache.seal_open_segment();
                 return false;
             }
-            // Its footer is on its way.
+            // The footer is on its way.
             _ => return false,
         }
-        // Where much is dirty, copying a segment that mostly is gains little room for much wear:
-        // destage first. What is lost is never destaged: it is copied when all else is clean. What
-        // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
+        // When much is dirty, copying a mostly dirty segment gains little room for much wear, so
+        // destaging goes first. Lost blocks are never destaged: they are copied when everything
+        // else is clean. Blocks of a stuck primary are copied immediately: waiting would gain
+        // nothing.
         let segment = *cache.log.segment(index);
         let much = dirty > limit * PRESSED_FROM / 100 || self.in_vain >= Self::vain(cache, 2);
         let dirty_here = cache.destageable_in(index);
@@ -309,7 +315,7 @@ impl Reclaim {
         let pressed = (mostly_dirty || any_dirty) && cache.contents.dirty_level() > 0;
         cache.log.press(pressed);
         if cache.log.is_emergency() && coming > 0 {
-            // Room is on its way, and nothing need leave the cache for it.
+            // Room is on its way, and no block needs to leave the cache for it.
             return false;
         }
         if pressed || segment.destaging > 0 && free > low && !tight {
@@ -330,7 +336,7 @@ impl Reclaim {
         true
     }
 
-    /// The footer of the segment has been read: decide on every block that still lives there.
+    /// Takes the footer of the segment and decides about every block that is still live there.
     pub fn footer_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
         let State::Scanning(seq) = self.state else { return };
         let index = cache.log.position(seq);
@@ -340,7 +346,7 @@ impl Reclaim {
         self.failures = 0;
         let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == seq);
         let Some((_, entries)) = footer else {
-            // Written and now unreadable: the device cannot be relied on to keep the log.
+            // It was written and is now unreadable: the device cannot be relied on to keep the log.
             return cache.out.note(Note::CacheFailed);
         };
         let mut job = Job::new(seq);
@@ -348,7 +354,7 @@ impl Reclaim {
         let mut dirty_bytes = 0;
         for (key, place) in Self::blocks_in(cache, index, &entries) {
             let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
-            // A block of zeros takes its entry at least, so that no room means none kept.
+            // A block of zeros costs at least its entry, so that without room none is kept.
             let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
             let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
             dirty_bytes += if place.dirty { u64::from(bytes) } else { 0 };
@@ -374,7 +380,7 @@ impl Reclaim {
                 cache.contents.forget(key, &mut cache.ram);
             }
         }
-        // Whatever happens next, a direct write must find this durable first.
+        // A direct write must wait until this is durable, no matter what happens next.
         cache.log.note_evicted(seq);
         job.needs = job.bytes_at_most(cache.log.builder().pages_max());
         job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
@@ -383,8 +389,8 @@ impl Reclaim {
         self.read_rebases(cache, fx);
     }
 
-    /// How many bytes of the oldest segment's clean blocks may be copied forward beside those of
-    /// its dirty ones.
+    /// Limit on the bytes of the oldest segment's clean blocks that may be copied forward in
+    /// addition to its dirty blocks.
     fn keep_bytes(&mut self, cache: &mut Cache, dirty_bytes: u64) -> u64 {
         let in_vain = self.reclaims_in_vain(cache);
         if Self::index_is_tight(cache) || cache.log.is_emergency() || in_vain {
@@ -399,7 +405,8 @@ impl Reclaim {
     }
 
     /// The blocks that live in the segment at position `index`, each once, in the order of its
-    /// footer's `entries`: with a version there, or with the base of one.
+    /// footer's `entries`. Their newest version is there or, for a block stored against a base, the
+    /// base.
     fn blocks_in(cache: &Cache, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
         let mut found = Vec::new();
         let mut seen = KeyMap::default();
@@ -411,7 +418,7 @@ impl Reclaim {
         });
         for key in in_footer.chain(cache.contents.sharers_in(index).iter().copied()) {
             let Some(place) = cache.contents.get(key) else { continue };
-            // An associate goes with its base, which is no newer.
+            // A block stored against a base goes with the base, which is never newer.
             let root = match place.kind {
                 kind if kind.is_associate() => cache.contents.base_of_associate(key),
                 _ => place,
@@ -423,7 +430,7 @@ impl Reclaim {
         found
     }
 
-    /// Frees the segment when no block lives there any more.
+    /// Frees the segment when no block lives in it any more.
     fn finish(&mut self, cache: &mut Cache) {
         let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
@@ -440,5 +447,6 @@ impl Reclaim {
     }
 }
 
-/// One part in this many of the index is kept free, by reclaiming although there are free segments.
+/// One part in this many of the index is kept free, by reclaiming even when there are free
+/// segments.
 const INDEX_MARGIN: u64 = 64;

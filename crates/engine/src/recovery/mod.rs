@@ -1,20 +1,20 @@
-//! Recovery: from the bytes on the cache device to the state at some record, at least the last
-//! durable one.
+//! Recovery: restores the state at some record, at least the last durable one, from the bytes on
+//! the cache device.
 //!
 //! | found in a segment's place | is |
 //! |---|---|
 //! | footer, and no newer first record | sealed: its records were durable |
 //! | first record newer than the footer, or no footer | unsealed: read record by record |
 //! | neither | free |
-//! | sealed or unsealed, up to the newest footer, not linked to the next | damaged: if everything before the next is clean, it and all before it are dropped; else it is read over its gaps ([`crate::recovery::salvage`]) |
+//! | sealed or unsealed, up to the newest footer, not linked to the next | damaged: if everything before the next is clean, it and all before it are dropped; else it is read across its gaps ([`crate::recovery::salvage`]) |
 //! | unsealed after the newest footer, linked | accepted up to where its chain breaks |
 //! | unsealed, not linked | an orphan: never durable, erased |
-//! | a record that knows of a durable record which is missing | damaged: read over its gaps |
+//! | a record knows of a durable record that is missing | damaged: read across its gaps |
 //! | a gap that may have held dirty blocks | refused, unless the loss is accepted |
 //!
-//! Before it serves, orphans are erased and accepted segments get their footer, so that a second
-//! crash finds the same. Where segments are few, the last one gets none: the log goes on in it
-//! ([`crate::recovery::resume`]). `docs/internals/recovery.md` says why each row is right.
+//! Before the shard serves, orphans are erased and accepted segments get their footer, so that a
+//! second crash finds the same log. If segments are few, the last one gets none: the log continues
+//! in it ([`crate::recovery::resume`]). `docs/internals/recovery.md` says why each row is right.
 
 use std::collections::VecDeque;
 
@@ -53,14 +53,14 @@ enum Phase {
     Flushing,
 }
 
-/// What the start has to do, and what it found lost.
+/// The work of a start, and the losses that it found.
 #[derive(Debug, Default)]
 pub struct Start {
     /// The log, while it is being read.
     log: Option<Box<Recovery>>,
-    /// Blocks that cannot be read back, of which the log does not say so yet.
+    /// Blocks that cannot be read back, for which the log has no entry yet that says so.
     to_fence: VecDeque<Key>,
-    /// Records that are gone, and that may have held dirty blocks.
+    /// Records that are lost and may have held dirty blocks.
     lost_records: Vec<salvage::Hole>,
 }
 
@@ -69,24 +69,24 @@ pub struct Start {
 struct Recovery {
     phase: Phase,
     pub(crate) survey: Survey,
-    /// The segment that the log goes on in, instead of a new one.
+    /// The segment in which the log continues, instead of in a new one.
     pub(crate) resumed: Option<usize>,
-    /// Positions to do in this phase, in order.
+    /// Positions of the segments to process in this phase, in order.
     queue: Vec<usize>,
     next: usize,
     in_flight: usize,
-    /// The next segment whose entries are applied.
+    /// The next segment whose entries must be applied.
     apply: SegmentSeq,
-    /// The last segment with a hole, and whether dirty blocks may have been in one.
+    /// The last segment with a hole, and whether a hole may have held dirty blocks.
     hole: Option<SegmentSeq>,
     lossy: bool,
 }
 
-/// Entries whose places in the index are fetched from memory together.
+/// Number of entries whose index buckets are prefetched together.
 const WARM_AHEAD: usize = 16;
 
 impl Start {
-    /// Records that were found to be gone: any block may have been in them.
+    /// Records that are lost: any block may have been in them.
     pub fn lost_records(&self) -> &[salvage::Hole] {
         &self.lost_records
     }
@@ -124,7 +124,7 @@ impl Start {
         self.pump_recovery(cache, detach, compare, fx);
     }
 
-    /// Starts what the phase still has to do, and the next phase when nothing is left.
+    /// Starts the remaining steps of the phase, and the next phase when none is left.
     fn pump_recovery(
         &mut self,
         cache: &mut Cache,
@@ -217,7 +217,7 @@ impl Start {
         }
     }
 
-    /// A read or write of recovery ended.
+    /// Handles the end of a read or write of recovery.
     pub fn step_done(
         &mut self,
         cache: &mut Cache,
@@ -249,7 +249,7 @@ impl Start {
         self.log.as_ref().is_some_and(|r| r.phase == Phase::Loading)
     }
 
-    /// A segment whose footer turned out bad is read record by record.
+    /// Starts to read a segment record by record if its footer turned out to be corrupt.
     fn read_instead_of_footer(&mut self, cache: &mut Cache, step: Step, fx: &mut Effects) {
         let Step { kind: StepKind::Footer, at: i, .. } = step else { return };
         let bad = |r: &Recovery| r.survey.found[i].unreadable_footer;
@@ -258,7 +258,7 @@ impl Start {
         }
     }
 
-    /// Takes what was read; nothing where it could not be read.
+    /// Takes the bytes that were read; they are empty if the read failed.
     fn take_bytes(&mut self, cache: &mut Cache, detach: &mut Detach, step: Step, bytes: &[u8]) {
         let survey = &mut self.log_mut().survey;
         let i = step.at;
@@ -279,14 +279,14 @@ impl Start {
         }
     }
 
-    /// After probing: which segments must be read record by record.
+    /// After probing: decides which segments must be read record by record.
     fn plan_scans(&mut self) {
         let r = self.log_mut();
         r.survey.classify();
         r.enter(Phase::Scanning, r.survey.to_scan());
     }
 
-    /// After scanning: which segments make up the log.
+    /// After scanning: decides which segments make up the log.
     fn plan_log(&mut self, cache: &mut Cache) {
         let r = self.log_mut();
         if let Err(damage) = r.survey.assemble() {
@@ -297,8 +297,8 @@ impl Start {
         }
     }
 
-    /// Refuses a log of which records are lost that may have held dirty blocks: which blocks is not
-    /// known, so that any block of any volume may be older than it ought to be.
+    /// Refuses a log whose lost records may have held dirty blocks, unless the loss is accepted.
+    /// Which blocks they held is unknown, so any block of any volume could be stale.
     fn accepts_loss(&mut self, cache: &mut Cache) -> bool {
         let survey = &self.log().survey;
         let Some(loss) = survey.loss() else { return true };
@@ -308,7 +308,7 @@ impl Start {
                 cache,
                 format!(
                     "{loss}, perhaps with the newest version of blocks; which blocks is not \
-                 known, so any block could be read as it was before; `forebay salvage` writes what \
+                 known, so any block could be an older version; `forebay salvage` writes what \
                  can be read to a primary or a copy of it; to serve what can be read, start once \
                  with --accept-data-loss and then check the content of every volume"
                 ),
@@ -333,7 +333,7 @@ impl Start {
         cache.log.clear_segments();
     }
 
-    /// Applies the segments whose turn it is and whose entries are there.
+    /// Applies the segments that are next in order and whose entries have been read.
     fn apply_loaded(&mut self, cache: &mut Cache, detach: &mut Detach) {
         loop {
             let r = self.log_mut();
@@ -453,11 +453,11 @@ impl Start {
             if doubted {
                 detach.doubt(key);
             }
-            // Its base, or the payload that it shares, has left the log: so it was evicted, or a
-            // later record has the block.
+            // The block's base, or the payload that it shares, has left the log. So the block was
+            // evicted, or a later record has it.
             let orphan = entry.kind == EntryKind::Delta && cache.contents.base_of(key).is_none();
             if orphan && dirty && self.log.as_ref().is_some_and(|r| r.lossy) {
-                // Its base may have been in a record that is gone, or is lost itself.
+                // The base may have been in a lost record, or may itself be lost.
                 let place = Place { kind: EntryKind::Lost, offset: ordinal as u32 * 8, ..place };
                 cache.contents.place(
                     cache.now,
@@ -481,21 +481,21 @@ impl Start {
         }
     }
 
-    /// Whether a segment has no footer, which would show that its records were durable.
+    /// Whether a segment has no footer, which would prove that its records were durable.
     fn is_scanned(&self, index: usize) -> bool {
         let found = self.log.as_ref().map(|r| &r.survey.found[index]);
         found.is_some_and(|found| found.scanned.is_some() && !found.sealed)
     }
 
-    /// Where clean blocks are not to be trusted, they were needed as bases at most.
+    /// Drops clean blocks when they must not be trusted: they were only needed as bases.
     fn forget_clean(cache: &mut Cache) {
         for key in cache.contents.clean() {
             cache.contents.forget(key, &mut cache.ram);
         }
     }
 
-    /// Where records are gone, a block that is clean in older ones may have been written, and
-    /// destaged, since: the primary has it.
+    /// Drops the clean blocks of segments up to `hole`: a lost record may have held a newer version
+    /// that has been destaged since, so the primary has it.
     fn forget_clean_before(cache: &mut Cache, hole: SegmentSeq) {
         for key in cache.contents.clean() {
             let place = cache.contents.get(key).expect("it was listed just now");
@@ -505,7 +505,7 @@ impl Start {
         }
     }
 
-    /// After loading: erase what was never durable, before anything else is written.
+    /// After loading: erases segments that were never durable, before anything else is written.
     fn plan_erasing(&mut self, cache: &mut Cache, _detach: &mut Detach) {
         if cache.config.trust == Trust::DirtyOnly {
             Self::forget_clean(cache);
@@ -524,9 +524,9 @@ impl Start {
         r.enter(Phase::Erasing, queue);
     }
 
-    /// After erasing and its flush: footers for the accepted segments that have none. The flush
-    /// also made their records durable, if only the process died and the device still held them
-    /// in its cache.
+    /// After erasing and its flush: writes footers for the accepted segments that have none. The
+    /// flush also made their records durable, in case only the process died and the device still
+    /// held them in its volatile cache.
     fn plan_sealing(&mut self, cache: &Cache) {
         let r = self.log_mut();
         let accepted = r.survey.log.range(r.survey.start..).map(|(_, &i)| i);
@@ -536,7 +536,7 @@ impl Start {
         r.enter(Phase::Sealing, unsealed);
     }
 
-    /// A flush of the cache device, unless it is not to be written any more.
+    /// Flushes the cache device, unless it must not be written any more.
     fn plan_flush(&mut self, cache: &mut Cache, phase: Phase, fx: &mut Effects) {
         self.log_mut().enter(phase, Vec::new());
         if cache.config.trust == Trust::Full {
@@ -568,7 +568,7 @@ impl Start {
         buf
     }
 
-    /// The log is as it was: serve.
+    /// The log is restored: starts to serve.
     fn serve(&mut self, cache: &mut Cache, detach: &mut Detach, compare: &mut Compare) {
         let mut r = self.log.take().expect("recovering");
         let head = r.survey.log.keys().next_back().map_or(SegmentSeq(1), |seq| seq.next());
@@ -589,7 +589,7 @@ impl Start {
         compare.begin(cache);
     }
 
-    /// Lets the log say of blocks that recovery found lost that they are.
+    /// Logs the blocks that recovery found lost.
     pub fn pump_fences(&mut self, cache: &mut Cache, fx: &mut Effects) {
         while cache.health() == Health::Good
             && let Some(&key) = self.to_fence.front()

@@ -1,11 +1,11 @@
-//! After a crash the log goes on in a new segment, and the one that was being written gets its
-//! footer although it is not full. Where few segments are free that would use them up, crash by
-//! crash, while nothing can be reclaimed: blocks of a primary that is away stay dirty. There the
-//! log goes on in its last segment, behind the last record that was accepted.
+//! After a crash the log normally continues in a new segment, and the one that was being written
+//! gets its footer although it is not full. If few segments are free, that would use them up, crash
+//! by crash, while nothing can be reclaimed because blocks of a primary that is away stay dirty. In
+//! this case the log continues in its last segment, after the last accepted record.
 //!
-//! What a torn tail left behind that record is overwritten with zeros, durably, before the log goes
-//! on: nothing of it can be taken for a later record. So a segment may hold records of several
-//! starts, in their order.
+//! The remains of a torn tail after that record are overwritten with zeros, durably, before the log
+//! continues, so that none of them can be taken for a later record. A segment may therefore hold
+//! records of several starts, in order.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ use crate::limits::RECLAIM_RESERVE;
 use crate::recovery::{Recovery, Start};
 
 impl Start {
-    /// The segment that the log goes on in: its last one, if segments are few, and all records of
-    /// it are good, and another has room.
+    /// The segment in which the log continues: its last one, if segments are few, all records in it
+    /// are good, and it has room for another record.
     pub(super) fn find_resumed(&self, cache: &Cache) -> Option<usize> {
         let survey = &self.log.as_ref()?.survey;
         let (_, &i) = survey.log.last_key_value()?;
@@ -32,14 +32,14 @@ impl Start {
         (is_open && few).then_some(i)
     }
 
-    /// What is erased of a segment, in bytes from its beginning.
+    /// The range of a segment that is erased, in bytes from its start.
     pub(super) fn erased(&self, cache: &Cache, i: usize) -> Range<u32> {
         let r = self.log();
         let scanned = r.survey.found[i].scanned.as_ref().filter(|_| r.resumed == Some(i));
         scanned.map_or(0..PAGE as u32, |scanned| scanned.used..cache.config.segment_size)
     }
 
-    /// Goes on in the segment that was chosen.
+    /// Reopens the chosen segment.
     pub(super) fn resume(cache: &mut Cache, r: &mut Recovery) {
         let Some(index) = r.resumed else { return };
         let found = &mut r.survey.found[index];

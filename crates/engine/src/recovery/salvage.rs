@@ -1,17 +1,16 @@
-//! Putting together a log that is damaged: what its records and footers still say, and which
-//! records are gone. Decisions only, as in [`crate::recovery::survey`],
-//! which asks for this where a log cannot be read as it should be.
+//! Reassembling a damaged log: what its records and footers still say, and which records are lost.
+//! Decisions only, as in `survey.rs`, which calls this if a log cannot be read normally.
 //!
-//! A segment without a good footer is read record by record, over gaps. A record whose header is
-//! good is known, whatever its payloads are: each bad one is found out when it is read. A record
-//! whose header is bad, in a segment whose footer is bad too, is a *hole*: it is known how many
-//! records are missing and which numbers they had, since the records around it are numbered and
-//! linked, but not which blocks they held. A hole below `clean` loses nothing: the primaries have
-//! all of it. Records that no record or footer proves to have been durable are no loss either: they
-//! are a torn tail.
+//! A segment without a good footer is read record by record, across gaps. A record with a good
+//! header is known even if its payloads are bad: each bad payload is detected when it is read. A
+//! record with a bad header, in a segment whose footer is bad too, is a *hole*. The number of
+//! missing records and their LSNs are known, since the records around the hole are numbered and
+//! linked, but their blocks are unknown. A hole below `clean` loses nothing: the primaries have all
+//! of its blocks. Records that no record or footer proves to have been durable are no loss either:
+//! they are a torn tail.
 //!
-//! A hole is filled with placeholders, so that the segment can get a footer again and the next
-//! start finds a log without a gap, and still knows of the hole.
+//! A hole is filled with placeholders, so that the segment can get a footer again. The next start
+//! then finds a log without a gap, and still knows of the hole.
 
 use std::collections::BTreeMap;
 
@@ -21,18 +20,18 @@ use forebay_format::{ENTRY_BYTES, Entry, EntryKind, FOOTER_TRAILER_BYTES, Lsn, P
 use crate::recovery::scan::{Link, Scanned};
 use crate::recovery::survey::Survey;
 
-/// Records that are gone, and whose blocks are not known.
+/// Lost records whose blocks are unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Hole {
-    /// The segment of the last of them.
+    /// The segment of the last of these records.
     pub seq: SegmentSeq,
-    /// How many; 0 if that is not known, since the device cannot read the place.
+    /// Number of records; 0 if unknown because the device cannot read the place.
     pub records: u64,
-    /// Number of the last.
+    /// LSN of the last of these records.
     pub last: Lsn,
 }
 
-/// What stands for a record that is gone: a checkpoint that is dirty, which no record has.
+/// The entry that stands for a lost record: a dirty checkpoint, which no real record has.
 #[must_use]
 pub fn placeholder() -> Entry {
     Entry {
@@ -50,26 +49,26 @@ pub fn placeholder() -> Entry {
     }
 }
 
-/// Whether an entry stands for a record that is gone.
+/// Whether an entry stands for a lost record.
 #[must_use]
 pub fn is_placeholder(entry: &Entry) -> bool {
     entry.kind == EntryKind::Checkpoint && entry.dirty
 }
 
-/// What is left of a segment.
+/// The remains of a segment.
 struct Piece {
     seq: SegmentSeq,
-    /// It has a good footer, and stays as it is.
+    /// Whether it has a good footer, and stays as it is.
     sealed: bool,
-    /// What its first record that is left follows, and its last one.
+    /// The links before its first remaining record and of its last one.
     ends: Option<(Link, Link)>,
-    /// Bytes before its first record.
+    /// Bytes before its first remaining record.
     lead: u32,
     used: u32,
     entries: Vec<Entry>,
     start: SegmentSeq,
     clean: Lsn,
-    /// Placeholders before and after its entries.
+    /// Number of placeholders before and after its entries.
     front: u64,
     back: u64,
 }
@@ -90,7 +89,7 @@ impl Piece {
         }
     }
 
-    /// How many placeholders it has room for, beside the entries it has.
+    /// Number of placeholders for which it has room, in addition to its entries.
     fn room(&self, segment_size: u32) -> u64 {
         let pages = (segment_size - self.used) / PAGE as u32;
         let bytes = (pages as usize * PAGE).saturating_sub(FOOTER_TRAILER_BYTES);
@@ -99,11 +98,11 @@ impl Piece {
     }
 }
 
-/// The records of a segment over its gaps: those up to number `most`, gaps only where what is
-/// missing was durable.
+/// The records of a segment across its gaps, up to LSN `most`. Gaps are allowed only where the
+/// missing records were durable.
 fn gather(seq: SegmentSeq, scanned: Scanned, most: Lsn, durable: Lsn) -> Piece {
     let mut piece = Piece::empty(seq);
-    // An older start may have left records behind the end of those of a newer one.
+    // An older start may have left records after the end of the records of a newer one.
     let mut epoch = scanned.epoch;
     if let Some((before, last)) = scanned.before.zip(scanned.last) {
         piece.ends = Some((before, last));
@@ -146,10 +145,10 @@ fn gather(seq: SegmentSeq, scanned: Scanned, most: Lsn, durable: Lsn) -> Piece {
 }
 
 impl Survey {
-    /// Puts the log together from what is left of it.
+    /// Reassembles the log from its remains.
     ///
     /// # Errors
-    /// When what is left contradicts itself.
+    /// If the remains contradict each other.
     pub(crate) fn salvage(&mut self) -> Result<(), String> {
         let sealed: BTreeMap<SegmentSeq, usize> = self
             .found
@@ -186,7 +185,7 @@ impl Survey {
         self.finish(pieces, last)
     }
 
-    /// What is left of each segment, oldest first.
+    /// The remains of each segment, oldest first.
     fn pieces(
         &mut self,
         start: SegmentSeq,
@@ -195,8 +194,8 @@ impl Survey {
         durable: Lsn,
     ) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        // What a torn tail left behind its end in its segment is not part of the log: the segment
-        // after it says where that end was.
+        // The remains of a torn tail in a segment are not part of the log: the next segment says
+        // where the log continued.
         let mut most = Lsn(u64::MAX);
         for seq in (start.0..=newest.0).rev().map(SegmentSeq) {
             let i = self.position(seq);
@@ -228,7 +227,7 @@ impl Survey {
         pieces
     }
 
-    /// Fills the gaps between segments; the last record.
+    /// Fills the gaps between segments; returns the last record.
     fn join(&self, pieces: &mut Vec<Piece>, durable: Lsn) -> Result<Link, String> {
         let mut end: Option<(usize, Link)> = None;
         let mut i = 0;
@@ -239,7 +238,7 @@ impl Survey {
             };
             match end {
                 None => {
-                    // How many records were before it in the log is not known: one for each place.
+                    // The number of records before this one is unknown: assume one for each gap.
                     pieces[i].front = u64::from(pieces[i].lead > 0);
                     pieces[..i].iter_mut().for_each(|piece| piece.front = 1);
                     if before.lsn.0 < i as u64 + pieces[i].front {
@@ -286,8 +285,8 @@ impl Survey {
         Ok(last)
     }
 
-    /// Places `gone` records that were lost between what is left of segments `a` and `b`: as many
-    /// as can be in `b`, then in those before it.
+    /// Places `gone` lost records between the remains of segments `a` and `b`: as many as fit in
+    /// `b`, the rest in the segments before it.
     fn fill(&self, pieces: &mut [Piece], a: usize, b: usize, mut gone: u64) -> Result<(), String> {
         let size = self.segment_size();
         let lead = u64::from(pieces[b].lead) / PAGE as u64;
@@ -306,7 +305,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Takes the pieces over as the log.
+    /// Makes the pieces the log.
     fn finish(&mut self, pieces: Vec<Piece>, last: Link) -> Result<(), String> {
         self.log.clear();
         self.holes.clear();
@@ -324,7 +323,7 @@ impl Survey {
             let before = real.unwrap_or(link);
             let inner = piece.ends.map_or(0, |(before, last)| last.lsn.0 - before.lsn.0);
             let end = Lsn(before.lsn.0 + piece.front + inner + piece.back);
-            // Where it led to is what the next one follows.
+            // The link of the next record tells the CRC of this one.
             let next = pieces.get(i + 1).and_then(|next| next.ends.filter(|_| next.front == 0));
             let own = piece.ends.filter(|_| piece.back == 0).map(|(_, last)| last.crc);
             let crc = own.or(next.map(|(before, _)| before.crc)).unwrap_or(0);
@@ -342,7 +341,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Enters a segment into the log, and notes its holes.
+    /// Adds a segment to the log, and notes its holes.
     fn place(&mut self, piece: &Piece, before: Link, last: Link) {
         let (seq, i) = (piece.seq, self.position(piece.seq));
         self.log.insert(seq, i);
@@ -383,7 +382,7 @@ impl Survey {
         }
     }
 
-    /// Mends a segment whose footer tells where it begins and ends, but not what it holds.
+    /// Mends a segment whose footer tells its first and last record, but not its entries.
     pub(crate) fn mend(&mut self, i: usize, seq: SegmentSeq, scanned: Scanned) -> bool {
         let Some(tail) = self.found[i].tail else { return false };
         let (first, last) = (tail.footer.first_lsn, tail.footer.last_lsn);
@@ -410,11 +409,11 @@ fn told_start(scanned: &Scanned) -> SegmentSeq {
     beyond.chain([scanned.start]).max().unwrap_or_default()
 }
 
-/// Blocks of a volume that are lost: the newest version was dirty and cannot be read back.
+/// Lost blocks of a volume: their newest version was dirty and cannot be read back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostRange {
     /// The volume.
     pub volume: VolumeId,
-    /// Where, in bytes of the volume.
+    /// The byte range on the volume.
     pub range: ByteRange,
 }

@@ -1,47 +1,49 @@
-//! Reading a segment back record by record: what recovery does with one that has no footer, and
-//! what the offline tools do with every one.
+//! Reading a segment record by record: recovery does this if a segment has no footer, the offline
+//! tools if its footer is damaged too.
 
 use forebay_codec::crc32c;
 use forebay_format::{Entry, Lsn, PAGE, Record, SegmentSeq, decode_record};
 
-/// What the record before must look like, from the record's own header.
+/// The identity of a record, as the header of the next record gives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// Number of the record before.
+    /// LSN of the record.
     pub lsn: Lsn,
-    /// CRC of its header.
+    /// CRC of its header and entries.
     pub crc: u32,
 }
 
-/// A segment read record by record, up to where the chain breaks.
+/// A segment that was read record by record, up to the point where the chain breaks.
 #[derive(Debug, Default)]
 pub struct Scanned {
-    /// The record before the first one.
+    /// The record before the first good one.
     pub before: Option<Link>,
     /// The last good record.
     pub last: Option<Link>,
-    /// First LSN.
+    /// LSN of the first good record.
     pub first_lsn: Lsn,
-    /// Entries of the good records; `first` marks where a record begins.
+    /// Entries of the good records; `first` marks the first entry of a record.
     pub entries: Vec<Entry>,
-    /// Bytes of the good records.
+    /// Length of the good records, in bytes.
     pub used: u32,
-    /// The start of the server after which the last one was written. It never falls from record to
+    /// The epoch in which the last good record was written. It never decreases from record to
     /// record.
     pub epoch: u32,
-    /// They are all there is, from the segment's beginning to the break: none was pieced together.
+    /// Whether the good records cover the segment from its beginning to the break; false if they
+    /// were pieced together.
     pub is_whole: bool,
-    /// The highest start that a good record tells.
+    /// The highest `start` in a good record.
     pub start: SegmentSeq,
-    /// What the last good record says: it falls when a delta is made against what was clean.
+    /// The `clean` of the last good record. It decreases when a delta is made against a clean
+    /// block.
     pub clean: Lsn,
-    /// The highest durable LSN that any record tells, also beyond the break.
+    /// The highest durable LSN in any record, including those beyond the break.
     pub durable: Lsn,
-    /// Records beyond the break, in the order of their places: of use where the break is damage.
+    /// Records beyond the break, in order of their places: used if the break is damage.
     pub beyond: Vec<Beyond>,
 }
 
-/// A record behind a break of the chain.
+/// A record beyond a break of the chain.
 #[derive(Debug)]
 pub struct Beyond {
     /// The record.
@@ -50,12 +52,12 @@ pub struct Beyond {
     pub good: bool,
 }
 
-/// Whose records count.
+/// The pool and shard whose records count.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
-    /// The pool.
+    /// The pool's ID.
     pub pool: u64,
-    /// The shard.
+    /// The shard's number.
     pub shard: u16,
 }
 
@@ -78,8 +80,7 @@ pub fn scan_segment(bytes: &[u8], owner: Owner, seq: SegmentSeq) -> Scanned {
         at += usize::from(header.pages) * PAGE;
         out.used = at as u32;
     }
-    // Beyond the break nothing is used unless the break is damage; what the records there know of
-    // durability tells.
+    // Records beyond the break are not used unless the break is damage, but their `durable` counts.
     for (i, page) in bytes.chunks_exact(PAGE).enumerate().skip(at / PAGE) {
         if let Ok(record) = decode_record(page)
             && is_ours(&record, owner, seq)
@@ -99,7 +100,7 @@ fn is_ours(record: &Record, owner: Owner, seq: SegmentSeq) -> bool {
     header.pool == owner.pool && header.shard == owner.shard && header.seq == seq
 }
 
-/// The record at `at`, if it continues the chain and all of its payloads are good.
+/// The record at offset `at`, if it continues the chain and all of its payloads are good.
 fn good_record(
     bytes: &[u8],
     at: usize,

@@ -1,5 +1,5 @@
-//! What lies on the cache device, segment by segment, and which of it is the log: the decisions of
-//! recovery, without its I/O. The offline tools decide the same way.
+//! The survey of the cache device, segment by segment, and which of them are the log: the decisions
+//! of recovery, without its I/O. The offline tools use the same decisions.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +12,31 @@ use crate::recovery::salvage::Hole;
 use crate::recovery::scan::scan_segment;
 pub use crate::recovery::scan::{Beyond, Link, Owner, Scanned};
 
-/// A segment as found.
+/// The findings in one segment's place.
 #[derive(Default, Debug)]
 pub struct Found {
     /// Number of the segment that its first page begins.
     pub head: Option<SegmentSeq>,
-    /// The number it ought to have, where its first page does not say.
+    /// The number that it should have, if its first page does not tell.
     pub expected: Option<SegmentSeq>,
-    /// Its footer's trailer.
+    /// The trailer of its footer.
     pub tail: Option<FooterTrailer>,
-    /// Its footer is not older than its first page.
+    /// Whether its footer is at least as new as its first page.
     pub sealed: bool,
-    /// Its records, where they had to be read.
+    /// Its records, if they had to be read.
     pub scanned: Option<Scanned>,
-    /// Its footer's entries.
+    /// The entries of its footer.
     pub entries: Option<Vec<Entry>>,
-    /// Its trailer is good, its entries are not.
+    /// Whether its trailer is good but its entries are not.
     pub unreadable_footer: bool,
-    /// Neither its footer nor its records can be read.
+    /// Whether neither its footer nor its records can be read.
     pub damaged: bool,
-    /// The device failed to read a part of it.
+    /// Whether the device failed to read a part of it.
     pub unreadable: bool,
 }
 
 impl Found {
-    /// Its number.
+    /// The segment's number in the log.
     pub fn seq(&self) -> Option<SegmentSeq> {
         match &self.tail {
             Some(tail) if self.sealed => Some(tail.footer.seq),
@@ -44,7 +44,7 @@ impl Found {
         }
     }
 
-    /// What its first record follows.
+    /// The link of the record before its first one.
     pub fn first(&self) -> Option<Link> {
         match (&self.scanned, &self.tail) {
             (Some(scanned), _) => scanned.before,
@@ -55,7 +55,7 @@ impl Found {
         }
     }
 
-    /// Its last record.
+    /// The link of its last record.
     pub fn last(&self) -> Option<Link> {
         match (&self.scanned, &self.tail) {
             (Some(scanned), _) => scanned.last,
@@ -72,29 +72,29 @@ impl Found {
 pub struct Survey {
     owner: Owner,
     segment_size: u32,
-    /// The segments by position.
+    /// All segments, indexed by position.
     pub found: Vec<Found>,
-    /// The segments of the log by number.
+    /// Positions of the segments of the log, by number.
     pub log: BTreeMap<SegmentSeq, usize>,
-    /// Segments to read record by record, by number.
+    /// Positions of the segments to read record by record, by number.
     pub unsealed: BTreeMap<SegmentSeq, usize>,
-    /// Places where a segment of that number should begin and does not: read as well, since a
-    /// later record in it may know that its beginning was durable.
+    /// Positions where a segment of that number should begin but does not. They are read too, since
+    /// a later record in the segment may know that its beginning was durable.
     pub suspects: BTreeMap<SegmentSeq, usize>,
-    /// Segments that never became part of the log.
+    /// Positions of segments that never became part of the log.
     pub orphans: Vec<usize>,
     /// The oldest segment of the log.
     pub start: SegmentSeq,
-    /// Every entry of a record below this one is clean.
+    /// The LSN below which every entry of a record is clean.
     pub clean: Lsn,
     /// The last record.
     pub last: Link,
-    /// Records of the log that are gone, in order.
+    /// Lost records of the log, in order.
     pub holes: Vec<Hole>,
 }
 
 impl Survey {
-    /// Nothing is known yet.
+    /// Starts with nothing known.
     pub fn new(owner: Owner, segments: usize, segment_size: u32) -> Self {
         Self {
             owner,
@@ -111,7 +111,7 @@ impl Survey {
         }
     }
 
-    /// What was found, for the log.
+    /// The findings, for the event.
     pub fn summary(&self) -> Recovered {
         let accepted = || self.log.range(self.start..).map(|(_, &i)| &self.found[i]);
         let first = accepted().next().and_then(Found::first);
@@ -124,12 +124,12 @@ impl Survey {
         }
     }
 
-    /// Bytes in a segment.
+    /// Size of a segment, in bytes.
     pub fn segment_size(&self) -> u32 {
         self.segment_size
     }
 
-    /// Records that are gone and may have held dirty blocks.
+    /// Lost records that may have held dirty blocks.
     pub fn lost(&self) -> impl Iterator<Item = &Hole> {
         self.holes.iter().filter(|hole| hole.last >= self.clean)
     }
@@ -146,7 +146,7 @@ impl Survey {
             .filter(|seq| seq.0 % segments == i as u64);
     }
 
-    /// Takes its last page.
+    /// Takes the last page of the segment at position `i`.
     pub fn take_tail(&mut self, i: usize, page: &[u8]) {
         let (owner, segments) = (self.owner, self.found.len() as u64);
         let size = u64::from(self.segment_size);
@@ -160,7 +160,7 @@ impl Survey {
         });
     }
 
-    /// Takes all of its bytes, to be read record by record.
+    /// Takes all bytes of the segment at position `i`, which must be read record by record.
     pub fn take_segment(&mut self, i: usize, bytes: &[u8]) {
         let found = &mut self.found[i];
         found.unreadable |= bytes.is_empty();
@@ -173,7 +173,7 @@ impl Survey {
         }
     }
 
-    /// Takes its footer.
+    /// Takes the footer of the segment at position `i`.
     pub fn take_footer(&mut self, i: usize, bytes: &[u8]) {
         let found = &mut self.found[i];
         let seq = found.seq();
@@ -183,8 +183,8 @@ impl Survey {
         }
     }
 
-    /// With every first and last page known: which segments are sealed, and which must be read
-    /// record by record.
+    /// Decides, when every first and last page is known, which segments are sealed and which must
+    /// be read record by record.
     pub fn classify(&mut self) {
         for (i, found) in self.found.iter_mut().enumerate() {
             let sealed = found.tail.as_ref().map(|tail| tail.footer.seq);
@@ -209,7 +209,7 @@ impl Survey {
             let found = &mut self.found[i];
             let is_live = found.sealed && found.seq() >= Some(start);
             if !self.unsealed.contains_key(&seq) && !is_live {
-                // What an earlier lap left there says nothing.
+                // The remains of an earlier lap say nothing.
                 found.expected = Some(seq);
                 found.sealed = false;
                 self.suspects.insert(seq, i);
@@ -223,19 +223,19 @@ impl Survey {
         (seq.0 % self.found.len() as u64) as usize
     }
 
-    /// The segments to read record by record.
+    /// Positions of the segments to read record by record.
     pub fn to_scan(&self) -> Vec<usize> {
         self.unsealed.values().chain(self.suspects.values()).copied().collect()
     }
 
-    /// Puts the log together from what was found. Where it is damaged, records may be missing:
-    /// see [`Survey::lost`]. An error where what is left contradicts itself.
+    /// Assembles the log from the findings. If it is damaged, records may be missing: see
+    /// [`Survey::lost`]. Fails if the remains contradict each other.
     pub fn assemble(&mut self) -> Result<(), String> {
         if let Err(damage) = self.assemble_whole() {
             self.salvage().map_err(|why| format!("{damage}; {why}"))?;
             let seq = self.log.last_key_value().map_or(SegmentSeq(1), |(seq, _)| seq.next());
             if self.found[self.position(seq)].unreadable {
-                // It may hold what comes next.
+                // It may hold the next records.
                 self.holes.push(Hole { seq, records: 0, last: Lsn(u64::MAX) });
             }
         }
@@ -249,7 +249,7 @@ impl Survey {
         Ok(())
     }
 
-    /// What to tell of records that are gone, if any may have held dirty blocks.
+    /// A message about lost records that may have held dirty blocks, if there are any.
     pub fn loss(&self) -> Option<String> {
         let first = self.lost().next()?;
         let records: u64 = self.lost().map(|hole| hole.records).sum();
@@ -261,7 +261,7 @@ impl Survey {
         Some(format!("{count}, the first in {}", first.seq))
     }
 
-    /// Puts together a log of which nothing is missing.
+    /// Assembles a log from which nothing is missing.
     fn assemble_whole(&mut self) -> Result<(), String> {
         let mut durable = Lsn(0);
         for i in self.to_scan() {
@@ -274,7 +274,7 @@ impl Survey {
             self.clean = footer.clean;
             self.last = Link { lsn: footer.last_lsn, crc: footer.last_crc };
             self.log = self.log.split_off(&footer.start);
-            // Segments before the newest footer that lost their own are durable all the same.
+            // Segments before the newest footer are durable even if they lost their own.
             for (&seq, &i) in self.unsealed.range(footer.start..newest) {
                 self.log.insert(seq, i);
             }
@@ -293,7 +293,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Accepts unsealed segments from `next` as long as each continues the one before.
+    /// Accepts unsealed segments from `next` on, as long as each continues the one before.
     fn extend(&mut self, mut next: SegmentSeq) -> Result<(), String> {
         loop {
             let i = self.position(next);
@@ -301,7 +301,7 @@ impl Survey {
             let scanned = found.scanned.as_ref().filter(|_| self.unsealed.contains_key(&next));
             let links = scanned.and_then(|s| s.before.zip(s.last));
             let Some((_, last)) = links.filter(|(before, _)| *before == self.last) else {
-                // A place that cannot be read may hold what comes next.
+                // A place that cannot be read may hold the next records.
                 return match found.unreadable {
                     true => Err(format!("{next} cannot be read from the cache device")),
                     false => Ok(()),
@@ -316,7 +316,7 @@ impl Survey {
         }
     }
 
-    /// Every segment from `start` up to `newest` must be there and lead to the next.
+    /// Checks that every segment from `start` up to `newest` is there and links to the next.
     fn check_links(&mut self, newest: SegmentSeq) -> Result<(), String> {
         let mut seq = newest;
         while seq > self.start {
@@ -337,7 +337,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Leaves out a damaged segment with all before it, if everything in them is clean.
+    /// Drops a damaged segment and all before it from the log, if everything in them is clean.
     pub fn drop_damaged(&mut self, seq: SegmentSeq) -> bool {
         let after = seq.next();
         let Some(first) = self.log.get(&after).and_then(|&i| self.found[i].first()) else {

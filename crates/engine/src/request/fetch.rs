@@ -1,13 +1,14 @@
-//! Read misses: one read of the primary for all who miss the same block, and admission after the
-//! clients have been answered.
+//! Read misses: one read of the primary serves all operations that miss the same block; admission
+//! follows after the clients have been answered.
 //!
-//! A fetch that overlaps in time with a write lock of a block is stale for it: it answers the reads
-//! that waited, since they overlap with the write themselves, but never enters RAM or the log, and
-//! no read joins it later. So is a fetch of a block that is on its way to the primary although the
-//! cache has it no more: a discard took it out.
+//! A fetch that overlaps in time with a write lock on a block is stale for that block. It answers
+//! the reads that waited for it, since they overlap with the write themselves. But its bytes never
+//! enter RAM or the log, and no read joins it later. The same holds for a block that is on its way
+//! to the primary although a discard has removed it from the cache.
 //!
-//! While the cache has never been full, what lies around a missed block of a slow primary is read
-//! with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache is warm sooner.
+//! While the cache has never been full, the neighborhood of a missed block on a slow primary is
+//! read with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache warms up
+//! sooner.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
 use forebay_policy::ReadAround;
@@ -24,13 +25,13 @@ use crate::ticket::Ticket;
 #[derive(Debug)]
 pub struct Fetch {
     volume: VolumeId,
-    /// What is read: what was missed, and maybe more around it.
+    /// The blocks that are read: the missed ones, and possibly more around them.
     blocks: BlockRange,
-    /// By block: overlapped a write.
+    /// For each block, whether the fetch overlapped with a write.
     stale: Vec<bool>,
-    /// Someone who waits wants it in the cache.
+    /// Whether a waiting read wants the blocks in the cache.
     admit: bool,
-    /// Reads that wait, with the blocks of each.
+    /// Reads that wait, each with its blocks.
     waiters: Vec<(Id, BlockRange)>,
 }
 
@@ -41,7 +42,7 @@ impl Fetch {
 }
 
 impl Requests {
-    /// Reads missed blocks from the primary for `op`, or joins reads under way.
+    /// Reads missed blocks from the primary for `op`, or joins fetches in flight.
     pub fn fetch(
         &mut self,
         cache: &mut Cache,
@@ -106,9 +107,9 @@ impl Requests {
         cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
     }
 
-    /// What to read for blocks that were missed: while the cache has never been full, and where a
-    /// longer read costs the primary little, what lies around them too, up to what is cached
-    /// already or on its way.
+    /// The blocks to read for a miss. While the cache has never been full, and if a longer read
+    /// costs the primary little, they include the surrounding blocks, up to the first that is
+    /// cached or being fetched.
     fn around(&self, cache: &Cache, id: VolumeId, missed: BlockRange) -> BlockRange {
         let volume = cache.volume(id);
         let places = cache.contents.index().capacity();
@@ -125,8 +126,8 @@ impl Requests {
         })
     }
 
-    /// A write is about to change the block: a fetch under way must not bring the old content
-    /// into the cache.
+    /// Marks the block as stale in a fetch in flight: a write is about to change it, and the old
+    /// content must not enter the cache.
     pub fn spoil_fetch(&mut self, key: Key) {
         if self.fetching.is_empty() {
             return;
@@ -137,7 +138,7 @@ impl Requests {
         }
     }
 
-    /// A read of a primary ended.
+    /// Handles the end of a read of a primary.
     pub fn fetched(
         &mut self,
         cache: &mut Cache,
@@ -166,7 +167,7 @@ impl Requests {
                 if run == fetch.blocks {
                     self.part_done(cache, op, Err(error.clone()), fx);
                 } else {
-                    // What could not be read may be none of what was asked for.
+                    // The blocks that could not be read may not be among the requested ones.
                     self.fetch(cache, op, fetch.volume, run, false, fx);
                     self.part_done(cache, op, Ok(()), fx);
                 }
@@ -184,8 +185,8 @@ impl Requests {
         }
     }
 
-    /// Puts what was asked for into RAM, and all into the log if that need not wait, unless a write
-    /// came between.
+    /// Puts the requested blocks into RAM, and all blocks into the log unless admission waits for
+    /// RAM to evict them. Skips blocks that a write has changed since.
     fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = cache.policy.chooses() && cache.ram.frames() > 0;
@@ -217,7 +218,7 @@ impl Requests {
     }
 }
 
-/// The last block of a volume may be short on the primary: the rest of it reads as zeros.
+/// Pads the last block of a volume, which may be short on the primary, with zeros.
 fn pad_to_blocks(buf: &mut IoBuf, len: usize) {
     let have = buf.len();
     if have < len {

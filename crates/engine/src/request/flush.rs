@@ -1,5 +1,6 @@
-//! FLUSH: every write that completed before is durable afterwards. The log takes one flush of the
-//! cache device; the primary takes one only if it holds completed writes that the log does not.
+//! FLUSH: every write that completed before it is durable afterwards. The log needs one flush of
+//! the cache device. The primary is flushed only if it holds completed writes that the log does
+//! not.
 
 use forebay_block::{ErrorKind, IoError, VolumeId};
 
@@ -35,13 +36,13 @@ impl Requests {
         }
     }
 
-    /// The log's part of a flush, once nothing becomes durable there any more.
+    /// Replaces the log's part of a flush once nothing becomes durable in the log any more.
     pub fn flush_without_log(&mut self, cache: &mut Cache, op: Id) {
         let volume = self.flush(op).volume;
         cache.out.note(Note::FlushDetached(volume, op));
     }
 
-    /// Lets flushes go on that waited for dirty blocks from an earlier time.
+    /// Completes flushes whose leftover dirty blocks are all on the primary.
     pub fn pump_leftover(&mut self, cache: &mut Cache, fx: &mut Effects) {
         for i in 0..cache.volumes.len() {
             let Some(volume) = cache.volumes[i].as_mut() else { continue };
@@ -59,7 +60,7 @@ impl Requests {
         }
     }
 
-    /// Flushes that wait for dirty blocks from an earlier time fail.
+    /// Fails the flushes that wait for leftover dirty blocks.
     pub fn give_up_leftover(&mut self, cache: &mut Cache, fx: &mut Effects) {
         for i in 0..cache.volumes.len() {
             let Some(volume) = cache.volumes[i].as_mut() else { continue };
@@ -83,8 +84,9 @@ impl Requests {
         volume.direct > volume.direct_durable || through
     }
 
-    /// Log or primary is done with its part of a flush. A failure is answered at once: the client
-    /// has to know before another one is told that its flush, which began later, succeeded.
+    /// Notes that the log or the primary has completed its part of a flush. A failure is answered
+    /// immediately: the client must know of it before another client is told that a flush which
+    /// began later succeeded.
     pub fn flush_part_done(
         &mut self,
         cache: &mut Cache,

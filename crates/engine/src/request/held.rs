@@ -9,7 +9,7 @@ use crate::request::Requests;
 use crate::slab::Id;
 
 impl Requests {
-    /// Delays a write when the dirty limit is near; true when it waits.
+    /// Delays a write near the dirty limit; returns true if the write has to wait.
     pub fn hold_back(cache: &mut Cache, write: Id, volume: VolumeId, blocks: BlockRange) -> bool {
         let (level, limit) = cache.paced_level(volume);
         let waits = cache.volume(volume).flow.held_writes() > 0;
@@ -29,8 +29,8 @@ impl Requests {
         delay.is_some()
     }
 
-    /// Lets writes go on whose delay is over. At the limit itself they wait for room, and get an
-    /// error when the primary has been away for so long that there may never be any.
+    /// Releases writes whose delay is over. At the limit itself they wait for room. They fail if
+    /// the primary has been away for so long that there may never be room.
     pub fn release_delayed(&mut self, cache: &mut Cache, fx: &mut Effects) {
         for volume in cache.volume_ids() {
             while let Some((at, write)) =

@@ -1,20 +1,20 @@
-//! The bytes of a write, block by block, with the old content of its edges under them.
+//! The new content of a write, block by block, with the old content at its edges.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, IoBuf, IoOp};
 
 use crate::request::op::WriteOp;
 
-/// What a write makes of one block.
+/// The new content of one block.
 pub enum BlockBytes<'a> {
     /// Zeros.
     Zero,
-    /// All of its bytes.
+    /// A whole block of bytes.
     Whole(&'a [u8]),
-    /// The same, padded with zeros.
+    /// A short last block, padded with zeros.
     Short(Box<[u8; BLOCK_SIZE]>),
 }
 
-/// The new content of one block of a write whose edges have been merged.
+/// Returns the new content of one block of a write whose edges have been merged.
 pub fn block_bytes<'a>(
     write: &WriteOp,
     data: &'a [u8],
@@ -49,7 +49,7 @@ pub fn block_bytes<'a>(
 }
 
 impl WriteOp {
-    /// Lays the client's bytes over the old content of the edges.
+    /// Copies the client's bytes over the old content of the edges.
     pub fn merge(&mut self) {
         let blocks = [self.blocks.first, self.blocks.end() - 1];
         for (edge, block) in self.edges.iter_mut().zip(blocks) {

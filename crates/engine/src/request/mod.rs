@@ -1,4 +1,4 @@
-//! What clients ask for: reads, writes and flushes, from their arrival to their answer.
+//! Client requests: reads, writes and flushes, from arrival to answer.
 
 pub(crate) mod fetch;
 pub(crate) mod flush;
@@ -21,37 +21,37 @@ use fetch::Fetch;
 #[derive(Default)]
 pub struct Requests {
     ops: Slab<Op>,
-    /// Reads of primaries, and the blocks that they bring.
+    /// Reads of primaries in flight, and the fetch that reads each block.
     fetches: Slab<Fetch>,
     fetching: KeyMap<Id>,
-    /// Flushes that failed, and whose other parts have not ended.
+    /// Number of flushes that have failed and been answered, but whose other parts have not ended.
     answered: usize,
     /// Since when writes have found no room in the log.
     no_room_since: Option<Instant>,
 }
 
 impl Requests {
-    /// A request.
+    /// The operation with this ID.
     pub fn get(&self, id: Id) -> &Op {
         self.ops.get(id)
     }
 
-    /// A request, to change.
+    /// The operation with this ID, for changes.
     pub fn get_mut(&mut self, id: Id) -> &mut Op {
         self.ops.get_mut(id)
     }
 
-    /// The number of requests.
+    /// The number of operations.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
-    /// The number of requests that wait for an answer.
+    /// The number of operations that the client still waits for.
     pub fn unanswered(&self) -> usize {
         self.ops.len() - self.answered
     }
 
-    /// The number of reads of primaries.
+    /// The number of reads of primaries in flight.
     pub fn fetches(&self) -> usize {
         self.fetches.len()
     }

@@ -1,4 +1,4 @@
-//! Client operations in flight, and what each device I/O in flight belongs to.
+//! Client operations in flight.
 
 use forebay_block::{BlockRange, ByteRange, IoBuf, IoError, IoFlags, IoOp, VolumeId};
 use forebay_format::Lsn;
@@ -19,7 +19,7 @@ pub enum Op {
     Flush(FlushOp),
 }
 
-/// Who is told when a read is done.
+/// The recipient of a read's result.
 #[derive(Clone, Copy, Debug)]
 pub enum ReadOwner {
     /// The client.
@@ -32,87 +32,87 @@ pub enum ReadOwner {
 /// A read being put together from RAM, cache device and primary.
 #[derive(Debug)]
 pub struct ReadOp {
-    /// Who wants it.
+    /// The recipient of the result.
     pub owner: ReadOwner,
-    /// Where, in bytes.
+    /// The range to read, in bytes.
     pub range: ByteRange,
     /// The answer so far.
     pub buf: IoBuf,
-    /// Parts that have not arrived; one more while the read is being taken apart.
+    /// Number of parts outstanding, plus one while the read is being split into parts.
     pub parts: u32,
     /// The first error.
     pub error: Option<IoError>,
-    /// Whether what is missed may enter the cache.
+    /// Whether missed blocks may enter the cache.
     pub admit: bool,
 }
 
-/// How far a write has come.
+/// The stage that a write has reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Held back on the way to the dirty limit.
+    /// Held back near the dirty limit.
     Throttled,
-    /// Taking the locks of its blocks.
+    /// Locking its blocks.
     Locking,
-    /// Reading the rest of blocks that it covers in part.
+    /// Reading the old content of blocks that it covers in part.
     Merging,
-    /// In line for the log, or partly in it.
+    /// Queued for the log, or partly in it.
     Logging,
-    /// All in the log; waits for its records to be written.
+    /// All in the log; waits until its records have been written.
     Logged,
-    /// Waits for its records to be durable.
+    /// Waits until its records are durable.
     Durable,
     /// Waits for the primary.
     Primary,
-    /// All in the log of a device that has failed; waits until its stripe is detached.
+    /// All in the log of a failed device; waits until its stripe is detached.
     Leaving,
     /// Waits until its stripe is detached, then starts over.
     Anew,
 }
 
-/// Which way a write goes.
+/// The path that a write takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Path {
     /// Into the log.
     Cached,
-    /// To the primary, past the cache.
+    /// To the primary, bypassing the log.
     Direct,
 }
 
 /// A write, write-zeroes or discard.
 #[derive(Debug)]
 pub struct WriteOp {
-    /// The client's name for it.
+    /// The client's ID for the request.
     pub id: RequestId,
-    /// Which volume.
+    /// The volume.
     pub volume: VolumeId,
-    /// What it is.
+    /// The operation: write, write-zeroes or discard.
     pub op: IoOp,
     /// The client's flags.
     pub flags: IoFlags,
-    /// Where, in bytes, as the client said.
+    /// The byte range that the client requested.
     pub range: ByteRange,
     /// The client's data.
     pub buf: IoBuf,
-    /// The old content of the first and of the last block, where covered in part, with the
-    /// client's bytes merged in later.
+    /// The old content of the first and of the last block, where the write covers them in part; the
+    /// client's bytes are merged in later.
     pub edges: [Option<IoBuf>; 2],
-    /// Why it should go past the cache.
+    /// Why the write should bypass the cache, if it should.
     pub bypass: Option<Bypass>,
     /// The blocks it touches.
     pub blocks: BlockRange,
-    /// How many of them are locked.
+    /// Number of these blocks that are locked.
     pub locked: u64,
-    /// How many of them are in the log.
+    /// Number of these blocks that are in the log.
     pub logged: u64,
-    /// Records and reads of edges that are outstanding.
+    /// Number of outstanding records and reads of edges.
     pub outstanding: u32,
-    /// The last record with a part of it.
+    /// The last record that holds a part of the write.
     pub lsn: Lsn,
-    /// How far it has come.
+    /// The stage that the write has reached.
     pub stage: Stage,
-    /// Which way it goes.
+    /// The path that the write takes.
     pub path: Path,
-    /// Acknowledged only when the primary has it.
+    /// Whether the write is acknowledged only when the primary has it.
     pub through: bool,
     /// See [`crate::Reply::direct`].
     pub direct: Option<u64>,
@@ -131,14 +131,14 @@ impl WriteOp {
 /// A flush.
 #[derive(Debug)]
 pub struct FlushOp {
-    /// The client's name for it.
+    /// The client's ID for the request.
     pub id: RequestId,
-    /// Which volume.
+    /// The volume.
     pub volume: VolumeId,
-    /// What it still waits for: log, primary.
+    /// Number of parts outstanding: log, primary.
     pub outstanding: u32,
-    /// The client has its answer.
+    /// Whether the client has been answered.
     pub answered: bool,
-    /// Losses of its volume when it began.
+    /// Losses of the volume that were known when the flush began.
     pub known: Known,
 }

@@ -1,11 +1,11 @@
-//! A log without room for clients, since a primary takes nothing: what is dirty of that volume can
-//! neither leave the log nor be copied together any more. After a crash that may be all of the log,
-//! because blocks count as dirty again that had been destaged.
+//! Overflow: the log has no room for clients because a primary takes no blocks. The dirty blocks of
+//! that volume can neither leave the log nor be compacted by copying. After a crash they may fill
+//! the whole log, because blocks that had been destaged count as dirty again.
 //!
-//! Writes to that volume fail then. The other volumes do not wait for its primary. Their writes go
-//! to their own primaries until there is room again: a block that is dirty is destaged first, and a
-//! block that is cached leaves the cache. Entries that say so may use what is kept for reclaim;
-//! they take a page, and nothing of it stays.
+//! Writes to that volume then fail. The other volumes do not wait for its primary: until there is
+//! room again, their writes go to their own primaries. A dirty block is destaged first, and a
+//! cached block leaves the cache. The entries that record this may use the reserve of reclaim: they
+//! take a page, and nothing of it has to be kept.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,8 @@ use crate::request::op::{Op, Path};
 use crate::slab::Id;
 
 impl Requests {
-    /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
+    /// Checks whether the log has had no room for longer than the patience; if so, lets writes
+    /// bypass it.
     pub fn pump_overflow(&mut self, cache: &mut Cache, fx: &mut Effects) {
         if (cache.log.queued() == 0) && self.no_room_since.is_none() {
             return;
@@ -53,7 +54,7 @@ impl Requests {
                 }
             }
         }
-        // Invalidations first: others may have to wait for long.
+        // Invalidations go first: other entries may have to wait for long.
         let mut queue = std::mem::take(cache.log.queue());
         queue.append(&mut kept);
         queue.make_contiguous().sort_by_key(|&id| !self.is_begun(id));
@@ -67,8 +68,8 @@ impl Requests {
         }
     }
 
-    /// Whether an operation may use what is kept for reclaim: an invalidation, or the rest of a
-    /// write of which a part is in the log.
+    /// Whether an operation may use the reserve of reclaim: an invalidation, or the rest of a write
+    /// that is partly in the log.
     pub fn fits_reserve(&self, cache: &Cache, id: Id) -> bool {
         cache.standing.overflows && self.is_begun(id) && cache.log.free() > RECLAIM_RESERVE
     }
@@ -93,12 +94,13 @@ impl Requests {
     }
 }
 
-/// What becomes of a write that waits for a log without room.
+/// The way out for a write that waits while the log has no room.
 enum Way {
     /// It goes to the primary.
     Past,
-    /// It waits until what is dirty of it has been destaged, or for the record that it is in.
+    /// It waits until its dirty blocks have been destaged, or for the record that holds a part of
+    /// it.
     Wait,
-    /// There is none: its primary takes nothing.
+    /// There is none: its primary takes no blocks.
     None,
 }

@@ -1,8 +1,9 @@
-//! Reads: each block from RAM, else from the cache device, else from the primary; the parts are
-//! put together in the client's buffer.
+//! Reads: each block comes from RAM, else from the cache device, else from the primary; the parts
+//! are joined in the client's buffer.
 //!
-//! What comes from the cache device is checked against its checksum. A clean block that fails is
-//! dropped and read from the primary; a dirty one is fenced and gives an error, never old data.
+//! Bytes from the cache device are verified against their checksum. A corrupt clean block is
+//! dropped and read from the primary. A corrupt dirty block is fenced and gives an error, never old
+//! data.
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoError, VolumeId};
 use forebay_format::EntryKind;
@@ -21,7 +22,7 @@ use crate::request::op::{Op, ReadOp, ReadOwner};
 use crate::request::{Requests, reply};
 use crate::slab::Id;
 
-/// How a read was served, for the statistics.
+/// Number of blocks of a read that were cached or missed.
 #[derive(Default)]
 struct Found {
     hits: u64,
@@ -70,12 +71,13 @@ impl Requests {
         self.part_done(cache, op, Ok(()), fx);
     }
 
-    /// Tells the policy what a client asked for. What goes past the cache disturbs no statistics.
+    /// Tells the policy which blocks a client requested. Reads that bypass the cache are not
+    /// counted.
     pub fn note_asked(cache: &mut Cache, volume: VolumeId, blocks: BlockRange) {
         blocks.iter().for_each(|block| cache.policy.asked(Key::new(volume, block).0));
     }
 
-    /// The usual hit: all that is wanted is in one block, and that is in RAM.
+    /// Serves the most common hit: a read within one block that is in RAM.
     fn read_block_in_ram(
         cache: &mut Cache,
         volume: VolumeId,
@@ -120,7 +122,7 @@ impl Requests {
         self.part_done(cache, op, Ok(()), fx);
     }
 
-    /// Finds every block of a read and starts what is needed for those not in RAM.
+    /// Looks up every block of a read, and starts the I/O for blocks that are not in RAM.
     fn read_blocks(
         &mut self,
         cache: &mut Cache,
@@ -139,7 +141,8 @@ impl Requests {
                 unreachable!("a read's id names a read");
             };
             // A write puts its bytes into RAM before they have a place in the log, and may fail
-            // until then. Only who holds the lock knows that it has not come so far.
+            // until it gets one. Only the holder of the lock knows that its write has not done so
+            // yet.
             let sees_ram =
                 matches!(read.owner, ReadOwner::Merge(..)) || !cache.locks.is_locked(key);
             let trusted = !distrusts || cache.contents.dirty().contains(key);
@@ -203,7 +206,7 @@ impl Requests {
         }
     }
 
-    /// A block whose record could not be written is still in memory.
+    /// Reads a block from a record that could not be written, which is still in memory.
     fn read_from_failed_record(&mut self, cache: &Cache, op: Id, key: Key, place: &Place) -> bool {
         let payload = cache.log.failed_payload(place.segment, place.offset, place.len);
         let Some(payload) = payload else { return false };
@@ -226,9 +229,8 @@ impl Requests {
         }
     }
 
-    /// Reads payloads from the cache device, neighbours in one go. Those whose record is still
-    /// being written are read all the same once it is done: the device orders nothing, so the
-    /// read waits.
+    /// Reads payloads from the cache device, neighbors with one read. The device guarantees no
+    /// order, so blocks whose record is still being written are read after that write has ended.
     fn read_ssd(&mut self, cache: &mut Cache, op: Id, items: Vec<Stored>, fx: &mut Effects) {
         let (written, waiting): (Vec<_>, Vec<_>) = items
             .into_iter()
@@ -243,7 +245,7 @@ impl Requests {
         }
     }
 
-    /// A read of the cache device ended.
+    /// Handles the end of a read of the cache device.
     pub fn ssd_read(
         &mut self,
         cache: &mut Cache,
@@ -266,7 +268,7 @@ impl Requests {
         self.part_done(cache, op, Ok(()), fx);
     }
 
-    /// A block that is stored as a delta has been put together, or could not be.
+    /// Takes a block that is stored as a delta and has been decoded, or could not be.
     pub fn block_read(
         &mut self,
         cache: &mut Cache,
@@ -286,7 +288,8 @@ impl Requests {
         self.part_done(cache, op, Ok(()), fx);
     }
 
-    /// Brings a block that was read from the cache device into RAM, if it is still the newest.
+    /// Brings a block that was read from the cache device into RAM, if it is still the newest
+    /// version.
     fn promote(cache: &mut Cache, item: &Stored, block: &[u8], fx: &mut Effects) {
         let current = cache.contents.same_version(item.key, &item.place).is_some();
         let wanted = cache.ram.has_room_for(item.key) || Self::is_preferred(cache, item.key);
@@ -296,14 +299,14 @@ impl Requests {
         }
     }
 
-    /// Whether a block is worth the place of the least recent one in RAM, which the log may have
-    /// just as well.
+    /// Whether a block deserves the place of the least recent block in RAM, given that both may be
+    /// in the log.
     fn is_preferred(cache: &Cache, key: Key) -> bool {
         let oldest = cache.ram.recent().oldest();
         oldest.is_none_or(|(oldest, _)| cache.policy.prefers(key.0, block_of(Key(oldest)).0))
     }
 
-    /// A payload could not be read or does not match its checksum.
+    /// Handles a payload that could not be read or does not match its checksum.
     fn bad_payload(
         &mut self,
         cache: &mut Cache,
@@ -314,7 +317,7 @@ impl Requests {
     ) {
         let now = cache.contents.same_version(item.key, &item.place);
         match now {
-            // A failed read may work another time; a bad checksum will not.
+            // A failed read may succeed another time; a bad checksum will not.
             Some(now) if now.dirty => match error {
                 Some(error) => {
                     self.read_failed(op, error.clone());
@@ -330,26 +333,26 @@ impl Requests {
                 let blocks = BlockRange { first: item.key.block(), count: 1 };
                 self.fetch(cache, op, item.key.volume(), blocks, false, fx);
             }
-            // It has moved meanwhile.
+            // The block has moved or changed in the meantime.
             None => self.read_again(cache, op, item.key, fx),
         }
     }
 
-    /// Looks a block up once more for a read under way.
+    /// Looks up a block again for a read in flight.
     pub fn read_again(&mut self, cache: &mut Cache, op: Id, key: Key, fx: &mut Effects) {
         let blocks = BlockRange { first: key.block(), count: 1 };
         self.read_blocks(cache, op, key.volume(), blocks, fx);
     }
 
-    /// Takes a clean block with bad bytes out of the cache, durably, so that it does not come
-    /// back after a crash when the primary has moved on. Without room in the log it stays, and
-    /// the next reader finds the same.
+    /// Drops a corrupt clean block from the cache, durably, so that it does not come back after a
+    /// crash when the primary has newer data. If the log has no room the block stays, and the next
+    /// reader finds the same.
     pub fn drop_corrupt_clean(cache: &mut Cache, key: Key, place: Place, fx: &mut Effects) {
         cache.note_corrupt_clean(key);
         if cache.health() == Health::Good
             && cache.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
         {
-            // A direct write that finds the block gone must find this durable first.
+            // A direct write that finds the block gone must wait until this entry is durable.
             cache.log.raise_barrier();
         }
     }
@@ -360,7 +363,7 @@ impl Requests {
         }
     }
 
-    /// Copies a block's bytes to where a read wants them.
+    /// Copies a block's bytes into the buffer of a read.
     pub fn fill_read(&mut self, op: Id, block: u64, bytes: &[u8]) {
         if let Op::Read(read) = self.ops.get_mut(op) {
             copy_into(read, block, bytes);
@@ -373,7 +376,7 @@ impl Requests {
         }
     }
 
-    /// A part of a read has arrived; the last one ends it.
+    /// Notes that a part of a read has arrived; the last part ends the read.
     pub fn part_done(
         &mut self,
         cache: &mut Cache,
@@ -404,7 +407,7 @@ impl Requests {
     }
 }
 
-/// Payloads this close in a segment are read together.
+/// Payloads with fewer bytes than this between them are read together.
 const PACK_GAP: u32 = 8;
 
 /// Copies the part of a block that a read wants into its buffer.

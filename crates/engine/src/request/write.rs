@@ -1,15 +1,15 @@
 //! Writes, write-zeroes and discards: from the client to the log, or past it.
 //!
-//! The way of a write: held back if the dirty limit is near; locks on its blocks; the old content
-//! of blocks it covers in part; then the log (`write-back`, `write-only`), the log and after it
-//! the primary (`write-through`), or the primary alone once the log says durably that the blocks
-//! are not cached any more (`write-around`, `pass-through`, bypass). A block that is dirty always
-//! goes to the log, whatever the mode: then the newest version is found after a crash. In every
-//! mode but `write-back` and `write-only` such a write, too, waits for the primary.
+//! A write passes through these stages: it is held back if the dirty limit is near; its blocks are
+//! locked; the old content of partly covered blocks is read. Then it goes to the log (`write-back`,
+//! `write-only`), to the log and then the primary (`write-through`), or to the primary alone once
+//! the log durably says that the blocks are no longer cached (`write-around`, `pass-through`,
+//! bypass). A dirty block always goes to the log, so that recovery finds the newest version; in
+//! every mode except `write-back` and `write-only` that write also waits for the primary.
 //!
-//! A lock is held from before the old content is read until the index has the new version, or
-//! the primary has it. So what is read from a primary or the cache device while a block is locked
-//! is never kept.
+//! A lock is held from before the old content is read until the index has the new version, or the
+//! primary has it. So data read from a primary or the cache device while a block is locked is never
+//! kept.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ use crate::request::{Requests, reply};
 use crate::slab::Id;
 use crate::ticket::Ticket;
 
-/// Time in a turn of the event loop for making the blocks of writes shorter; the rest of a long
-/// write follows in the next turn, so that others need not wait for all of it.
+/// CPU time per turn of the event loop for encoding the blocks of writes. The rest of a long write
+/// follows in the next turn, so that other requests need not wait for all of it.
 const WRITES_TURN: Duration = Duration::from_micros(200);
 
 impl Requests {
@@ -43,7 +43,7 @@ impl Requests {
             IoOp::Discard => cache.stats.discards += 1,
             _ => {
                 cache.stats.writes += 1;
-                // While clients write, what is dirty may be rewritten or get neighbours.
+                // While clients write, dirty blocks may be rewritten or get dirty neighbors.
                 cache.note_foreground();
                 cache.stats.write_bytes += range.len;
             }
@@ -95,9 +95,9 @@ impl Requests {
         self.lock_blocks(cache, write, fx);
     }
 
-    /// Whether a write that looks like part of a stream is of a place that is written over and
-    /// over, as a database's log and doublewrite buffer are: it would be a write of the primary
-    /// each time. Of a stream one block in a request is counted, which disturbs little.
+    /// Whether a write that looks like part of a stream rewrites the same place again and again, as
+    /// a database does with its log and doublewrite buffer: bypassing would write to the primary
+    /// each time. One block per request is counted, so a real stream hardly disturbs the policy.
     fn is_rewritten(cache: &mut Cache, volume: VolumeId, blocks: BlockRange) -> bool {
         let first = Key::new(volume, blocks.first).0;
         cache.policy.asked(first);
@@ -120,14 +120,14 @@ impl Requests {
         }
     }
 
-    /// Takes the locks that are missing, from the lowest block up; stops where one is held.
+    /// Locks the remaining blocks in ascending order; stops at one that another operation holds.
     pub fn lock_blocks(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         write.stage = Stage::Locking;
         let (volume, blocks, mut locked) = (write.volume, write.blocks, write.locked);
         while locked < blocks.count {
             let key = Key::new(volume, blocks.first + locked);
-            // Counted at once: whoever releases the lock hands it over.
+            // Counted immediately: the holder's release hands the lock over.
             locked += 1;
             self.write(id).locked = locked;
             let free = cache.locks.acquire(key, id);
@@ -139,8 +139,8 @@ impl Requests {
         self.choose_path(cache, id, fx);
     }
 
-    /// A write waits until its stripe is detached. One that is in the log already is done then; any
-    /// other starts over.
+    /// Makes a write wait until its stripe is detached. A write that is already in the log is
+    /// complete then; any other starts over.
     pub fn wait_detached(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let placed =
@@ -171,7 +171,7 @@ impl Requests {
         }
     }
 
-    /// Decides which way a write goes, now that nobody else may change its blocks.
+    /// Chooses the path of a write, now that no other operation can change its blocks.
     fn choose_path(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, op, blocks, bypass) = (write.volume, write.op, write.blocks, write.bypass);
@@ -179,7 +179,7 @@ impl Requests {
         let dirty = keys.clone().any(|key| cache.contents.dirty().is_unsettled(key));
         if cache.health() == Health::Draining {
             if op == IoOp::Discard {
-                // The old bytes stay, a discard allows that.
+                // A discard may leave the old bytes.
                 return self.end_write(cache, id, Ok(()), fx);
             }
             let destaging = keys.clone().any(|key| cache.contents.dirty().is_destaging(key));
@@ -196,7 +196,7 @@ impl Requests {
             _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
         };
         if op == IoOp::Discard && keys.clone().any(|key| cache.contents.dirty().is_destaging(key)) {
-            // Old bytes are on their way to the primary: keep them, a discard allows that.
+            // Old bytes are on their way to the primary; a discard may leave them.
             return self.end_write(cache, id, Ok(()), fx);
         }
         if direct && op != IoOp::Discard {
@@ -208,7 +208,7 @@ impl Requests {
             cache.stats.bypassed_by[why as usize] += 1;
         }
         self.write(id).path = if direct { Path::Direct } else { Path::Cached };
-        // What the primary has of a kept block is no part of its content.
+        // The primary's bytes of a kept block are not its content, so whole blocks are written.
         let by_sector = direct && !self.restores(cache, id);
         let unit = if by_sector { SECTOR_SIZE } else { BLOCK_SIZE } as u64;
         self.merge_edges(cache, id, unit, fx);
@@ -225,7 +225,7 @@ impl Requests {
                 range.end().is_multiple_of(unit) || range.end() == size,
             )
         };
-        // Where one edge has to be merged, whole blocks are written, and so both have to be.
+        // If one edge has to be merged, whole blocks are written, so both edges have to be merged.
         let unit = if aligned(unit) == (true, true) { unit } else { BLOCK_SIZE as u64 };
         let (head, tail) = aligned(unit);
         let (head, tail) = (!head, !tail);
@@ -272,7 +272,7 @@ impl Requests {
         }
     }
 
-    /// The data is complete: on to the log or to the primary.
+    /// Sends a write whose data is complete to the log or to the primary.
     fn merged(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         write.merge();
@@ -293,14 +293,14 @@ impl Requests {
         let write = self.write(id);
         write.path = Path::Direct;
         let (volume, blocks, keys) = (write.volume, write.blocks, write.keys());
-        // What reclaim takes out of the cache is gone after a crash only when the segment is: until
-        // then the log has to say it, or an old version would come back.
+        // After a crash, a block that reclaim evicted is gone only if its segment is gone too.
+        // Until then the log must invalidate it, or an old version would come back.
         let mut cached = cache.log.has_evicted();
         for key in keys {
             cache.ram.remove(key);
             cached |= cache.contents.get(key).is_some();
         }
-        // An admission that waits in the builder must not outlive the write either.
+        // An admission that waits in the builder must not outlive the write.
         cached |= cache.log.builder().admits(Key::new(volume, blocks.first), blocks.count);
         if cached && cache.health() == Health::Good {
             cache.log.queue().push_back(id);
@@ -309,8 +309,8 @@ impl Requests {
         }
     }
 
-    /// Puts as much of an operation into the record being built as fits and this turn has time for;
-    /// true when all is in.
+    /// Puts as much of an operation into the record being built as fits and as this turn has time
+    /// for; returns true if all of it is in.
     pub fn log_op(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) -> bool {
         let write = self.write(id);
         if write.path == Path::Direct {
@@ -355,7 +355,7 @@ impl Requests {
         true
     }
 
-    /// Notes that `op` waits for the record being built, and whether that is its last.
+    /// Notes that `op` waits for the record being built, and whether this is its last record.
     fn wait_for_builder(&mut self, cache: &mut Cache, op: Id, complete: bool) {
         if cache.log.builder().add_waiter(op)
             && let Op::Write(write) = self.get_mut(op)
@@ -367,7 +367,7 @@ impl Requests {
         }
     }
 
-    /// Logs that the blocks of a direct write are not in the cache any more.
+    /// Logs that the blocks of a direct write are no longer in the cache.
     fn log_invalidation(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) -> bool {
         let write = self.write(id);
         let (volume, blocks) = (write.volume, write.blocks);
@@ -381,7 +381,7 @@ impl Requests {
         true
     }
 
-    /// The record with the last part of a write has been placed: the index has all of it.
+    /// Handles the placing of the last record of a write: the index now has all of the write.
     pub fn write_applied(&mut self, cache: &mut Cache, id: Id, lsn: Lsn, fx: &mut Effects) {
         let write = self.write(id);
         debug_assert_eq!(write.stage, Stage::Logging);
@@ -392,7 +392,7 @@ impl Requests {
         }
     }
 
-    /// One thing a write waited for has ended; goes on when it was the last.
+    /// Continues a write after one of its records has been written, if that was the last one.
     pub fn advance_write(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         if write.outstanding > 0 || write.stage != Stage::Logged {
@@ -415,8 +415,8 @@ impl Requests {
         }
     }
 
-    /// Whether a write waits for the primary, by the mode that is set now: blocks that are dirty at
-    /// a switch are noted then, but not writes on their way.
+    /// Whether a write waits for the primary, by the mode set now: a mode switch notes the blocks
+    /// that are dirty at that moment, but not the writes in flight.
     fn goes_through(&mut self, cache: &Cache, id: Id) -> bool {
         let volume = self.write(id).volume;
         let complete = cache.volume(volume).config.mode.is_complete();
@@ -425,8 +425,8 @@ impl Requests {
         write.through
     }
 
-    /// A direct write's invalidation is in the log, or needs none: once it is durable, so is
-    /// everything before it that took blocks out of the cache, and the primary may change.
+    /// Continues a direct write whose invalidation is in the log or not needed. Once it is durable,
+    /// so is every earlier entry that removed blocks from the cache, and the primary may change.
     fn after_invalidation(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         let key = Key::new(write.volume, write.blocks.first);
@@ -444,7 +444,7 @@ impl Requests {
         }
     }
 
-    /// What a write put into the log is durable.
+    /// Continues a write whose records are durable.
     pub fn write_durable(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
         let write = self.write(id);
         if write.path == Path::Direct {
@@ -469,7 +469,7 @@ impl Requests {
         }
     }
 
-    /// The primary has a block of a write-through write, or could not take it.
+    /// Notes that the primary has a block of a write-through write, or could not write it.
     pub fn through_part_done(
         &mut self,
         cache: &mut Cache,
@@ -491,7 +491,7 @@ impl Requests {
         let write = self.write(id);
         let error = write.error.take();
         let (volume, blocks, fua) = (write.volume, write.blocks, write.flags.fua);
-        // A failed flush may have given up the first blocks while the last were on their way.
+        // A failed flush may have lost the first blocks while the last were on their way.
         let given_up =
             |key| cache.contents.dirty().contains(key) && !cache.contents.dirty().is_destaging(key);
         if error.is_none() && fua && blocks.iter().any(|b| given_up(Key::new(volume, b))) {
@@ -500,7 +500,7 @@ impl Requests {
         self.on_primary(cache, id, error.map_or(Ok(()), Err), fx);
     }
 
-    /// The primary has all of a write, or could not take it: with FUA a flush follows.
+    /// Ends a write that the primary has, or could not write; with FUA, waits for a flush first.
     fn on_primary(&mut self, cache: &mut Cache, id: Id, result: IoResult<()>, fx: &mut Effects) {
         let write = self.write(id);
         let (volume, fua) = (write.volume, write.flags.fua);
@@ -509,13 +509,13 @@ impl Requests {
             return self.end_write(cache, id, result, fx);
         }
         if !restores {
-            // Who waits for the blocks need not wait for the flush.
+            // Operations that wait for the blocks need not wait for the flush.
             self.unlock_blocks(cache, id, fx);
         }
         cache.volume_mut(volume).fua_waiters.push(id);
     }
 
-    /// Whether a write is of blocks that are kept: they are until a record says otherwise.
+    /// Whether a write touches kept blocks, which stay kept until a new record of their stripe.
     fn restores(&self, cache: &Cache, id: Id) -> bool {
         if cache.health() != Health::Draining {
             return false;
@@ -524,7 +524,7 @@ impl Requests {
         write.keys().any(|key| cache.left.keeps(key))
     }
 
-    /// The flush after a write has ended.
+    /// Handles the end of the flush after a write.
     pub fn write_flushed(
         &mut self,
         cache: &mut Cache,
@@ -533,7 +533,7 @@ impl Requests {
         fx: &mut Effects,
     ) {
         if result.is_ok() {
-            // No later failure takes it.
+            // No later failure can lose it.
             self.write(id).direct = None;
             if self.restores(cache, id) {
                 return cache.out.note(Note::Restore(id));
@@ -548,10 +548,11 @@ impl Requests {
         write.stage = Stage::Primary;
         let (volume, op, blocks) = (write.volume, write.op, write.blocks);
         if op == IoOp::Discard && write.keys().any(|key| cache.contents.dirty().is_destaging(key)) {
-            // They set out while the discard waited for the log.
+            // These destages started while the discard waited for the log.
             return self.on_primary(cache, id, Ok(()), fx);
         }
-        // A flush that hides in a write passes by the gate, where its failure is everybody's.
+        // A flush inside a write would bypass the flush gate, which reports a failure to every
+        // shard.
         let flags = IoFlags { fua: false, ..write.flags };
         let merged = write.edges.iter().any(Option::is_some);
         let buf = std::mem::take(&mut write.buf);
@@ -571,7 +572,7 @@ impl Requests {
         cache.send(fx, Target::Primary(volume), Ticket::Direct(id), io);
     }
 
-    /// All bytes of a direct write whose edges were read, from block to block.
+    /// All bytes of a direct write whose edges were read, in whole blocks.
     fn merged_buffer(&mut self, cache: &Cache, id: Id, data: &IoBuf, range: ByteRange) -> IoBuf {
         let mut out = cache.config.buffers.get(range.len as usize);
         let write = self.write(id);
@@ -588,7 +589,7 @@ impl Requests {
         out
     }
 
-    /// A direct change of the primary ended.
+    /// Handles the end of a direct change of the primary.
     pub fn direct_done(
         &mut self,
         cache: &mut Cache,
@@ -605,7 +606,7 @@ impl Requests {
         let state = cache.volume_mut(volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         state.direct += 1;
-        // What a discard leaves may always be older.
+        // A discarded range may contain older data in any case.
         let known = (op != IoOp::Discard).then_some(state.flush_failures);
         self.write(id).direct = known;
         let result = match done.result {
@@ -615,7 +616,7 @@ impl Requests {
         self.on_primary(cache, id, result, fx);
     }
 
-    /// Answers a write and lets those behind it go on.
+    /// Answers a write and unblocks the operations that wait for its blocks.
     pub fn end_write(
         &mut self,
         cache: &mut Cache,

@@ -1,9 +1,9 @@
 //! An engine on devices in memory, for tests and benchmarks: settings of a small shard, devices
-//! that carry out every request, and a [`Harness`] that hands requests and completions to the
+//! that carry out every request, and a [`Harness`] that passes requests and completions to the
 //! engine.
 //!
-//! A test that wants to see each step calls [`Harness::poll`] and [`Harness::finish`]; a test that
-//! wants only the outcome calls [`Harness::ask`].
+//! A test that needs to see each step calls [`Harness::poll`] and [`Harness::finish`]. A test that
+//! needs only the outcome calls [`Harness::ask`].
 
 #[cfg(test)]
 pub(crate) mod rooms;
@@ -21,15 +21,15 @@ use crate::{
 
 /// The only volume of [`config`].
 pub const VOLUME: VolumeId = VolumeId(0);
-/// Bytes of a segment in [`config`].
+/// Size of a segment in [`config`], in bytes.
 pub const SEGMENT: u32 = 64 << 10;
-/// Turns after which an engine that still wants something is stuck.
+/// Limit on turns: an engine that still has work after this many is stuck.
 const TURNS_MAX: usize = 10_000;
-/// Time that passes while a request waits for it.
+/// Time that passes between two checks for an answer.
 const TICK: Duration = Duration::from_millis(1);
 
-/// Settings of a fresh shard with one volume, sizes in bytes. Blocks are stored as they are, and
-/// nothing is destaged before it is asked for.
+/// Settings of a fresh shard with one volume; sizes are in bytes. Blocks are stored uncompressed,
+/// and nothing is destaged until a test requests it.
 #[must_use]
 pub fn config(cache: u64, primary: u64) -> ShardConfig {
     ShardConfig {
@@ -82,7 +82,7 @@ impl Devices {
         Self { cache: vec![0; cache as usize], primary: vec![0; primary as usize] }
     }
 
-    /// Does what a request wants, which always succeeds.
+    /// Carries out a request, which always succeeds.
     pub fn carry_out(&mut self, target: Target, mut io: Io) -> Completion {
         let medium = match target {
             Target::Cache => &mut self.cache,
@@ -103,20 +103,20 @@ impl Devices {
 pub struct Harness {
     /// The engine.
     pub engine: Engine,
-    /// The time that it is told.
+    /// The time that the engine is told.
     pub now: Instant,
-    /// What it wants done.
+    /// The engine's effects.
     pub fx: Effects,
-    /// Where that is done.
+    /// The devices that carry them out.
     pub devices: Devices,
-    /// Answers that nobody has taken, oldest first.
+    /// Answers that the test has not taken, oldest first.
     pub replies: Vec<Reply>,
-    /// The primary fails every request.
+    /// Whether the primary fails every request.
     pub away: bool,
 }
 
 impl Harness {
-    /// An engine that has just been told to start.
+    /// Returns an engine that has just been started.
     #[must_use]
     pub fn start(config: ShardConfig, devices: Devices) -> Self {
         let now = Instant(1_000_000_000 * u64::from(config.epoch));
@@ -137,7 +137,7 @@ impl Harness {
         self.now = self.now + time;
     }
 
-    /// Submits a request, of `bytes` if it is a write.
+    /// Submits a request; `bytes` is the data of a write.
     pub fn submit(&mut self, op: IoOp, range: ByteRange, bytes: &[u8]) {
         let buf = match op {
             IoOp::Read => IoBuf::zeroed(range.len as usize),
@@ -154,14 +154,14 @@ impl Harness {
         self.replies.append(&mut self.fx.replies);
     }
 
-    /// Ends a turn: the I/O that the engine wants.
+    /// Ends a turn; returns the I/O that the engine wants.
     pub fn poll(&mut self) -> Vec<(Target, Io)> {
         self.engine.poll(self.now, &mut self.fx);
         self.replies.append(&mut self.fx.replies);
         std::mem::take(&mut self.fx.ios)
     }
 
-    /// Carries out an I/O and tells the engine.
+    /// Carries out an I/O and passes the completion to the engine.
     pub fn finish(&mut self, target: Target, io: Io) {
         let done = match target {
             Target::Primary(_) if self.away => io.complete(Err(ErrorKind::DeviceGone.into())),
@@ -170,16 +170,16 @@ impl Harness {
         self.complete(target, done);
     }
 
-    /// Tells the engine that an I/O has ended.
+    /// Passes a completion to the engine.
     pub fn complete(&mut self, target: Target, done: Completion) {
         self.engine.complete(self.now, target, done, &mut self.fx);
         self.replies.append(&mut self.fx.replies);
     }
 
-    /// Carries out all that the engine wants, until it wants nothing now.
+    /// Carries out all I/O that the engine wants, until it wants none.
     ///
     /// # Panics
-    /// If there is no end to it.
+    /// If that never happens.
     pub fn settle(&mut self) {
         for _ in 0..TURNS_MAX {
             let ios = self.poll();
@@ -191,11 +191,11 @@ impl Harness {
         panic!("the engine does not come to rest");
     }
 
-    /// Submits a request, of `bytes` if it is a write, and waits for the answer: the request's
-    /// buffer unless it failed.
+    /// Submits a request and waits for the answer; `bytes` is the data of a write. Returns the
+    /// request's buffer, or `None` if the request failed.
     ///
     /// # Panics
-    /// If it is not answered.
+    /// If the request is not answered.
     pub fn ask(&mut self, op: IoOp, range: ByteRange, bytes: &[u8]) -> Option<IoBuf> {
         self.submit(op, range, bytes);
         for _ in 0..TURNS_MAX {
@@ -213,16 +213,16 @@ impl Harness {
         self.engine.flush_failed(self.now, target, error, &mut self.fx);
     }
 
-    /// Stops in order, as far as the engine wants something now.
+    /// Stops the engine in order, as far as that needs no time to pass.
     pub fn stop(&mut self) {
         self.engine.stop(self.now, &mut self.fx);
         self.settle();
     }
 
-    /// Destages until nothing is dirty but lost blocks.
+    /// Destages until only lost blocks are dirty.
     ///
     /// # Panics
-    /// If that does not come.
+    /// If that never happens.
     pub fn drain(&mut self) {
         self.engine.set_drain(true);
         for _ in 0..TURNS_MAX {

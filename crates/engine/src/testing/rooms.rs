@@ -14,11 +14,11 @@ use crate::log::builder::Builder;
 use crate::ram::Ram;
 use crate::testing::{SEGMENT, config};
 
-/// Segments of the log.
+/// Number of segments in the log.
 pub const SEGMENTS: u64 = 8;
-/// Pages of the longest record.
+/// Length of the longest record, in pages.
 const RECORD_PAGES: usize = 8;
-/// Blocks that the index has room for.
+/// Number of blocks that the index has room for.
 pub const BLOCKS: u64 = 1000;
 
 /// The rooms, all of them empty at first.
@@ -71,7 +71,7 @@ impl Rooms {
         }
     }
 
-    /// The device does everything: records, flush, footers.
+    /// Completes all outstanding device work: records, flush, footers.
     pub fn settle(&mut self) {
         while !self.log.is_idle() {
             self.log.end_record(self.log.completed().next());

@@ -1,4 +1,4 @@
-//! Blocks that are stored against others: who wanted them gets them.
+//! Hands a decoded block, stored against another one, to the room that requested it.
 
 use forebay_block::BLOCK_SIZE;
 

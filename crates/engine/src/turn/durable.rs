@@ -1,4 +1,4 @@
-//! Records, flushes and footers have ended: who waited for them goes on.
+//! Ended records, flushes and footers: the operations that waited for them proceed.
 
 use forebay_block::{Completion, Io, IoResult};
 use forebay_format::{Lsn, SegmentSeq};
@@ -12,7 +12,7 @@ use crate::slab::Id;
 use crate::ticket::Ticket;
 
 impl Engine {
-    /// A record's write ended.
+    /// Handles the end of a record's write.
     pub(crate) fn record_written(
         &mut self,
         lsn: Lsn,
@@ -42,7 +42,7 @@ impl Engine {
         self.wake_readers(fx);
     }
 
-    /// Lets reads go on that waited for a record to be written.
+    /// Resumes reads that waited for a record to be written.
     fn wake_readers(&mut self, fx: &mut Effects) {
         for (op, key) in self.cache.log.take_read_waiters() {
             self.requests.read_again(&mut self.cache, op, key, fx);
@@ -50,7 +50,7 @@ impl Engine {
         }
     }
 
-    /// Counts the records that have completed without a gap.
+    /// Handles the records that have completed without a gap.
     fn advance_completed(&mut self, fx: &mut Effects) {
         while let Some(writes) = self.cache.log.complete_next() {
             for op in writes {
@@ -62,7 +62,7 @@ impl Engine {
         }
     }
 
-    /// Everything up to `lsn` is durable now.
+    /// Handles the durability of everything up to `lsn`.
     fn advance_durable(&mut self, lsn: Lsn, fx: &mut Effects) {
         if !self.cache.log.advance_durable(lsn) {
             return;
@@ -93,8 +93,8 @@ impl Engine {
         self.cache.log.finish_freeing();
     }
 
-    /// A flush of the cache device ended. A failed one is not tried again: what the device had in
-    /// its cache may be gone although the next flush would say yes.
+    /// Handles the end of a cache device flush. A failed flush is not retried: the device may have
+    /// dropped its volatile cache, and the next flush would still succeed.
     pub(crate) fn cache_flushed(&mut self, result: IoResult<()>, fx: &mut Effects) {
         let covered = self.cache.log.end_flush();
         if self.cache.health() != Health::Good {
@@ -114,7 +114,7 @@ impl Engine {
         self.cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
     }
 
-    /// A footer's write ended.
+    /// Handles the end of a footer's write.
     pub(crate) fn footer_written(
         &mut self,
         seq: SegmentSeq,
@@ -134,7 +134,7 @@ impl Engine {
         }
     }
 
-    /// One record that a write or an invalidation waited for has ended.
+    /// Notes that one of the records a write or an invalidation waits for has ended.
     fn record_done(&mut self, op: Id, fx: &mut Effects) {
         let Op::Write(write) = self.requests.get_mut(op) else {
             unreachable!("only writes wait for records");
@@ -143,7 +143,7 @@ impl Engine {
         self.requests.advance_write(&mut self.cache, op, fx);
     }
 
-    /// The device failed: who waits for durability waits for the primary instead.
+    /// Moves the operations that wait for durability to waiting for the primary: the device failed.
     pub(crate) fn leave_durable_waiters(&mut self, fx: &mut Effects) {
         while let Some(op) = self.cache.log.pop_waiter(true) {
             match self.requests.get(op) {

@@ -1,15 +1,15 @@
-//! What a failing cache device leads to. One table with `docs/internals/fault-model.md`:
+//! Consequences of a failing cache device. The table matches `docs/internals/fault-model.md`:
 //!
 //! | fault | outcome |
 //! |---|---|
-//! | write of record or footer, up to twice | the same bytes are written again in their place |
+//! | write of a record or footer fails, up to twice | the same bytes are written again in the same place |
 //! | the third time, or a flush fails | `Draining`: nothing more is written to the device; dirty blocks are destaged; writes go to the primary, each once its stripe is detached ([`crate::life::detach`]) |
-//! | no dirty block is left | `Detached`, once that is recorded outside of the cache: the primary is used directly |
+//! | no dirty block is left | `Detached`, once that is recorded outside the cache: the primary is used directly |
 //! | a dirty block cannot be read back | fenced: errors until overwritten |
 //! | a clean block cannot be read back | dropped, read from the primary |
-//! | a read of a dirty block fails | a record is written to see whether that still works; if not, as above |
-//! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
-//! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
+//! | a read of a dirty block fails | a record is written as a probe; if that fails, the rows above apply |
+//! | the oldest segment cannot be read at reclaim | retried for some seconds, then treated as a failed write |
+//! | a dirty block of that segment is corrupt | written from RAM if there, else the log records that it is lost |
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ use crate::Engine;
 use crate::api::{Effects, Health, Trust};
 
 impl Engine {
-    /// The cache device cannot be written any more.
+    /// Stops using the cache device for writes: it has failed.
     pub(crate) fn fail_cache(&mut self, fx: &mut Effects) {
         if self.cache.health() != Health::Good {
             return;
@@ -27,8 +27,8 @@ impl Engine {
         self.cache.set_health(Health::Draining);
         self.reclaim.give_up(&mut self.cache.log);
         self.detach.note_undurable(&mut self.cache);
-        // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
-        // or from the failed records. The records themselves stay in flight until the device
+        // The blocks of writes whose records were sent are dirty in the index, and readable from
+        // RAM or from the failed records. The records themselves stay in flight until the device
         // answers.
         self.forget_unlogged();
         let mut waiters = self.cache.log.take_writes();
@@ -44,7 +44,7 @@ impl Engine {
         self.life.want_trust(Trust::DirtyOnly);
     }
 
-    /// RAM has the bytes of writes that never reached the log.
+    /// Removes the bytes of writes that never reached the log from RAM.
     fn forget_unlogged(&mut self) {
         for item in &self.cache.log.builder().pending {
             if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {

@@ -1,4 +1,4 @@
-//! What waits for the log is moved into it.
+//! Moves waiting writes and copies into the log.
 
 use forebay_format::EntryKind;
 
@@ -9,7 +9,7 @@ use crate::limits::RECORDS_IN_FLIGHT;
 use crate::log::builder::Expect;
 
 impl Engine {
-    /// Moves what waits for the log into it, as far as there is room.
+    /// Moves waiting copies and writes into the log, as far as there is room.
     pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
         if self.cache.health() != Health::Good {
             return;
@@ -24,7 +24,7 @@ impl Engine {
             if is_logged {
                 self.cache.log.queue().pop_front();
             }
-            // Writes that wait for the same blocks as those just placed may come into the queue.
+            // Writes that waited for the blocks just placed may enter the queue.
             self.deliver(fx);
             if !is_logged {
                 break;
@@ -33,7 +33,7 @@ impl Engine {
         if self.cache.log.needs_checkpoint() {
             self.cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
-        // What nobody waits for yet shares the record with what comes in the next turn.
+        // Entries that nothing waits for yet share the record with those of the next turn.
         let goes_on =
             self.cache.form.background().turn_is_over() || self.reclaim.fills_last(&mut self.cache);
         let grows = goes_on && self.cache.log.builder().complete.is_empty();

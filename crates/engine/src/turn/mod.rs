@@ -1,4 +1,4 @@
-//! What the rooms do together in a turn: the engine passes on what one room has for another.
+//! Work of a turn that involves several rooms: the engine passes results from one to another.
 
 mod associate;
 mod durable;

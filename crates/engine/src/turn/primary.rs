@@ -1,4 +1,4 @@
-//! Flushes of primaries: one flush serves destages, flushes of clients and writes with FUA.
+//! Flushes of primaries: one flush serves destages, client flushes and writes with FUA.
 
 use std::time::Duration;
 
@@ -8,18 +8,19 @@ use crate::Engine;
 use crate::api::{Effects, State, Target};
 use crate::ticket::{PrimaryFlush, Ticket};
 
-/// How long direct changes of a primary wait for a flush that nobody asks for; until then what
-/// is read there is not admitted.
+/// How long direct changes of a primary may stay unflushed when no client requests a flush. Until
+/// they are flushed, blocks read from that primary are not admitted.
 const FLUSH_DIRECT_AFTER: Duration = Duration::from_secs(1);
 
 impl Engine {
-    /// Sends a flush to every primary that has something to flush and someone to tell, or much.
+    /// Sends a flush to every primary that has something to flush and either a waiter or a reason
+    /// to flush now.
     pub(crate) fn pump_primary_flushes(&mut self, fx: &mut Effects) {
         let stopping = *self.cache.state() == State::Stopping;
         for i in 0..self.cache.volumes.len() {
             let Some(volume) = self.cache.volumes[i].as_mut() else { continue };
             let waited = !volume.flush_waiters.is_empty() || !volume.fua_waiters.is_empty();
-            // Until the first one nothing that is read from the primary may be admitted.
+            // Until the first flush, nothing that is read from the primary may be admitted.
             let first = volume.direct_durable == 0;
             let since = self.cache.now.since(volume.direct_since);
             let quiet = first || stopping || since >= FLUSH_DIRECT_AFTER;
@@ -43,8 +44,9 @@ impl Engine {
         }
     }
 
-    /// A flush of a primary ended. After a failure nothing it covered counts as durable: dirty
-    /// blocks stay dirty and are written again; direct writes are reported to those who flush.
+    /// Handles the end of a primary's flush. After a failure, nothing that it covered counts as
+    /// durable: dirty blocks stay dirty and are written again; lost direct writes are reported to
+    /// flushes.
     pub(crate) fn primary_flushed(
         &mut self,
         flush: PrimaryFlush,
@@ -60,11 +62,12 @@ impl Engine {
         match result {
             Ok(()) => state.direct_durable = direct,
             Err(error) => {
-                // What was written or waited meanwhile shares its fate.
+                // Data written and operations queued while the flush was in flight share its fate.
                 destages.append(&mut state.written);
                 flushes.append(&mut state.flush_waiters);
                 writes.append(&mut state.fua_waiters);
-                // What was done after it was sent is none of what those asked for who are told.
+                // The flushes answered here do not cover direct changes made after this flush was
+                // sent.
                 let told = !flushes.is_empty() && state.direct == direct;
                 state.give_up_direct(error, told);
             }

@@ -1,4 +1,4 @@
-//! The harness of the engine's tests with blocks that say which version of them they are.
+//! The harness of the engine's tests, with blocks whose content tells their version.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ pub const BLOCKS: u64 = 400;
 pub const SIZE: u64 = 4000 * BLOCK;
 pub const AREA: u64 = 6 << 20;
 
-/// The content of a version of a block: most of it is the same in every version.
+/// The content of one version of a block: most of it is the same in every version.
 pub fn content(block: u64, version: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK_SIZE];
     if version > 0 {
@@ -63,7 +63,7 @@ impl World {
         Self::start_as(settings, devices)
     }
 
-    /// A start at which nothing proves that the primary was not changed.
+    /// Starts when nothing proves that the primary was not changed.
     pub fn start_suspect(devices: Devices, epoch: u32) -> Self {
         let mut settings = ShardConfig { fresh: false, epoch, ..settings() };
         settings.volumes[0].suspect = true;
@@ -76,7 +76,7 @@ impl World {
         world
     }
 
-    /// The devices, as a crash now leaves them.
+    /// The devices as a crash would leave them now.
     pub fn into_devices(self) -> Devices {
         self.0.devices
     }
@@ -90,7 +90,7 @@ impl World {
         assert!(self.ask(IoOp::Flush, ByteRange::default(), &[]).is_some());
     }
 
-    /// The version of a block that a read shows; nothing where it is an error.
+    /// The version of a block that a read returns, or `None` if the read fails.
     pub fn version(&mut self, block: u64) -> Option<u64> {
         let range = ByteRange::new(block * BLOCK, BLOCK);
         let buf = self.ask(IoOp::Read, range, &[])?;

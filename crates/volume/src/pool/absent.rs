@@ -1,10 +1,10 @@
-//! Volumes under another name, and volumes that are not configured any more.
+//! Renamed volumes, and volumes that are no longer configured.
 //!
-//! A volume is its primary. One that is removed leaves its id behind, in a record that no
-//! configuration can name: its entries stay in the log until they are reclaimed, and recovery
-//! passes over entries of a volume that is not served. An id is never given twice, so none of
-//! them can come back to another volume, nor to the same one after its primary was written
-//! without the cache.
+//! A volume is identified by its primary. A removed volume leaves its ID behind, in a record that
+//! no configuration can name. Its entries stay in the log until they are reclaimed, and recovery
+//! skips entries of a volume that is not served. An ID is never reused, so none of these entries
+//! can come back in another volume, or in the same volume after its primary was written without the
+//! cache.
 
 use forebay_block::VolumeId;
 use forebay_format::{Superblock, VolumeRecord};
@@ -12,21 +12,21 @@ use forebay_format::{Superblock, VolumeRecord};
 use super::primary::NAME_ONLY;
 use super::{Refusal, VolumeSpec, refuse};
 
-/// Begins the name of the record of a removed volume; no name of a volume has a colon.
+/// Prefix of the name in a removed volume's record; no volume name has a colon.
 const REMOVED: &str = "removed:";
 
-/// What is known of a volume that is not configured.
+/// A volume that is not configured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Absent {
-    /// Which.
+    /// The volume's ID.
     pub id: VolumeId,
-    /// Its dirty blocks.
+    /// Number of its dirty blocks.
     pub dirty: u64,
-    /// Give them up.
+    /// Whether to give them up.
     pub forget: bool,
 }
 
-/// The volumes of a pool that `volumes` does not have.
+/// The volumes of a pool that are not in `volumes`.
 #[must_use]
 pub fn absent<'a>(pool: &'a Superblock, volumes: &[VolumeSpec]) -> Vec<&'a VolumeRecord> {
     let known = volumes.iter().filter_map(|spec| record_of(&pool.volumes, volumes, spec));
@@ -36,20 +36,20 @@ pub fn absent<'a>(pool: &'a Superblock, volumes: &[VolumeSpec]) -> Vec<&'a Volum
     absent.map(|(_, record)| record).collect()
 }
 
-/// Whether the record only keeps the id of a removed volume.
+/// Whether the record only keeps the ID of a removed volume.
 #[must_use]
 pub fn is_removed(record: &VolumeRecord) -> bool {
     record.name.starts_with(REMOVED)
 }
 
-/// The place of the record of a configured volume: the one of its primary, or else the one of its
-/// name, unless that belongs to the primary of another.
+/// The index of a configured volume's record: the record of its primary or, failing that, the
+/// record of its name, unless that one belongs to the primary of another volume.
 pub(super) fn record_of(
     records: &[VolumeRecord],
     volumes: &[VolumeSpec],
     spec: &VolumeSpec,
 ) -> Option<usize> {
-    // A name of the day may be another device's today.
+    // A temporary name may belong to another device today.
     let of_primary = |record: &VolumeRecord, spec: &VolumeSpec| {
         let named = spec.identity.starts_with(NAME_ONLY);
         !named && !is_removed(record) && record.identity == spec.identity
@@ -60,8 +60,8 @@ pub(super) fn record_of(
     })
 }
 
-/// Makes the records of volumes that are not configured any more into removed ones; what to say
-/// of it.
+/// Turns the records of volumes that are no longer configured into those of removed volumes.
+/// Returns notes for the log.
 pub(super) fn drop_absent(
     records: &mut [VolumeRecord],
     volumes: &[VolumeSpec],

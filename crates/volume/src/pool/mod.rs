@@ -1,6 +1,6 @@
-//! What the superblocks of a cache device, the witness kept outside of it and the configuration
-//! say together: make a new pool, open the one that is there, or refuse. Pure decisions; the
-//! caller reads and writes.
+//! Decides how to start from the superblocks of a cache device, the witness kept outside it, and
+//! the configuration: make a new pool, open the existing one, or refuse. Pure decisions; the caller
+//! reads and writes.
 //!
 //! | superblocks | witness | outcome |
 //! |---|---|---|
@@ -12,10 +12,10 @@
 //! | good | newer start count | refused: an older copy of the device |
 //! | good | trust nothing | a new pool: the primaries were written without the cache |
 //! | good | trust dirty only | opened for its dirty blocks |
-//! | good | names the primary no more | refused: another cache has served it since |
+//! | good | no longer names the primary | refused: another cache has served it since |
 //! | good, more shards than can be served | | refused |
 //! | good, volume of another name, but the same primary | | opened, renamed |
-//! | good, volume missing in the configuration | | dropped, if nothing of it is dirty or it is forgotten; else refused |
+//! | good, volume missing in the configuration | | dropped, if it has no dirty blocks or is to be forgotten; else refused |
 //! | good, volume added | another pool may have dirty blocks of its primary | refused |
 //! | good, other primary, or primary smaller, or changed | | refused |
 //! | good, other primary, or changed, and accepted | | opened for its dirty blocks |
@@ -40,11 +40,11 @@ pub use absent::{Absent, absent, is_removed};
 use absent::{drop_absent, record_of};
 use primary::{Standing, is_same, judge};
 
-/// Bytes of a segment where the device is large enough.
+/// Size of a segment in bytes, if the device is large enough.
 pub const SEGMENT_SIZE: u32 = 4 << 20;
-/// Bytes of the smallest segment a new pool gets.
+/// Size of the smallest segment in a new pool, in bytes.
 const SEGMENT_SIZE_SMALLEST: u32 = 64 << 10;
-/// Segments a shard should have before segments are made smaller.
+/// Number of segments that a shard should have before larger segments are chosen.
 const SEGMENTS_WANTED: u64 = 64;
 /// Share of the device, in percent, that is never written, for the device's own housekeeping.
 pub const SPARE_PERCENT: u64 = 10;
@@ -52,20 +52,20 @@ pub const SPARE_PERCENT: u64 = 10;
 /// blocks take less than 4 KiB. TPC-C's pages take a third with LZ4.
 const INDEX_PERCENT: u64 = 300;
 
-/// What is kept of a pool outside of its cache device.
+/// The facts about a pool that are kept outside its cache device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Witness {
-    /// The pool.
+    /// The pool's UUID.
     pub uuid: [u8; 16],
-    /// Its start count when the witness was written.
+    /// The pool's start count when the witness was written.
     pub epoch: u32,
     /// How far the device may be trusted.
     pub trust: Trust,
-    /// Whether it may have what the primaries lack: from each start to an orderly stop with
-    /// nothing dirty.
+    /// Whether the cache may have blocks that the primaries lack: true from each start to an
+    /// orderly stop with nothing dirty.
     pub dirty: bool,
-    /// The identities of the primaries that were last served with this pool. `None` when that is
-    /// not known: the witness is from an earlier version.
+    /// The identities of the primaries that were last served with this pool. `None` if unknown,
+    /// because the witness is from an earlier version.
     pub primaries: Option<Vec<String>>,
 }
 
@@ -79,30 +79,31 @@ impl Witness {
     }
 }
 
-/// A volume as configured, with what its primary is now.
+/// A configured volume, with the current state of its primary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeSpec {
     /// The volume's name.
     pub name: String,
     /// The primary's size in bytes.
     pub size: u64,
-    /// What the primary is, whatever it is called.
+    /// The primary's identity, independent of its current name if possible.
     pub identity: String,
-    /// What it is called now: its path, or its URI without parameters.
+    /// The primary's current path, or its URI without parameters.
     pub path: String,
-    /// A digest of samples of its content, in the lower half, and of the time of its last change,
-    /// in the upper, over as many bytes as it had when it was last on record.
+    /// A digest of samples of its content in the lower half, and of its modification time in the
+    /// upper half. It covers as many bytes as the primary had when it was last recorded.
     pub fingerprint: Option<u64>,
-    /// Its samples are all alike, so that they say nothing about which primary it is.
+    /// Whether its samples are all alike, so that they do not tell which primary it is.
     pub blank: bool,
-    /// What comparing it with samples that were kept while it was served has shown: the place of
-    /// the first that differs, if any does. `None` when there are none.
+    /// Result of comparing the primary with samples kept while it was served: the offset of the
+    /// first difference, if any. `None` if there are no samples.
     pub sampled: Option<Option<u64>>,
-    /// Take it although it was changed or is another: for the cache's dirty blocks only.
+    /// Whether to accept the primary although it was changed or is another one: only the cache's
+    /// dirty blocks are used then.
     pub accepted: bool,
 }
 
-/// Everything that decides.
+/// All inputs of the decision.
 #[derive(Clone, Debug)]
 pub struct OpenRequest<'a> {
     /// The cache device's size in bytes.
@@ -113,51 +114,53 @@ pub struct OpenRequest<'a> {
     pub announcement: &'a [u8],
     /// The volumes as configured.
     pub volumes: &'a [VolumeSpec],
-    /// What is kept outside, of any pool.
+    /// The witnesses of all pools.
     pub witnesses: &'a [Witness],
-    /// What is known of the pool's volumes that are not configured.
+    /// The pool's volumes that are not configured.
     pub absent: &'a [Absent],
-    /// Shards of a new pool.
+    /// Number of shards of a new pool.
     pub shards: u16,
-    /// Make a new pool whatever is on the device.
+    /// Whether to make a new pool regardless of the device's content.
     pub reset: bool,
-    /// A new pool's uuid; random.
+    /// UUID of a new pool; random.
     pub uuid: [u8; 16],
-    /// Seconds since 1970.
+    /// The current time, in seconds since 1970.
     pub now_unix: u64,
 }
 
-/// How to go on.
+/// How to start.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Opened {
-    /// To be written, and flushed, before anything else.
+    /// The superblock that must be written and flushed before anything else.
     pub superblock: Superblock,
-    /// Which copy is the older one. Of a new pool both are written, this one first.
+    /// The copy of the superblock to overwrite: the older one. In a new pool both are written, this
+    /// one first.
     pub copy: usize,
-    /// An announcement is left over, and has to go before the pool serves.
+    /// Whether an announcement must be erased before the pool serves.
     pub announced: bool,
-    /// A new pool: there is nothing to recover.
+    /// Whether the pool is new, so that there is nothing to recover.
     pub fresh: bool,
     /// How far to trust the log.
     pub trust: Trust,
-    /// The id of each configured volume, in the order of the request.
+    /// The ID of each configured volume, in the order of the request.
     pub ids: Vec<VolumeId>,
-    /// Volumes whose clean blocks should be compared with the primary before they are relied on:
-    /// nothing proves that it was not changed.
+    /// Volumes whose clean blocks should be compared with the primary before they are relied on,
+    /// because nothing proves that it was not changed.
     pub suspect: Vec<VolumeId>,
-    /// To be kept outside, once the superblock is written and before the pool serves: of this
-    /// pool, and of those whose primaries this one takes over.
+    /// Witnesses to store after the superblock is written and before the pool serves: those of this
+    /// pool, and of pools whose primaries this one takes over.
     pub witnesses: Vec<Witness>,
-    /// What people should know.
+    /// Messages for the administrator.
     pub notes: Vec<String>,
 }
 
 impl Opened {
-    /// What is to be written, and where, before anything else; each write is followed by a flush.
+    /// The writes to carry out before anything else, as offset and bytes. Each must be followed by
+    /// a flush.
     ///
-    /// Of a new pool the superblock is announced first. While both copies may hold garbage, the
-    /// announcement tells that nothing of value was there; afterwards it goes, so that it never
-    /// excuses two damaged copies of a pool with data.
+    /// The superblock of a new pool is announced first. While both copies may hold garbage, the
+    /// announcement tells that nothing of value was there. Afterwards it is erased, so that it
+    /// never excuses two damaged copies of a pool with data.
     #[must_use]
     pub fn writes(&self) -> Vec<(u64, IoBuf)> {
         let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
@@ -201,7 +204,7 @@ fn refuse<T>(why: String) -> Result<T, Refusal> {
 /// Decides what to do with a cache device.
 ///
 /// # Errors
-/// [`Refusal`], which says why and what to do. Nothing has been changed then.
+/// [`Refusal`], which says why and what to do. Nothing has been changed in that case.
 pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
     check_specs(request.volumes)?;
     if request.reset {
@@ -209,8 +212,8 @@ pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
     }
     let [a, b] = request.copies.map(Superblock::decode);
     if a.is_err() && b.is_err() && Superblock::decode(request.announcement).is_ok() {
-        // What stood against it was found then, or overruled.
-        let note = "making a cache on this device was interrupted before: made anew";
+        // All objections were checked, or overruled, when the announcement was written.
+        let note = "an earlier start was interrupted while it made a cache here: it is made again";
         return make(request, vec![note.into()], true);
     }
     if is_absent(&a) && is_absent(&b) {
@@ -243,20 +246,22 @@ pub fn open(request: &OpenRequest) -> Result<Opened, Refusal> {
     reopen(request, superblock, copy)
 }
 
-/// Whether a copy is known to be durable: the witness of a start is stored when its superblock has
-/// been flushed. A newer copy may be of a start whose flush failed, or of a stop, which can be
-/// missed; so it is the newer one that is written over then.
+/// Whether a copy is known to be durable: the witness of a start is stored after its superblock has
+/// been flushed. A newer copy may be from a start whose flush failed, or from a stop, whose loss
+/// does no harm. In those cases the newer copy is the one to overwrite.
 fn is_durable(request: &OpenRequest, copy: &Superblock) -> bool {
     let known = |one: &Witness| one.uuid == copy.uuid && one.epoch == copy.epoch;
     !copy.clean && request.witnesses.iter().any(known)
 }
 
-/// Whether the primary of a volume that was away at the start, and has come while the volume is
-/// served, may be used: decided as a start does, with what was on record before this one, its
-/// samples included. `record` is of the superblock that this start has found, and `witness` is of
-/// the pool as it is kept now. The cache serves already, so a primary that only its dirty blocks
-/// could be written to is refused, whether or not that was accepted; nothing else of the volume
-/// may be relied on before it is compared, as with one that nothing proves unchanged.
+/// Decides whether the primary of a volume may be used if it was away at the start and has appeared
+/// while the volume is served. The decision is that of a start, with the records from before this
+/// start, including its samples. `record` is from the superblock that this start found; `witness`
+/// is that of the pool as it is stored now.
+///
+/// The cache is already serving, so a primary that may only receive its dirty blocks is refused,
+/// even if that was accepted. Everything else of the volume must be compared before it is relied
+/// on, as with a suspect primary.
 ///
 /// # Errors
 /// [`Refusal`], which says why and what to do.
@@ -305,7 +310,7 @@ fn check_specs(volumes: &[VolumeSpec]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The pool that is there.
+/// Opens the existing pool.
 fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened, Refusal> {
     let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
     if let Some(witness) = witness
@@ -318,10 +323,11 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
         ));
     }
     let trust = witness.map_or(Trust::Full, |witness| witness.trust);
-    // A witness of an earlier start is of a crash between superblock and witness.
+    // A witness of an earlier start comes from a crash between writing the superblock and the
+    // witness.
     let witness = witness.filter(|witness| witness.epoch == old.epoch);
     if trust == Trust::Nothing {
-        let note = "the cache had failed and its primaries were written without it: made anew";
+        let note = "the cache failed and its primaries were written without it: it is made again";
         return make(request, vec![note.into()], false);
     }
     check_device(request, &old)?;
@@ -339,7 +345,7 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
                     Standing::Accepted => accepted.push(spec.name.as_str()),
                 }
                 if record.name != spec.name {
-                    notes.push(format!("volume {} is named {} now", record.name, spec.name));
+                    notes.push(format!("volume {} is now named {}", record.name, spec.name));
                     record.name.clone_from(&spec.name);
                 }
                 record.size = spec.size;
@@ -359,7 +365,7 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
     notes.extend(accepted.iter().map(|name| {
         format!(
             "volume {name}: its primary is taken as it is; the cache is opened for its dirty \
-             blocks only, and made anew at the next start after they are written"
+             blocks only, and made again at the next start after they are written"
         )
     }));
     for record in &mut volumes {
@@ -376,7 +382,7 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
     Ok(Opened { superblock, copy, announced, fresh: false, trust, ids, suspect, witnesses, notes })
 }
 
-/// Whether the device holds all of the pool, and the pool can be served.
+/// Checks that the device holds the whole pool, and that the pool can be served.
 fn check_device(request: &OpenRequest, old: &Superblock) -> Result<(), Refusal> {
     if request.device_size < old.device_size {
         return refuse(format!(
@@ -395,7 +401,7 @@ fn check_device(request: &OpenRequest, old: &Superblock) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Refuses to add a volume of which another pool may have dirty blocks.
+/// Refuses to add a volume whose dirty blocks another pool may have.
 fn check_holder(request: &OpenRequest, spec: &VolumeSpec) -> Result<(), Refusal> {
     if let Some(other) = holder(request, spec) {
         return refuse(format!(
@@ -410,13 +416,13 @@ fn check_holder(request: &OpenRequest, spec: &VolumeSpec) -> Result<(), Refusal>
     Ok(())
 }
 
-/// The pool that may have dirty blocks of a primary, by what is kept outside.
+/// The pool that may have dirty blocks of a primary, according to the witnesses.
 fn holder<'a>(request: &OpenRequest<'a>, spec: &VolumeSpec) -> Option<&'a Witness> {
     let mut all = request.witnesses.iter();
     all.find(|one| one.dirty && one.trust != Trust::Nothing && one.names_primary(spec))
 }
 
-/// What is to be kept outside from this start on.
+/// The witnesses to store from this start on.
 fn witnesses(request: &OpenRequest, superblock: &Superblock, trust: Trust) -> Vec<Witness> {
     let Superblock { uuid, epoch, .. } = *superblock;
     let primaries: Vec<String> = request.volumes.iter().map(|s| s.identity.clone()).collect();
@@ -453,7 +459,7 @@ fn add_volume(volumes: &mut Vec<VolumeRecord>, spec: &VolumeSpec) -> Result<Volu
     Ok(id)
 }
 
-/// A new pool; with `forced`, also when another may have dirty blocks of a primary.
+/// Makes a new pool; with `forced`, even if another one may have dirty blocks of a primary.
 fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<Opened, Refusal> {
     for spec in request.volumes {
         let Some(other) = holder(request, spec) else { continue };
@@ -491,7 +497,7 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         clean: false,
         created_unix: request.now_unix,
     };
-    // Over the older copy, so that a torn write leaves the newer one.
+    // Overwrites the older copy, so that a torn write leaves the newer one.
     let copy = usize::from(generations[0] > generations[1]);
     let (announced, suspect) = (true, Vec::new());
     let trust = Trust::Full;
@@ -499,10 +505,10 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, suspect, witnesses, notes })
 }
 
-/// Segment size and shard areas of a new pool.
+/// Segment size, in bytes, and shard areas of a new pool.
 ///
 /// # Errors
-/// When the device is too small.
+/// If the device is too small.
 pub fn geometry(device_size: u64, shards: u16) -> Result<(u32, Vec<ShardArea>), Refusal> {
     if shards == 0 || usize::from(shards) > SHARDS_MAX {
         return refuse(format!("{shards} shards; choose 1 to {SHARDS_MAX}"));
@@ -528,7 +534,7 @@ pub fn geometry(device_size: u64, shards: u16) -> Result<(u32, Vec<ShardArea>), 
     Ok((segment as u32, areas))
 }
 
-/// The superblock of an orderly stop, with the fingerprint of each primary by volume.
+/// The superblock of an orderly stop, with the fingerprint of each volume's primary.
 #[must_use]
 pub fn closed(mut last: Superblock, fingerprints: &[(VolumeId, Option<u64>)]) -> Superblock {
     last.generation += 1;
@@ -540,26 +546,26 @@ pub fn closed(mut last: Superblock, fingerprints: &[(VolumeId, Option<u64>)]) ->
     last
 }
 
-/// A shard's area as the engine takes it.
+/// Converts a shard's area to the byte range that the engine takes.
 #[must_use]
 pub fn area_of(area: ShardArea) -> ByteRange {
     ByteRange::new(area.offset, area.len)
 }
 
-/// Blocks the index of a shard is made for. It depends on the area alone: an index that became
-/// smaller than what the log holds could not be recovered.
+/// Number of blocks in a shard's index. It depends only on the area: an index that became smaller
+/// than the content of the log could not be recovered.
 #[must_use]
 pub fn index_blocks(area: ShardArea) -> u64 {
     area.len / BLOCK_SIZE as u64 * INDEX_PERCENT / 100
 }
 
-/// Bytes of memory that the index of a shard takes.
+/// Bytes of memory that a shard's index takes.
 #[must_use]
 pub fn index_bytes(area: ShardArea) -> u64 {
     bytes_for(index_blocks(area))
 }
 
-/// Bytes of a cache device of which the index takes at most so much memory.
+/// The largest cache device, in bytes, whose index takes at most `bytes` bytes of memory.
 #[must_use]
 pub fn device_for_index(bytes: u64) -> u64 {
     let area = (blocks_in(bytes) / INDEX_PERCENT * 100).saturating_mul(BLOCK_SIZE as u64);

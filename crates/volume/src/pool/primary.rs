@@ -1,4 +1,4 @@
-//! Whether a primary is the one that a cache belongs to, and whether it is as it was left.
+//! Whether a primary is the one that a cache belongs to, and whether it is unchanged.
 //!
 //! | identity | content | outcome |
 //! |---|---|---|
@@ -13,33 +13,34 @@ use forebay_format::VolumeRecord;
 
 use super::{Refusal, VolumeSpec, Witness, refuse};
 
-/// What a primary's identity begins with when it is only its name of the day.
+/// Prefix of a primary's identity if it is only a temporary name.
 pub(super) const NAME_ONLY: &str = "name:";
-/// What the identities of devices begin with that are the same whatever the device is called.
+/// Prefixes of identities that stay the same no matter how the device is named.
 const LASTING: [&str; 8] =
     ["dm:", "dm-name:", "md:", "loop:", "partuuid:", "wwid:", "serial:", "nbd"];
 
-/// How far what a cache has of a primary may be used.
+/// How far the cached blocks of a primary may be used.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Standing {
-    /// The primary is as it was left.
+    /// The primary is unchanged.
     Sound,
-    /// Nothing shows that it was changed, and nothing proves that it was not.
+    /// Nothing shows that the primary was changed, and nothing proves that it was not.
     Suspect,
-    /// It was changed, or is another, and was accepted all the same: clean blocks are out of date.
+    /// The primary was changed or is another one, and was accepted all the same: clean blocks are
+    /// stale.
     Accepted,
 }
 
-/// What comparing a primary with what is on record of it shows.
+/// Result of comparing a primary with its record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
-    /// All that is on record is as it was, the time of the last change too.
+    /// Everything on record matches, including the modification time.
     Same,
-    /// What was sampled is as it was.
+    /// The samples match.
     SameSamples,
     /// Nothing is on record.
     Unknown,
-    /// It differs, first in the block at this place if that is known.
+    /// The content differs, first at this offset if known.
     Changed(Option<u64>),
 }
 
@@ -54,8 +55,8 @@ pub(super) fn judge(
     let served = witness.is_none_or(|one| one.primaries.is_none() || one.names(&record.identity));
     if !served && content != Content::Same {
         return refuse(format!(
-            "volume {name}: primary {path} has been served with another cache since; what this one \
-             has of it is out of date: discard it with --reset-cache"
+            "volume {name}: primary {path} has been served with another cache since; this cache \
+             is out of date: discard it with --reset-cache"
         ));
     }
     if spec.size < record.size {
@@ -71,7 +72,7 @@ pub(super) fn judge(
         Content::Changed(_) if spec.accepted => Ok(Standing::Accepted),
         _ if !known => refuse(format!(
             "volume {name}: the cache belongs to primary {}, and {path} is {}; use that primary, \
-             or another cache device. If {path} has its content and is only known otherwise now, \
+             or another cache device. If {path} has its content and only its name has changed, \
              start once with --accept-primary {name}: the cache's dirty blocks are written to it, \
              and the rest of the cache is discarded",
             record.identity, spec.identity
@@ -94,7 +95,7 @@ fn compare(record: &VolumeRecord, spec: &VolumeSpec) -> Content {
     }
     match record.fingerprint.zip(spec.fingerprint) {
         Some((old, new)) if old == new => Content::Same,
-        // The lower half is of the content, the upper of the time.
+        // The lower half is a digest of the content, the upper half of the time.
         Some((old, new)) if old as u32 == new as u32 => Content::SameSamples,
         Some(_) => Content::Changed(None),
         None if spec.sampled.is_some() => Content::SameSamples,
@@ -102,15 +103,15 @@ fn compare(record: &VolumeRecord, spec: &VolumeSpec) -> Content {
     }
 }
 
-/// Whether an identity on record is that of a primary as it is now. Earlier versions wrote down
-/// the path of a block device, which now has a lasting identity.
+/// Whether a recorded identity is that of the primary as it is now. Earlier versions recorded the
+/// path of a block device, which now has a lasting identity.
 pub(super) fn is_same(recorded: &str, spec: &VolumeSpec) -> bool {
     let name = recorded.strip_prefix(NAME_ONLY).unwrap_or(recorded);
     recorded == spec.identity || (!is_lasting(recorded) && name == spec.path)
 }
 
-/// Whether the content says that a primary is the one on record, though it is named otherwise. It
-/// cannot where both have lasting identities: copies have the same content.
+/// Whether the content shows that a primary is the recorded one under another name. If both have
+/// lasting identities it cannot show that: copies have the same content.
 fn is_moved(record: &VolumeRecord, spec: &VolumeSpec, content: Content) -> bool {
     let network = record.identity.starts_with("nbd") && spec.identity.starts_with("nbd");
     if spec.blank || (is_lasting(&record.identity) && is_lasting(&spec.identity) && !network) {

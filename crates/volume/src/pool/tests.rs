@@ -99,19 +99,20 @@ fn the_copy_of_a_start_that_was_flushed_is_not_written_over() {
     let second = open(&request([&a, BLANK], &volumes, &witness(1))).expect("the pool is there");
     let b = encoded(&second.superblock);
     assert_eq!((second.superblock.epoch, second.copy), (2, 1));
-    // Its flush failed, so its witness was not stored: what is there may be gone after a crash.
+    // The second start's flush failed, so its witness was not stored: its copy may be gone after a
+    // crash.
     let third = open(&request([&a, &b], &volumes, &witness(1))).expect("both are good");
     assert_eq!((third.superblock.epoch, third.copy), (3, 1));
     let third = open(&request([&b, &a], &volumes, &witness(1))).expect("both are good");
     assert_eq!((third.superblock.epoch, third.copy), (3, 0));
-    // It was flushed: the older one goes.
+    // The second start's copy was flushed: the older one is overwritten.
     let third = open(&request([&a, &b], &volumes, &witness(2))).expect("both are good");
     assert_eq!((third.superblock.epoch, third.copy), (3, 0));
-    // After a stop it is the copy that tells of it, whose flush may have failed.
+    // The copy of a stop may not have been flushed, so it is overwritten.
     let stop = encoded(&closed(second.superblock.clone(), &[]));
     let third = open(&request([&stop, &b], &volumes, &witness(2))).expect("both are good");
     assert_eq!((third.superblock.generation, third.copy), (second.superblock.generation + 2, 0));
-    // Another pool's copy is of no use for this one.
+    // A copy of another pool is useless for this one.
     let other = Superblock { uuid: [8; 16], generation: 9, ..first.clone() };
     let fourth = open(&request([&encoded(&other), &a], &volumes, &witness(1)));
     assert_eq!(fourth.map(|opened| opened.copy), Ok(1));
@@ -137,7 +138,7 @@ fn an_interrupted_first_start_is_begun_again() {
     let writes = opened.writes();
     let places: Vec<u64> = writes.iter().map(|(at, _)| *at).collect();
     assert_eq!(places, [ANNOUNCEMENT_OFFSET, 0, SUPERBLOCK_OFFSETS[1], ANNOUNCEMENT_OFFSET]);
-    // Every write is cut off; garbage may be in its place.
+    // Each write is interrupted in turn; garbage may be in its place.
     for cut in 0..writes.len() {
         let mut device = vec![0; AREA_OFFSET as usize];
         for (i, (at, bytes)) in writes[..=cut].iter().enumerate() {
@@ -152,7 +153,7 @@ fn an_interrupted_first_start_is_begun_again() {
         assert_eq!(again.fresh, cut < 2, "cut off in write {cut}");
         assert!(again.announced, "what is left goes");
     }
-    // Without an announcement nobody knows whether there was data.
+    // Without an announcement, there may have been data.
     let mut torn = encoded(&stopped(&volumes));
     torn[100] ^= 1;
     assert!(why(open(&request([&torn, BLANK], &volumes, &[]))).contains("damaged"));
@@ -242,7 +243,7 @@ fn a_blank_device_in_the_place_of_a_cache_with_dirty_blocks_is_refused() {
     assert_eq!(old.primaries, Some(vec!["file:/b".into()]));
     assert_eq!((new.uuid, new.epoch, new.dirty), (opened.superblock.uuid, 1, true));
     assert_eq!(new.primaries, Some(vec!["file:/a".into()]));
-    // An existing pool does not take it over without a word.
+    // An existing pool does not take the primary over without being told to.
     let two = [spec("a", 1 << 20), spec("z", 512)];
     let copy = encoded(&stopped(&two[1..]));
     let text = why(open(&request([&copy, BLANK], &two[..], &[known("file:/a")])));
@@ -290,7 +291,7 @@ fn configuration_and_sizes_are_checked() {
     assert!(why(open(&smaller)).contains("restore its size"));
 }
 
-/// Identity and content of a primary against what is on record: the table of `primary.rs`.
+/// Identity and content of a primary compared with its record: the table of `primary.rs`.
 #[test]
 fn a_primary_is_known_by_what_it_is_and_by_its_content() {
     const TIME: u64 = 1 << 32;
@@ -316,7 +317,7 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
     let grown = |v: &mut VolumeSpec| (v.size, v.fingerprint) = (2 << 20, Some(TIME | 7));
     let grown_and_changed = |v: &mut VolumeSpec| (v.size, v.fingerprint) = (2 << 20, Some(8));
     type Change<'a> = &'a dyn Fn(&mut VolumeSpec);
-    // On record, found, its path now, what is found of it, refused with or suspect.
+    // Recorded identity, current identity, current path, current content; refusal or suspect.
     type Case<'a> = (&'a str, &'a str, &'a str, Change<'a>, Result<bool, &'a str>);
     let table: &[Case<'_>] = &[
         ("wwid:1", "wwid:1", "/dev/sdz", &same, Ok(false)),
@@ -327,17 +328,17 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
         ("wwid:1", "wwid:1", "/dev/sda", &changed, Err("was changed since")),
         ("wwid:1", "wwid:1", "/dev/sda", &differs, Err("in the block at 8192")),
         ("wwid:1", "wwid:1", "/dev/sda", &grown_and_changed, Err("was changed since")),
-        // Another disk, even with the same content.
+        // Another disk is refused, even with the same content.
         ("wwid:1", "wwid:2", "/dev/sda", &same, Err("belongs to primary wwid:1")),
         ("wwid:1", "wwid:2", "/dev/sda", &unknown, Err("belongs to primary wwid:1")),
         ("wwid:1", "wwid:2", "/dev/sda", &sampled, Err("belongs to primary wwid:1")),
-        // Of an earlier version: a path, which is upgraded.
+        // An earlier version recorded a path, which is upgraded.
         ("/dev/sda", "wwid:1", "/dev/sda", &same, Ok(false)),
         ("/dev/sda", "wwid:1", "/dev/sda", &unknown, Ok(true)),
         ("/dev/sda", "wwid:1", "/dev/sdb", &same, Ok(false)),
         ("/dev/sda", "wwid:1", "/dev/sdb", &blank, Err("belongs to primary /dev/sda")),
         ("/dev/sda", "wwid:1", "/dev/sdb", &unknown, Err("belongs to primary /dev/sda")),
-        // Nothing lasting is known of it.
+        // The primary has no lasting identity.
         ("name:/dev/vda", "name:/dev/vda", "/dev/vda", &unknown, Ok(true)),
         ("name:/dev/vda", "name:/dev/vdb", "/dev/vdb", &sampled, Ok(true)),
         ("name:/dev/vda", "name:/dev/vdb", "/dev/vdb", &unknown, Err("belongs to")),
@@ -363,7 +364,8 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
             (Err(refusal), Err(part)) => {
                 let text = refusal.to_string();
                 assert!(text.contains(part) && text.contains("--accept-primary a"), "{i}: {text}");
-                // Accepted, it gets the dirty blocks, and nothing else of the cache is used.
+                // If accepted, the primary gets the dirty blocks, and nothing else of the cache is
+                // used.
                 volumes[0].accepted = true;
                 let opened = open(&request([&copy, BLANK], &volumes, &[])).expect("accepted");
                 assert_eq!(opened.trust, Trust::DirtyOnly, "row {i}");
@@ -424,7 +426,7 @@ fn a_volume_is_removed_when_nothing_of_it_is_dirty_and_its_id_never_comes_back()
     assert_eq!(opened.ids, [VolumeId(0), VolumeId(2)]);
     assert!(super::absent(&opened.superblock, &less).is_empty(), "it is removed once");
 
-    // The same volume again is a new one: nothing of the old comes back.
+    // The same volume is new when it is added again: none of its old blocks come back.
     let again = encoded(&opened.superblock);
     let back = open(&request([&again, BLANK], &volumes, &[])).expect("there is room");
     assert_eq!(back.ids, [VolumeId(0), VolumeId(3), VolumeId(2)]);
@@ -433,8 +435,8 @@ fn a_volume_is_removed_when_nothing_of_it_is_dirty_and_its_id_never_comes_back()
     assert_eq!(third.ids, back.ids);
 }
 
-/// A primary that comes while its volume is served is judged by the record from before the start;
-/// to accept it takes another start.
+/// A primary that appears while its volume is served is judged by the record from before the start;
+/// accepting it takes another start.
 #[test]
 fn a_primary_that_comes_later_must_be_the_one_on_record_and_unchanged() {
     let old = spec("a", 1 << 20);
@@ -458,7 +460,7 @@ fn a_primary_that_comes_later_must_be_the_one_on_record_and_unchanged() {
         let why = judged(&spec).unwrap_err();
         assert!(why.contains(word), "{why}");
     }
-    // Another cache has served it meanwhile.
+    // Another cache has served the primary in the meantime.
     let without = Witness { primaries: Some(Vec::new()), ..witness.clone() };
     let why = rejoin(&record, &sampled, Some(&without)).unwrap_err().0;
     assert!(why.contains("another cache"), "{why}");
