@@ -6,6 +6,7 @@ mod held;
 pub(crate) mod merge;
 pub(crate) mod op;
 mod overflow;
+mod past;
 pub(crate) mod read;
 pub(crate) mod write;
 

@@ -1,0 +1,187 @@
+//! Loading the log: the entries of its segments are applied to the contents, oldest first.
+
+use forebay_format::{Entry, EntryKind, Lsn, SegmentSeq};
+
+use crate::api::Trust;
+use crate::cache::Cache;
+use crate::contents::Place;
+use crate::key::Key;
+use crate::life::detach::Detach;
+use crate::log::Loaded;
+use crate::recovery::salvage::is_placeholder;
+use crate::recovery::{Phase, Start};
+
+/// Number of entries whose index buckets are prefetched together.
+const WARM_AHEAD: usize = 16;
+
+impl Start {
+    /// Reads and applies the entries of every segment of the log, oldest first.
+    pub(super) fn load_log(&mut self, cache: &mut Cache) {
+        self.clear_for_loading(cache);
+        let r = self.log_mut();
+        r.apply = r.survey.start;
+        (r.hole, r.lossy) = (None, false);
+        let queue = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
+        r.enter(Phase::Loading, queue);
+    }
+
+    fn clear_for_loading(&mut self, cache: &mut Cache) {
+        cache.contents.clear(cache.config.index_blocks);
+        self.to_fence.clear();
+        cache.log.clear_segments();
+    }
+
+    /// Applies the segments that are next in order and whose entries have been read.
+    pub(super) fn apply_loaded(&mut self, cache: &mut Cache, detach: &mut Detach) {
+        loop {
+            let r = self.log_mut();
+            let seq = r.apply;
+            let Some(&i) = r.survey.log.get(&seq) else { return };
+            let found = &mut r.survey.found[i];
+            if found.damaged {
+                if !r.survey.drop_damaged(seq) {
+                    return self
+                        .refuse(cache, format!("{seq} is damaged, and may hold dirty blocks"));
+                }
+                return self.load_log(cache);
+            }
+            if !self.accepts_loss(cache) {
+                return;
+            }
+            let r = self.log_mut();
+            let found = &mut r.survey.found[i];
+            let entries = match (&mut found.scanned, &mut found.entries) {
+                (Some(scanned), _) => std::mem::take(&mut scanned.entries),
+                (None, Some(entries)) => std::mem::take(entries),
+                (None, None) => return,
+            };
+            r.apply = seq.next();
+            self.apply_segment(cache, detach, seq, i, entries);
+        }
+    }
+
+    fn apply_segment(
+        &mut self,
+        cache: &mut Cache,
+        detach: &mut Detach,
+        seq: SegmentSeq,
+        i: usize,
+        entries: Vec<Entry>,
+    ) {
+        let r = self.log();
+        let (found, clean) = (&r.survey.found[i], r.survey.clean);
+        let (first, last) = (
+            found.first().map_or(Lsn(1), |l| l.lsn.next()),
+            found.last().map_or(Lsn(0), |l| l.lsn),
+        );
+        let used = found.scanned.as_ref().map_or(0, |s| s.used);
+        let seal = found.scanned.is_some();
+        cache.contents.begin_segment(i, seq);
+        let loaded = Loaded {
+            used,
+            durable: cache.config.segment_size,
+            entries: entries.len() as u32,
+            first_lsn: first,
+            last_lsn: last,
+        };
+        cache.log.load(i, seq, &loaded);
+        let mut lsn = Lsn(first.0 - 1);
+        for (ordinal, entry) in entries.iter().enumerate() {
+            if ordinal % WARM_AHEAD == 0 {
+                let ahead = entries.iter().skip(ordinal).take(WARM_AHEAD);
+                ahead.for_each(|entry| {
+                    cache.contents.index().warm(Key::new(entry.volume, entry.block))
+                });
+            }
+            if entry.first {
+                lsn = lsn.next();
+            }
+            if is_placeholder(entry) {
+                let r = self.log_mut();
+                r.hole = Some(seq);
+                r.lossy |= lsn >= clean;
+            }
+            self.apply_entry(cache, detach, i, ordinal, entry, entry.dirty && lsn >= clean);
+        }
+        if seal {
+            let r = self.log_mut();
+            r.survey.found[i].entries = Some(entries);
+        }
+    }
+
+    fn apply_entry(
+        &mut self,
+        cache: &mut Cache,
+        detach: &mut Detach,
+        index: usize,
+        ordinal: usize,
+        entry: &Entry,
+        dirty: bool,
+    ) {
+        let known = cache.known_volume(entry.volume).is_some();
+        if !known || entry.kind == EntryKind::Checkpoint {
+            return;
+        }
+        let seq = cache.log.segment(index).seq;
+        let back = entry.base.map(|base| base.back).or(entry.shared);
+        let from = SegmentSeq(seq.0.saturating_sub(u64::from(back.unwrap_or(0))));
+        let position = cache.log.position(from);
+        let gone = cache.log.segment(position).seq != from;
+        let against = entry.base.map(|base| Place {
+            segment: position as u32,
+            offset: base.offset,
+            len: base.len,
+            kind: base.kind,
+            crc: 0,
+            dirty: false,
+            meta: 0,
+        });
+        let place = Place {
+            segment: if entry.shared.is_some() { position } else { index } as u32,
+            offset: if entry.kind.has_payload() { entry.offset } else { ordinal as u32 * 8 },
+            len: entry.len,
+            kind: entry.kind,
+            crc: entry.crc,
+            dirty,
+            meta: cache.policy.inserted(),
+        };
+        let doubted = dirty && cache.config.trust != Trust::Full && self.is_scanned(index);
+        for block in entry.block..entry.block + u64::from(entry.count) {
+            let key = Key::new(entry.volume, block);
+            if doubted {
+                detach.doubt(key);
+            }
+            // The block's base, or the payload that it shares, has left the log. So the block was
+            // evicted, or a later record has it.
+            let orphan = entry.kind == EntryKind::Delta && cache.contents.base_of(key).is_none();
+            if orphan && dirty && self.log.as_ref().is_some_and(|r| r.lossy) {
+                // The base may have been in a lost record, or may itself be lost.
+                let place = Place { kind: EntryKind::Lost, offset: ordinal as u32 * 8, ..place };
+                cache.contents.place(
+                    cache.now,
+                    key,
+                    Place { len: 0, crc: 0, ..place },
+                    None,
+                    false,
+                    &mut cache.ram,
+                );
+                self.to_fence.push_back(key);
+                continue;
+            }
+            if entry.kind == EntryKind::Invalidate || orphan || gone {
+                cache.contents.forget(key, &mut cache.ram);
+                continue;
+            }
+            cache.contents.place(cache.now, key, place, against, false, &mut cache.ram);
+            if back.is_some() {
+                cache.contents.note_sharer(key, position, from, seq);
+            }
+        }
+    }
+
+    /// Whether a segment has no footer, which would prove that its records were durable.
+    fn is_scanned(&self, index: usize) -> bool {
+        let found = self.log.as_ref().map(|r| &r.survey.found[index]);
+        found.is_some_and(|found| found.scanned.is_some() && !found.sealed)
+    }
+}
