@@ -1,16 +1,16 @@
 //! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
 //! `cargo xtask layers` (who may depend on whom: the crates, and the rooms of the engine) and
 //! `cargo xtask style` (what source files and documents may look like). Each prints what is wrong
-//! and what to do, and exits with 1 if there was anything. `cargo xtask settings` writes the table
-//! of settings to the reference.
+//! and what to do, and exits with 1 if there was anything. `cargo xtask settings` and
+//! `cargo xtask statistics` write the tables of the code to the manual.
 
 mod docs;
 mod layers;
 mod markdown;
 mod rooms;
 mod scan;
-mod settings;
 mod style;
+mod tables;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,9 +25,10 @@ fn main() -> ExitCode {
             Ok(report)
         }),
         ["style"] => style::workspace(&root()),
-        ["settings"] => settings::write(&root()),
+        ["settings"] => tables::SETTINGS.write(&root()),
+        ["statistics"] => tables::STATISTICS.write(&root()),
         _ => {
-            eprintln!("usage: cargo xtask layers | style | settings");
+            eprintln!("usage: cargo xtask layers | style | settings | statistics");
             return ExitCode::from(2);
         }
     };
