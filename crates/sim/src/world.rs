@@ -15,6 +15,7 @@ use forebay_volume::{Ask, Asked, Done, FlushGate};
 use crate::boot::Pool;
 use crate::client::Client;
 use crate::config::Setup;
+use crate::dealer::Dealer;
 use crate::disk::{Fate, SimDisk, Slot};
 pub use crate::failure::Failure;
 use crate::failure::Kind;
@@ -23,6 +24,7 @@ use crate::planted::{Deed, Mischief};
 use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::shard::Maker;
+use crate::tally::Tally;
 use crate::trace::Trace;
 
 /// Longest delay of a turn after its cause, in nanoseconds: several causes meet in one turn.
@@ -33,78 +35,6 @@ const WITNESS_DELAY: u64 = 3_000_000;
 const CHECK_EVERY: u64 = 128;
 /// Maximum number of events in a run; a longer run is taken to be looping.
 const EVENTS_MAX: u64 = 4_000_000;
-
-/// What happened in a run.
-#[derive(Clone, Default, Debug)]
-pub struct Tally {
-    /// Events.
-    pub events: u64,
-    /// Crashes, those during recovery among them.
-    pub crashes: u64,
-    /// Crashes during recovery.
-    pub recovery_crashes: u64,
-    /// Requests of clients that were answered.
-    pub requests: u64,
-    /// Requests of clients that failed.
-    pub failed: u64,
-    /// Starts that were refused.
-    pub refusals: u64,
-    /// Records of stripes that a failed cache left.
-    pub detached: u64,
-    /// Disk requests that a fault struck.
-    pub struck: u64,
-    /// Bytes compared with the model.
-    pub checked: u64,
-    /// Blocks written as deltas, and written whole again at reclaim, by servers that did not stop
-    /// in order.
-    pub deltas: u64,
-    /// See `deltas`.
-    pub rebased: u64,
-    /// Blocks written that share the payload of another, by the same servers.
-    pub duplicates: u64,
-    /// Blocks that reclaim wrote again in a denser form, by the same servers.
-    pub dense: u64,
-    /// Blocks written against similar ones, by the same servers.
-    pub similar: u64,
-    /// Blocks read together with missed ones, by the same servers.
-    pub around: u64,
-    /// Blocks compressed in RAM, and found there, by the same servers.
-    pub packed: u64,
-    /// See `packed`.
-    pub unpacked: u64,
-    /// The longest that a client's write took, in nanoseconds.
-    pub slowest_write: u64,
-    /// Writes that were uncertain at the first crash.
-    pub uncertain: Option<usize>,
-    /// Nanoseconds that a request took at most of a volume beside one whose primary was away.
-    pub slowest: u64,
-    /// The last crash came after the whole script.
-    pub crashed_at_end: bool,
-}
-
-impl Tally {
-    /// Adds the counts of another run.
-    pub fn add(&mut self, other: &Self) {
-        self.events += other.events;
-        self.crashes += other.crashes;
-        self.recovery_crashes += other.recovery_crashes;
-        self.requests += other.requests;
-        self.failed += other.failed;
-        self.refusals += other.refusals;
-        self.detached += other.detached;
-        self.struck += other.struck;
-        self.checked += other.checked;
-        self.deltas += other.deltas;
-        self.duplicates += other.duplicates;
-        self.dense += other.dense;
-        self.similar += other.similar;
-        self.rebased += other.rebased;
-        self.around += other.around;
-        self.packed += other.packed;
-        self.unpacked += other.unpacked;
-        self.slowest_write = self.slowest_write.max(other.slowest_write);
-    }
-}
 
 /// What waits for its time.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -534,17 +464,10 @@ impl World {
         }
     }
 
-    /// Adds up what the servers wrote as deltas, before their counters are gone.
+    /// Adds up what the engines counted, before their counters are gone.
     pub(crate) fn count_deltas(&mut self) {
         for stats in self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default() {
-            self.tally.deltas += stats.delta_blocks;
-            self.tally.duplicates += stats.duplicate_blocks;
-            self.tally.dense += stats.dense_blocks;
-            self.tally.similar += stats.similar_written;
-            self.tally.rebased += stats.rebased_blocks;
-            self.tally.around += stats.read_around_blocks;
-            self.tally.packed += stats.ram_compression_tries;
-            self.tally.unpacked += stats.ram_compressed_hit_blocks;
+            self.tally.count(&stats);
         }
     }
 
@@ -585,46 +508,5 @@ fn target_number(target: Target) -> u64 {
     match target {
         Target::Cache => 0,
         Target::Primary(volume) => 1 + u64::from(volume.0),
-    }
-}
-
-/// Deals out fates at a crash: each crash leans one way, since all ways at once hide each other.
-struct Dealer {
-    rng: Rng,
-    style: u64,
-    scripted: Option<std::vec::IntoIter<Fate>>,
-    dealt: Vec<Fate>,
-}
-
-impl Dealer {
-    fn new(mut rng: Rng, scripted: Option<Vec<Fate>>) -> Self {
-        let style = rng.below(6);
-        Self { rng, style, scripted: scripted.map(Vec::into_iter), dealt: Vec::new() }
-    }
-
-    fn deal(&mut self, sectors: u64) -> Fate {
-        let fate = match &mut self.scripted {
-            Some(fates) => fates.next().unwrap_or(Fate::Drop),
-            None => self.draw(sectors),
-        };
-        self.dealt.push(fate);
-        fate
-    }
-
-    fn draw(&mut self, sectors: u64) -> Fate {
-        let rng = &mut self.rng;
-        match self.style {
-            0 => Fate::Drop,
-            1 => Fate::Keep,
-            2 if rng.percent(80) => Fate::Keep,
-            3 if rng.percent(80) => Fate::Drop,
-            _ => match rng.below(6) {
-                0 | 1 => Fate::Keep,
-                2 => Fate::Drop,
-                3 => Fate::Prefix(rng.below(sectors + 1)),
-                4 => Fate::Scatter(rng.number()),
-                _ => Fate::Garble(rng.number()),
-            },
-        }
     }
 }
