@@ -16,9 +16,7 @@
 //! before it looks at the count: one of them sees the other.
 
 use std::collections::VecDeque;
-use std::io;
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -26,9 +24,8 @@ use std::time::Duration;
 
 use forebay_block::{ByteRange, Completion, DeviceInfo, Instant, Io, IoOp, IoQueue};
 
-use super::Slots;
+use super::{Layer, Layered, Slots};
 use crate::device::BlockDevice;
-use crate::ring::Ring;
 
 /// How long a change that waits sleeps before it looks again: the record takes about as long.
 const NAP: Duration = Duration::from_millis(1);
@@ -164,41 +161,29 @@ impl Watch {
 }
 
 /// A device whose changes wait for its record.
+pub type WatchedDevice = Layered<Watched>;
+
+/// The record that changes wait for.
 #[derive(Clone)]
-pub struct WatchedDevice {
-    inner: Arc<dyn BlockDevice>,
-    watch: Arc<Watch>,
-}
+pub struct Watched(Arc<Watch>);
 
 impl WatchedDevice {
-    /// `inner`, with its places watched.
+    /// `below`, with its places watched.
     #[must_use]
-    pub fn new(inner: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
-        Self { inner, watch }
+    pub fn new(below: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
+        Self { below, layer: Watched(watch) }
     }
 }
 
-impl BlockDevice for WatchedDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn remark(&self) -> Option<&str> {
-        self.inner.remark()
-    }
-
-    fn prepare(&self, queues: usize) -> io::Result<()> {
-        self.inner.prepare(queues)
-    }
-
-    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
-        Ok(Box::new(WatchedQueue {
-            inner: self.inner.open_queue(ring)?,
-            watch: Arc::clone(&self.watch),
+impl Layer for Watched {
+    fn queue(&self, below: Box<dyn IoQueue>) -> Box<dyn IoQueue> {
+        Box::new(WatchedQueue {
+            inner: below,
+            watch: Arc::clone(&self.0),
             slots: Slots::default(),
             held: VecDeque::new(),
             again: Instant::default(),
-        }))
+        })
     }
 }
 
