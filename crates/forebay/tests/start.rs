@@ -9,15 +9,6 @@ use std::path::PathBuf;
 
 use support::{Place, Server};
 
-const MIB: u64 = 1 << 20;
-
-fn place() -> (Place, Vec<String>) {
-    let place = Place::new();
-    place.make("disk.img", 64 * MIB);
-    let arguments = place.serve("disk.img", "cache.img,size=32MiB");
-    (place, arguments)
-}
-
 /// The mode of the volume and the eviction policy, each with what is configured if it was set.
 fn in_force(server: &Server) -> [(String, Option<String>); 2] {
     let status = server.status();
@@ -55,7 +46,7 @@ fn state_file(place: &Place, end: &str) -> Option<PathBuf> {
 /// `set` was forgotten at every restart: a crash ended the protection of write-through in silence.
 #[test]
 fn what_was_set_outlasts_a_kill_and_a_stop_until_the_configuration_changes() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     assert_eq!(in_force(&server), expected(("write-back", None), ("frequency", None)));
     server.ask(&["set", "disk", "mode=write-through", "eviction=lru"]);
@@ -85,7 +76,7 @@ fn what_was_set_outlasts_a_kill_and_a_stop_until_the_configuration_changes() {
 
 #[test]
 fn the_configured_mode_comes_back_with_default() {
-    let (place, mut arguments) = place();
+    let (place, mut arguments) = Place::with_disk();
     arguments.push("--mode=write-through".to_owned());
     let server = place.start(&arguments);
     server.ask(&["set", "disk", "mode=pass-through"]);
@@ -99,7 +90,7 @@ fn the_configured_mode_comes_back_with_default() {
 
 #[test]
 fn settings_that_are_damaged_are_refused_and_not_forgotten() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     server.ask(&["set", "disk", "mode=write-through"]);
     server.kill();
@@ -117,7 +108,7 @@ fn settings_that_are_damaged_are_refused_and_not_forgotten() {
 
 #[test]
 fn a_state_directory_that_others_may_write_is_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     place.start(&arguments).kill();
     let state = place.path("state");
     fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).expect("it is ours");
@@ -144,7 +135,7 @@ fn a_state_directory_that_others_may_write_is_refused() {
 /// A cache file of the wrong size stayed behind, and the next start failed because of it.
 #[test]
 fn a_refused_start_leaves_no_file_behind() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let refused = place.serve("disk.img", "cache.img,size=1MiB");
     let said = place.refuse(&refused);
     assert!(said.contains("need at least"), "{said}");
