@@ -54,14 +54,9 @@ impl IoQueue for DelayQueue {
         self.inner.info()
     }
 
-    fn submit(&mut self, now: Instant, mut io: Io) -> Result<(), Io> {
-        let tag = io.tag;
-        io.tag = self.slots.put(tag, now + self.delay);
-        self.inner.submit(now, io).map_err(|mut io| {
-            self.slots.take(io.tag);
-            io.tag = tag;
-            io
-        })
+    fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
+        let passed = self.slots.pass(&mut *self.inner, now, io, now + self.delay);
+        passed.map_err(|(io, _)| io)
     }
 
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {

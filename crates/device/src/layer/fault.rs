@@ -113,20 +113,14 @@ impl IoQueue for FaultQueue {
         self.inner.info()
     }
 
-    fn submit(&mut self, now: Instant, mut io: Io) -> Result<(), Io> {
+    fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
         if self.strikes(io.op) {
             let source = io::Error::other("a fault from the URI of the device");
             let error = IoError::with_source(ErrorKind::Media, source);
             self.failed.push(io.complete(Err(error)));
             return Ok(());
         }
-        let tag = io.tag;
-        io.tag = self.slots.put(tag, ());
-        self.inner.submit(now, io).map_err(|mut io| {
-            self.slots.take(io.tag);
-            io.tag = tag;
-            io
-        })
+        self.slots.pass(&mut *self.inner, now, io, ()).map_err(|(io, ())| io)
     }
 
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {

@@ -10,7 +10,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use forebay_block::{DeviceInfo, IoQueue, IoTag, Slab};
+use forebay_block::{DeviceInfo, Instant, Io, IoQueue, IoTag, Slab};
 
 use crate::device::BlockDevice;
 use crate::ring::Ring;
@@ -69,6 +69,23 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
+    /// Passes a request on, and remembers `what` of it. Gives both back when the queue below has
+    /// no room.
+    pub(crate) fn pass(
+        &mut self,
+        below: &mut dyn IoQueue,
+        now: Instant,
+        mut io: Io,
+        what: T,
+    ) -> Result<(), (Io, T)> {
+        io.tag = self.put(io.tag, what);
+        below.submit(now, io).map_err(|mut io| {
+            let what;
+            (io.tag, what) = self.take(io.tag);
+            (io, what)
+        })
+    }
+
     /// Remembers a request; returns the tag to give it.
     pub(crate) fn put(&mut self, tag: IoTag, what: T) -> IoTag {
         IoTag(self.0.insert((tag, what)).into())

@@ -188,7 +188,6 @@ impl Layer for Watched {
 }
 
 /// What is remembered of a request below.
-#[derive(Clone)]
 enum Noted {
     Change(Range<usize>),
     /// A flush, with the number of changes that had ended before it.
@@ -208,15 +207,9 @@ struct WatchedQueue {
 
 impl WatchedQueue {
     /// Passes a request on; gives it back when the device below has no room for it.
-    fn pass(&mut self, now: Instant, mut io: Io, noted: Noted) -> Result<(), Io> {
-        let tag = io.tag;
-        let kept = noted.clone();
-        io.tag = self.slots.put(tag, noted);
-        let place = io.tag;
-        self.inner.submit(now, io).map_err(|mut io| {
-            self.slots.take(place);
-            io.tag = tag;
-            if let Noted::Change(places) = kept {
+    fn pass(&mut self, now: Instant, io: Io, noted: Noted) -> Result<(), Io> {
+        self.slots.pass(&mut *self.inner, now, io, noted).map_err(|(io, noted)| {
+            if let Noted::Change(places) = noted {
                 // It changed nothing.
                 for mark in &self.watch.marks[places] {
                     mark.in_flight.fetch_sub(1, SeqCst);

@@ -151,8 +151,9 @@ impl Harness {
         self.drain()
     }
 
-    /// Reads `ops` random blocks below `bound`; microseconds for each.
-    pub fn reads(&mut self, ops: u64, bound: u64) -> anyhow::Result<f64> {
+    /// Reads `ops` random blocks; microseconds for each.
+    pub fn reads(&mut self, ops: u64) -> anyhow::Result<f64> {
+        let bound = self.layout.blocks;
         self.measure(IoOp::Read, ops, move |_, numbers| numbers.below(bound))
     }
 

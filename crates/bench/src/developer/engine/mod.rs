@@ -112,18 +112,18 @@ fn measurements() -> Vec<(String, Option<f64>, Measure)> {
     all
 }
 
-/// Measures the cost of an operation, round by round. `check` sees the statistics before and after
-/// each; then everything is destaged, so that every round begins alike.
+/// Measures the cost of so many operations, round by round. `check` sees the statistics before and
+/// after each; then everything is destaged, so that every round begins alike.
 fn in_rounds(
-    rounds: usize,
     harness: &mut Harness,
-    mut measure: impl FnMut(&mut Harness) -> anyhow::Result<f64>,
+    (rounds, ops): (usize, u64),
+    mut measure: impl FnMut(&mut Harness, u64) -> anyhow::Result<f64>,
     check: impl Fn(&Stats, &Stats) -> anyhow::Result<()>,
 ) -> anyhow::Result<Vec<f64>> {
     (0..rounds)
         .map(|_| {
             let before = harness.stats();
-            let cost = measure(harness)?;
+            let cost = measure(harness, ops)?;
             check(&before, &harness.stats())?;
             harness.drain()?;
             Ok(cost)
@@ -135,8 +135,7 @@ fn ram_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ram())?;
     harness.fill()?;
     let ops = 200_000;
-    let read = |harness: &mut Harness| harness.reads(ops, harness.layout().blocks);
-    in_rounds(rounds, &mut harness, read, |before, after| {
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
         ensure!(after.ram_hit_blocks - before.ram_hit_blocks == ops, "all hit RAM");
         Ok(())
     })
@@ -147,10 +146,9 @@ fn compressed_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::compressed_ram())?;
     harness.fill()?;
     let ops = 200_000;
-    let read = |harness: &mut Harness| harness.reads(ops, harness.layout().blocks);
     // The tier finds its balance.
-    (0..5).try_for_each(|_| read(&mut harness).map(|_| ()))?;
-    in_rounds(rounds, &mut harness, read, |before, after| {
+    (0..5).try_for_each(|_| harness.reads(ops).map(|_| ()))?;
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
         let hits = after.ram_hit_blocks - before.ram_hit_blocks;
         let compressed = after.ram_compressed_hit_blocks - before.ram_compressed_hit_blocks;
         println!(
@@ -167,8 +165,7 @@ fn ssd_hits(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(content))?;
     harness.fill()?;
     let ops = 100_000;
-    let read = |harness: &mut Harness| harness.reads(ops, harness.layout().blocks);
-    in_rounds(rounds, &mut harness, read, |before, after| {
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
         let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
         ensure!(hits > ops * 95 / 100, "{hits} of {ops} reads hit the SSD");
         ensure!(after.primary_read_blocks == before.primary_read_blocks, "none missed");
@@ -180,12 +177,12 @@ fn misses(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Random))?;
     let ops = 10_000u64.min(harness.layout().blocks / rounds as u64);
     let mut next = 0;
-    let read = |harness: &mut Harness| {
+    let read = |harness: &mut Harness, ops| {
         let first = next;
         next += ops;
         harness.reads_in_turn(first, ops)
     };
-    in_rounds(rounds, &mut harness, read, |before, after| {
+    in_rounds(&mut harness, (rounds, ops), read, |before, after| {
         ensure!(after.misses - before.misses == ops, "all missed");
         let admitted = after.admitted_blocks - before.admitted_blocks;
         ensure!(admitted > ops * 9 / 10, "{admitted} of {ops} were admitted: {after:?}");
@@ -198,16 +195,11 @@ fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(content))?;
     harness.fill()?;
     let ops = 20_000;
-    in_rounds(
-        rounds,
-        &mut harness,
-        |harness| harness.writes(ops),
-        |before, after| {
-            ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
-            ensure!(after.duplicate_blocks == 0, "every block is written by itself");
-            Ok(())
-        },
-    )
+    in_rounds(&mut harness, (rounds, ops), Harness::writes, |before, after| {
+        ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
+        ensure!(after.duplicate_blocks == 0, "every block is written by itself");
+        Ok(())
+    })
 }
 
 /// Writes of blocks that equal others written just before.
@@ -215,16 +207,11 @@ fn duplicate_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Database))?;
     harness.fill()?;
     let ops = 10_016;
-    in_rounds(
-        rounds,
-        &mut harness,
-        |harness| harness.repeated_writes(ops),
-        |before, after| {
-            let found = after.duplicate_blocks - before.duplicate_blocks;
-            ensure!(found > ops * 95 / 100, "{found} of {ops} were found");
-            Ok(())
-        },
-    )
+    in_rounds(&mut harness, (rounds, ops), Harness::repeated_writes, |before, after| {
+        let found = after.duplicate_blocks - before.duplicate_blocks;
+        ensure!(found > ops * 95 / 100, "{found} of {ops} were found");
+        Ok(())
+    })
 }
 
 /// Writes of blocks whose older version is in RAM and little different.
@@ -232,21 +219,16 @@ fn delta_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::rewrites(160 << 20))?;
     harness.fill()?;
     let ops = 20_000;
-    in_rounds(
-        rounds,
-        &mut harness,
-        |harness| harness.writes(ops),
-        |before, after| {
-            let deltas = after.delta_blocks - before.delta_blocks;
-            ensure!(deltas > ops * 95 / 100, "{deltas} of {ops} became deltas");
-            let (bytes, log) = (
-                (after.delta_bytes - before.delta_bytes) / deltas,
-                (after.log_bytes - before.log_bytes) / ops,
-            );
-            println!("a delta of {bytes} bytes; {log} bytes of log for each write");
-            Ok(())
-        },
-    )
+    in_rounds(&mut harness, (rounds, ops), Harness::writes, |before, after| {
+        let deltas = after.delta_blocks - before.delta_blocks;
+        ensure!(deltas > ops * 95 / 100, "{deltas} of {ops} became deltas");
+        let (bytes, log) = (
+            (after.delta_bytes - before.delta_bytes) / deltas,
+            (after.log_bytes - before.log_bytes) / ops,
+        );
+        println!("a delta of {bytes} bytes; {log} bytes of log for each write");
+        Ok(())
+    })
 }
 
 /// Reads of blocks that are stored as deltas. The limit is that of an SSD hit, and 4 more.
@@ -254,17 +236,12 @@ fn delta_reads(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::rewrites(8 << 20))?;
     harness.fill_twice()?;
     let (ops, blocks) = (50_000, harness.layout().blocks);
-    in_rounds(
-        rounds,
-        &mut harness,
-        |harness| harness.reads(ops, blocks),
-        |before, after| {
-            ensure!(before.associate_blocks > blocks * 9 / 10, "{before:?}");
-            let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
-            ensure!(hits > ops * 80 / 100, "{hits} of {ops} reads hit the SSD");
-            Ok(())
-        },
-    )
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
+        ensure!(before.associate_blocks > blocks * 9 / 10, "{before:?}");
+        let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
+        ensure!(hits > ops * 80 / 100, "{hits} of {ops} reads hit the SSD");
+        Ok(())
+    })
 }
 
 /// Writes with everything that they cost later: destaging, reclaiming what they displaced.
@@ -272,13 +249,13 @@ fn writes_for_good(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Random))?;
     harness.fill()?;
     let ops = 40_000;
-    let write = |harness: &mut Harness| {
+    let write = |harness: &mut Harness, ops| {
         let before = harness.cpu();
         harness.writes(ops)?;
         harness.drain()?;
         Ok((harness.cpu() - before).as_nanos() as f64 / 1e3 / ops as f64)
     };
-    in_rounds(rounds, &mut harness, write, |_, _| Ok(()))
+    in_rounds(&mut harness, (rounds, ops), write, |_, _| Ok(()))
 }
 
 const _: () = assert!(BLOCK == 4096);
