@@ -1,4 +1,4 @@
-# One word for each thing that a developer does here. `make` alone lists them.
+# One target for each task of a developer. `make` alone lists them.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -10,40 +10,40 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 SEEDS ?= 1..20000
 PARTS ?= engine nbd-ram nbd-ssd rd dirty-limit restart fuse
 
-help: ## this list
+help: ## print this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 10
 
-setup: ## install what building and testing need
+setup: ## install everything that building and testing need
 	@tools/setup
 
-build: ## the release binaries, in target/release: forebay and forebay-bench
+build: ## build the release binaries in target/release: forebay and forebay-bench
 	cargo build --locked --release --package forebay --package forebay-bench
 
-install: ## what make build made, to PREFIX/bin: make install PREFIX=/usr/local
+install: ## install the built binaries to PREFIX/bin: make install PREFIX=/usr/local
 	install -D --target-directory=$(DESTDIR)$(PREFIX)/bin \
 		$(TARGET)/release/forebay $(TARGET)/release/forebay-bench
 
-demo: setup build ## five minutes: the gains, a kill and nothing is missing, TPC-C on a mounted disk
+demo: setup build ## five minutes: the gains, a kill that loses nothing, TPC-C on a mounted disk
 	$(TARGET)/release/forebay demo --out $(TARGET)/bench
 
-test: ## every check; ends with a line that counts them
+test: ## run every check; the last line counts them
 	@tools/test
 
-proof: ## what looks for mistakes for hours: models, Miri, crashes, planted bugs, an operator
+proof: ## search for mistakes for hours: models, Miri, crashes, planted bugs, an operator
 	@tools/proof
 
-lint: ## the checks that need no test run: format, clippy, layers, style
+lint: ## run the checks that need no test run: format, clippy, layers, style
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo xtask layers
 	cargo xtask style
 
-bench: build ## figures of docs/results.md, about 20 minutes: make bench PARTS=engine
+bench: build ## measure figures of docs/results.md, about 20 minutes: make bench PARTS=engine
 	for part in $(PARTS); do $(TARGET)/release/forebay-bench $$part; done
 
-sim: ## simulated crashes: make sim SEEDS=1..100000
+sim: ## simulate crashes: make sim SEEDS=1..100000
 	cargo run --locked --release --package forebay-sim -- run --seeds $(SEEDS)
 	cargo run --locked --release --package forebay-sim -- links --seeds 0..2000
 
-fuzz: ## every fuzz target for a short while
+fuzz: ## run every fuzz target briefly
 	fuzz/run-short

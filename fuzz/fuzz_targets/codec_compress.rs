@@ -1,4 +1,4 @@
-//! The compressor: what it makes of any block decodes to that block.
+//! The compressor: its output for any block decodes to that block.
 #![no_main]
 
 use forebay_codec::{

@@ -1,4 +1,4 @@
-//! Payloads of any bytes, and sound ones with any bytes changed: an error, or a whole block.
+//! Arbitrary payloads, and valid ones with any bytes changed: an error, or a whole block.
 #![no_main]
 
 use forebay_codec::{
@@ -8,10 +8,10 @@ use forebay_codec::{
 use forebay_fuzz::{block, change};
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes of the input that change a sound payload.
+/// Number of input bytes that change a valid payload.
 const CHANGES: usize = 9;
 
-/// Two decodings into different bytes agree, so every byte of a block is written.
+/// Decodings into two differently filled buffers must agree, so every byte of a block is written.
 fn check(payload: &[u8], decode: impl Fn(&[u8], &mut [u8]) -> bool) {
     let (mut a, mut b) = ([0x00; BLOCK_BYTES], [0xff; BLOCK_BYTES]);
     let decoded = decode(payload, &mut a);

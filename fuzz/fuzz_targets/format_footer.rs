@@ -1,5 +1,5 @@
-//! Footers: any bytes are answered; a sound footer with any fields changed is refused, or is
-//! another sound footer that encodes to the very same bytes.
+//! Footers: decoding any bytes ends in a result. A valid footer with any fields changed is
+//! rejected, or is another valid one that encodes to exactly the same bytes.
 #![no_main]
 
 use forebay_block::VolumeId;
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok((footer, entries)) = decode_footer(&bytes) {
         let mut again = vec![0xee; footer_bytes(entries.len())];
         encode_footer(&mut again, &footer, &entries);
-        // A changed count may make it a shorter footer, at the end of the bytes.
+        // With a changed count it may be a shorter footer, at the end of the bytes.
         assert!(bytes.ends_with(&again));
     }
 });

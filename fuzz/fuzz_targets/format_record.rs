@@ -1,5 +1,5 @@
-//! Records: any bytes are answered; a sound record with any fields changed is refused, or is
-//! another sound record that encodes to the very same bytes.
+//! Records: decoding any bytes ends in a result. A valid record with any fields changed is
+//! rejected, or is another valid one that encodes to exactly the same bytes.
 #![no_main]
 
 use forebay_block::VolumeId;

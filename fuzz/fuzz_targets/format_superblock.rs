@@ -1,5 +1,5 @@
-//! Superblocks: any bytes are answered; a sound one with any fields changed is refused, or is
-//! another sound one that encodes to the very same bytes.
+//! Superblocks: decoding any bytes ends in a result. A valid superblock with any fields changed is
+//! rejected, or is another valid one that encodes to exactly the same bytes.
 #![no_main]
 
 use forebay_block::VolumeId;
@@ -7,7 +7,7 @@ use forebay_format::{AREA_OFFSET, SUPERBLOCK_BYTES, ShardArea, Superblock, Volum
 use forebay_fuzz::{change, reseal};
 use libfuzzer_sys::fuzz_target;
 
-/// First byte of the volumes' table: changes are folded into what is in use.
+/// Offset of the volume table: changes are folded into the used part.
 const VOLUMES_AT: usize = 4224;
 
 fn sound() -> Superblock {

@@ -1,6 +1,6 @@
-//! FUSE messages as they come over the device or in a slot of a ring, true, changed and made up:
-//! nothing panics, nothing beyond a file is asked of its volume, and every answer names its
-//! request and is as long as it says.
+//! FUSE messages as they come over the device or in a slot of a ring, valid, changed and invented:
+//! nothing panics, no request goes beyond a file's end, and every answer names its request and has
+//! the length that it claims.
 #![no_main]
 
 use forebay_block::{Answer, BufPool, Endpoint, ErrorKind, IoOp, Parts, Responder, Step};
@@ -12,18 +12,18 @@ use libfuzzer_sys::fuzz_target;
 /// Not a multiple of a block.
 const SIZE: u64 = (5 << 30) + 512;
 const HEADER: usize = 40;
-/// Requests of one range follow each other; this one is never longer than the file.
+/// Maximum number of successive I/Os for one range, which is never longer than the file.
 const STEPS_MAX: usize = 8;
 
 #[derive(Arbitrary, Debug)]
 enum Input {
-    /// As it comes.
+    /// Arbitrary bytes from the device.
     Device(Vec<u8>),
-    /// A slot as it comes.
+    /// Arbitrary bytes in a slot.
     Slot(Vec<u8>, Vec<u8>),
     /// A message of the right length.
     Whole { op: u8, node: u16, argument: Vec<u8>, fails: bool },
-    /// A range of a file, near what it has.
+    /// A range of a file, near its bounds.
     Range { op: u8, offset: u64, length: u32, mode: u8, data: Vec<u8> },
 }
 

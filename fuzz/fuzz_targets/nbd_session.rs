@@ -1,5 +1,6 @@
-//! A whole NBD connection over a device in memory, fed anything in any pieces: it never panics,
-//! keeps its limits, asks the device for nothing beyond its end, and says nothing after the end.
+//! A whole NBD connection over a device in memory, fed arbitrary bytes in arbitrary pieces: it
+//! never panics, keeps its limits, sends no request beyond the device's end, and sends nothing
+//! after the end.
 #![no_main]
 
 use forebay_block::{
@@ -10,16 +11,16 @@ use forebay_nbd_wire::{ClientFlags, InfoRequest, MetaRequest, OptionCode, Option
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 
-/// Two stripes and a bit: no request has more pieces than three.
+/// Two stripes and a bit: no request has more than three pieces.
 const SIZE: u64 = (2 << 20) + 512;
 const PIECES: usize = 3;
-/// Bytes that a session may leave unused and still want more, by `Session`'s contract.
+/// Bytes that a session may leave unconsumed and still want more, by `Session`'s contract.
 const LEFT_MAX: usize = 64 << 10;
 const LIMITS: Limits = Limits { requests: 4, bytes: 128 << 10, options: 16 };
 
 #[derive(Arbitrary, Debug)]
 struct Input {
-    /// Whether the handshake is done rightly first, and with structured replies.
+    /// Whether a valid handshake comes first, with structured replies.
     negotiated: bool,
     structured: bool,
     steps: Vec<Step>,
@@ -36,7 +37,7 @@ enum Step {
         len: u16,
         long: bool,
     },
-    /// The oldest request in flight is done, or fails.
+    /// The oldest request in flight completes, or fails.
     Complete {
         fails: bool,
     },

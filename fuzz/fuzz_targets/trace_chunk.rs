@@ -1,10 +1,10 @@
-//! The chunks of Forebay's own traces behind their checksums: entries of any bytes.
+//! The chunks of Forebay's own traces with valid checksums: entries of arbitrary bytes.
 #![no_main]
 
 use forebay_trace::{Format, TraceReader, TraceRequest, TraceWriter};
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes of a chunk's head, and those before what its CRC covers.
+/// Length of a chunk's header in bytes, and the number of bytes before those that its CRC covers.
 const HEAD: usize = 32;
 const COVERED_FROM: usize = 8;
 

@@ -1,5 +1,5 @@
-//! Traces of every format: whatever the bytes are, reading ends, with requests or with an error
-//! that names a place; and what was read of Forebay's own format is written to the same requests.
+//! Traces of every format: for any bytes, reading ends, with requests or with an error that names a
+//! position. Requests read from Forebay's own format are written back to the same requests.
 #![no_main]
 
 use forebay_trace::{Format, TraceError, TraceReader, TraceRequest, TraceWriter};

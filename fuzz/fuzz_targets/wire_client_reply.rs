@@ -1,4 +1,4 @@
-//! NBD replies as a client reads them: heads, and the payloads of chunks.
+//! NBD replies as a client reads them: headers, and the payloads of chunks.
 #![no_main]
 
 use forebay_nbd_wire::{BlockStatus, ChunkKind, ErrorChunk, Hole, ReplyHead};

@@ -1,5 +1,5 @@
-//! Options of the NBD handshake and the answers to them: decoders are total, and what they accept
-//! encodes to the same bytes.
+//! Options of the NBD handshake and their answers: decoders are total, and accepted input encodes
+//! to the same bytes.
 #![no_main]
 
 use forebay_nbd_wire::{
@@ -8,7 +8,7 @@ use forebay_nbd_wire::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// Appends to nothing and compares.
+/// Encodes into an empty buffer and compares.
 fn same(data: &[u8], encode: impl FnOnce(&mut Vec<u8>)) {
     let mut out = Vec::new();
     encode(&mut out);

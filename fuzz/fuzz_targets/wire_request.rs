@@ -1,4 +1,5 @@
-//! NBD requests as a server reads them: a stream of headers, each the bytes it came from.
+//! NBD requests as a server reads them: a stream of headers, each of which encodes to its own
+//! bytes.
 #![no_main]
 
 use forebay_nbd_wire::{Command, Request};

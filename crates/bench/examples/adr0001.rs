@@ -1,10 +1,10 @@
 //! The experiment behind ADR 0001: what an engine without I/O costs, on one thread with one ring.
 //!
-//! The same 4 KiB random reads of one file, 32 in flight, registered file and buffers, four ways:
-//! a bare ring loop; the bare loop with an index lookup and a CRC32C, the work that any cache
-//! does; the same work in a state machine that gets requests and completions and emits effects,
-//! over the bare ring; and that machine over the ring and the queue of crate `device`. The
-//! difference between the second and the others is what the shape costs.
+//! The same 4 KiB random reads of one file, 32 in flight, registered file and buffers, four ways: a
+//! bare ring loop; the bare loop with an index lookup and a CRC32C, the work that any cache does;
+//! the same work in a state machine that gets requests and completions and emits effects, over the
+//! bare ring; and that machine over the ring and the queue of crate `device`. The difference
+//! between the second and the others is the cost of that structure.
 //!
 //! `cargo run --release -p forebay-bench --example adr0001 -- [FILE [SECONDS]]`
 
@@ -59,8 +59,8 @@ fn main() -> Outcome<()> {
 
 type Way<'a> = (&'static str, Box<dyn FnMut() -> Outcome<Measured> + 'a>);
 
-/// Runs the ways in turn, several rounds, and prints the median of each: what else the machine
-/// does then falls on all of them.
+/// Runs the ways in turn for several rounds, and prints the median of each, so that other activity
+/// of the machine affects all of them.
 fn report(ways: &mut [Way<'_>], kind: &str) -> Outcome<()> {
     let mut results: Vec<Vec<Measured>> = ways.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
@@ -85,7 +85,7 @@ struct Measured {
     cpu_ns: f64,
 }
 
-/// Counts operations between a start and an end, by wall clock and by this thread's CPU time.
+/// Counts operations over a period, by wall clock and by this thread's CPU time.
 struct Meter {
     started: Instant,
     cpu: Duration,
@@ -117,7 +117,7 @@ fn thread_cpu() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// A sequence of block numbers, the same at every run.
+/// A sequence of block numbers, the same in every run.
 struct Blocks(u64);
 
 impl Blocks {
@@ -133,7 +133,7 @@ fn crc(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// Writes the file, every block different, and returns each block's place and checksum.
+/// Writes the file, every block different, and returns each block's position and checksum.
 fn prepare(path: &Path) -> Outcome<Index> {
     let mut file = File::create(path)?;
     let mut index = Index::default();
@@ -154,10 +154,10 @@ fn prepare(path: &Path) -> Outcome<Index> {
     Ok(index)
 }
 
-/// Block to place and checksum, as a cache would find it.
+/// Maps a block to its position and checksum, as a cache's index does.
 type Index = HashMap<u64, (u64, u32), BuildHasherDefault<Mix>>;
 
-/// One multiplication spreads a block number well enough.
+/// One multiplication spreads block numbers well enough.
 #[derive(Default)]
 struct Mix(u64);
 
@@ -221,7 +221,7 @@ impl Bare {
         &self.memory[slot * BLOCK..(slot + 1) * BLOCK]
     }
 
-    /// Submits, waits for one, and collects the slots of the reads that are done.
+    /// Submits, waits for one completion, and collects the slots of the completed reads.
     fn turn(&mut self, done: &mut Vec<usize>) -> Outcome<()> {
         self.uring.submit_and_wait(1)?;
         for entry in self.uring.completion() {
@@ -268,7 +268,7 @@ fn bare(file: &File, index: Option<&Index>, time: Duration) -> Outcome<Measured>
     Ok(meter.stop())
 }
 
-/// What the machine wants done.
+/// The effects that the machine emits.
 #[derive(Default)]
 struct Effects {
     ios: Vec<Io>,
@@ -370,7 +370,7 @@ impl IoQueue for BareQueue {
             opcode::ReadFixed::new(types::Fixed(0), io.buf.as_mut_ptr(), io.buf.len() as u32, 0);
         let entry = read.offset(io.range.offset).build().user_data(slot as u64);
         self.slots[slot] = Some(io);
-        // SAFETY: the buffer stays in `slots` until its completion, and the drive drains all.
+        // SAFETY: the buffer stays in `slots` until its completion, and `drive` awaits all of them.
         let pushed = unsafe { self.uring.borrow_mut().submission().push(&entry) };
         pushed.expect("the queue has twice the depth");
         Ok(())

@@ -1,5 +1,5 @@
-//! `forebay-bench`: the parts that developers measure, and the benchmarks for users, which come
-//! here as `forebay bench` and `forebay demo`. Exit code 0: done; 1: failed; 2: wrong usage.
+//! `forebay-bench`: measurements for developers, and the benchmarks for users, which `forebay
+//! bench` and `forebay demo` call. Exit code 0: done; 1: failed; 2: wrong usage.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use forebay_bench::developer::{self, Part};
 use forebay_bench::user::{self, Asked};
 use forebay_device::HugePages;
 
-/// Measures what the parts of Forebay cost.
+/// Measures the costs of Forebay's parts.
 #[derive(Parser)]
 #[command(name = "forebay-bench", version, max_term_width = 100)]
 #[command(after_help = "The benchmarks for users are forebay bench and forebay demo.")]
@@ -27,7 +27,7 @@ struct User {
     asked: Asked,
 }
 
-/// The RAM tier and the tables beside it are looked at in random places.
+/// The RAM tier and its tables are accessed at random places.
 #[global_allocator]
 static ALLOCATOR: HugePages = HugePages;
 

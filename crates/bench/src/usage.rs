@@ -1,6 +1,6 @@
-//! A command line that cannot be used as it is.
+//! Errors of the command line.
 
-/// The command line cannot be used as it is: exit code 2.
+/// The arguments are invalid together: exit code 2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongUsage(pub String);
 

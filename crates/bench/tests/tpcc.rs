@@ -1,5 +1,5 @@
 //! The TPC-C driver on a real MariaDB with one tiny warehouse: the consistency conditions hold
-//! after loading, after a load, and after a kill; and each of the checks finds what it is for.
+//! after loading, after a load, and after a kill; and each check detects its violation.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn plan(millis: u64, seed: u64) -> Plan {
     }
 }
 
-/// Breaks one thing; `what` must be named by the check that finds it.
+/// Plants one violation, which the check must report with `what`, and undoes it.
 fn plant(server: &MariaDb, statement: &str, undo: &str, what: &str) {
     let mut conn = server.connect("tpcc").expect("it is there");
     conn.query_drop(statement).expect(statement);
@@ -64,7 +64,7 @@ fn transactions_keep_the_database_consistent_and_a_kill_loses_no_order() {
     let counts = outcome.counts;
     assert!(counts.new_order > 50 && counts.payment > 50, "{counts:?}");
     assert!(counts.delivery > 0 && counts.order_status > 0 && counts.stock_level > 0);
-    // Cards are dealt from decks of 23, of which 10 each are new orders and payments.
+    // Cards are dealt from decks of 23, with 10 new orders and 10 payments each.
     assert!(counts.new_order.abs_diff(counts.payment) <= 4 * 10 + 4, "{counts:?}");
     assert!(counts.new_order < counts.delivery * 40 && counts.new_order > counts.delivery * 2);
     assert_eq!(outcome.journal.len() as u64, counts.new_order - counts.rolled_back);
@@ -97,7 +97,7 @@ fn transactions_keep_the_database_consistent_and_a_kill_loses_no_order() {
         "5: O_CARRIER_ID",
     );
 
-    // The server dies under the load; what clients know to be committed must be there.
+    // The server dies under the load; every order that clients saw committed must be there.
     let mut journal = outcome.journal;
     let later = std::thread::scope(|scope| {
         let load = scope.spawn(|| tpcc::run(|| server.connect("tpcc"), plan(60_000, 2), |_, _| {}));

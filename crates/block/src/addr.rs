@@ -17,7 +17,7 @@ pub const REQUEST_MAX: u64 = 32 << 20;
 const _: () = assert!(STRIPE_SIZE.is_multiple_of(BLOCK_SIZE as u64));
 const _: () = assert!(BLOCK_SIZE.is_multiple_of(SECTOR_SIZE));
 
-/// One of the volumes that share a cache; its place in the superblock's table.
+/// One of the volumes that share a cache: its index in the superblock's volume table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct VolumeId(pub u8);
 
@@ -46,7 +46,7 @@ impl ByteRange {
         Self::checked(offset, len).expect("the end of a range fits 64 bits")
     }
 
-    /// The range of `len` bytes from `offset`, or nothing if its end does not fit 64 bits.
+    /// The range of `len` bytes from `offset`, or `None` if its end does not fit 64 bits.
     #[must_use]
     pub fn checked(offset: u64, len: u64) -> Option<Self> {
         offset.checked_add(len).map(|_| Self { offset, len })
@@ -58,7 +58,7 @@ impl ByteRange {
         self.offset + self.len
     }
 
-    /// Whether there is no byte in it.
+    /// Whether the range is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -70,13 +70,13 @@ impl ByteRange {
         self.offset.is_multiple_of(unit) && self.len.is_multiple_of(unit)
     }
 
-    /// Whether a byte is in both.
+    /// Whether the two ranges have a byte in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.offset < other.end() && other.offset < self.end()
     }
 
-    /// The bytes in both; empty (at the later start) when there are none.
+    /// The bytes common to both; an empty range (at the later start) if they do not overlap.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let offset = self.offset.max(other.offset);
@@ -115,7 +115,7 @@ impl ByteRange {
         })
     }
 
-    /// The smallest range of whole blocks that holds it.
+    /// The smallest range of whole blocks that covers these bytes.
     #[must_use]
     pub fn blocks(&self) -> BlockRange {
         let block = BLOCK_SIZE as u64;
@@ -149,7 +149,7 @@ impl BlockRange {
         self.first + self.count
     }
 
-    /// Whether a block is one of these.
+    /// Whether the range includes `block`.
     #[must_use]
     pub fn contains(&self, block: u64) -> bool {
         (self.first..self.end()).contains(&block)
@@ -162,7 +162,7 @@ impl BlockRange {
         ByteRange { offset: self.first * block, len: self.count * block }
     }
 
-    /// Every block number in turn.
+    /// Every block number of the range, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> + Clone + use<> {
         self.first..self.end()
     }

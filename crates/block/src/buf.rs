@@ -1,9 +1,10 @@
-//! Owned, page-aligned buffers, and the arena that the hot path takes them from.
+//! Owned, page-aligned buffers, and the arena that supplies them on the hot path.
 //!
-//! An [`IoBuf`] is moved into a request and comes back with its completion, so nobody can touch
-//! memory that the kernel is using. Its bytes are always initialised. It comes from the heap, or
-//! from an [`Arena`]: one region that can be registered with io_uring once, cut into slots of
-//! three sizes, each free or taken by a bit. Dropping a buffer frees its slot from any thread.
+//! An [`IoBuf`] is moved into a request and comes back with its completion, so no other code can
+//! touch memory that the kernel is using. Its bytes are always initialized. It comes from the heap,
+//! or from an [`Arena`]: one region that can be registered with io_uring once, cut into slots of
+//! three sizes, each marked free or taken by a bit. Dropping a buffer frees its slot from any
+//! thread.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -17,7 +18,7 @@ const PAGE: usize = 4096;
 /// Slot sizes of an arena in bytes, smallest first.
 const CLASSES: [usize; 3] = [PAGE, 16 * PAGE, 256 * PAGE];
 
-/// A page-aligned, initialised, owned byte buffer.
+/// A page-aligned, initialized, owned byte buffer.
 pub struct IoBuf {
     ptr: NonNull<u8>,
     len: usize,
@@ -34,7 +35,7 @@ enum Home {
 // SAFETY: an IoBuf owns its bytes exclusively, wherever they live; the arena's slot bitmap is
 // atomic.
 unsafe impl Send for IoBuf {}
-// SAFETY: shared access only reads.
+// SAFETY: shared access is read-only.
 unsafe impl Sync for IoBuf {}
 
 impl IoBuf {
@@ -72,8 +73,8 @@ impl IoBuf {
         self.capacity
     }
 
-    /// Shortens the buffer, or lengthens it up to its capacity; bytes gained are unspecified but
-    /// initialised.
+    /// Shortens the buffer, or lengthens it up to its capacity. Bytes gained are unspecified but
+    /// initialized.
     ///
     /// # Panics
     /// If `len` is above the capacity.
@@ -114,7 +115,7 @@ impl Deref for IoBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `ptr` points to `capacity >= len` initialised bytes that this buffer owns, or
+        // SAFETY: `ptr` points to `capacity >= len` initialized bytes that this buffer owns, or
         // is dangling with a length of zero.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
@@ -145,7 +146,7 @@ struct SlotClass {
     slots: usize,
     /// One bit a slot, set when taken.
     taken: Box<[AtomicU64]>,
-    /// Word to look at first.
+    /// Bitmap word where the next search starts.
     hint: AtomicUsize,
 }
 
@@ -173,7 +174,7 @@ impl Arena {
         Arc::new(Self { base, bytes: offset, classes })
     }
 
-    /// Start and length of the region, for registering it.
+    /// Start and length of the region, for registration with a ring.
     #[must_use]
     pub fn region(&self) -> (*mut u8, usize) {
         (self.base.as_ptr(), self.bytes)
@@ -243,7 +244,7 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// Where buffers come from: an arena first, the heap when it is used up or absent.
+/// The source of buffers: an arena first, the heap if the arena is exhausted or absent.
 #[derive(Clone, Debug, Default)]
 pub struct BufPool {
     arena: Option<Arc<Arena>>,
@@ -256,7 +257,7 @@ impl BufPool {
         Self { arena: Some(arena) }
     }
 
-    /// A buffer of `len` bytes whose content is unspecified but initialised.
+    /// A buffer of `len` bytes whose content is unspecified but initialized.
     #[must_use]
     pub fn get(&self, len: usize) -> IoBuf {
         if len == 0 {
@@ -299,7 +300,7 @@ mod tests {
     }
 }
 
-/// Run by `tools/loom`.
+/// Models, run by `tools/loom`.
 #[cfg(all(test, loom))]
 mod models {
     use loom::cell::UnsafeCell;
@@ -307,19 +308,20 @@ mod models {
 
     use super::*;
 
-    /// Two threads take the one small slot again and again. Whoever has it is alone, and sees what
-    /// the one before did.
+    /// Two threads take the only small slot again and again. The holder is alone, and sees the
+    /// previous holder's writes.
     #[test]
     fn model_a_slot_has_one_owner_at_a_time() {
         loom::model(|| {
             let arena = Arena::new(3 * PAGE);
-            // Stands for the bytes of the slot, whose accesses loom does not see.
+            // Stands for the bytes of the slot; loom does not see accesses to them.
             let slot = Arc::new(UnsafeCell::new(0));
             let work = |arena: Arc<Arena>, slot: Arc<UnsafeCell<u32>>| {
                 let mut had = 0;
                 for _ in 0..2 {
                     let Some(buf) = arena.take(PAGE) else { continue };
-                    // SAFETY: loom ends the model if anybody else may be there.
+                    // SAFETY: loom aborts the model if the other thread could hold the slot at the
+                    // same time.
                     slot.with_mut(|count| unsafe { *count += 1 });
                     drop(buf);
                     had += 1;
@@ -337,7 +339,7 @@ mod models {
         });
     }
 
-    /// Two threads share a word of the bitmap, and never a slot of it.
+    /// Two threads share a word of the bitmap, but never a slot in it.
     #[test]
     fn model_two_slots_of_a_word_are_two() {
         loom::model(|| {
@@ -346,7 +348,8 @@ mod models {
             let work = |arena: Arc<Arena>, slots: Arc<[UnsafeCell<u32>; 2]>| {
                 let buf = arena.take(PAGE).expect("there are two");
                 let at = (buf.as_ptr() as usize - arena.region().0 as usize) / PAGE;
-                // SAFETY: loom ends the model if anybody else may be there.
+                // SAFETY: loom aborts the model if the other thread could hold the slot at the same
+                // time.
                 slots[at].with_mut(|count| unsafe { *count += 1 });
                 drop(buf);
             };

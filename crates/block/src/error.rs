@@ -1,4 +1,4 @@
-//! One error for block I/O. Its kind tells the caller what to do; the cause is kept.
+//! The one error type of block I/O. Its kind tells the caller what to do; the cause is kept.
 
 use std::error::Error;
 use std::fmt;
@@ -7,32 +7,32 @@ use std::sync::Arc;
 /// The outcome of block I/O.
 pub type IoResult<T> = Result<T, IoError>;
 
-/// What the caller of a failed request can do about it. At most nine kinds; the operating
-/// system's error number, where there was one, is in the source.
+/// The kind of a failure, by what the caller can do about it. At most nine kinds; the operating
+/// system's error number, if there was one, is in the source.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ErrorKind {
     /// The device could not read or write this range; other ranges may work.
     Media,
     /// No space left to take the write.
     NoSpace,
-    /// The range is not on the device, or is not aligned as the device needs it.
+    /// The range is not on the device, or not aligned to its blocks.
     OutOfRange,
-    /// The device does not know this operation: ask its `DeviceInfo` first.
+    /// The device does not support this operation; check its `DeviceInfo` first.
     Unsupported,
     /// The device cannot be written.
     ReadOnly,
-    /// The device does not answer any more.
+    /// The device no longer answers.
     DeviceGone,
-    /// The bytes are not those that were written: the checksum says so.
+    /// The bytes read do not match their checksum.
     Corrupt,
-    /// No answer came in time.
+    /// No answer arrived in time.
     Timeout,
-    /// The server is stopping and takes no new requests.
+    /// The server is stopping and accepts no new requests.
     ShuttingDown,
 }
 
 impl ErrorKind {
-    /// The operating system's number nearest in meaning, for protocols that speak in those.
+    /// The nearest error number of the operating system, for protocols that use those.
     #[must_use]
     pub fn errno(self) -> i32 {
         match self {
@@ -46,7 +46,7 @@ impl ErrorKind {
         }
     }
 
-    /// What it means, in words.
+    /// A description of the kind, for messages.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl IoError {
         Self::with_source(kind, std::io::Error::from_raw_os_error(errno))
     }
 
-    /// What the caller can do about it.
+    /// What the caller can do about the failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind

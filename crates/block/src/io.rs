@@ -1,19 +1,19 @@
-//! A request on its way down and its completion on its way up. The buffer moves with them.
+//! A request on its way down, and its completion on its way up. The buffer travels with them.
 
 use crate::{ByteRange, IoBuf, IoError};
 
-/// Names a request to the one who submitted it; a queue hands it back and reads nothing into it.
+/// The submitter's name for a request. A queue returns it unchanged and does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct IoTag(pub u64);
 
-/// What to do with a range.
+/// The operation to perform on a range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum IoOp {
     /// Fill the buffer from the range.
     Read,
     /// Write the buffer to the range.
     Write,
-    /// Make every write completed before this was submitted durable. The range is empty.
+    /// Make every write that completed before this submission durable. The range is empty.
     Flush,
     /// The range's content is no longer needed; a later read returns the old bytes or zeros.
     Discard,
@@ -22,7 +22,7 @@ pub enum IoOp {
 }
 
 impl IoOp {
-    /// Whether it changes what a read returns.
+    /// Whether the operation changes the data that a read returns.
     #[must_use]
     pub fn changes_data(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
@@ -32,7 +32,7 @@ impl IoOp {
 /// Modifiers of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct IoFlags {
-    /// Force unit access: the completion says that this request's own change is durable.
+    /// Force unit access: a completion means that this request's own change is durable.
     pub fua: bool,
     /// For `WriteZeroes`: keep the space allocated instead of punching a hole.
     pub no_hole: bool,
@@ -46,13 +46,13 @@ pub struct IoFlags {
 pub struct Io {
     /// The submitter's name for the request.
     pub tag: IoTag,
-    /// What to do.
+    /// Operation to perform.
     pub op: IoOp,
-    /// Where.
+    /// Bytes that the operation covers; empty for a flush.
     pub range: ByteRange,
-    /// How.
+    /// Modifiers of the operation.
     pub flags: IoFlags,
-    /// Owned by the queue until the completion hands it back.
+    /// Data of the operation; the queue owns it until the completion returns it.
     pub buf: IoBuf,
 }
 
@@ -85,7 +85,7 @@ impl Io {
         Self { tag, op, range, flags, buf }
     }
 
-    /// The same request with force unit access asked for or not.
+    /// The same request, with force unit access set or cleared.
     #[must_use]
     pub fn with_fua(mut self, fua: bool) -> Self {
         self.flags.fua = fua;
@@ -99,15 +99,15 @@ impl Io {
     }
 }
 
-/// The end of a request; exactly one for each request that a queue took.
+/// The end of a request. A queue sends exactly one for each request that it accepted.
 #[derive(Debug)]
 pub struct Completion {
     /// The submitter's name for the request.
     pub tag: IoTag,
-    /// Whether it was done. After a failed write the range holds the old data, the new data, or
+    /// Outcome of the request. After a failed write the range holds the old data, the new data, or
     /// a mixture.
     pub result: Result<(), IoError>,
-    /// The request's buffer; after a successful read it holds the data, after a failed one
-    /// nothing may be said of its bytes.
+    /// The request's buffer. It holds the data after a successful read; after a failed one its
+    /// content is unspecified.
     pub buf: IoBuf,
 }

@@ -1,4 +1,4 @@
-//! The words of block I/O, shared by every layer: ranges, buffers, requests, errors, time, and
+//! The vocabulary of block I/O, shared by every layer: ranges, buffers, requests, errors, time, and
 //! the contract of a queue. No I/O happens here.
 
 mod addr;

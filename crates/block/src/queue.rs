@@ -1,33 +1,32 @@
-//! The contract between a submitter of block I/O and whoever carries it out.
+//! The contract between a submitter of block I/O and the device or layer that performs it.
 
 use crate::{Completion, Instant, Io};
 
-/// What a device is and can do. Ask; never assume.
+/// Properties and capabilities of a device. Callers check them and assume nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
     /// Bytes on the device, a multiple of 512.
     pub size: u64,
-    /// Offsets and lengths of reads and writes are multiples of this; a power of two of at most
-    /// 4096.
+    /// Unit of offsets and lengths of reads and writes, in bytes; a power of two, at most 4096.
     pub logical_block: u32,
     /// The preferred unit of I/O in bytes; for a striped array its stripe.
     pub optimal_io: u32,
     /// Whether completed writes may be lost on power failure until a flush completes.
     pub volatile_cache: bool,
-    /// Whether a flush covers only what was completed on its own queue; otherwise on any.
+    /// Whether a flush covers only requests completed on its own queue, rather than on any queue.
     pub flush_by_queue: bool,
     /// Whether `Discard` does anything.
     pub discard: bool,
     /// Whether `WriteZeroes` is faster than writing zeros.
     pub fast_zero: bool,
-    /// Whether seeks cost.
+    /// Whether the device has seek costs.
     pub rotational: bool,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// What the device is, to recognize it again whatever it is called: of a disk its own name, of
-    /// a file its path, of an export its URI.
+    /// Stable identity, to recognize the device under any name: a disk's own ID, a file's path, an
+    /// export's URI.
     pub identity: String,
-    /// What people call it now: a path or a URI. For messages.
+    /// Current name, a path or a URI; for messages.
     pub name: String,
 }
 
@@ -53,34 +52,34 @@ impl DeviceInfo {
     }
 }
 
-/// One thread's way to a device. It behaves as an NVMe queue does:
+/// One thread's access to a device. It behaves as an NVMe queue does:
 ///
-/// - Between flushes no order is promised, not even for overlapping requests in flight; whoever
-///   needs an order waits for the completion.
-/// - A completed `Flush` makes every change durable whose completion was reaped before the flush
-///   was submitted, on any queue of the device, or on this one alone where
-///   [`DeviceInfo::flush_by_queue`] says so. When it fails, all that was completed and not flushed,
-///   on any queue, may be lost, and no later flush says so again. A request completed with `fua`
+/// - Between flushes no order is promised, not even for overlapping requests in flight; a caller
+///   that needs an order waits for the completion.
+/// - A completed `Flush` makes durable every change whose completion was reaped before the flush
+///   was submitted, on any queue of the device, or on this queue alone if
+///   [`DeviceInfo::flush_by_queue`] is set. If a flush fails, every completed and unflushed change,
+///   on any queue, may be lost, and no later flush reports it again. A request completed with `fua`
 ///   is durable itself.
-/// - A change that was never flushed may after a crash be there, not be there, or be there in
-///   part, in units of a sector.
-/// - Every request taken completes exactly once, and its buffer comes back with it.
-/// - Nothing blocks: completions are found by `poll`, which the owner calls when its event loop
-///   says that something happened, and at the latest at `deadline`.
+/// - After a crash, an unflushed change may be present, absent, or partly present, in units of a
+///   sector.
+/// - Every accepted request completes exactly once, and its buffer comes back with it.
+/// - No call blocks. Completions are found by `poll`, which the owner calls when its event loop
+///   reports an event, and at `deadline` at the latest.
 pub trait IoQueue {
-    /// What the device is and can do.
+    /// Properties of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// Takes a request.
+    /// Accepts a request.
     ///
     /// # Errors
-    /// Gives the request back when the queue is full; try again after a completion.
+    /// Returns the request if the queue is full; try again after a completion.
     fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io>;
 
-    /// Appends the requests that have completed.
+    /// Appends the completed requests to `done`.
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>);
 
-    /// When `poll` must be called although no event came; `None` when only events matter.
+    /// The time by which `poll` must be called even without an event; `None` if events suffice.
     fn deadline(&self) -> Option<Instant> {
         None
     }

@@ -1,65 +1,67 @@
-//! How a protocol of single messages meets the volumes: a [`Responder`] reads a request and says
-//! what is to be done, and makes the answer when it is done. It keeps nothing of a request but
-//! the [`Ticket`] that the event loop keeps for it, does no I/O, and serves all threads.
+//! The contract between a message protocol, such as FUSE, and the volumes. A [`Responder`] parses a
+//! request, decides the next [`Step`], and builds the answer when the work is done. Its only state
+//! per request is the [`Ticket`], which the event loop keeps. It does no I/O and serves all
+//! threads.
 
 use crate::{BufPool, Endpoint, Io, IoResult};
 
-/// A request as it came: a header, the structure of its operation, and data.
+/// A received request: header, operation structure, and data.
 #[derive(Clone, Copy, Debug)]
 pub struct Parts<'a> {
-    /// What every request has in front.
+    /// The header that every request begins with.
     pub header: &'a [u8],
-    /// The structure of the operation; more may be behind it.
+    /// The operation's own structure; more bytes may follow it.
     pub argument: &'a [u8],
-    /// A name, or what is written.
+    /// A name, or the data to write.
     pub data: &'a [u8],
 }
 
-/// What the responder must know of a request when it is done; nobody else reads it.
+/// State that the responder needs when the request completes; opaque to everyone else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ticket {
     /// The client's name for the request.
     pub unique: u64,
-    /// What was asked.
+    /// The responder's notes on the request.
     pub note: [u64; 3],
 }
 
-/// What is to be done about a request.
+/// How a request continues.
 #[derive(Debug)]
 pub enum Step {
-    /// Nothing; there is no answer.
+    /// No work and no answer.
     Silent,
-    /// This is the answer.
+    /// The request is answered at once.
     Answer(Answer),
-    /// Hand this to the volumes, and how it went to [`Responder::finish`]. A read comes without a
-    /// buffer: the event loop has one where the answer will be, and keeps it.
+    /// Submit this I/O to the volumes, and pass its result to [`Responder::finish`]. A read has no
+    /// buffer: the event loop reads into the place where the answer will be, and keeps it.
     Pass(Ticket, Endpoint, Io),
-    /// Ask for this text where waiting is allowed, and hand it to [`Responder::told`].
+    /// Get the text with this number on a thread that may block, and pass it to
+    /// [`Responder::told`].
     Ask(Ticket, u64),
 }
 
 /// An answer.
 #[derive(Debug)]
 pub struct Answer {
-    /// What every answer has in front.
+    /// The header that every answer begins with.
     pub header: [u8; 16],
-    /// What is behind it.
+    /// The bytes after the header.
     pub body: Body,
 }
 
-/// What an answer returns.
+/// The payload of an answer.
 #[derive(Debug)]
 pub enum Body {
-    /// So many of these bytes.
+    /// A number of bytes from the front of an array.
     Short([u8; 128], usize),
-    /// So many of the bytes that the read filled.
+    /// A number of bytes from the front of the buffer that the read filled.
     Filled(usize),
-    /// All of these.
+    /// All bytes of a vector.
     Bytes(Vec<u8>),
 }
 
 impl Body {
-    /// Nothing.
+    /// No payload.
     pub const EMPTY: Self = Self::Short([0; 128], 0);
 
     /// A copy of at most 128 bytes.
@@ -70,7 +72,7 @@ impl Body {
         Self::Short(short, bytes.len())
     }
 
-    /// How many bytes it has.
+    /// Length of the payload, in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         match self {
@@ -79,7 +81,7 @@ impl Body {
         }
     }
 
-    /// The bytes; `filled` is what a read filled.
+    /// The payload; `filled` is the buffer that a read filled.
     #[must_use]
     pub fn bytes<'a>(&'a self, filled: &'a [u8]) -> &'a [u8] {
         match self {
@@ -90,17 +92,17 @@ impl Body {
     }
 }
 
-/// A protocol of single messages.
+/// A protocol of single messages, without connections.
 pub trait Responder: Send + Sync {
-    /// Reads a request. Buffers come from `pool`.
+    /// Parses a request. Buffers come from `pool`.
     fn request(&self, parts: Parts<'_>, pool: &BufPool) -> Step;
 
-    /// A request that was passed on is done.
+    /// Continues a request whose I/O has completed.
     fn finish(&self, ticket: Ticket, result: IoResult<()>) -> Step;
 
-    /// The text that was asked for.
+    /// The answer with the text that [`Step::Ask`] requested.
     fn told(&self, ticket: Ticket, text: Vec<u8>) -> Answer;
 
-    /// The answer to a request that is not even looked at: the server stops.
+    /// The answer to an unparsed request, when the server stops.
     fn refuse(&self, parts: Parts<'_>) -> Step;
 }

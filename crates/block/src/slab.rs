@@ -1,4 +1,5 @@
-//! Values in numbered places, reused in last-in first-out order, up to a fixed number.
+//! A table of values identified by number. Numbers are reused last in, first out; the size is
+//! bounded.
 
 /// A table of at most `limit` values; a value's number is free again once it is removed.
 #[derive(Debug)]
@@ -9,7 +10,7 @@ pub struct Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// An empty table; memory is taken as it fills.
+    /// An empty table. Memory is allocated as it fills.
     #[must_use]
     pub fn new(limit: u32) -> Self {
         Self { places: Vec::new(), free: Vec::new(), limit }
@@ -21,19 +22,25 @@ impl<T> Slab<T> {
         self.places.len() - self.free.len()
     }
 
-    /// Whether there is none.
+    /// Whether the table is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether no more fit.
+    /// Whether the table is at its limit.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.places.len() == self.limit as usize
     }
 
-    /// Puts a value in; returns its number.
+    /// The number of the next value; `limit` if the table is full.
+    #[must_use]
+    pub fn next(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.places.len() as u32)
+    }
+
+    /// Inserts a value and returns its number.
     ///
     /// # Panics
     /// If the table is full.
@@ -48,7 +55,7 @@ impl<T> Slab<T> {
         at
     }
 
-    /// Takes a value out, if that number is in use.
+    /// Removes and returns a value; `None` if the number is not in use.
     pub fn remove(&mut self, at: u32) -> Option<T> {
         let value = self.places.get_mut(at as usize)?.take();
         if value.is_some() {
@@ -63,23 +70,23 @@ impl<T> Slab<T> {
         self.places.drain(..).flatten()
     }
 
-    /// The value of that number.
+    /// The value with this number.
     #[must_use]
     pub fn get(&self, at: u32) -> Option<&T> {
         self.places.get(at as usize)?.as_ref()
     }
 
-    /// The value of that number, to change it.
+    /// Mutable access to the value with this number.
     pub fn get_mut(&mut self, at: u32) -> Option<&mut T> {
         self.places.get_mut(at as usize)?.as_mut()
     }
 
-    /// Every value with its number, in the order of numbers.
+    /// Every value with its number, in ascending order of number.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.places.iter().zip(0u32..).filter_map(|(place, at)| Some((at, place.as_ref()?)))
     }
 
-    /// Every value with its number, to change it.
+    /// Mutable access to every value, with its number.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
         self.places.iter_mut().zip(0u32..).filter_map(|(place, at)| Some((at, place.as_mut()?)))
     }
@@ -98,7 +105,7 @@ mod tests {
         assert_eq!(slab.remove(1), None);
         assert_eq!(slab.remove(7), None);
         assert!(!slab.is_full());
-        assert_eq!(slab.insert('d'), 1);
+        assert_eq!((slab.next(), slab.insert('d'), slab.next()), (1, 1, 3));
         assert_eq!(
             slab.iter().map(|(at, &v)| (at, v)).collect::<Vec<_>>(),
             [(0, 'a'), (1, 'd'), (2, 'c')]

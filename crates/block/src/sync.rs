@@ -1,6 +1,6 @@
-//! What threads share: the standard library's, or with `--cfg loom` that of loom, which runs a
-//! model in every order that the memory model allows. Code with models takes these from here, so
-//! that what is modelled is what is shipped. `Arc` is the standard library's in both.
+//! Synchronization types: from the standard library, or with `--cfg loom` from loom, which runs a
+//! model in every order that the memory model allows. Code that has loom models imports them from
+//! here, so that the modeled code is the shipped code. `Arc` is the standard library's in both.
 
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard, OnceLock, atomic};
@@ -10,8 +10,8 @@ pub use loom::sync::{Mutex, MutexGuard, atomic};
 #[cfg(loom)]
 pub use once::OnceLock;
 
-/// loom has none: the value is in the standard library's, and whether it is there in an atomic of
-/// loom's, with the orderings that the standard library documents.
+/// loom has no `OnceLock`. The value is in one of the standard library's; a loom atomic records
+/// whether it is set, with the orderings that the standard library documents.
 #[cfg(loom)]
 mod once {
     use super::atomic::{AtomicBool, Ordering};
@@ -24,21 +24,21 @@ mod once {
     }
 
     impl<T> OnceLock<T> {
-        /// Without a value.
+        /// A cell without a value.
         #[must_use]
         pub fn new() -> Self {
             Self { set: AtomicBool::new(false), value: std::sync::OnceLock::new() }
         }
 
-        /// The value, if it is there.
+        /// The value, if it is set.
         pub fn get(&self) -> Option<&T> {
             if self.set.load(Ordering::Acquire) { self.value.get() } else { None }
         }
 
-        /// Sets it.
+        /// Sets the value.
         ///
         /// # Errors
-        /// The value, if there was one.
+        /// Returns `value` if the cell already had one.
         pub fn set(&self, value: T) -> Result<(), T> {
             self.value.set(value)?;
             self.set.store(true, Ordering::Release);

@@ -1,5 +1,5 @@
-//! What tests and benchmarks of every crate share: numbers and bytes that look random and are the
-//! same in every run.
+//! Shared by tests and benchmarks of every crate: pseudo-random numbers and bytes, the same in
+//! every run.
 
 /// The xorshift generator of Marsaglia, with a multiplied output (Vigna, 2016).
 #[derive(Clone, Debug)]
@@ -21,12 +21,12 @@ impl Numbers {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `bound`, which is above zero.
+    /// A number below `bound`, which must be above zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Fills `bytes` with noise.
+    /// Fills `bytes` with pseudo-random data.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);

@@ -1,5 +1,5 @@
-//! Time as a number: nanoseconds since a start that the owner of the clock chose. The production
-//! clock is monotonic; the simulator's is whatever the seed says.
+//! Time as a number: nanoseconds since a start that the clock's owner chose. The production clock
+//! is monotonic; the simulator derives its clock from the seed.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// The latest instant: "never", as a deadline.
+    /// The latest instant; as a deadline, "never".
     pub const NEVER: Self = Self(u64::MAX);
 
     /// Time from `earlier` to `self`; zero when `earlier` is later.

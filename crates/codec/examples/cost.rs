@@ -1,9 +1,10 @@
-//! CPU time per 4 KiB block of everything in this crate, for blocks like those of real volumes:
-//! `cargo run --release -p forebay-codec --example cost [FILE]...`. Each FILE is measured too,
-//! cut into blocks. Times are the best of several rounds; sizes are the share left, blocks that do
-//! not shrink by an eighth counted whole. Then size and time of `lz4_flex`'s own compressor; size,
-//! time to compress and to decode of zstd, where what shrinks at all counts; time for a block's
-//! features, and size, time to compress and to decode of zstd against a similar block.
+//! CPU time per 4 KiB block of each operation of this crate, on blocks that resemble real data:
+//! `cargo run --release -p forebay-codec --example cost [FILE]...`. Each FILE is measured too, cut
+//! into blocks. Times are the best of several rounds; sizes are shares of the original, with blocks
+//! that do not shrink by an eighth counted in full. The columns after that: size and time of
+//! `lz4_flex`'s own compressor; size, compression time and decoding time of zstd, where any saving
+//! counts; time to compute a block's features; and size, compression time and decoding time of zstd
+//! against a similar block.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -63,7 +64,7 @@ fn main() {
     }
 }
 
-/// Measures one kind of blocks and prints a line of microseconds per block, best of the rounds.
+/// Measures one kind of block and prints a line of microseconds per block, best of the rounds.
 fn report(name: &str, blocks: &[Vec<u8>]) {
     let mut compressor = Compressor::new();
     let mut out = vec![0; BLOCK_BYTES];
@@ -113,7 +114,7 @@ fn report(name: &str, blocks: &[Vec<u8>]) {
     let sketch = best(blocks, |block| {
         black_box(features(black_box(block)));
     });
-    // Each is a block with some bytes put in and some changed.
+    // Each is a block with some bytes inserted and some changed.
     let likes: Vec<Vec<u8>> = blocks.iter().map(|block| like(block)).collect();
     let mut similar = SimilarCompressor::new();
     let mut lens = Vec::new();
@@ -144,7 +145,7 @@ fn report(name: &str, blocks: &[Vec<u8>]) {
     );
 }
 
-/// A block that is like another one: a line more, and every this many bytes one changed.
+/// A block similar to another one: a line inserted, and one byte changed at regular distances.
 fn like(block: &[u8]) -> Vec<u8> {
     let mut out =
         [&block[..1000], b"a line that the other one does not have", &block[1000..]].concat();
@@ -153,7 +154,7 @@ fn like(block: &[u8]) -> Vec<u8> {
     out
 }
 
-/// `bytes` as a share of the blocks' own.
+/// `bytes` as a share of the blocks' total size.
 fn share(bytes: usize, blocks: &[Vec<u8>]) -> f64 {
     bytes as f64 / (blocks.len() * BLOCK_BYTES) as f64
 }
@@ -175,7 +176,7 @@ fn random(random: &mut Numbers) -> Vec<u8> {
     (0..BLOCK_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
 }
 
-/// Words of a small language, frequent ones first.
+/// Words of a small vocabulary, frequent ones first.
 fn text(random: &mut Numbers) -> Vec<u8> {
     let mut block = Vec::with_capacity(BLOCK_BYTES + 16);
     while block.len() < BLOCK_BYTES {

@@ -1,7 +1,7 @@
-//! Zstandard (RFC 8878) for single blocks, at level 1: denser than LZ4, since it codes literals by
-//! their frequency too, and several times as slow both ways. For what is written in the background.
+//! Zstandard (RFC 8878) for single blocks, at level 1: denser than LZ4, since it also entropy-codes
+//! literals, and several times slower both ways. For background writes.
 //!
-//! A payload is one frame without checksum and content size.
+//! A payload is one frame without checksum or content size.
 
 use std::cell::RefCell;
 
@@ -10,16 +10,16 @@ use zstd::bulk::{Compressor, Decompressor};
 use crate::BLOCK_BYTES;
 
 pub(crate) const LEVEL: i32 = 1;
-/// A dense form must save at least one part in this many of what it replaces.
+/// A dense form must be smaller than the form it replaces by at least one part in this many.
 const SAVES: usize = 8;
 
-/// Bytes of the longest dense form that is worth having in place of a payload of `len` bytes.
+/// Maximum length in bytes of a dense form that is worth replacing a payload of `len` bytes.
 #[must_use]
 pub fn dense_max(len: usize) -> usize {
     len - len.div_ceil(SAVES)
 }
 
-/// Makes frames of what is needed alone.
+/// A compressor whose frames omit all optional fields.
 pub(crate) fn compressor() -> Compressor<'static> {
     let mut compressor = Compressor::new(LEVEL).expect("there is memory for the tables");
     compressor.include_contentsize(false).expect("a frame may be without its size");
@@ -28,7 +28,7 @@ pub(crate) fn compressor() -> Compressor<'static> {
     compressor
 }
 
-/// Compresses blocks, one after another.
+/// Compresses blocks.
 pub struct DenseCompressor(Compressor<'static>);
 
 impl Default for DenseCompressor {
@@ -38,17 +38,17 @@ impl Default for DenseCompressor {
 }
 
 impl DenseCompressor {
-    /// A compressor with tables of its own, some 100 KiB.
+    /// A compressor with its own tables, about 100 KiB.
     ///
     /// # Panics
-    /// If there is no memory for them.
+    /// If there is not enough memory for the tables.
     #[must_use]
     pub fn new() -> Self {
         Self(compressor())
     }
 
-    /// Compresses a block to the front of `out` and returns the payload's length, or nothing if
-    /// it would be more than `most`. The rest of `out` is left with unspecified bytes.
+    /// Compresses a block into the front of `out` and returns the payload's length, or `None` if
+    /// that would exceed `most`. The rest of `out` is unspecified.
     ///
     /// # Panics
     /// If `block` is not one block, or `out` is shorter than `most`.
@@ -59,13 +59,13 @@ impl DenseCompressor {
 }
 
 thread_local! {
-    /// One a thread, since making one takes longer than using it.
+    /// One per thread, since creating one takes longer than using it.
     static DECOMPRESSOR: RefCell<Decompressor<'static>> =
         RefCell::new(Decompressor::new().expect("there is memory for the tables"));
 }
 
-/// Decodes a payload of [`DenseCompressor::compress`] to `out`, one block; false if it is no such
-/// payload, or does not yield exactly a block. Then `out` has unspecified bytes.
+/// Decodes a payload of [`DenseCompressor::compress`] into `out`, one block. Returns false if the
+/// payload is malformed or does not yield exactly one block; `out` is then unspecified.
 ///
 /// # Panics
 /// If `out` is not one block.

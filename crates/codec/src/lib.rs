@@ -1,8 +1,8 @@
-//! Zero detection, LZ4, zstd, deltas, likeness and checksums for 4 KiB blocks.
+//! Zero detection, LZ4, zstd, deltas, similarity and checksums for 4 KiB blocks.
 //!
-//! A payload made here is decoded here, and to exactly one block: a payload that yields fewer
-//! bytes, or more, is refused. Whether a payload is the one that was written is the checksum's
-//! business, and the caller's to ask before decoding.
+//! A payload decodes to exactly one block; one that yields fewer or more bytes is rejected.
+//! Decoding does not verify that the payload is the one written: the caller checks its checksum
+//! before decoding.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,7 @@ pub use lz4::{COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, d
 pub use similar::{FEATURES, NO_FEATURE, SimilarCompressor, apply_similar, features};
 pub use zero::is_zero;
 
-/// Bytes of a block, the unit of everything here.
+/// Bytes of a block, the unit of everything in this crate.
 pub const BLOCK_BYTES: usize = 4096;
 
 /// CRC32C (Castagnoli) of `bytes`.
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn crc32c_gives_the_published_check_values() {
-        // RFC 3720, appendix B.4, and the catalogue's check value.
+        // RFC 3720, appendix B.4, and the check value of the CRC catalogue.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);

@@ -1,17 +1,17 @@
-//! LZ4 for single blocks, also against an older version of the block: a compressor of our own, and
+//! LZ4 for single blocks, optionally against an older version of the block: our own compressor,
 //! decoding by `lz4_flex`.
 //!
 //! The compressor writes the LZ4 block format
-//! (<https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md>), which any LZ4 decoder reads.
-//! It is made for one size of input and for little time: positions fit 16 bits, the table is
-//! small, only matches of five bytes or more are looked for, steps grow quickly where nothing
-//! matches, and it gives up as soon as the payload would be too long. `lz4_flex` with safe code
-//! takes 1.1 to 1.9 times as long, except for regular database rows (0.9), and its payloads are
-//! 1 to 7 % shorter; `examples/cost.rs` measures both.
+//! (<https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md>), which any LZ4 decoder reads. It
+//! handles one input size and is tuned for speed: positions fit 16 bits, the table is small, only
+//! matches of five bytes or more are searched, steps grow quickly where nothing matches, and it
+//! gives up as soon as the payload would be too long. `lz4_flex` with safe code takes 1.1 to 1.9
+//! times as long, except for regular database rows (0.9), and its payloads are 1 to 7 % shorter;
+//! `examples/cost.rs` measures both.
 //!
-//! A delta is a block compressed with its base as the dictionary: the base's bytes are what comes
-//! before the block, so that a match may lie in them. Most of a rewritten database page stays where
-//! it was, so the same place in the base is looked at first, then the distance of the last match.
+//! A delta is a block compressed with its base as the dictionary: the base's bytes precede the
+//! block, so that a match may lie in them. Most of a rewritten database page stays where it was, so
+//! the same position in the base is tried first, then the distance of the last match.
 
 use lz4_flex::block::{decompress_into, decompress_into_with_dict};
 use thiserror::Error;
@@ -24,36 +24,37 @@ pub const COMPRESSED_MAX: usize = BLOCK_BYTES - BLOCK_BYTES / 8;
 
 /// Bits of a table index.
 const TABLE_BITS: u32 = 11;
-/// Bytes that a match has at least when it is found.
+/// Minimum length of a match that the search finds, in bytes.
 const MATCH_FOUND: u32 = 5;
-/// Bytes that a match has at least in the format.
+/// Minimum length of a match in the format, in bytes.
 const MATCH_MIN: usize = 4;
-/// The step grows by one every two to the power of this tries without a match.
+/// The search step grows by one after every `1 << STEP_SHIFT` tries without a match.
 const STEP_SHIFT: u32 = 4;
-/// The format ends a block with this many literals at least.
+/// The format ends a block with at least this many literals.
 const LAST_LITERALS: usize = 5;
-/// The format's last match starts this many bytes before the end at least.
+/// The format's last match starts at least this many bytes before the end.
 const MATCH_BEFORE_END: usize = 12;
 /// Lengths from here on continue in bytes after the token.
 const LONG: usize = 15;
 /// Literals are copied in chunks of this length where there is room.
 const CHUNK: usize = 32;
 
-/// Bytes of the longest delta: with a longer one the block is better stored by itself, and is the
-/// base of what comes after.
+/// Maximum length of a delta in bytes. A block with a longer one is better stored by itself, as the
+/// base of later versions.
 pub const DELTA_MAX: usize = 1024;
-/// A delta begins with the CRC of the block that it makes: a wrong base is found out by it.
+/// Bytes of the CRC at the start of a delta: that of the decoded block, to detect a wrong base.
 const DELTA_CRC: usize = 4;
-/// A base, then the block.
+/// Length of a base followed by a block.
 const WINDOW: usize = 2 * BLOCK_BYTES;
-/// Every this many bytes of the base are found where they are not in the same place.
+/// Distance between the positions of the base that the table indexes; matches at equal offsets need
+/// no index.
 const BASE_STEP: usize = 8;
 
 type Block = [u8; BLOCK_BYTES];
 
-/// Compresses blocks, one after another.
+/// Compresses blocks.
 pub struct Compressor {
-    /// Where bytes with this hash were last seen.
+    /// By hash, the last position of bytes with that hash.
     table: Box<[u16; 1 << TABLE_BITS]>,
     window: Box<[u8; WINDOW]>,
 }
@@ -65,14 +66,14 @@ impl Default for Compressor {
 }
 
 impl Compressor {
-    /// A compressor with a table of its own, 4 KiB, and room for two blocks.
+    /// A compressor with its own 4 KiB table and a buffer for two blocks.
     #[must_use]
     pub fn new() -> Self {
         Self { table: Box::new([0; 1 << TABLE_BITS]), window: Box::new([0; WINDOW]) }
     }
 
-    /// Compresses a block to the front of `out` and returns the payload's length, or nothing if
-    /// it would be more than [`COMPRESSED_MAX`]. The rest of `out` is left with unspecified bytes.
+    /// Compresses a block into the front of `out` and returns the payload's length, or `None` if
+    /// that would exceed [`COMPRESSED_MAX`]. The rest of `out` is unspecified.
     ///
     /// # Panics
     /// If `block` is not one block, or `out` is shorter than a block.
@@ -96,9 +97,9 @@ impl Compressor {
         payload.finish()
     }
 
-    /// Compresses a block against an older version of it to the front of `out` and returns the
-    /// delta's length, or nothing if it would be more than [`DELTA_MAX`]. The rest of `out` is left
-    /// with unspecified bytes.
+    /// Compresses a block against an older version of it into the front of `out` and returns the
+    /// delta's length, or `None` if that would exceed [`DELTA_MAX`]. The rest of `out` is
+    /// unspecified.
     ///
     /// # Panics
     /// If `base` or `block` is not one block, or `out` is shorter than a block.
@@ -127,7 +128,7 @@ impl Compressor {
         payload.finish()
     }
 
-    /// The next match from `at` on: where it starts, and where its bytes were before.
+    /// The next match from `at` on: its start, and the earlier position of the same bytes.
     #[inline]
     fn find(&mut self, block: &Block, mut at: usize) -> Option<(usize, usize)> {
         let mut tries = 1 << STEP_SHIFT;
@@ -147,8 +148,8 @@ impl Compressor {
     }
 }
 
-/// The next match from `at` on, where the block is the second half of `window`: in the same place
-/// of the base, at the distance of the last match, or anywhere.
+/// The next match from `at` on, with the block in the second half of `window`: tried at the same
+/// position of the base, at the distance of the last match, then by hash.
 #[inline]
 fn find_near(
     window: &[u8; WINDOW],
@@ -196,7 +197,7 @@ fn hash(word: u64) -> usize {
     (product >> (64 - TABLE_BITS)) as usize
 }
 
-/// Moves a match back over up to eight equal bytes before it, but not before `from`.
+/// Extends a match backward over up to eight equal bytes, but not before `from`.
 #[inline]
 fn extend_back<const N: usize>(
     block: &[u8; N],
@@ -231,20 +232,21 @@ fn match_end<const N: usize>(block: &[u8; N], start: usize, candidate: usize) ->
     end
 }
 
-/// A payload in the making.
+/// A payload under construction.
 struct Payload<'a, const N: usize> {
-    /// The block, and before it its base if it has one.
+    /// The block, preceded by its base if there is one.
     bytes: &'a [u8; N],
     out: &'a mut Block,
     len: usize,
-    /// The longest that it may become.
+    /// Maximum length of the payload.
     max: usize,
-    /// Bytes of the block before this one are in the payload.
+    /// Position in `bytes` up to which everything is in the payload already.
     literals_from: usize,
 }
 
 impl<const N: usize> Payload<'_, N> {
-    /// Puts the literals up to `start` and the match from there to `end`, or gives up.
+    /// Appends the literals up to `start` and the match from there to `end`; `None` if they do not
+    /// fit.
     #[inline]
     fn put_match(&mut self, start: usize, end: usize, candidate: usize) -> Option<()> {
         let (literals, matched) = (start - self.literals_from, end - start - MATCH_MIN);
@@ -265,7 +267,7 @@ impl<const N: usize> Payload<'_, N> {
         Some(())
     }
 
-    /// Puts the literals that are left and returns the length, or gives up.
+    /// Appends the remaining literals and returns the length; `None` if they do not fit.
     fn finish(mut self) -> Option<usize> {
         let literals = N - self.literals_from;
         if self.len + 1 + literals + (literals >> 7) + 1 > self.max {
@@ -277,22 +279,23 @@ impl<const N: usize> Payload<'_, N> {
         Some(self.len)
     }
 
-    /// Puts the rest of the literals' length, and the literals.
+    /// Appends the rest of the literals' length, and the literals.
     #[inline]
     fn put_literals(&mut self, count: usize) {
         self.put_length(count);
         let from = &self.bytes[self.literals_from..];
         let to = &mut self.out[self.len..];
         match (from.first_chunk::<CHUNK>(), to.first_chunk_mut::<CHUNK>()) {
-            // Most are few, and a copy of fixed length is faster than one of the right length.
+            // Most runs are short, and a copy of fixed length is faster than one of the exact
+            // length.
             (Some(from), Some(to)) if count <= CHUNK => *to = *from,
             _ => to[..count].copy_from_slice(&from[..count]),
         }
         self.len += count;
     }
 
-    /// Puts what of a length does not fit the token. Branches only where it is very long: whether
-    /// a length fits is a toss-up that costs more to guess wrong than to write a byte in vain.
+    /// Appends the part of a length that does not fit the token. Branches only if the length is
+    /// very long: whether it fits is a toss-up, and a misprediction costs more than a wasted byte.
     #[inline]
     fn put_length(&mut self, length: usize) {
         let mut rest = length.wrapping_sub(LONG);
@@ -308,16 +311,16 @@ impl<const N: usize> Payload<'_, N> {
     }
 }
 
-/// Why a payload is not a compressed block.
+/// Why a payload cannot be decoded.
 #[derive(Debug, Error)]
 pub enum DecodeError {
-    /// The bytes are not an LZ4 block that fits a block.
+    /// The bytes are not LZ4, or decode to more than a block.
     #[error("the payload is not an LZ4 block of {BLOCK_BYTES} bytes: {0}")]
     Malformed(#[from] lz4_flex::block::DecompressError),
-    /// The payload is sound and ends early.
+    /// The payload is well-formed but decodes to less than a block.
     #[error("the payload decodes to {0} bytes instead of {BLOCK_BYTES}")]
     Short(usize),
-    /// A delta, and what it makes of the base is not the block that it was made from.
+    /// The decoded bytes do not match the delta's CRC: the base is not the original one.
     #[error("the delta does not fit its base")]
     OtherBase,
 }
@@ -337,11 +340,10 @@ pub fn decompress(payload: &[u8], block: &mut [u8]) -> Result<(), DecodeError> {
     }
 }
 
-/// Makes a block of a delta and the base it was made with. On an error the block's content is
-/// unspecified.
+/// Decodes a delta into a block, given its base. On an error the block's content is unspecified.
 ///
 /// # Errors
-/// If the delta does not decode to the block that it was made from.
+/// If the delta does not decode to the original block.
 ///
 /// # Panics
 /// If `base` or `block` is not one block.

@@ -1,12 +1,12 @@
-//! Blocks like others: features by which such are found, and a block stored against another one.
+//! Similar blocks: features that find them, and compression of a block against a similar one.
 //!
-//! Features are the least of sampled hashes over windows of 32 bytes (a "bottom-k" sketch: Broder,
+//! Features are the smallest sampled hashes over windows of 32 bytes (a "bottom-k" sketch: Broder,
 //! "On the resemblance and containment of documents", 1997), by a rolling Gear hash (Xia et al.,
-//! "Ddelta", 2014; sampled as Odess does, Zou et al., 2021). Two blocks that have one in common
-//! have stretches of equal bytes, at whatever places.
+//! "Ddelta", 2014; sampled as Odess does, Zou et al., 2021). Two blocks with a common feature share
+//! stretches of equal bytes, at any offsets.
 //!
-//! A payload begins with the CRC32C of the block that it makes: a wrong base is found out by it. A
-//! zstd frame follows that has the base for its dictionary.
+//! A payload begins with the CRC32C of the decoded block, which detects a wrong base. A zstd frame
+//! follows, with the base as its dictionary.
 
 use std::cell::RefCell;
 
@@ -16,15 +16,15 @@ use zstd::zstd_safe::ResetDirective;
 use crate::dense::{LEVEL, compressor};
 use crate::{BLOCK_BYTES, crc32c};
 
-/// Features of a block at most.
+/// Maximum number of features of a block.
 pub const FEATURES: usize = 4;
-/// What stands for a feature where there are fewer.
+/// Fills the unused places of a block with fewer features.
 pub const NO_FEATURE: u32 = u32::MAX;
 /// Each byte moves the hash this far, so that it depends on the last 32.
 const GEAR_SHIFT: u32 = 2;
-/// A place is sampled where this many upper bits of the hash are zero: one in 64.
+/// A position is sampled if this many upper bits of the hash are zero: one in 64.
 const SAMPLE_BITS: u32 = 6;
-/// Bytes of the CRC that a payload begins with.
+/// Bytes of the CRC at the start of a payload.
 const CRC: usize = 4;
 
 /// A random number for each byte, by SplitMix64.
@@ -41,7 +41,7 @@ static GEAR: [u64; 256] = {
     table
 };
 
-/// The features of a block, least first; [`NO_FEATURE`] behind them where it has few.
+/// The features of a block in ascending order, padded with [`NO_FEATURE`].
 #[must_use]
 pub fn features(block: &[u8]) -> [u32; FEATURES] {
     let mut least = [NO_FEATURE; FEATURES];
@@ -55,7 +55,7 @@ pub fn features(block: &[u8]) -> [u32; FEATURES] {
     least
 }
 
-/// Keeps a value if it is among the least.
+/// Keeps a value if it is among the smallest.
 fn note(least: &mut [u32; FEATURES], value: u32) {
     if value >= least[FEATURES - 1] || least.contains(&value) {
         return;
@@ -65,7 +65,7 @@ fn note(least: &mut [u32; FEATURES], value: u32) {
     least[at] = value;
 }
 
-/// Compresses blocks against others, one after another.
+/// Compresses blocks against similar ones.
 pub struct SimilarCompressor(Compressor<'static>);
 
 impl Default for SimilarCompressor {
@@ -75,18 +75,17 @@ impl Default for SimilarCompressor {
 }
 
 impl SimilarCompressor {
-    /// A compressor with tables of its own, some 100 KiB.
+    /// A compressor with its own tables, about 100 KiB.
     ///
     /// # Panics
-    /// If there is no memory for them.
+    /// If there is not enough memory for the tables.
     #[must_use]
     pub fn new() -> Self {
         Self(compressor())
     }
 
-    /// Compresses a block against another one to the front of `out` and returns the payload's
-    /// length, or nothing if it would be more than `most`. The rest of `out` is left with
-    /// unspecified bytes.
+    /// Compresses `block` against `base` into the front of `out` and returns the payload's length,
+    /// or `None` if that would exceed `most`. The rest of `out` is unspecified.
     ///
     /// # Panics
     /// If `base` or `block` is not one block, or `out` is shorter than `most`.
@@ -109,13 +108,13 @@ impl SimilarCompressor {
 }
 
 thread_local! {
-    /// One a thread, since making one takes longer than using it.
+    /// One per thread, since creating one takes longer than using it.
     static DECOMPRESSOR: RefCell<Decompressor<'static>> =
         RefCell::new(Decompressor::new().expect("there is memory for the tables"));
 }
 
-/// Makes a block in `out` of a payload of [`SimilarCompressor::compress`] and the base it is
-/// against; false if it is no such payload, or the base another. Then `out` has unspecified bytes.
+/// Decodes a payload of [`SimilarCompressor::compress`] into `out`, given its base. Returns false
+/// if the payload is malformed or the base is a different one; `out` is then unspecified.
 ///
 /// # Panics
 /// If `out` is not one block.

@@ -1,6 +1,6 @@
-//! Finding zeroes without reading more of a block than needed.
+//! Detects zero blocks without reading more of a block than needed.
 
-/// Bytes looked at before the first decision: most blocks that are not zero show it here.
+/// Bytes checked before the first decision: most nonzero blocks are recognized within them.
 const STEP: usize = 128;
 
 /// Whether every byte is zero.

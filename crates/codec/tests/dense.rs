@@ -1,4 +1,4 @@
-//! What zstd made of a block gives the block again, and nothing else does.
+//! zstd payloads decode to their block, and nothing else decodes.
 
 use forebay_block::testing::noise;
 use forebay_codec::{BLOCK_BYTES, DenseCompressor, decompress_dense};

@@ -1,4 +1,4 @@
-//! The compressor against a decoder that is not ours, on blocks of every texture.
+//! The compressor against an independent decoder, on blocks of every texture.
 
 use forebay_codec::{
     BLOCK_BYTES, COMPRESSED_MAX, Compressor, DELTA_MAX, DecodeError, apply_delta, decompress,
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-/// Compresses, decodes and compares; the payload's length, if there was a payload.
+/// Compresses, decodes and compares. Returns the payload's length, if there was a payload.
 fn round_trip(compressor: &mut Compressor, block: &[u8]) -> Option<usize> {
     let mut out = [0xee; BLOCK_BYTES];
     let len = compressor.compress(block, &mut out)?;
@@ -18,7 +18,7 @@ fn round_trip(compressor: &mut Compressor, block: &[u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Pieces that a block is made of: noise, runs, and copies of what came before.
+/// Pieces that a block is made of: noise, runs, and copies of earlier bytes.
 #[derive(Clone, Debug)]
 enum Piece {
     Noise(Vec<u8>),
@@ -58,7 +58,7 @@ fn block() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What is done to a block before it is written again.
+/// A change to a block before it is written again.
 #[derive(Clone, Debug)]
 enum Edit {
     Replace(usize, Vec<u8>),
@@ -67,7 +67,7 @@ enum Edit {
 }
 
 impl Edit {
-    /// Bytes that are in no base.
+    /// Bytes of the edit that no base contains.
     fn noise(&self) -> usize {
         match self {
             Edit::Replace(_, bytes) | Edit::Insert(_, bytes) => bytes.len(),
@@ -130,8 +130,9 @@ proptest! {
             edits.into_iter().filter(|edit| matches!(edit, Edit::Replace(..))).collect();
         let block = edited(&base, &edits);
         let noise: usize = edits.iter().map(Edit::noise).sum();
-        // What is not replaced is found in its place, whatever else is like it: a match to the
-        // next edit, behind a step at most as long as the edit before it made it.
+        // Bytes that were not replaced are found at the same position, whatever else resembles
+        // them: one match up to the next edit, after a search step at most as long as the previous
+        // edit allowed.
         let most = 64 + noise + 64 * edits.len();
         prop_assert!(delta(&base, &block).map_or(DELTA_MAX, |delta| delta.len()) <= most);
     }
@@ -187,8 +188,8 @@ proptest! {
     }
 }
 
-/// Where bytes repeat, a match may be with the wrong ones and short, so that there is no bound that
-/// holds for every base. Of bases without repetition it is asked how long deltas are all together.
+/// Where bytes repeat, a match may be short and with the wrong occurrence, so no bound holds for
+/// every base. For bases without repetition, the test bounds the total length of the deltas.
 #[test]
 fn what_is_moved_is_found() {
     let mut runner = TestRunner::deterministic();

@@ -1,4 +1,4 @@
-//! A block stored against another one comes back; a wrong base is found out.
+//! A block stored against another one decodes to itself; a wrong base is detected.
 
 use forebay_block::testing;
 use forebay_codec::{
@@ -11,7 +11,7 @@ fn noise(alphabet: u8, seed: u64) -> Vec<u8> {
     bytes.map(|byte| byte % alphabet.max(1)).collect()
 }
 
-/// The block with `bytes` put in at `at`, the rest moved along.
+/// The block with `bytes` inserted at `at` and the rest shifted.
 fn shifted(block: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut out = [&block[..at], bytes, &block[at..]].concat();
     out.truncate(BLOCK_BYTES);
@@ -63,7 +63,7 @@ fn a_block_of_one_byte_has_few_features() {
     }
 }
 
-/// zstd takes a dictionary that begins so for one of its own kind.
+/// zstd treats a base that begins with its magic number as a structured dictionary.
 #[test]
 fn a_base_that_looks_like_a_dictionary_does_no_harm() {
     let mut base = noise(255, 3);

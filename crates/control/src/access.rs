@@ -1,8 +1,7 @@
-//! Who may connect to a Unix socket: permission bits, and the names of an owner and a group with
-//! their numbers.
+//! Permissions of a Unix socket: mode bits, and an owner and a group by name or number.
 //!
-//! Names are looked up in the files of this host, `/etc/passwd` and `/etc/group`; those of a
-//! directory service are given as numbers.
+//! Names are looked up in this host's `/etc/passwd` and `/etc/group`; users and groups of a
+//! directory service must be given as numbers.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +9,10 @@ use std::str::FromStr;
 
 const USERS: &str = "/etc/passwd";
 const GROUPS: &str = "/etc/group";
-/// Longer ones are not read.
+/// Maximum length of those files, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Permission bits, written in octal.
+/// Permission bits, printed in octal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SocketMode(pub u32);
 
@@ -24,12 +23,12 @@ impl FromStr for SocketMode {
         let digits = (3..=4).contains(&text.len()) && text.chars().all(|c| c.is_digit(8));
         let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| digits && mode <= 0o777);
         mode.map(Self).ok_or_else(|| {
-            format!("{text:?} is no mode: three octal digits, as in \"0660\" (owner and group)")
+            format!("{text:?} is not a mode; use three octal digits, as \"0660\" (owner and group)")
         })
     }
 }
 
-/// Who may connect to a socket; what is absent is as the server has it.
+/// Permissions of a socket; absent parts keep the process's defaults.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SocketAccess {
     /// Permission bits.
@@ -44,7 +43,7 @@ impl SocketAccess {
     /// The numbers of its owner and its group.
     ///
     /// # Errors
-    /// When this host knows no such name; says so.
+    /// When a name is unknown on this host.
     pub fn numbers(&self) -> Result<(Option<u32>, Option<u32>), String> {
         let owner = self.owner.as_deref().map(|name| number("user", USERS, name));
         let group = self.group.as_deref().map(|name| number("group", GROUPS, name));
@@ -52,13 +51,14 @@ impl SocketAccess {
     }
 }
 
-/// The number of a name in a file of names.
+/// The number of a user or group name according to `file`.
 fn number(noun: &str, file: &str, name: &str) -> Result<u32, String> {
-    // The highest number means "as it is".
+    // The highest number means "unchanged" to chown(2).
     if let Some(number) = name.parse().ok().filter(|&number| number < u32::MAX) {
         return Ok(number);
     }
-    let unknown = || format!("there is no {noun} {name:?} in {file}; use one of it, or a number");
+    let unknown =
+        || format!("there is no {noun} {name:?} in {file}; use one of those, or a number");
     let length = fs::metadata(Path::new(file)).map_err(|_| unknown())?.len();
     if length > FILE_BYTES_MAX {
         return Err(unknown());
@@ -67,7 +67,7 @@ fn number(noun: &str, file: &str, name: &str) -> Result<u32, String> {
     find(&text, name).ok_or_else(unknown)
 }
 
-/// The number in the line of a name: both files begin `NAME:PASSWORD:NUMBER:`.
+/// The number in the line for `name`; both files have lines `NAME:PASSWORD:NUMBER:`.
 fn find(text: &str, name: &str) -> Option<u32> {
     let lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
     let mut found = lines.filter(|fields| !name.is_empty() && fields.first() == Some(&name));

@@ -1,5 +1,5 @@
-//! The bodies of the HTTP API, version 1. Fields are only ever added; one that changes its
-//! meaning gets a new name. Sizes are bytes and times seconds unless the name says otherwise.
+//! The bodies of the HTTP API, version 1. Fields are only added; a field whose meaning changes gets
+//! a new name. Sizes are in bytes and times in seconds unless the name says otherwise.
 
 mod settings;
 
@@ -19,22 +19,23 @@ pub use settings::{CacheSettings, InForce, VolumeInForce, VolumeSettings};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
-/// The version that paths begin with.
+/// The version in all paths.
 pub const VERSION: u32 = 1;
 
-/// What is served and how it is doing.
+/// The state of the pool.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct PoolStatus {
-    /// Version of this description.
+    /// Version of this API.
     pub api: u32,
     /// Version of the server.
     pub version: String,
-    /// `serving`, or what the slowest shard is at: `recovering`, `refused`, `stopping`, `stopped`.
+    /// `serving`, or the state of the least ready shard: `recovering`, `refused`, `stopping`,
+    /// `stopped`.
     pub state: String,
-    /// The cache device: `good`, or the worst of any shard: `draining` (it failed a write and is
-    /// being emptied), `detached` (the primaries are used without it).
+    /// Health of the cache device, the worst of any shard: `good`, `draining` (it failed a write
+    /// and is being emptied), or `detached` (the primaries are used without it).
     pub health: String,
-    /// What is wrong now and what to do, a sentence each; empty when nothing is.
+    /// Current problems with their remedies, one sentence each; empty if there are none.
     #[serde(default)]
     pub problems: Vec<String>,
     /// Whether a signal ended the drain that was to come before the stop.
@@ -44,7 +45,7 @@ pub struct PoolStatus {
     pub uptime_seconds: u64,
     /// The cache.
     pub cache: CacheStatus,
-    /// Where clients connect.
+    /// Endpoints for clients.
     pub endpoints: Vec<String>,
     /// Clients connected.
     pub clients: u64,
@@ -52,73 +53,74 @@ pub struct PoolStatus {
     pub volumes: Vec<VolumeStatus>,
     /// The shards.
     pub shards: Vec<ShardStatus>,
-    /// Every counter and level, over all shards; `docs/user/statistics.md` says what each means.
+    /// Every counter and level, over all shards; see `docs/user/statistics.md`.
     pub counters: BTreeMap<String, u64>,
-    /// Every setting in force, those of volumes behind those of the server.
+    /// Every setting in force: first those of the server, then those of volumes.
     #[serde(default)]
     pub settings: Vec<SettingStatus>,
 }
 
-/// The cache device and what is in it.
+/// The cache device and its content.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct CacheStatus {
     /// Its path.
     pub path: String,
-    /// Bytes of it in use.
+    /// Bytes of the device in use.
     pub size: u64,
-    /// Bytes that it has, or that it may use: more than `size` where memory for the index of all
-    /// of it was short when the cache was made.
+    /// Size of the device, or of the part configured for use. It is larger than `size` if there was
+    /// not enough memory for the index of all of it when the cache was created.
     #[serde(default)]
     pub device_size: u64,
-    /// How clean blocks are chosen to leave: `fifo`, `lru`, `frequency`.
+    /// Eviction policy: `fifo`, `lru`, `frequency`.
     #[serde(default)]
     pub eviction: String,
-    /// How blocks are stored that are like others: `independent`, `rewrite`, `similar`.
+    /// How blocks are stored that equal or resemble others: `independent`, `rewrite`, `similar`.
     #[serde(default)]
     pub content: String,
-    /// Bytes of blocks in it, before compression.
+    /// Bytes of cached blocks, before compression.
     pub cached_bytes: u64,
-    /// Bytes that those take on the cache device, compressed or as deltas, without headers.
+    /// Bytes that their payloads take on the cache device, compressed or as deltas, without
+    /// headers.
     #[serde(default)]
     pub payload_bytes: u64,
-    /// Bytes of blocks for each byte of the cache device that is in use, headers and garbage
-    /// included; `null` while none is.
+    /// Bytes of cached blocks per byte of the cache device in use, headers and garbage included;
+    /// `null` while none is in use.
     #[serde(default)]
     pub held_per_used_byte: Option<f64>,
-    /// Bytes written to the cache device for each byte that clients wrote, copies and admissions
-    /// included; `null` before the first.
+    /// Bytes written to the cache device per byte written by clients, copies and admissions
+    /// included; `null` before the first write.
     #[serde(default)]
     pub written_per_byte: Option<f64>,
-    /// Bytes that are written to the cache device for each byte of blocks put there, headers and
-    /// footers included: below 1 is wear saved by packing, deltas and shared payloads. `null`
-    /// before the first.
+    /// Bytes written to the cache device per byte of blocks stored there, headers and footers
+    /// included: below 1, packing, deltas and shared payloads save wear. `null` before the first
+    /// block.
     #[serde(default)]
     pub written_per_stored_byte: Option<f64>,
-    /// Bytes of blocks held in RAM for each byte of it that they take: above 1 is what compression
-    /// gains. `null` while there are none.
+    /// Bytes of blocks held in RAM per byte of RAM they take: above 1, compression gains room.
+    /// `null` while there are none.
     #[serde(default)]
     pub held_per_ram_byte: Option<f64>,
-    /// Bytes newer than on the primary: what is at risk should the device be lost.
+    /// Bytes newer than on the primary: data at risk if the cache device is lost.
     pub dirty_bytes: u64,
     /// Dirty bytes at which writes wait for destaging.
     pub dirty_limit_bytes: u64,
     /// Seconds that the oldest dirty block has waited.
     pub oldest_dirty_seconds: f64,
-    /// The longest that one should wait, in seconds.
+    /// Maximum time that a dirty block should wait, in seconds.
     pub write_cache_depth_seconds: f64,
     /// Dirty bytes that cannot be read back: lost data.
     pub fenced_bytes: u64,
-    /// Hits and partial hits in a hundred lookups, those that were told to go past the cache among
-    /// them; absent before the first. `full_hit_percent` says more.
+    /// Hits and partial hits per hundred lookups, including lookups that bypassed the cache; absent
+    /// before the first. `full_hit_percent` is more informative.
     pub hit_percent: Option<f64>,
-    /// Reads found whole in the cache, in a hundred that asked it: those told to go past it do
-    /// not count. Absent before the first.
+    /// Reads found entirely in the cache, per hundred reads that did not bypass it. Absent before
+    /// the first.
     #[serde(default)]
     pub full_hit_percent: Option<f64>,
-    /// Reads found in part, in a hundred of the same.
+    /// Reads found partly in the cache, per hundred reads that did not bypass it.
     #[serde(default)]
     pub partial_hit_percent: Option<f64>,
-    /// Requests that the cache device failed.
+    /// Failed requests of the cache device.
     #[serde(default)]
     pub device_errors: u64,
 }
@@ -136,31 +138,31 @@ pub struct VolumeStatus {
     pub mode: String,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The file that it is, where there is a FUSE mount.
+    /// Its file in the FUSE mount, if there is one.
     #[serde(default)]
     pub file: Option<String>,
     /// The loop devices over that file.
     #[serde(default)]
     pub devices: Vec<String>,
-    /// How its primary is doing.
+    /// The health of its primary.
     #[serde(default)]
     pub primary_health: PrimaryStatus,
-    /// Its reads; by shard they add up as in the counters.
+    /// Its reads, counted as pieces at shards, as in the counters.
     #[serde(default)]
     pub reads: ReadStatus,
     /// Bytes newer in the cache than on the primary.
     #[serde(default)]
     pub dirty_bytes: u64,
-    /// Of these, bytes that cannot be read back: lost data.
+    /// Dirty bytes that cannot be read back: lost data.
     #[serde(default)]
     pub lost_bytes: u64,
-    /// Where those are, in address order; 1000 ranges at most.
+    /// The lost ranges, in address order; at most 1000.
     #[serde(default)]
     pub lost: Vec<LostRange>,
-    /// What is wrong with it now, each with what to do.
+    /// Its current problems, each with its remedy.
     #[serde(default)]
     pub problems: Vec<String>,
-    /// What clients asked of it since the start, by operation.
+    /// Requests of clients since the start, by operation.
     #[serde(default)]
     pub operations: Vec<OperationStatus>,
 }
@@ -170,9 +172,9 @@ pub struct VolumeStatus {
 pub struct OperationStatus {
     /// `read`, `write`, `flush`, ...
     pub operation: String,
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub requests: u64,
-    /// How long they took in the mean, in microseconds; absent before the first.
+    /// Mean latency in microseconds; absent before the first request.
     pub mean_micros: Option<f64>,
 }
 
@@ -184,38 +186,38 @@ impl OperationStatus {
     }
 }
 
-/// The primary of a volume.
+/// The health of a volume's primary.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct PrimaryStatus {
     /// `good`, `errors` (it failed a request in the last ten minutes), or `away` (it does not
     /// answer).
     pub state: String,
-    /// Reads that it failed.
+    /// Failed reads.
     pub read_errors: u64,
-    /// Writes, zeroes and discards that it failed.
+    /// Failed writes, write-zeroes and discards.
     pub write_errors: u64,
-    /// Flushes that it failed.
+    /// Failed flushes.
     pub flush_errors: u64,
-    /// How the last one failed.
+    /// The last error.
     pub last_error: Option<String>,
-    /// How many seconds ago.
+    /// Seconds since the last error.
     pub last_error_seconds: Option<f64>,
-    /// How long it has not answered, in seconds.
+    /// Seconds since it stopped answering.
     pub away_seconds: Option<f64>,
 }
 
-/// Reads of a volume by what the cache had of them, as pieces at a shard.
+/// Reads of a volume by how much the cache had of them, counted as pieces at shards.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct ReadStatus {
     /// All blocks were cached.
     pub hits: u64,
-    /// Some blocks were.
+    /// Some blocks, but not all, were cached.
     pub partial_hits: u64,
-    /// No block was.
+    /// No block was cached.
     pub misses: u64,
-    /// The read was told to go past the cache.
+    /// The read bypassed the cache.
     pub bypasses: u64,
-    /// Hits in a hundred of the others; absent before the first.
+    /// Hits per hundred reads that did not bypass the cache; absent before the first.
     pub full_hit_percent: Option<f64>,
 }
 
@@ -231,80 +233,80 @@ pub struct LostRange {
 /// One shard.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ShardStatus {
-    /// Where it is in its life.
+    /// Lifecycle state of its engine.
     pub state: String,
-    /// Why it refuses to serve, when it does.
+    /// Why it refuses to serve, if it does.
     pub reason: Option<String>,
-    /// How its part of the cache is doing.
+    /// Health of its part of the cache device.
     pub health: String,
     /// Its dirty blocks, in bytes.
     pub dirty_bytes: u64,
 }
 
-/// A drain: writing all that is dirty of a volume, or of all, to the primary.
+/// A drain job: writes all dirty data of one volume, or of all, to the primary.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Its number.
+    /// The job's number.
     pub id: u64,
-    /// The volume that it drains; all of them if there is none.
+    /// The volume that it drains; absent if it drains all.
     pub volume: Option<String>,
-    /// How far it is.
+    /// The state of the job.
     pub state: JobState,
-    /// Dirty bytes of what it drains when there were most of them since it began.
+    /// Maximum of its volumes' dirty bytes since it began.
     pub total_bytes: u64,
-    /// Dirty bytes of what it drains now, or when it ended.
+    /// Its volumes' dirty bytes now, or when it ended.
     pub remaining_bytes: u64,
-    /// Seconds since it began, or that it took.
+    /// Seconds since it began; if it has ended, its duration.
     pub seconds: f64,
     /// Why it failed.
     pub error: Option<String>,
 }
 
-/// How far a job is.
+/// The state of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
-    /// It goes on.
+    /// It is running.
     Running,
-    /// Nothing is dirty.
+    /// It is done: nothing is dirty.
     Done,
-    /// It was cancelled; what was destaged stays so.
+    /// It was cancelled; data that it has destaged stays destaged.
     Cancelled,
-    /// It cannot go on.
+    /// It failed.
     Failed,
 }
 
-/// A setting in force.
+/// A setting and its value in force.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct SettingStatus {
-    /// The volume; absent for one of the server.
+    /// The volume; absent for a setting of the server.
     pub volume: Option<String>,
     /// Its name, as in the configuration.
     pub name: String,
-    /// What is in force.
+    /// The value in force.
     pub value: String,
-    /// What the configuration says, where `set` has changed it.
+    /// The configured value, if `set` has changed it.
     pub configured: Option<String>,
-    /// When `set` has changed it, in seconds since 1970.
+    /// Time of the change by `set`, in seconds since 1970; absent if unchanged.
     pub set_unix_seconds: Option<u64>,
 }
 
-/// A recording to begin.
+/// Parameters of a new recording.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TraceRequest {
-    /// The file on the server's host, by its whole path; it must not exist.
+    /// Absolute path of the file on the server's host; it must not exist.
     pub path: String,
-    /// Seconds after which it ends by itself; absent until it is stopped.
+    /// Maximum duration in seconds; without it the recording runs until stopped.
     pub seconds: Option<u64>,
 }
 
-/// A recording of what clients ask of a volume.
+/// A recording of clients' requests to a volume.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct TraceStatus {
     /// The volume.
     pub volume: String,
-    /// The file.
+    /// Path of the trace file.
     pub path: String,
     /// `running`, `done`, or `failed`.
     pub state: String,
@@ -312,16 +314,16 @@ pub struct TraceStatus {
     pub requests: u64,
     /// Bytes written.
     pub bytes: u64,
-    /// Requests left out, since the file did not take them fast enough.
+    /// Requests left out because the file accepted them too slowly.
     pub dropped: u64,
-    /// Seconds since it began, or that it took.
+    /// Seconds since it began; if it has ended, its duration.
     pub seconds: f64,
     /// Why it failed.
     pub error: Option<String>,
 }
 
 impl TraceStatus {
-    /// The status that a snapshot shows.
+    /// The status derived from a snapshot.
     #[must_use]
     pub fn of(volume: &str, trace: &TraceSnapshot) -> Self {
         let state = match (trace.running, &trace.error) {
@@ -342,28 +344,28 @@ impl TraceStatus {
     }
 }
 
-/// How to stop.
+/// How the server is to stop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// Whether everything dirty is written to the primaries first.
+    /// Whether to write all dirty data to the primaries first.
     #[serde(default)]
     pub drain: bool,
 }
 
-/// It will be done.
+/// Confirms that a command will be carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct Accepted {
     /// Always true.
     pub accepted: bool,
 }
 
-/// Why something was not done.
+/// An error.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// What is wrong, with the value.
+    /// The problem, with the value.
     pub error: String,
-    /// What to do.
+    /// The remedy.
     pub hint: String,
 }
 
@@ -374,7 +376,7 @@ impl PoolStatus {
         Stats::from_fields(|name| self.counters.get(name).copied().unwrap_or(0))
     }
 
-    /// The status that a snapshot shows.
+    /// The status derived from a snapshot.
     #[must_use]
     pub fn of(pool: &PoolSnapshot) -> Self {
         let stats = pool.stats();
@@ -442,7 +444,7 @@ impl CacheStatus {
 }
 
 impl VolumeStatus {
-    /// The status that the snapshot of a volume, of the snapshot of its pool, shows.
+    /// The status derived from the snapshots of the pool and of one of its volumes.
     #[must_use]
     pub fn of(pool: &PoolSnapshot, volume: &VolumeSnapshot) -> Self {
         let latencies = pool.latencies.iter().filter(|latency| latency.volume == volume.name);
@@ -511,7 +513,7 @@ impl ShardStatus {
     }
 }
 
-/// A share, of something.
+/// `part` divided by `whole`; `None` if that is undefined.
 fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
@@ -526,7 +528,7 @@ fn state_name(state: &State) -> &'static str {
     }
 }
 
-/// The state that speaks for the pool is the one that keeps it most from serving.
+/// Rank of a state: the pool's state is the shard state that most keeps it from serving.
 fn state_rank(state: &State) -> u8 {
     match state {
         State::Serving => 0,

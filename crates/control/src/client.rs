@@ -1,5 +1,5 @@
-//! The commands' way to a running server: one request at a time over its control socket, with a
-//! time limit, on the caller's own thread.
+//! The client that commands use: one request at a time over the control socket of a running server,
+//! with a time limit, on the caller's thread.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,56 +19,56 @@ use crate::api::{
     VolumeStatus,
 };
 
-/// How long an answer may take.
+/// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes in the longest answer that is read.
+/// Maximum length of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No server listens.
     #[error("no server answers at {0}; start one with `forebay serve`, or use --control PATH")]
     NotRunning(PathBuf),
-    /// The socket cannot be used.
+    /// The socket is not accessible.
     #[error("control socket {path}: {source}; run this as the user who runs the server")]
     Io {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The answer took too long.
     #[error("the server at {0} has not answered in {PATIENCE:?}; see its log")]
     Timeout(PathBuf),
-    /// What came is not what was asked for.
-    #[error("what answers at {path} is not a Forebay server of this version: {what}")]
+    /// The answer is not the expected one.
+    #[error("the server at {path} is not a Forebay server of this version: {what}")]
     Unexpected {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What came.
+        /// Description of the answer.
         what: String,
     },
-    /// The server says no.
+    /// The server refused the request.
     #[error("{error}; {hint}")]
     Refused {
         /// The HTTP status.
         status: u16,
-        /// What is wrong.
+        /// The problem.
         error: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
 }
 
-/// A server to ask.
+/// A connection target: one server.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// The server whose control socket is at `socket`. Nothing is sent yet.
+    /// A client of the server at `socket`. Sends nothing yet.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         Self { socket }
@@ -80,15 +80,15 @@ impl Client {
         &self.socket
     }
 
-    /// What is served and how it is doing.
+    /// The status of the pool.
     ///
     /// # Errors
-    /// As for every request: when nobody answers, or the answer is no.
+    /// As for every request: when no server answers, or it refuses.
     pub fn status(&self) -> Result<PoolStatus, ClientError> {
         self.ask("GET", "/v1/status", None::<&()>)
     }
 
-    /// One volume.
+    /// The status of one volume.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -96,7 +96,7 @@ impl Client {
         self.ask("GET", &format!("/v1/volumes/{}", escaped(name)), None::<&()>)
     }
 
-    /// Starts to drain a volume, or all.
+    /// Starts to drain a volume, or all volumes.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -113,7 +113,7 @@ impl Client {
         self.ask("GET", "/v1/jobs", None::<&()>)
     }
 
-    /// How far a job is.
+    /// The state of a job.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -129,8 +129,8 @@ impl Client {
         self.ask("DELETE", &format!("/v1/jobs/{id}"), None::<&()>)
     }
 
-    /// Changes settings, by name: of a volume and of the cache, or without a volume of the cache
-    /// alone. Returns the settings in force then.
+    /// Changes settings by name: those of a volume and of the cache, or without a volume those of
+    /// the cache only. Returns the settings then in force.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -143,7 +143,7 @@ impl Client {
         self.ask("POST", path.as_deref().unwrap_or("/v1/set"), Some(to))
     }
 
-    /// Begins to record what clients ask of a volume.
+    /// Starts recording clients' requests to a volume.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -155,7 +155,7 @@ impl Client {
         self.ask("POST", &format!("/v1/volumes/{}/trace", escaped(volume)), Some(request))
     }
 
-    /// How the volume's recording stands.
+    /// The state of the volume's recording.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -171,7 +171,7 @@ impl Client {
         self.ask("DELETE", &format!("/v1/volumes/{}/trace", escaped(volume)), None::<&()>)
     }
 
-    /// Asks the server to stop; it has when its socket is gone.
+    /// Tells the server to stop. It has stopped when its socket is gone.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -179,7 +179,7 @@ impl Client {
         self.ask("POST", "/v1/stop", Some(&StopRequest { drain }))
     }
 
-    /// Sends a request with a JSON body, if there is one, and reads the JSON answer.
+    /// Sends a request, with a JSON body if given, and parses the JSON answer.
     ///
     /// # Errors
     /// As for [`Client::status`].
@@ -198,10 +198,10 @@ impl Client {
         Err(ClientError::Refused { status, error, hint })
     }
 
-    /// Sends a request and reads the answer: its status and its body.
+    /// Sends a request and returns the answer's status and body.
     ///
     /// # Errors
-    /// When nobody answers.
+    /// When no server answers.
     pub fn exchange(
         &self,
         method: &str,
@@ -251,7 +251,7 @@ impl Client {
     }
 }
 
-/// `text` as one segment of a path.
+/// `text`, percent-encoded as one segment of a path.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

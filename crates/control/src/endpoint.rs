@@ -1,5 +1,5 @@
-//! Where NBD clients connect, and on which terms: `unix:PATH` or `tcp:HOST:PORT`, with settings of
-//! this endpoint alone behind it, each after a comma.
+//! NBD endpoints and their settings: `unix:PATH` or `tcp:HOST:PORT`, followed by settings of this
+//! endpoint, each after a comma.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,21 +9,21 @@ use crate::access::SocketAccess;
 use crate::config::TlsPolicy;
 use crate::settings::parse_named;
 
-/// What may stand behind the place.
+/// Settings that may follow the address, for messages.
 const SETTINGS: &str = "tls=POLICY, and for Unix sockets mode=0660, owner=NAME, group=NAME";
 
-/// An endpoint of clients.
+/// An NBD endpoint.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Listen {
-    /// Where.
+    /// Its address.
     pub at: Place,
-    /// Whether its clients may or must use TLS; decided by [`Listen::tls_by`] when absent.
+    /// Whether its clients may or must use TLS; see [`Listen::tls_by`] when absent.
     pub tls: Option<TlsPolicy>,
-    /// Who may connect; only of Unix sockets.
+    /// Permissions; for Unix sockets only.
     pub access: SocketAccess,
 }
 
-/// Where clients connect.
+/// The address of an endpoint.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Place {
     /// A Unix socket.
@@ -33,8 +33,8 @@ pub enum Place {
 }
 
 impl Listen {
-    /// Whether its clients may or must use TLS where `general` is the server's setting: that is
-    /// for TCP. Who may connect to a Unix socket is decided by its permissions.
+    /// Whether its clients may or must use TLS if `general` is the server's setting, which applies
+    /// to TCP. Access to a Unix socket is controlled by its permissions.
     #[must_use]
     pub fn tls_by(&self, general: TlsPolicy) -> TlsPolicy {
         self.tls.unwrap_or(match self.at {
@@ -59,7 +59,7 @@ impl FromStr for Listen {
         for part in parts {
             let refused = |why: String| format!("endpoint {text:?}: {why}");
             let Some((key, value)) = part.split_once('=') else {
-                let what = format!("{part:?} behind the comma is no setting; known: {SETTINGS}");
+                let what = format!("{part:?} after the comma is not a setting; known: {SETTINGS}");
                 return Err(refused(what));
             };
             match key {
@@ -94,7 +94,7 @@ impl FromStr for Place {
         let port = port.parse().map_err(|_| refused("the port is not from 0 to 65535"))?;
         let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
         if host.is_empty() {
-            return Err(refused("the host is missing; 0.0.0.0 is every address"));
+            return Err(refused("the host is missing; for every address write 0.0.0.0"));
         }
         Ok(Self::Tcp(host.to_owned(), port))
     }
@@ -129,7 +129,7 @@ mod tests {
             ("tcp:h:1,tsl=off", "unknown setting \"tsl\""),
             ("tcp:h:1,mode=0600", "mode is for Unix sockets"),
             ("unix:/a,mode=rw", "octal"),
-            ("unix:/a,b", "\"b\" behind the comma is no setting"),
+            ("unix:/a,b", "\"b\" after the comma is not a setting"),
         ];
         for (text, word) in refused {
             let message = read(text).expect_err(text);

@@ -1,8 +1,8 @@
-//! Drains as jobs, of one volume or of all. Asking again for what a running job does joins it; so
-//! at most one runs for each volume, and one for all. A job ends when nothing of it is dirty, when
-//! it is cancelled, when the pool does not answer, or when what is left cannot be destaged: it is
-//! lost, or its primary takes nothing. A volume is drained as long as a job of it runs. The last
-//! few jobs that ended are kept to be asked about.
+//! Drains as jobs, of one volume or of all. A second request for a running drain joins its job, so
+//! at most one job runs for each volume, and one for all. A job ends when nothing of its volumes is
+//! dirty, when it is cancelled, when the pool does not answer, or when the remaining blocks cannot
+//! be destaged: they are lost, or their primary accepts no writes. A volume is drained as long as
+//! one of its jobs runs. The last few ended jobs are kept for inquiries.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use crate::error::{ControlError, ControlErrorKind};
 use crate::pool::{PoolControl, PoolSnapshot};
 use crate::units::Size;
 
-/// Jobs that are remembered.
+/// Maximum number of remembered jobs.
 const KEPT: usize = 32;
 
 /// The jobs of a server.
@@ -40,16 +40,16 @@ struct Entry {
     progress: DrainProgress,
 }
 
-/// Blocks that a job has to do with.
+/// Blocks that a job still has to destage.
 #[derive(Clone, Copy)]
 struct Left {
     dirty: u64,
-    /// Of these, those that cannot be read back, and so are never destaged.
+    /// Lost blocks among them, which can never be destaged because they cannot be read back.
     lost: u64,
 }
 
 impl Left {
-    /// Those of a volume, or of all.
+    /// The remaining blocks of `volume`, or of all volumes.
     fn of(snapshot: &PoolSnapshot, volume: Option<&str>) -> Result<Self, ControlError> {
         let Some(name) = volume else {
             return Ok(Self { dirty: snapshot.dirty_blocks(), lost: snapshot.lost_blocks() });
@@ -68,12 +68,12 @@ impl Left {
 }
 
 impl Jobs {
-    /// No jobs yet, on `pool`.
+    /// A list without jobs, for `pool`.
     pub fn new(pool: Arc<dyn PoolControl>) -> Self {
         Self { pool, entries: Mutex::default() }
     }
 
-    /// Starts to drain a volume, or all; or joins the job that does just that.
+    /// Starts to drain a volume, or all volumes; or joins the running job that does exactly that.
     pub fn start(&self, volume: Option<&str>) -> Result<Job, ControlError> {
         let mut entries = self.lock();
         let snapshot = self.pool.snapshot()?;
@@ -102,7 +102,7 @@ impl Jobs {
         Ok(job)
     }
 
-    /// Looks how far the running jobs are.
+    /// Updates the running jobs from the state of the pool.
     pub fn refresh(&self) {
         let mut entries = self.lock();
         if !entries.all.iter().any(Entry::is_running) {
@@ -117,7 +117,8 @@ impl Jobs {
         }
     }
 
-    /// Ends the drain of what only this job, which has ended, was draining.
+    /// Stops the drain of those volumes that no other job still drains, after job `ended` has
+    /// ended.
     fn switch_off(&self, entries: &Entries, ended: usize) {
         let drained = |name: &String| {
             let mut running = entries.all.iter().filter(|entry| entry.is_running());
@@ -130,7 +131,7 @@ impl Jobs {
         }
     }
 
-    /// The job of that number.
+    /// The job with this number.
     pub fn get(&self, id: u64) -> Result<Job, ControlError> {
         self.refresh();
         let entries = self.lock();
@@ -138,7 +139,7 @@ impl Jobs {
         found.map(|entry| entry.job.clone()).ok_or_else(|| no_job(id))
     }
 
-    /// Ends the job of that number; nothing if it has ended.
+    /// Cancels the job with this number; no effect if it has ended.
     pub fn cancel(&self, id: u64) -> Result<Job, ControlError> {
         let mut entries = self.lock();
         let at = entries.all.iter().position(|entry| entry.job.id == id);
@@ -150,7 +151,7 @@ impl Jobs {
         Ok(entries.all[at].job.clone())
     }
 
-    /// Every job that is remembered, oldest first.
+    /// All remembered jobs, oldest first.
     pub fn list(&self) -> Vec<Job> {
         self.refresh();
         self.lock().all.iter().map(|entry| entry.job.clone()).collect()
@@ -162,8 +163,8 @@ impl Jobs {
 }
 
 impl Entries {
-    /// Forgets the oldest job that has ended, if there are too many. Those that run are few: one
-    /// for each volume, and one for all.
+    /// Forgets the oldest ended job if there are too many. Running jobs are few: one for each
+    /// volume, and one for all.
     fn make_room(&mut self) {
         if self.all.len() >= KEPT
             && let Some(oldest) = self.all.iter().position(|entry| !entry.is_running())
@@ -178,7 +179,7 @@ impl Entry {
         self.job.state == JobState::Running
     }
 
-    /// Takes note of how the pool stands; whether the job has ended with that.
+    /// Updates the job from the state of the pool. Returns whether it has ended.
     fn has_ended(&mut self, snapshot: Result<&PoolSnapshot, &ControlError>) -> bool {
         let Self { job, began, progress, .. } = self;
         let time = began.elapsed();
@@ -205,7 +206,7 @@ impl Entry {
     }
 }
 
-/// What a drain leaves, and why.
+/// The message of a drain that left dirty blocks: how many, and why.
 fn what_is_left(left: Left) -> String {
     let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
     let (lost, left) = (left.lost, left.whole());
@@ -218,8 +219,8 @@ fn what_is_left(left: Left) -> String {
     }
     if left > 0 {
         all.push(format!(
-            "{} remain, and have not become less for {} s; see `forebay status` for the primary \
-             that does not take them",
+            "{} remain, without progress for {} s; see `forebay status` for the primary that does \
+             not take them",
             size(left),
             DRAIN_PATIENCE.as_secs()
         ));

@@ -1,6 +1,6 @@
-//! What stands beside the path of the data: configuration, the HTTP API on a Unix socket with its
-//! client, and the metrics. The pool is reached through [`PoolControl`], which whoever owns the
-//! shard threads implements; no request of a client ever passes here.
+//! Everything outside the data path: configuration, the HTTP API on a Unix socket with its client,
+//! and the metrics. The pool is accessed through [`PoolControl`], which the owner of the shard
+//! threads implements; client requests never pass through here.
 
 #![forbid(unsafe_code)]
 

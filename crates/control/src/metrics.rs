@@ -1,8 +1,8 @@
 //! The statistics as Prometheus reads them: those of [`STATISTICS`] for each shard, then levels of
 //! the pool, volumes and latencies.
 //!
-//! Conservation: `lookups = hits + partial_hits + misses + bypasses` at any moment, in every
-//! shard and so in their sums; a shard's counters are read in one turn of its thread.
+//! Conservation: `lookups = hits + partial_hits + misses + bypasses` at any moment, in every shard
+//! and therefore in the sums; a shard's counters are read in one turn of its thread.
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ pub fn exposed_name(row: &Statistic) -> String {
     format!("forebay_{name}{suffix}")
 }
 
-/// Everything as Prometheus' text format, version 0.0.4.
+/// All metrics in Prometheus' text format, version 0.0.4.
 #[must_use]
 pub fn exposition(pool: &PoolSnapshot) -> String {
     let mut out = String::with_capacity(16 << 10);
@@ -70,10 +70,10 @@ fn statistic(out: &mut String, name: &str, row: &Statistic, shard: &str, stats: 
     }
 }
 
-/// What is known of each volume, over all shards.
+/// The metrics of each volume, over all shards.
 fn volumes(out: &mut String, pool: &PoolSnapshot) {
     let name = "forebay_volume_lookups_total";
-    head(out, name, "counter", "Read requests of a volume by what the cache had of them.");
+    head(out, name, "counter", "Read requests of a volume, by how much of them was cached.");
     for volume in &pool.volumes {
         let Lookups { hits, partial_hits, misses, bypasses } = volume.state.lookups;
         let results =
@@ -121,7 +121,7 @@ fn levels(out: &mut String, pool: &PoolSnapshot) {
     head(out, "forebay_clients", "gauge", "Clients connected.");
     line(out, "forebay_clients", &[], pool.clients);
     let refused = "forebay_clients_refused_total";
-    head(out, refused, "counter", "Clients refused for want of a place.");
+    head(out, refused, "counter", "Clients refused because the limit of clients was reached.");
     line(out, refused, &[], pool.clients_refused);
     head(out, "forebay_uptime_seconds", "gauge", "Seconds since the server was ready.");
     line(out, "forebay_uptime_seconds", &[], pool.uptime.as_secs());

@@ -1,5 +1,5 @@
-//! What control needs of a running pool. The binary implements [`PoolControl`] over the shard
-//! threads; the tests over a table.
+//! The interface that control needs to a running pool. The binary implements [`PoolControl`] over
+//! the shard threads, the tests over a table.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,81 +10,81 @@ use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, St
 use crate::ControlError;
 use crate::settings::{Change, Spec};
 
-/// A running pool, seen from beside. Every call may take as long as a shard's turn, and none
-/// longer; calls come from several threads.
+/// A running pool, as seen by other threads. A call may take as long as one turn of a shard. Calls
+/// come from several threads.
 pub trait PoolControl: Send + Sync + 'static {
-    /// What the pool is and how it is doing, now.
+    /// The pool's current configuration and state.
     ///
     /// # Errors
     /// When a shard does not answer.
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError>;
 
-    /// Changes settings, for the next starts too. Dirty blocks stay in the cache and are destaged.
+    /// Changes settings, also for later starts. Dirty blocks stay in the cache and are destaged.
     ///
     /// # Errors
-    /// When there is no such volume, or the changes cannot be kept; then nothing is changed.
+    /// When there is no such volume, or the changes cannot be saved; then nothing is changed.
     fn set(&self, changes: &[Change]) -> Result<(), ControlError>;
 
-    /// Starts, or stops, destaging all of a volume as fast as its primary takes it.
+    /// Starts or stops a drain: destaging all of a volume as fast as its primary accepts it.
     ///
     /// # Errors
     /// When there is no such volume, or a shard does not answer.
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError>;
 
-    /// Begins to record what clients ask of a volume, to a new file on the server's host.
+    /// Starts recording clients' requests to a volume in a new file on the server's host.
     ///
     /// # Errors
-    /// When there is no such volume, it is being recorded, or the file cannot be made.
+    /// When there is no such volume, it is already being recorded, or the file cannot be created.
     fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError>;
 
-    /// The volume's recording, under way or the last one; `None` when there was none.
+    /// The volume's recording: the running or the last one; `None` if there was none.
     ///
     /// # Errors
     /// When there is no such volume.
     fn trace(&self, volume: &str) -> Result<Option<TraceSnapshot>, ControlError>;
 
-    /// Ends the volume's recording, when all that was asked until now is written.
+    /// Ends the volume's recording after all requests received so far are written.
     ///
     /// # Errors
-    /// When there is no such volume, or it has not been recorded.
+    /// When there is no such volume, or it has never been recorded.
     fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError>;
 
-    /// Begins to stop the server and returns at once; with `drain`, once nothing is dirty.
+    /// Begins to stop the server and returns at once. With `drain`, it stops once nothing is dirty.
     ///
     /// # Errors
-    /// When the pool is stopping already and cannot do it that way.
+    /// When the pool is already stopping in a way that conflicts.
     fn stop(&self, drain: bool) -> Result<(), ControlError>;
 }
 
-/// Where a recording goes.
+/// Parameters of a new recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceTarget {
     /// The file; it must not exist.
     pub path: PathBuf,
-    /// How long it goes on by itself; `None` until it is stopped.
+    /// Maximum duration; `None` records until stopped.
     pub limit: Option<Duration>,
 }
 
-/// A recording at one moment.
+/// The state of a recording at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TraceSnapshot {
-    /// Its file.
+    /// Path of the trace file.
     pub path: PathBuf,
-    /// Whether it goes on.
+    /// Whether the recording is running.
     pub running: bool,
-    /// Time since it began, or that it took.
+    /// Time since it began; if it has ended, its duration.
     pub time: Duration,
     /// Requests written.
     pub requests: u64,
     /// Bytes written.
     pub bytes: u64,
-    /// Requests left out, since the file did not take them fast enough.
+    /// Requests left out because the file accepted them too slowly.
     pub dropped: u64,
-    /// Why it could not go on.
+    /// Why it failed.
     pub error: Option<String>,
 }
 
-/// A pool at one moment.
+/// The state of a pool at one moment.
 #[derive(Clone, Debug)]
 pub struct PoolSnapshot {
     /// Time since the server was ready.
@@ -95,46 +95,47 @@ pub struct PoolSnapshot {
     pub drain_given_up: bool,
     /// The cache device's path.
     pub cache_path: String,
-    /// Bytes of it that are used.
+    /// Bytes of the cache device in use.
     pub cache_bytes: u64,
-    /// Bytes that it has.
+    /// Size of the cache device, in bytes.
     pub cache_device_bytes: u64,
-    /// How clean blocks are chosen to leave.
+    /// Eviction policy.
     pub eviction: Eviction,
-    /// How rewritten blocks are stored.
+    /// How blocks are stored that equal or resemble others.
     pub content: ContentLocality,
-    /// The longest a dirty block may wait.
+    /// Maximum time that a dirty block may wait before it is written to the primary.
     pub write_cache_depth: Duration,
-    /// Where clients connect.
+    /// Endpoints for clients.
     pub endpoints: Vec<String>,
     /// Clients connected.
     pub clients: u64,
-    /// Clients that were refused for want of a place.
+    /// Clients refused because the limit of clients was reached.
     pub clients_refused: u64,
     /// The volumes, in order of their ids.
     pub volumes: Vec<VolumeSnapshot>,
     /// The shards, in order.
     pub shards: Vec<ShardSnapshot>,
-    /// How long requests took, by volume and operation.
+    /// Request latencies, by volume and operation.
     pub latencies: Vec<Latency>,
     /// Every setting in force.
     pub settings: Vec<SettingSnapshot>,
 }
 
-/// A setting at one moment.
+/// The value of a setting at one moment.
 #[derive(Clone, Debug)]
 pub struct SettingSnapshot {
     /// The setting.
     pub spec: &'static Spec,
     /// The volume; `None` for a setting of the server.
     pub volume: Option<String>,
-    /// What is in force.
+    /// The value in force.
     pub value: String,
-    /// What the configuration says, and since when, in seconds since 1970, it was set otherwise.
+    /// If `set` has changed it: the configured value, and the time of the change in seconds since
+    /// 1970.
     pub changed: Option<(String, u64)>,
 }
 
-/// A volume at one moment.
+/// The state of a volume at one moment.
 #[derive(Clone, Debug)]
 pub struct VolumeSnapshot {
     /// Its name.
@@ -143,34 +144,34 @@ pub struct VolumeSnapshot {
     pub primary: String,
     /// Its size in bytes.
     pub size: u64,
-    /// What the cache does for it.
+    /// The cache mode.
     pub mode: Mode,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// The file that it is, where there is a FUSE mount.
+    /// Its file in the FUSE mount, if there is one.
     pub file: Option<String>,
     /// The loop devices over that file.
     pub devices: Vec<String>,
-    /// Its reads, its dirty and lost blocks.
+    /// Reads, dirty blocks and lost blocks.
     pub state: VolumeState,
-    /// How its primary is doing.
+    /// The health of its primary.
     pub primary_health: PrimaryHealth,
 }
 
-/// How a primary is doing.
+/// The health of a primary.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PrimaryHealth {
-    /// How long it has not answered; `None` while it does.
+    /// Time since it stopped answering; `None` while it answers.
     pub away: Option<Duration>,
-    /// The last request that it failed: how long ago, and how it failed.
+    /// The last request that failed: how long ago, and the error.
     pub last_error: Option<(Duration, String)>,
 }
 
 impl PrimaryHealth {
-    /// An error that is older does not count as news.
+    /// Age up to which an error counts as recent.
     pub const RECENT: Duration = Duration::from_secs(600);
 
-    /// What the shards saw, seen from `now`.
+    /// The health according to the shards' observations, at time `now`.
     #[must_use]
     pub fn of(primary: &Primary, now: Instant) -> Self {
         Self {
@@ -191,38 +192,38 @@ impl PrimaryHealth {
     }
 }
 
-/// A shard at one moment.
+/// The state of a shard at one moment.
 #[derive(Clone, Debug)]
 pub struct ShardSnapshot {
-    /// Where its engine is in its life.
+    /// Lifecycle state of its engine.
     pub state: State,
-    /// How its part of the cache device is doing.
+    /// Health of its part of the cache device.
     pub health: Health,
     /// Its counters.
     pub stats: Stats,
 }
 
-/// How long requests of one operation took since the start.
+/// Latencies of one operation since the start.
 #[derive(Clone, Debug)]
 pub struct Latency {
     /// The volume.
     pub volume: String,
     /// The operation: `read`, `write`, `flush`, ...
     pub operation: &'static str,
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// Their times together, in nanoseconds.
+    /// Sum of their latencies, in nanoseconds.
     pub sum_nanos: u64,
-    /// Upper bounds in nanoseconds, ascending, each with the number of requests that took at most
-    /// that long.
+    /// Histogram: upper bounds in nanoseconds, ascending, each with the number of requests that
+    /// took at most that long.
     pub at_most: Vec<(u64, u64)>,
 }
 
 impl PoolSnapshot {
-    /// The volume of that name.
+    /// The volume with this name.
     ///
     /// # Errors
-    /// When there is none; the error lists those that there are.
+    /// When there is no such volume; the error lists the existing ones.
     pub fn volume(&self, name: &str) -> Result<&VolumeSnapshot, ControlError> {
         self.volumes.iter().find(|volume| volume.name == name).ok_or_else(|| {
             ControlError::no_volume(name, self.volumes.iter().map(|volume| volume.name.as_str()))

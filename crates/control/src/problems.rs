@@ -1,15 +1,15 @@
-//! What is wrong now, in sentences that say what to do: for the top of the status.
+//! Current problems, as sentences that say what to do; for the top of the status.
 
 use forebay_engine::{Health, State};
 
 use crate::pool::{PoolSnapshot, PrimaryHealth, VolumeSnapshot};
 use crate::units::Size;
 
-/// Ranges of lost bytes that a sentence names.
+/// Maximum number of lost ranges listed in a sentence.
 const RANGES_NAMED: usize = 3;
 const BLOCK: u64 = forebay_block::BLOCK_SIZE as u64;
 
-/// One sentence for each thing that is wrong.
+/// One sentence for each problem of the pool.
 #[must_use]
 pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
     let mut all = Vec::new();
@@ -36,7 +36,7 @@ pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
     all
 }
 
-/// The same of one volume.
+/// One sentence for each problem of a volume.
 #[must_use]
 pub fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
     let mut all = Vec::new();
@@ -45,7 +45,7 @@ pub fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
     let PrimaryHealth { away, last_error } = &volume.primary_health;
     if let Some(away) = away {
         all.push(format!(
-            "volume {name}: the primary {} does not answer, for {:.0} s; {dirty} wait for it; \
+            "volume {name}: the primary {} does not answer ({:.0} s so far); {dirty} wait for it; \
              bring it back",
             volume.primary,
             away.as_secs_f64()
@@ -64,8 +64,8 @@ pub fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
     }
     if volume.state.changed {
         all.push(format!(
-            "volume {name}: the primary {} was changed without the cache; what was cached of it \
-             is dropped, but for {dirty} that are not on it; check its content",
+            "volume {name}: the primary {} was changed without the cache; its cached \
+             blocks are dropped, except {dirty} that are not on it; check its content",
             volume.primary
         ));
     }
@@ -78,8 +78,8 @@ pub fn of_volume(volume: &VolumeSnapshot) -> Vec<String> {
             more => format!(" and {more} more ranges (forebay status --json)"),
         };
         all.push(format!(
-            "volume {name}: LOST {} that only the cache had: {named}{more}; restore them from a \
-             copy; until they are written, reads of them fail",
+            "volume {name}: LOST {} that were only in the cache: {named}{more}; restore them from \
+             a copy; until they are written, reads of them fail",
             Size(volume.state.lost_blocks * BLOCK)
         ));
     }

@@ -1,6 +1,5 @@
-//! The HTTP API: a thread of its own with one async runtime, a Unix socket, and routes that ask
-//! the pool. What the pool does in answer may wait for a shard, so it happens on a thread where
-//! waiting is allowed.
+//! The HTTP API: its own thread with one async runtime, a Unix socket, and routes that call the
+//! pool. A call to the pool may wait for a shard, so it runs on a thread that may block.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,27 +30,27 @@ use crate::pool::{PoolControl, PoolSnapshot, TraceTarget};
 use crate::settings::Change;
 use crate::socket::{SocketError, listen};
 
-/// Bytes in the longest body that is read.
+/// Maximum length of a request body, in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
-/// Connections at once; later ones wait.
+/// Maximum number of concurrent connections; later ones wait.
 const CONNECTIONS_MAX: usize = 32;
-/// How often a running job is looked at.
+/// Interval at which running jobs are checked.
 const JOB_PERIOD: Duration = Duration::from_millis(100);
-/// How long requests in progress may hold up the end.
+/// Maximum time that requests in progress may delay the shutdown.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The control socket, bound: commands may connect, and wait until they are served. Bound early,
-/// so that a server that cannot be controlled is refused before it touches a device.
+/// The bound control socket: commands may connect, and wait until they are served. It is bound
+/// early, so that a server that could not be controlled fails before it touches a device.
 pub struct ControlSocket {
     listener: std::os::unix::net::UnixListener,
     file: SocketFile,
 }
 
 impl ControlSocket {
-    /// Binds the socket `path` for those who have `access`.
+    /// Binds the socket at `path` with the permissions `access`.
     ///
     /// # Errors
-    /// When it is taken or cannot be made.
+    /// When another server holds the path, or the socket cannot be created.
     pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, SocketError> {
         let listener = listen(path, access)?;
         Ok(Self { listener, file: SocketFile(path.to_owned()) })
@@ -64,7 +63,7 @@ impl ControlSocket {
     }
 }
 
-/// The socket's file; it goes when this is dropped.
+/// The socket's file; removed on drop.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -73,7 +72,7 @@ impl Drop for SocketFile {
     }
 }
 
-/// The running API. Dropping it ends it and removes the socket.
+/// The running API. Dropping it stops it and removes the socket.
 pub struct Server {
     file: Option<SocketFile>,
     farewell: Option<oneshot::Sender<()>>,
@@ -84,7 +83,7 @@ impl Server {
     /// Serves `pool` at `socket`.
     ///
     /// # Errors
-    /// When there is no thread or runtime to be had.
+    /// When the thread or the runtime cannot be created.
     pub fn start(socket: ControlSocket, pool: Arc<dyn PoolControl>) -> Result<Self, SocketError> {
         let ControlSocket { listener, file } = socket;
         let failed = |source| SocketError::Io { path: file.0.clone(), source };
@@ -117,7 +116,7 @@ impl Drop for Server {
     }
 }
 
-/// What every route sees.
+/// State shared by all routes.
 #[derive(Clone)]
 struct Shared {
     pool: Arc<dyn PoolControl>,
@@ -157,7 +156,7 @@ async fn run(listener: UnixListener, pool: Arc<dyn PoolControl>, ending: oneshot
     watcher.abort();
 }
 
-/// A listener that lets in only this many at once.
+/// A listener that accepts a limited number of concurrent connections.
 struct Bounded {
     listener: UnixListener,
     places: Arc<Semaphore>,
@@ -179,14 +178,14 @@ impl axum::serve::Listener for Bounded {
     }
 }
 
-/// A connection and its place.
+/// A connection, with its permit.
 struct Held {
     stream: UnixStream,
     _place: OwnedSemaphorePermit,
 }
 
 mod held {
-    //! A held connection reads and writes as the stream inside does.
+    //! I/O of a [`Held`] connection, forwarded to its stream.
 
     use std::io;
     use std::pin::Pin;
@@ -228,7 +227,7 @@ mod held {
     }
 }
 
-/// The description of the API.
+/// The OpenAPI description.
 #[derive(OpenApi)]
 #[openapi(
     info(title = "Forebay", description = "Control of a running Forebay server."),
@@ -272,7 +271,7 @@ fn routes(shared: Shared) -> axum::Router {
         .with_state(shared)
 }
 
-/// An answer that says what is wrong.
+/// An error answer.
 struct Refusal(StatusCode, ErrorBody);
 
 impl IntoResponse for Refusal {
@@ -302,7 +301,7 @@ impl From<JsonRejection> for Refusal {
 
 type Answer<T> = Result<T, Refusal>;
 
-/// Runs `ask` where it may wait.
+/// Runs `ask` on a thread that may block.
 async fn ask<T: Send + 'static>(
     ask: impl FnOnce() -> Result<T, ControlError> + Send + 'static,
 ) -> Answer<T> {
@@ -316,7 +315,7 @@ async fn ask<T: Send + 'static>(
     }
 }
 
-/// What is served and how it is doing.
+/// The status of the pool.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, body = PoolStatus), (status = 503, body = ErrorBody)))]
 async fn status(State(shared): State<Shared>) -> Answer<Json<PoolStatus>> {
@@ -328,7 +327,7 @@ fn status_of(pool: &dyn PoolControl, name: &str) -> Result<Json<VolumeStatus>, C
     Ok(Json(VolumeStatus::of(&snapshot, snapshot.volume(name)?)))
 }
 
-/// One volume.
+/// The status of one volume.
 #[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path)), responses(
     (status = 200, body = VolumeStatus), (status = 404, body = ErrorBody)))]
 async fn volume(
@@ -338,7 +337,7 @@ async fn volume(
     ask(move || status_of(&*shared.pool, &name)).await
 }
 
-/// Writes all that is dirty to the primaries; answers with the job that does it.
+/// Starts a job that writes all dirty data to the primaries, and returns the job.
 #[utoipa::path(post, path = "/v1/drain", responses(
     (status = 202, body = Job), (status = 503, body = ErrorBody)))]
 async fn drain(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Job>)> {
@@ -346,7 +345,7 @@ async fn drain(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Job>)> 
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 
-/// Writes all that is dirty of a volume to its primary; answers with the job that does it.
+/// Starts a job that writes all dirty data of a volume to its primary, and returns the job.
 #[utoipa::path(post, path = "/v1/volumes/{name}/drain", params(("name" = String, Path)),
     responses((status = 202, body = Job), (status = 404, body = ErrorBody)))]
 async fn drain_volume(
@@ -357,7 +356,7 @@ async fn drain_volume(
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 
-/// The jobs that are remembered, oldest first.
+/// The remembered jobs, oldest first.
 #[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = [Job])))]
 async fn jobs(State(shared): State<Shared>) -> Answer<Json<Vec<Job>>> {
     ask(move || Ok(Json(shared.jobs.list()))).await
@@ -371,7 +370,7 @@ async fn job(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answ
     ask(move || Ok(Json(shared.jobs.get(id)?))).await
 }
 
-/// Cancels a job; what it has destaged stays so.
+/// Cancels a job; data that it has destaged stays destaged.
 #[utoipa::path(delete, path = "/v1/jobs/{id}", params(("id" = u64, Path)), responses(
     (status = 200, body = Job), (status = 404, body = ErrorBody)))]
 async fn cancel(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answer<Json<Job>> {
@@ -381,12 +380,12 @@ async fn cancel(State(shared): State<Shared>, Segment(id): Segment<String>) -> A
 
 fn job_number(text: &str) -> Result<u64, ControlError> {
     text.parse().map_err(|_| {
-        let what = format!("{text:?} is not the number of a job");
+        let what = format!("{text:?} is not a job number");
         ControlError::new(ControlErrorKind::Invalid, what, "list them with GET /v1/jobs")
     })
 }
 
-/// Changes settings of the whole cache while it serves, and keeps them for the next starts.
+/// Changes settings of the whole cache while it serves, also for later starts.
 #[utoipa::path(post, path = "/v1/set", request_body = CacheSettings, responses(
     (status = 200, body = InForce), (status = 400, body = ErrorBody),
     (status = 503, body = ErrorBody)))]
@@ -398,8 +397,7 @@ async fn set(
     ask(move || Ok(Json(InForce::of(&change(&*shared.pool, None, &settings)?, None)))).await
 }
 
-/// Changes settings of a volume, and of the whole cache, while it serves, and keeps them for the
-/// next starts.
+/// Changes settings of a volume, and of the whole cache, while it serves, also for later starts.
 #[utoipa::path(post, path = "/v1/volumes/{name}/set", params(("name" = String, Path)),
     request_body = VolumeSettings, responses((status = 200, body = VolumeInForce),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
@@ -420,8 +418,8 @@ async fn set_volume(
     .await
 }
 
-/// Changes settings, and returns the pool with the settings in force then. Everything is understood
-/// before anything is changed.
+/// Changes settings, and returns the pool with the settings then in force. All changes are parsed
+/// before any is applied.
 fn change(
     pool: &dyn PoolControl,
     volume: Option<&str>,
@@ -438,7 +436,7 @@ fn change(
     pool.snapshot()
 }
 
-/// Begins to record what clients ask of a volume. The file is made with mode 0600 by the server.
+/// Starts recording clients' requests to a volume. The server creates the file with mode 0600.
 #[utoipa::path(post, path = "/v1/volumes/{name}/trace", params(("name" = String, Path)),
     request_body = TraceRequest, responses((status = 201, body = TraceStatus),
     (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
@@ -463,7 +461,7 @@ async fn start_trace(
     Ok((StatusCode::CREATED, Json(status.await?)))
 }
 
-/// The volume's recording, under way or the last one.
+/// The volume's recording: the running or the last one.
 #[utoipa::path(get, path = "/v1/volumes/{name}/trace", params(("name" = String, Path)),
     responses((status = 200, body = TraceStatus), (status = 404, body = ErrorBody)))]
 async fn trace(
@@ -473,7 +471,7 @@ async fn trace(
     Ok(Json(ask(move || recording(&*shared.pool, &name)).await?))
 }
 
-/// Ends the volume's recording, when all that was asked until now is written.
+/// Ends the volume's recording after all requests received so far are written.
 #[utoipa::path(delete, path = "/v1/volumes/{name}/trace", params(("name" = String, Path)),
     responses((status = 200, body = TraceStatus), (status = 404, body = ErrorBody)))]
 async fn stop_trace(
@@ -490,7 +488,7 @@ fn recording(pool: &dyn PoolControl, volume: &str) -> Result<TraceStatus, Contro
     Ok(TraceStatus::of(volume, &trace))
 }
 
-/// Stops the server in order. The answer comes at once; the socket is gone when it has stopped.
+/// Stops the server in order. The answer comes at once; the socket is gone once it has stopped.
 #[utoipa::path(post, path = "/v1/stop", request_body = StopRequest, responses(
     (status = 202, body = Accepted), (status = 409, body = ErrorBody)))]
 async fn stop(
@@ -502,7 +500,7 @@ async fn stop(
     Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: true })))
 }
 
-/// Every counter, as Prometheus reads it.
+/// Every counter, in the Prometheus text format.
 #[utoipa::path(get, path = "/metrics", responses((status = 200, body = String,
     content_type = "text/plain")))]
 async fn metrics(State(shared): State<Shared>) -> Answer<impl IntoResponse> {
@@ -510,7 +508,7 @@ async fn metrics(State(shared): State<Shared>) -> Answer<impl IntoResponse> {
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text))
 }
 
-/// This description.
+/// This OpenAPI description.
 #[utoipa::path(get, path = "/openapi.json", responses((status = 200)))]
 async fn description() -> Answer<impl IntoResponse> {
     let unreadable = |error: serde_json::Error| {
@@ -522,7 +520,7 @@ async fn description() -> Answer<impl IntoResponse> {
     Ok(Json(api))
 }
 
-/// Says of every response what its status means: the specification requires it.
+/// Describes the statuses of every response, as OpenAPI requires.
 fn describe_responses(api: &mut serde_json::Value) {
     let items = api["paths"].as_object_mut().into_iter().flat_map(|paths| paths.values_mut());
     let operations = items.filter_map(|item| item.as_object_mut()).flat_map(|o| o.values_mut());
@@ -530,12 +528,12 @@ fn describe_responses(api: &mut serde_json::Value) {
     let responses = responses.filter_map(|responses| responses.as_object_mut());
     for (status, response) in responses.flatten() {
         let meaning = match status.as_str() {
-            "200" => "Done; what is asked for is in the body.",
-            "201" => "It was begun.",
-            "202" => "It is being done.",
+            "200" => "Done; the result is in the body.",
+            "201" => "Started.",
+            "202" => "Accepted; it is in progress.",
             "400" => "Something in the request cannot be used.",
-            "404" => "There is no such thing.",
-            "409" => "It cannot be done now.",
+            "404" => "Not found.",
+            "409" => "It conflicts with the current state.",
             "503" => "The server cannot answer: it is starting, stopping, or stuck.",
             _ => "See the body.",
         };

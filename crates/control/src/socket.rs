@@ -1,5 +1,5 @@
-//! The control socket's file: where it is, that only its owner may use it, and that a dead one is
-//! replaced but a living one is not.
+//! The control socket's file: its place, its permissions, and its replacement if its server is dead
+//! but not if it is alive.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt, lchown};
@@ -10,50 +10,50 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::access::{SocketAccess, SocketMode};
 
-/// Who may connect unless configured otherwise: the owner. Whoever can may stop the server.
+/// Default permissions: the owner only, since every client can stop the server.
 const MODE: u32 = 0o600;
-/// Connections that the kernel keeps until they are accepted.
+/// Pending connections that the kernel queues.
 const BACKLOG: i32 = 128;
 
-/// Why there is no control socket.
+/// Why the control socket cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody answers there.
+    /// Another server answers there.
     #[error("control socket {0}: another server answers there; stop it, or use --control PATH")]
     Taken(PathBuf),
-    /// What is there is not a socket.
+    /// The existing file is not a socket.
     #[error("control socket {0}: a file that is not a socket is there; use --control PATH")]
     NotSocket(PathBuf),
-    /// Its owner or group is not known here.
+    /// The owner or group is unknown on this host.
     #[error("control socket {path}: {what}")]
     Access {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
-    /// The operating system refuses.
+    /// The operating system refused.
     #[error(
         "control socket {path}: {source}; use --control PATH with a path that you may write, of \
          107 bytes at most"
     )]
     Io {
-        /// Which socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// The directory of the system's server: the unit's `RuntimeDirectory=`.
+/// Runtime directory of the system service: the unit's `RuntimeDirectory=`.
 const SYSTEM_DIRECTORY: &str = "/run/forebay";
 
-/// The environment variable that says where the socket is.
+/// The environment variable with the path of the socket.
 pub const CONTROL_VARIABLE: &str = "FOREBAY_CONTROL";
 
-/// Where the socket is when no setting says: where [`CONTROL_VARIABLE`] does. Else the same for
-/// root's service and root's login, whatever else is in the environment; for others in their
-/// runtime directory, if they have one.
+/// Default path of the socket: the value of [`CONTROL_VARIABLE`] if set. Otherwise root's service
+/// and root's login use the same path, whatever else is in the environment; other users get one in
+/// their runtime directory, if they have one.
 #[must_use]
 pub fn default_socket() -> PathBuf {
     if let Some(path) = std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty()) {
@@ -68,7 +68,7 @@ fn default_for(is_root: bool, runtime_directory: Option<PathBuf>) -> PathBuf {
     own.unwrap_or_else(|| PathBuf::from(SYSTEM_DIRECTORY)).join("forebay.sock")
 }
 
-/// Makes the directory of the default socket, where no unit has made it.
+/// Creates the directory of the default socket if no unit has done so.
 fn make_directory(path: &Path) -> io::Result<()> {
     let directory = Path::new(SYSTEM_DIRECTORY);
     if path.parent() != Some(directory) || directory.exists() {
@@ -85,8 +85,8 @@ pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, Socket
     let mode = access.mode.map_or(MODE, |SocketMode(mode)| mode);
     make_directory(path).map_err(failed)?;
     clear(path)?;
-    // Nobody can connect before it listens, which is when its permissions are set. It is made
-    // beside its place, and linked there; a link replaces nothing.
+    // Nobody can connect before `listen`, and permissions are set before that. The socket is
+    // created under another name, then linked to its place: a link never replaces a file.
     let beside = path.with_extension(format!("new-{}", std::process::id()));
     let _ = std::fs::remove_file(&beside);
     let bound = || -> io::Result<UnixListener> {
@@ -107,7 +107,7 @@ pub fn listen(path: &Path, access: &SocketAccess) -> Result<UnixListener, Socket
     bound.map_err(failed)
 }
 
-/// Removes the socket of a server that is gone.
+/// Removes the socket of a dead server.
 fn clear(path: &Path) -> Result<(), SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
     let found = match std::fs::symlink_metadata(path) {

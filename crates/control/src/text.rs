@@ -1,5 +1,5 @@
-//! The status as text: what a person asks for first. For the command line, and for the files of a
-//! FUSE mount.
+//! The status as text, beginning with the most important facts. For the command line, and for the
+//! files of a FUSE mount.
 
 use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
 use crate::units::Size;
@@ -63,7 +63,7 @@ pub fn pool(status: &PoolStatus) -> String {
     out + &volumes(&status.volumes) + &settings(&status.settings)
 }
 
-/// The settings in force: a line for the server, and one for each volume.
+/// The settings in force: one line for the server, one for each volume.
 fn settings(settings: &[SettingStatus]) -> String {
     let mut out = String::new();
     let mut last = None;
@@ -83,7 +83,7 @@ fn settings(settings: &[SettingStatus]) -> String {
     if out.is_empty() { out } else { out + "\n" }
 }
 
-/// What is in RAM; nothing while that is empty.
+/// The line about the RAM tier; empty while nothing is in it.
 fn ram(status: &PoolStatus) -> String {
     let stats = status.stats();
     let bytes = |blocks: u64| blocks * forebay_block::BLOCK_SIZE as u64;
@@ -97,7 +97,7 @@ fn ram(status: &PoolStatus) -> String {
     })
 }
 
-/// How the blocks in the cache are stored, and what that spares.
+/// How the blocks in the cache are stored, and the wear saved by that.
 fn kinds(status: &PoolStatus) -> String {
     let stats = status.stats();
     let all = stats.cached_blocks.max(1) as f64;
@@ -141,7 +141,7 @@ pub fn volumes(volumes: &[VolumeStatus]) -> String {
     out
 }
 
-/// Seconds in at most two units.
+/// A duration in at most two units.
 fn duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -151,7 +151,7 @@ fn duration(seconds: u64) -> String {
     }
 }
 
-/// One volume: its line of the table, what is wrong with it, and what was asked of it.
+/// One volume: its table line, its problems, and its request counts.
 #[must_use]
 pub fn volume(status: &VolumeStatus) -> String {
     let mut out = volumes(std::slice::from_ref(status));

@@ -1,11 +1,11 @@
-//! Sizes and times as people write them: "10GiB", "512M", "30s". Reading is strict, and an error
-//! says what would have been understood.
+//! Sizes and times as people write them: "10GiB", "512M", "30s". Parsing is strict, and an error
+//! says what would be accepted.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Suffixes of sizes: powers of 1024, and of 1000 where the `i` is missing before a `B`.
+/// Suffixes of sizes: powers of 1024, or of 1000 for a `B` without an `i`.
 const SIZES: [(&str, u64); 14] = [
     ("", 1),
     ("B", 1),
@@ -22,7 +22,7 @@ const SIZES: [(&str, u64); 14] = [
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
 ];
-/// Suffixes of times, in milliseconds.
+/// Suffixes of times, with their length in milliseconds.
 const TIMES: [(&str, u64); 5] =
     [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
@@ -30,7 +30,7 @@ const TIMES: [(&str, u64); 5] =
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Size(pub u64);
 
-/// A length of time.
+/// A duration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Time(pub Duration);
 
@@ -38,7 +38,7 @@ pub struct Time(pub Duration);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Percent(pub u8);
 
-/// Why a text is not a size, a time or a share; says what would be.
+/// Why a text is not a size, a time or a share, and what would be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{value:?} is not {wanted}")]
 pub struct UnitError {
@@ -82,7 +82,7 @@ impl FromStr for Percent {
     }
 }
 
-/// The number before one of `units`, times what the unit stands for.
+/// The value of a whole number followed by one of `units`.
 fn number_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -92,10 +92,11 @@ fn number_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 }
 
 impl fmt::Display for Size {
-    /// Whole numbers of a unit as they are, others to a tenth if that is not a zero.
+    /// Whole multiples of a unit are printed as such, others rounded to a tenth unless that is
+    /// zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-        // What rounds to 1024 of a unit is one of the next.
+        // A value that rounds to 1024 of a unit is printed as one of the next unit.
         let fits = |&(unit, _): &(u64, &str)| self.0 >= unit - unit / 20_480;
         let Some((unit, name)) = units.into_iter().find(fits) else {
             return write!(f, "{} B", self.0);

@@ -25,12 +25,12 @@ use forebay_engine::{
 /// A pool of two shards and two volumes, without threads or devices.
 struct Table {
     mode: Mutex<Mode>,
-    /// Dirty blocks of the first volume, and of the second.
+    /// Dirty blocks of the first and the second volume.
     dirty: AtomicU64,
     other: AtomicU64,
-    /// Lost blocks of the first.
+    /// Lost blocks of the first volume.
     lost: AtomicU64,
-    /// What was asked of it, in order.
+    /// The calls it received, in order.
     asked: Mutex<Vec<String>>,
     answers: Mutex<Result<(), ControlError>>,
     trace: Mutex<Option<TraceSnapshot>>,
@@ -172,7 +172,7 @@ impl PoolControl for Table {
     }
 }
 
-/// A served table; ends, and cleans up, when dropped.
+/// A server over the table; stops and cleans up on drop.
 struct Served {
     table: Arc<Table>,
     client: Client,
@@ -208,7 +208,7 @@ impl Served {
         Self { table, client: Client::new(socket), directory, server }
     }
 
-    /// Sends bytes as they are and reads the answer's first line.
+    /// Sends raw bytes and reads the answer's first line.
     fn raw(&self, request: &[u8]) -> String {
         let mut stream = UnixStream::connect(self.client.socket()).expect("it listens");
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("it can be set");
@@ -285,7 +285,7 @@ fn a_drain_is_a_job_with_progress() {
     assert_eq!((half.total_bytes, half.remaining_bytes), (32768, 8192));
     served.table.dirty.store(0, Ordering::SeqCst);
 
-    // The server sees it end by itself, and switches the drain off once.
+    // The server notices by itself that the drain is done, and switches it off once.
     let limit = Instant::now() + Duration::from_secs(30);
     while !served.table.asked().contains(&"drain d b false".to_owned()) {
         assert!(Instant::now() < limit, "the drain must be switched off");
@@ -297,7 +297,7 @@ fn a_drain_is_a_job_with_progress() {
     assert_eq!(refused(served.client.job(job.id + 1)).0, 404);
 }
 
-/// Each job has the figures of its own volume, and ends with it, whatever the others do; a volume
+/// Each job has the figures of its own volume and ends with it, independent of the others; a volume
 /// is drained as long as one of its jobs runs.
 #[test]
 fn a_drain_of_a_volume_is_of_that_volume_alone() {
@@ -341,7 +341,7 @@ fn a_drain_can_be_cancelled() {
     assert_ne!(next.id, job.id);
 }
 
-/// Settings by name, as they are sent.
+/// Settings by name, as sent in a request.
 fn to(settings: &[(&str, &str)]) -> BTreeMap<String, String> {
     settings.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
@@ -380,7 +380,7 @@ fn settings_of_the_whole_cache_have_an_address_of_their_own() {
     assert_eq!(served.table.asked(), ["content of the cache to as configured"]);
 }
 
-/// A client of an earlier version sends the settings that it leaves alone as `null`.
+/// A client of an earlier version sends `null` for settings that it leaves unchanged.
 #[test]
 fn a_setting_that_is_null_stays() {
     let served = Served::new();

@@ -1,4 +1,4 @@
-//! Configurations that are read, and those that are refused: what the message must say.
+//! Accepted and rejected configurations: the error messages must name the problem.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -105,7 +105,7 @@ fn what_is_left_out_has_a_default() {
     assert_eq!(config.volumes[0].sequential_threshold, Size(512 << 10));
 }
 
-/// Each is [`WHOLE`] with one text replaced, and words that the message must hold.
+/// Each is [`WHOLE`] with one text replaced, and words that the message must contain.
 const REFUSED: &[(&str, &str, &[&str])] = &[
     ("size = \"100GiB\"", "sise = \"1\"", &["line 4", "unknown key `sise`", "`size`", "`path`"]),
     ("[memory]", "[memroy]", &["line 11", "unknown key `memroy`", "`memory`"]),
@@ -156,7 +156,7 @@ const REFUSED: &[(&str, &str, &[&str])] = &[
 #[test]
 fn what_cannot_be_used_is_refused_with_a_reason() {
     for (old, new, words) in REFUSED {
-        // Where "/dev/nvme0n1" must stay the cache's path, only the last place is changed.
+        // Only the last occurrence is replaced where "/dev/nvme0n1" must stay the cache's path.
         let at = WHOLE.rfind(old).unwrap_or_else(|| panic!("{old:?} is in the whole"));
         let text = format!("{}{new}{}", &WHOLE[..at], &WHOLE[at + old.len()..]);
         let message = match parse(&text) {

@@ -1,4 +1,4 @@
-//! The table of settings: every line of it can be read, is checked, and is in the reference.
+//! The table of settings: every entry can be parsed, is checked, and is in the reference.
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::path::Path;
 use forebay_control::config::Config;
 use forebay_control::settings::{Change, Flag, Initial, Kind, Online, Section, Spec, TABLE};
 
-/// A file with the least that a server needs, and `line` in a section.
+/// A configuration file with the minimum that a server needs, and `line` added to `section`.
 fn file_with(section: Section, line: &str) -> String {
     let own = |this: Section| if this == section { line } else { "" };
     let required = |this: Section, key: &str, value: &str| {
@@ -34,7 +34,7 @@ fn parse(section: Section, line: &str) -> Result<Config, String> {
     config.map_err(|error| error.to_string())
 }
 
-/// A value as the file has it.
+/// A value as written in the file.
 fn in_file(spec: &Spec, text: &str) -> String {
     match spec.kind {
         Kind::Bool | Kind::Number(_) => format!("{} = {text}", spec.key),
@@ -74,7 +74,7 @@ fn the_table_is_sound() {
             Online::Volume(_) => true,
         };
         assert_eq!(of_volume, spec.is_of_volume(), "{}", spec.key);
-        // It is kept for the next starts as a word.
+        // It is saved as a word for later starts.
         assert!(
             matches!(spec.default, Initial::Value(text) if !text.contains(' ')),
             "{}",
@@ -83,7 +83,7 @@ fn the_table_is_sound() {
     }
 }
 
-/// Each value is refused with itself and the values that could be used.
+/// Each value is rejected by a message with the value itself and the valid ones.
 #[test]
 fn a_bad_value_is_named_with_the_range() {
     let mut count = 0;
@@ -148,7 +148,7 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
     );
 }
 
-/// The reference's table of a section.
+/// The table of a section in the reference.
 fn table(section: Section) -> String {
     let mut out =
         "| key | default | values | online | meaning |\n|---|---|---|---|---|\n".to_owned();

@@ -1,8 +1,8 @@
-//! A stand-in for a device that is not there: it has the size and the identity that are on record
-//! of it, and fails every request until the device has come. From then on its queues pass requests
-//! to the device; a request that failed before stays failed.
+//! A stand-in for an absent device: it has the recorded size and identity of the device, and fails
+//! every request until the device appears. From then on its queues pass requests to the device; a
+//! request that failed before stays failed.
 //!
-//! Whether what has come is the right device is for the caller to find out before it hands it over.
+//! The caller must check that the device that appeared is the right one before handing it over.
 
 use std::io;
 use std::rc::Rc;
@@ -14,37 +14,39 @@ use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoQueue};
 use crate::device::BlockDevice;
 use crate::ring::{Ring, Waker};
 
-/// How long a queue waits after the device that has come refused it.
+/// Delay before a queue asks the device again for a queue that it refused.
 const REFUSED_PAUSE: Duration = Duration::from_secs(5);
 
-/// A device that is not there, or was not when this was made.
+/// A device that is absent, or was when this was created.
 pub struct AwayDevice {
     shared: Arc<Shared>,
     why: String,
 }
 
-/// What its queues need to know.
+/// State shared by its queues.
 struct Shared {
     info: DeviceInfo,
     real: OnceLock<Arc<dyn BlockDevice>>,
-    /// Of the rings of its queues, to be told when the device has come.
+    /// Wakers of its queues' rings, used when the device appears.
     wakers: Mutex<Vec<Waker>>,
 }
 
 impl AwayDevice {
-    /// In the place of the device `identity` of `size` bytes, which could not be opened for `why`.
+    /// Stands in for the device `identity` of `size` bytes, which could not be opened because of
+    /// `why`.
     #[must_use]
     pub fn new(size: u64, identity: &str, name: &str, why: String) -> Self {
         let plain = DeviceInfo::plain(size, identity);
-        // Nothing is known of what will come: a flush for each queue is right for any device.
+        // Nothing is known about the device to come: a flush for each queue is correct for any
+        // device.
         let info = DeviceInfo { name: name.to_owned(), flush_by_queue: true, ..plain };
         let shared = Shared { info, real: OnceLock::new(), wakers: Mutex::default() };
         Self { shared: Arc::new(shared), why }
     }
 
-    /// The device has come: requests go to it from now on. It must be the one that this stands in
-    /// for, with at least as many bytes, and able to open a queue for each of this one's at once
-    /// ([`BlockDevice::prepare`]). A second one is ignored.
+    /// Hands over the device: requests go to it from now on. It must be the device that this stands
+    /// in for, with at least as many bytes, and be able to open a queue for each current queue of
+    /// this one at once ([`BlockDevice::prepare`]). A second call has no effect.
     pub fn come(&self, real: Arc<dyn BlockDevice>) {
         if self.shared.real.set(real).is_ok() {
             let wakers = self.shared.wakers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +54,7 @@ impl AwayDevice {
         }
     }
 
-    /// The device, once it has come.
+    /// The device, once it has appeared.
     #[must_use]
     pub fn real(&self) -> Option<&Arc<dyn BlockDevice>> {
         self.shared.real.get()
@@ -60,7 +62,7 @@ impl AwayDevice {
 }
 
 impl BlockDevice for AwayDevice {
-    /// What was known of the device when it was away, also once it has come.
+    /// The properties assumed while the device was absent, even after it appeared.
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
     }
@@ -89,14 +91,14 @@ struct AwayQueue {
     shared: Arc<Shared>,
     ring: Rc<Ring>,
     real: Option<Box<dyn IoQueue>>,
-    /// Requests to be failed at the next poll.
+    /// Requests to fail at the next poll.
     failed: Vec<Io>,
-    /// When to ask the device for a queue again, which it has refused.
+    /// When to ask the device again for a queue that it refused.
     retry_at: Option<Instant>,
 }
 
 impl AwayQueue {
-    /// The queue of the device, if it has come and gives one.
+    /// The device's queue, if the device has appeared and provides one.
     fn real(&mut self, now: Instant) -> Option<&mut Box<dyn IoQueue>> {
         if self.real.is_none() && self.retry_at.is_none_or(|at| now >= at) {
             let device = self.shared.real.get()?;
@@ -124,7 +126,7 @@ impl IoQueue for AwayQueue {
     fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         let failed = self.failed.drain(..);
         completions.extend(failed.map(|io| io.complete(Err(ErrorKind::DeviceGone.into()))));
-        // Opens the queue as soon as the device has come, before anybody asks for anything.
+        // Opens the queue as soon as the device appears, before any request needs it.
         if let Some(real) = self.real(now) {
             real.poll(now, completions);
         }

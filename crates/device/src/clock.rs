@@ -4,7 +4,7 @@ use std::time;
 
 use forebay_block::Instant;
 
-/// A monotonic clock. Copies tell the same time, so threads share one by value.
+/// A monotonic clock. Copies show the same time, so threads share one by value.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: time::Instant,

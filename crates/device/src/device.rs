@@ -1,4 +1,4 @@
-//! The control side of a device: what it is, and a queue for each thread that uses it.
+//! The control side of a device: its properties, and a queue for each thread that uses it.
 
 use std::io;
 use std::rc::Rc;
@@ -7,29 +7,30 @@ use forebay_block::{DeviceInfo, ErrorKind, Io, IoError, IoOp, IoQueue};
 
 use crate::ring::Ring;
 
-/// A device that any number of threads may use, each through a queue of its own.
+/// A device that any number of threads may use, each through its own queue.
 ///
 /// The handle is shared between threads; a queue belongs to the thread of its ring. Dropping a
-/// queue drops the completions of what is in flight, not the requests: wait for them first.
+/// queue discards the completions of requests in flight, not the requests: wait for them first.
 pub trait BlockDevice: Send + Sync {
-    /// What the device is and can do. Never changes while the device is open.
+    /// Properties of the device; constant while the device is open.
     fn info(&self) -> &DeviceInfo;
 
-    /// What the user should know of how it was opened, for the log.
+    /// A remark for the user about how it was opened, for the log.
     fn remark(&self) -> Option<&str> {
         None
     }
 
-    /// Whether it only stands in for a device that is not there.
+    /// Whether it only stands in for an absent device.
     fn is_away(&self) -> bool {
         false
     }
 
-    /// Makes ready for `queues` queues that are opened next, so that opening them waits for nobody:
-    /// a device that needs a connection for each makes them here. Queues in use are not counted.
+    /// Prepares for opening `queues` more queues, so that opening them does not block: a device
+    /// that needs a connection for each makes them here. Queues in use are not counted.
     ///
     /// # Errors
-    /// When the device gives fewer at once, as where a server shares an export with nobody.
+    /// When the device supports fewer at a time, for example because a server does not share an
+    /// export.
     fn prepare(&self, queues: usize) -> io::Result<()> {
         let _ = queues;
         Ok(())
@@ -38,12 +39,12 @@ pub trait BlockDevice: Send + Sync {
     /// Opens a queue whose completions arrive through `ring`.
     ///
     /// # Errors
-    /// Why the operating system, or the other side of a connection, refused.
+    /// The reason why the operating system or the peer refused.
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>>;
 }
 
-/// What every device refuses before it does anything: a range that is not on it, a buffer that
-/// does not match its range, a change when it is read-only.
+/// Checks common to all devices: an error if the range is not on the device, the buffer does not
+/// match the range, or the device is read-only and the request changes data.
 pub(crate) fn check(info: &DeviceInfo, io: &Io) -> Result<(), IoError> {
     let carries_data = matches!(io.op, IoOp::Read | IoOp::Write);
     let fits = io.range.offset.checked_add(io.range.len).is_some_and(|end| end <= info.size);

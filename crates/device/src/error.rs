@@ -8,59 +8,61 @@ pub enum OpenError {
     /// The operating system refused.
     #[error("{what}: {source}{}", hint(source))]
     System {
-        /// What was tried, with the path or address.
+        /// The attempted action, with the path or address.
         what: String,
-        /// The refusal.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Someone else has it open.
-    #[error("{path} is in use by another process, or mounted; end that first")]
+    /// Another process has it open.
+    #[error(
+        "{path} is in use by another process, or mounted; stop that process or unmount it first"
+    )]
     InUse {
         /// The device.
         path: String,
     },
-    /// It is there, but cannot serve as a device.
+    /// It exists, but cannot serve as a device.
     #[error("{path} {reason}")]
     Unfit {
         /// The device.
         path: String,
-        /// What is wrong with it, and what would be right.
+        /// The problem, and what would be valid.
         reason: String,
     },
-    /// A URI that is not understood.
+    /// The URI is invalid.
     #[error("{uri}: {reason}")]
     BadUri {
         /// The URI.
         uri: String,
-        /// Which part of it, and what would be right.
+        /// The problem, and what would be valid.
         reason: String,
     },
-    /// The other side of a connection answered with something else than the device.
+    /// The peer refused, or sent an unexpected answer.
     #[error("{peer}: {reason}")]
     Refused {
         /// The URI of the peer.
         peer: String,
-        /// What it said.
+        /// Its answer.
         reason: String,
     },
 }
 
-/// What to do about a refusal.
+/// Advice for an error of the operating system.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => "; name one that is there",
-        io::ErrorKind::PermissionDenied => "; run this as a user who may, or name another",
+        io::ErrorKind::PermissionDenied => "; run this as a user with access, or name another",
         io::ErrorKind::ConnectionRefused => "; start its server, or name another",
         io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-            "; see whether its host is up"
+            "; check that its host is up"
         }
-        io::ErrorKind::TimedOut => "; see whether its server is up",
+        io::ErrorKind::TimedOut => "; check that its server is up",
         _ => "",
     }
 }
 
 impl OpenError {
-    /// Wraps what the operating system said.
+    /// Wraps an error of the operating system.
     pub(crate) fn system(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::System { what: what.into(), source: source.into() }
     }

@@ -1,14 +1,14 @@
-//! The allocator of the programs: large memory on huge pages, at their borders.
+//! The programs' allocator: large allocations are page-aligned mappings with huge pages.
 //!
-//! A request finds its block at a random place of the RAM tier, the index and the tables beside
-//! them. On pages of 4 KiB most of these looks miss the processor's table of translations, and
-//! within a virtual machine such a miss costs more than the look itself. So what is large has a
-//! mapping of its own, and the kernel is asked for pages of 2 MiB there (`madvise` with
-//! `MADV_HUGEPAGE`; Documentation/admin-guide/mm/transhuge.rst). It is advice: where they are not
-//! to be had or switched off, the pages are small. Beginning at a page, blocks and buckets also
-//! lie in as few lines of memory as they can, which they do not behind the header of a heap.
+//! A request accesses random places of the RAM tier, the index and the tables next to them. With
+//! pages of 4 KiB most of these accesses miss the TLB, and within a virtual machine a TLB miss
+//! costs more than the access itself. So every large allocation gets its own mapping, and the
+//! kernel is asked for 2 MiB pages there (`madvise` with `MADV_HUGEPAGE`;
+//! Documentation/admin-guide/mm/transhuge.rst). This is advice: if huge pages are unavailable or
+//! switched off, the pages are small. Since mappings are page-aligned, blocks and buckets also span
+//! as few cache lines as possible, which they do not after a heap header.
 //!
-//! Memory is taken when it is first used, as ever, but 2 MiB at a time.
+//! Memory is still committed on first use, but 2 MiB at a time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ffi::c_void;
@@ -18,20 +18,21 @@ use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap_anonymous, mremap, munmap,
 };
 
-/// The page that the kernel is asked for.
+/// Size of a huge page, in bytes.
 const HUGE: usize = 2 << 20;
-/// What is smaller is the system's allocator's: of the last huge page little is lost.
+/// Smaller allocations are left to the system's allocator; from this size on, the unused rest of
+/// the last huge page is a small share.
 const LARGE: usize = 2 * HUGE;
-/// Any mapping is aligned so far.
+/// Alignment of any mapping, in bytes.
 const PAGE: usize = 4096;
 
-/// The system's allocator, but for what is large.
+/// The system's allocator, except for large allocations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HugePages;
 
-// SAFETY: whose an allocation is depends on its layout alone, so that it is freed and changed by
-// who made it. A mapping is at least as long as its layout and aligned to a page; nobody else has
-// it, and it is unmapped with the length it was mapped with.
+// SAFETY: the layout alone decides which allocator an allocation belongs to, so it is freed and
+// resized by the allocator that made it. A mapping is at least as long as its layout and aligned to
+// a page; it is not shared, and it is unmapped with the length it was mapped with.
 unsafe impl GlobalAlloc for HugePages {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match mapping(layout) {
@@ -52,7 +53,7 @@ unsafe impl GlobalAlloc for HugePages {
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         match mapping(layout) {
             Some(length) => {
-                // SAFETY: it was mapped with this length, and the caller has no more use for it.
+                // SAFETY: it was mapped with this length, and the caller no longer uses it.
                 let unmapped = unsafe { munmap(start.cast(), length) };
                 debug_assert!(unmapped.is_ok(), "a mapping of one's own can be unmapped");
             }
@@ -68,14 +69,14 @@ unsafe impl GlobalAlloc for HugePages {
             (None, None) => unsafe { System.realloc(start, old, size) },
             (Some(before), Some(after)) if before == after => start,
             (Some(before), Some(after)) => {
-                // SAFETY: it was mapped with the length `before`, and the caller takes what is
-                // returned in its place.
+                // SAFETY: it was mapped with the length `before`, and the caller uses the returned
+                // address in its place.
                 let moved = unsafe { mremap(start.cast(), before, after, MremapFlags::MAYMOVE) };
                 moved.map_or(null_mut(), |start| advised(start, after))
             }
             _ => {
-                // SAFETY: `size` is not zero, as the caller promises; both allocations are as long
-                // as what is copied, and the old one is the caller's, who gives it up.
+                // SAFETY: `size` is not zero, as the caller promises; both allocations are at least
+                // as long as the copied bytes, and the caller gives up the old one.
                 unsafe {
                     let moved = self.alloc(new);
                     if !moved.is_null() {
@@ -89,24 +90,24 @@ unsafe impl GlobalAlloc for HugePages {
     }
 }
 
-/// Length of the mapping for a layout; `None` when it gets none.
+/// Length of the mapping for a layout; `None` if the layout gets no mapping of its own.
 fn mapping(layout: Layout) -> Option<usize> {
     let large = layout.size() >= LARGE && layout.align() <= PAGE;
-    // A layout is at most half of the address space long.
+    // A layout is at most half of the address space.
     large.then(|| layout.size().next_multiple_of(HUGE))
 }
 
-/// New memory, all zeros; null when there is none.
+/// A new mapping, all zeros; null if there is no memory.
 fn map(length: usize) -> *mut u8 {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping where the kernel has room for one touches nobody's memory.
+    // SAFETY: a new mapping at an address chosen by the kernel affects no existing memory.
     let start = unsafe { mmap_anonymous(null_mut(), length, access, MapFlags::PRIVATE) };
     start.map_or(null_mut(), |start| advised(start, length))
 }
 
 fn advised(start: *mut c_void, length: usize) -> *mut u8 {
-    // SAFETY: the pages are a mapping of this allocator's own; this advice changes nothing that a
-    // program can see.
+    // SAFETY: the pages are a mapping of this allocator; this advice has no effect visible to a
+    // program.
     let _ = unsafe { madvise(start, length, Advice::LinuxHugepage) };
     start.cast()
 }
@@ -115,7 +116,7 @@ fn advised(start: *mut c_void, length: usize) -> *mut u8 {
 mod tests {
     use super::*;
 
-    /// Allocates, grows or shrinks, and frees, from below and above the limit to the other side.
+    /// Allocates, grows or shrinks, and frees, across the size limit in both directions.
     #[test]
     fn content_survives_every_change_of_size() {
         let sizes = [1, LARGE - 1, LARGE, LARGE + 1, LARGE + HUGE, 5 * HUGE + 777];
@@ -125,8 +126,8 @@ mod tests {
             let old = Layout::from_size_align(from, align).unwrap();
             let new = Layout::from_size_align(to, align).unwrap();
             let last = from.min(to) - 1;
-            // SAFETY: no layout is of size zero; what is read and written lies within the
-            // allocation, which is freed with the layout that it has then.
+            // SAFETY: no layout has size zero; all accesses lie within the allocation, which is
+            // freed with its current layout.
             unsafe {
                 let start = HugePages.alloc_zeroed(old);
                 assert!((start as usize).is_multiple_of(align));
@@ -145,7 +146,7 @@ mod tests {
     #[test]
     fn too_much_is_refused() {
         let layout = Layout::from_size_align(1 << 60, 8).unwrap();
-        // SAFETY: the layout is not of size zero.
+        // SAFETY: the layout does not have size zero.
         assert!(unsafe { HugePages.alloc(layout) }.is_null());
     }
 }

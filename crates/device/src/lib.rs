@@ -1,7 +1,7 @@
 //! Files, block devices, memory and NBD exports behind one trait, and layers that stack.
 //!
-//! A [`BlockDevice`] is the control side, shared by threads; each thread opens a queue of its
-//! own on its [`Ring`]. `unsafe` lives in the ring, and in the programs' allocator, alone.
+//! A [`BlockDevice`] is the control side, shared by threads; each thread opens its own queue on its
+//! [`Ring`]. `unsafe` is confined to the ring and the programs' allocator.
 
 mod away;
 mod clock;

@@ -1,8 +1,8 @@
-//! A device in RAM, for tests, demonstrations and ceilings of measurements. It is volatile by
-//! nature, yet says that flushes matter, so that whoever is tested on it behaves as on a disk.
+//! A device in RAM, for tests, demonstrations and upper bounds in measurements. It reports a
+//! volatile cache, so that code tested on it flushes as on a disk.
 //!
-//! Space is taken a chunk at a time, when a chunk is first written, and given back when all of
-//! it is discarded or zeroed.
+//! Memory is allocated a chunk at a time, when a chunk is first written, and freed when all of it
+//! is discarded or zeroed.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,12 +17,12 @@ use forebay_block::{
 use crate::device::BlockDevice;
 use crate::ring::Ring;
 
-/// Bytes in the unit of allocation.
+/// Unit of allocation, in bytes.
 const CHUNK: u64 = 256 << 10;
-/// Most requests that one queue holds.
+/// Maximum number of requests in one queue.
 const QUEUE_MAX: usize = 1024;
 
-/// A device in RAM; its content is lost with the last queue and handle.
+/// A device in RAM; its content is lost with its last queue and handle.
 #[derive(Clone)]
 pub struct MemoryDevice {
     shared: Arc<Shared>,
@@ -30,7 +30,7 @@ pub struct MemoryDevice {
 
 struct Shared {
     info: DeviceInfo,
-    /// `None` reads as zeros.
+    /// Content by chunk; `None` reads as zeros.
     chunks: Vec<Mutex<Option<Box<[u8]>>>>,
 }
 
@@ -44,7 +44,7 @@ impl MemoryDevice {
         Self::with_info(DeviceInfo::plain(size, "memory"))
     }
 
-    /// A device that says of itself what `info` says.
+    /// A device with the properties `info`.
     ///
     /// # Panics
     /// If the size is not a multiple of 512.
@@ -55,7 +55,7 @@ impl MemoryDevice {
         Self { shared: Arc::new(Shared { info, chunks }) }
     }
 
-    /// Bytes of RAM that its content takes.
+    /// Bytes of RAM that its content occupies.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         let chunks = &self.shared.chunks;
@@ -102,7 +102,7 @@ impl IoQueue for MemoryQueue {
     }
 }
 
-/// A chunk is plain bytes: a panic elsewhere leaves nothing half-changed that matters.
+/// Poisoning is ignored: a chunk is plain bytes, so a panic elsewhere leaves no broken invariant.
 fn locked(chunk: &Mutex<Option<Box<[u8]>>>) -> MutexGuard<'_, Option<Box<[u8]>>> {
     chunk.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -151,7 +151,7 @@ impl Shared {
     }
 }
 
-/// The chunks of a range: which, the part of the chunk, and the part of the request's buffer.
+/// The chunks of a range: index, part of the chunk, and part of the request's buffer.
 fn pieces(range: ByteRange) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> {
     let mut at = range.offset;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Numbers from a seed, for models and faults that must be repeatable. Not for secrets.
+//! Pseudo-random numbers from a seed, for repeatable models and faults. Not for secrets.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]

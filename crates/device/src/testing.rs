@@ -1,4 +1,4 @@
-//! Small helpers of this crate's tests.
+//! Helpers for this crate's tests.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,7 +15,7 @@ use forebay_block::{
 use crate::random::Numbers;
 use crate::{BlockDevice, Clock, Ring};
 
-/// A path under the temporary directory that no other test uses; the file goes with it.
+/// A path under the temporary directory that no other test uses; its file is removed on drop.
 pub(crate) struct TempPath(pub(crate) PathBuf);
 
 impl TempPath {
@@ -42,7 +42,7 @@ pub(crate) fn temp_file(size: u64) -> File {
     file
 }
 
-/// A device with a queue on a ring of its own, driven one request at a time or many.
+/// A device with a queue on its own ring, driven one request at a time or many.
 pub(crate) struct Bench {
     pub(crate) ring: Rc<Ring>,
     pub(crate) clock: Clock,
@@ -51,7 +51,7 @@ pub(crate) struct Bench {
     next: u64,
 }
 
-/// How long anything may take before a test fails.
+/// Time limit of any operation before a test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Bench {
@@ -62,7 +62,8 @@ impl Bench {
         Self { ring, clock: Clock::start(), queue, pool: BufPool::new(arena), next: 0 }
     }
 
-    /// Submits all, waits for all, and returns the completions in the order of the requests.
+    /// Submits all requests, waits for them, and returns the completions in the order of the
+    /// requests.
     pub(crate) fn run(&mut self, ios: Vec<Io>) -> Vec<Completion> {
         let order: Vec<IoTag> = ios.iter().map(|io| io.tag).collect();
         let mut waiting: VecDeque<Io> = ios.into();
@@ -85,7 +86,7 @@ impl Bench {
         done
     }
 
-    /// As `run`, when `extra` requests were submitted before, whose completions come along.
+    /// As `run`, if `extra` requests were submitted before, whose completions are returned too.
     pub(crate) fn run_with_extra(&mut self, ios: Vec<Io>, extra: usize) -> Vec<Completion> {
         let count = ios.len() + extra;
         for io in ios {
@@ -139,8 +140,8 @@ impl Bench {
     }
 }
 
-/// What any writable device must do: random requests at any sector, in batches that do not
-/// overlap, compared with a copy in memory; and the refusals.
+/// Requirements for any writable device: random requests at any sector, in batches that do not
+/// overlap, compared with a copy in memory; and rejected requests.
 pub(crate) fn exercise(device: &dyn BlockDevice, seed: u64) {
     exercise_in_units(device, seed, 512);
 }

@@ -1,4 +1,4 @@
-//! Devices by name: what a primary's URI and a cache's path mean.
+//! Devices by name: the meaning of a primary's URI and of a cache's path.
 //!
 //! | URI | device |
 //! |---|---|
@@ -17,8 +17,9 @@
 //! | `seed=N` | `emulate`, `fault` | the model's platters at the start, the requests that fail; 0 if absent |
 //! | `socket=PATH` | `nbd+unix` | where the server listens |
 //!
-//! A path whose name has a `?` is written `file:` with `%3F`; one with a `:` before its first
-//! `/` begins with `./`. What is not understood is refused, with the value and what is known.
+//! A path whose name has a `?` is written `file:` with `%3F`; one with a `:` before its first `/`
+//! begins with `./`. Anything else is rejected with a message that names the value and the valid
+//! ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +36,7 @@ use crate::nbd::{Address, NbdDevice, Peer};
 /// The schemes of primary URIs.
 const SCHEMES: [(&str, Scheme); 3] =
     [("file", Scheme::File), ("nbd", Scheme::Nbd), ("nbd+unix", Scheme::NbdUnix)];
-/// The port of an NBD server that is not told otherwise.
+/// The default port of an NBD server.
 const NBD_PORT: u16 = 10809;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +49,7 @@ enum Scheme {
 /// Opens the primary that `uri` names.
 ///
 /// # Errors
-/// When the URI is not understood, or the device cannot be opened.
+/// When the URI is invalid, or the device cannot be opened.
 pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let mut parsed = Uri::parse(uri)?;
     let layers = parsed.layers()?;
@@ -72,7 +73,7 @@ pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
     Ok(layers.over(device))
 }
 
-/// What is put over a device: faults lowest, so that a request that fails takes its time too.
+/// Layers over a device, lowest first: faults come first, so that a failed request takes time too.
 #[derive(Debug, Default)]
 struct Layers {
     faults: Option<Faults>,
@@ -96,7 +97,7 @@ impl Layers {
     }
 }
 
-/// A number and its unit: `us`, `ms` or `s`.
+/// Parses a number with its unit: `us`, `ms` or `s`.
 fn time(text: &str) -> Option<Duration> {
     let unit = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit);
@@ -110,17 +111,17 @@ fn time(text: &str) -> Option<Duration> {
     Some(one * number)
 }
 
-/// Opens a cache device. A file that does not exist, or is empty, is made with `size` bytes; of
-/// a block device that much is used, from its start.
+/// Opens a cache device. A file that does not exist or is empty is created with `size` bytes; of a
+/// block device, `size` bytes from its start are used.
 ///
 /// # Errors
-/// When it cannot be opened, is in use, or has another size than the one asked for.
+/// When it cannot be opened, is in use, or is not of the requested size.
 pub fn open_cache(path: &Path, size: Option<u64>) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let mode = OpenMode { create_size: size, ..OpenMode::default() };
     Ok(Arc::new(FileDevice::open(path, mode)?))
 }
 
-/// Opens a cache device to look at it: nothing is written, and nobody may be using it.
+/// Opens a cache device for inspection: nothing is written, and no process may be using it.
 ///
 /// # Errors
 /// When it cannot be opened or is in use.
@@ -129,16 +130,16 @@ pub fn open_cache_read_only(path: &Path) -> Result<Arc<dyn BlockDevice>, OpenErr
     Ok(Arc::new(FileDevice::open(path, mode)?))
 }
 
-/// A URI in its parts; parameters are taken out as they are understood.
+/// A URI in its parts; parameters are removed as they are parsed.
 #[derive(Debug)]
 struct Uri<'a> {
     whole: &'a str,
     /// `None` for a bare path.
     scheme: Option<Scheme>,
-    /// Between the scheme and the parameters, as written.
+    /// The text between the scheme and the parameters, as written.
     rest: &'a str,
     parameters: Vec<(&'a str, String)>,
-    /// Names of parameters that were asked for, for the error about others.
+    /// Names of the parameters looked up so far, for the error about unknown ones.
     known: Vec<&'static str>,
 }
 
@@ -175,21 +176,21 @@ impl<'a> Uri<'a> {
         bad(self.whole, reason)
     }
 
-    /// Takes a parameter out.
+    /// Removes and returns a parameter.
     fn take(&mut self, name: &'static str) -> Option<String> {
         self.known.push(name);
         let at = self.parameters.iter().position(|(other, _)| *other == name)?;
         Some(self.parameters.remove(at).1)
     }
 
-    /// Refuses parameters that nobody has taken.
+    /// Rejects the remaining parameters.
     fn finish(&self) -> Result<(), OpenError> {
         let Some((name, _)) = self.parameters.first() else { return Ok(()) };
         let known = self.known.join(", ");
         Err(self.bad(format!("unknown parameter {name:?}; known here are {known}")))
     }
 
-    /// Takes out the parameters that put layers over the device.
+    /// Removes and parses the parameters of layers.
     fn layers(&mut self) -> Result<Layers, OpenError> {
         let profile = match self.take("emulate") {
             None => None,
@@ -236,7 +237,7 @@ impl<'a> Uri<'a> {
         Ok(PathBuf::from(self.decode(path)?))
     }
 
-    /// Where the server of an `nbd:` or `nbd+unix:` URI listens, and the export.
+    /// Address and export of an `nbd:` or `nbd+unix:` URI.
     fn nbd_address(&mut self, scheme: Scheme) -> Result<Address, OpenError> {
         let Some(authority) = self.rest.strip_prefix("//") else {
             return Err(self.bad("write nbd://HOST:PORT/EXPORT or nbd+unix:///EXPORT?socket=PATH"));
@@ -252,7 +253,7 @@ impl<'a> Uri<'a> {
             let socket = self.take("socket");
             Peer::Unix(socket.ok_or_else(|| self.bad("parameter \"socket\" is missing"))?.into())
         };
-        // What the device is, without how it is used.
+        // The device without its parameters.
         let uri = match &peer {
             Peer::Tcp { .. } => format!("nbd://{host}/{export}"),
             Peer::Unix(path) => format!("nbd+unix:///{export}?socket={}", path.display()),
@@ -261,7 +262,7 @@ impl<'a> Uri<'a> {
     }
 
     fn tcp_peer(&self, authority: &str) -> Result<Peer, OpenError> {
-        // The colons of an IPv6 address stand in brackets.
+        // The colons of an IPv6 address are within brackets.
         let after = authority.find(']').map_or(0, |at| at + 1);
         let (host, port) = match authority[after..].find(':') {
             Some(colon) => {
@@ -305,18 +306,17 @@ fn bad(uri: &str, reason: impl Into<String>) -> OpenError {
     OpenError::BadUri { uri: uri.to_owned(), reason: reason.into() }
 }
 
-/// Splits `scheme:rest`; a `/` before the `:`, or a scheme that cannot be one, make it a path.
-/// Why a scheme cannot be used, and what can.
+/// Why a scheme cannot be used, with the alternatives.
 fn unknown_scheme(name: &str, rest: &str) -> String {
     if name.starts_with("nbds") {
         return format!(
-            "TLS to a primary is not there yet ({name:?}); use nbd:// on a network that is yours \
-             alone or through a tunnel, or nbd+unix:// to a proxy on this host"
+            "TLS to a primary is not supported yet ({name:?}); use nbd:// on a private network or \
+             through a tunnel, or nbd+unix:// to a proxy on this host"
         );
     }
     let known: Vec<&str> = SCHEMES.iter().map(|&(known, _)| known).collect();
     let hint = if rest.starts_with("//") {
-        "other storage must be a block device, a file, or an NBD export: nbdkit makes one of much"
+        "other storage must be a block device, a file, or an NBD export, as nbdkit provides"
             .to_owned()
     } else {
         format!("write ./{name}:{rest} for a path")
@@ -324,6 +324,7 @@ fn unknown_scheme(name: &str, rest: &str) -> String {
     format!("unknown scheme {name:?}; known are {}; {hint}", known.join(", "))
 }
 
+/// Splits `scheme:rest`. Returns `None` for a path: with a `/` before the `:`, or no valid scheme.
 fn split_scheme(text: &str) -> Option<(&str, &str)> {
     let (name, rest) = text.split_once(':')?;
     let fits = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);

@@ -20,115 +20,104 @@
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp,
-    STRIPE_SIZE, VolumeId,
+    BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, IoError, IoOp, VolumeId,
 };
-use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
-use forebay_policy::EvictionPolicy;
 
-use crate::admission::ROUND_TICK;
+use crate::api::primary::VolumeState;
 use crate::api::stats::Stats;
 use crate::api::{
-    ContentLocality, Effects, Eviction, Health, Mode, Reply, Request, RequestId, ShardConfig,
-    State, Target,
+    DetachedStripe, Effects, Health, Reply, Request, Setting, ShardConfig, State, Target, Trust,
 };
-use crate::contents::Contents;
-use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::cache::Cache;
+use crate::cache::admission::ROUND_TICK;
 use crate::destage::Destaging;
-use crate::form::Forms;
 use crate::key::Key;
 use crate::life::Life;
-use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
-use crate::log::Log;
-use crate::log::builder::Builder;
+use crate::life::compare::Compare;
+use crate::life::detach::Detach;
 use crate::log::read::{Reader, SegmentRead};
-use crate::out::Out;
-use crate::ram::Ram;
+use crate::note::Note;
 use crate::reclaim::Reclaim;
 use crate::recovery::Start;
+use crate::recovery::salvage::{Hole, LostRange};
 use crate::request::Requests;
+use crate::shard::Shard;
 use crate::slab::Id;
-use crate::ticket::{InFlight, Ticket};
+use crate::ticket::{InFlight, PrimaryFlush, Ticket};
 use crate::volume::Volume;
 
-/// The cache of one shard. Each field is a room, or what all of them share; a room's own fields are
-/// private to it. `docs/internals/engine.md` says what each room decides.
+/// The cache of one shard. Each field is a room, whose own fields are private to it;
+/// `docs/internals/engine.md` says what each room decides.
 pub struct Engine {
-    pub(crate) config: ShardConfig,
-    pub(crate) now: Instant,
+    pub(crate) cache: Cache,
     pub(crate) life: Life,
-    pub(crate) contents: Contents,
-    pub(crate) ram: Ram,
-    pub(crate) form: Forms,
-    pub(crate) log: Log,
-    pub(crate) policy: Box<dyn EvictionPolicy + Send>,
-    /// By id, up to the highest: every turn looks at all of them.
-    pub(crate) volumes: Vec<Option<Volume>>,
+    pub(crate) detach: Detach,
+    pub(crate) compare: Compare,
     pub(crate) requests: Requests,
     pub(crate) destaging: Destaging,
     pub(crate) reclaim: Reclaim,
     pub(crate) recovery: Start,
-    pub(crate) out: Out,
-    pub(crate) stats: Stats,
 }
 
 impl Engine {
     /// An engine that has not started.
     ///
     /// # Panics
-    /// If the geometry is outside the limits; [`crate::pool`] makes none that is.
+    /// If the geometry is outside the limits; the pool of crate `volume` makes none that is.
     #[must_use]
     pub fn new(config: ShardConfig, now: Instant) -> Self {
-        let segments = config.area.len / u64::from(config.segment_size);
-        assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");
-        let segment = config.segment_size;
-        assert!(segment >= SEGMENT_SIZE_MIN && u64::from(segment) <= SEGMENT_BYTES_MAX);
-        assert!((segment as usize).is_multiple_of(PAGE) && config.area.is_aligned(PAGE as u64));
-        let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
-        let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);
-        let mut volumes: Vec<Option<Volume>> = (0..=last).map(|_| None).collect();
-        let is_similar = config.content == ContentLocality::Similar;
-        for volume in &config.volumes {
-            let depth = config.destage_depth;
-            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
-        }
-        let segments = usize::try_from(segments).expect("segments fit memory");
-        let contents = Contents::new(config.index_blocks, segments, volumes.len());
-        let builder = Builder::new(config.buffers.clone(), pages_max);
         Self {
-            now,
             life: Life::new(config.trust),
-            contents,
-            ram: Ram::new(config.ram_bytes, config.compress_ram),
-            form: Forms::new(is_similar, config.index_blocks),
-            log: Log::new(segments, builder),
-            policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
-            volumes,
+            detach: Detach::default(),
+            compare: Compare::default(),
             requests: Requests::default(),
-            destaging: Destaging::new(&config, now),
+            destaging: Destaging::default(),
             reclaim: Reclaim::default(),
             recovery: Start::default(),
-            out: Out::new(now),
-            stats: Stats::default(),
-            config,
+            cache: Cache::new(config, now),
         }
     }
 
-    /// Begins to read the log, or to serve at once when there is none.
-    pub fn start(&mut self, now: Instant, fx: &mut Effects) {
-        self.now = now;
-        if self.config.fresh {
-            self.life.set_state(State::Serving);
+    /// What is known to be lost, in order: reads of it are errors until it is written again. At
+    /// most `most` ranges.
+    #[must_use]
+    pub fn lost_ranges(&self, most: usize) -> Vec<LostRange> {
+        let mut ranges: Vec<LostRange> = Vec::new();
+        for key in self.cache.contents.fenced().iter() {
+            let volume = key.volume();
+            let range = BlockRange { first: key.block(), count: 1 };
+            let range = self.cache.bytes_on_volume(volume, range);
+            let full = ranges.len() == most;
+            match ranges.last_mut() {
+                Some(last) if last.volume == volume && last.range.end() == range.offset => {
+                    last.range.len += range.len;
+                }
+                _ if full => break,
+                _ => ranges.push(LostRange { volume, range }),
+            }
+        }
+        ranges
+    }
+
+    /// Records that were found to be gone at the start: any block may have been in them.
+    #[must_use]
+    pub fn lost_records(&self) -> &[Hole] {
+        self.recovery.lost_records()
+    }
+}
+
+impl Shard for Engine {
+    fn start(&mut self, now: Instant, fx: &mut Effects) {
+        self.cache.now = now;
+        if self.cache.config.fresh {
+            self.cache.standing.state = State::Serving;
         } else {
-            self.start_recovery(fx);
+            self.recovery.begin(&mut self.cache, &mut self.detach, &mut self.compare, fx);
         }
         self.set_deadline(fx);
     }
 
-    /// Looks at the memory that requests will need which come next, and changes nothing. A block
-    /// lies in a random place, as does all that is known of it, so that each step of a read waits
-    /// for memory; steps of different reads can wait together.
-    pub fn warm(&self, requests: &[Request]) {
+    fn warm(&self, requests: &[Request]) {
         if let [alone] = requests
             && alone.range.len <= BLOCK_SIZE as u64
         {
@@ -140,10 +129,10 @@ impl Engine {
         let mut slots = [0; WARM_BLOCKS];
         let mut found = 0;
         for key in keys.take(WARM_BLOCKS) {
-            self.policy.warm(key.0);
-            let slot = self.ram.find(key);
-            if slot.is_none() || self.policy.notes_hits() {
-                self.contents.index().warm(key);
+            self.cache.policy.warm(key.0);
+            let slot = self.cache.ram.find(key);
+            if slot.is_none() || self.cache.policy.notes_hits() {
+                self.cache.contents.index().warm(key);
             }
             if let Some(slot) = slot {
                 slots[found] = slot;
@@ -151,41 +140,218 @@ impl Engine {
             }
         }
         let slots = &slots[..found];
-        slots.iter().for_each(|&slot| self.ram.warm(slot));
-        slots.iter().for_each(|&slot| self.ram.warm_neighbours(slot));
+        slots.iter().for_each(|&slot| self.cache.ram.warm(slot));
+        slots.iter().for_each(|&slot| self.cache.ram.warm_neighbours(slot));
     }
 
-    /// Takes a client's request. It is answered through [`Effects::replies`].
-    pub fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
-        self.now = now;
+    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
+        self.cache.now = now;
         if let Err(kind) = self.refusal(&request) {
             let Request { id, buf, .. } = request;
             fx.replies.push(Reply { id, result: Err(kind.into()), buf, direct: None });
             return;
         }
         match request.op {
-            IoOp::Read => self.submit_read(request, fx),
-            IoOp::Flush => self.submit_flush(request, fx),
-            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => self.submit_write(request, fx),
+            IoOp::Read => self.requests.submit_read(&mut self.cache, request, fx),
+            IoOp::Flush => self.requests.submit_flush(&mut self.cache, request, fx),
+            IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
+                self.requests.submit_write(&mut self.cache, request, fx)
+            }
+        }
+        self.deliver(fx);
+    }
+
+    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
+        self.cache.now = now;
+        let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
+        let sent = self.cache.out.take(id);
+        self.cache.note_ended(target, &sent, &done);
+        let InFlight { ticket, at, .. } = sent;
+        match ticket {
+            Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
+            Ticket::CacheFlush => self.cache_flushed(done.result, fx),
+            Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
+            Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
+            Ticket::Fetch(fetch) => self.requests.fetched(&mut self.cache, fetch, at, done, fx),
+            Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
+            Ticket::PrimaryFlush(flush) => self.primary_flushed(flush, &done.result, fx),
+            Ticket::Direct(op) => self.requests.direct_done(&mut self.cache, op, at, done, fx),
+            Ticket::ComparePrimary => self.compare.primary_read(&mut self.cache, &done, fx),
+            Ticket::Recovery(step) => self.recovery.step_done(
+                &mut self.cache,
+                &mut self.detach,
+                &mut self.compare,
+                step,
+                done,
+                fx,
+            ),
+            Ticket::StopFlush => Life::stop_flushed(&mut self.cache, &done),
+        }
+        self.deliver(fx);
+    }
+
+    fn poll(&mut self, now: Instant, fx: &mut Effects) {
+        self.cache.now = now;
+        self.cache.form.begin_turn();
+        self.cache.ram.begin_turn(now);
+        self.cache.pump_unanswered();
+        if matches!(self.cache.state(), State::Serving | State::Stopping) {
+            let rooms: [fn(&mut Self, &mut Effects); 15] = [
+                |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
+                |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
+                Self::pump_log,
+                Self::pump_durability,
+                |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
+                |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
+                Self::pump_detach,
+                Self::pump_destage,
+                Self::pump_primary_flushes,
+                |engine, fx| engine.cache.pump_alone(fx),
+                |engine, fx| engine.compare.pump(&mut engine.cache, fx),
+                // Reclaim and destaging may have given the log something to do.
+                Self::pump_log,
+                Self::pump_durability,
+                |engine, fx| engine.life.pump(&engine.cache, &engine.destaging, fx),
+                Self::pump_stop,
+            ];
+            for pump in rooms {
+                pump(self, fx);
+                self.deliver(fx);
+            }
+        }
+        self.cache.out.hand_out(fx);
+        self.set_deadline(fx);
+    }
+
+    fn stop(&mut self, now: Instant, fx: &mut Effects) {
+        self.cache.now = now;
+        self.life.begin_stop(&mut self.cache);
+        self.set_deadline(fx);
+    }
+
+    fn state(&self) -> &State {
+        self.cache.state()
+    }
+
+    fn health(&self) -> Health {
+        self.cache.health()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.cache.contents.check()
+    }
+
+    fn stats(&self, now: Instant) -> Stats {
+        let requests_in_flight = self.requests.unanswered() as u64;
+        Stats { requests_in_flight, ..self.cache.stats(now) }
+    }
+
+    fn set_drain(&mut self, on: bool) {
+        self.destaging.drain(on);
+    }
+
+    fn drain_volume(&mut self, volume: VolumeId, on: bool) {
+        if self.cache.known_volume(volume).is_some() {
+            self.cache.volume_mut(volume).draining = on;
         }
     }
 
+    fn dirty_blocks(&self) -> u64 {
+        self.cache.contents.dirty().blocks()
+    }
+
+    fn volumes(&self) -> Vec<VolumeState> {
+        let state = |volume: &crate::volume::Volume| {
+            let id = volume.config.id;
+            let (lost_blocks, lost) = self.cache.lost_of(id);
+            VolumeState {
+                id,
+                lookups: volume.lookups,
+                primary: volume.primary,
+                dirty_blocks: self.cache.contents.dirty().blocks_of(id),
+                lost_blocks,
+                lost,
+                dirty_limit_blocks: self.cache.limit_of(id),
+                changed: volume.changed,
+                held_writes: volume.flow.held_writes(),
+                slow_ios: volume.flow.slow_ios,
+                oldest_io: volume.flow.oldest_io,
+            }
+        };
+        self.cache.volumes.iter().flatten().map(state).collect()
+    }
+
+    fn lost_blocks(&self) -> u64 {
+        self.cache.contents.fenced().len() as u64
+    }
+
+    fn set(&mut self, setting: Setting) {
+        match setting {
+            Setting::Mode(volume, mode) => self.cache.set_mode(volume, mode),
+            Setting::Eviction(eviction) => self.cache.set_eviction(eviction),
+            Setting::Content(content) => self.cache.set_content(content),
+        }
+    }
+
+    fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
+        self.cache.now = now;
+        self.cache.standing.trust = self.cache.standing.trust.max(trust);
+        if self.cache.standing.trust > Trust::Full && self.cache.health() == Health::Good {
+            self.fail_cache(fx);
+            self.deliver(fx);
+        }
+        if self.cache.standing.trust == Trust::Nothing && self.cache.contents.dirty().blocks() == 0
+        {
+            self.cache.set_health(Health::Detached);
+            self.cache.contents.give_up();
+        }
+        self.poll(now, fx);
+    }
+
+    fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
+        self.cache.now = now;
+        for stripe in stripes {
+            self.detach.detached(&mut self.cache, &mut self.requests, stripe, fx);
+            self.deliver(fx);
+        }
+    }
+
+    fn distrust(&mut self, volume: VolumeId) {
+        self.compare.distrust(&mut self.cache, volume);
+    }
+
+    fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects) {
+        self.cache.now = now;
+        let Target::Primary(volume) = target else {
+            self.fail_cache(fx);
+            return self.deliver(fx);
+        };
+        self.cache.volume_mut(volume).flush_failures += 1;
+        let Volume { flushing, direct, .. } = *self.cache.volume(volume);
+        let (destages, flushes, writes) = Default::default();
+        let covered = PrimaryFlush { volume, direct, destages, flushes, writes };
+        self.primary_flushed(covered, &Err(error.clone()), fx);
+        // If one of its own is on its way, it fails as well and says so itself.
+        self.cache.volume_mut(volume).flushing = flushing;
+        self.deliver(fx);
+    }
+}
+
+impl Engine {
     /// Why a request cannot be taken at all.
     fn refusal(&self, request: &Request) -> Result<(), ErrorKind> {
-        match self.state() {
+        match self.cache.state() {
             State::Serving => {}
             State::Recovering | State::Refused(_) => return Err(ErrorKind::DeviceGone),
             State::Stopping | State::Stopped => return Err(ErrorKind::ShuttingDown),
         }
-        let Some(volume) = self.known_volume(request.volume) else {
+        let Some(volume) = self.cache.known_volume(request.volume) else {
             return Err(ErrorKind::OutOfRange);
         };
         let range = request.range;
-        let stripes =
-            range.is_empty() || range.offset / STRIPE_SIZE == (range.end() - 1) / STRIPE_SIZE;
         let carries = matches!(request.op, IoOp::Read | IoOp::Write);
         if range.end() > volume.config.size
-            || !stripes
+            || !range.is_in_one_stripe()
             || (carries && request.buf.len() as u64 != range.len)
         {
             return Err(ErrorKind::OutOfRange);
@@ -193,215 +359,100 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the completion of an effect.
-    pub fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
-        self.now = now;
-        let id = Id(u32::try_from(done.tag.0).expect("tags are those the engine gave"));
-        let sent = self.out.take(id);
-        self.note_ended(target, &sent, &done);
-        let InFlight { ticket, at, .. } = sent;
-        match ticket {
-            Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
-            Ticket::CacheFlush => self.cache_flushed(done.result, fx),
-            Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
-            Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
-            Ticket::Fetch(fetch) => self.fetched(fetch, at, done, fx),
-            Ticket::DestageWrite(destage) => self.destage_written(destage, done, fx),
-            ticket @ Ticket::PrimaryFlush { .. } => self.primary_flushed(ticket, done.result, fx),
-            Ticket::Direct(op) => self.direct_done(op, at, done, fx),
-            Ticket::ComparePrimary => self.compare_primary(&done, fx),
-            Ticket::Recovery(step) => self.recovery_step(step, done, fx),
-            Ticket::StopFlush => self.stop_flushed(done, fx),
-        }
-    }
-
     /// Hands payloads that were read, or could not be, to those who wanted them.
     fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
-        self.log.end_read(read);
+        self.cache.log.end_read(read);
         match read.reader {
-            Reader::Read(op) => self.ssd_read(op, read, done, fx),
-            Reader::Associate(id, part) => self.associate_read(id, part, read, done, fx),
-            Reader::Destage(id) => self.destage_read(id, read, done, fx),
-            Reader::Compare(item) => self.compare_read(item, read, done, fx),
-            Reader::Similar(seek) => {
-                let copy = self.form.end_seek(seek, read, done);
-                self.similar_sought(copy, fx);
+            Reader::Read(op) => self.requests.ssd_read(&mut self.cache, op, read, done, fx),
+            Reader::Associate(id, part) => {
+                if let Some(made) = self.cache.form.associate_read(id, part, read, done) {
+                    self.associate_made(&made, fx);
+                }
             }
-            Reader::Footer => self.reclaim_footer_read(done, fx),
-            Reader::Copies => self.reclaim_copy_read(read, done, fx),
+            Reader::Destage(id) => self.destaging.read_back(&mut self.cache, id, read, done, fx),
+            Reader::Compare(item) => self.compare.read(&mut self.cache, item, read, done, fx),
+            Reader::Similar(seek) => {
+                let copy = self.cache.form.end_seek(seek, read, done);
+                self.reclaim.similar_sought(&mut self.cache, copy, fx);
+            }
+            Reader::Footer => self.reclaim.footer_read(&mut self.cache, done, fx),
+            Reader::Copies => self.reclaim.copies_read(&mut self.cache, read, done, fx),
         }
     }
 
-    /// Does what is due: call it after the requests and completions of a turn, and at the
-    /// deadline.
-    pub fn poll(&mut self, now: Instant, fx: &mut Effects) {
-        self.now = now;
-        self.form.begin_turn();
-        self.ram.begin_turn(now);
-        self.pump_unanswered();
-        if matches!(self.state(), State::Serving | State::Stopping) {
-            self.pump_fences(fx);
-            self.release_delayed(fx);
-            self.pump_log(fx);
-            self.pump_durability(fx);
-            self.pump_reclaim(fx);
-            self.pump_leftover(fx);
-            self.pump_detach(fx);
-            self.pump_destage(fx);
-            self.pump_primary_flushes(fx);
-            self.pump_alone(fx);
-            self.pump_compare(fx);
-            // Reclaim and destaging may have given the log something to do.
-            self.pump_log(fx);
-            self.pump_durability(fx);
-            self.pump_health(fx);
-            self.pump_stop(fx);
-        }
-        self.out.hand_out(fx);
-        self.set_deadline(fx);
-    }
-
-    /// Verifies what holds between calls. It takes time in proportion to the cache: for tests and
-    /// the simulator.
-    ///
-    /// # Errors
-    /// What does not hold.
-    pub fn check(&self) -> Result<(), String> {
-        self.contents.check()
-    }
-
-    /// Where it is in its life.
-    #[must_use]
-    pub fn state(&self) -> &State {
-        self.life.state()
-    }
-
-    /// How the cache device is doing.
-    #[must_use]
-    pub fn health(&self) -> Health {
-        self.life.health()
-    }
-
-    /// Dirty blocks, those that cannot be read back any more included.
-    #[must_use]
-    pub fn dirty_blocks(&self) -> u64 {
-        self.contents.dirty().blocks()
-    }
-
-    /// Changes what the cache does for a volume; requests from now on follow it.
-    pub(crate) fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
-        if self.known_volume(volume).is_some() {
-            self.volume_mut(volume).config.mode = mode;
-            self.note_leftover(volume);
+    /// Delivers the notes that rooms have left, and those that this leads to.
+    pub(crate) fn deliver(&mut self, fx: &mut Effects) {
+        while let Some(note) = self.cache.out.next_note() {
+            match note {
+                Note::Placed(op, lsn) => self.requests.write_applied(&mut self.cache, op, lsn, fx),
+                Note::Made(made) => self.associate_made(&made, fx),
+                Note::OnPrimary(op, result) => {
+                    self.requests.through_part_done(&mut self.cache, op, &result, fx)
+                }
+                Note::FlushPart(op, result) => {
+                    self.requests.flush_part_done(&mut self.cache, op, result, fx)
+                }
+                Note::WaitPrimary(key, op) => self.destaging.wait_through(key, op),
+                Note::WaitDetached(key, op) => self.detach.add_write(&mut self.cache, key, op),
+                Note::FlushDetached(volume, op) => {
+                    self.detach.add_flush(&mut self.cache, &mut self.requests, op, volume, fx)
+                }
+                Note::Restore(op) => self.detach.restore(&self.cache, &self.requests, op, fx),
+                Note::CacheFailed => self.fail_cache(fx),
+            }
         }
     }
 
-    /// Changes how clean blocks are chosen to enter and to leave. What the new policy knows of
-    /// the blocks is little at first.
-    pub(crate) fn set_eviction(&mut self, eviction: Eviction) {
-        self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
+    fn pump_detach(&mut self, fx: &mut Effects) {
+        self.detach.pump(&mut self.cache, &mut self.requests, &mut self.destaging, fx);
     }
 
-    /// Answers what was taken, takes nothing new, makes the log complete and durable.
-    pub fn stop(&mut self, now: Instant, fx: &mut Effects) {
-        self.now = now;
-        self.life.begin_stop(now);
-        self.set_deadline(fx);
+    fn pump_stop(&mut self, fx: &mut Effects) {
+        self.life.pump_stop(&mut self.cache, &mut self.requests, &mut self.destaging, fx);
     }
 
-    // What the paths share.
-
-    pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
-        self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
+    fn pump_destage(&mut self, fx: &mut Effects) {
+        let is_idle = self.requests.len() == 0;
+        self.destaging.pump(&mut self.cache, is_idle, fx);
     }
 
-    pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
-        self.known_volume(id).expect("requests name volumes there are")
-    }
-
-    pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
-        self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
-    }
-
-    /// Where a segment starts on the cache device.
-    pub(crate) fn segment_offset(&self, index: usize) -> u64 {
-        self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
-    }
-
-    /// Sends a read of a segment; it ends in [`Engine::complete`].
-    pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
-        self.log.begin_read(&read);
-        let (index, range) = read.place();
-        self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
-    }
-
-    /// Reads `len` bytes from `at` of a segment.
-    pub(crate) fn read_segment(
-        &mut self,
-        fx: &mut Effects,
-        index: usize,
-        at: u32,
-        len: usize,
-        ticket: Ticket,
-    ) {
-        let range = ByteRange::new(self.segment_offset(index) + u64::from(at), len as u64);
-        let buf = self.config.buffers.get(len);
-        self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
-    }
-
-    /// The bytes of a block range that exist on the volume: its last block may be short.
-    pub(crate) fn bytes_on_volume(&self, volume: VolumeId, blocks: BlockRange) -> ByteRange {
-        let whole = ByteRange { offset: 0, len: self.volume(volume).config.size };
-        blocks.bytes().intersection(&whole)
-    }
-
-    pub(crate) fn reply(
-        &mut self,
-        fx: &mut Effects,
-        id: RequestId,
-        result: Result<(), IoError>,
-        buf: IoBuf,
-    ) {
-        fx.replies.push(Reply { id, result, buf, direct: None });
-    }
-
-    fn set_deadline(&mut self, fx: &mut Effects) {
+    fn set_deadline(&self, fx: &mut Effects) {
         let mut deadline = Instant::NEVER;
-        if let Some(at) = self.next_delayed() {
+        if let Some(at) = self.cache.next_held() {
             // At the limit a write waits for destaging, not for the time.
-            deadline = deadline.min(at.max(self.now + THROTTLE_TICK));
+            deadline = deadline.min(at.max(self.cache.now + THROTTLE_TICK));
         }
         // Writes that are held back may have room when no dirty block is left to wait with them.
-        let held = self.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
-        if matches!(self.state(), State::Serving | State::Stopping)
-            && (self.contents.dirty().blocks() > 0 || held)
+        let held = self.cache.volumes.iter().flatten().any(|v| v.flow.held_writes() > 0);
+        if matches!(self.cache.state(), State::Serving | State::Stopping)
+            && (self.cache.contents.dirty().blocks() > 0 || held)
         {
-            deadline = deadline.min(self.now + DESTAGE_TICK);
+            deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
-        if let Some(at) = self.out.next_look() {
+        if let Some(at) = self.cache.out.next_look() {
             deadline = deadline.min(at);
         }
-        if let Some(at) = self.next_compare() {
+        if let Some(at) = self.compare.next(&self.cache) {
             deadline = deadline.min(at);
         }
-        if self.reclaim.retry_at() > self.now {
-            deadline = deadline.min(self.reclaim.retry_at().max(self.now + DESTAGE_TICK));
+        if self.reclaim.retry_at() > self.cache.now {
+            deadline = deadline.min(self.reclaim.retry_at().max(self.cache.now + DESTAGE_TICK));
         }
-        if self.form.background().turn_is_over() {
-            let wait = if self.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
-            deadline = deadline.min(self.now + wait);
+        if self.cache.form.background().turn_is_over() {
+            let wait = if self.cache.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
+            deadline = deadline.min(self.cache.now + wait);
         }
-        if *self.state() == State::Stopping || self.is_detaching() {
-            deadline = deadline.min(self.now + FLUSH_TICK);
+        if *self.cache.state() == State::Stopping || self.detach.is_detaching() {
+            deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
-            deadline = deadline.min(self.now + FLUSH_TICK);
+        if self.cache.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
+            deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
-            deadline = deadline.min(self.now + DESTAGE_TICK);
+        if self.cache.volumes.iter().flatten().any(|v| !v.written.is_empty()) {
+            deadline = deadline.min(self.cache.now + DESTAGE_TICK);
         }
-        if *self.state() == State::Serving && self.ram.has_alone() {
-            deadline = deadline.min(self.now + ROUND_TICK);
+        if *self.cache.state() == State::Serving && self.cache.ram.has_alone() {
+            deadline = deadline.min(self.cache.now + ROUND_TICK);
         }
         fx.deadline = (deadline != Instant::NEVER).then_some(deadline);
     }

@@ -3,22 +3,23 @@
 //! [`Engine`] takes requests, completions and the time, and says in [`Effects`] what is to be
 //! done. The same code runs over io_uring and in the simulator.
 
-mod admission;
 mod api;
+mod cache;
 mod contents;
 mod destage;
 mod engine;
+mod flow;
 mod form;
 mod key;
+mod left;
 mod life;
 mod limits;
 mod locks;
 mod log;
 mod losses;
-pub mod offline;
+mod note;
 mod out;
 mod pace;
-pub mod pool;
 mod ram;
 mod reclaim;
 mod recovery;
@@ -39,11 +40,13 @@ pub use api::{
     Bypass, ContentLocality, DetachedStripe, DirtyShare, Effects, Eviction, Health, Mode, Reply,
     Request, RequestId, Setting, ShardConfig, State, Target, Trust, VolumeConfig,
 };
+pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;
 pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};
 pub use form::alike::{Alike, Sketch};
 pub use form::similar_max;
 pub use key::Key;
+pub use limits::SEGMENTS_MIN;
 pub use losses::{Known, Losses};
-pub use recovery::salvage;
+pub use recovery::{salvage, survey};
 pub use shard::Shard;

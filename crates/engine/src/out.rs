@@ -1,11 +1,13 @@
 //! What leaves the engine: requests to devices, of which those in flight are known, and events.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{Instant, Io, IoTag};
 
 use crate::api::Effects;
 use crate::api::event::{Event, Events};
+use crate::note::Note;
 use crate::slab::{Id, Slab};
 use crate::ticket::InFlight;
 
@@ -17,6 +19,7 @@ const LOOK: Duration = Duration::from_secs(1);
 pub struct Out {
     ios: Slab<InFlight>,
     events: Events,
+    notes: VecDeque<Note>,
     /// When unanswered requests are next looked for.
     look_at: Instant,
     /// Requests that the cache device has not answered for long.
@@ -26,7 +29,13 @@ pub struct Out {
 impl Out {
     /// Nothing has been sent.
     pub fn new(now: Instant) -> Self {
-        Self { ios: Slab::default(), events: Events::default(), look_at: now, slow_cache_ios: 0 }
+        Self {
+            ios: Slab::default(),
+            events: Events::default(),
+            notes: VecDeque::new(),
+            look_at: now,
+            slow_cache_ios: 0,
+        }
     }
 
     /// The number of requests in flight.
@@ -47,6 +56,16 @@ impl Out {
     /// Notes an event; it goes out at the end of the turn.
     pub fn tell(&mut self, event: Event) {
         self.events.tell(event);
+    }
+
+    /// Leaves a note for a higher room.
+    pub fn note(&mut self, note: Note) {
+        self.notes.push_back(note);
+    }
+
+    /// The next note to deliver.
+    pub fn next_note(&mut self) -> Option<Note> {
+        self.notes.pop_front()
     }
 
     /// Hands out the events of this turn.

@@ -3,7 +3,7 @@
 use forebay_block::{Completion, Instant, IoError, VolumeId};
 
 use crate::api::{DetachedStripe, Effects, Health, Request, Setting, State, Target, Trust};
-use crate::{Engine, Stats, VolumeState};
+use crate::{Stats, VolumeState};
 
 /// A shard: a state machine that is handed requests, completions and the time, and says in
 /// [`Effects`] what it wants done.
@@ -61,90 +61,4 @@ pub trait Shard {
     /// flushed may be lost with the rest, and the next flush would not say so. Called once for each
     /// failure, after the completions of what the device had completed before.
     fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects);
-}
-
-impl Shard for Engine {
-    fn start(&mut self, now: Instant, fx: &mut Effects) {
-        Engine::start(self, now, fx);
-    }
-
-    fn warm(&self, requests: &[Request]) {
-        Engine::warm(self, requests);
-    }
-
-    fn submit(&mut self, now: Instant, request: Request, fx: &mut Effects) {
-        Engine::submit(self, now, request, fx);
-    }
-
-    fn complete(&mut self, now: Instant, target: Target, done: Completion, fx: &mut Effects) {
-        Engine::complete(self, now, target, done, fx);
-    }
-
-    fn poll(&mut self, now: Instant, fx: &mut Effects) {
-        Engine::poll(self, now, fx);
-    }
-
-    fn stop(&mut self, now: Instant, fx: &mut Effects) {
-        Engine::stop(self, now, fx);
-    }
-
-    fn state(&self) -> &State {
-        Engine::state(self)
-    }
-
-    fn health(&self) -> Health {
-        Engine::health(self)
-    }
-
-    fn check(&self) -> Result<(), String> {
-        Engine::check(self)
-    }
-
-    fn stats(&self, now: Instant) -> Stats {
-        Engine::stats(self, now)
-    }
-
-    fn set_drain(&mut self, on: bool) {
-        Engine::set_drain(self, on);
-    }
-
-    fn drain_volume(&mut self, volume: VolumeId, on: bool) {
-        Engine::drain_volume(self, volume, on);
-    }
-
-    fn dirty_blocks(&self) -> u64 {
-        Engine::dirty_blocks(self)
-    }
-
-    fn volumes(&self) -> Vec<VolumeState> {
-        Engine::volumes(self)
-    }
-
-    fn lost_blocks(&self) -> u64 {
-        self.contents.fenced().len() as u64
-    }
-
-    fn set(&mut self, setting: Setting) {
-        match setting {
-            Setting::Mode(volume, mode) => self.set_mode(volume, mode),
-            Setting::Eviction(eviction) => self.set_eviction(eviction),
-            Setting::Content(content) => self.set_content(content),
-        }
-    }
-
-    fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects) {
-        Engine::trust_recorded(self, now, trust, fx);
-    }
-
-    fn detached(&mut self, now: Instant, stripes: &[DetachedStripe], fx: &mut Effects) {
-        Engine::detached(self, now, stripes, fx);
-    }
-
-    fn distrust(&mut self, volume: VolumeId) {
-        Engine::distrust(self, volume);
-    }
-
-    fn flush_failed(&mut self, now: Instant, target: Target, error: &IoError, fx: &mut Effects) {
-        Engine::flush_failed(self, now, target, error, fx);
-    }
 }

@@ -1,64 +1,54 @@
 //! Operations in flight, named by small numbers that are used again.
 
+use forebay_block::Slab as Table;
+
 /// Names an operation in flight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Id(pub u32);
 
-/// Slots addressed by [`Id`].
+/// Operations in flight by [`Id`]. An id that names none is a mistake of the engine.
 #[derive(Debug)]
-pub struct Slab<T> {
-    items: Vec<Option<T>>,
-    free: Vec<u32>,
-}
+pub struct Slab<T>(Table<T>);
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { items: Vec::new(), free: Vec::new() }
+        Self(Table::new(u32::MAX))
     }
 }
 
 impl<T> Slab<T> {
-    /// Adds a thing and names it.
+    /// Adds an operation and names it.
     pub fn insert(&mut self, item: T) -> Id {
-        if let Some(i) = self.free.pop() {
-            self.items[i as usize] = Some(item);
-            return Id(i);
-        }
-        self.items.push(Some(item));
-        Id(u32::try_from(self.items.len() - 1).expect("operations in flight fit 32 bits"))
+        Id(self.0.insert(item))
     }
 
-    /// How the next thing will be named.
+    /// The name of the next operation.
     pub fn next_id(&self) -> Id {
-        let fresh = || u32::try_from(self.items.len()).expect("operations in flight fit 32 bits");
-        Id(self.free.last().copied().unwrap_or_else(fresh))
+        Id(self.0.next())
     }
 
-    /// Takes a thing out.
+    /// Takes an operation out.
     pub fn remove(&mut self, id: Id) -> T {
-        let item = self.items[id.0 as usize].take().expect("an operation ends once");
-        self.free.push(id.0);
-        item
+        self.0.remove(id.0).expect("an operation ends once")
     }
 
-    /// The thing.
+    /// An operation.
     pub fn get(&self, id: Id) -> &T {
-        self.items[id.0 as usize].as_ref().expect("the operation is in flight")
+        self.0.get(id.0).expect("the operation is in flight")
     }
 
-    /// The thing, to change.
+    /// An operation, to change.
     pub fn get_mut(&mut self, id: Id) -> &mut T {
-        self.items[id.0 as usize].as_mut().expect("the operation is in flight")
+        self.0.get_mut(id.0).expect("the operation is in flight")
     }
 
     /// All of them, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (Id, &T)> {
-        let named = self.items.iter().enumerate();
-        named.filter_map(|(i, item)| item.as_ref().map(|item| (Id(i as u32), item)))
+        self.0.iter().map(|(at, item)| (Id(at), item))
     }
 
-    /// How many there are.
+    /// The number of operations.
     pub fn len(&self) -> usize {
-        self.items.len() - self.free.len()
+        self.0.len()
     }
 }

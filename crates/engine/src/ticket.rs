@@ -33,19 +33,8 @@ pub enum Ticket {
     Fetch(Id),
     /// A destage write.
     DestageWrite(Id),
-    /// A flush of a primary, which covers the changes up to this count.
-    PrimaryFlush {
-        /// The volume.
-        volume: VolumeId,
-        /// Direct changes when it was sent.
-        direct: u64,
-        /// Destages it covers.
-        destages: Vec<Id>,
-        /// Flush operations that wait for it.
-        flushes: Vec<Id>,
-        /// Writes that wait for it.
-        writes: Vec<Id>,
-    },
+    /// A flush of a primary.
+    PrimaryFlush(PrimaryFlush),
     /// A direct change of a primary.
     Direct(Id),
     /// A read of a primary to compare with.
@@ -54,6 +43,21 @@ pub enum Ticket {
     StopFlush,
     /// A read or write of recovery.
     Recovery(Step),
+}
+
+/// A flush of a primary: which changes it covers, and who waits for it.
+#[derive(Debug)]
+pub struct PrimaryFlush {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Direct changes completed when it was sent.
+    pub direct: u64,
+    /// Destages written by then.
+    pub destages: Vec<Id>,
+    /// Flushes of clients.
+    pub flushes: Vec<Id>,
+    /// Writes with FUA.
+    pub writes: Vec<Id>,
 }
 
 /// When something was sent, and what it was.
@@ -71,42 +75,50 @@ pub struct InFlight {
     pub target: Target,
 }
 
-/// What a read or write of recovery was for.
+/// A read or write of recovery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
-    /// The first page of the segment at this position.
-    Head(usize, u32),
-    /// Its last page.
-    Tail(usize, u32),
-    /// All of it.
-    Scan(usize, u32),
-    /// Its footer.
-    Footer(usize, u32),
-    /// Erasing its first page, or what lies behind the records of the one that the log goes on in.
-    Erase(usize, u32),
-    /// Writing its footer.
-    Seal(usize, u32),
-    /// A flush of the cache device.
+pub struct Step {
+    /// Its purpose.
+    pub kind: StepKind,
+    /// Position of the segment; 0 for a flush.
+    pub at: usize,
+    /// Attempts, this one included.
+    pub tries: u32,
+}
+
+/// The purpose of a read or write of recovery.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StepKind {
+    /// Reads the first page of a segment.
+    Head,
+    /// Reads its last page.
+    Tail,
+    /// Reads all of it.
+    Scan,
+    /// Reads its footer.
+    Footer,
+    /// Erases its first page, or the part behind the records of the one that the log goes on in.
+    Erase,
+    /// Writes its footer.
+    Seal,
+    /// Flushes the cache device.
     Flush,
 }
 
 impl Step {
-    /// The same once more, unless it has failed too often.
+    /// The first attempt for the segment at position `at`.
+    pub fn new(kind: StepKind, at: usize) -> Self {
+        Self { kind, at, tries: 1 }
+    }
+
+    /// The next attempt, unless this one was the last.
     pub fn again(self) -> Option<Self> {
-        let more = |tries: u32| (tries < WRITE_TRIES).then_some(tries + 1);
-        match self {
-            Self::Head(i, t) => more(t).map(|t| Self::Head(i, t)),
-            Self::Tail(i, t) => more(t).map(|t| Self::Tail(i, t)),
-            Self::Scan(i, t) => more(t).map(|t| Self::Scan(i, t)),
-            Self::Footer(i, t) => more(t).map(|t| Self::Footer(i, t)),
-            Self::Erase(i, t) => more(t).map(|t| Self::Erase(i, t)),
-            Self::Seal(i, t) => more(t).map(|t| Self::Seal(i, t)),
-            Self::Flush => None,
-        }
+        let may = self.kind != StepKind::Flush && self.tries < WRITE_TRIES;
+        may.then_some(Self { tries: self.tries + 1, ..self })
     }
 
     /// Whether it reads.
     pub fn is_read(self) -> bool {
-        !matches!(self, Self::Erase(..) | Self::Seal(..) | Self::Flush)
+        matches!(self.kind, StepKind::Head | StepKind::Tail | StepKind::Scan | StepKind::Footer)
     }
 }

@@ -8,7 +8,7 @@ use forebay_policy::ReadAround;
 
 use crate::api::VolumeConfig;
 use crate::api::primary::{Lookups, Primary};
-use crate::destage::flow::Flow;
+use crate::flow::Flow;
 use crate::key::Key;
 use crate::losses::Losses;
 use crate::slab::Id;
@@ -30,6 +30,8 @@ pub(crate) struct Volume {
     /// be complete, in address order; and flushes that wait until none of them is.
     pub leftover: BTreeSet<Key>,
     pub leftover_waiters: Vec<Id>,
+    /// Stripes of it are on their way to be detached.
+    pub is_leaving: bool,
     /// How often `leftover` was taken: a destage from before may have an older version.
     pub switches: u64,
     /// What was written and is lost, until clients that flush have been told.
@@ -79,6 +81,7 @@ impl Volume {
             leftover: BTreeSet::new(),
             switches: 0,
             leftover_waiters: Vec::new(),
+            is_leaving: false,
             written_since: Instant::default(),
             retry_at: Instant::default(),
             failures: 0,

@@ -6,7 +6,7 @@
 mod world;
 
 use forebay_block::{Instant, VolumeId};
-use forebay_engine::{Event, Trust};
+use forebay_engine::{Event, Shard, Trust};
 use world::{BLOCK, BLOCKS, Devices, World, blank, content};
 
 /// A cache with blocks of version 1 that are clean, and of version 2 of every tenth that are dirty.

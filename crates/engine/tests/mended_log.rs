@@ -9,7 +9,7 @@ mod world;
 use forebay_block::BLOCK_SIZE;
 use forebay_block::testing::Numbers;
 use forebay_engine::testing::SEGMENT;
-use forebay_engine::{State, Trust};
+use forebay_engine::{Shard, State, Trust};
 use forebay_format::decode_record;
 use world::{AREA, BLOCK, BLOCKS, Devices, World, blank, content};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_block::testing::noise;
 use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoOp};
 use forebay_engine::testing::{Devices, Harness, SEGMENT, VOLUME, config};
-use forebay_engine::{Eviction, ShardConfig, Target};
+use forebay_engine::{Eviction, Shard, ShardConfig, Target};
 use forebay_format::{EntryKind, Lsn, SegmentSeq, decode_record};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;

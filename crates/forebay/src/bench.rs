@@ -1,6 +1,6 @@
-//! `forebay bench` and `forebay demo`: they run in `forebay-bench`, a binary of its own, so that
-//! the server does not carry the packages of the benchmarks. It takes the place of this process,
-//! with all arguments.
+//! `forebay bench` and `forebay demo`: they run in `forebay-bench`, a separate binary, so that the
+//! server does not contain the packages of the benchmarks. It replaces this process and receives
+//! all arguments.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use anyhow::Context as _;
 
 /// The binary of the benchmarks.
 const NAME: &str = "forebay-bench";
-/// Tells it which Forebay to measure.
+/// The variable that tells it which Forebay to measure.
 const FOREBAY: &str = "FOREBAY_BINARY";
 
 /// Arguments that `forebay-bench` parses.
@@ -23,7 +23,7 @@ pub struct Passed {
     arguments: Vec<OsString>,
 }
 
-/// Goes on as `forebay-bench COMMAND ARGUMENTS`; returns only if it cannot be started.
+/// Becomes `forebay-bench COMMAND ARGUMENTS`; returns only if it cannot be started.
 pub fn run(command: &str, passed: &Passed) -> anyhow::Result<()> {
     start(command, passed).map(|never| match never {})
 }
@@ -42,7 +42,7 @@ fn start(command: &str, passed: &Passed) -> anyhow::Result<Infallible> {
     Err(next.exec()).with_context(|| found.display().to_string())
 }
 
-/// The binary next to `own`, or else the first one in `search`.
+/// The binary next to `own`, otherwise the first one in `search`.
 fn find(own: &Path, search: impl Iterator<Item = PathBuf>) -> Option<PathBuf> {
     let beside = own.parent().map(Path::to_owned);
     beside.into_iter().chain(search).map(|dir| dir.join(NAME)).find(|path| path.is_file())

@@ -1,18 +1,18 @@
-//! Patience with what is in use. The kernel ends the rings of a killed server a moment after its
-//! process is gone, and its devices and sockets are held as long. A start right after must not
-//! fail for that; one against a living server must fail soon.
+//! Retries while a resource is in use. The kernel ends the rings of a killed server shortly after
+//! its process is gone, and holds its devices and sockets until then. A start right after a kill
+//! must not fail for that reason; a start against a running server must fail soon.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use forebay_device::OpenError;
 
-/// How long what is in use is tried again: a killed server's flush of a busy disk ends first.
+/// How long to retry: a killed server's flush of a busy disk must end first.
 const PATIENCE: Duration = Duration::from_secs(6);
-/// How long to wait between.
+/// Pause between attempts.
 const STEP: Duration = Duration::from_millis(20);
 
-/// Says at once that a start waits: on standard error, where the log of a server is too.
+/// Reports the wait at once, on standard error, where the log of a server goes too.
 fn say(what: &str) {
     if tracing::enabled!(tracing::Level::WARN) {
         tracing::warn!("{what}");
@@ -21,12 +21,12 @@ fn say(what: &str) {
     }
 }
 
-/// Opens a device, with patience.
+/// Opens a device, and retries while it is in use.
 pub fn open<T>(attempt: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
     retry(attempt, |error| matches!(error, OpenError::InUse { .. }), say)
 }
 
-/// Binds a socket, with patience.
+/// Binds a socket, and retries while it is in use.
 pub fn bind<T>(attempt: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     retry(attempt, |error| error.kind() == std::io::ErrorKind::AddrInUse, say)
 }

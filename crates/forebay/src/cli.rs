@@ -1,5 +1,5 @@
-//! The command line: one declaration of a flag is its parsing, its help and its documentation. The
-//! arguments of a command are declared in its own file.
+//! The command line: one declaration of a flag gives its parser, its help and its documentation.
+//! The arguments of a command are declared in its own file.
 
 use clap::{Parser, Subcommand};
 
@@ -31,7 +31,7 @@ pub struct Cli {
 pub enum Command {
     /// Put a cache in front of one or more primaries and serve them
     ///
-    /// Prints one line `ready` and the endpoints when clients may connect. SIGTERM or SIGINT stop
+    /// When clients may connect, prints one line: `ready` and the endpoints. SIGTERM or SIGINT stop
     /// it in order; SIGHUP is ignored.
     #[command(override_usage = "forebay serve --primary <URI> --cache <PATH[,size=SIZE]> \
         --nbd <ENDPOINT> [OPTIONS]\n       \
@@ -43,20 +43,20 @@ pub enum Command {
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --fuse /mnt/forebay\n  \
         forebay serve --config /etc/forebay.toml")]
     Serve(Box<ServeArgs>),
-    /// Show what is served, how much is cached and what is at risk
+    /// Show the volumes, how much is cached, and how much is at risk
     #[command(after_help = "Example:\n  forebay status db --json")]
     Status(StatusArgs),
-    /// Write all that is dirty of a volume, or of all, to the primary
+    /// Write all dirty data of a volume, or of all volumes, to the primary
     ///
-    /// The server goes on serving, and goes on draining when this command is interrupted.
+    /// The server continues to serve, and to drain if this command is interrupted.
     #[command(after_help = "Examples:\n  forebay drain db\n  forebay drain\n  \
         forebay drain db --background\n  forebay drain --list\n  \
         forebay drain --job 1 --cancel")]
     Drain(DrainArgs),
     /// Stop the server in order
     ///
-    /// Clients are disconnected and the cache is closed so that the next start finds all of it.
-    /// Without --drain what is dirty stays in the cache.
+    /// Clients are disconnected, and the cache is closed so that the next start finds all of it.
+    /// Without --drain, dirty data stays in the cache.
     #[command(after_help = "Example:\n  forebay stop --drain")]
     Stop(StopArgs),
     /// Change settings of a volume or of the whole cache while it serves
@@ -73,28 +73,28 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay attach db\n  \
         forebay attach db --mount /srv/db")]
     Attach(AttachArgs),
-    /// Unmount an attached volume, and take its disk away
+    /// Unmount an attached volume, and remove its disk
     ///
-    /// Everything written is made durable. Refused while somebody uses the disk.
+    /// Everything written is made durable. Refused while the disk is in use.
     #[command(after_help = "Example:\n  forebay detach db")]
     Detach(DetachArgs),
-    /// Predict what a cache would hold of a device or file, by the kinds of its blocks
+    /// Predict how a cache would store the blocks of a device or file
     ///
-    /// Reads it, and writes nothing. With an older version of the same beside it: how long the
-    /// deltas would be that store the difference.
+    /// Nothing is written to it. With --older, an older version of the same data, it also predicts
+    /// how long the deltas would be that store the difference.
     #[command(after_help = "Examples:\n  forebay analyze /dev/sdb\n  \
         forebay analyze today.img --older yesterday.img --json")]
     Analyze(AnalyzeArgs),
     /// Verify a cache device that no server uses: superblocks, log, checksums of all data
     #[command(after_help = "Example:\n  forebay check /dev/nvme0n1")]
     Check(CheckArgs),
-    /// List what is in a cache device that no server uses
+    /// List the content of a cache device that no server uses
     #[command(after_help = "Example:\n  forebay dump /dev/nvme0n1 --blocks")]
     Dump(DumpArgs),
-    /// Write what only a cache device has to a primary, without a server
+    /// Write the dirty data of a cache device to a primary, without a server
     ///
     /// For a cache that cannot be served, or whose host is gone. Nothing is written to the cache
-    /// device, so it can be repeated. Lists what is lost, and ends with 1 if anything is.
+    /// device, so it can be repeated. Lists lost data, and exits with 1 if there is any.
     #[command(after_help = "Examples:\n  forebay salvage /dev/nvme0n1 --list\n  \
         forebay salvage /dev/nvme0n1 --to /dev/sdb\n  \
         forebay salvage /dev/nvme0n1 --volume db --to copy-of-db.img --force")]
@@ -102,17 +102,18 @@ pub enum Command {
     /// Block traces: record, replay, simulate eviction policies over them
     #[command(subcommand, after_help = "Example:\n  forebay trace simulate db.trace --size 10%")]
     Trace(TraceCommand),
-    /// Repeat the published evaluations of caches on this machine, and draw them
+    /// Repeat the published evaluations of caches on this machine, with charts
     ///
-    /// Each set-up is measured in turn in one run: the primary alone, the modes of the cache, the
-    /// bare SSD, another cache. Then: a table, the figures as JSON, and a report as a page.
+    /// Each setup is measured in turn in one run: the primary alone, the modes of the cache, the
+    /// bare SSD, another cache. The results are a table, the figures as JSON, and a report as a web
+    /// page.
     #[command(
         disable_help_flag = true,
         after_help = "Examples:\n  forebay bench tpcc\n  \
         forebay bench tpcc --compare forebay-bench/tpcc-20260131T120000Z.json"
     )]
     Bench(Passed),
-    /// See it work in some minutes, no disk needed: gains, a kill, a database
+    /// See it work in a few minutes, without a spare disk: gains, a kill, a database
     #[command(
         disable_help_flag = true,
         after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0"

@@ -1,5 +1,5 @@
-//! The server and its commands: each parses here and runs in the file of its name. Exit code 0:
-//! done; 1: failed; 2: wrong usage. An error is one line: what, with the value, and what to do.
+//! The server and its commands: each is parsed here and runs in the file of its name. Exit code 0:
+//! success; 1: failure; 2: wrong usage. An error is one line: the problem, the value, the remedy.
 
 mod analyze;
 mod bench;
@@ -21,7 +21,7 @@ use forebay_device::{HugePages, OpenError};
 
 use cli::{Cli, Command};
 
-/// The command line, or the configuration, cannot be used as it is.
+/// The command line or the configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct WrongUsage(String);
 
@@ -33,7 +33,7 @@ impl std::fmt::Display for WrongUsage {
 
 impl std::error::Error for WrongUsage {}
 
-/// The RAM tier and the tables beside it are looked at in random places.
+/// The RAM tier and its tables are accessed at random.
 #[global_allocator]
 static ALLOCATOR: HugePages = HugePages;
 
@@ -60,8 +60,8 @@ fn main() -> ExitCode {
     ExitCode::from(if is_usage(&error) { 2 } else { 1 })
 }
 
-/// An error with its causes, in one line, and what to do. A cause that was said already is left
-/// out.
+/// An error with its causes and the remedy, in one line. A cause that repeats earlier text is
+/// omitted.
 fn explained(error: &anyhow::Error) -> String {
     let said = error.chain().fold(String::new(), |said, cause| {
         let text = cause.to_string();
@@ -80,7 +80,7 @@ fn explained(error: &anyhow::Error) -> String {
     said + hint
 }
 
-/// Whether the command line, or the configuration, is what is wrong.
+/// Whether the command line or the configuration caused the error.
 fn is_usage(error: &anyhow::Error) -> bool {
     let uri = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(OpenError::BadUri { .. }))

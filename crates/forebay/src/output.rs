@@ -1,4 +1,4 @@
-//! Standard output, for people and for pipes: whoever stops reading early has what they wanted.
+//! Standard output, for people and for pipes: a reader that closes the pipe early is no error.
 //! Progress is shown on standard error.
 
 use std::fmt;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 /// Prints `text` as it is.
 ///
 /// # Errors
-/// When it cannot be written, except because nobody reads it any more.
+/// If it cannot be written, except when the reader has closed the pipe.
 pub fn print(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -22,7 +22,7 @@ pub fn print(text: &str) -> std::io::Result<()> {
 /// Prints `text` as a line.
 ///
 /// # Errors
-/// As for [`print()`].
+/// As [`print()`].
 pub fn line(text: &str) -> std::io::Result<()> {
     print(&format!("{text}\n"))
 }
@@ -32,7 +32,7 @@ pub fn bar(total: u64) -> ProgressBar {
     let template = "{bar:40} {done} of {all}, {pace}/s, {eta} left";
     let style = ProgressStyle::with_template(template).expect("the template is sound");
     let size = |value: u64, out: &mut dyn fmt::Write| {
-        // A terminal that takes no text shows none.
+        // A writer that takes no text shows none.
         let _ = write!(out, "{}", Size(value));
     };
     let style = style

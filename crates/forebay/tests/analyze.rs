@@ -36,7 +36,7 @@ fn kinds_and_what_a_cache_holds_of_them() {
     for (name, want) in [("zero", 0.25), ("lz4", 0.25), ("raw", 0.5), ("zstd_only", 0.0)] {
         assert!((share(name) - want).abs() < 1e-9, "{name}: {}", share(name));
     }
-    // All but one of the third kind, and that one equals the first of the second kind.
+    // All blocks of the third kind except one, which equals the first block of the second kind.
     assert!((share("duplicate") - 256.0 / 1024.0).abs() < 1e-3, "{}", share("duplicate"));
     let holds = |name: &str| found["holds"][name].as_f64().expect("a number");
     assert!(holds("raw") < 1.0 && holds("raw") > 0.95, "{}", holds("raw"));

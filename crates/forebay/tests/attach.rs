@@ -1,4 +1,4 @@
-//! `forebay attach` and `detach`: a disk, its file systems, what they refuse, and a server killed
+//! `forebay attach` and `detach`: a disk, its file systems, refused commands, and a server killed
 //! under a mounted file system.
 
 #[path = "support/disk.rs"]
@@ -21,14 +21,14 @@ use tools::have;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 512 * MIB;
-/// A file system, how it is made and checked, and the programs for that.
+/// A file system, the commands that make and check it, and the programs they need.
 const FILE_SYSTEMS: [(&str, &[&str], &[&str]); 2] = [
     ("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]),
     ("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]),
 ];
 
-/// Disks of a killed server are known by their volume's name, which is the same in all tests: one
-/// at a time has such.
+/// Disks of a killed server are identified by their volume's name, which is the same in all tests:
+/// so only one test at a time may have them.
 static DEAD_DISKS: Mutex<()> = Mutex::new(());
 
 /// The right to make disks; nothing where this machine does not let a test make them.
@@ -55,7 +55,7 @@ fn mount_point(place: &Place) -> (PathBuf, String) {
     (mounted, flag)
 }
 
-/// Attaches the volume; the device.
+/// Attaches the volume; returns the device.
 fn attach(server: &Server, more: &[&str]) -> String {
     let device = server.ask(&[&["attach", "disk"], more].concat()).trim().to_owned();
     assert!(device.starts_with("/dev/loop"), "{device}");
@@ -66,7 +66,7 @@ fn run(command: &[&str], last: &str) -> String {
     client(command[0], &[&command[1..], &[last]].concat())
 }
 
-/// Unpacks this project's own source below a directory, from where git has it.
+/// Unpacks this project's own source from git into a directory.
 fn unpack(into: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let git = |words: &[&str]| {
@@ -99,7 +99,7 @@ fn file_systems_hold_what_was_put_there() {
         }
         fs::write(mounted.join("large"), noise(9, 40 << 20)).expect("it is written");
         let (tree, reference) = (mounted.join("tree"), reference.to_string_lossy().into_owned());
-        // Read by the file system's own way, and again from the disk.
+        // Read through the file system, then again from the disk.
         for round in 0..2 {
             client("diff", &["-r", &tree.to_string_lossy(), &reference]);
             let large = fs::read(mounted.join("large")).expect("it is there");
@@ -109,7 +109,7 @@ fn file_systems_hold_what_was_put_there() {
                 attach(&server, &[&mount]);
             }
         }
-        // Space that is free again, as fstrim tells; then the disk alone is looked at.
+        // Free space, as fstrim reports it; then only the disk is checked.
         fs::remove_file(mounted.join("large")).expect("it is there");
         client("sync", &[]);
         let _ = Command::new("fstrim").arg(&mounted).output();
@@ -118,12 +118,12 @@ fn file_systems_hold_what_was_put_there() {
         run(check, &device);
         server.ask(&["detach", "disk"]);
         server.stop(&["--drain"]);
-        // And the primary alone is enough.
+        // The primary alone is complete, too.
         run(check, &place.text("primary"));
     }
 }
 
-/// A file of the journal: written and made durable, its name in a list that is the test's own.
+/// Creates files and makes them durable; the names are kept in a list outside of the volume.
 fn flushed_files(directory: PathBuf, stop: std::sync::mpsc::Receiver<()>) -> Vec<(String, u64)> {
     let mut flushed = Vec::new();
     for seed in 0.. {
@@ -165,7 +165,7 @@ fn a_killed_server_loses_no_flushed_file() {
             let writer = thread::spawn(move || flushed_files(directory, hear));
             thread::sleep(Duration::from_millis(1500));
             server.kill();
-            // A file system that notices late is asked to go on until it does.
+            // A file system may notice late: continue until it does.
             thread::sleep(Duration::from_millis(100));
             let _ = tell.send(());
             let flushed = writer.join().expect("the writer ends");
@@ -173,7 +173,7 @@ fn a_killed_server_loses_no_flushed_file() {
             all.extend(flushed.into_iter().map(|(name, seed)| (below.clone(), seed, name)));
             server = place.start(&arguments);
             server.ask(&["detach", "disk"]);
-            // The file system replays its log, and is in order afterwards.
+            // The file system replays its journal, and is consistent afterwards.
             attach(&server, &[&mount]);
             for (below, seed, name) in &all {
                 let path = mounted.join(below).join(name);
@@ -201,7 +201,7 @@ fn what_is_in_use_stays_and_is_named() {
     assert!(refused(&server, &["detach", "disk"]).contains("not attached"));
     let said = refused(&server, &["attach", "disk", "--mount=/nowhere/at/all"]);
     assert!(said.contains("/nowhere/at/all"), "{said}");
-    // There is nothing to mount yet: nothing stays attached.
+    // There is nothing to mount yet: the failed command must leave nothing attached.
     let (mounted, mount) = mount_point(&place);
     let said = refused(&server, &["attach", "disk", &mount]);
     assert!(said.contains("make one"), "{said}");
@@ -231,8 +231,8 @@ fn what_is_in_use_stays_and_is_named() {
     server.stop(&[]);
 }
 
-/// A signal stops the server although a file system is mounted; what was written to it, flushed
-/// or not, is on the volume.
+/// A signal stops the server although a file system is mounted; all data written to it, flushed or
+/// not, is on the volume.
 #[test]
 fn a_signal_writes_back_what_mounted_file_systems_have() {
     let Some(_alone) = alone() else { return };
@@ -271,7 +271,7 @@ fn without_files_or_root_nothing_is_attached() {
         command.args(["--reuid=65534", "--clear-groups", env!("CARGO_BIN_EXE_forebay")]);
         let output = command.args(["attach", "disk"]).output().expect("it runs");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // Where nobody may even start the binary, setpriv says so with another code.
+        // If the binary must not even be started, setpriv fails with another code.
         if output.status.code() != Some(126) && output.status.code() != Some(127) {
             assert_eq!(output.status.code(), Some(1), "{said}");
             assert!(said.contains("needs root"), "{said}");
@@ -284,7 +284,7 @@ fn without_files_or_root_nothing_is_attached() {
     server.stop(&[]);
 }
 
-/// What a small disk was made for still fits it: sectors of 512 bytes.
+/// A disk made for sectors of 512 bytes keeps them.
 #[test]
 fn small_sectors_stay_small() {
     let Some(_alone) = alone() else { return };

@@ -1,6 +1,6 @@
-//! `forebay bench`: wrong usage and what is missing are said clearly; a short run of a benchmark
-//! with every kind of set-up leaves a whole report and nothing else; a database on a mounted disk
-//! survives the death of server and cache together.
+//! `forebay bench`: wrong usage and missing programs give clear errors; a short run of a benchmark
+//! with every kind of setup leaves a complete report and nothing else; a database on a mounted disk
+//! survives the simultaneous death of server and cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use forebay_bench::developer::crash;
 use forebay_bench::report::Report;
 use forebay_bench::rig::cleanup;
 
-/// `forebay bench` with these arguments.
+/// A command `forebay bench` with these arguments.
 fn forebay(arguments: &[&str]) -> Command {
     BUILT.call_once(build);
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
@@ -40,7 +40,7 @@ fn run(command: &mut Command) -> (Option<i32>, String, String) {
     (status.code(), text(stdout), text(stderr))
 }
 
-/// A directory of the test's own.
+/// A directory used by one test only.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -126,7 +126,7 @@ fn wrong_usage_is_2_and_says_what_is_known() {
 fn what_is_missing_is_1_and_says_what_to_do() {
     let dir = Dir::new("missing");
     let place = format!("--dir={}", dir.text());
-    // No program can be found.
+    // A search path without any program.
     let setups = "--setups=no-cache,nbdkit";
     let (code, _, said) = run(forebay(&["vdbench", setups, &place]).env("PATH", &dir.0));
     assert_eq!(code, Some(1), "{said}");
@@ -144,7 +144,7 @@ fn what_is_missing_is_1_and_says_what_to_do() {
         eprintln!("skipped: only root can give up being root");
         return;
     }
-    // Without root there are no mounts.
+    // Without root, mounting is not allowed.
     let binary = env!("CARGO_BIN_EXE_forebay");
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", binary, "bench", "fileio"]);
@@ -153,7 +153,7 @@ fn what_is_missing_is_1_and_says_what_to_do() {
     assert!(said.contains("not root") || said.contains("ermission denied"), "{said}");
 }
 
-/// Whether the page is whole and needs nothing from outside.
+/// Checks that the page is complete and loads nothing from outside.
 fn check_page(path: &Path) {
     let page = fs::read_to_string(path).expect("a page");
     assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</body></html>\n"));
@@ -174,7 +174,7 @@ fn check_page(path: &Path) {
     assert!(page.contains("<svg") && page.contains("<path"), "there are charts");
 }
 
-/// The files in a directory whose names end so.
+/// The files in a directory whose names have this ending.
 fn files(dir: &Path, end: &str) -> Vec<PathBuf> {
     let all = fs::read_dir(dir).expect("a directory").filter_map(|entry| Some(entry.ok()?.path()));
     let mut found: Vec<_> = all.filter(|path| path.to_string_lossy().ends_with(end)).collect();
@@ -209,13 +209,16 @@ fn a_benchmark_leaves_a_whole_report_and_nothing_else() {
     }
     check_page(&files(&out.0, ".html")[0]);
 
-    // A second run beside the first.
+    // A second run, compared with the first.
     let old = format!("--compare={}", json[0].display());
     let again = ["--setups=no-cache,write-back", "--seconds=2", "--baseline-seconds=2", &old];
     let few = ["vdbench", "--mib=256", "--runs=RD1"];
     let (code, second, said) = run(&mut forebay(&[&few[..], &more, &again].concat()));
     assert_eq!(code, Some(0), "{said}");
-    assert!(second.contains("beside the run of") && second.contains("differs: time"), "{second}");
+    assert!(
+        second.contains("compared with the run of") && second.contains("differs: time"),
+        "{second}"
+    );
     let pages = files(&out.0, ".html");
     check_page(pages.last().expect("a second page"));
     let left: Vec<_> = fs::read_dir(&work.0).expect("it is there").collect();
@@ -229,7 +232,7 @@ fn a_signal_in_the_middle_leaves_nothing_behind() {
     let mut command = forebay(&["burst", "--mib=512", "--burst-mib=48", &dir, &to]);
     let mut child = command.spawn().expect("the binary runs");
     let limit = std::time::Instant::now() + std::time::Duration::from_secs(30);
-    // Until a server is there.
+    // Until a server is running.
     while files_deep(&work.0, ".nbd").is_empty() {
         assert!(std::time::Instant::now() < limit, "no server in time");
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -250,7 +253,7 @@ fn files_deep(dir: &Path, end: &str) -> Vec<PathBuf> {
     inner.flat_map(|inner| files(&inner, end)).collect()
 }
 
-/// The database's own checks are part of the benchmark: what was committed, sums, page checksums.
+/// The database's own checks are part of the benchmark: committed rows, sums, page checksums.
 #[test]
 fn postgres_on_each_way_to_store_blocks_is_whole() {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
@@ -276,7 +279,7 @@ fn postgres_on_each_way_to_store_blocks_is_whole() {
         one.written_per_byte().expect("something was written")
     };
     let (back, independent, raw) = (written("write-back"), written("independent"), written("raw"));
-    // So small a table is rewritten so often that deltas gain as much as runs differ.
+    // Such a small table is rewritten so often that the gain from deltas is close to the noise.
     assert!(back < 1.2 * independent && independent < raw, "{back} {independent} {raw}");
 }
 

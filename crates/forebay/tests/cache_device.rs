@@ -1,5 +1,5 @@
-//! A cache device that fails while a server uses it, in each way and mode: what clients read is
-//! right or an error, nothing flushed is lost, and the primary has it in the end.
+//! A cache device that fails while a server uses it, in each way and mode: clients read correct
+//! data or get an error, no flushed data is lost, and in the end the primary has all of it.
 
 #[path = "support/sick.rs"]
 mod sick;
@@ -19,10 +19,10 @@ use tools::{Tmpfs, have};
 const BLOCK: u64 = 4096;
 const CACHE: u64 = 32 << 20;
 const DISK: u64 = 64 << 20;
-/// Blocks that are written before the failure: more than the RAM tier of 4 MiB holds.
+/// Blocks written before the failure: more than the RAM tier of 4 MiB holds.
 const BLOCKS: u64 = 1500;
 
-/// Where block `number` lies: apart from the others, so that they are no stream.
+/// Offset of block `number`: blocks are apart, so that they do not form a sequential stream.
 fn place_of(number: u64) -> u64 {
     number * 7919 % (DISK / BLOCK) * BLOCK
 }
@@ -42,7 +42,7 @@ fn write(nbd: &mut Nbd, numbers: std::ops::Range<u64>, version: u64) {
     nbd.flush().expect("it is flushed");
 }
 
-/// Reads the blocks; each must be right. Those that cannot be read are counted.
+/// Reads the blocks, which must be correct; returns the number of blocks that cannot be read.
 fn read(nbd: &mut Nbd, numbers: std::ops::Range<u64>, version: u64) -> u64 {
     let mut bytes = vec![0; BLOCK as usize];
     let mut errors = 0;
@@ -58,7 +58,7 @@ fn read(nbd: &mut Nbd, numbers: std::ops::Range<u64>, version: u64) -> u64 {
     errors
 }
 
-/// The primary alone holds the blocks.
+/// Checks that the primary alone holds the blocks.
 fn check_primary(place: &Place, numbers: std::ops::Range<u64>, version: u64) {
     let disk = fs::read(place.path("disk.img")).expect("it is there");
     for number in numbers {
@@ -68,7 +68,7 @@ fn check_primary(place: &Place, numbers: std::ops::Range<u64>, version: u64) {
     }
 }
 
-/// Waits until the status is so.
+/// Waits until the status satisfies `is_so`.
 fn until(server: &Server, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     let limit = Instant::now() + Duration::from_secs(30);
     loop {
@@ -89,7 +89,7 @@ fn stop(server: Server) {
     server.stop(&[]);
 }
 
-/// A server in `mode` on a device that can be made to fail.
+/// A server in `mode` on a cache device that can be made to fail.
 fn with_sick_cache(mode: &str) -> Option<(Place, Sick, Vec<String>)> {
     if !have(&["nbdkit", "nbdfuse", "fusermount3"]) {
         return None;
@@ -102,7 +102,7 @@ fn with_sick_cache(mode: &str) -> Option<(Place, Sick, Vec<String>)> {
     Some((place, sick, arguments))
 }
 
-/// The cache fails in a way that loses nothing; the primary is used directly in the end.
+/// The cache fails in a way that loses nothing; in the end the primary is used directly.
 fn is_done_without(mode: &str, failure: Failure) {
     let Some((place, sick, arguments)) = with_sick_cache(mode) else { return };
     let server = place.start(&arguments);
@@ -110,7 +110,7 @@ fn is_done_without(mode: &str, failure: Failure) {
     write(&mut nbd, 0..BLOCKS, 1);
     assert_eq!(read(&mut nbd, 0..BLOCKS, 1), 0);
     sick.fail(failure);
-    // No client gets an error: the primary takes what the cache cannot.
+    // No client gets an error: the primary takes all writes that the cache cannot.
     write(&mut nbd, BLOCKS..BLOCKS + 100, 1);
     assert_eq!(read(&mut nbd, 0..BLOCKS, 1), 0, "nothing was lost");
     if mode != "pass-through" {
@@ -125,7 +125,7 @@ fn is_done_without(mode: &str, failure: Failure) {
     drop(nbd);
     stop(server);
 
-    // The device works again. What it holds is out of date and must not be seen.
+    // The device works again. Its content is out of date and must not be used.
     sick.heal();
     let server = place.start(&arguments);
     let mut nbd = connect(&place);
@@ -164,19 +164,19 @@ fn a_cache_that_vanishes_does_not_matter_in_pass_through() {
     is_done_without("pass-through", Failure::Vanished);
 }
 
-/// Dirty blocks are out of reach while the device is gone: errors, and never the primary's older
-/// data. They are there again when it is back, and only then the server is done with it.
+/// Dirty blocks are out of reach while the device is gone: clients get errors, never the primary's
+/// older data. When the device returns, so do the blocks, and only then may the server detach it.
 #[test]
 fn a_cache_that_vanishes_with_dirty_blocks_says_so_and_keeps_them() {
     let Some((place, sick, arguments)) = with_sick_cache("write-back") else { return };
-    // Until the failure the primary is slow, so that blocks are dirty then.
+    // Until the failure the primary is slow, so that there are dirty blocks.
     let mut slow = arguments.clone();
     slow[1] += "?emulate=hdd";
     let server = place.start(&slow);
     let mut nbd = connect(&place);
     write(&mut nbd, 0..BLOCKS, 2);
     sick.fail(Failure::Vanished);
-    // What is written from now on goes to the primary.
+    // Writes from now on go to the primary.
     nbd.write(place_of(BLOCKS), &content(BLOCKS, 1), false).expect("the primary takes it");
     let errors = read(&mut nbd, 0..BLOCKS, 2);
     assert!(errors > 0, "blocks that are on the cache alone cannot be read");
@@ -188,7 +188,7 @@ fn a_cache_that_vanishes_with_dirty_blocks_says_so_and_keeps_them() {
     let mut bytes = vec![1; BLOCK as usize];
     nbd.read(place_of(BLOCKS + 1), &mut bytes).expect("the primary has what was never written");
     assert_eq!(bytes, [0; BLOCK as usize]);
-    // Over a block that cannot be read: it is not lost any more.
+    // Over a block that cannot be read: it is no longer lost.
     let unread = (0..BLOCKS).rev().find(|&number| nbd.read(place_of(number), &mut bytes).is_err());
     let unread = unread.expect("some cannot be read");
     nbd.write(place_of(unread), &content(unread, 3), true).expect("the primary takes it");
@@ -221,8 +221,8 @@ fn a_cache_that_vanishes_with_dirty_blocks_says_so_and_keeps_them() {
     assert_eq!(server.status()["health"], "good", "it is made anew");
 }
 
-/// The cache's file is cut to nothing by someone. Clean blocks come from the primary; dirty ones
-/// are right, from RAM, or errors.
+/// The cache's file is truncated by another process. Clean blocks come from the primary; dirty ones
+/// come from RAM, or give errors.
 #[test]
 fn a_cache_file_that_is_cut_gives_errors_and_never_other_data() {
     let place = Place::new();
@@ -239,7 +239,7 @@ fn a_cache_file_that_is_cut_gives_errors_and_never_other_data() {
     assert_eq!(read(&mut nbd, 100..BLOCKS, 1), 0, "the primary has them");
 }
 
-/// A cache file whose space was never taken, on a file system that others fill.
+/// A sparse cache file on a file system that other data fills.
 #[test]
 fn a_file_system_that_fills_up_is_as_a_device_that_cannot_be_written() {
     let place = Place::new();

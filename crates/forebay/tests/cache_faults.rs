@@ -31,7 +31,7 @@ impl Sealable {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// From now on every write fails.
+    /// Makes every write fail from now on.
     fn seal(&self) {
         fcntl_add_seals(&self.0, SealFlags::FUTURE_WRITE).expect("it can be sealed");
     }
@@ -95,7 +95,7 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
     nbd.flush().expect("the primary takes it");
     check_blocks(&mut nbd, 200);
 
-    // What the host remembers of it: nothing in it may be used any more.
+    // The host remembers that nothing on the device may be used any more.
     server.kill();
     let said = place.refuse(&arguments);
     assert!(said.contains("cannot be written"), "{said}");
@@ -110,14 +110,14 @@ fn a_cache_that_fails_while_serving_is_emptied_and_left() {
     assert_eq!(server.status()["health"], "good", "with another device");
 }
 
-/// While a failed cache is emptied, writes go on at the primary. A server that is killed then
-/// leaves older versions in the log: what is saved from it must not overwrite the newer ones.
+/// While a failed cache is emptied, writes continue on the primary. A server that is then killed
+/// leaves older versions in the log: a salvage must not overwrite the newer ones with them.
 #[test]
 fn a_salvage_leaves_out_what_was_written_past_a_failed_cache() {
     const COUNT: u64 = 5000;
     let place = Place::new();
     place.make("disk.img", COUNT * MIB);
-    // Each in a stripe of its own, so that the disk takes its time.
+    // Each in its own stripe, so that the disk takes its time.
     let block = |at: u64| (at * 1709 % COUNT * MIB, noise(at + 1, BLOCK as usize));
     let newer = |at: u64| (block(at).0, noise(at + 1_000_000, BLOCK as usize));
     let newest = |at: u64| if (100..102).contains(&at) { newer(at) } else { block(at) };

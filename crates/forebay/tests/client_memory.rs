@@ -1,5 +1,5 @@
-//! The memory of clients: bounded for all of them together, whatever they ask and do not take; who
-//! takes nothing is disconnected, and all others are served.
+//! The memory of clients is bounded in total, whatever they request and do not read; a client that
+//! reads nothing is disconnected, and all others are served.
 
 mod support;
 #[path = "support/tools.rs"]
@@ -20,7 +20,7 @@ const MIB: u64 = 1 << 20;
 const LONGEST: u32 = 32 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server of 64 MiB with so much memory for clients, who may take nothing for a second.
+/// A server of 64 MiB with this much memory for clients, which may stall for a second.
 fn serve(place: &Place, memory: &str) -> Server {
     fs::write(place.path("disk.img"), noise(3, 64 << 20)).expect("a file can be written");
     let mut arguments = place.serve("disk.img", "cache.img,size=64MiB");
@@ -33,7 +33,7 @@ fn connect(place: &Place) -> Nbd {
     Nbd::connect(&place.path("nbd.sock"), "disk").expect("there is a place")
 }
 
-/// Mebibytes of the server in memory.
+/// Resident memory of the server, in MiB.
 fn resident(server: &Server) -> u64 {
     let status = Path::new("/proc").join(server.id().to_string()).join("status");
     let status = fs::read_to_string(status).expect("it runs");
@@ -46,7 +46,7 @@ fn clients(server: &Server) -> u64 {
     server.status()["clients"].as_u64().expect("a number")
 }
 
-/// 24 clients with 32 MiB each took 768 MiB, for as long as they liked.
+/// 24 clients with requests of 32 MiB each used to take 768 MiB, for as long as they liked.
 #[test]
 fn clients_that_take_nothing_cost_what_they_may_and_are_disconnected() {
     let place = Place::new();
@@ -69,7 +69,7 @@ fn clients_that_take_nothing_cost_what_they_may_and_are_disconnected() {
         thread::sleep(Duration::from_millis(10));
     }
     assert!(most < before + 300, "{before} MiB, then {most} MiB");
-    server.log("it took nothing of its answers for client_stall_timeout");
+    server.log("it took no byte of its answers for client_stall_timeout");
     let mut all = vec![0; LONGEST as usize];
     other.read(0, &mut all).expect("their memory is free again");
     assert!(all == noise(3, LONGEST as usize));
@@ -90,7 +90,7 @@ fn requests_larger_than_the_memory_are_served_in_turn() {
                 }
             });
         }
-        // Both ways at once: data comes while answers wait.
+        // In both directions at once: data arrives while answers wait.
         let mut asks = connect(&place);
         let mut hears = asks.twin().expect("a descriptor is to be had");
         scope.spawn(move || {
@@ -112,7 +112,8 @@ fn requests_larger_than_the_memory_are_served_in_turn() {
     drop(server);
 }
 
-/// It waits for the server to take its write, and the server for it to take its answer.
+/// The client waits for the server to take its write, and the server for the client to take its
+/// answer.
 #[test]
 fn a_client_that_writes_instead_of_taking_its_answer_is_disconnected() {
     let place = Place::new();
@@ -127,7 +128,7 @@ fn a_client_that_writes_instead_of_taking_its_answer_is_disconnected() {
     assert!(found == noise(3, LONGEST as usize), "nothing of a part of a write is written");
 }
 
-/// What came encrypted waits in another place than what came as it is.
+/// Encrypted input waits in another place than plain input.
 #[test]
 fn clients_over_tls_wait_for_memory_and_go_on() {
     if !have(&["nbdcopy", "openssl"]) {
@@ -165,6 +166,6 @@ fn a_write_that_does_not_go_on_holds_no_memory_for_ever() {
     let mut found = vec![0; 4 << 20];
     connect(&place).read(0, &mut found).expect("its turn comes");
     assert!(found == noise(3, 4 << 20), "nothing of a part of a write is written");
-    server.log("nothing came of the data of its write");
+    server.log("it sent no byte of its write");
     assert!(slow.finish(&mut []).is_err(), "it is disconnected");
 }

@@ -1,5 +1,5 @@
-//! Clients of other make through the whole server, each once: what they wrote they read again,
-//! and after a drain the primary alone holds what they saw last.
+//! Third-party clients through the whole server, each once: they read back what they wrote, and
+//! after a drain the primary alone holds the content that they saw last.
 
 mod support;
 #[path = "support/tools.rs"]
@@ -14,7 +14,7 @@ use tools::have;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 48 * MIB;
 
-/// A server of 48 MiB with a cache of 32 MiB, so that not everything fits.
+/// A server of 48 MiB with a cache of 32 MiB, so that not all data fits.
 fn serve() -> (Place, Server) {
     let place = Place::new();
     place.make("disk.img", SIZE);
@@ -31,7 +31,7 @@ fn image(place: &Place, seed: u64, len: u64) -> String {
     place.text("image")
 }
 
-/// Stops the server with a drain: the primary alone must hold what clients saw.
+/// Stops the server with a drain; the primary alone must hold the content that clients saw.
 fn finish(place: &Place, server: Server) {
     let seen = place.text("seen");
     client("nbdcopy", &[&place.uri(), &seen]);
@@ -124,7 +124,7 @@ h.shutdown()
 ",
         place.uri()
     );
-    // The system's Python comes first: libnbd's module belongs to it.
+    // The system's Python comes first, since libnbd's module belongs to it.
     let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new("nbdsh")
         .args(["-c", &script])

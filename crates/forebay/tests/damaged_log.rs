@@ -1,6 +1,6 @@
-//! A cache device whose log was damaged while no server used it. What the log has twice is used;
-//! what the primary has as well is read from there; what nobody else has is an error or a refusal,
-//! never older data.
+//! A cache device whose log was damaged while no server used it. Data that the log has twice is
+//! used; data that the primary also has is read from there; data that exists nowhere else gives an
+//! error or a refused start, never older data.
 
 mod support;
 
@@ -13,10 +13,10 @@ use support::{Place, Server, forebay, noise};
 
 const BLOCK: u64 = 4096;
 const DISK: u64 = 64 << 20;
-/// Where the only shard's segments begin.
+/// Offset at which the only shard's segments begin.
 const AREA: u64 = 1 << 20;
 const BLOCKS: u64 = 600;
-/// The last of them, each written alone and durable before the next.
+/// The last blocks, each written alone and made durable before the next.
 const ALONE: u64 = 10;
 
 fn place_of(number: u64) -> u64 {
@@ -27,7 +27,7 @@ fn content(number: u64) -> Vec<u8> {
     noise(number + 1, BLOCK as usize)
 }
 
-/// A pool that was filled and left, and its cache as it was then.
+/// A pool with data, not in use, and a copy of its cache from that time.
 struct Left {
     place: Place,
     cache: Vec<u8>,
@@ -52,7 +52,7 @@ impl Left {
         let mut left = Self { place, cache: Vec::new(), dump: Value::Null, starts: 0 };
         let mut arguments = left.arguments();
         if !clean {
-            // So slow that nothing to speak of is destaged.
+            // So slow that almost nothing is destaged.
             arguments[1] += "?emulate=hdd";
         }
         let server = left.place.start(&arguments);
@@ -77,7 +77,7 @@ impl Left {
         left
     }
 
-    /// Each start has a state of its own, since the cache is put back every time.
+    /// Each start has its own state directory, since the cache is restored every time.
     fn arguments(&mut self) -> Vec<String> {
         self.starts += 1;
         let mut arguments = self.place.serve("disk.img", "cache.img,size=32MiB");
@@ -93,7 +93,7 @@ impl Left {
         Nbd::connect(&self.place.path("nbd.sock"), "disk").expect("it serves")
     }
 
-    /// Puts the cache back as it was, but for these bytes.
+    /// Restores the cache, and damages these bytes.
     fn damage(&self, places: &[u64]) {
         let file = fs::File::options().write(true).open(self.place.path("cache.img"));
         let file = file.expect("it is there");
@@ -119,7 +119,7 @@ impl Left {
         self.dump["shards"][0][name].as_u64().expect("it is a number")
     }
 
-    /// First and last byte but one page of a sealed segment in the midst of the log.
+    /// The offsets of the first and the last page of a sealed segment in the middle of the log.
     fn sealed(&self) -> (u64, u64) {
         let size = self.dump["segment_size"].as_u64().expect("it is a number");
         let segment = (self.number("first_segment") + self.number("last_segment")) / 2;
@@ -127,7 +127,7 @@ impl Left {
         (AREA + segment * size, AREA + (segment + 1) * size - BLOCK)
     }
 
-    /// Where the payload of block `number` is.
+    /// The range of the payload of block `number`.
     fn payload(&self, number: u64) -> (u64, u64) {
         let blocks = self.dump["blocks"].as_array().expect("blocks were asked for");
         let wanted = place_of(number) / BLOCK;
@@ -137,7 +137,7 @@ impl Left {
         (number("offset"), number("record"))
     }
 
-    /// Reads every block; those that are as they were before they were written.
+    /// Reads every block; returns those with their content from before the write.
     fn older(&self) -> Vec<u64> {
         let mut nbd = self.connect();
         let mut found = vec![0; BLOCK as usize];
@@ -153,7 +153,7 @@ impl Left {
         older
     }
 
-    /// Reads every block; those that cannot be read.
+    /// Reads every block; returns those that cannot be read.
     fn unreadable(&self) -> Vec<u64> {
         let mut nbd = self.connect();
         let mut found = vec![0; BLOCK as usize];
@@ -183,7 +183,7 @@ fn a_damaged_footer_is_replaced_by_the_records() {
     }
 }
 
-/// The blocks of the record whose header is at `at`, by number.
+/// The numbers of the blocks in the record whose header is at `at`.
 fn blocks_of_record(left: &Left, at: u64) -> Vec<u64> {
     let header = forebay_format::decode_record(&left.cache[at as usize..at as usize + 4096]);
     let entries = header.expect("it is a record").entries;
@@ -196,7 +196,7 @@ fn at(range: &Value) -> (u64, u64) {
     (number("offset"), number("length"))
 }
 
-/// The ranges that a list of lost ones names, as blocks by number.
+/// The numbers of the blocks in a list of lost ranges.
 fn lost_blocks(list: &Value) -> Vec<u64> {
     let ranges: Vec<(u64, u64)> = list.as_array().expect("a list").iter().map(at).collect();
     let inside = |place| ranges.iter().any(|&(from, len)| (from..from + len).contains(&place));
@@ -234,7 +234,7 @@ fn a_lost_record_is_refused_without_a_word_and_costs_its_blocks_with_it() {
     let server = left.place.start(&arguments);
     assert_eq!(left.older(), gone);
     server.kill();
-    // The word is not needed again.
+    // The option is not needed again.
     arguments.pop();
     let server = left.place.start(&arguments);
     assert_eq!(left.older(), gone);
@@ -301,7 +301,7 @@ fn what_can_be_read_is_salvaged_and_the_rest_is_listed() {
     }
     assert!(before == fs::read(left.place.path("cache.img")).expect("it is there"));
 
-    // What a server destages is the same.
+    // A server destages the same blocks.
     let server = left.start();
     assert_eq!(left.unreadable(), [7, 100]);
     assert_eq!(lost_blocks(&server.status()["volumes"][0]["lost"]), [7, 100]);
@@ -404,8 +404,8 @@ fn a_clean_block_with_bad_bytes_comes_from_the_primary() {
     server.kill();
 }
 
-/// Damages a few places of the log at random, in segments that are followed by others: what the
-/// last one loses at its end cannot be told from a torn tail.
+/// Damages a few places of the log at random, in segments that are followed by others: damage at
+/// the end of the last one cannot be told from a torn tail.
 fn damage_at_random(left: &Left, seed: u64) {
     let size = left.dump["segment_size"].as_u64().expect("it is a number");
     let span = left.number("last_segment") * size;

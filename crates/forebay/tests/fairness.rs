@@ -1,4 +1,4 @@
-//! One client's large reads do not hold up another's hits, nor a new client's handshake.
+//! One client's large reads do not delay another's hits, or a new client's handshake.
 
 mod support;
 
@@ -11,14 +11,14 @@ use support::Place;
 use support::nbd::Nbd;
 
 const MIB: u64 = 1 << 20;
-/// Clients with large reads.
+/// Number of clients with large reads.
 const OTHERS: usize = 25;
-/// Small reads that are timed.
+/// Number of small reads that are timed.
 const HITS: usize = 2000;
-/// Generous: 20 ms is the aim on an idle machine, `forebay-bench fairness` measures it.
+/// Generous: the goal is 20 ms on an idle machine, which `forebay-bench fairness` measures.
 const P99_MAX: Duration = Duration::from_secs(1);
 
-/// Reads 32 MiB at a time until `over`.
+/// Reads 32 MiB at a time until `over` is set.
 fn read_much(socket: &Path, begun: &AtomicUsize, over: &AtomicBool) {
     let mut nbd = Nbd::connect(socket, "disk").expect("it serves");
     begun.fetch_add(1, Ordering::Relaxed);
@@ -72,8 +72,8 @@ fn large_reads_do_not_hold_up_hits_or_handshakes() {
     assert!(handshake < 5 * P99_MAX, "a handshake took {handshake:?}");
 }
 
-/// A request that comes while so much is being answered that there is no room for it is served when
-/// there is, though the client says nothing more.
+/// A request that arrives while large answers leave no room for it is served as soon as there is
+/// room, even if the client sends nothing more.
 #[test]
 fn a_large_read_that_comes_during_the_answer_of_another_is_answered() {
     let place = Place::new();
@@ -83,7 +83,7 @@ fn a_large_read_that_comes_during_the_answer_of_another_is_answered() {
     let mut answer = vec![1; 32 * MIB as usize];
     nbd.begin_read(0, 32 * MIB as u32).expect("it serves");
     for turn in 1..5 {
-        // So long that the answer before has begun.
+        // Long enough that the previous answer has begun.
         thread::sleep(Duration::from_millis(100));
         nbd.begin_read(turn * 32 * MIB, 32 * MIB as u32).expect("it serves");
         nbd.finish(&mut answer).expect("it is answered");

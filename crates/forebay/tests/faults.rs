@@ -1,5 +1,5 @@
-//! What happens around a serving server: a primary that fails or vanishes, clients that are too
-//! many or talk garbage, and those who wait to be told that it is ready.
+//! Failures around a running server: a primary that fails or vanishes, too many clients or clients
+//! that send garbage, and a service manager that waits for the ready message.
 
 mod support;
 
@@ -26,7 +26,7 @@ impl Drop for Helper {
     }
 }
 
-/// An NBD server of other make, as the SAN; ready when this returns.
+/// A third-party NBD server in the role of the SAN; ready when this returns.
 fn nbdkit(socket: &Path, arguments: &[&str]) -> Helper {
     let _ = fs::remove_file(socket);
     let child = Command::new("nbdkit")
@@ -59,7 +59,7 @@ fn counter(server: &Server, name: &str) -> u64 {
     server.status()["counters"][name].as_u64().expect("it is a counter")
 }
 
-/// Block `at` of the tests' data; they lie apart, so that they are no stream.
+/// Block `at` of the tests' data; blocks are apart, so that they do not form a sequential stream.
 fn block(at: u64) -> (u64, Vec<u8>) {
     (at * 17 % 1000 * BLOCK, noise(at + 1, BLOCK as usize))
 }
@@ -129,7 +129,7 @@ fn faults_and_delays_of_a_uri_are_those_of_the_primary() {
     assert!(counter(&server, "dirty_blocks") > 0, "what is not on the primary stays dirty");
     server.stop(&[]);
 
-    // The same primary, as the cache sees it, and nothing is lost.
+    // The cache recognizes the same primary, and nothing is lost.
     arguments[1] = plain;
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
@@ -248,7 +248,7 @@ fn a_drain_that_precedes_a_stop_is_seen_and_can_be_given_up() {
     arguments[1] += "?emulate=hdd";
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-    // Spread over the disk: its heads must move for each of them.
+    // Spread over the disk, so that its heads must move for each block.
     let spread = |at: u64| (at * 7919 % 65_536 * BLOCK, noise(at + 1, BLOCK as usize));
     for (offset, bytes) in (0..1500).map(spread) {
         nbd.write(offset, &bytes, false).expect("the cache takes it");

@@ -1,6 +1,6 @@
-//! fio writes blocks with checksums through the server; the server is killed right after the last
-//! flush. After a restart fio must find every block as it wrote it, and after a drain on the
-//! primary alone.
+//! fio writes blocks with checksums through the server, which is killed right after the last flush.
+//! After a restart fio must find every block as it wrote it, and after a drain also on the primary
+//! alone.
 
 mod support;
 #[path = "support/tools.rs"]
@@ -11,7 +11,7 @@ use tools::have;
 
 const SIZE: &str = "--size=24m";
 
-/// The job that writes, and, with `more`, the one that looks at what was written.
+/// The job that writes; with `more`, the job that verifies the data.
 fn fio(engine: &[&str], more: &[&str]) {
     let job = [
         "--name=verify",
@@ -60,7 +60,7 @@ fn fio_finds_what_it_flushed_before_a_kill_in_write_through() {
     survives_a_kill("write-through");
 }
 
-/// A check that cannot fail proves nothing: fio must see one byte that is wrong.
+/// A check that cannot fail proves nothing: fio must detect one wrong byte.
 #[test]
 fn fio_would_see_a_wrong_byte() {
     if !have(&["fio"]) {

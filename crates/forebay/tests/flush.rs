@@ -1,5 +1,5 @@
-//! FLUSH means flush: a primary on an NBD server with a volatile cache, whose power fails while
-//! two shards have connections of their own.
+//! A FLUSH must be one: the primary is on an NBD server with a volatile cache, whose power fails
+//! while two shards have their own connections to it.
 
 mod support;
 
@@ -33,14 +33,14 @@ fn over_san(place: &Place, mode: &str) -> Vec<String> {
     arguments
 }
 
-/// The start of the first stripe of a shard, of those that begin with the `nth`.
+/// The start of the first stripe from the `nth` on that belongs to a shard.
 fn stripe_of(shard: usize, nth: u64) -> u64 {
     let mut stripes = (nth..).filter(|&stripe| shard_of(VolumeId(0), stripe, SHARDS) == shard);
     stripes.next().expect("each shard has stripes") * STRIPE
 }
 
-/// A write of one shard is completed and not flushed when the power fails. Both shards connect
-/// again, and the other one writes. The next FLUSH must fail, whoever sends it: once.
+/// A write of one shard has completed, unflushed, when the power fails. Both shards reconnect, and
+/// the other one writes. The next FLUSH must fail, whichever client sends it, and only that one.
 #[test]
 fn what_a_broken_connection_lost_is_an_error_of_the_next_flush_of_every_shard() {
     let place = Place::new();
@@ -59,7 +59,7 @@ fn what_a_broken_connection_lost_is_an_error_of_the_next_flush_of_every_shard() 
         let at = lost + (1 + round) * BLOCK;
         nbd.write(at, &bytes(round + 100), false).expect("the primary takes it");
         san.cut_power();
-        // The server may have been slow, and have flushed by itself.
+        // The server may have been slow, and have flushed on its own.
         let gone = san.durable(at, BLOCK as usize) != bytes(round + 100);
         let mut found = vec![0; BLOCK as usize];
         let far = 100 * BLOCK + round * BLOCK;
@@ -80,8 +80,8 @@ fn what_a_broken_connection_lost_is_an_error_of_the_next_flush_of_every_shard() 
     server.stop(&[]);
 }
 
-/// The power fails again and again right after a destage was answered. A block is clean when it
-/// is durable on the primary, and not before.
+/// The power fails repeatedly, each time right after a destage was answered. A block is clean only
+/// when it is durable on the primary.
 #[test]
 fn no_dirty_block_is_clean_by_a_flush_over_another_connection() {
     let place = Place::new();
@@ -109,8 +109,8 @@ fn no_dirty_block_is_clean_by_a_flush_over_another_connection() {
     server.stop(&[]);
 }
 
-/// A destage breaks its connection, and lands late, after a newer write of its block. The client
-/// waits for it before it writes again, so that the newer content stays.
+/// A destage's connection breaks, and the destage lands late, after a newer write of its block. The
+/// client waits for it before it writes again, so that the newer content stays.
 #[test]
 fn a_request_of_a_broken_connection_does_not_land_on_what_was_written_after_it() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! The files of `serve --fuse`, over both transports: contents, odd sizes, flushes, holes, what is
-//! refused, the texts under `.forebay`, stopping, and what a killed server leaves.
+//! The files of `serve --fuse`, over both transports: contents, odd sizes, flushes, holes, refused
+//! operations, the texts under `.forebay`, stopping, and the remains of a killed server.
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -20,7 +20,7 @@ use support::{Place, noise};
 use tools::{have, succeeds};
 
 const MIB: u64 = 1 << 20;
-/// Not a multiple of a block, nor of a stripe.
+/// Not a multiple of a block or of a stripe.
 const SIZE: u64 = 24 * MIB + 512;
 
 /// A primary, and the arguments to serve it over a transport of FUSE.
@@ -52,7 +52,7 @@ fn contents_are_those_written_at_any_offset_and_length() {
             expected[offset as usize..][..bytes.len()].copy_from_slice(&bytes);
         }
         volume.sync_all().expect("it is flushed");
-        // Its end: what fits is written, and what does not is refused.
+        // At the end: the part that fits is written, and the rest is refused.
         assert_eq!(volume.write_at(&[7; 1024], SIZE - 100).expect("in part"), 100);
         expected[SIZE as usize - 100..].fill(7);
         let refused = volume.write_at(&[7; 16], SIZE).expect_err("there is no room");
@@ -88,17 +88,16 @@ fn holes_read_as_zeros_and_durable_writes_survive_a_kill() {
             expected[from as usize..][..length as usize].fill(0);
         }
         assert!(fs::read(&path).expect("it can be read") == expected, "{transport}");
-        // Holes are no writes, but are flushed like them.
+        // Holes are not writes, but are flushed like them.
         open(&path, 0).sync_data().expect("it is flushed");
         let last = noise(2, 100_000);
         open(&path, O_DSYNC).write_all_at(&last, 3 * MIB + 5).expect("it is durable");
         expected[3 * MIB as usize + 5..][..last.len()].copy_from_slice(&last);
         server.kill();
         let dead = fs::read(&path).expect_err("nobody serves it");
-        // ECONNABORTED for what was on its way, or ECANCELED over io_uring; ENOTCONN for what comes
-        // later.
+        // ECONNABORTED for requests in flight, or ECANCELED over io_uring; ENOTCONN for later ones.
         assert!(matches!(dead.raw_os_error(), Some(103 | 107 | 125)), "{dead}");
-        // The mount that it left is taken away.
+        // The mount that it left is removed.
         let server = place.start(&arguments);
         assert!(fs::read(&path).expect("it can be read") == expected, "{transport}");
         server.signal("TERM");
@@ -128,7 +127,7 @@ fn what_a_disk_cannot_do_is_refused() {
     assert!(!succeeds("chmod", &["666", &text]));
     assert_eq!(fs::metadata(&path).expect("it is there").mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(&path).expect("it is there").len(), SIZE);
-    // A stop is refused while a file is in use; a signal is not.
+    // `forebay stop` is refused while a file is in use; a signal is not.
     let held = open(&path, 0);
     let said = disk::refused(&server, &["stop"]);
     assert!(said.contains("open"), "{said}");
@@ -174,7 +173,7 @@ fn texts_show_what_the_control_socket_shows() {
     assert_eq!(names(".forebay"), ["metrics", "status", "status.json", "volumes"]);
     assert_eq!(names(".forebay/volumes"), ["a", "status"]);
     assert_eq!(fs::metadata(directory.join("status")).expect("there").len(), 4 * MIB);
-    // Two volumes keep apart; one of them cannot be written.
+    // Two volumes do not affect each other; one of them is read-only.
     let a = open(&directory.join("a"), 0);
     a.write_all_at(&noise(3, 8192), 4096).expect("it is written");
     let other = fs::read(directory.join("status")).expect("it can be read");
@@ -204,7 +203,8 @@ fn texts_show_what_the_control_socket_shows() {
     server.stop(&[]);
 }
 
-/// Four threads write, read back and punch, each its own quarter, in any order of requests.
+/// Four threads write, read back and punch holes, each in its own quarter, with requests in any
+/// order.
 #[test]
 fn threads_do_not_see_each_other() {
     for transport in if can_mount() { transports() } else { Vec::new() } {

@@ -1,7 +1,7 @@
-//! Who a primary is, on real block devices: disks that change their names, other disks under old
-//! names, and disks and files that were changed without the cache.
+//! The identity of primaries, on real block devices: disks that change their names, other disks
+//! under old names, and disks and files that were changed without the cache.
 //!
-//! The disks are loop devices with numbers that nobody else uses, taken away at the end.
+//! The disks are loop devices with numbers that nothing else uses, removed at the end.
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -23,15 +23,15 @@ use tools::{have, skip};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
-/// Where the client writes.
+/// Offset at which the client writes.
 const DATA: u64 = 9 * MIB;
-/// A block that is always sampled, and one that never is.
+/// Offsets of a block that is always sampled, and of one that never is.
 const SAMPLED: u64 = SIZE - 4096;
 const NOT_SAMPLED: u64 = 33 * MIB;
-/// How long a loop device may take to go.
+/// How long a loop device may take to disappear.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whether this machine has loop devices that may be used; says why if not.
+/// Whether this machine has usable loop devices; prints why if not.
 fn can_loop() -> bool {
     let control = Path::new("/dev/loop-control").exists();
     let root = || client("id", &["-u"]).trim() == "0";
@@ -40,7 +40,7 @@ fn can_loop() -> bool {
         && have(&["losetup"])
 }
 
-/// A name of a disk: the device is given another file, as a disk gets another name.
+/// A name of a disk: the loop device is given another file, as if a disk got another name.
 struct Name {
     number: u32,
 }
@@ -57,13 +57,13 @@ impl Name {
         format!("/dev/loop{}", self.number)
     }
 
-    /// The disk in `file` is called so from now on.
+    /// Gives the name to the disk in `file`.
     fn give(&self, file: &Path) {
         self.take();
         client("losetup", &[&self.path(), &file.to_string_lossy()]);
     }
 
-    /// No disk is called so any more. The kernel lets go of the file later than it says.
+    /// Takes the name away. The kernel releases the file later than it reports.
     fn take(&self) {
         let attached = PathBuf::from(format!("/sys/block/loop{}/loop/backing_file", self.number));
         let limit = Instant::now() + PATIENCE;
@@ -81,7 +81,7 @@ impl Drop for Name {
             self.take();
         }
         let _ = Command::new("losetup").args(["-d", &self.path()]).output();
-        // The number is free again.
+        // Free the number again.
         let remove = "import fcntl,os,sys\n\
             fcntl.ioctl(os.open('/dev/loop-control', os.O_RDWR), 0x4c81, int(sys.argv[1]))";
         let number = self.number.to_string();
@@ -108,7 +108,7 @@ fn end(server: Server, how: End) {
     }
 }
 
-/// The arguments of a server of a primary anywhere.
+/// The arguments of a server of the primary `primary`.
 fn serve(place: &Place, primary: &str) -> Vec<String> {
     let mut arguments = place.serve("", "cache.img,size=32MiB");
     arguments.retain(|argument| !argument.starts_with("--primary"));
@@ -146,8 +146,8 @@ fn change(path: impl AsRef<Path>, offset: u64) {
     file.sync_all().expect("it is durable");
 }
 
-/// Found by an audit: after a power failure the disks came back in another order, and what the
-/// cache held of one went to the other, while the right one was refused.
+/// Found by an audit: after a power failure the disks came back in another order, the cached blocks
+/// of one went to the other, and the correct disk was refused.
 #[test]
 fn the_right_disk_is_served_under_another_name_and_another_one_is_refused() {
     if !can_loop() {
@@ -170,7 +170,7 @@ fn the_right_disk_is_served_under_another_name_and_another_one_is_refused() {
         let server = place.start(&serve(&place, &place.text("by-id")));
         write(&place, 1);
         end(server, how);
-        // They come back in the other order.
+        // The disks return in the other order.
         names.iter().for_each(Name::take);
         names[0].give(&other);
         names[1].give(&right);
@@ -178,7 +178,7 @@ fn the_right_disk_is_served_under_another_name_and_another_one_is_refused() {
         assert!(said.contains("belongs to primary loop:"), "{how:?}: {said}");
         assert!(said.contains("right.img") && said.contains("other.img"), "{how:?}: {said}");
         assert_eq!(at(&other, DATA, 4096), vec![0; 4096], "{how:?}: another disk was written");
-        // The link names the right one still, and so does its new name.
+        // The link still points to the correct disk, and so does its new name.
         point(&names[1]);
         let server = place.start(&serve(&place, &place.text("by-id")));
         assert!(holds(&place, 1), "{how:?}");
@@ -233,7 +233,7 @@ fn a_partition_is_known_by_its_disk_and_its_uuid() {
     client("delpart", &[&names[1].path(), "1"]);
 }
 
-/// What was done to a primary without the cache, and whether it is served then.
+/// A change to a primary without the cache, and whether the primary is served afterwards.
 type Deed = (&'static str, fn(&Path), bool);
 
 fn nothing(_: &Path) {}
@@ -267,12 +267,12 @@ const DEEDS: [Deed; 6] = [
     ("grown", grow, true),
     ("grown and changed", grow_and_change, false),
     ("changed where it is sampled", change_sample, false),
-    // Found later, by comparing clean blocks.
+    // Found later, when clean blocks are compared.
     ("changed elsewhere", change_elsewhere, true),
 ];
 
-/// Does each deed to a primary of which the cache has dirty blocks, after a stop and after a kill,
-/// then starts.
+/// Applies each change to a primary with dirty blocks in the cache, after a stop and after a kill,
+/// and then starts the server.
 fn after_each_deed(is_disk: bool) {
     let all = DEEDS.iter().flat_map(|deed| ENDS.map(|how| (deed, how)));
     for (&(deed, act, served), how) in all {
@@ -300,7 +300,7 @@ fn after_each_deed(is_disk: bool) {
             end(server, End::Stop);
             continue;
         }
-        // However often it is tried: a start that fails forgets nothing.
+        // However often it is tried: a failed start forgets nothing.
         for _ in 0..2 {
             let said = place.refuse(&arguments);
             assert!(said.contains("was changed since"), "{deed}: {said}");
@@ -312,7 +312,7 @@ fn after_each_deed(is_disk: bool) {
         end(server, End::Stop);
         assert_eq!(at(&file, DATA, 1 << 16), noise(3, 1 << 16), "{deed}: they are kept");
         assert_eq!(at(&file, SAMPLED, 512), [0x5a; 512], "{deed}: so is the change");
-        // It is not in the way of the starts after that.
+        // It does not hinder later starts.
         let server = place.start(&arguments);
         assert!(holds(&place, 3), "{deed}");
         end(server, End::Stop);
@@ -331,8 +331,8 @@ fn what_was_done_to_a_file_is_seen_after_a_stop_and_after_a_kill() {
     after_each_deed(false);
 }
 
-/// A change that spares every sampled place: it is found by comparing what is cached clean, and
-/// what is dirty stays.
+/// A change that misses every sampled place: it is found when cached clean blocks are compared, and
+/// the dirty blocks stay.
 #[test]
 fn what_was_changed_elsewhere_is_found_and_not_served() {
     for how in ENDS {
@@ -345,7 +345,7 @@ fn what_was_changed_elsewhere_is_found_and_not_served() {
         nbd.write(NOT_SAMPLED / 4096 * 4096, &noise(1, 4096), true).expect("it is written");
         server.ask(&["drain", "disk"]);
         drop(nbd);
-        // A kill leaves dirty in the log what was clean for a short time only.
+        // A kill leaves blocks dirty in the log that have been clean only for a short time.
         end(server, End::Stop);
         let server = place.start(&arguments);
         write(&place, 3);
@@ -372,8 +372,8 @@ fn what_was_changed_elsewhere_is_found_and_not_served() {
     }
 }
 
-/// The samples hold while the server writes: what it changed itself is not held against the
-/// primary, and what it did not change still decides.
+/// The samples stay valid while the server writes: its own changes are not blamed on the primary,
+/// and the unchanged places still decide.
 #[test]
 fn what_the_server_writes_to_sampled_places_is_not_taken_for_somebody_elses() {
     for mode in ["write-back", "write-around"] {
@@ -406,8 +406,8 @@ fn what_the_server_writes_to_sampled_places_is_not_taken_for_somebody_elses() {
     }
 }
 
-/// A start that fails when the cache is open already, here for want of FUSE, leaves what is on
-/// record of the primary as it is.
+/// A start that fails after the cache is open, here for lack of FUSE, leaves the records of the
+/// primary unchanged.
 #[test]
 fn a_start_that_fails_forgets_nothing() {
     if !disk::can_mount() || !have(&["unshare"]) {
@@ -428,7 +428,7 @@ fn a_start_that_fails_forgets_nothing() {
     assert!(said.contains("was changed since"), "{said}");
 }
 
-/// Runs a server that cannot mount, after its cache is open; what it said.
+/// Runs a server that cannot mount, after its cache is open; returns its output.
 fn without_fuse(arguments: &[String]) -> String {
     let mut command = Command::new("timeout");
     command.args(["60", "unshare", "--mount", "sh", "-c"]);
@@ -439,8 +439,8 @@ fn without_fuse(arguments: &[String]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// To take a primary as it is makes the cache again in the end; what was set with `set` stays in
-/// force over all of it.
+/// Accepting a changed primary re-creates the cache in the end; settings changed with `set` stay in
+/// force throughout.
 #[test]
 fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
     let place = Place::new();
@@ -467,7 +467,7 @@ fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
     let server = place.start(&accepting(&arguments));
     in_force(&server);
     server.stop(&["--drain"]);
-    // Now the cache is made again.
+    // Now the cache is re-created.
     for how in [End::Kill, End::Stop] {
         let server = place.start(&arguments);
         in_force(&server);

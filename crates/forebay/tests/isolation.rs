@@ -12,8 +12,8 @@ use support::nbd::Nbd;
 use support::{Place, forebay, noise};
 
 const BLOCK: u64 = 4096;
-/// No write of the healthy volume may take longer; one at the limit of the other takes as long as
-/// the configured patience.
+/// Longest time of a write of the healthy volume; a write at the other volume's limit takes as long
+/// as the configured patience.
 const SOON: Duration = Duration::from_secs(5);
 
 /// nbdkit with a file as its disk; killed with the test.
@@ -71,12 +71,13 @@ fn configuration(place: &Place) -> Vec<String> {
     vec!["serve".to_owned(), format!("--config={}", path.display())]
 }
 
-/// The block of number `at`: they lie apart, so that they are no stream.
+/// The block of number `at`; blocks are apart, so that they do not form a sequential stream.
 fn block(at: u64) -> (u64, Vec<u8>) {
     (at * 17 % 8000 * BLOCK, noise(at + 1, BLOCK as usize))
 }
 
-/// Writes blocks to a volume whose primary is away until one is refused; how many were taken.
+/// Writes blocks to a volume whose primary is away until one is refused; returns how many were
+/// accepted.
 fn fill(socket: &Path) -> u64 {
     let mut nbd = Nbd::connect(socket, "a").expect("it serves");
     for at in 0..8000 {
@@ -119,13 +120,14 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     }
     let taken = filler.join().expect("it counts");
     assert!(taken > 500, "only {taken} blocks were taken");
-    // More than the cache could hold beside the other's blocks: they are destaged meanwhile.
+    // More than fits into the cache together with the other volume's blocks: they are destaged
+    // meanwhile.
     while write(&mut b) < 6000 {}
     b.flush().expect("its primary is there");
     assert!(slowest < SOON, "a write of the other volume took {slowest:?}");
     assert!(server.status()["counters"]["given_up_writes"].as_u64() > Some(0));
 
-    // What the cache took of the volume can be read.
+    // The blocks that the cache accepted for the volume can be read.
     let mut a = Nbd::connect(&socket, "a").expect("it serves");
     let mut found = vec![0; BLOCK as usize];
     for (offset, bytes) in (0..taken).map(block) {
@@ -143,7 +145,7 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     assert_eq!((&job["volume"], &job["state"]), (&"b".into(), &"done".into()), "{said}");
     assert_eq!(job["remaining_bytes"], 0, "{said}");
 
-    // Neither a drain nor a stop waits for ever, and both say what is left.
+    // Neither a drain nor a stop waits forever, and both report the dirty data left.
     drop((a, b));
     let control = server.control_argument();
     let drained = forebay(&["drain", "a", &control]);
@@ -164,7 +166,7 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
     assert!(said.contains("stay in the cache"), "{said}");
     assert_eq!(server.wait(), Some(1), "the server says so, too");
 
-    // When it is back, nothing is lost.
+    // When the primary is back, nothing is lost.
     let _san = San::start(&place);
     let server = place.start(&arguments);
     server.ask(&["drain", "a"]);

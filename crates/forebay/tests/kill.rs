@@ -1,10 +1,10 @@
-//! The server is killed again and again under load, and while it recovers. Nothing that was
-//! flushed may be missing, and no block may be a mixture.
+//! The server is killed repeatedly under load, and while it recovers. No flushed data may be
+//! missing, and no block may be a mixture of versions.
 //!
-//! Four clients write blocks of one volume; every sector of a block names the block and a version
-//! that only grows. A client knows which versions it has submitted, and which were completed
-//! before a flush that completed. After a restart a block must hold one version between the two,
-//! in all of its sectors. Meanwhile fio writes and verifies another volume.
+//! Four clients write blocks of one volume; every sector of a block contains the block's number and
+//! a version that only grows. A client knows which versions it has submitted, and which completed
+//! before a successful flush. After a restart a block must hold one version between the two in all
+//! of its sectors. Meanwhile fio writes and verifies another volume.
 
 mod support;
 
@@ -21,9 +21,9 @@ use support::{Place, Server, forebay};
 
 /// How often the server is killed under load.
 const ROUNDS: u64 = 20;
-/// How long the load lasts in a round.
+/// Duration of the load in a round.
 const LOAD: Duration = Duration::from_millis(400);
-/// How long after its start a server is killed that has just begun to recover.
+/// Milliseconds after its start at which a recovering server is killed.
 const RECOVERING: [u64; 5] = [2, 10, 20, 40, 80];
 
 const CLIENTS: usize = 4;
@@ -33,18 +33,18 @@ const SECTOR: usize = 512;
 /// Writes between two flushes of a client.
 const FLUSH_EVERY: u64 = 16;
 
-/// What a client knows of one of its blocks.
+/// A client's knowledge of one of its blocks.
 #[derive(Clone, Copy, Default, Debug)]
 struct Known {
-    /// Written before a flush that completed, or seen after a restart.
+    /// Highest version written before a successful flush, or seen after a restart.
     durable: u64,
-    /// Completed.
+    /// Highest version completed.
     completed: u64,
-    /// Submitted; perhaps never completed.
+    /// Highest version submitted, perhaps never completed.
     submitted: u64,
 }
 
-/// A block of `version`: each sector names both, behind it bytes that compress somewhat.
+/// A block of `version`: each sector holds both numbers, then bytes that compress somewhat.
 fn content(block: u64, version: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(BLOCK);
     for sector in 0..(BLOCK / SECTOR) as u64 {
@@ -58,7 +58,7 @@ fn content(block: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// The version that a block's bytes are, all of them.
+/// The version that all sectors of a block hold.
 fn version_of(block: u64, bytes: &[u8]) -> Result<u64, String> {
     if bytes.iter().all(|&byte| byte == 0) {
         return Ok(0);
@@ -111,7 +111,7 @@ impl Part {
         }
     }
 
-    /// Looks at every block after a restart. What is seen now must stay.
+    /// Reads every block after a restart. The versions seen now must stay.
     fn verify(&mut self, mut read: impl FnMut(u64, &mut [u8])) {
         let mut bytes = vec![0; BLOCK];
         for (at, known) in self.blocks.iter_mut().enumerate() {
@@ -134,7 +134,7 @@ fn verify_all(parts: &mut [Part], socket: &Path) {
     }
 }
 
-/// fio on the other volume, writing and verifying what it wrote, until it is finished or the
+/// Runs fio on the other volume, which writes and verifies its data, until it has finished or the
 /// server is gone.
 fn fio(place: &Place, seconds: u64) -> Child {
     let uri = format!("--uri=nbd+unix:///load?socket={}", place.text("nbd.sock"));
@@ -149,7 +149,7 @@ fn fio(place: &Place, seconds: u64) -> Child {
         .expect("fio runs (make setup)")
 }
 
-/// What fio said; it may have lost its server, but it may not have read wrong data.
+/// The outcome and output of fio: it may have lost its server, but must not have read wrong data.
 fn said(mut fio: Child) -> (bool, String) {
     let mut text = String::new();
     fio.stdout.take().expect("asked for").read_to_string(&mut text).expect("it is text");
@@ -185,7 +185,7 @@ fn configuration(place: &Place, mode: &str) -> PathBuf {
     path
 }
 
-/// What the primary alone holds. The lock waits for what a killed server still had in flight.
+/// Checks the primary alone. The lock waits for a killed server's requests in flight.
 fn verify_primary(parts: &mut [Part], place: &Place) {
     let mut file = fs::File::open(place.path("disk.img")).expect("it is there");
     file.lock().expect("the server is gone");
@@ -204,8 +204,8 @@ fn twenty_kills_under_load_lose_nothing_that_was_flushed() {
     survives_kills("write-back");
 }
 
-/// Here the primary alone has what was flushed, whenever the server dies. What it has then may
-/// still be replaced by a newer version that was submitted, after the restart.
+/// Here the primary alone has all flushed data whenever the server dies. After the restart a newer
+/// version that was submitted may still replace it.
 #[test]
 fn twenty_kills_in_write_through_leave_what_was_flushed_on_the_primary() {
     survives_kills("write-through");

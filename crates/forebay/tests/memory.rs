@@ -1,4 +1,5 @@
-//! Memory that cannot be had: an error before anything is written, or less of the device in use.
+//! Memory that cannot be allocated: an error before anything is written, or less of the device in
+//! use.
 
 mod support;
 
@@ -12,7 +13,8 @@ use support::{Place, forebay, noise};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// A process that could not allocate ended by SIGABRT, with a superblock and a witness written.
+/// Regression: a process that could not allocate used to end with SIGABRT, after a superblock and a
+/// witness were written.
 #[test]
 fn ram_that_cannot_be_had_is_refused_and_nothing_is_written() {
     let (place, mut arguments) = Place::with_disk();
@@ -23,7 +25,7 @@ fn ram_that_cannot_be_had_is_refused_and_nothing_is_written() {
     for name in ["cache.img", "state"] {
         assert!(!place.path(name).exists(), "{name} is left");
     }
-    // Nor on a device that was there.
+    // Nor on an existing device.
     place.make("cache.img", 32 * MIB);
     place.refuse(&arguments);
     let bytes = fs::read(place.path("cache.img")).expect("it is there");
@@ -52,7 +54,7 @@ fn a_cache_with_little_memory_for_its_index_uses_less_of_its_device() {
     drop(nbd);
     server.kill();
 
-    // The cache keeps its size, whatever memory there is now.
+    // The cache keeps its size, however much memory there is now.
     for arguments in [&few, &[&few[..], &["--index=1MiB".to_owned()]].concat()] {
         let server = place.start(arguments);
         assert_eq!(size(&server.status()), used);
@@ -65,7 +67,7 @@ fn a_cache_with_little_memory_for_its_index_uses_less_of_its_device() {
     }
 }
 
-/// 1 TiB of cache wants 12.6 GB for its index; here the process may have 5.
+/// 1 TiB of cache needs 12.6 GB for its index; here the process may have 5 GB.
 #[test]
 fn a_terabyte_of_cache_starts_under_a_limit_on_memory() {
     let place = Place::new();

@@ -1,5 +1,5 @@
 //! Caches that older builds wrote, opened by this one: every block is compared, then destaged and
-//! compared on the primary. `data/make-image` makes such an image with the build that it is given.
+//! compared on the primary. `data/make-image` makes such an image with a given build.
 //!
 //! | build | images |
 //! |---|---|
@@ -14,14 +14,14 @@ use std::time::{Duration, SystemTime};
 use support::nbd::Nbd;
 use support::{Place, forebay};
 
-/// Where the primaries of all images lay: the place is part of what tells a primary from others.
+/// Directory of the primaries of all images: the path is part of a primary's identity.
 const PLACE: &str = "/var/tmp/forebay-images-of-older-builds";
-/// When the primaries of stopped caches were last changed.
+/// Time of the last change of the primaries of stopped caches.
 const CHANGED: Duration = Duration::from_secs(1_700_000_000);
 const CACHE: usize = 6 << 20;
 const DISK: usize = 2 << 20;
 
-/// Lays out one image; what clients must read.
+/// Unpacks one image; returns the content that clients must read.
 fn lay_out(packed: &[u8]) -> Vec<u8> {
     let image = zstd::decode_all(packed).expect("it is whole");
     let (cache, rest) = image.split_at(CACHE);
@@ -79,7 +79,7 @@ fn open(name: &str, packed: &[u8]) {
 
 #[test]
 fn caches_of_older_builds_are_opened_with_all_that_they_hold() {
-    // The place is the same for every run of this test on the machine.
+    // The directory is the same for every run of this test on the machine.
     let lock = File::create(format!("{PLACE}.lock")).expect("a file can be made");
     lock.lock().expect("it can be locked");
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
@@ -94,6 +94,6 @@ fn caches_of_older_builds_are_opened_with_all_that_they_hold() {
     }
     assert!(opened >= 5, "{opened} images");
     fs::remove_dir_all(PLACE).expect("it is there");
-    // Unlinked while it is held, another run would lock a file that is gone; so it stays.
+    // If it were removed while held, another run would lock a file that is gone; so it stays.
     drop(lock);
 }

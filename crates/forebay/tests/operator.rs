@@ -1,5 +1,5 @@
-//! The random operator for a moment: what the server does under it holds, and a primary that
-//! answers flushes and does not do them is found. `make test` and `make proof` run it for longer.
+//! A short run of the random operator: the server holds up, and a primary that acknowledges flushes
+//! without doing them is detected. `make test` and `make proof` run it for longer.
 
 use std::path::PathBuf;
 

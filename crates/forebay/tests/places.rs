@@ -1,5 +1,5 @@
-//! Places for clients: those over TCP leave some to the Unix socket, and one that gets none is
-//! told why.
+//! Places for clients: TCP clients leave some to the Unix socket, and a client without a place is
+//! told the reason.
 
 mod support;
 #[path = "support/tools.rs"]
@@ -11,7 +11,7 @@ use support::Place;
 use support::nbd::Nbd;
 use tools::have;
 
-/// A server of eight places with a port, and what it said when it was ready.
+/// Starts a server with eight places and a port.
 fn serve(place: &Place, endpoint: &str, more: &[&str]) -> support::Server {
     place.make("disk.img", 16 << 20);
     let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");

@@ -1,5 +1,5 @@
-//! The server as a process with real clients: it serves, stops in order, survives being killed,
-//! and refuses what it must.
+//! The server as a process with real clients: it serves, stops in order, survives being killed, and
+//! refuses invalid requests.
 
 mod support;
 
@@ -110,7 +110,7 @@ fn rewritten_blocks_are_deltas_and_survive_a_kill() {
     let deltas = |server: &support::Server| {
         server.status()["counters"]["delta_blocks"].as_u64().expect("it is counted")
     };
-    // Less than makes a stream.
+    // Too short to count as a sequential stream.
     let mut data = noise(5, 400 << 10);
     write(&place, &data);
     assert_eq!(deltas(&server), 0);
@@ -296,7 +296,7 @@ fn a_reset_asks_before_it_loses_data() {
     let server = place.start(&arguments);
     assert_eq!(server.status()["cache"]["dirty_bytes"], 0);
     assert_eq!(server.status()["cache"]["cached_bytes"], 0);
-    // Left in a unit file, neither option does it again.
+    // Left in a unit file, neither option takes effect again.
     let data = noise(6, 1 << 20);
     write(&place, &data);
     server.kill();
@@ -304,7 +304,7 @@ fn a_reset_asks_before_it_loses_data() {
     assert_eq!(read(&place, data.len()), data);
     assert_ne!(server.status()["cache"]["cached_bytes"], 0);
     server.kill();
-    // After a start without them, they count again.
+    // After a start without them, they take effect again.
     let without = &arguments[..arguments.len() - 2];
     place.start(without).kill();
     let server = place.start(&arguments);
@@ -318,7 +318,7 @@ fn a_reset_says_what_it_would_destroy_and_asks() {
     let arguments = place.serve("disk.img", "cache.img");
     let reset = [&arguments[..], &["--reset-cache".to_owned()]].concat();
     let both = [&reset[..], &["--accept-data-loss".to_owned()]].concat();
-    // The mark of ext4, where it has it.
+    // The magic number of ext4 at its offset.
     let mut foreign = vec![0; 64 << 20];
     foreign[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
     fs::write(place.path("cache.img"), &foreign).expect("it is written");
@@ -330,7 +330,7 @@ fn a_reset_says_what_it_would_destroy_and_asks() {
     let server = place.start(&both);
     server.signal("TERM");
     assert_eq!(server.wait(), Some(0));
-    // The two devices swapped: what is there is a cache.
+    // The two devices are swapped: the primary is a cache.
     fs::rename(place.path("cache.img"), place.path("other.img")).expect("it can be renamed");
     fs::rename(place.path("disk.img"), place.path("cache.img")).expect("it can be renamed");
     fs::rename(place.path("other.img"), place.path("disk.img")).expect("it can be renamed");

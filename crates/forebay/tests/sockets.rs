@@ -1,4 +1,4 @@
-//! Who may connect to the sockets of a server: as its endpoints and its configuration say.
+//! Permissions of a server's sockets: as given by its endpoints and its configuration.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn sockets_have_the_mode_the_owner_and_the_group_that_they_are_given() {
     place.make("disk.img", 16 << 20);
     place.make("cache.img", 64 << 20);
     let me = fs::metadata(place.path("")).expect("it is there");
-    // Only root gives files away.
+    // Only root may change the owner of a file.
     let (owner, group) = if me.uid() == 0 { (65534, 65533) } else { (me.uid(), me.gid()) };
     let text = format!(
         "[cache]\npath = \"{}\"\nstate_dir = \"{}\"\n[memory]\nram = \"4MiB\"\n\

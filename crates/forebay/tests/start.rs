@@ -1,5 +1,5 @@
-//! What a start finds, and what one that is refused leaves: the state directory, settings that
-//! were changed while serving, and files that were made.
+//! The traces of starts and refused starts: the state directory, settings changed while serving,
+//! and new files.
 
 mod support;
 
@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 use support::{Place, Server};
 
-/// The mode of the volume and the eviction policy, each with what is configured if it was set.
+/// The mode of the volume and the eviction policy, each with its configured value if it was changed
+/// with `set`.
 fn in_force(server: &Server) -> [(String, Option<String>); 2] {
     let status = server.status();
     let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
@@ -36,14 +37,15 @@ fn stop(server: Server) {
     assert_eq!(server.wait(), Some(0));
 }
 
-/// The one file in the state directory whose name ends so.
+/// The only file in the state directory whose name has this ending.
 fn state_file(place: &Place, end: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(place.path("state")).expect("it is there");
     let mut paths = entries.map(|entry| entry.expect("it can be listed").path());
     paths.find(|path| path.to_string_lossy().ends_with(end))
 }
 
-/// `set` was forgotten at every restart: a crash ended the protection of write-through in silence.
+/// Regression: `set` was forgotten at every restart, so a crash silently ended the protection of
+/// write-through.
 #[test]
 fn what_was_set_outlasts_a_kill_and_a_stop_until_the_configuration_changes() {
     let (place, arguments) = Place::with_disk();
@@ -63,7 +65,7 @@ fn what_was_set_outlasts_a_kill_and_a_stop_until_the_configuration_changes() {
     server.ask(&["set", "disk", "eviction=default"]);
     server.kill();
 
-    // Whoever changes the configuration wants something newer.
+    // A changed configuration wins.
     let changed: Vec<String> = [&arguments[..], &["--mode=write-around".to_owned()]].concat();
     let server = place.start(&changed);
     assert_eq!(in_force(&server), expected(("write-around", None), ("frequency", None)));
@@ -122,7 +124,7 @@ fn a_state_directory_that_others_may_write_is_refused() {
     fs::remove_file(&state).expect("it is ours");
     fs::rename(place.path("moved"), &state).expect("it is ours");
 
-    // A link in the way of the witness is not followed: what it points to stays as it is.
+    // A link in place of the witness is not followed: its target stays unchanged.
     let witness = state_file(&place, ".witness").expect("a start has a witness");
     let precious = place.path("precious");
     fs::write(&precious, "precious").expect("it can be written");
@@ -132,7 +134,7 @@ fn a_state_directory_that_others_may_write_is_refused() {
     assert_eq!(fs::read_to_string(&precious).expect("it is there"), "precious");
 }
 
-/// A cache file of the wrong size stayed behind, and the next start failed because of it.
+/// Regression: a cache file of the wrong size stayed behind, and made the next start fail.
 #[test]
 fn a_refused_start_leaves_no_file_behind() {
     let (place, arguments) = Place::with_disk();

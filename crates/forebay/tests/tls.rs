@@ -1,4 +1,4 @@
-//! TLS by endpoint: the network needs it, and the Unix socket beside it goes on without.
+//! TLS per endpoint: the network requires it, and the Unix socket works without it.
 
 mod support;
 #[path = "support/tools.rs"]
@@ -10,7 +10,7 @@ use std::process::Command;
 use support::{Place, client};
 use tools::have;
 
-/// The configuration that the manual shows, on files of this place.
+/// The configuration from the manual, with files of this place.
 fn manual(place: &Place) -> String {
     let manual = include_str!("../../../docs/user/first-use.md");
     let (_, shown) = manual.split_once("```toml\n").expect("it shows a configuration");

@@ -1,5 +1,5 @@
-//! `forebay trace` with a real server: what is recorded is what clients asked, and a replay asks
-//! the same again.
+//! `forebay trace` with a real server: the recorded requests are those that clients sent, and a
+//! replay sends the same ones.
 
 mod support;
 
@@ -19,14 +19,14 @@ fn forebay(arguments: &[&str]) -> Output {
     output.expect("it runs")
 }
 
-/// What a command printed, which must have succeeded.
+/// The output of a command, which must have succeeded.
 fn printed(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What a command said when it refused, with this exit code.
+/// The error of a command that must fail with this exit code.
 fn refused(code: i32, arguments: &[&str]) -> String {
     let output = forebay(arguments);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -42,7 +42,7 @@ fn requests(path: &Path) -> Vec<(IoOp, bool, ByteRange)> {
     reader.map(|request| plain(request.expect("it is whole"))).collect()
 }
 
-/// Starts to record and waits until the server does.
+/// Starts to record, and waits until the server records.
 fn record(place: &Place, out: &str) -> std::process::Child {
     let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
         .args(["trace", "record", "disk", "--json"])
@@ -52,7 +52,7 @@ fn record(place: &Place, out: &str) -> std::process::Child {
         .spawn()
         .expect("it runs");
     let patience = Instant::now() + Duration::from_secs(20);
-    // The head is written once the threads have been told.
+    // The head is written once all threads have been told.
     while std::fs::metadata(place.path(out)).map_or(0, |file| file.len()) == 0
         && Instant::now() < patience
     {
@@ -61,7 +61,7 @@ fn record(place: &Place, out: &str) -> std::process::Child {
     child
 }
 
-/// Ctrl-C; what it printed.
+/// Sends Ctrl-C; returns the output.
 fn interrupt(child: std::process::Child) -> serde_json::Value {
     let pid = child.id().to_string();
     let sent = Command::new("kill").args(["-INT", &pid]).status().expect("kill runs");
@@ -70,7 +70,7 @@ fn interrupt(child: std::process::Child) -> serde_json::Value {
     serde_json::from_str(&printed(&output)).expect("JSON")
 }
 
-/// 500 requests of all kinds that an NBD client can make, over both shards.
+/// Sends 500 requests of all kinds that an NBD client can make, to both shards.
 fn ask(client: &mut Nbd) -> Vec<(IoOp, bool, ByteRange)> {
     let mut asked = Vec::new();
     let mut buf = vec![0; 12_288];
@@ -124,7 +124,7 @@ fn what_is_recorded_is_asked_again_by_a_replay() {
     let unwilling = refused(2, &["replay", &first, &uri]);
     assert!(unwilling.contains("--write") && unwilling.contains("200 requests"), "{unwilling}");
     let recording = record(&place, "second.trace");
-    // One at a time keeps the order.
+    // One request at a time keeps the order.
     let replay = ["replay", &first, &uri, "--write", "--speed=max", "--depth=1", "--json"];
     let report: serde_json::Value =
         serde_json::from_str(&printed(&forebay(&replay))).expect("JSON");

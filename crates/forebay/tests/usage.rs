@@ -1,4 +1,4 @@
-//! Wrong usage: exit code 2, nothing on standard output, and a message that says what to do.
+//! Wrong usage: exit code 2, nothing on standard output, and a message that names the remedy.
 
 use std::process::{Command, Output};
 
@@ -95,7 +95,7 @@ fn what_set_knows_is_what_its_help_says() {
     assert!(refused.contains("use one of: mode, eviction, content"), "{refused}");
 }
 
-/// A server whose primary or place is as given, elsewhere in order; its exit code and last line.
+/// Runs a server with these changes to valid arguments; returns its exit code and last line.
 fn serve(change: &[&str]) -> (Option<i32>, String) {
     let directory = std::env::temp_dir().join(format!("forebay-usage-{}", std::process::id()));
     std::fs::create_dir_all(&directory).expect("a directory can be made");

@@ -1,5 +1,5 @@
-//! Volumes that are renamed, removed and added: the others keep what is cached of them, and nothing
-//! of a removed one comes back.
+//! Volumes that are renamed, removed and added: the others keep their cached blocks, and no block
+//! of a removed one returns.
 
 mod support;
 
@@ -61,11 +61,12 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
     write(&place, "b", 2);
     server.kill();
 
-    // Renamed, and its dirty blocks are there; the other one too, under the first one's name.
+    // Renamed, and its dirty blocks are there; so are those of the other one, which gets the first
+    // one's name.
     let server = place.start(&serve(&place, &[("c", "a.img"), ("a", "b.img")]));
     check(&place, "c", &noise(1, 1 << 20));
     check(&place, "a", &noise(2, 1 << 20));
-    // Not long before the kill: what waits is destaged when nobody asks for anything.
+    // Shortly before the kill: when no requests come, waiting blocks are destaged.
     write(&place, "a", 2);
     server.kill();
 
@@ -80,7 +81,7 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
     check(&place, "a", &noise(2, 1 << 20));
     server.stop(&["--drain"]);
 
-    // Removed when nothing of it is dirty; the other stays warm.
+    // Removed without dirty blocks; the other one's blocks stay cached.
     let server = place.start(&serve(&place, &[("c", "a.img")]));
     check(&place, "c", &noise(1, 1 << 20));
     let status = server.status();
@@ -103,7 +104,7 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
     write(&place, "b", 4);
     server.kill();
 
-    // Given up: what only the cache had of it is lost, as was asked for, and stays so.
+    // Forgotten: its dirty blocks are lost, as requested, and do not return.
     let server = place.start(
         &[&serve(&place, &[("c", "a.img")])[..], &["--forget-volume=b".to_owned()]].concat(),
     );
@@ -115,8 +116,8 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
     server.stop(&["--drain"]);
 }
 
-/// A primary that is not there at the start: the others are served, and what the cache alone has of
-/// its volume is served, kept, and written to it when it is back.
+/// A primary that is absent at the start: the other volumes are served, and the dirty blocks of its
+/// volume are served, kept, and written to it when it returns.
 #[test]
 fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
     let (place, arguments) = two();
@@ -145,7 +146,7 @@ fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
         if how.is_empty() {
             server.stop(&[]);
         } else {
-            // What is left is said, and kept.
+            // The data left is reported, and kept.
             let output = support::forebay(&["stop", "--drain", &server.control_argument()]);
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.code() == Some(1) && said.contains("volume a"), "{said}");
@@ -153,7 +154,7 @@ fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
         }
     }
 
-    // One that nothing is known of is a mistake in the configuration.
+    // An absent primary without a record is a mistake in the configuration.
     let more = serve(&place, &[("a", "elsewhere"), ("b", "b.img"), ("c", "nosuch.img")]);
     let said = place.refuse(&more);
     assert!(said.contains("volume c") && said.contains("nosuch.img"), "{said}");
@@ -167,7 +168,7 @@ fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
     assert!(bytes[4 * MIB as usize..][..4096] == noise(5, 4096), "and what was written meanwhile");
 }
 
-/// A NBD server of the file `primary`, ended with this.
+/// An NBD server of the file `primary`, killed when dropped.
 struct San(std::process::Child);
 
 impl San {
@@ -195,7 +196,7 @@ impl Drop for San {
     }
 }
 
-/// The configuration of [`serve`], with the primary of the first volume behind a NBD server.
+/// The configuration of [`serve`], with the primary of the first volume behind an NBD server.
 fn serve_san(place: &Place) -> Vec<String> {
     let arguments = serve(place, &[("a", "a.img"), ("b", "b.img")]);
     let path = place.path("forebay.toml");
@@ -205,7 +206,7 @@ fn serve_san(place: &Place) -> Vec<String> {
     arguments
 }
 
-/// Reads what only the primary has, until it answers.
+/// Reads data that only the primary has, until it answers.
 fn until_back(place: &Place, volume: &str) -> Vec<u8> {
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), volume).expect("it serves");
     let limit = Instant::now() + Duration::from_secs(30);
@@ -218,8 +219,8 @@ fn until_back(place: &Place, volume: &str) -> Vec<u8> {
     bytes
 }
 
-/// A primary that comes while the others are served is used from then on: a file that appears, and
-/// a server that is started.
+/// A primary that appears while the other volumes are served is used from then on: a file that is
+/// created, and a server that is started.
 #[test]
 fn a_primary_that_comes_back_is_used_without_another_start() {
     for san in [false, true] {
@@ -245,7 +246,7 @@ fn a_primary_that_comes_back_is_used_without_another_start() {
         let log = server.log("volume a: its primary is back");
         assert_eq!(log.matches("its primary is back").count(), 1, "{log}");
         check(&place, "a", &noise(1, 1 << 20));
-        // What the server itself changes now is not taken for somebody else's after a crash.
+        // After a crash, the server's own later changes are not mistaken for foreign ones.
         nbd.write(0, &noise(6, 4096), true).expect("the cache takes it");
         drop(nbd);
         server.ask(&["drain", "a"]);
@@ -260,8 +261,8 @@ fn a_primary_that_comes_back_is_used_without_another_start() {
     }
 }
 
-/// One that is not as it was left, or is another, is not used: that is said once, and nothing is
-/// written to it.
+/// A primary that was changed meanwhile, or is another one, is not used: that is reported once, and
+/// nothing is written to it.
 #[test]
 fn a_primary_that_comes_back_changed_stays_away() {
     let (place, arguments) = two();
@@ -274,7 +275,7 @@ fn a_primary_that_comes_back_changed_stays_away() {
     let server = place.start(&arguments);
     let mut wrong = right.clone();
     wrong[..4096].copy_from_slice(&noise(9, 4096));
-    // Put there at once: half of a primary is another one.
+    // Replaced atomically: half of a primary would be another primary.
     let put = |bytes: &[u8]| {
         fs::write(place.path("aside"), bytes).expect("it can be written");
         fs::rename(place.path("aside"), place.path("a.img")).expect("it can be renamed");
@@ -293,7 +294,7 @@ fn a_primary_that_comes_back_changed_stays_away() {
     put(&right[..8 << 20]);
     let log = server.log("has shrunk");
     assert_eq!(log.matches("is there again and is not used").count(), 2, "{log}");
-    // The right one is taken in the end.
+    // The correct primary is accepted in the end.
     put(&right);
     until_back(&place, "a");
     drop(nbd);

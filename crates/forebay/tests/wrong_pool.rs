@@ -1,5 +1,5 @@
-//! Devices that do not belong together: refused, and all of them left as they are, so that a
-//! start with the right ones has everything.
+//! Devices that do not belong together: refused and left unchanged, so that a start with the
+//! correct ones finds all data.
 
 mod support;
 
@@ -10,7 +10,7 @@ use support::{Place, noise};
 
 const MIB: u64 = 1 << 20;
 
-/// Two primaries with a cache each, both with dirty data of their own, left by a kill.
+/// Two primaries with a cache each, both with dirty data, left by a kill.
 fn two_pools() -> (Place, [Vec<String>; 2]) {
     let place = Place::new();
     let pools = [1, 2].map(|number| {
@@ -21,7 +21,7 @@ fn two_pools() -> (Place, [Vec<String>; 2]) {
     for (arguments, seed) in pools.iter().zip(1..) {
         let server = place.start(arguments);
         let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
-        // Backwards: what is written as a stream passes the cache by.
+        // Backwards: a sequential stream would bypass the cache.
         let bytes = noise(seed, 1 << 20);
         for (at, part) in bytes.chunks(64 << 10).enumerate().rev() {
             let offset = MIB + (at as u64) * (64 << 10);
@@ -64,7 +64,7 @@ fn a_cache_with_a_volume_that_is_not_configured_is_refused() {
     let said = place.refuse(&other);
     assert!(said.contains("volume disk") && said.contains("256 blocks"), "{said}");
     check(&place, &one, 1);
-    // With nothing dirty it may still be the wrong device.
+    // Even without dirty blocks it may be the wrong device.
     let server = place.start(&one);
     server.stop(&["--drain"]);
     let said = place.refuse(&other);
@@ -104,8 +104,8 @@ fn a_cache_that_is_its_own_primary_is_refused() {
     assert!(bytes.iter().all(|&byte| byte == 0), "nothing was written on it");
 }
 
-/// Its head became zeros, or another device is in its place: what only the cache has must not be
-/// lost without a word.
+/// The cache's first megabyte was zeroed, or another device is in its place: dirty blocks must not
+/// be lost silently.
 #[test]
 fn a_cache_that_was_wiped_or_replaced_is_refused() {
     let (place, [one, _]) = two_pools();
@@ -122,7 +122,7 @@ fn a_cache_that_was_wiped_or_replaced_is_refused() {
     fs::write(place.path("cache1.img"), &whole).expect("it can be written");
     check(&place, &one, 1);
 
-    // The other one is given up on purpose; afterwards it does not come back by mistake.
+    // The other cache is discarded on purpose, and must not be accepted again by mistake.
     fs::rename(place.path("cache1.img"), place.path("away")).expect("it is there");
     let mut reset = one.clone();
     reset.push("--reset-cache".to_owned());

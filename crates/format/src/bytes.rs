@@ -1,12 +1,12 @@
-//! A reader and a writer of little-endian fields, and the checks that every structure starts
-//! with. A reader never runs past its end: it reports the structure as too short.
+//! A reader and a writer of little-endian fields, and the checks common to all structures. A reader
+//! never runs past the end of its bytes: it reports that the structure is too short.
 
 use crate::error::{FormatError, ensure_eq, ensure_min};
 use crate::{FORMAT_VERSION, PAGE};
 
-/// Bytes of the start of every structure: magic, CRC and version.
+/// Length in bytes of the prefix of every structure: magic, CRC and version.
 pub(crate) const PREFIX_BYTES: usize = 14;
-/// First byte that the CRC covers: all after the magic number and the CRC itself.
+/// First byte that the CRC covers: everything after the magic number and the CRC itself.
 const COVERED_FROM: usize = 12;
 
 /// CRC32C (Castagnoli), the checksum of everything on the cache device.
@@ -14,7 +14,7 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Takes fields from the front of bytes.
+/// Reads consecutive fields from a byte slice.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -25,7 +25,7 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
-    /// Offset of the next field from where the reader started.
+    /// Offset of the next field from the start of the slice.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// Skips `len` bytes that have no meaning yet and must be zero.
+    /// Skips `len` reserved bytes, which must be zero.
     pub(crate) fn reserved(&mut self, len: usize) -> Result<(), FormatError> {
         let at = self.at;
         match self.take(len)?.iter().zip(at..).find(|(byte, _)| **byte != 0) {
@@ -69,8 +69,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the start of a structure and checks it: magic number, CRC over `covered` (the whole
-    /// structure) and version, in this order, so that garbage is not taken for a later version.
+    /// Reads and checks a structure's prefix: magic number, CRC over `covered` (the whole
+    /// structure) and version, in this order, so that garbage is not mistaken for a later version.
     pub(crate) fn prefix(
         &mut self,
         what: &'static str,
@@ -87,7 +87,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Tells blank bytes, foreign bytes and a structure apart.
+/// Tells apart blank bytes, foreign bytes, and a structure.
 pub(crate) fn check_magic(
     what: &'static str,
     found: u64,
@@ -108,12 +108,12 @@ pub(crate) fn ensure_len(bytes: &[u8], needed: usize) -> Result<(), FormatError>
     ensure_min("bytes given", 0, bytes.len() as u64, needed as u64)
 }
 
-/// The magic number as it reads in a dump.
+/// The magic number with the bytes of `text`, so that it is readable in a dump.
 pub(crate) const fn magic(text: &[u8; 8]) -> u64 {
     u64::from_le_bytes(*text)
 }
 
-/// Puts fields at the front of bytes.
+/// Writes consecutive fields to a byte slice.
 pub(crate) struct Writer<'a> {
     bytes: &'a mut [u8],
 }
@@ -157,7 +157,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Starts a structure; its CRC is put by [`seal`] when the rest is there.
+    /// Writes a structure's prefix; [`seal`] fills in its CRC once the rest is written.
     pub(crate) fn prefix(&mut self, magic: u64) {
         self.u64(magic);
         self.u32(0);
@@ -165,7 +165,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Puts the CRC of a structure that fills `bytes` into its prefix.
+/// Computes the CRC of the structure in `bytes`, stores it in the prefix, and returns it.
 pub(crate) fn seal(bytes: &mut [u8]) -> u32 {
     let crc = crc32c(bytes.get(COVERED_FROM..).unwrap_or_default());
     if let Some(field) = bytes.get_mut(8..COVERED_FROM) {

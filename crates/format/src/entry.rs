@@ -1,9 +1,10 @@
-//! One entry of a record: what it says about a block, or about a range of blocks.
+//! One entry of a record: a statement about a block, or about a range of blocks.
 //!
-//! An entry with a payload names its bytes by their offset in the segment, so that a footer's
-//! entry and a record's entry are the same 24 bytes. A block that equals one written before it has
-//! no payload of its own: its entry names the older one's, and how many segments back that lies. A
-//! block stored against another one names that one's payload in the same way, beside its own.
+//! An entry refers to its payload by offset in the segment, so an entry has the same 24 bytes in a
+//! footer as in a record. A block that equals one written before has no payload of its own: its
+//! entry refers to the older payload, and to the segment of that by its distance in segments. A
+//! block stored against another one refers to the other's payload in the same way, in addition to
+//! its own.
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
 
@@ -11,26 +12,26 @@ use crate::PAGE;
 use crate::bytes::{Reader, Writer};
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 
-/// Bytes of an entry.
+/// Length of an entry, in bytes.
 pub const ENTRY_BYTES: usize = 24;
-/// Blocks of the largest volume: a block number has 40 bits.
+/// Maximum number of blocks of a volume: a block number has 40 bits.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 40;
-/// Compressed payloads start at a multiple of this.
+/// Alignment of compressed payloads, in bytes.
 pub(crate) const PACKED_ALIGN: u32 = 8;
 
 const FLAG_DIRTY: u8 = 1;
 const FLAG_FIRST: u8 = 2;
 const FLAG_SHARED: u8 = 4;
-/// Two bits: how a named base is stored, as a number below; none where there is no base.
+/// Two bits with the kind of a named base, as a number below; zero if there is no base.
 const BASE_KIND_SHIFT: u32 = 3;
 const BASE_KIND: u8 = 3 << BASE_KIND_SHIFT;
 const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST | FLAG_SHARED | BASE_KIND;
-/// Bits of a base's offset, in units of [`PACKED_ALIGN`]; its length has the other 13 of 32.
+/// Bits of a base's offset, in units of [`PACKED_ALIGN`]; its length has the other 13 of 32 bits.
 const BASE_OFFSET_BITS: u32 = 19;
-/// Where a named base must end at the latest, in bytes from the start of its segment.
+/// Maximum end of a named base, in bytes from the start of its segment.
 const BASE_END_MAX: u64 = (PACKED_ALIGN as u64) << BASE_OFFSET_BITS;
 
-/// What an entry says. Numbers are part of the format.
+/// The kind of an entry. The numbers are part of the format.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum EntryKind {
@@ -40,38 +41,38 @@ pub enum EntryKind {
     Lz4 = 2,
     /// The blocks are zero; no payload.
     Zero = 3,
-    /// The cache holds nothing of the blocks from here on; no payload.
+    /// The cache holds nothing for the blocks, from this record on; no payload.
     Invalidate = 4,
-    /// Nothing about blocks: there only for the record's header. No payload.
+    /// No statement about blocks; the entry exists only to carry the record's header. No payload.
     Checkpoint = 5,
-    /// The block's newest version was dirty and could not be read back; no payload. A read of it is
-    /// an error until it is written again.
+    /// The block's newest version was dirty and could not be read back; no payload. Reads of it
+    /// fail until it is written again.
     Lost = 6,
-    /// The payload makes the block of an older version of it, at a multiple of 8 bytes: of the
-    /// newest one before it in the log that is stored whole.
+    /// The payload is a delta at a multiple of 8 bytes. Its base is the newest version of the block
+    /// before it in the log that is stored whole.
     Delta = 7,
     /// The payload is the block, as one zstd frame, at a multiple of 8 bytes.
     Zstd = 8,
-    /// The payload makes the block of another block's payload, which the entry names, at a multiple
-    /// of 8 bytes.
+    /// The payload, at a multiple of 8 bytes, is compressed against another block's payload, which
+    /// the entry names.
     Similar = 9,
 }
 
-/// The payload that a block is stored against: that of a block stored whole.
+/// The payload that a block is stored against: that of another block, stored whole.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NamedBase {
-    /// How many segments before the one the entry is in.
+    /// Number of segments from the base's segment to the entry's.
     pub back: u16,
-    /// Its start in bytes from the start of that segment.
+    /// Start of the payload, in bytes from the start of its segment.
     pub offset: u32,
-    /// Its bytes.
+    /// Length of the payload, in bytes.
     pub len: u16,
-    /// How it is stored.
+    /// How the payload is stored.
     pub kind: EntryKind,
 }
 
 impl EntryKind {
-    /// One more than the greatest number of a kind.
+    /// One more than the greatest kind number.
     pub const NUMBERS: usize = Self::Similar as usize + 1;
 
     /// The kind with this number, if this version of the format has it.
@@ -91,7 +92,7 @@ impl EntryKind {
         }
     }
 
-    /// Whether the block can be made of an entry's payload alone.
+    /// Whether the entry's payload alone yields the block.
     #[must_use]
     pub fn is_whole(self) -> bool {
         matches!(self, Self::Raw | Self::Lz4 | Self::Zstd)
@@ -103,43 +104,43 @@ impl EntryKind {
         matches!(self, Self::Raw | Self::Lz4 | Self::Delta | Self::Zstd | Self::Similar)
     }
 
-    /// Whether the block is made of an entry's payload and another one.
+    /// Whether the block is decoded from the entry's payload together with another one.
     #[must_use]
     pub fn is_associate(self) -> bool {
         matches!(self, Self::Delta | Self::Similar)
     }
 }
 
-/// What a record says about a block, or about `count` blocks from it.
+/// A record's statement about a block, or about `count` blocks starting with it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Entry {
-    /// Volume that the block belongs to.
+    /// The volume of the block.
     pub volume: VolumeId,
     /// Number of the block in the volume, less than 2^40.
     pub block: u64,
-    /// What it says.
+    /// The kind of statement.
     pub kind: EntryKind,
-    /// Whether the primary does not have it yet.
+    /// Whether the block is newer than on the primary.
     pub dirty: bool,
     /// Whether it is the first entry of its record. [`crate::encode_record`] sets it by position;
-    /// in a footer it tells where the next record, and so the next LSN, begins.
+    /// in a footer it marks the start of the next record, and so of the next LSN.
     pub first: bool,
-    /// Start of the payload in bytes from the start of the segment; 0 when there is none.
+    /// Start of the payload, in bytes from the start of the segment; 0 without a payload.
     pub offset: u32,
-    /// Bytes of the payload; 0 when there is none.
+    /// Length of the payload, in bytes; 0 without a payload.
     pub len: u16,
-    /// Blocks covered: 1, or more for `Zero` and `Invalidate`.
+    /// Number of blocks covered: 1, or more for `Zero` and `Invalidate`.
     pub count: u32,
-    /// CRC32C of the payload; 0 when there is none.
+    /// CRC32C of the payload; 0 without a payload.
     pub crc: u32,
-    /// The payload is that of an older entry, this many segments before the one the entry is in.
+    /// Set if the payload is that of an older entry: its distance in segments from this entry.
     pub shared: Option<u16>,
-    /// What a block of the kind `Similar` is stored against; none for the others.
+    /// The base of a block of the kind `Similar`; `None` for other kinds.
     pub base: Option<NamedBase>,
 }
 
 impl Entry {
-    /// Whether the entry brings a payload, in its own record.
+    /// Whether the entry's payload is in its own record.
     #[must_use]
     pub fn has_own_payload(&self) -> bool {
         self.kind.has_payload() && self.shared.is_none()
@@ -162,7 +163,7 @@ impl Entry {
         w.u16(self.base.map(|base| base.back).or(self.shared).unwrap_or(0));
     }
 
-    /// Reads an entry and checks what can be checked without knowing where its record lies.
+    /// Reads an entry, and checks everything that does not depend on the position of its record.
     pub(crate) fn take(r: &mut Reader<'_>) -> Result<Self, FormatError> {
         let at = r.at();
         let volume = VolumeId(r.u8()?);
@@ -189,13 +190,13 @@ impl Entry {
         Ok(entry)
     }
 
-    /// First byte after the payload, from the start of the segment.
+    /// End of the payload, in bytes from the start of the segment.
     #[must_use]
     pub fn payload_end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.len)
     }
 
-    /// Checks the fields against each other; the entry starts `at` bytes into its structure.
+    /// Checks the fields against each other; `at` is the entry's offset in its structure.
     pub(crate) fn check(&self, at: usize) -> Result<(), FormatError> {
         let (offset, len, count) =
             (u64::from(self.offset), u64::from(self.len), u64::from(self.count));
@@ -234,7 +235,7 @@ impl Entry {
 }
 
 impl NamedBase {
-    /// First byte after it, from the start of its segment.
+    /// End of the payload, in bytes from the start of its segment.
     #[must_use]
     pub fn end(&self) -> u64 {
         u64::from(self.offset) + u64::from(self.len)
@@ -249,7 +250,7 @@ impl NamedBase {
         }
     }
 
-    /// Where it lies, as one number: its length in the upper 13 bits.
+    /// Offset and length as one number, with the length in the upper 13 bits.
     fn extent(self) -> u32 {
         (u32::from(self.len) << BASE_OFFSET_BITS) | (self.offset / PACKED_ALIGN)
     }
@@ -280,7 +281,7 @@ impl NamedBase {
     }
 }
 
-/// An error unless this version of the format has an entry kind of this number.
+/// An error unless this version of the format has an entry kind with this number.
 fn ensure_kind(number: u8, at: usize) -> Result<(), FormatError> {
     ensure_min("entry kind", at + 6, u64::from(number), EntryKind::Raw as u64)?;
     ensure_max("entry kind", at + 6, u64::from(number), EntryKind::Similar as u64)

@@ -1,5 +1,5 @@
-//! Why bytes are not the structure that was looked for. Nothing there is kept apart from
-//! something wrong there: the end of a log is the first, damage is the second.
+//! Why bytes do not decode to the expected structure. An absent structure is distinguished from a
+//! damaged one: the first is the end of a log, the second is damage.
 
 use std::fmt;
 
@@ -11,40 +11,40 @@ pub enum FormatError {
     /// Every byte is zero: never written, or discarded.
     #[error("nothing is written here: every byte is zero")]
     Blank,
-    /// The bytes are not zero and do not carry the structure's magic number: somebody else's data.
+    /// The bytes are not zero and do not have the structure's magic number: foreign data.
     #[error("not a Forebay {what}: the magic number is {found:#018x}, expected {expected:#018x}")]
     NoMagic {
-        /// The structure that was looked for.
+        /// The expected structure.
         what: &'static str,
-        /// The number there.
+        /// The magic number found.
         found: u64,
-        /// The number that should be there.
+        /// The magic number expected.
         expected: u64,
     },
-    /// The structure is there, and a field of it cannot be right.
+    /// The structure is there, but one of its fields is invalid.
     #[error("{what} at byte {at} of the structure: found {found:#x}, expected {rule}{expected:#x}")]
     Invalid {
-        /// The field.
+        /// Name of the field.
         what: &'static str,
         /// Offset of the field from the start of the structure.
         at: usize,
-        /// The value there.
+        /// The value found.
         found: u64,
-        /// How it should relate to `expected`.
+        /// The required relation to `expected`.
         rule: Rule,
-        /// The value, or the limit, that it was checked against.
+        /// The required value, or its limit.
         expected: u64,
     },
 }
 
-/// How a value that was found should relate to the one expected.
+/// The required relation between the value found and the one expected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
-    /// It should be the same.
+    /// It must be equal.
     Exactly,
-    /// It should not be less.
+    /// It must not be less.
     AtLeast,
-    /// It should not be more.
+    /// It must not be more.
     AtMost,
 }
 
@@ -59,7 +59,7 @@ impl fmt::Display for Rule {
 }
 
 impl FormatError {
-    /// Whether no such structure is there at all, neither sound nor damaged.
+    /// Whether no such structure is there at all, neither valid nor damaged.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Blank | Self::NoMagic { .. })

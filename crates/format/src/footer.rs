@@ -1,19 +1,19 @@
-//! The footer: the end of a sealed segment, with every entry of the segment's records. A trailer
-//! fills the end of the segment's last page; the entries start a page boundary, far enough before
-//! it to fit.
+//! The footer: the end of a sealed segment, with all entries of the segment's records. A trailer
+//! fills the end of the segment's last page; the entries start at a page boundary, far enough
+//! before it to fit.
 //!
-//! A footer is written only when a flush has covered every record of its segment. So a valid
-//! footer proves that its records are durable, and none of them needs to be read to recover.
-//! Entries marked first begin a record, so the n-th of them belongs to the n-th LSN.
+//! A footer is written only after a flush has covered every record of its segment. So a valid
+//! footer proves that its records are durable, and recovery need not read any of them. An entry
+//! marked first begins a record, so the n-th of them belongs to the n-th LSN.
 
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, crc32c, ensure_len, magic, seal};
 use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
-/// Bytes of the trailer, at the end of the segment's last page.
+/// Length of the trailer at the end of the segment's last page, in bytes.
 pub const FOOTER_TRAILER_BYTES: usize = 128;
-/// Entries of the longest footer: more cannot have been in the longest segment.
+/// Maximum number of entries: the longest segment cannot have held more.
 pub const FOOTER_ENTRIES_MAX: usize = SEGMENT_SIZE_MAX as usize / (2 * ENTRY_BYTES);
 
 const MAGIC: u64 = magic(b"ForebayF");
@@ -24,21 +24,21 @@ const RESERVED_BYTES: usize = 48;
 /// The fields of a footer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Footer {
-    /// Pool that the log belongs to.
+    /// Number of the pool that the log belongs to.
     pub pool: u64,
-    /// Shard that the log belongs to.
+    /// Number of the shard that the log belongs to.
     pub shard: u16,
-    /// The segment.
+    /// Number of the segment.
     pub seq: SegmentSeq,
-    /// Its first record.
+    /// LSN of its first record.
     pub first_lsn: Lsn,
-    /// Its last record; the LSN before `first_lsn` when it has none.
+    /// LSN of its last record; the LSN before `first_lsn` if it has none.
     pub last_lsn: Lsn,
     /// CRC of the last record's header: the next segment's first `prev_crc`.
     pub last_crc: u32,
     /// The first record's `prev_crc`.
     pub first_prev_crc: u32,
-    /// Oldest segment that was live when the footer was written.
+    /// Oldest live segment when the footer was written.
     pub start: SegmentSeq,
     /// Every entry of a record with a lower LSN is clean.
     pub clean: Lsn,
@@ -47,35 +47,35 @@ pub struct Footer {
 }
 
 impl Footer {
-    /// Records of the segment.
+    /// Number of records in the segment.
     #[must_use]
     pub fn records(&self) -> u64 {
         self.last_lsn.next().0.saturating_sub(self.first_lsn.0)
     }
 }
 
-/// A decoded trailer: the footer's fields, and how much to read for the entries.
+/// A decoded trailer: the footer's fields, and the length of the footer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FooterTrailer {
-    /// The fields.
+    /// The footer's fields.
     pub footer: Footer,
-    /// Bytes of the whole footer, counted back from the segment's end; a multiple of [`PAGE`].
-    /// The caller checks that the segment has room for them.
+    /// Length of the whole footer in bytes, counted back from the segment's end; a multiple of
+    /// [`PAGE`]. The caller checks that it fits the segment.
     pub bytes: usize,
     /// CRC32C of all bytes before the trailer.
     pub entries_crc: u32,
 }
 
-/// Bytes of a footer with this many entries, trailer included; a multiple of [`PAGE`].
+/// Length in bytes of a footer with `entries` entries, trailer included; a multiple of [`PAGE`].
 #[must_use]
 pub fn footer_bytes(entries: usize) -> usize {
     (entries * ENTRY_BYTES + FOOTER_TRAILER_BYTES).next_multiple_of(PAGE)
 }
 
-/// Writes a footer over all of `buf`.
+/// Encodes a footer over all of `buf`.
 ///
 /// # Panics
-/// If `buf` is not [`footer_bytes`] long, or the footer could not be decoded again.
+/// If `buf` is not [`footer_bytes`] long, or the footer would not decode.
 pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
     let bytes = footer_bytes(entries.len());
     assert!(buf.len() == bytes, "a footer of {bytes} bytes in a buffer of {}", buf.len());
@@ -114,10 +114,10 @@ pub fn encode_footer(buf: &mut [u8], f: &Footer, entries: &[Entry]) {
     seal(trailer);
 }
 
-/// Reads the trailer from the segment's last page.
+/// Decodes the trailer from the segment's last page.
 ///
 /// # Errors
-/// [`FormatError::is_absent`] where no footer was ever written; otherwise what is damaged.
+/// [`FormatError::is_absent`] if no footer was ever written there; otherwise the damaged field.
 pub fn decode_footer_trailer(last_page: &[u8]) -> Result<FooterTrailer, FormatError> {
     ensure_len(last_page, PAGE)?;
     let trailer = last_page
@@ -148,7 +148,7 @@ pub fn decode_footer_trailer(last_page: &[u8]) -> Result<FooterTrailer, FormatEr
     Ok(FooterTrailer { footer, bytes: footer_bytes(count), entries_crc })
 }
 
-/// Reads a whole footer; `bytes` end where the segment ends.
+/// Decodes a whole footer; `bytes` end at the end of the segment.
 ///
 /// # Errors
 /// As [`decode_footer_trailer`], and when the entries do not match the trailer.
@@ -183,7 +183,8 @@ fn check(f: &Footer, count: usize) -> Result<(), FormatError> {
     ensure_min("entries of a footer", COUNT_AT, found, f.records())
 }
 
-/// Every record begins with an entry marked first, and nothing comes before a record.
+/// Checks that every record begins with an entry marked first, and no entry precedes the first
+/// record.
 fn check_firsts(f: &Footer, entries: &[Entry], firsts: usize) -> Result<(), FormatError> {
     ensure_eq("entries marked first", COUNT_AT, firsts as u64, f.records())?;
     let begins = entries.first().is_none_or(|entry| entry.first);

@@ -1,11 +1,11 @@
-//! The bytes on the cache device: superblock, record, footer. Encode and decode only.
+//! The byte formats on the cache device: superblock, record, footer. Encoding and decoding only.
 //!
 //! Every structure starts or ends with a magic number and carries a CRC32C over the rest of it.
-//! Numbers are little-endian. Reserved bytes are zero, and a decoder insists on it, so that a
-//! later version may give them a meaning. Decoders are total: whatever the bytes, they return a
-//! value or a [`FormatError`], never panic, and never allocate more than the bytes can describe.
-//! Encoders assert what decoders check, since a structure that cannot be read back is a
-//! programmer error. Where structures lie, and in which order they are written, is the engine's;
+//! Numbers are little-endian. Decoders require reserved bytes to be zero, so that a later version
+//! may give them a meaning. Decoders are total: whatever the bytes, they return a value or a
+//! [`FormatError`], never panic, and never allocate more than the bytes can describe. Encoders
+//! assert what decoders check, since a structure that cannot be read back is a programmer error.
+//! The engine decides where structures lie and in which order they are written;
 //! `docs/internals/format.md` draws them.
 
 #![forbid(unsafe_code)]
@@ -34,22 +34,22 @@ pub use superblock::{
     SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
 };
 
-/// Bytes in a page of the log, the unit of its reads and writes. Not assumed to be written as a
-/// whole: the CRCs decide.
+/// Length of a page of the log in bytes, the unit of its reads and writes. Page writes are not
+/// assumed to be atomic: the CRCs detect torn ones.
 pub const PAGE: usize = 4096;
-/// Version of every structure here; a structure of another version is refused.
+/// Version of all structures; a structure of another version is rejected.
 pub const FORMAT_VERSION: u16 = 1;
-/// Bytes in the shortest segment: a record of two pages and a footer of one, and one to spare.
+/// Minimum length of a segment in bytes: a record of two pages, a footer of one, and one to spare.
 pub const SEGMENT_SIZE_MIN: u32 = 4 * PAGE as u32;
-/// Bytes in the longest segment.
+/// Maximum length of a segment, in bytes.
 pub const SEGMENT_SIZE_MAX: u32 = 64 << 20;
 
-/// Number of a record in its shard's log: consecutive, from 1; 0 is before every record.
+/// Number of a record in its shard's log: consecutive from 1; 0 is before all records.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// The record after this one.
+    /// The LSN after this one.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)
@@ -62,13 +62,13 @@ impl fmt::Display for Lsn {
     }
 }
 
-/// Number of a segment in its shard's log, never used twice; its place is this modulo the number
-/// of segments.
+/// Number of a segment in its shard's log, never reused; its position is this number modulo the
+/// number of segments.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SegmentSeq(pub u64);
 
 impl SegmentSeq {
-    /// The segment after this one.
+    /// The number after this one.
     #[must_use]
     pub fn next(self) -> Self {
         Self(self.0 + 1)

@@ -1,9 +1,9 @@
-//! A record: one append to a shard's log. A header page (header, entries, and packed payloads
-//! behind them), then the payloads.
+//! A record: one append to a shard's log. It consists of a header page (header, entries, and packed
+//! payloads after them), then the page-aligned payloads.
 //!
-//! Records of a shard form a chain: consecutive LSNs, each with the CRC of the header before it,
-//! so that a record of an earlier lap, or one after a torn one, is not taken for the next.
-//! The header's CRC covers header and entries; each payload has its own CRC in its entry, which
+//! The records of a shard form a chain: consecutive LSNs, each with the CRC of the previous header,
+//! so that a record of an earlier lap, or one after a torn record, is not mistaken for the next.
+//! The header's CRC covers header and entries. Each payload has its own CRC in its entry, which
 //! this file does not check.
 
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, check_magic, ensure_len, magic, seal};
@@ -11,40 +11,40 @@ use crate::entry::{ENTRY_BYTES, Entry};
 use crate::error::{FormatError, ensure_eq, ensure_max, ensure_min};
 use crate::{Lsn, PAGE, SEGMENT_SIZE_MAX, SegmentSeq};
 
-/// Bytes of a record's header, before its entries.
+/// Length of a record's header before its entries, in bytes.
 pub const RECORD_HEADER_BYTES: usize = 96;
-/// Entries that fit the header page.
+/// Maximum number of entries in the header page.
 pub const RECORD_ENTRIES_MAX: usize = (PAGE - RECORD_HEADER_BYTES) / ENTRY_BYTES;
 
 const MAGIC: u64 = magic(b"ForebayR");
-/// Offset of the entry count, which tells how much the CRC covers.
+/// Offset of the entry count, which determines the bytes that the CRC covers.
 const COUNT_AT: usize = PREFIX_BYTES + 2;
 const RESERVED_BYTES: usize = 16;
 
 /// The fields of a record's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordHeader {
-    /// Pool that the log belongs to.
+    /// Number of the pool that the log belongs to.
     pub pool: u64,
-    /// Shard that the log belongs to.
+    /// Number of the shard that the log belongs to.
     pub shard: u16,
-    /// Segment that the record lies in.
+    /// Segment that contains the record.
     pub seq: SegmentSeq,
-    /// Number of the record.
+    /// LSN of the record.
     pub lsn: Lsn,
-    /// Where the record starts, in bytes from the start of its segment; a multiple of [`PAGE`].
+    /// Start of the record, in bytes from the start of its segment; a multiple of [`PAGE`].
     pub at: u32,
-    /// CRC of the header before it in the log, also when that is in another segment.
+    /// CRC of the previous header in the log, even if that is in another segment.
     pub prev_crc: u32,
-    /// Pages of the record, the header page included.
+    /// Length of the record in pages, including the header page.
     pub pages: u16,
     /// Highest LSN known to be durable when the record was written.
     pub durable: Lsn,
     /// Every entry of a record with a lower LSN is clean.
     pub clean: Lsn,
-    /// Oldest segment that is still live.
+    /// Oldest live segment.
     pub start: SegmentSeq,
-    /// Run of the server that wrote it.
+    /// Number of the server run that wrote the record.
     pub epoch: u32,
 }
 
@@ -60,11 +60,11 @@ pub struct Record {
 }
 
 /// Writes header and entries to the front of `page` and returns their CRC, the next record's
-/// `prev_crc`. Bytes after the entries are left alone: packed payloads may lie there.
+/// `prev_crc`. Bytes after the entries are left unchanged, since packed payloads may be there.
 ///
 /// # Panics
-/// If the record could not be decoded again: too short a page, no or too many entries, an entry
-/// that [`decode_record`] would refuse.
+/// If the record would not decode: the page is too short, there are no entries or too many, or
+/// [`decode_record`] would reject an entry.
 pub fn encode_record(page: &mut [u8], h: &RecordHeader, entries: &[Entry]) -> u32 {
     let covered = RECORD_HEADER_BYTES + entries.len() * ENTRY_BYTES;
     assert!(page.len() >= PAGE, "a record's header needs a page, not {} bytes", page.len());
@@ -93,11 +93,11 @@ pub fn encode_record(page: &mut [u8], h: &RecordHeader, entries: &[Entry]) -> u3
     seal(bytes)
 }
 
-/// Reads a record from its first page, checks it against its CRC and its entries against its
-/// length. The payloads are not read.
+/// Decodes a record from its first page; checks its CRC, and its entries against its length. The
+/// payloads are not read.
 ///
 /// # Errors
-/// [`FormatError::is_absent`] where no record was ever written; otherwise what is damaged.
+/// [`FormatError::is_absent`] if no record was ever written there; otherwise the damaged field.
 pub fn decode_record(page: &[u8]) -> Result<Record, FormatError> {
     ensure_len(page, PAGE)?;
     let page = page.get(..PAGE).unwrap_or(page);
@@ -135,7 +135,7 @@ fn ensure_count(count: usize) -> Result<(), FormatError> {
     ensure_max("entries of a record", COUNT_AT, found, most)
 }
 
-/// Checks header and entries against each other; encoder and decoder share it.
+/// Checks header and entries against each other; used by encoder and decoder.
 fn check<'a>(
     h: &RecordHeader,
     entries: impl Iterator<Item = &'a Entry>,
@@ -171,7 +171,8 @@ fn check<'a>(
     Ok(())
 }
 
-/// A payload that the entry at `at` names, and that ends at `end`, lies in an earlier record.
+/// Checks that a payload of an older record, which the entry at `at` refers to, lies in an earlier
+/// segment or before this record.
 fn check_older(h: &RecordHeader, at: usize, back: u16, end: u64) -> Result<(), FormatError> {
     ensure_max("segments back to a payload", at + 22, u64::from(back), h.seq.0)?;
     let limit = if back == 0 { h.at } else { SEGMENT_SIZE_MAX };

@@ -1,10 +1,10 @@
-//! The superblock: what the cache device is, how it is divided among shards, and which volumes
-//! it caches.
+//! The superblock: the identity of the cache device, its division among shards, and the volumes
+//! that it caches.
 //!
-//! There are two copies. An update goes to the older one, with the next generation, and only one
-//! is ever being written; so a torn one leaves the other. The first superblock of a pool is
-//! announced in a third place before, which is blank again before the pool serves. The log's state
-//! is not here: recovery finds it in the segments.
+//! There are two copies. An update is written to the older one, with the next generation. Only one
+//! copy is ever being written, so a torn write leaves the other intact. The first superblock of a
+//! pool is first written to a third place, the announcement, which is blanked before the pool
+//! serves. The log's state is not here: recovery finds it in the segments.
 
 use forebay_block::{NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId};
 
@@ -13,22 +13,22 @@ use crate::entry::VOLUME_BLOCKS_MAX;
 use crate::error::{FormatError, Rule, ensure_eq, ensure_max, ensure_min};
 use crate::{PAGE, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN};
 
-/// Bytes of a copy of the superblock.
+/// Length of a copy of the superblock, in bytes.
 pub const SUPERBLOCK_BYTES: usize = 32768;
-/// Where the two copies start on the cache device.
+/// Offsets of the two copies on the cache device.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 65536];
-/// Where a new pool's superblock is written before its copies are: whatever they then hold after a
-/// crash, nothing of value was there.
+/// Offset of the announcement: a new pool's superblock is written here before its copies. If a
+/// crash damages the copies, it proves that nothing of value was there.
 pub const ANNOUNCEMENT_OFFSET: u64 = 32768;
-/// Where the shards' areas may start.
+/// Minimum offset of the shards' areas.
 pub const AREA_OFFSET: u64 = 1 << 20;
-/// Shards for which the superblock has room. Fewer are served: [`forebay_block::SHARDS_MAX`].
+/// Shard entries in the superblock. Fewer shards can be served: [`forebay_block::SHARDS_MAX`].
 pub const SHARD_AREAS: usize = 256;
-/// Volumes for which the superblock has room.
+/// Volume entries in the superblock.
 const VOLUME_RECORDS: usize = 64;
-/// Bytes that the superblock has for a volume's name.
+/// Bytes for a volume's name in the superblock.
 const NAME_BYTES: usize = 64;
-/// Bytes of a primary's identity at most.
+/// Maximum length of a primary's identity, in bytes.
 pub const IDENTITY_BYTES_MAX: usize = 255;
 
 const MAGIC: u64 = magic(b"ForebayS");
@@ -46,61 +46,61 @@ const VOLUMES_COUNT_AT: usize = HEAD_USED - 2;
 const FLAG_CLEAN: u16 = 1;
 const FLAG_FINGERPRINT: u8 = 1;
 
-/// What is known about a cache device as a whole.
+/// The properties of a cache device and its pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Superblock {
-    /// Number of the pool, in every record: from the uuid, so that another pool's records in the
-    /// same place are told apart.
+    /// Number of the pool, repeated in every record. It is derived from the UUID, so that records
+    /// of an earlier pool in the same place are recognized as foreign.
     pub pool: u64,
-    /// The pool's name for the world.
+    /// The pool's universally unique ID.
     pub uuid: [u8; 16],
-    /// Number of this version of the superblock: the highest one counts.
+    /// Generation of this superblock; the copy with the higher one is valid.
     pub generation: u64,
-    /// Number of this run of the server, in every record.
+    /// Number of this server run, repeated in every record.
     pub epoch: u32,
-    /// Bytes of a segment.
+    /// Length of a segment, in bytes.
     pub segment_size: u32,
-    /// Bytes of the cache device when it was formatted.
+    /// Size of the cache device in bytes when it was formatted.
     pub device_size: u64,
     /// The area of each shard, in ascending order on the device.
     pub shards: Vec<ShardArea>,
-    /// The volumes, in ascending order of their ids.
+    /// The volumes, in ascending order of their IDs.
     pub volumes: Vec<VolumeRecord>,
-    /// Whether the server stopped in order.
+    /// Whether the server was stopped in order.
     pub clean: bool,
-    /// When the device was formatted, in seconds since 1970.
+    /// Time of formatting, in seconds since 1970.
     pub created_unix: u64,
 }
 
-/// Where a shard's log lies on the cache device.
+/// The area of the cache device that holds a shard's log.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ShardArea {
     /// First byte.
     pub offset: u64,
-    /// Number of bytes, a multiple of the segment size.
+    /// Length in bytes, a multiple of the segment size.
     pub len: u64,
 }
 
 /// A volume that the pool caches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VolumeRecord {
-    /// Its number in entries.
+    /// The volume's ID in entries.
     pub id: VolumeId,
     /// Its name for users; at most [`NAME_BYTES_MAX`] bytes.
     pub name: String,
     /// Its size in bytes.
     pub size: u64,
-    /// What tells its primary from others; at most [`IDENTITY_BYTES_MAX`] bytes.
+    /// Identity of its primary; at most [`IDENTITY_BYTES_MAX`] bytes.
     pub identity: String,
     /// Fingerprint of the primary's content at the last orderly stop.
     pub fingerprint: Option<u64>,
 }
 
 impl Superblock {
-    /// Writes the superblock over all of `out`.
+    /// Encodes the superblock over all of `out`.
     ///
     /// # Panics
-    /// If `out` is not [`SUPERBLOCK_BYTES`] long, or [`Superblock::check`] finds a fault.
+    /// If `out` is not [`SUPERBLOCK_BYTES`] long, or [`Superblock::check`] fails.
     pub fn encode(&self, out: &mut [u8]) {
         assert!(out.len() == SUPERBLOCK_BYTES, "a superblock in {} bytes", out.len());
         if let Err(error) = self.check() {
@@ -131,11 +131,11 @@ impl Superblock {
         seal(out);
     }
 
-    /// Reads and checks one copy.
+    /// Decodes and checks one copy.
     ///
     /// # Errors
-    /// [`FormatError::Blank`] for a device never used, [`FormatError::NoMagic`] for one with
-    /// somebody else's data, otherwise what is damaged.
+    /// [`FormatError::Blank`] for an unused device, [`FormatError::NoMagic`] for one with foreign
+    /// data, otherwise the damaged field.
     pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
         ensure_len(bytes, SUPERBLOCK_BYTES)?;
         let bytes = bytes.get(..SUPERBLOCK_BYTES).unwrap_or(bytes);
@@ -175,11 +175,11 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Checks the fields against each other. Names and identities come from users: check before
+    /// Checks the fields against each other. Names and identities come from users, so check before
     /// encoding.
     ///
     /// # Errors
-    /// The first field that cannot be right.
+    /// The first invalid field.
     pub fn check(&self) -> Result<(), FormatError> {
         check_counts(self.shards.len(), self.volumes.len())?;
         let segment = u64::from(self.segment_size);
@@ -261,7 +261,7 @@ impl VolumeRecord {
     }
 }
 
-/// Reads `len` bytes of text from a field of `width` bytes; the rest of the field is zero.
+/// Reads `len` bytes of text from a field of `width` bytes, whose other bytes must be zero.
 fn text(r: &mut Reader<'_>, len: usize, width: usize) -> Result<String, FormatError> {
     let at = r.at();
     ensure_max("bytes of text", at, len as u64, width as u64)?;
@@ -276,13 +276,13 @@ fn text(r: &mut Reader<'_>, len: usize, width: usize) -> Result<String, FormatEr
     })
 }
 
-/// Chooses between the two copies of a device: the sound one, or of two sound ones the one of the
-/// higher generation. Returns it with its place in [`SUPERBLOCK_OFFSETS`]; the next update goes
-/// to the other place.
+/// Chooses between the two copies of a device: the valid one, or if both are valid the one with the
+/// higher generation. Returns it with its index in [`SUPERBLOCK_OFFSETS`]; the next update goes to
+/// the other offset.
 ///
 /// # Errors
-/// When neither is sound: a damaged copy's error rather than an absent one's, somebody else's
-/// data rather than blank.
+/// If neither copy is valid: a damaged copy's error rather than an absent one's, foreign data
+/// rather than blank.
 pub fn newest(
     a: Result<Superblock, FormatError>,
     b: Result<Superblock, FormatError>,

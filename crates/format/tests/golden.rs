@@ -1,5 +1,5 @@
 //! The bytes of one structure of each kind, as the first version wrote them. A change that breaks
-//! these tests breaks every cache in the field: it needs a new format version.
+//! these tests breaks every existing cache: it needs a new format version.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use forebay_format::*;
 
-/// Lines of an offset and 32 bytes in hex; lines of zeroes are left out.
+/// Lines of an offset and 32 bytes in hex; lines of zeros are omitted.
 fn dump(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (line, bytes) in bytes.chunks(32).enumerate() {
@@ -20,7 +20,7 @@ fn dump(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes of a dump, `len` in all.
+/// The `len` bytes of a dump.
 fn undump(text: &str, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     for line in text.lines() {

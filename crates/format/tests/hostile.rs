@@ -1,5 +1,5 @@
-//! Bytes that are not what the encoder wrote: flipped, torn, foreign, or made to measure. None
-//! makes a decoder panic, and none but the encoder's own is taken for sound.
+//! Bytes that the encoder did not write: flipped, torn, foreign, or crafted. None of them makes a
+//! decoder panic, and only the encoder's own bytes are accepted.
 
 mod common;
 
@@ -8,15 +8,15 @@ use forebay_block::NAME_BYTES_MAX;
 use forebay_format::*;
 use proptest::prelude::*;
 
-/// Decodes bytes as each structure; whether one was found.
+/// Decodes bytes as each structure. Returns whether any succeeded.
 fn any_decodes(bytes: &[u8]) -> bool {
     let record = decode_record(bytes).is_ok();
     let footer = decode_footer_trailer(bytes).is_ok() && decode_footer(bytes).is_ok();
     record || footer || Superblock::decode(bytes).is_ok()
 }
 
-/// The error that decoding gives after a field of a sound structure was changed and its CRC made
-/// right again.
+/// The field and offset in the error of decoding a structure with one changed field and a corrected
+/// CRC.
 fn invalid(result: Result<impl std::fmt::Debug, FormatError>) -> (&'static str, usize) {
     match result {
         Err(FormatError::Invalid { what, at, .. }) => (what, at),
@@ -55,7 +55,7 @@ fn every_flipped_byte_of_a_superblock_is_seen() {
     }
 }
 
-/// Sectors are written whole but in any order, and a crash may come after any of them.
+/// Sectors are written atomically but in any order, and a crash may come after any of them.
 #[test]
 fn a_torn_write_over_an_older_structure_is_seen() {
     let older = {
@@ -111,7 +111,8 @@ fn structures_of_another_version_are_refused() {
     assert_eq!(invalid(decode_footer(&page)), ("format version", 12));
 }
 
-/// A field of a record's page, what to put there, and the byte that the error points to.
+/// A description, the offset in a record's page, the new bytes, and the offset that the error
+/// names.
 const RECORD_FIELDS: [(&str, usize, &[u8], usize); 24] = [
     ("no entries", 16, &[0], 16),
     ("more entries than fit", 16, &[167], 16),
@@ -144,7 +145,7 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 24] = [
     ("second entry marked first", 120 + 7, &[3], 120 + 7),
 ];
 
-/// The same for later entries: LZ4, zeroes and invalidation.
+/// The same for later entries: LZ4, zeros and invalidation.
 const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 9] = [
     ("compressed payload not of 8 bytes", 120 + 8, &[4], 120 + 8),
     ("empty compressed payload", 120 + 12, &[0, 0], 120 + 12),
@@ -157,7 +158,7 @@ const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 9] = [
     ("no blocks", 168 + 14, &[0, 0], 168 + 14),
 ];
 
-/// Fields of a record whose only block is stored against another.
+/// The same for a record whose only block is stored against another one.
 const SIMILAR_FIELDS: [(&str, usize, &[u8], usize); 7] = [
     ("similar to nothing", 96 + 7, &[2], 96 + 22),
     ("similar, and shared", 96 + 7, &[0x16], 96 + 7),
@@ -332,8 +333,8 @@ proptest! {
         prop_assert!(!any_decodes(&bytes), "random bytes are no structure");
     }
 
-    /// Any change of a record that a right CRC hides is refused, or gives a record that encodes
-    /// to the same bytes: there is one encoding of everything.
+    /// Any change of a record with a corrected CRC is rejected, or decodes to a record that encodes
+    /// to the same bytes: every record has exactly one encoding.
     #[test]
     fn records_have_one_encoding(
         changes in prop::collection::vec((12usize..216, any::<u8>()), 1..4),

@@ -1,4 +1,4 @@
-//! What is encoded is decoded to the same, for any structure that may be encoded.
+//! Every structure that can be encoded decodes to itself.
 
 use forebay_block::{VOLUMES_MAX, VolumeId};
 use forebay_format::*;
@@ -47,7 +47,7 @@ fn payload_entry() -> impl Strategy<Value = Entry> {
     )
 }
 
-/// A block that is stored against a payload of another segment.
+/// A block stored against a payload of another segment.
 fn similar_entry() -> impl Strategy<Value = Entry> {
     let base = prop_oneof![
         (0u32..1024).prop_map(|page| (EntryKind::Raw, page * 4096, 4096)),
@@ -89,8 +89,8 @@ fn header() -> impl Strategy<Value = RecordHeader> {
     )
 }
 
-/// The same entry in a record of segment `seq` that starts at `at`, after the record's header page;
-/// one that shares a payload keeps it where such a payload can be.
+/// The entry in a record of segment `seq` that starts at `at`, with its payload moved after the
+/// header page. A shared payload stays where it is if an earlier record can be there.
 fn placed(entry: &Entry, seq: SegmentSeq, at: u32) -> Entry {
     let older = match entry.shared {
         Some(0) => entry.payload_end() <= u64::from(at),
@@ -155,7 +155,7 @@ proptest! {
         encode_footer(&mut bytes, &footer, &entries);
         let trailer = decode_footer_trailer(&bytes[bytes.len() - PAGE..]).expect("just encoded");
         prop_assert_eq!((trailer.footer, trailer.bytes), (footer, bytes.len()));
-        // More of the segment than the footer may be read.
+        // The decoder may be given more of the segment than the footer.
         let mut segment = vec![0x5a; 3 * PAGE];
         segment.extend_from_slice(&bytes);
         prop_assert_eq!(decode_footer(&bytes).expect("just encoded"), (footer, entries.clone()));

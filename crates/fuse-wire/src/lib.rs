@@ -1,9 +1,9 @@
-//! The bytes of the FUSE protocol: what the kernel asks and what it is answered, as they lie on
-//! `/dev/fuse` and in the slots of its io_uring form. Decode and encode only.
+//! The bytes of the FUSE protocol: requests of the kernel and their answers, as on `/dev/fuse` and
+//! in the slots of its io_uring variant. Decoding and encoding only.
 //!
-//! After `include/uapi/linux/fuse.h` (7.31 to 7.45) and `Documentation/filesystems/fuse/
-//! fuse-io-uring.rst` of Linux. Everything is in the byte order of the host. Nothing that comes
-//! in is trusted: a message that is too short for what it claims is an error, never a panic.
+//! Sources: `include/uapi/linux/fuse.h` (7.31 to 7.45) and `Documentation/filesystems/fuse/
+//! fuse-io-uring.rst` of Linux. Everything is in the byte order of the host. Input is not trusted:
+//! a message that is shorter than it claims is an error, never a panic.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! Numbers of the protocol: operations, and the flags that this server has a use for.
+//! Numbers of the protocol: operations, and the flags that this server uses.
 
-/// An operation. Any number may come; those known have a name.
+/// An operation. Any number may arrive; the known ones have a name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Op(pub u32);
 
@@ -10,7 +10,7 @@ macro_rules! operations {
         impl Op {
             $(pub const $name: Self = Self($number);)*
 
-            /// Its name, for people.
+            /// Its name, for messages.
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
@@ -47,8 +47,8 @@ operations! {
 }
 
 impl Op {
-    /// Bytes of the structure that the operation begins with; what is behind it is data: a name,
-    /// or what is written.
+    /// Length in bytes of the operation's own structure. The bytes after it are data: a name, or
+    /// the data to write.
     #[must_use]
     pub fn argument_bytes(self) -> usize {
         match self {
@@ -63,14 +63,14 @@ impl Op {
         }
     }
 
-    /// Whether the kernel waits for no answer.
+    /// Whether the kernel expects no answer.
     #[must_use]
     pub fn is_silent(self) -> bool {
         matches!(self, Self::FORGET | Self::BATCH_FORGET)
     }
 }
 
-/// What kernel and server agree on at the start. Bits 32 and above travel in `flags2`.
+/// Capabilities negotiated at the start. Bits 32 and above travel in `flags2`.
 pub struct Init;
 
 #[allow(missing_docs)]
@@ -84,7 +84,7 @@ impl Init {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// How an open file behaves, in the answer to an open.
+/// The behavior of an open file, in the answer to an open.
 pub struct Open;
 
 #[allow(missing_docs)]
@@ -96,7 +96,7 @@ impl Open {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// Bits of fallocate(2)'s mode.
+/// Mode bits of fallocate(2).
 pub struct Mode;
 
 #[allow(missing_docs)]

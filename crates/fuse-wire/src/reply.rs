@@ -1,8 +1,8 @@
-//! What the kernel is answered: a header, and behind it what the operation returns.
+//! Answers to the kernel: a header, followed by the operation's result.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// What every answer begins with.
+/// The header that every answer begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct OutHeader {
@@ -12,39 +12,39 @@ pub struct OutHeader {
 }
 
 impl OutHeader {
-    /// Bytes of it.
+    /// Length of the header, in bytes.
     pub const BYTES: usize = 16;
 
-    /// The header in front of `body` bytes; `errno` is 0, or why it failed.
+    /// The header before `body` bytes; `errno` is 0, or the error number.
     #[must_use]
     pub fn new(unique: u64, errno: i32, body: usize) -> Self {
         let len = u32::try_from(Self::BYTES + body).expect("an answer is shorter than 4 GiB");
         Self { len, error: -errno, unique }
     }
 
-    /// Its bytes.
+    /// The encoded header.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         zerocopy::transmute!(*self)
     }
 }
 
-/// What a file is.
+/// The attributes of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// Its number.
+    /// Its inode number.
     pub node: u64,
-    /// Bytes in it.
+    /// Its size, in bytes.
     pub size: u64,
     /// Kind and permission bits.
     pub mode: u32,
-    /// Names it has.
+    /// Number of links.
     pub links: u32,
-    /// Whose it is: user.
+    /// User ID of the owner.
     pub uid: u32,
-    /// Whose it is: group.
+    /// Group ID of the owner.
     pub gid: u32,
-    /// When it was last changed, in seconds since 1970.
+    /// Modification time, in seconds since 1970.
     pub seconds: u64,
 }
 
@@ -94,7 +94,7 @@ struct EntryOut {
     attr: Attr,
 }
 
-/// A name was found: what it names, and for how many seconds that holds.
+/// The answer to a lookup: the file's attributes, and their validity in seconds.
 #[must_use]
 pub fn entry_out(file: &Attributes, valid: u64) -> [u8; 128] {
     let attr = Attr::of(file);
@@ -111,7 +111,7 @@ struct AttrOut {
     attr: Attr,
 }
 
-/// Attributes, and for how many seconds they hold.
+/// A file's attributes, and their validity in seconds.
 #[must_use]
 pub fn attr_out(file: &Attributes, valid: u64) -> [u8; 104] {
     let attr = Attr::of(file);
@@ -126,13 +126,13 @@ struct OpenOut {
     backing: u32,
 }
 
-/// A file is open: its handle, and bits of [`crate::Open`].
+/// The answer to an open: a handle, and bits of [`crate::Open`].
 #[must_use]
 pub fn open_out(handle: u64, flags: u32) -> [u8; 16] {
     zerocopy::transmute!(OpenOut { handle, flags, backing: 0 })
 }
 
-/// So much was written.
+/// The answer to a write: the number of bytes written.
 #[must_use]
 pub fn write_out(bytes: u32) -> [u8; 8] {
     zerocopy::transmute!([bytes, 0])
@@ -153,7 +153,7 @@ struct StatfsOut {
     spare: [u32; 6],
 }
 
-/// This many bytes in this many files, none of them free.
+/// File-system statistics: this many bytes in this many files, with nothing free.
 #[must_use]
 pub fn statfs_out(bytes: u64, files: u64, name_bytes: u32) -> [u8; 80] {
     zerocopy::transmute!(StatfsOut {
@@ -187,9 +187,9 @@ struct InitOut {
     unused: [u32; 7],
 }
 
-/// The server's side of the agreement: the version, bits of [`crate::Init`], most bytes of a
-/// write or read (a multiple of 4096), and most requests that the kernel has in flight on behalf
-/// of nobody who waits.
+/// The server's answer to an init request: the version, bits of [`crate::Init`], the maximum length
+/// of a write or read in bytes (a multiple of 4096), and the maximum number of background requests
+/// in flight.
 #[must_use]
 pub fn init_out(
     version: (u32, u32),
@@ -214,7 +214,7 @@ pub fn init_out(
     })
 }
 
-/// Appends an entry of a directory; `next` is the place of the one behind it. False when it does
+/// Appends a directory entry; `next` is the offset of the following one. Returns false if it does
 /// not fit into `room` bytes.
 pub fn dirent(out: &mut Vec<u8>, room: usize, node: u64, next: u64, mode: u32, name: &str) -> bool {
     let bytes = (24 + name.len()).next_multiple_of(8);

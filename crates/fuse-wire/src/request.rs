@@ -1,6 +1,6 @@
-//! What the kernel asks. A message has three parts: a header that all have, the structure of its
-//! operation, and data: a name, or what is written. On the device they follow each other; in a
-//! ring each has its place.
+//! Requests of the kernel. A message has three parts: a header common to all, the operation's own
+//! structure, and data: a name, or the data to write. On the device they follow each other; in a
+//! ring each has its own place.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::numbers::Op;
 
-/// Why a message cannot be read.
+/// Why a message cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WireError {
-    /// There is less of it than its header.
+    /// It is shorter than its header: its length in bytes.
     Header(usize),
-    /// There is less of it than its operation needs.
+    /// The operation's structure is too short: its length in bytes.
     Argument(Op, usize),
-    /// It says that it is longer, or shorter, than it is.
+    /// The length that it claims, in bytes, is not its actual length.
     Length(Op, u64),
 }
 
@@ -34,46 +34,47 @@ impl std::error::Error for WireError {}
 /// The three parts of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// What every message has in front.
+    /// The header that every message begins with.
     pub header: &'a [u8],
-    /// The structure of the operation; more may be behind it.
+    /// The operation's own structure; more bytes may follow it.
     pub argument: &'a [u8],
-    /// A name, or what is written.
+    /// A name, or the data to write.
     pub data: &'a [u8],
 }
 
-/// What every message begins with.
+/// The header of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// Bytes of the whole message.
+    /// Length of the whole message, in bytes.
     pub len: u32,
     op: u32,
-    /// The kernel's name for the message, for the answer.
+    /// The kernel's ID of the request, repeated in the answer.
     pub unique: u64,
-    /// Which file.
+    /// Inode number of the file.
     pub node: u64,
-    /// Who asks: user.
+    /// User ID of the requester.
     pub uid: u32,
-    /// Who asks: group.
+    /// Group ID of the requester.
     pub gid: u32,
-    /// Who asks: process; 0 when it is the kernel itself, or one that cannot be seen from here.
+    /// Process ID of the requester; 0 for the kernel itself, or for a process of an invisible PID
+    /// namespace.
     pub pid: u32,
     extensions: u16,
     padding: u16,
 }
 
 impl Header {
-    /// Bytes of it.
+    /// Length of the header, in bytes.
     pub const BYTES: usize = 40;
 
-    /// What is asked.
+    /// The requested operation.
     #[must_use]
     pub fn op(&self) -> Op {
         Op(self.op)
     }
 
-    /// The header of a message.
+    /// Decodes the header of a message.
     ///
     /// # Errors
     /// When it is too short.
@@ -83,10 +84,11 @@ impl Header {
     }
 }
 
-/// The parts of a message that lies in one piece.
+/// Splits a contiguous message into its parts.
 ///
 /// # Errors
-/// When it is shorter than its header and its operation's structure, or not as long as it says.
+/// When it is too short for its header and the operation's structure, or does not have the length
+/// that it claims.
 pub fn split(bytes: &[u8]) -> Result<Message<'_>, WireError> {
     let header = Header::decode(bytes)?;
     let op = header.op();
@@ -99,16 +101,16 @@ pub fn split(bytes: &[u8]) -> Result<Message<'_>, WireError> {
     Ok(Message { header, argument, data })
 }
 
-/// What is asked, with what the operation says.
+/// A request with its parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
-    /// Agree on versions and abilities.
+    /// Negotiate version and capabilities.
     Init(InitIn),
     /// Find a file by its name in a directory.
     Lookup(&'a [u8]),
-    /// A file's size, mode and so on.
+    /// Get a file's attributes.
     GetAttributes,
-    /// Change them.
+    /// Change a file's attributes.
     SetAttributes(SetAttributes),
     /// Open a file, with the flags of open(2).
     Open(u32),
@@ -116,41 +118,41 @@ pub enum Request<'a> {
     Read(Transfer),
     /// Write a file.
     Write(Transfer, &'a [u8]),
-    /// How large the file system is.
+    /// Get file-system statistics.
     Statfs,
-    /// An open file is closed, by the handle it was given.
+    /// Release an open file, by its handle.
     Release(u64),
-    /// Make what was written durable.
+    /// Make writes to a file durable.
     Sync,
     /// Open a directory.
     OpenDirectory,
     /// Read a directory.
     ReadDirectory(Transfer),
-    /// An open directory is closed.
+    /// Release an open directory.
     ReleaseDirectory,
-    /// Nothing is written to a directory: there is nothing to make durable.
+    /// Make changes to a directory durable; there are none.
     SyncDirectory,
     /// Allocate, punch or zero a range.
     Allocate(Allocate),
-    /// A file is no longer known to the kernel; or several.
+    /// The kernel forgets one or more files.
     Forget,
-    /// The one who asked something does not want the answer any more.
+    /// Interrupt a request: its answer is no longer wanted.
     Interrupt,
-    /// The file system is unmounted.
+    /// Unmount the file system.
     Destroy,
-    /// Something else.
+    /// An unknown operation.
     Other(Op),
 }
 
-/// The kernel's side of the agreement.
+/// The kernel's side of the negotiation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InitIn {
-    /// The protocol's version.
+    /// Major version of the protocol.
     pub major: u32,
-    /// The same, in small.
+    /// Minor version of the protocol.
     pub minor: u32,
-    /// Most bytes it reads ahead.
+    /// Maximum read-ahead, in bytes.
     pub max_readahead: u32,
     flags: u32,
     flags2: u32,
@@ -158,14 +160,14 @@ pub struct InitIn {
 }
 
 impl InitIn {
-    /// What it offers: bits of [`crate::Init`].
+    /// The capabilities it offers: bits of [`crate::Init`].
     #[must_use]
     pub fn offers(&self) -> u64 {
         u64::from(self.flags2) << 32 | u64::from(self.flags)
     }
 }
 
-/// A read or write: of an open file, from an offset, this many bytes.
+/// A read or write of an open file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Transfer {
@@ -177,7 +179,7 @@ pub struct Transfer {
     pub size: u32,
     transfer_flags: u32,
     lock_owner: u64,
-    /// The flags of open(2), with those of this one request.
+    /// The flags of open(2), with additions for this request.
     pub flags: u32,
     padding: u32,
 }
@@ -197,7 +199,7 @@ pub struct Allocate {
     padding: u32,
 }
 
-/// Attributes to change.
+/// Changes of attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SetAttributes {
@@ -210,17 +212,17 @@ pub struct SetAttributes {
 }
 
 impl SetAttributes {
-    /// Owner, group, mode: who may do what.
+    /// The bits for mode, owner and group.
     const RIGHTS: u32 = 0b111;
     const SIZE: u32 = 1 << 3;
 
-    /// The new size, if it is to change.
+    /// The new size, if it changes.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         (self.valid & Self::SIZE != 0).then_some(self.size)
     }
 
-    /// Whether it is to be changed who may do what.
+    /// Whether owner, group or mode change.
     #[must_use]
     pub fn changes_rights(&self) -> bool {
         self.valid & Self::RIGHTS != 0
@@ -228,10 +230,10 @@ impl SetAttributes {
 }
 
 impl<'a> Request<'a> {
-    /// What a message asks.
+    /// Decodes the request of a message.
     ///
     /// # Errors
-    /// When it is shorter than it must be.
+    /// When a part is too short.
     pub fn decode(op: Op, message: &Message<'a>) -> Result<Self, WireError> {
         let argument = message.argument;
         Ok(match op {
@@ -272,7 +274,7 @@ fn structure<T: FromBytes + KnownLayout + Immutable>(
     found.map(|(found, _)| found).map_err(|_| WireError::Argument(op, argument.len()))
 }
 
-/// A name without the zero behind it.
+/// A name without its terminating NUL.
 fn name(data: &[u8]) -> &[u8] {
     let end = data.iter().position(|&byte| byte == 0).unwrap_or(data.len());
     &data[..end]

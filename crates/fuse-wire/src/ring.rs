@@ -1,7 +1,7 @@
-//! FUSE over io_uring. For each queue (one a possible processor) the server registers entries,
-//! each a head and a payload in its own memory. The kernel completes an entry's command when it
-//! has put a request there; the server puts the answer in the same place, and commits it with a
-//! command that is complete when the next request is there.
+//! FUSE over io_uring. For each queue (one per possible processor) the server registers entries,
+//! each with a head and a payload in its own memory. The kernel completes an entry's command after
+//! storing a request there; the server stores the answer in the same place, and commits it with a
+//! command that completes when the next request is there.
 //!
 //! ```text
 //! head      0  header of request or answer    128 bytes
@@ -12,20 +12,20 @@
 
 use crate::request::Message;
 
-/// Bytes of an entry's head.
+/// Length of an entry's head, in bytes.
 pub const HEAD_BYTES: usize = 288;
-/// Bytes of a command's own part of a submission.
+/// Length of a command's own part of a submission, in bytes.
 pub const COMMAND_BYTES: usize = 80;
 const ARGUMENT: usize = 128;
 const COMMIT_ID: usize = 264;
 const PAYLOAD_BYTES: usize = 272;
 
-/// What a command does.
+/// The function of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fetch {
     /// Registers the entry and waits for a request.
     Register,
-    /// Hands over the answer to the request of this id, and waits for the next.
+    /// Commits the answer to the request with this ID, and waits for the next request.
     Commit(u64),
 }
 
@@ -51,7 +51,7 @@ pub fn command(queue: u16, fetch: Fetch) -> [u8; COMMAND_BYTES] {
     bytes
 }
 
-/// The memory of an entry, read as what the kernel put there.
+/// The memory of an entry after the kernel has stored a request there.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     head: &'a [u8; HEAD_BYTES],
@@ -59,21 +59,21 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// An entry with a request.
+    /// An entry that holds a request.
     #[must_use]
     pub fn new(head: &'a [u8; HEAD_BYTES], payload: &'a [u8]) -> Self {
         Self { head, payload }
     }
 
-    /// The id to commit its answer with.
+    /// The ID for committing its answer.
     #[must_use]
     pub fn commit_id(&self) -> u64 {
         let bytes = self.head[COMMIT_ID..].first_chunk();
         u64::from_ne_bytes(*bytes.expect("it lies in the head"))
     }
 
-    /// The parts of the request. Should it claim more payload than there is, it gets what is
-    /// there, and its operation finds that it does not fit.
+    /// The parts of the request. If it claims more payload than there is, the payload is truncated,
+    /// and decoding the operation reports that it is too short.
     #[must_use]
     pub fn message(&self) -> Message<'a> {
         let bytes = self.head[PAYLOAD_BYTES..].first_chunk();
@@ -85,7 +85,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Puts the header of an answer, and the length of what it returns, into a head.
+    /// Writes the header of an answer, and the length of its payload, into a head.
     pub fn answer(head: &mut [u8; HEAD_BYTES], header: &[u8], returned: usize) {
         head[..header.len()].copy_from_slice(header);
         let bytes = u32::try_from(returned).expect("a payload is shorter than 4 GiB");

@@ -1,55 +1,55 @@
-//! What a sector may hold, and how the bytes of a write are made from its number.
+//! The possible contents of a sector, and the derivation of a write's bytes from its number.
 //!
-//! Every written sector carries the volume, its own place and the number of the write, and a
-//! filler that follows from these. So any 512 bytes found on a disk tell which write they came
-//! from, or that they came from none.
+//! Every written sector contains the volume, its own position, the number of the write, and a
+//! filler derived from these. So any 512 bytes found on a disk tell which write they came from, or
+//! that they came from none.
 
 use std::fmt;
 use std::rc::Rc;
 
 use forebay_block::{SECTOR_SIZE, VolumeId};
 
-/// One write in this many is like the others of its kind.
+/// One write in this many has content similar to others.
 pub const ALIKE_EVERY: u64 = 8;
 const ALIKE: u64 = ALIKE_EVERY - 1;
 const MAGIC: u32 = 0x6d61_7277;
 const STAMP_BYTES: usize = 24;
-/// Eight times five bits, and eight times the bits that make a letter of them.
+/// Masks for eight letters at a time: five bits each, and the bits that turn those into a letter.
 const LETTERS: u64 = 0x1f1f_1f1f_1f1f_1f1f;
 const LETTER_A: u64 = 0x6060_6060_6060_6060;
 
 /// The content of one sector.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Zeros: written as such, discarded, or never written.
+    /// Zeros: written, discarded, or never written.
     Zero,
-    /// What the write of this number puts there; number 0 is what the primary held at first.
+    /// The content of the write with this number; number 0 is the primary's initial content.
     Stamp(u64),
-    /// What the write of this number put into another sector.
+    /// The content of another sector, from an earlier write.
     Copy {
         /// Number of that write.
         of: u64,
-        /// The other sector.
+        /// Index of the other sector.
         sector: u64,
     },
-    /// A sector that was written in part: the older bytes and the newer ones together.
+    /// The content of a sector that was partly written: older and newer bytes together.
     Bytes(Rc<[u8; SECTOR_SIZE]>),
-    /// What a discard leaves: zeros, or what the sector held at any time before it, since the newer
-    /// version may be gone with the cache's copy.
+    /// The content after a discard: zeros, or any earlier content of the sector, since the newer
+    /// version may have vanished with the cache's copy.
     Discarded {
-        /// Every write with a lower number may have come before it.
+        /// Writes with a lower number may have preceded the discard.
         before: u64,
-        /// The sector was once written in part or as a copy, so that its older contents are not
-        /// known.
+        /// Whether the sector was once partly written or a copy, so that its older contents are
+        /// unknown.
         patched: bool,
     },
 }
 
 impl Content {
-    /// Puts the content of `sector` of `volume` into `out`.
+    /// Writes the content of `sector` of `volume` to `out`.
     ///
     /// # Panics
-    /// If `out` is not a sector long.
+    /// If `out` is not one sector long.
     pub fn fill(&self, volume: VolumeId, sector: u64, out: &mut [u8]) {
         assert_eq!(out.len(), SECTOR_SIZE, "a sector has 512 bytes");
         match self {
@@ -60,7 +60,7 @@ impl Content {
         }
     }
 
-    /// Whether `bytes`, found from byte `from` of the sector, are this content.
+    /// Whether `bytes`, which start at byte `from` of the sector, match this content.
     #[must_use]
     pub fn matches(&self, volume: VolumeId, sector: u64, from: usize, bytes: &[u8]) -> bool {
         match self {
@@ -96,10 +96,10 @@ impl fmt::Display for Content {
     }
 }
 
-/// The bytes of write `id` in one sector. Four kinds of filler, by the number: random, text-like,
-/// nearly empty, and letters that do not repeat, every other time the same for all places of a
-/// block, so that some blocks compress, some only by the frequency of their bytes, some not at all,
-/// and some are alike.
+/// The bytes of write `id` in one sector. There are four kinds of filler, by number: random,
+/// text-like, nearly empty, and letters without repetition; half of the last kind have the same
+/// filler in every block. So some blocks compress, some only by the frequency of their bytes, some
+/// not at all, and some are similar.
 fn stamp(volume: VolumeId, sector: u64, id: u64, out: &mut [u8]) {
     out[0..4].copy_from_slice(&MAGIC.to_le_bytes());
     out[4..8].copy_from_slice(&u32::from(volume.0).to_le_bytes());
@@ -108,7 +108,7 @@ fn stamp(volume: VolumeId, sector: u64, id: u64, out: &mut [u8]) {
     let rest = &mut out[STAMP_BYTES..];
     match id % 4 {
         kind @ (0 | 3) => {
-            // Of one letter in two, many blocks have the same.
+            // Half of the writes of letters have the same filler in every block.
             let seed = match id % ALIKE_EVERY {
                 ALIKE => sector % 8,
                 _ => (id << 24) ^ (sector << 8) ^ u64::from(volume.0),
@@ -130,7 +130,7 @@ fn stamp(volume: VolumeId, sector: u64, id: u64, out: &mut [u8]) {
     }
 }
 
-/// Whether the bytes of a sector were made for this place, by any write, or are zeros.
+/// Whether a sector's bytes are zeros, or were made for this position by any write.
 pub(crate) fn is_of(volume: VolumeId, sector: u64, bytes: &[u8]) -> bool {
     let id = word(bytes, 16);
     Content::Zero.matches(volume, sector, 0, bytes)
@@ -141,7 +141,7 @@ fn word(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// Says in words where the bytes of a sector came from.
+/// Describes the origin of a sector's bytes.
 #[must_use]
 pub fn describe(bytes: &[u8]) -> String {
     if bytes.iter().all(|&b| b == 0) {

@@ -1,16 +1,18 @@
-//! Reference model: what a client may see of a volume, before and after a crash.
+//! Reference model: the contents of a volume that a client may see, before and after a crash.
 //!
 //! For each sector the model keeps the writes that may still be seen ([`sector`]). Its rules:
 //!
 //! - A read returns, for each sector, a write that was in flight at some time during the read, or
-//!   the last one completed before it; of writes that overlapped in time any may be the last.
-//! - A failed write took effect or not, in each sector on its own. A discard leaves zeros, or
-//!   what the sector held at any time before it; a write in flight with it may be before it.
+//!   the last one completed before it. Of writes that overlap in time, any may be the last.
+//! - A failed write may or may not have taken effect, in each sector independently. A discard
+//!   leaves zeros, or any earlier content of the sector; a write in flight at the same time may
+//!   precede it.
 //! - A crash may undo every write that had not completed before the submission of a flush that
-//!   completed, unless it completed with force unit access. Whether it did is unknown until the
-//!   sector is read; what is read then stays.
+//!   completed, unless the write completed with force unit access. The outcome is unknown until the
+//!   sector is read; the content then read stays.
 //!
-//! The model knows nothing of caches. Blocks that must not be mixed are checked on request.
+//! The model knows nothing of caches. On request it checks that a block is not mixed from two
+//! states.
 
 mod content;
 mod sector;
@@ -26,51 +28,51 @@ use sector::{Effect, Entry, Found, IN_FLIGHT, Sector, UNKNOWN};
 const SECTOR: u64 = SECTOR_SIZE as u64;
 const BLOCK_SECTORS: usize = BLOCK_SIZE / SECTOR_SIZE;
 
-/// What a request does to the sectors it covers.
+/// The effect of a request on the sectors that it covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// Each sector gets the stamp of this request's number.
+    /// Each sector gets the stamp with this request's number.
     Stamp,
-    /// Each sector gets what write `of` put into the sector `ahead` of it, once more.
+    /// Each sector gets the content that write `of` put into the sector at distance `ahead`.
     Copy {
         /// Number of that write, which has ended.
         of: u64,
-        /// Sectors from each to the one that it copies.
+        /// Distance in sectors from the target to the source.
         ahead: i64,
     },
-    /// Zeros.
+    /// Each sector becomes zeros.
     Zero,
-    /// Zeros, or anything older.
+    /// Each sector becomes zeros, or keeps any older content.
     Discard,
 }
 
-/// A read or a flush that was submitted.
+/// Identifies a read or a flush in flight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Token(u64);
 
-/// How what was found is wrong.
+/// The kind of a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
-    /// No write put it there, as far as can be told.
+    /// No known write put this content there.
     Foreign,
-    /// It was written there once, and something newer had to be there.
+    /// The content was there once, but must have been overwritten.
     Stale,
-    /// The same, and something newer was durable before the last crash.
+    /// Like `Stale`, and the newer content was durable before the last crash.
     Lost,
-    /// The sectors of a block are of two times.
+    /// The sectors of a block are from different states.
     Mixed,
 }
 
-/// A client saw, or would see, what it must not.
+/// A client saw, or would see, forbidden content.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// In which way.
+    /// The kind of violation.
     pub wrong: Wrong,
-    /// Where.
+    /// The volume.
     pub volume: VolumeId,
-    /// First sector that is wrong.
+    /// First wrong sector.
     pub sector: u64,
-    /// What was there and what could have been.
+    /// The content found, and the contents allowed.
     pub what: String,
 }
 
@@ -80,27 +82,28 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a write puts into a sector, by number, and whether no other write may touch it meanwhile.
+/// A planned sector write: sector, content, and whether no other write may touch the sector in the
+/// meantime.
 type Planned = (usize, Content, bool);
 
-/// One volume as its clients may see it.
+/// One volume, as its clients may see it.
 #[derive(Clone, Debug)]
 pub struct Model {
     volume: VolumeId,
     sectors: Vec<Sector>,
-    /// Sectors that were once written in part, or as copies of others.
+    /// Sectors that were once partly written, or copies of others.
     patched: BTreeSet<usize>,
-    /// Writes in flight: number, first sector and sector after the last.
+    /// Writes in flight by number: first sector, and sector after the last.
     writes: BTreeMap<u64, (u64, u64)>,
-    /// Submissions of the reads in flight.
+    /// Reads in flight.
     reads: Vec<Token>,
-    /// Events so far.
+    /// Number of events so far.
     now: u64,
-    /// Submission of the last flush that completed.
+    /// Submission time of the last completed flush.
     durable_until: u64,
     crashed_at: u64,
     session: u32,
-    /// Whether what was read after a crash is still there after the next one.
+    /// Whether content read after a crash survives the next crash.
     settles: bool,
 }
 
@@ -123,8 +126,8 @@ impl Model {
         }
     }
 
-    /// The same volume, judged by flushes alone: what was read after a crash may be gone after the
-    /// next. So it is for a part of the whole, such as a primary without its cache.
+    /// The same volume with weaker guarantees: content read after a crash may be gone after the
+    /// next, unless flushed. For a part of the system, such as a primary without its cache.
     #[must_use]
     pub fn by_flushes_alone(mut self) -> Self {
         self.settles = false;
@@ -136,16 +139,16 @@ impl Model {
         self.now
     }
 
-    /// Whether a write may touch `range` now: no part of it belongs to a sector that another
-    /// request is writing in part.
+    /// Whether a write may touch `range` now: no sector of it is being partly written by another
+    /// request.
     #[must_use]
     pub fn is_free(&self, range: ByteRange) -> bool {
         covered(range).all(|n| !self.sectors[n].entries.iter().any(|e| e.exclusive))
     }
 
-    /// Takes the submission of request `id`, a change of `range`; returns the data to write,
-    /// unless it has none. Nothing, when an edge of the range lies within a sector whose content
-    /// is not known for certain: then what the request leaves there could not be told.
+    /// Records the submission of request `id`, a change of `range`; returns the data to write, if
+    /// it has any. Returns `None` if an edge of the range lies within a sector of uncertain
+    /// content, since the result would be unpredictable.
     pub fn begin_write(&mut self, id: u64, range: ByteRange, change: Change) -> Option<Vec<u8>> {
         assert!(self.is_free(range), "the caller asks is_free first");
         let mut data = Vec::with_capacity(range.len as usize);
@@ -185,8 +188,9 @@ impl Model {
         Some(data)
     }
 
-    /// Takes the same submission as `other` just did, with the content that it gave each sector.
-    /// For a part of the whole, of which less is known, such as a primary without its cache.
+    /// Records the same submission as `other` just did, with the content that `other` assigned to
+    /// each sector. For a part of the system with less known contents, such as a primary without
+    /// its cache.
     pub fn begin_as(&mut self, other: &Self, id: u64, range: ByteRange, change: Change) {
         let entered = |n: usize| {
             let entry = other.sectors[n].entries.iter().rev().find(|e| e.id == id);
@@ -205,7 +209,7 @@ impl Model {
             }
             let sector = &mut self.sectors[n];
             sector.trim(horizon, self.durable_until);
-            // It may come before a discard that has not ended, which may then leave it.
+            // It may precede a discard in flight, which may then leave it.
             let patched_now = self.patched.contains(&n);
             for entry in sector.entries.iter_mut().filter(|entry| entry.end == IN_FLIGHT) {
                 if let Content::Discarded { before, patched } = &mut entry.content {
@@ -234,7 +238,7 @@ impl Model {
         self.writes.insert(id, (span.start as u64, span.end as u64));
     }
 
-    /// The content of a sector, if it can be only one and nothing is in flight there.
+    /// The content of a sector, if only one is possible and no write is in flight.
     fn settled(&self, n: usize) -> Option<&Content> {
         let sector = &self.sectors[n];
         let mut allowed = sector.allowed(self.now + 1);
@@ -242,7 +246,7 @@ impl Model {
         (allowed.next().is_none() && sector.quiet(self.now + 1)).then_some(content)
     }
 
-    /// Takes the end of request `id`: whether it succeeded, and with force unit access.
+    /// Records the end of request `id`: success or failure, and whether it had force unit access.
     pub fn end_write(&mut self, id: u64, ok: bool, fua: bool) {
         let now = self.tick();
         let (from, to) = self.writes.remove(&id).expect("each write ends once");
@@ -250,7 +254,7 @@ impl Model {
             let Some(e) = sector.entries.iter_mut().rev().find(|e| e.id == id) else { continue };
             e.end = now;
             e.exclusive = false;
-            // Who was told that it failed was told of the flush as well.
+            // A client told of the write's failure was told of the failed flush as well.
             e.doubtful |= e.shaken && !ok;
             if ok {
                 e.acked_in = Some(self.session);
@@ -262,32 +266,32 @@ impl Model {
         }
     }
 
-    /// Takes the submission of a flush.
+    /// Records the submission of a flush.
     pub fn begin_flush(&mut self) -> Token {
         Token(self.tick())
     }
 
-    /// Takes the success of a flush; a failed one promises nothing.
+    /// Records the success of a flush. A failed flush guarantees nothing.
     pub fn end_flush(&mut self, flush: Token) {
         self.tick();
         self.durable_until = self.durable_until.max(flush.0);
     }
 
-    /// Takes the failure of a flush. The device may have given up what it held back, so no later
+    /// Records the failure of a flush. The device may have dropped unflushed writes, so no later
     /// flush makes the writes so far durable.
     pub fn fail_flush(&mut self) {
         self.tick();
         for e in self.sectors.iter_mut().flat_map(|sector| &mut sector.entries) {
             e.durable = e.is_durable(self.durable_until);
-            // One that failed may have been given up as well, and be seen all the same.
+            // A failed write may have been dropped as well, and still be visible.
             e.doubtful |= e.end != IN_FLIGHT && !e.durable;
             e.shaken |= e.end == IN_FLIGHT;
         }
     }
 
-    /// The disk below has given up what it still shows of `range`, and whoever serves the volume
-    /// from now on does not know: no later flush makes that durable, and that it was seen after a
-    /// crash does not mean that it stays. Whoever was told of the failure must see to both.
+    /// The disk below has dropped writes to `range` that it still shows, and the new server of the
+    /// volume does not know: no later flush makes them durable, and seeing them after a crash does
+    /// not mean that they stay. Whoever was told of the failure must handle both.
     pub fn forget_failure(&mut self, range: ByteRange) {
         self.tick();
         for e in self.sectors[covered(range)].iter_mut().flat_map(|sector| &mut sector.entries) {
@@ -297,25 +301,25 @@ impl Model {
         }
     }
 
-    /// Whoever serves the volume from now on does not know what of `range` is durable, and the
-    /// disk below shows all of it: what is seen may be gone after the next crash.
+    /// The new server of the volume does not know which writes to `range` are durable, and the disk
+    /// below shows all of them: content seen now may be gone after the next crash.
     pub fn may_go(&mut self, range: ByteRange) {
         for e in self.sectors[covered(range)].iter_mut().flat_map(|sector| &mut sector.entries) {
             e.fleeting |= !e.is_durable(self.durable_until);
         }
     }
 
-    /// Takes the submission of a read.
+    /// Records the submission of a read.
     pub fn begin_read(&mut self) -> Token {
         let token = Token(self.tick());
         self.reads.push(token);
         token
     }
 
-    /// Takes the end of a read of `range`: what it returned, or nothing if it failed.
+    /// Records the end of a read of `range`: the data returned, or `None` if it failed.
     ///
     /// # Errors
-    /// The first sector that holds what it must not.
+    /// The first sector with forbidden content.
     pub fn end_read(
         &mut self,
         read: Token,
@@ -367,7 +371,7 @@ impl Model {
         })
     }
 
-    /// How `bytes`, which a read submitted at `at` must not find, are wrong.
+    /// The kind of violation of `bytes`, which a read submitted at `at` must not return.
     fn wrong(&self, n: usize, at: u64, (from, bytes): (usize, &[u8])) -> Wrong {
         let sector = &self.sectors[n];
         let kept = |e: &Entry| e.content.matches(self.volume, n as u64, from, bytes);
@@ -384,8 +388,8 @@ impl Model {
         }
     }
 
-    /// Power fails, or the process dies: what was in flight never ends, and what was not durable
-    /// may be there or not.
+    /// Records a power failure or the death of the process: requests in flight never end, and
+    /// writes that were not durable may or may not survive.
     pub fn crash(&mut self) {
         let now = self.tick();
         self.writes.clear();
@@ -399,10 +403,10 @@ impl Model {
         self.session += 1;
     }
 
-    /// Checks sectors read at rest, from sector `first` on, without learning from them.
+    /// Checks sectors read at rest, starting at sector `first`, without updating the model.
     ///
     /// # Errors
-    /// The first sector that holds what it must not.
+    /// The first sector with forbidden content.
     pub fn check(&self, first: u64, data: &[u8]) -> Result<(), Violation> {
         for (i, bytes) in data.chunks(SECTOR_SIZE).enumerate() {
             self.recognise(first as usize + i, self.now + 1, (0, bytes))?;
@@ -410,11 +414,11 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that sectors read at rest, from sector `first` on, hold what was written there at
-    /// some time, or zeros.
+    /// Checks that sectors read at rest, starting at sector `first`, hold zeros or content that was
+    /// written there at some time.
     ///
     /// # Errors
-    /// The first sector that holds something else.
+    /// The first sector with other content.
     pub fn check_origin(&self, first: u64, data: &[u8]) -> Result<(), Violation> {
         for (i, bytes) in data.chunks(SECTOR_SIZE).enumerate() {
             let sector = first + i as u64;
@@ -427,11 +431,12 @@ impl Model {
         Ok(())
     }
 
-    /// Checks that `data`, the first thing read of the block after a crash, is the block as it
-    /// was at one time: no write that a later one builds upon is missing from one of its sectors.
+    /// Checks that `data`, the first read of the block after a crash, is a state that the block had
+    /// at one time: if a write is present in one sector, every write that it builds upon is present
+    /// in the others.
     ///
     /// # Errors
-    /// A sector that is older than another one of the block allows.
+    /// A sector older than another sector of the block allows.
     pub fn check_unmixed(&self, block: u64, data: &[u8]) -> Result<(), Violation> {
         let first = block as usize * BLOCK_SECTORS;
         let found: Vec<Option<Found>> = (data.chunks(SECTOR_SIZE).enumerate())
@@ -470,7 +475,7 @@ impl Model {
         Ok(())
     }
 
-    /// Sectors of the volume.
+    /// Number of sectors of the volume.
     #[must_use]
     pub fn sectors(&self) -> u64 {
         self.sectors.len() as u64
@@ -483,12 +488,12 @@ fn extend(data: &mut Vec<u8>, fill: impl FnOnce(&mut [u8])) {
     fill(&mut data[from..]);
 }
 
-/// The sectors that hold a byte of `range`.
+/// The sectors that overlap `range`.
 fn covered(range: ByteRange) -> std::ops::Range<usize> {
     (range.offset / SECTOR) as usize..range.end().div_ceil(SECTOR) as usize
 }
 
-/// Which bytes of sector `n` are in `range`.
+/// The bytes of sector `n` that are in `range`.
 fn part_of(range: ByteRange, n: usize) -> std::ops::Range<usize> {
     let start = n as u64 * SECTOR;
     let part = ByteRange::new(start, SECTOR).intersection(&range);

@@ -2,26 +2,26 @@
 //!
 //! Time is a count of events. A write is an interval, from its submission to its end. One write
 //! comes *after* another when it was submitted after the other's end; overlapping writes may take
-//! effect in any order. A write is gone for good once a write that certainly took effect comes
-//! after it.
+//! effect in any order. A write can never be seen again once a write that certainly took effect
+//! comes after it.
 
 use forebay_block::VolumeId;
 
 use crate::Content;
 
-/// The end of a write that is still in flight.
+/// End time of a write that is still in flight.
 pub const IN_FLIGHT: u64 = u64::MAX;
 
-/// Number of a write of which only the content is known. Two of them need not be the same.
+/// Number of a write of which only the content is known. Two writes with this number may differ.
 pub const UNKNOWN: u64 = 0;
 
 /// Whether a write took effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// It did.
+    /// It did take effect.
     Certain,
-    /// It may have, in each sector on its own: in flight, failed, a discard, or completed and
-    /// then a crash came before a flush.
+    /// It may have taken effect, in each sector independently: it is in flight, failed, is a
+    /// discard, or completed without a flush before a crash.
     Possible,
 }
 
@@ -30,52 +30,52 @@ pub enum Effect {
 pub struct Entry {
     /// Number of the write.
     pub id: u64,
-    /// What it puts here.
+    /// Its content for this sector.
     pub content: Content,
-    /// When it was submitted.
+    /// Time of its submission.
     pub submitted: u64,
-    /// When it may have taken effect at the earliest: its submission, or a later time at which it
-    /// was seen to be the content.
+    /// Earliest time at which it may have taken effect: its submission, or a later time when a read
+    /// showed it as the content.
     pub begin: u64,
-    /// When it took effect at the latest: it completed, failed, was cut off by a crash, or was
-    /// seen to be the content.
+    /// Latest time at which it took effect: when it completed, failed, was cut off by a crash, or
+    /// was seen by a read.
     pub end: u64,
     /// Whether it took effect.
     pub effect: Effect,
-    /// Whether a crash cannot undo it, whatever was flushed.
+    /// Whether no crash can undo it, independent of flushes.
     pub durable: bool,
-    /// It completed without error between these two crashes.
+    /// The number of crashes before it completed without error.
     pub acked_in: Option<u32>,
-    /// Between which crashes it was submitted.
+    /// The number of crashes before its submission.
     pub session: u32,
-    /// A discard: its zeros may come, or never.
+    /// Whether it is a discard: its zeros may appear, or never.
     pub discard: bool,
-    /// No other write may touch the sector while this one is in flight.
+    /// Whether no other write may touch the sector while this one is in flight.
     pub exclusive: bool,
-    /// A flush failed after it: no later flush makes it durable.
+    /// Whether a flush failed after it, so that no later flush makes it durable.
     pub doubtful: bool,
-    /// A flush failed while it was in flight.
+    /// Whether a flush failed while it was in flight.
     pub shaken: bool,
-    /// The disk below gave it up and went on showing it, and nobody who knows is left: after a
-    /// crash it may be seen and be gone later.
+    /// Whether the disk below dropped it after a failed flush but still shows it, with no one left
+    /// who knows: it may be seen after a crash and be gone later.
     pub fleeting: bool,
 }
 
-/// What is known of one sector.
+/// The possible contents of one sector.
 #[derive(Clone, Debug)]
 pub struct Sector {
-    /// Content before the first write in `entries`; `None` once that is gone for good.
+    /// Content before the first write in `entries`; `None` once it can never be seen again.
     pub initial: Option<Content>,
-    /// Writes that may still be seen, in the order of submission.
+    /// Writes that may still be seen, in order of submission.
     pub entries: Vec<Entry>,
 }
 
-/// Which content was recognised.
+/// The content that was recognized.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Found {
-    /// The one before every entry.
+    /// The content before all entries.
     Initial,
-    /// That of the entry at this place.
+    /// The content of the entry with this index.
     Entry(usize),
 }
 
@@ -96,8 +96,8 @@ impl Sector {
         self.entries.iter().any(gone)
     }
 
-    /// The allowed contents that `bytes`, found from byte `from`, may be: the latest of them, and
-    /// how many there are.
+    /// The allowed contents that match `bytes`, which start at byte `from`: the latest of them, and
+    /// their number.
     pub fn recognise(
         &self,
         volume: VolumeId,
@@ -116,7 +116,8 @@ impl Sector {
         last.map(|found| (found, count))
     }
 
-    /// Forgets what no read submitted at `horizon` or later, and no crash, can bring back.
+    /// Removes contents that no read submitted at `horizon` or later can return, and no crash can
+    /// bring back.
     pub fn trim(&mut self, horizon: u64, durable_until: u64) {
         let firm = |e: &&Entry| {
             e.effect == Effect::Certain && e.end < horizon && e.is_durable(durable_until)
@@ -126,8 +127,8 @@ impl Sector {
         self.entries.retain(|e| e.end >= begin);
     }
 
-    /// A crash at `now`: what was neither flushed nor written with force unit access may be
-    /// there or not.
+    /// Records a crash at `now`: writes that were neither flushed nor written with force unit
+    /// access may or may not survive.
     pub fn crash(&mut self, now: u64, durable_until: u64) {
         for e in &mut self.entries {
             e.durable = e.is_durable(durable_until);
@@ -140,8 +141,8 @@ impl Sector {
         self.trim(u64::MAX, 0);
     }
 
-    /// A read found `found` while nothing was in flight here: from now on that is the content.
-    /// What was on the disks when the last crash came stays there, so it is durable at once.
+    /// Records that a read found `found` while no write was in flight: that is the content from now
+    /// on. If it was on the disks when the last crash happened, it is durable at once.
     pub fn observe(&mut self, found: Found, now: u64, crashed_at: u64, durable_until: u64) {
         match found {
             Found::Initial => {
@@ -163,8 +164,9 @@ impl Sector {
         }
     }
 
-    /// The same, where what was read after a crash may be gone after the next: from now on that is
-    /// the content, but only a flush makes it stay. Returns where that is noted.
+    /// Like `observe`, for a volume on which content read after a crash may be gone after the next:
+    /// `found` is the content from now on, but only a flush makes it durable. Returns its new
+    /// place.
     pub fn observe_for_now(&mut self, found: Found, now: u64) -> Found {
         let Found::Entry(place) = found else { return found };
         let e = Entry {
@@ -178,7 +180,8 @@ impl Sector {
         Found::Entry(self.entries.len() - 1)
     }
 
-    /// Several writes left the same bytes: the content is known, which write it is from is not.
+    /// Records that several writes left the same bytes: the content is known, but not which write
+    /// it is from.
     pub fn forget_origin(&mut self, found: Found) {
         if let Found::Entry(place) = found
             && let Some(e) = self.entries.get_mut(place)
@@ -189,15 +192,15 @@ impl Sector {
         }
     }
 
-    /// Whether nothing is in flight and nothing was submitted at `at` or later.
+    /// Whether no write is in flight and none was submitted at `at` or later.
     pub fn quiet(&self, at: u64) -> bool {
         self.entries.iter().all(|e| e.end < at)
     }
 }
 
 impl Entry {
-    /// Whether a crash cannot undo it, `durable_until` being the submission of the last flush
-    /// that completed.
+    /// Whether no crash can undo it, where `durable_until` is the submission of the last completed
+    /// flush.
     pub fn is_durable(&self, durable_until: u64) -> bool {
         self.durable
             || (self.effect == Effect::Certain && !self.doubtful && self.end < durable_until)

@@ -1,4 +1,4 @@
-//! What the model allows and forbids, case by case.
+//! Reads that the model allows and forbids, case by case.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn bytes_of(range: ByteRange, content: &Content) -> Vec<u8> {
 fn may_read(model: &mut Model, content: &Content) -> bool {
     let read = model.begin_read();
     let data = bytes_of(block(0), content);
-    // A copy takes the answer, so that asking changes nothing.
+    // A copy is used, so that the question does not change the model.
     let sectors = model.sectors.clone();
     let verdict = model.end_read(read, block(0), Some(&data)).is_ok();
     model.sectors = sectors;
@@ -41,7 +41,7 @@ fn flush(model: &mut Model) {
     model.end_flush(token);
 }
 
-/// Which of the stamps 0..4 and zeros a read may return.
+/// The stamps from 0 to 4, and zeros, that a read may return.
 fn visible(model: &mut Model) -> Vec<u64> {
     (0..5).filter(|&id| may_read(model, &Content::Stamp(id))).collect()
 }
@@ -212,8 +212,8 @@ fn a_block_of_two_times_is_called_mixed() {
     assert!(m.check_unmixed(0, &skipped).is_err());
 }
 
-/// Of two writes that left the bytes of others the model forgets which they were: they are not
-/// one write, of which a block could have one half (seed 623624).
+/// If two writes left equal bytes, the model forgets which of them the content is from. Two such
+/// unknown writes are not one write of which a block could have one half (seed 623624).
 #[test]
 fn two_writes_of_unknown_origin_are_two() {
     let mut m = model();

@@ -1,4 +1,4 @@
-//! What a decoder found wrong, and the error numbers that replies carry.
+//! Decoding errors, and the error numbers carried by replies.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use crate::numbers::codes;
 /// The result of decoding.
 pub type WireResult<T> = Result<T, WireError>;
 
-/// Bytes that are not the protocol.
+/// Bytes that violate the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WireError {
-    /// The field, and the rule where it is not equality.
+    /// The field, and the violated rule unless it is equality.
     pub what: &'static str,
-    /// The value met.
+    /// The value found.
     pub found: u64,
-    /// The value, or the bound, that the protocol asks for.
+    /// The value, or the limit, that the protocol requires.
     pub expected: u64,
 }
 
@@ -23,7 +23,7 @@ impl WireError {
         Self { what, found, expected }
     }
 
-    /// Nothing if both are the same, else the error.
+    /// Checks that `found` is `expected`.
     pub(crate) fn expect(what: &'static str, found: u64, expected: u64) -> WireResult<()> {
         if found == expected { Ok(()) } else { Err(Self::new(what, found, expected)) }
     }
@@ -43,8 +43,7 @@ impl fmt::Display for WireError {
 impl std::error::Error for WireError {}
 
 codes! {
-    /// The error field of a reply; zero is success. The specification allows these values and no
-    /// others.
+    /// The error field of a reply; zero is success. The specification allows only these values.
     pub struct NbdError: u32 {
         /// Success.
         OK = 0,
@@ -54,11 +53,11 @@ codes! {
         EIO = 5,
         /// Out of memory.
         ENOMEM = 12,
-        /// Invalid argument; also what a client takes an unknown number for.
+        /// Invalid argument; clients treat unknown numbers as this one.
         EINVAL = 22,
         /// No space left, or a write beyond the end.
         ENOSPC = 28,
-        /// The request is larger than the server can do at once.
+        /// The request is larger than the server supports.
         EOVERFLOW = 75,
         /// Writing zeros would not be fast.
         ENOTSUP = 95,

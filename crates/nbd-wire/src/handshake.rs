@@ -1,4 +1,5 @@
-//! The first bytes each side sends, and the answer to `EXPORT_NAME` that ends an old handshake.
+//! The first bytes that each side sends, and the answer to `EXPORT_NAME` that ends an old
+//! handshake.
 
 use crate::numbers::flags;
 use crate::read::Reader;
@@ -10,7 +11,7 @@ const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 
 flags! {
-    /// What the server says of its handshake.
+    /// The server's capabilities in the handshake.
     pub struct HandshakeFlags: u16 {
         /// Options are answered one by one.
         FIXED_NEWSTYLE = 0,
@@ -20,7 +21,7 @@ flags! {
 }
 
 flags! {
-    /// What the client takes of it.
+    /// The client's choice among the server's handshake flags.
     pub struct ClientFlags: u32 {
         /// The client sends options and reads their answers.
         FIXED_NEWSTYLE = 0,
@@ -29,7 +30,7 @@ flags! {
     }
 }
 
-/// What a server says first.
+/// The first bytes that a server sends.
 ///
 /// ```text
 /// 0        8           16          18
@@ -37,15 +38,15 @@ flags! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Greeting {
-    /// What the server offers.
+    /// The server's handshake flags.
     pub flags: HandshakeFlags,
 }
 
 impl Greeting {
-    /// Its length on the wire.
+    /// Length of the greeting, in bytes.
     pub const BYTES: usize = 18;
 
-    /// The bytes of it.
+    /// The encoded greeting.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -55,10 +56,10 @@ impl Greeting {
         out
     }
 
-    /// Reads it.
+    /// Decodes a greeting.
     ///
     /// # Errors
-    /// When the peer is no NBD server, or speaks only the old handshake without options.
+    /// When the peer is not an NBD server, or supports only the old handshake without options.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> WireResult<Self> {
         let mut r = Reader(bytes);
         WireError::expect("greeting magic", r.u64("greeting")?, GREETING_MAGIC)?;
@@ -68,38 +69,38 @@ impl Greeting {
 }
 
 impl ClientFlags {
-    /// Their length on the wire.
+    /// Length of the flags, in bytes.
     pub const BYTES: usize = 4;
 
-    /// The bytes of them.
+    /// The encoded flags.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         self.0.to_be_bytes()
     }
 
-    /// Reads them. A server must hang up on flags that it does not know.
+    /// Decodes the flags. A server must close the connection on unknown flags.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         Self(u32::from_be_bytes(*bytes))
     }
 }
 
-/// The answer to `EXPORT_NAME`; the transmission phase follows it.
+/// The answer to `EXPORT_NAME`; the transmission phase follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExportReply {
-    /// Bytes in the export.
+    /// Size of the export, in bytes.
     pub size: u64,
-    /// What the export can do.
+    /// Supported operations.
     pub flags: TransmissionFlags,
 }
 
 impl ExportReply {
-    /// Its length on the wire.
+    /// Length of the answer without the zeros, in bytes.
     pub const BYTES: usize = 10;
-    /// Zeros that follow unless both sides agreed to leave them out.
+    /// Number of zero bytes that follow, unless both sides agreed to omit them.
     pub const ZEROES: usize = 124;
 
-    /// The bytes of it, without the zeros.
+    /// The encoded answer, without the zeros.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -108,7 +109,7 @@ impl ExportReply {
         out
     }
 
-    /// Reads it, without the zeros.
+    /// Decodes an answer, without the zeros.
     #[must_use]
     pub fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j] = *bytes;

@@ -1,17 +1,16 @@
-//! The bytes of the NBD protocol, shared by the server and the client: encode and decode only.
+//! The bytes of the NBD protocol, shared by the server and the client: encoding and decoding only.
 //!
 //! The source is the protocol's specification, `doc/proto.md` of the NBD project, sections
 //! "Protocol phases" and "Values". All integers are big-endian.
 //!
-//! Messages of a fixed size have `BYTES`, decode from an array of that size and encode to one.
-//! Messages whose length the peer announced first decode from a slice of exactly that length.
-//! Decoders are total: hostile bytes give a [`WireError`], never a panic, and nothing larger than
-//! the bytes at hand is allocated. Limits on announced lengths are the caller's, with the names
-//! given here.
+//! Messages of fixed size define `BYTES`, decode from an array of that size and encode to one.
+//! Messages whose length was announced by the peer decode from a slice of exactly that length.
+//! Decoders are total: hostile bytes yield a [`WireError`], never a panic, and nothing larger than
+//! the input is allocated. The caller checks announced lengths against the limits named here.
 //!
-//! Numbers that the protocol may grow (options, commands, errors) are newtypes with named
-//! constants, so that an unknown one is carried and can be answered, not refused in decoding.
-//! Extended headers are not spoken; their magic numbers are reserved here.
+//! Numbers that the protocol may extend (options, commands, errors) are newtypes with named
+//! constants, so that an unknown one can be carried and answered instead of failing to decode.
+//! Extended headers are not supported; their magic numbers are reserved here.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
@@ -37,13 +36,13 @@ pub use reply::{
 };
 pub use request::{Command, CommandFlags, Request, TransmissionFlags};
 
-/// Bytes in the longest string: an export's name, a description, an error message.
+/// Maximum length of a string in bytes: an export's name, a description, an error message.
 pub const STRING_MAX: usize = 4096;
-/// Bytes in the longest payload of a read or write that every peer must expect.
+/// Length in bytes of the longest read or write payload that every peer must accept.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 /// The metadata context that tells holes from data.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Magic number of a request with an extended header; not spoken.
+/// Magic number of a request with an extended header; not supported.
 pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
-/// Magic number of a reply with an extended header; not spoken.
+/// Magic number of a reply with an extended header; not supported.
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;

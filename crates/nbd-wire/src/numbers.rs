@@ -1,4 +1,4 @@
-//! Two shapes of number: codes, of which one is meant, and flags, which are combined.
+//! Two forms of number: codes, which are alternatives, and flags, which are combined.
 
 /// A newtype with named values that also carries values without a name.
 macro_rules! codes {
@@ -46,7 +46,7 @@ macro_rules! flags {
                 self.0 & other.0 == other.0
             }
 
-            /// The flags that are set here and not in `other`.
+            /// The flags that are set here but not in `other`.
             #[must_use]
             pub const fn without(self, other: Self) -> Self {
                 Self(self.0 & !other.0)
@@ -58,7 +58,7 @@ macro_rules! flags {
                 Self(self.0 | other.0)
             }
 
-            /// `other` if `set`, added to these.
+            /// These flags, and those of `other` if `set`.
             #[must_use]
             pub const fn with_if(self, set: bool, other: Self) -> Self {
                 if set { self.with(other) } else { self }

@@ -1,50 +1,50 @@
-//! Options: what a client asks during the handshake.
+//! Options: the client's requests during the handshake.
 
 use crate::numbers::codes;
 use crate::read::Reader;
 use crate::{OPTION_MAGIC, WireError, WireResult};
 
 codes! {
-    /// Which option.
+    /// The number of an option.
     pub struct OptionCode: u32 {
-        /// Choose an export and start; cannot be refused except by hanging up.
+        /// Choose an export and start; the only possible refusal is closing the connection.
         EXPORT_NAME = 1,
-        /// Give up.
+        /// End the handshake.
         ABORT = 2,
-        /// Name the exports.
+        /// List the exports.
         LIST = 3,
-        /// Go on in TLS.
+        /// Continue in TLS.
         STARTTLS = 5,
-        /// Tell about an export.
+        /// Get information about an export.
         INFO = 6,
         /// Choose an export and start.
         GO = 7,
-        /// Answer reads in chunks.
+        /// Use structured replies.
         STRUCTURED_REPLY = 8,
-        /// Name the metadata contexts.
+        /// List the metadata contexts.
         LIST_META_CONTEXT = 9,
         /// Choose metadata contexts.
         SET_META_CONTEXT = 10,
-        /// 64-bit lengths; not spoken.
+        /// 64-bit lengths; not supported.
         EXTENDED_HEADERS = 11,
     }
 }
 
 codes! {
-    /// Which piece of information about an export.
+    /// The kind of a piece of information about an export.
     pub struct InfoKind: u16 {
         /// Size and transmission flags; always sent.
         EXPORT = 0,
         /// The canonical name.
         NAME = 1,
-        /// A sentence for people.
+        /// A description for people.
         DESCRIPTION = 2,
-        /// Constraints on the size of requests.
+        /// Constraints on the sizes of requests.
         BLOCK_SIZE = 3,
     }
 }
 
-/// What starts each option; `len` bytes of data follow.
+/// The header of each option; `len` bytes of data follow.
 ///
 /// ```text
 /// 0          8            12        16
@@ -52,17 +52,17 @@ codes! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OptionHeader {
-    /// Which option.
+    /// The option.
     pub code: OptionCode,
-    /// Bytes of data behind the header, as announced: check it against a limit.
+    /// Length of the data in bytes, as announced: check it against a limit.
     pub len: u32,
 }
 
 impl OptionHeader {
-    /// Its length on the wire.
+    /// Length of the header, in bytes.
     pub const BYTES: usize = 16;
 
-    /// The bytes of it.
+    /// The encoded header.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -72,10 +72,10 @@ impl OptionHeader {
         out
     }
 
-    /// Reads it.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// When the magic number is not there: the stream is out of step and cannot be mended.
+    /// When the magic number is wrong: the stream is out of sync beyond recovery.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> WireResult<Self> {
         let mut r = Reader(bytes);
         WireError::expect("option magic", r.u64("option")?, OPTION_MAGIC)?;
@@ -83,7 +83,7 @@ impl OptionHeader {
     }
 }
 
-/// The data of `INFO` and `GO`: an export, and the information wanted about it.
+/// The data of `INFO` and `GO`: an export, and the kinds of information requested.
 #[derive(Clone, Debug)]
 pub struct InfoRequest<'a> {
     /// The export's name; empty for the default one.
@@ -103,10 +103,10 @@ impl<'a> InfoRequest<'a> {
         }
     }
 
-    /// Reads the data of an option.
+    /// Decodes the data of an option.
     ///
     /// # Errors
-    /// When lengths do not add up or the name is no string.
+    /// When lengths are inconsistent or the name is not a valid string.
     pub fn decode(data: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(data);
         let len = r.u32("export name length")?;
@@ -117,12 +117,12 @@ impl<'a> InfoRequest<'a> {
         Ok(Self { name, kinds })
     }
 
-    /// The information wanted, known kinds and unknown ones.
+    /// The kinds of information requested, known or unknown.
     pub fn kinds(&self) -> impl Iterator<Item = InfoKind> + use<'a> {
         self.kinds.as_chunks().0.iter().map(|pair| InfoKind(u16::from_be_bytes(*pair)))
     }
 
-    /// Whether `kind` is wanted.
+    /// Whether `kind` was requested.
     #[must_use]
     pub fn wants(&self, kind: InfoKind) -> bool {
         self.kinds().any(|k| k == kind)
@@ -151,10 +151,10 @@ impl<'a> MetaRequest<'a> {
         }
     }
 
-    /// Reads the data of an option.
+    /// Decodes the data of an option.
     ///
     /// # Errors
-    /// When lengths do not add up or a name or query is no string.
+    /// When lengths are inconsistent, or a name or query is not a valid string.
     pub fn decode(data: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(data);
         let len = r.u32("export name length")?;
@@ -180,7 +180,7 @@ fn query<'a>(r: &mut Reader<'a>) -> WireResult<&'a str> {
     r.string(len as usize, "query")
 }
 
-/// A length this side chose, as the wire has it.
+/// The encoded length of a string of our own.
 pub(crate) fn len_u32(len: usize) -> [u8; 4] {
     u32::try_from(len).expect("strings of ours are short").to_be_bytes()
 }

@@ -1,4 +1,4 @@
-//! What a server answers to options.
+//! A server's answers to options.
 
 use crate::numbers::codes;
 use crate::option::len_u32;
@@ -8,9 +8,9 @@ use crate::{InfoKind, OptionCode, TransmissionFlags, WireError, WireResult};
 const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 codes! {
-    /// What an answer to an option means.
+    /// The kind of an answer to an option.
     pub struct OptionReplyKind: u32 {
-        /// Done.
+        /// Success, and the last answer.
         ACK = 1,
         /// One export of the list.
         SERVER = 2,
@@ -18,13 +18,13 @@ codes! {
         INFO = 3,
         /// One metadata context.
         META_CONTEXT = 4,
-        /// The option is not known here.
+        /// The option is unknown.
         ERR_UNSUP = 1 << 31 | 1,
-        /// The option is forbidden here.
+        /// The option is forbidden by policy.
         ERR_POLICY = 1 << 31 | 2,
-        /// The option makes no sense.
+        /// The option is malformed.
         ERR_INVALID = 1 << 31 | 3,
-        /// The option cannot be served on this platform.
+        /// The option is not supported on this platform.
         ERR_PLATFORM = 1 << 31 | 4,
         /// TLS must be started first.
         ERR_TLS_REQD = 1 << 31 | 5,
@@ -34,7 +34,7 @@ codes! {
         ERR_SHUTDOWN = 1 << 31 | 7,
         /// The client must ask for the block size first.
         ERR_BLOCK_SIZE_REQD = 1 << 31 | 8,
-        /// The option, or its answer, is too large.
+        /// The option, or its answer, is too long.
         ERR_TOO_BIG = 1 << 31 | 9,
         /// Extended headers must be negotiated first.
         ERR_EXT_HEADER_REQD = 1 << 31 | 10,
@@ -55,7 +55,7 @@ impl OptionReplyKind {
     }
 }
 
-/// What starts each answer to an option; `len` bytes of data follow.
+/// The header of each answer to an option; `len` bytes of data follow.
 ///
 /// ```text
 /// 0           8            12         16        20
@@ -65,17 +65,17 @@ impl OptionReplyKind {
 pub struct OptionReplyHeader {
     /// The option that is answered.
     pub option: OptionCode,
-    /// What the answer means.
+    /// The kind of answer.
     pub kind: OptionReplyKind,
-    /// Bytes of data behind the header, as announced: check it against a limit.
+    /// Length of the data in bytes, as announced: check it against a limit.
     pub len: u32,
 }
 
 impl OptionReplyHeader {
-    /// Its length on the wire.
+    /// Length of the header, in bytes.
     pub const BYTES: usize = 20;
 
-    /// The bytes of it.
+    /// The encoded header.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -86,10 +86,10 @@ impl OptionReplyHeader {
         out
     }
 
-    /// Reads it.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// When the magic number is not there: the stream is out of step and cannot be mended.
+    /// When the magic number is wrong: the stream is out of sync beyond recovery.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> WireResult<Self> {
         let mut r = Reader(bytes);
         WireError::expect("option reply magic", r.u64("option reply")?, OPTION_REPLY_MAGIC)?;
@@ -120,24 +120,24 @@ pub fn encode_option_reply(
 /// The data of `SERVER`: one export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ServerEntry<'a> {
-    /// Its name.
+    /// The export's name.
     pub name: &'a str,
-    /// A sentence for people; may be empty.
+    /// A description for people; may be empty.
     pub description: &'a str,
 }
 
 impl<'a> ServerEntry<'a> {
-    /// Appends the data.
+    /// Appends the encoded data.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&len_u32(self.name.len()));
         out.extend_from_slice(self.name.as_bytes());
         out.extend_from_slice(self.description.as_bytes());
     }
 
-    /// Reads the data.
+    /// Decodes the data.
     ///
     /// # Errors
-    /// When lengths do not add up or a string is none.
+    /// When lengths are inconsistent or a string is invalid.
     pub fn decode(data: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(data);
         let len = r.u32("export name length")?;
@@ -149,23 +149,23 @@ impl<'a> ServerEntry<'a> {
 /// The data of `META_CONTEXT`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MetaContext<'a> {
-    /// The number by which replies name the context; zero in a mere list.
+    /// The number that identifies the context in replies; zero in the answer to a list request.
     pub id: u32,
-    /// Its name.
+    /// The context's name.
     pub name: &'a str,
 }
 
 impl<'a> MetaContext<'a> {
-    /// Appends the data.
+    /// Appends the encoded data.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.to_be_bytes());
         out.extend_from_slice(self.name.as_bytes());
     }
 
-    /// Reads the data.
+    /// Decodes the data.
     ///
     /// # Errors
-    /// When it is too short or the name is no string.
+    /// When it is too short, or the name is not a valid string.
     pub fn decode(data: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(data);
         Ok(Self { id: r.u32("context number")?, name: r.rest("context name")? })
@@ -175,32 +175,32 @@ impl<'a> MetaContext<'a> {
 /// The data of `INFO`: one piece of information about an export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Info<'a> {
-    /// Size in bytes and what the export can do.
+    /// Size and capabilities of the export.
     Export {
-        /// Bytes in the export.
+        /// Size of the export, in bytes.
         size: u64,
-        /// What it can do.
+        /// Supported operations.
         flags: TransmissionFlags,
     },
     /// The canonical name.
     Name(&'a str),
-    /// A sentence for people.
+    /// A description for people.
     Description(&'a str),
-    /// Constraints on requests, all in bytes.
+    /// Constraints on requests, in bytes.
     BlockSize {
-        /// Offsets and lengths are multiples of this.
+        /// Offsets and lengths must be multiples of this.
         minimum: u32,
-        /// Offsets and lengths are best multiples of this.
+        /// Offsets and lengths should be multiples of this.
         preferred: u32,
-        /// The longest payload of a read or write.
+        /// Maximum length of the payload of a read or write.
         maximum: u32,
     },
-    /// A kind not known here, to be ignored.
+    /// An unknown kind, to be ignored.
     Other(InfoKind),
 }
 
 impl<'a> Info<'a> {
-    /// Appends the data.
+    /// Appends the encoded data.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut kind = |kind: InfoKind| out.extend_from_slice(&kind.0.to_be_bytes());
         match *self {
@@ -227,10 +227,10 @@ impl<'a> Info<'a> {
         }
     }
 
-    /// Reads the data.
+    /// Decodes the data.
     ///
     /// # Errors
-    /// When a known kind has the wrong length or a string is none.
+    /// When a known kind has the wrong length or a string is invalid.
     pub fn decode(data: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(data);
         let info = match InfoKind(r.u16("information kind")?) {

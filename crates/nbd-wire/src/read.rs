@@ -2,7 +2,7 @@
 
 use crate::{STRING_MAX, WireError, WireResult};
 
-/// What is left to read.
+/// The bytes left to read.
 #[derive(Clone)]
 pub(crate) struct Reader<'a>(pub &'a [u8]);
 
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
         text(self.bytes(len, what)?, what)
     }
 
-    /// Everything that is left, as a string.
+    /// All remaining bytes, as a string.
     pub fn rest(&mut self, what: &'static str) -> WireResult<&'a str> {
         self.string(self.0.len(), what)
     }
@@ -57,7 +57,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `bytes` as a string of the protocol; the error tells where it stops being one.
+/// `bytes` as a string of the protocol; the error names the position of the first invalid byte.
 fn text<'a>(bytes: &'a [u8], what: &'static str) -> WireResult<&'a str> {
     let good = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     let bad = |at: usize| WireError::new(what, at as u64, bytes.len() as u64);

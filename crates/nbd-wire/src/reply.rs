@@ -16,17 +16,17 @@ const CHUNK_MAGIC: u32 = 0x668e_33ef;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SimpleReply {
-    /// Success, or why not.
+    /// Success, or the error.
     pub error: NbdError,
-    /// The request's.
+    /// The cookie of the request.
     pub cookie: u64,
 }
 
 impl SimpleReply {
-    /// Its length on the wire.
+    /// Length of the reply's header, in bytes.
     pub const BYTES: usize = 16;
 
-    /// The bytes of it.
+    /// The encoded reply.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -46,9 +46,9 @@ flags! {
 }
 
 codes! {
-    /// What a chunk holds.
+    /// The kind of a chunk.
     pub struct ChunkKind: u16 {
-        /// Nothing: the end of the reply.
+        /// No content: the end of the reply.
         NONE = 0,
         /// Data at an offset.
         OFFSET_DATA = 1,
@@ -56,7 +56,7 @@ codes! {
         OFFSET_HOLE = 2,
         /// The extents of one metadata context.
         BLOCK_STATUS = 5,
-        /// The same with 64-bit lengths; not spoken.
+        /// Like `BLOCK_STATUS` with 64-bit lengths; not supported.
         BLOCK_STATUS_EXT = 6,
         /// The request failed.
         ERROR = 1 << 15 | 1,
@@ -73,7 +73,7 @@ impl ChunkKind {
     }
 }
 
-/// What starts each chunk of a structured reply; `len` bytes of payload follow.
+/// The header of each chunk of a structured reply; `len` bytes of payload follow.
 ///
 /// ```text
 /// 0           4           6          8            16        20
@@ -81,21 +81,21 @@ impl ChunkKind {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ChunkHeader {
-    /// Whether it is the last.
+    /// Whether it is the last chunk.
     pub flags: ReplyFlags,
-    /// What the payload is.
+    /// The kind of payload.
     pub kind: ChunkKind,
-    /// The request's.
+    /// The cookie of the request.
     pub cookie: u64,
-    /// Bytes of payload, as announced: check it against a limit.
+    /// Length of the payload in bytes, as announced: check it against a limit.
     pub len: u32,
 }
 
 impl ChunkHeader {
-    /// Its length on the wire.
+    /// Length of the header, in bytes.
     pub const BYTES: usize = 20;
 
-    /// The bytes of it.
+    /// The encoded header.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -108,7 +108,7 @@ impl ChunkHeader {
     }
 }
 
-/// What starts a reply, as a client meets it.
+/// The header at the start of a reply, as a client receives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyHead {
     /// A simple reply.
@@ -118,11 +118,11 @@ pub enum ReplyHead {
 }
 
 impl ReplyHead {
-    /// Reads the head at the start of `bytes` and says how long it was; `None` when it is not all
-    /// there yet.
+    /// Decodes the header at the start of `bytes`; returns it with its length in bytes. `None` if
+    /// it is incomplete.
     ///
     /// # Errors
-    /// When the magic number is none: the stream is out of step and cannot be mended.
+    /// When the magic number is unknown: the stream is out of sync beyond recovery.
     pub fn decode(bytes: &[u8]) -> WireResult<Option<(Self, usize)>> {
         let mut r = Reader(bytes);
         let Ok(magic) = r.u32("reply") else { return Ok(None) };
@@ -147,7 +147,7 @@ impl ReplyHead {
     }
 }
 
-/// The head of a structured reply that is one chunk of data at `offset`; `len` bytes follow it.
+/// The header of a structured reply with one chunk of data at `offset`; `len` bytes follow it.
 #[must_use]
 pub fn encode_data_header(cookie: u64, offset: u64, len: u32) -> [u8; ChunkHeader::BYTES + 8] {
     let (flags, kind) = (ReplyFlags::DONE, ChunkKind::OFFSET_DATA);
@@ -168,10 +168,10 @@ pub struct Hole {
 }
 
 impl Hole {
-    /// Its length on the wire.
+    /// Length of the payload, in bytes.
     pub const BYTES: usize = 12;
 
-    /// The bytes of it.
+    /// The encoded payload.
     #[must_use]
     pub fn encode(self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -180,10 +180,10 @@ impl Hole {
         out
     }
 
-    /// Reads the payload.
+    /// Decodes the payload.
     ///
     /// # Errors
-    /// When it has another length, or the hole is empty.
+    /// When it has the wrong length, or the hole is empty.
     pub fn decode(payload: &[u8]) -> WireResult<Self> {
         let mut r = Reader(payload);
         let hole = Self { offset: r.u64("hole offset")?, len: r.u32("hole length")? };
@@ -207,7 +207,7 @@ flags! {
 pub struct Extent {
     /// Number of bytes.
     pub len: u32,
-    /// Their status; what it means is the context's to say.
+    /// Their status; its meaning depends on the context.
     pub status: u32,
 }
 
@@ -220,10 +220,10 @@ pub struct BlockStatus<'a> {
 }
 
 impl<'a> BlockStatus<'a> {
-    /// Reads the payload.
+    /// Decodes the payload.
     ///
     /// # Errors
-    /// When it is not a context and at least one extent, or an extent is empty.
+    /// When it does not hold a context and at least one extent, or an extent is empty.
     pub fn decode(payload: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(payload);
         let context = r.u32("context number")?;
@@ -266,22 +266,22 @@ pub fn encode_block_status(
     }
 }
 
-/// The payload of `ERROR` and `ERROR_OFFSET`, and of error chunks not known here.
+/// The payload of `ERROR` and `ERROR_OFFSET`, and of unknown error chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ErrorChunk<'a> {
-    /// Why the request failed.
+    /// The error of the request.
     pub error: NbdError,
-    /// For people; may be empty.
+    /// A message for people; may be empty.
     pub message: &'a str,
-    /// Where, if the chunk says so.
+    /// Offset of the error, if the chunk has one.
     pub offset: Option<u64>,
 }
 
 impl<'a> ErrorChunk<'a> {
-    /// Reads the payload of an error chunk of `kind`.
+    /// Decodes the payload of an error chunk of `kind`.
     ///
     /// # Errors
-    /// When lengths do not add up, the error is zero or the message is no string.
+    /// When lengths are inconsistent, the error is zero, or the message is not a valid string.
     pub fn decode(kind: ChunkKind, payload: &'a [u8]) -> WireResult<Self> {
         let mut r = Reader(payload);
         let error = NbdError(r.u32("error")?);
@@ -301,8 +301,8 @@ impl<'a> ErrorChunk<'a> {
     }
 }
 
-/// Appends a structured reply that is one error chunk. A message longer than a string may be is
-/// cut.
+/// Appends a structured reply with one error chunk. A message longer than [`STRING_MAX`] is
+/// truncated.
 pub fn encode_error_chunk(out: &mut Vec<u8>, cookie: u64, error: NbdError, message: &str) {
     let message = message.get(..message.floor_char_boundary(STRING_MAX)).unwrap_or_default();
     let [_, _, high, low] = len_u32(message.len());

@@ -7,33 +7,34 @@ use crate::{WireError, WireResult};
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 
 flags! {
-    /// What an export can do; told at the end of the handshake.
+    /// Capabilities of an export, sent at the end of the handshake.
     pub struct TransmissionFlags: u16 {
         /// Always set.
         HAS_FLAGS = 0,
         /// Writes are refused.
         READ_ONLY = 1,
-        /// `FLUSH` is known.
+        /// `FLUSH` is supported.
         SEND_FLUSH = 2,
-        /// The flag `FUA` is known.
+        /// The flag `FUA` is supported.
         SEND_FUA = 3,
-        /// Seeks cost.
+        /// The device has seek costs.
         ROTATIONAL = 4,
-        /// `TRIM` is known.
+        /// `TRIM` is supported.
         SEND_TRIM = 5,
-        /// `WRITE_ZEROES` is known.
+        /// `WRITE_ZEROES` is supported.
         SEND_WRITE_ZEROES = 6,
-        /// The flag `DF` is known; only with structured replies.
+        /// The flag `DF` is supported; only with structured replies.
         SEND_DF = 7,
         /// A flush on one connection covers the writes answered on all.
         CAN_MULTI_CONN = 8,
-        /// `RESIZE` is known; not spoken.
+        /// `RESIZE` is supported; unused here.
         SEND_RESIZE = 9,
-        /// `CACHE` is known.
+        /// `CACHE` is supported.
         SEND_CACHE = 10,
-        /// The flag `FAST_ZERO` is known.
+        /// The flag `FAST_ZERO` is supported.
         SEND_FAST_ZERO = 11,
-        /// `BLOCK_STATUS` may have a payload; only with extended headers, not spoken.
+        /// `BLOCK_STATUS` may have a payload; only with extended headers, which are not supported
+        /// here.
         BLOCK_STATUS_PAYLOAD = 12,
     }
 }
@@ -51,31 +52,32 @@ flags! {
         REQ_ONE = 3,
         /// `WRITE_ZEROES`: fail rather than be slow.
         FAST_ZERO = 4,
-        /// The length is that of a payload; only with extended headers, not spoken.
+        /// The length is that of a payload; only with extended headers, which are not supported
+        /// here.
         PAYLOAD_LEN = 5,
     }
 }
 
 codes! {
-    /// What to do.
+    /// The number of a command.
     pub struct Command: u16 {
         /// Read bytes.
         READ = 0,
         /// Write the bytes that follow the request.
         WRITE = 1,
-        /// Finish what is in flight and hang up; not answered.
+        /// Finish the requests in flight and close the connection; not answered.
         DISC = 2,
         /// Make every answered write durable.
         FLUSH = 3,
-        /// The bytes are no longer needed.
+        /// Discard bytes that are no longer needed.
         TRIM = 4,
-        /// The bytes will be needed soon.
+        /// Prefetch bytes that will be needed soon.
         CACHE = 5,
         /// Write zeros.
         WRITE_ZEROES = 6,
-        /// Tell the status of the bytes in the chosen metadata contexts.
+        /// Return the status of the bytes in the chosen metadata contexts.
         BLOCK_STATUS = 7,
-        /// Change the size; not spoken.
+        /// Change the size; not supported here.
         RESIZE = 8,
     }
 }
@@ -88,11 +90,11 @@ codes! {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// How.
+    /// Modifiers of the command.
     pub flags: CommandFlags,
-    /// What.
+    /// The command.
     pub command: Command,
-    /// The client's name for the request, handed back with the reply.
+    /// The client's name for the request, repeated in the reply.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -101,10 +103,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// Its length on the wire.
+    /// Length of the header, in bytes.
     pub const BYTES: usize = 28;
 
-    /// The bytes of it.
+    /// The encoded header.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -117,10 +119,10 @@ impl Request {
         out
     }
 
-    /// Reads it.
+    /// Decodes a request.
     ///
     /// # Errors
-    /// When the magic number is not there: the stream is out of step and cannot be mended.
+    /// When the magic number is wrong: the stream is out of sync beyond recovery.
     pub fn decode(bytes: &[u8; Self::BYTES]) -> WireResult<Self> {
         let mut r = Reader(bytes);
         let magic = r.u32("request")?;

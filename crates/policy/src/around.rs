@@ -1,40 +1,41 @@
-//! Reading around a miss: whether what lies beside a missed block is read together with it.
+//! Read-around: whether the neighbors of a missed block are read together with it.
 //!
-//! A disk takes hardly longer for 64 KiB than for 4, and a cloud's volume counts requests. While
-//! there is room for all that comes, such a read warms the cache many times sooner. A primary that
-//! answers requests quickly, as an SSD does, would only be kept busy by it.
+//! A disk takes hardly longer for 64 KiB than for 4 KiB, and cloud volumes bill and limit requests,
+//! not bytes. While the cache has room for all of it, reading around warms the cache many times
+//! sooner. A primary that answers requests quickly, as an SSD does, would only be kept busy by it.
 //!
-//! How long a primary takes for a request is told from how often one ends while it has any
-//! (the utilization law: busy time divided by completions), so that neither a deep queue makes an
-//! SSD look slow, nor a shallow one a disk fast.
+//! The primary's time per request is derived from its rate of completions while it is busy (the
+//! utilization law: busy time divided by completions), so that a deep queue does not make an SSD
+//! look slow, nor a shallow one a disk fast.
 
 use std::time::Duration;
 
 use forebay_block::{BlockRange, Instant};
 
-/// Blocks of a chunk, of which what was missed is a part: what arrays usually put on one disk.
+/// Blocks of an aligned chunk, the unit of read-around: the unit that arrays usually put on one
+/// disk.
 const CHUNK_BLOCKS: u64 = 16;
-/// What a request costs a primary that counts as slow: 64 KiB more take a disk 0.4 ms, a network of
-/// 10 Gbit/s 0.05.
+/// Time per request from which a primary counts as slow. For comparison: 64 KiB more take a disk
+/// 0.4 ms, a 10 Gbit/s network 0.05 ms.
 const SLOW: Duration = Duration::from_micros(250);
-/// One part in this many of the segments, or of the index, that is free says that there is room for
-/// all that comes: reclaim keeps fewer free, but in logs of less than 24 segments.
+/// The cache has room if more than one part in this many of its segments, or of its index, is free.
+/// Reclaim keeps fewer free, except in logs of less than 24 segments.
 const ROOM_SHARE: u64 = 8;
-/// The last this many requests count.
+/// Number of recent requests that the average covers.
 const MEMORY: u32 = 16;
 
-/// What is known of how a primary answers reads.
+/// A primary's recent read times.
 #[derive(Clone, Debug, Default)]
 pub struct ReadAround {
     in_flight: u32,
-    /// When the last one ended, or the first one began of those in flight.
+    /// When the last read ended, or when the primary last went from idle to busy, if later.
     since: Instant,
-    /// Time that one takes the primary, on average lately.
+    /// Average recent time per read.
     cost: Duration,
 }
 
 impl ReadAround {
-    /// A read is sent to the primary.
+    /// Records that a read is sent to the primary.
     pub fn begin(&mut self, now: Instant) {
         if self.in_flight == 0 {
             self.since = now;
@@ -42,7 +43,7 @@ impl ReadAround {
         self.in_flight += 1;
     }
 
-    /// A read of the primary ended.
+    /// Records that a read of the primary ended.
     pub fn end(&mut self, now: Instant) {
         let took = now.since(self.since);
         self.cost = self.cost * (MEMORY - 1) / MEMORY + took / MEMORY;
@@ -50,21 +51,21 @@ impl ReadAround {
         self.since = now;
     }
 
-    /// Whether a request costs the primary so much that a longer one hardly costs more.
+    /// Whether the primary counts as slow, so that a longer request hardly costs more.
     #[must_use]
     pub fn pays(&self) -> bool {
         self.cost >= SLOW
     }
 
-    /// Whether of this many segments, or places, this many are free that there is room for all that
-    /// comes: nothing has had to leave so far.
+    /// Whether `free` of `places` segments or index places are enough to admit everything: nothing
+    /// had to leave so far.
     #[must_use]
     pub fn has_room(places: u64, free: u64) -> bool {
         free * ROOM_SHARE > places
     }
 
-    /// What to read for blocks that were missed, of a volume of this many: their neighbours too, as
-    /// far as they lie in the same chunk of 64 KiB and all up to there are wanted.
+    /// The blocks to read for `missed` blocks of a volume of `volume_blocks`: the missed ones, and
+    /// neighbors in the same 64 KiB chunk as far as all blocks up to them are wanted.
     pub fn around(
         missed: BlockRange,
         volume_blocks: u64,
@@ -83,7 +84,7 @@ impl ReadAround {
 mod tests {
     use super::*;
 
-    /// A primary that takes `service` for each read, one after the other, with `depth` in flight.
+    /// A primary with a service time of `service` per read, one at a time, with `depth` in flight.
     fn after(reads: u32, service: Duration, depth: u32) -> ReadAround {
         let mut around = ReadAround::default();
         let mut now = Instant(1_000_000_000);

@@ -1,66 +1,67 @@
-//! How many destage writes may be in flight, and how fast they have been lately.
+//! The number of destage writes allowed in flight, and the recent destage rate.
 //!
-//! Blocks are destaged because they grow old, because there are many, or because the primary has
-//! nothing else to do; the most urgent of the three decides how many writes are wanted. How many
-//! the primary bears beside its foreground requests is learned from their latency, as CoDel and
-//! the Linux kernel's writeback throttling (blk-wbt) do: in windows of 100 ms, when even the
-//! fastest request took longer than the target, the number is halved, else it grows by one.
-//! Which blocks are written, and in which order, is the engine's.
+//! Blocks are destaged because they are old, because there are many, or because the primary is
+//! idle; the most urgent of the three determines the number of writes wanted. The number that the
+//! primary tolerates during foreground requests is learned from their latency, as CoDel and the
+//! Linux kernel's writeback throttling (blk-wbt) do. In windows of 100 ms: if even the fastest
+//! request took longer than the target, the number is halved; otherwise it grows by one. The engine
+//! decides which blocks are written, and in which order.
 //!
-//! Flash is given a fixed number at a time, and so are disks that have nothing else to do. Beside
-//! foreground requests disks are given rounds: as many neighbours at once as they bear, which one
-//! pass of the heads serves, and then a rest, so that the rounds have the share of the time that is
-//! wanted. The same writes one by one would send the heads to and fro between them and every
-//! foreground request.
+//! Flash gets a fixed number of writes at a time, and so do otherwise idle disks. Disks with
+//! foreground requests get rounds: as many neighboring writes at once as they tolerate, which one
+//! pass of the heads serves, then a rest, so that rounds take the wanted share of the time. The
+//! same writes one by one would move the heads to and fro between them and every foreground
+//! request.
 
 use std::time::Duration;
 
 use forebay_block::Instant;
 
-/// Length of a window in which the fastest foreground request is looked for.
+/// Length of the windows over which the fastest foreground request is measured.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Silence of the clients after which the primary counts as idle. Databases pause for a second or
-/// three when their log is full; to begin with everything then makes the next requests wait.
+/// Time without client requests after which the primary counts as idle. Databases pause for one to
+/// three seconds when their log is full; destaging everything in such a pause makes the next
+/// requests wait.
 const QUIET: Duration = Duration::from_secs(5);
-/// Share of the limit, in percent, above which foreground latency no longer counts.
+/// Share of the limit, in percent, from which foreground latency no longer counts.
 const URGENT_PERCENT: u64 = 90;
-/// Share of the largest age, in percent, at which destaging for age begins.
+/// Share of the maximum age, in percent, at which destaging for age begins.
 const AGEING_PERCENT: u64 = 80;
-/// Latency target of the foreground on a primary without moving parts.
+/// Foreground latency target on a primary without moving parts.
 const TARGET_FLASH: Duration = Duration::from_millis(2);
-/// Latency target of the foreground on a primary of disks.
+/// Foreground latency target on a primary of disks.
 const TARGET_DISKS: Duration = Duration::from_millis(75);
-/// Part of a round that may be outstanding when the next, or the rest before it, begins: the drive
-/// may keep the last few waiting for long.
+/// Divisor of the depth: a round ends when at most `depth / ROUND_LEFT` writes are in flight.
+/// Waiting for all would take long, since a drive may hold back the last few.
 const ROUND_LEFT: u32 = 4;
-/// Longest rest between two rounds.
+/// Maximum rest between two rounds.
 const REST_MAX: Duration = Duration::from_secs(1);
 
-/// What the engine knows when it asks for an allowance.
+/// Input of an allowance decision.
 #[derive(Clone, Copy, Debug)]
 pub struct DestageState {
-    /// The time.
+    /// Current time.
     pub now: Instant,
-    /// Blocks that the primary does not have.
+    /// Blocks newer than on the primary.
     pub dirty_blocks: u64,
-    /// Dirty blocks that may stay for good as far as their number goes; half the limit, usually.
+    /// Dirty blocks below which their number causes no destaging; usually half the limit.
     pub target_blocks: u64,
-    /// Dirty blocks at most.
+    /// Maximum number of dirty blocks.
     pub limit_blocks: u64,
-    /// Time since the oldest of them was written.
+    /// Time since the oldest dirty block was written.
     pub oldest_age: Duration,
-    /// Age that no dirty block should exceed: the write-cache depth.
+    /// Maximum age of a dirty block: the write-cache depth.
     pub age_max: Duration,
     /// Time since a client last waited for anything.
     pub quiet: Duration,
-    /// Whether everything is to be destaged now.
+    /// Whether a drain is in progress, so that everything is destaged now.
     pub draining: bool,
     /// Destage writes in flight.
     pub in_flight: u32,
 }
 
 impl DestageState {
-    /// Whether as much as the primary takes is to be destaged, whatever the foreground.
+    /// Whether to destage as fast as the primary allows, regardless of the foreground.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
         self.draining
@@ -78,24 +79,25 @@ pub struct DestagePacer {
     depth: u32,
     window_start: Instant,
     fastest: Option<Duration>,
-    /// Foreground requests that the primary has.
+    /// Foreground requests in flight at the primary.
     foreground: u32,
     round: Round,
 }
 
-/// Where a round of destage writes is.
+/// The phase of a round of destage writes.
 #[derive(Clone, Copy, Debug)]
 enum Round {
     /// Writes are started until the depth is reached.
     Filling { since: Instant },
-    /// The primary works on them.
+    /// The round is full; the primary works it off.
     Ending { since: Instant },
-    /// The primary is left to the foreground, if there is any.
+    /// The primary is left to foreground requests, if there are any.
     Resting { until: Instant },
 }
 
 impl DestagePacer {
-    /// A pacer of a primary that takes `depth_max` writes at once, and is made of disks or is not.
+    /// A pacer for a primary that takes up to `depth_max` writes at once; `rotational` if it has
+    /// disks.
     ///
     /// # Panics
     /// If `depth_max` is 0.
@@ -108,25 +110,25 @@ impl DestagePacer {
         Self { depth_max, rotational, depth, window_start, fastest, foreground, round }
     }
 
-    /// A foreground request is sent to the primary.
+    /// Records that a foreground request is sent to the primary.
     pub fn begin_foreground(&mut self) {
         self.foreground += 1;
     }
 
-    /// A foreground request to the primary completed `now`, after `latency`.
+    /// Records that a foreground request to the primary completed at `now`, after `latency`.
     pub fn end_foreground(&mut self, now: Instant, latency: Duration) {
         self.foreground = self.foreground.saturating_sub(1);
         self.close_windows(now);
         self.fastest = Some(self.fastest.map_or(latency, |fastest| fastest.min(latency)));
     }
 
-    /// Writes that the primary bears beside its foreground requests, as learned so far.
+    /// Destage writes that the primary tolerates during foreground requests, as learned so far.
     #[must_use]
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// How many destage writes may be in flight now, those already in flight included.
+    /// Maximum number of destage writes in flight now, including those already in flight.
     pub fn allowance(&mut self, state: &DestageState) -> u32 {
         self.close_windows(state.now);
         if state.dirty_blocks == 0 {
@@ -149,8 +151,8 @@ impl DestagePacer {
         }
     }
 
-    /// Writes allowed in flight to disks, where `wanted` of the most possible are wanted on
-    /// average beside the foreground.
+    /// Maximum number of writes in flight to disks, if `wanted` out of `depth_max` are wanted on
+    /// average during foreground load.
     fn in_rounds(&mut self, state: &DestageState, wanted: u32) -> u32 {
         let now = state.now;
         if let Round::Filling { since } = self.round
@@ -178,7 +180,7 @@ impl DestagePacer {
         self.depth
     }
 
-    /// Ends the windows that are over by `now` and learns from them.
+    /// Closes the windows that ended by `now`, and adapts the depth.
     fn close_windows(&mut self, now: Instant) {
         let over = now.since(self.window_start).as_nanos() / WINDOW.as_nanos();
         if over == 0 {
@@ -206,7 +208,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// 0 up to `from`, then at least 1, growing in proportion to `most` at `to`.
+/// 0 up to `from`, then at least 1, growing linearly to `most` at `to`.
 fn share(value: u64, from: u64, to: u64, most: u32) -> u32 {
     if value <= from {
         return 0;
@@ -216,8 +218,8 @@ fn share(value: u64, from: u64, to: u64, most: u32) -> u32 {
     u32::try_from(share).unwrap_or(u32::MAX).min(most)
 }
 
-/// Blocks destaged per second lately: an average over some [`DrainRate::MEMORY`] of destaging.
-/// A pause is counted for [`DrainRate::PAUSE_MAX`] at most, so that what the primary can do is
+/// Recent destage rate in blocks per second: an average over about [`DrainRate::MEMORY`] of
+/// destaging. A pause counts as [`DrainRate::PAUSE_MAX`] at most, so that the primary's rate is
 /// remembered while there is nothing to destage.
 #[derive(Clone, Debug, Default)]
 pub struct DrainRate {
@@ -227,30 +229,30 @@ pub struct DrainRate {
 }
 
 impl DrainRate {
-    /// Time after which what was seen has lost most of its weight.
+    /// Time after which a measurement has lost most of its weight.
     pub const MEMORY: Duration = Duration::from_secs(5);
-    /// Longest pause that counts.
+    /// Maximum length of a pause that counts.
     pub const PAUSE_MAX: Duration = Duration::from_secs(1);
-    /// Shortest time that a rate is told from: the first few completions say little.
+    /// Minimum time before a rate is computed: the first few completions say little.
     const SHORTEST: Duration = Duration::from_millis(100);
 
-    /// A rate of which nothing is known.
+    /// A rate without measurements.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// `blocks` were destaged, at `now`.
+    /// Records that `blocks` were destaged, at `now`.
     pub fn completed(&mut self, now: Instant, blocks: u64) {
         if let Some(last) = self.last {
             (self.blocks, self.seconds) = self.faded(now.since(last));
             self.blocks += blocks as f64;
         }
-        // What came before the first completion is not known, so its blocks cannot count.
+        // The time before the first completion is unknown, so its blocks cannot count.
         self.last = self.last.max(Some(now));
     }
 
-    /// Blocks per second; 0 when nothing is known.
+    /// Blocks per second; 0 if unknown.
     #[must_use]
     pub fn per_second(&self, now: Instant) -> f64 {
         let Some(last) = self.last else {
@@ -260,7 +262,7 @@ impl DrainRate {
         blocks / seconds.max(Self::SHORTEST.as_secs_f64())
     }
 
-    /// Blocks and seconds after a pause, with the weight that they then have.
+    /// The remembered blocks and seconds, weighted down after `pause`.
     fn faded(&self, pause: Duration) -> (f64, f64) {
         let pause = pause.min(Self::PAUSE_MAX).as_secs_f64();
         let memory = Self::MEMORY.as_secs_f64();

@@ -1,15 +1,15 @@
-//! When a drain is at its end although blocks are left.
+//! When to give up a drain although blocks are left.
 
 use std::time::Duration;
 
-/// A drain that has not come nearer to its end for this long is given up: the primary of what is
-/// left is away, or clients write as fast as it takes blocks.
+/// A drain without progress for this long is given up: the primary is away, or clients write blocks
+/// as fast as it takes them.
 pub const DRAIN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How far a drain is.
+/// The progress of a drain.
 #[derive(Clone, Debug, Default)]
 pub struct DrainProgress {
-    /// The fewest blocks that were left, and when that was first seen.
+    /// The smallest number of blocks left so far, and when it was first seen.
     least: Option<(u64, Duration)>,
 }
 

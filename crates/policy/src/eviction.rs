@@ -1,46 +1,47 @@
 //! Which blocks enter the cache device, and which clean ones stay when their segment is reclaimed.
 //!
-//! The log is reclaimed oldest segment first, so the order of eviction is fixed; a policy decides
-//! which missed blocks are admitted, and of the clean blocks of the oldest segment which to copy
-//! forward. It has three bits per cached block to remember by, which the index keeps: set when the
-//! block is inserted, replaced at every hit and when it is copied forward, read at reclaim. Dirty
+//! The log is reclaimed oldest segment first, so the order of eviction is fixed. A policy decides
+//! which missed blocks are admitted, and which clean blocks of the oldest segment are copied
+//! forward. It has three bits of metadata per cached block, kept by the index: set when the block
+//! is inserted, replaced at every hit and when the block is copied forward, read at reclaim. Dirty
 //! blocks are always written and always copied: a policy never sees them.
 //!
-//! The engine and the trace simulator use the same policies, and the same rules of the log here.
+//! The engine and the trace simulator use the same policies, and the log rules defined here.
 
 use std::ops::Range;
 
 use crate::frequency::Frequency;
 
-/// Of a reclaimed segment, at most this share of its payload is copied forward for the policy's
-/// sake: the rest of what it would keep is dropped, so that reclaim always gains space.
+/// Maximum share of a reclaimed segment's payload that is copied forward for the policy. Other
+/// blocks that it would keep are dropped, so that reclaim always gains space.
 pub const COPY_SHARE_MAX_PERCENT: u64 = 75;
 /// Largest value of a block's metadata.
 pub const META_MAX: u8 = 7;
-/// Share of the segments, in percent, that are kept free for the next writes.
+/// Share of the segments, in percent, kept free for the next writes.
 const FREE_PERCENT: u64 = 3;
 
-/// How many segments of a log are kept free: reclaim begins when there are no more. `reserve` of
+/// Number of segments of a log to keep free: reclaim begins when no more are free. `reserve` of
 /// them are for reclaim itself.
 #[must_use]
 pub fn free_segments_wanted(segments: u64, reserve: u64) -> u64 {
     (segments * FREE_PERCENT / 100).max(reserve + 1)
 }
 
-/// Bytes of a reclaimed segment that may be copied forward for the policy's sake.
+/// Maximum number of bytes of a reclaimed segment to copy forward for the policy.
 #[must_use]
 pub fn copy_bytes_max(segment_bytes: u64) -> u64 {
     segment_bytes * COPY_SHARE_MAX_PERCENT / 100
 }
 
-/// The policies by name.
+/// The policies.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Eviction {
-    /// In the order they came.
+    /// First in, first out.
     Fifo,
-    /// Those read longest ago; in the log, to a sixth of its length.
+    /// Least recently used; approximated in the log to a sixth of its length.
     Lru,
-    /// Those asked for least often lately; what would be one of them does not enter.
+    /// Least frequently requested, recently; also keeps out missed blocks that are requested no
+    /// more often.
     #[default]
     Frequency,
 }
@@ -50,19 +51,19 @@ impl Eviction {
     pub const NAMES: [(&'static str, Self); 3] =
         [("fifo", Self::Fifo), ("lru", Self::Lru), ("frequency", Self::Frequency)];
 
-    /// The policy's name.
+    /// The policy's name in commands, configuration and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize].0
     }
 
-    /// The policy of that name.
+    /// The policy with that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, policy)| policy)
     }
 
-    /// The policy for a log that holds some `blocks` blocks.
+    /// The policy for a log that holds about `blocks` blocks.
     #[must_use]
     pub fn policy(self, blocks: u64) -> Box<dyn EvictionPolicy + Send> {
         match self {
@@ -76,72 +77,73 @@ impl Eviction {
 /// A clean block of the segment being reclaimed, for [`EvictionPolicy::choose`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// Which block, across volumes.
+    /// The block's key, unique across volumes.
     pub key: u64,
-    /// What the index remembers of it.
+    /// The block's metadata, from the index.
     pub meta: u8,
-    /// Bytes of its payload.
+    /// Length of the block's payload, in bytes.
     pub bytes: u32,
-    /// The answer: whether it is copied forward.
+    /// Output: whether the block is copied forward.
     pub keep: bool,
 }
 
-/// Decides what enters the cache device and what stays there. Metadata in and out is at most
-/// [`META_MAX`]. A policy may be replaced at any time: metadata of another one means nothing
-/// harmful.
+/// Decides which blocks enter the cache device and which stay there. Metadata, in and out, is at
+/// most [`META_MAX`]. A policy may be replaced at any time, so it must tolerate metadata of another
+/// one.
 pub trait EvictionPolicy {
-    /// A client asked for a block, whether it is cached or not.
+    /// Called when a client requests a block, cached or not.
     fn asked(&mut self, _key: u64) {}
 
-    /// A client wrote a block.
+    /// Called when a client writes a block.
     fn written(&mut self, _key: u64) {}
 
-    /// Looks at the memory that [`EvictionPolicy::asked`] will need for a block soon.
+    /// Prefetches the memory that [`EvictionPolicy::asked`] will access for a block.
     fn warm(&self, _key: u64) {}
 
-    /// Whether a block was asked for several times lately.
+    /// Whether a block was requested several times recently.
     fn is_frequent(&self, _key: u64) -> bool {
         false
     }
 
-    /// Whether missed blocks, which were asked for together, enter the cache device.
+    /// Whether missed blocks, which were requested together, enter the cache device.
     fn admits(&mut self, _keys: Range<u64>) -> bool {
         true
     }
 
-    /// Whether what enters is chosen, so that it pays to wait with that until more is known.
+    /// Whether admission is selective, so that it pays to postpone it until more is known.
     fn chooses(&self) -> bool {
         false
     }
 
-    /// Whether a block should have a place in RAM rather than another.
+    /// Whether block `_key` deserves a place in RAM more than block `_other`.
     fn prefers(&self, _key: u64, _other: u64) -> bool {
         true
     }
 
-    /// Metadata of a block that is inserted, or copied forward, now.
+    /// Metadata of a block that is inserted or copied forward now.
     fn inserted(&self) -> u8;
 
-    /// Whether metadata changes when a block is hit. If not, nobody need look for it then: that
-    /// is a random look into the index, for every block that is read from RAM.
+    /// Whether a hit changes metadata. If not, the caller skips the index lookup, a random memory
+    /// access for every block read from RAM.
     fn notes_hits(&self) -> bool {
         false
     }
 
-    /// Metadata of a block with `meta` that is hit now.
+    /// New metadata of a block with `meta` that is hit now.
     fn hit(&self, meta: u8) -> u8 {
         meta
     }
 
-    /// A segment was filled; `live_segments` is how many the log now has. This is the policy's
+    /// Called when a segment has been filled; the log now has `live_segments`. This is the policy's
     /// clock.
     fn sealed(&mut self, live_segments: u64);
 
-    /// Chooses what to copy forward of the oldest segment's clean blocks: at most `copy_bytes`.
+    /// Chooses the clean blocks of the oldest segment to copy forward, at most `copy_bytes` in
+    /// total.
     fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64);
 }
 
-/// First in, first out: keeps nothing, and so writes nothing twice.
+/// First in, first out: keeps no block, and so writes none twice.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fifo;
 
@@ -157,14 +159,14 @@ impl EvictionPolicy for Fifo {
     }
 }
 
-/// Least recently used, as near as three bits and a log come to it.
+/// Least recently used, as closely as three bits and a log allow.
 ///
 /// Time is counted in epochs of a sixth of the log's length. Metadata is 0 for a block not hit
 /// since it was inserted or copied, else 1 + (epoch of its last hit mod 7). A block is reclaimed
-/// within seven epochs of that, so seven values tell them apart. Kept is what was hit in the
-/// epoch of the reclaim or one of the three before: always when the last hit was within half a
+/// within seven epochs of that, so seven values tell them apart. A block is kept if it was hit in
+/// the epoch of the reclaim or one of the three before: always when the last hit was within half a
 /// log of writes, never when it was more than two thirds ago, and never without a hit. While the
-/// log first grows, its epochs are shorter and an old hit may be taken for a newer one.
+/// log first grows, epochs are shorter, and an old hit may be mistaken for a newer one.
 #[derive(Clone, Debug, Default)]
 pub struct Lru {
     epoch: u8,
@@ -174,7 +176,7 @@ pub struct Lru {
 impl Lru {
     /// Epochs in the time that the log takes to be written once.
     const EPOCHS_PER_LOG: u64 = 6;
-    /// Values that tell epochs apart; the one left of eight is "not hit".
+    /// Number of distinct epoch values; the eighth metadata value is "not hit".
     const EPOCHS: u8 = META_MAX;
     /// Epochs before the current one in which a hit is still recent.
     const KEEP_AGE: u8 = 3;
@@ -185,7 +187,7 @@ impl Lru {
         Self::default()
     }
 
-    /// Whether a block with `meta` was hit lately.
+    /// Whether a block with `meta` was hit recently.
     fn keep(&self, meta: u8) -> bool {
         let Some(hit) = meta.checked_sub(1) else {
             return false;
@@ -223,7 +225,7 @@ impl EvictionPolicy for Lru {
     }
 }
 
-/// Takes `bytes` off what is left, if there are this many.
+/// Subtracts `bytes` from `left` and returns true, if there are that many left.
 pub(crate) fn take(left: &mut u64, bytes: u32) -> bool {
     let rest = left.checked_sub(u64::from(bytes));
     *left = rest.unwrap_or(*left);
@@ -298,8 +300,8 @@ mod tests {
     }
 
     proptest! {
-        /// A block inserted at segment 0 of a full log of `live` segments, hit when `at` more had
-        /// been filled, and reclaimed when all the others had been.
+        /// A block inserted at segment 0 of a full log of `live` segments, hit after `at` more
+        /// segments, and reclaimed after all the others.
         #[test]
         fn lru_keeps_the_recent_half_and_drops_the_old_third(
             live in 12u64..500,

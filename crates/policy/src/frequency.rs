@@ -1,14 +1,15 @@
-//! What is asked for more often than the blocks that leave stays, or enters.
+//! Eviction and admission by frequency: blocks requested more often than the leaving ones stay, or
+//! enter.
 //!
 //! The log is reclaimed in order, so a policy cannot choose which segment goes. Of the clean blocks
-//! of the oldest segment those are copied forward that were asked for more often than the mean of
-//! them, the most frequent first; where most of the segment is garbage, which leaves room for more,
-//! those that were asked for less often too. Missed blocks are admitted when they were asked for
-//! more often than a bar: half-way between that mean and the mean of those that had to leave; with
-//! garbage lower too. The next segment is much like it. Until a segment has been reclaimed there is
-//! room, and everything enters. Counts fade, and the bar with them, so that one from long ago does
-//! not keep everything out. What was asked for together stays, or enters, together. Why it is so
-//! and not otherwise: ADR 6, 8, 12 and 13 in `docs/adr`.
+//! of the oldest segment, those requested more often than their mean are copied forward, the most
+//! frequent first; if most of the segment is garbage, which leaves more room, the threshold is
+//! lower. Missed blocks are admitted if they were requested more often than a bar: halfway between
+//! that mean and the mean of the blocks that had to leave; also lower with garbage. The next
+//! segment is assumed to be similar. Until a segment has been reclaimed there is room, and
+//! everything enters. Counts fade, and the bar with them, so that an old bar does not keep
+//! everything out. Blocks requested together stay, or enter, together. For the reasons see ADR 6,
+//! 8, 12 and 13 in `docs/adr`.
 
 use std::iter::repeat_n;
 use std::ops::Range;
@@ -16,41 +17,42 @@ use std::ops::Range;
 use crate::eviction::{COPY_SHARE_MAX_PERCENT, Candidate, EvictionPolicy, take};
 use crate::sketch::Sketch;
 
-/// Counters of the sketch for each cached block: four bytes.
+/// Counters of the sketch for each cached block; they take four bytes.
 const COUNTERS: u64 = 8;
-/// Requests, for each cached block, after which counts are halved.
+/// Requests per cached block after which counts are halved.
 const PERIOD: u64 = 10;
-/// What any block must exceed, on average with those it was asked for together with: a block asked
-/// for once has not been asked for again, whatever others share a few of their counters.
+/// Minimum bar, compared with the mean count of blocks requested together. It is above 1, so that
+/// blocks requested once do not pass because a few share counters with others.
 const ONCE: f32 = 1.5;
-/// Blocks of the largest page that is usual: neighbours within one are asked for together.
+/// Blocks of the largest common database page: neighbors within one are requested together.
 const GROUP: u64 = 4;
-/// So often a block is asked for several times.
+/// Count from which a block is frequent.
 const FREQUENT: u8 = 4;
 
 /// Eviction and admission by frequency.
 #[derive(Clone, Debug)]
 pub struct Frequency {
     sketch: Sketch,
-    /// The count that a missed block must exceed, from the segment reclaimed last, faded since.
+    /// The count that a missed block must exceed: computed at the last reclaim, halved with the
+    /// counts.
     bar: Option<f32>,
 }
 
 impl Frequency {
-    /// A policy for a log that holds some `blocks` blocks.
+    /// A policy for a log that holds about `blocks` blocks.
     #[must_use]
     pub fn new(blocks: u64) -> Self {
         Self { sketch: Sketch::new(blocks, COUNTERS, PERIOD), bar: None }
     }
 
-    /// How often blocks were asked for, on average.
+    /// Mean request count of the blocks.
     fn mean(&self, keys: Range<u64>) -> f32 {
         let blocks = (keys.end - keys.start) as f32;
         keys.map(|key| f32::from(self.sketch.estimate(key))).sum::<f32>() / blocks
     }
 
-    /// How often each block was asked for. Neighbours that lie next to each other in the log were
-    /// asked for together, and count the same: a page that stays in part helps nobody.
+    /// Request count of each block. Neighbors that are adjacent in the log were requested together
+    /// and all get their mean: a partly kept page helps nobody.
     fn counts(&self, blocks: &[Candidate]) -> Vec<f32> {
         let together =
             |a: &Candidate, b: &Candidate| b.key == a.key + 1 && b.key / GROUP == a.key / GROUP;
@@ -69,7 +71,7 @@ impl EvictionPolicy for Frequency {
     }
 
     fn written(&mut self, key: u64) {
-        // What is only ever written, as a database's log is, saves nobody a read.
+        // Keeping blocks that are only ever written, such as a database's log, saves no reads.
         if self.sketch.estimate(key) > 0 {
             self.asked(key);
         }
@@ -174,7 +176,7 @@ mod tests {
         for (key, times) in [(8, 9), (9, 1), (10, 1), (11, 1), (12, 4)] {
             asked(&mut policy, key, times);
         }
-        // The bar is the mean of all, since nothing is kept.
+        // The bar is the mean of all, since none is kept.
         policy.choose(&mut [8, 9, 10, 11].map(block), 0);
         assert!(!policy.admits(8..12) && policy.admits(8..9) && policy.admits(12..13));
         let mut blocks = [8, 9, 10, 11, 12].map(block);
@@ -210,12 +212,12 @@ mod tests {
         }
         let mut blocks = [10, 20, 30, 40, 50].map(block);
         policy.choose(&mut blocks, 2 * 4096 + 100);
-        // The mean is 4.6: above it are 20, 30 and 40.
+        // The mean is 4.6; the counts above it are 20, 30 and 40.
         assert_eq!(blocks.map(|block| block.keep), [false, true, false, true, false]);
         let segment = 5 * 4096;
         policy.choose(&mut blocks, segment * 3 / 4);
         assert_eq!(blocks.map(|block| block.keep), [false, true, true, true, false]);
-        // The same blocks, but most of the segment is garbage: whoever was asked for twice stays.
+        // The same blocks, but most of the segment is garbage: every block requested twice stays.
         policy.choose(&mut blocks, 2 * segment * 3 / 4);
         assert_eq!(blocks.map(|block| block.keep), [false, true, true, true, true]);
     }
@@ -225,7 +227,7 @@ mod tests {
         let mut policy = Frequency::new(128);
         asked(&mut policy, 7, 15);
         policy.choose(&mut [block(7)], 1 << 20);
-        // Twice as many requests as make a period, of blocks that are seldom asked for.
+        // Requests of two periods, for blocks that are seldom requested.
         for key in 0..2 * 128 * PERIOD {
             policy.asked(1000 + key % 100);
         }

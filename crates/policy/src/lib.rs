@@ -1,9 +1,9 @@
 //! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
 //! write throttling, shares of the dirty limit, the end of drains.
 //!
-//! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number:
-//! time is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly, and
-//! the trace simulator can use the same policies as the engine.
+//! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number: time
+//! is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly and the trace
+//! simulator can use the same policies as the engine.
 
 #![forbid(unsafe_code)]
 

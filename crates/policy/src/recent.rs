@@ -1,5 +1,5 @@
-//! Which blocks are in a RAM tier: places for a fixed number of them, the least recently used out
-//! first. What lies in a place is the owner's business.
+//! The set of blocks in a RAM tier: a fixed number of places, evicted least recently used first.
+//! The content of a place is the owner's business.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 
 const NONE: u32 = u32::MAX;
 
-/// Scrambles block keys; the same in every run, so that runs can be repeated.
+/// Scrambles block keys, the same way in every run, so that runs can be repeated.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct KeyHasher(u64);
 
@@ -39,7 +39,7 @@ struct Link {
     older: u32,
 }
 
-/// Recent blocks by key, each with a place, a number below the capacity.
+/// Recent blocks by key. Each has a place: a number below the capacity.
 #[derive(Clone, Debug)]
 pub struct Recent {
     map: HashMap<u64, u32, KeyHash>,
@@ -51,10 +51,10 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Room for this many blocks; none is allowed.
+    /// A set with places for `capacity` blocks; 0 is allowed.
     ///
     /// # Panics
-    /// If places would not fit 32 bits.
+    /// If the place numbers would not fit 32 bits.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         assert!(capacity < NONE as usize, "a RAM tier is below 16 TiB");
@@ -68,26 +68,26 @@ impl Recent {
         }
     }
 
-    /// Blocks in it.
+    /// Number of blocks in the set.
     #[must_use]
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.map.is_empty()
     }
 
-    /// The block's place.
+    /// The block's place; `None` if it is not in the set.
     #[must_use]
     #[inline]
     pub fn find(&self, key: u64) -> Option<u32> {
         self.map.get(&key).copied()
     }
 
-    /// Makes a block the most recent, if it is in it; returns its place.
+    /// Makes a block the most recent and returns its place; `None` if it is not in the set.
     #[inline]
     pub fn touch(&mut self, key: u64) -> Option<u32> {
         let place = self.find(key)?;
@@ -98,8 +98,8 @@ impl Recent {
         Some(place)
     }
 
-    /// Brings a block in, or makes it recent; returns its place, which may have been another
-    /// block's. Nothing where there is no room for any.
+    /// Inserts a block, or makes it the most recent. Returns its place, which may have been another
+    /// block's; `None` if the set has no places.
     pub fn put(&mut self, key: u64) -> Option<u32> {
         if let Some(place) = self.touch(key) {
             return Some(place);
@@ -121,8 +121,8 @@ impl Recent {
         self.links.get(self.oldest as usize).map(|link| (link.key, self.oldest))
     }
 
-    /// The keys around that of the block at `place` that became recent one right after the other in
-    /// their order; at most `most`.
+    /// The keys around the block at `place` that became recent consecutively and in ascending
+    /// order: blocks requested together with it. At most `most` keys.
     #[must_use]
     pub fn together(&self, place: u32, most: u64) -> Range<u64> {
         let link = |place: u32| self.links.get(place as usize);
@@ -141,32 +141,32 @@ impl Recent {
         first.key..last.key + 1
     }
 
-    /// The block at a place, if there is one.
+    /// The key of the block at a place; `None` if the place is empty.
     #[must_use]
     pub fn at(&self, place: u32) -> Option<u64> {
         let key = self.links.get(place as usize)?.key;
         (self.find(key) == Some(place)).then_some(key)
     }
 
-    /// Whether the next block to come in takes another one's place.
+    /// Whether the next block to enter displaces another one.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.free.is_empty() && self.links.len() == self.capacity
     }
 
-    /// Whether a block is in it, or can come in without taking another one's place.
+    /// Whether a block is in the set or can enter without displacing another one.
     #[must_use]
     pub fn has_room_for(&self, key: u64) -> bool {
         !self.is_full() || self.find(key).is_some()
     }
 
-    /// A free place, if there is one, for the owner to use otherwise: no block gets it until
-    /// [`Recent::take_back`].
+    /// Takes a free place, if there is one, out of use for the owner's own purposes: no block gets
+    /// it until [`Recent::take_back`].
     pub fn lend(&mut self) -> Option<u32> {
         self.free_place()
     }
 
-    /// A place that was lent is free again.
+    /// Returns a lent place to the free ones.
     pub fn take_back(&mut self, place: u32) {
         self.free.push(place);
     }
@@ -179,7 +179,7 @@ impl Recent {
         self.free.pop()
     }
 
-    /// Gives a block's place to another key, which loses the one it had.
+    /// Gives the place of block `from` to block `to`, which loses its own.
     pub fn rename(&mut self, from: u64, to: u64) {
         self.forget(to);
         if let Some(place) = self.map.remove(&from) {
@@ -188,7 +188,7 @@ impl Recent {
         }
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub fn forget(&mut self, key: u64) {
         if let Some(place) = self.map.remove(&key) {
             self.unlink(place);
@@ -196,20 +196,20 @@ impl Recent {
         }
     }
 
-    /// Takes out all blocks but some.
+    /// Removes all blocks whose key `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(u64) -> bool) {
         let gone: Vec<u64> = self.map.keys().copied().filter(|&key| !keep(key)).collect();
         gone.into_iter().for_each(|key| self.forget(key));
     }
 
-    /// Looks at what [`Recent::touch`] will need of a place, and changes nothing: memory that is
-    /// looked at for many blocks together is waited for once.
+    /// Prefetches the memory that [`Recent::touch`] will access for a place; changes nothing.
+    /// Prefetching for many blocks at once overlaps their cache misses.
     #[inline]
     pub fn warm(&self, place: u32) {
         std::hint::black_box(self.links[place as usize].newer);
     }
 
-    /// The same for the neighbours of a place.
+    /// Prefetches the memory of a place's neighbors in the list.
     #[inline]
     pub fn warm_neighbours(&self, place: u32) {
         let link = &self.links[place as usize];

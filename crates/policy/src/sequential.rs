@@ -1,32 +1,33 @@
-//! Finds requests that belong to a sequential stream, several streams at once.
+//! Recognizes requests that belong to a sequential stream; follows several streams at once.
 //!
-//! A stream is a head (the end of its furthest request) and a balance: bytes that extended it,
-//! less bytes that it skipped. A request belongs to a stream when it touches or passes its head
-//! within a window, or fills a hole that an earlier request skipped; clients that spread one
-//! stream over several connections deliver it in a slightly wrong order, and a hole that is
-//! filled costs nothing. A stream whose balance reaches the threshold is sequential. Reads and
-//! writes form streams of their own.
+//! A stream is a head (the end of its furthest request) and a balance: the bytes that extended it
+//! minus the bytes that it skipped. A request belongs to a stream when it touches or passes its
+//! head within a window, or fills a hole that an earlier request skipped; clients that spread one
+//! stream over several connections deliver it in a slightly wrong order, and a hole that is filled
+//! costs nothing. A stream whose balance reaches the threshold is sequential. Reads and writes form
+//! separate streams.
 //!
-//! Bytes touched again do not count, so rewriting a small area over and over is not a stream.
-//! A larger area is one per lap, and at the wrap the count begins again. Random requests skip far
+//! Bytes accessed again do not count, so rewriting a small area over and over is not a stream. A
+//! larger area is one stream per lap: the count begins again at the wrap. Random requests skip far
 //! more than they extend, so their balance stays low.
 //!
-//! Small writes are counted, but never go past the cache: whoever writes a stream in small pieces,
-//! as databases do their logs and pages, waits for each, and the cache answers sooner than a disk.
+//! Small writes are counted but never bypass the cache. A client that writes a stream in small
+//! pieces, as a database writes its log and pages, waits for each piece, and the cache answers
+//! sooner than a disk.
 
 use forebay_block::ByteRange;
 
-/// Writes below this many bytes never go past the cache.
+/// Writes shorter than this, in bytes, never bypass the cache.
 const WRITE_MIN: u64 = 64 << 10;
-/// How far a request may be from a stream's head and still belong to it.
+/// Maximum distance of a request from the head of the stream that it belongs to, in bytes.
 const WINDOW: u64 = 2 << 20;
-/// Holes that a stream remembers; the oldest is forgotten first.
+/// Maximum number of holes remembered per stream; the oldest is forgotten first.
 const HOLES_MAX: usize = 16;
-/// Heads that the first look takes together.
+/// Heads compared at once in the coarse search.
 const LOOK: usize = 16;
-/// A balance goes no lower: a bad start does not count for ever.
+/// Minimum balance: a bad start is not held against a stream forever.
 const BALANCE_MIN: i64 = -(WINDOW as i64);
-/// Thresholds above this mean it: no stream is that long.
+/// Larger thresholds are reduced to this; no stream is that long.
 const THRESHOLD_MAX: u64 = 1 << 60;
 
 /// Tells requests of sequential streams from others.
@@ -52,30 +53,30 @@ impl SequentialDetector {
         Self { threshold, streams_max, reads, writes }
     }
 
-    /// Counts a request, and returns whether it is to go past the cache: whether it belongs to a
-    /// stream that has reached the threshold, this request included, and is no small write.
+    /// Counts a request. Returns whether it should bypass the cache: it belongs to a stream that
+    /// has reached the threshold, this request included, and is not a small write.
     pub fn observe(&mut self, range: ByteRange, is_write: bool) -> bool {
         if self.threshold == 0 || range.is_empty() {
             return false;
         }
         let streams = if is_write { &mut self.writes } else { &mut self.reads };
-        // Enough to stay sequential over a skipped window, not enough to stay so for long after
-        // the stream has ended.
+        // High enough for a stream to stay sequential over a skipped window, low enough to end soon
+        // after the stream does.
         let most = self.threshold + WINDOW as i64;
         let balance = streams.count(range, most, self.streams_max);
         balance >= self.threshold && (!is_write || range.len >= WRITE_MIN)
     }
 }
 
-/// The streams of one direction. Most requests of a random load are far from every stream, so
-/// that is what must be seen at once: a pass over the heads' windows, four bytes each.
+/// The streams of one direction. Most requests of a random load are far from every stream, and this
+/// case must be fast: one pass over the window numbers of the heads, four bytes each.
 #[derive(Clone, Debug, Default)]
 struct Streams {
-    /// The number of the window that each head is in, cut to 32 bits: a first, coarse look.
+    /// The window number of each head, truncated to 32 bits, for a coarse search.
     windows: Vec<u32>,
     heads: Vec<u64>,
     streams: Vec<Stream>,
-    /// The clock at each stream's last request.
+    /// The clock value at each stream's last request.
     used: Vec<u64>,
     clock: u64,
 }
@@ -83,33 +84,33 @@ struct Streams {
 #[derive(Clone, Debug, Default)]
 struct Stream {
     balance: i64,
-    /// What was skipped, oldest first.
+    /// Skipped ranges, oldest first.
     holes: Vec<ByteRange>,
 }
 
-/// What a request is to the streams.
+/// The relation of a request to the streams.
 enum Found {
-    /// It continues this one.
+    /// It continues this stream.
     Continues(usize, Fit),
-    /// It touches again what lies right behind a head, which is no stream.
+    /// It repeats bytes just before a head, which is neither progress nor a new stream.
     TouchesAgain,
-    /// It is nowhere near one.
+    /// It is near no head.
     Nothing,
 }
 
-/// How a request continues a stream; the better fit is the smaller.
+/// How a request continues a stream; the smaller value is the better fit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
     /// It starts at the head, or before it and ends after it.
     Extends,
-    /// It lies behind the head, where bytes were skipped.
+    /// It lies before the head, where bytes were skipped.
     Fills,
-    /// It starts this far after the head.
+    /// It starts this many bytes after the head.
     Skips(u64),
 }
 
 impl Streams {
-    /// Counts a request and returns the balance of its stream, 0 if it is of none.
+    /// Counts a request and returns the balance of its stream; 0 if it belongs to none.
     fn count(&mut self, range: ByteRange, most: i64, streams_max: usize) -> i64 {
         self.clock += 1;
         match self.find(range) {
@@ -129,15 +130,15 @@ impl Streams {
         }
     }
 
-    /// The stream that the request fits best; of equal fits the one with the highest balance, then
-    /// the first.
+    /// The stream that the request fits best; among equal fits the one with the highest balance,
+    /// then the first.
     fn find(&self, range: ByteRange) -> Found {
         let (low, high) = (range.offset.saturating_sub(WINDOW), range.end().saturating_add(WINDOW));
         let (first, more) = (window(low), window(high - low) + 1);
         let near = |number: &u32| number.wrapping_sub(first) <= more;
         let mut found = Found::Nothing;
         for (chunk, windows) in self.windows.chunks(LOOK).enumerate() {
-            // Without a branch for each, so that the compiler can compare several at a time.
+            // Without a branch per window, so that the compiler vectorizes the comparison.
             if !windows.iter().fold(false, |any, number| any | near(number)) {
                 continue;
             }
@@ -149,8 +150,7 @@ impl Streams {
         found
     }
 
-    /// What was found so far, or that the request continues the stream at `index` if it fits that
-    /// one better.
+    /// The better of `found` and a continuation of the stream at `index`.
     fn better(&self, found: Found, index: usize, range: ByteRange) -> Found {
         let (stream, head) = (&self.streams[index], self.heads[index]);
         match (stream.fit(head, range), found) {
@@ -185,7 +185,7 @@ impl Streams {
     }
 }
 
-/// The number of the window that a byte is in, cut to 32 bits.
+/// The number of the window that contains a byte, truncated to 32 bits.
 fn window(byte: u64) -> u32 {
     (byte / WINDOW) as u32
 }
@@ -204,7 +204,7 @@ impl Stream {
     fn extend(&mut self, head: &mut u64, range: ByteRange, fit: Fit, most: i64) {
         let gained = match fit {
             Fit::Extends => signed(range.end() - *head),
-            // What it cost to skip it, and what it is worth.
+            // Refunds the bytes deducted when the hole was skipped, and adds the bytes themselves.
             Fit::Fills => 2 * signed(self.fill(range)),
             Fit::Skips(gap) => {
                 self.skip(ByteRange::new(*head, gap));
@@ -222,7 +222,7 @@ impl Stream {
         self.holes.push(hole);
     }
 
-    /// Takes the bytes of `range` out of the holes, and returns how many there were.
+    /// Removes the bytes of `range` from the holes and returns their number.
     fn fill(&mut self, range: ByteRange) -> u64 {
         let mut filled = 0;
         let holes = std::mem::take(&mut self.holes);

@@ -1,11 +1,11 @@
 //! How the volumes of a cache share the dirty limit.
 //!
-//! Each volume has a guarantee, which no other volume can take, and a ceiling. What is not
-//! guaranteed to anyone, and what lies below the ceiling, goes to whoever comes first. So a volume
-//! whose primary takes nothing any more fills up to its ceiling and stops its own writes, not
-//! those of the others.
+//! Each volume has a guarantee, which no other volume can take, and a ceiling. The room that is not
+//! guaranteed goes to volumes below their ceiling, first come, first served. So a volume whose
+//! primary accepts no writes fills up to its ceiling and stalls its own writes, not those of the
+//! others.
 
-/// What is configured for one volume, in percent of the dirty limit.
+/// The configuration of one volume, in percent of the dirty limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct DirtyShare {
     /// Guaranteed; an equal part of half the limit when absent.
@@ -18,18 +18,18 @@ pub struct DirtyShare {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DirtyShares {
     total: u64,
-    /// By volume: guarantee and ceiling.
+    /// Guarantee and ceiling of each volume, in volume order.
     shares: Vec<(u64, u64)>,
 }
 
-/// Share of the limit that is guaranteed where nothing else is configured, in percent.
+/// Share of the limit that is guaranteed by default, in percent, to all volumes together.
 const GUARANTEED_PERCENT: u64 = 50;
 
 impl DirtyShares {
-    /// Divides a limit of `total` blocks among volumes; a place without a volume is `None`.
+    /// Divides a limit of `total` blocks among volumes; an unused volume ID is `None`.
     ///
-    /// Guarantees that add up to more than the limit are scaled down to it. A volume may always
-    /// have one dirty block.
+    /// Guarantees that exceed the limit together are scaled down to it. A volume may always have
+    /// one dirty block.
     #[must_use]
     pub fn new(total: u64, volumes: &[Option<DirtyShare>]) -> Self {
         let count = volumes.iter().flatten().count().max(1) as u64;
@@ -56,7 +56,7 @@ impl DirtyShares {
         Self { total, shares: shares.collect() }
     }
 
-    /// Dirty blocks that `volume` may have while the volumes have `levels`.
+    /// Maximum number of dirty blocks of `volume` now, when `levels` are the volumes' dirty blocks.
     ///
     /// # Panics
     /// If there is no such volume.
@@ -71,7 +71,7 @@ impl DirtyShares {
         most.min(self.total.saturating_sub(taken)).max(least)
     }
 
-    /// The most that `volume` may ever have.
+    /// Maximum number of dirty blocks that `volume` can ever have.
     ///
     /// # Panics
     /// If there is no such volume.
@@ -111,14 +111,14 @@ mod tests {
         let share = |least, most| Some(DirtyShare { at_least: least, at_most: most });
         let shares = DirtyShares::new(1000, &[share(Some(60), None), share(None, Some(10))]);
         assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (900, 100));
-        // More than there is: in proportion.
+        // The guarantees exceed the limit and are scaled down in proportion.
         let shares = DirtyShares::new(1000, &[share(Some(90), None), share(Some(90), None)]);
         assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (500, 500));
     }
 
     proptest! {
-        /// Volumes that grow whenever they may never exceed the limit together, and none is kept
-        /// from its guarantee by the others.
+        /// Volumes that grow whenever allowed never exceed the limit together, and no volume is
+        /// denied its guarantee by the others.
         #[test]
         fn nobody_takes_what_is_guaranteed_to_others(
             count in 1usize..9,

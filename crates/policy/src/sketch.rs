@@ -1,22 +1,23 @@
-//! How often blocks were asked for lately, in little memory: a count-min sketch of four-bit
-//! counters, halved from time to time (Cormode and Muthukrishnan, J. Algorithms 2005; aging as in
-//! TinyLFU, Einziger, Friedman and Manes, ACM TOS 2017).
+//! Recent request counts of blocks in little memory: a count-min sketch of four-bit counters,
+//! halved periodically (Cormode and Muthukrishnan, J. Algorithms 2005; aging as in TinyLFU,
+//! Einziger, Friedman and Manes, ACM TOS 2017).
 //!
-//! The four counters of a block lie in one line of 64 bytes, so a look is one cache miss. A count
-//! is never too low, except by halving, and stops at [`COUNT_MAX`].
+//! The four counters of a block lie in one 64-byte line, so a lookup costs one cache miss. A count
+//! is never too low, except by halving, and saturates at [`COUNT_MAX`].
 
-/// Where counting stops.
+/// Value at which a counter saturates.
 pub const COUNT_MAX: u8 = 15;
-/// Counters of one block.
+/// Counters per block.
 const ROWS: u32 = 4;
 /// Words of 64 bits in a line.
 const LINE_WORDS: usize = 8;
 /// Counters in a line.
 const LINE_COUNTERS: u64 = LINE_WORDS as u64 * 16;
-/// Each counter's lowest three bits: what is left of it when all are shifted right by one.
+/// The lowest three bits of each counter: the bits that remain valid after all are shifted right by
+/// one.
 const HALVES: u64 = 0x7777_7777_7777_7777;
 
-/// Counts of one shard's blocks.
+/// Request counts of one shard's blocks.
 #[derive(Clone, Debug)]
 pub struct Sketch {
     lines: Box<[[u64; LINE_WORDS]]>,
@@ -25,8 +26,8 @@ pub struct Sketch {
 }
 
 impl Sketch {
-    /// A sketch for a cache of this many blocks, with `counters` counters for each, that halves its
-    /// counts whenever this many times as many requests were counted.
+    /// A sketch for a cache of `blocks` blocks, with `counters` counters for each. It halves its
+    /// counts after every `period` counted requests per block.
     #[must_use]
     pub fn new(blocks: u64, counters: u64, period: u64) -> Self {
         let blocks = blocks.max(LINE_COUNTERS);
@@ -36,7 +37,7 @@ impl Sketch {
         Self { lines, counted: 0, halve_at: blocks * period }
     }
 
-    /// Counts a block once more; true when that halved all counts.
+    /// Counts one request for the block. Returns true if that halved all counts.
     pub fn count(&mut self, key: u64) -> bool {
         let (line, spots) = self.spots(key);
         let line = &mut self.lines[line];
@@ -62,14 +63,14 @@ impl Sketch {
         due
     }
 
-    /// How often the block was asked for lately, at most [`COUNT_MAX`].
+    /// Recent requests for the block, at most [`COUNT_MAX`].
     #[must_use]
     pub fn estimate(&self, key: u64) -> u8 {
         let (line, spots) = self.spots(key);
         least(&self.lines[line], spots)
     }
 
-    /// Looks at the memory that the block's counters are in.
+    /// Loads the block's counters into the CPU cache.
     pub fn warm(&self, key: u64) {
         std::hint::black_box(self.lines[self.line(scramble(key))][0]);
     }
@@ -78,7 +79,7 @@ impl Sketch {
         ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
     }
 
-    /// The block's line, and its counters in it: one in each quarter.
+    /// The block's line, and the positions of its counters in it: one in each quarter.
     fn spots(&self, key: u64) -> (usize, [u32; ROWS as usize]) {
         let hash = scramble(key);
         let line = self.line(hash);
@@ -95,7 +96,7 @@ fn least(line: &[u64; LINE_WORDS], spots: [u32; ROWS as usize]) -> u8 {
     spots.into_iter().map(count).min().unwrap_or(0)
 }
 
-/// Spreads keys that lie near each other (the finalizer of SplitMix64).
+/// Spreads nearby keys (the finalizer of SplitMix64).
 fn scramble(key: u64) -> u64 {
     let key = key.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let key = (key ^ key >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,36 +1,35 @@
-//! How long a write waits before it enters a cache that is filling with dirty blocks.
+//! How long a write waits before it enters a cache that is filling up with dirty blocks.
 //!
-//! Below 60 % of the dirty limit nothing waits. Above it, writes are let in at a rate that falls
-//! smoothly from unlimited to 0.9 of the rate at which blocks are destaged, so that the level
-//! settles at some 90 % and a writer sees a steady rate instead of a wall. The idea is the ZFS
-//! write throttle's, with a rate in the place of its delay: the level at which it settles then
-//! depends neither on the number of writers nor on the size of their requests. The limit itself
-//! is the engine's to enforce.
+//! Below 60 % of the dirty limit no write waits. Above it, writes are admitted at a rate that falls
+//! smoothly from unlimited to 0.9 times the destage rate, so that the level settles at about 90 %
+//! and a writer sees a steady rate instead of a wall. The idea is that of the ZFS write throttle,
+//! with a rate in place of its delay: the level at which it settles then depends on neither the
+//! number of writers nor the size of their requests. The engine enforces the limit itself.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use forebay_block::Instant;
 
-/// No write is delayed longer, whatever was estimated: what a stalled primary did to the
-/// estimate is forgotten after this time.
+/// Maximum delay of a write, whatever the estimate: the effect of a stalled primary on the estimate
+/// is forgotten after this time.
 pub const DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// Share of the limit where delays begin.
+/// Share of the limit at which delays begin.
 const FREE_SHARE: f64 = 0.6;
-/// Admitted rate over drain rate, at share `x` of the way from there to the limit, is
-/// `SLOPE / x + BASE`: endless at 0, 1 at three quarters of the way (90 % of the limit), 0.9 at
+/// Admitted rate divided by drain rate, at share `x` of the way from `FREE_SHARE` to the limit, is
+/// `SLOPE / x + BASE`: infinite at 0, 1 at three quarters of the way (90 % of the limit), 0.9 at
 /// the limit.
 const SLOPE: f64 = 0.3;
 /// See [`SLOPE`].
 const BASE: f64 = 0.6;
-/// While no drain rate is known: the rate that would fill the whole limit in this many seconds.
+/// While the drain rate is unknown, writes are admitted at a rate that fills the limit in this many
+/// seconds.
 const UNKNOWN_FILL_SECONDS: f64 = 60.0;
-/// Drain rates in blocks a second that can be; others are taken for unknown.
+/// Plausible drain rates in blocks per second; others count as unknown.
 const RATES: RangeInclusive<f64> = 1.0..=1e12;
 
-/// Paces writes towards the dirty limit: a bucket of blocks let in and not yet paid for, which
-/// empties at the admitted rate.
+/// Paces writes near the dirty limit: a bucket of admitted blocks that drains at the admitted rate.
 #[derive(Clone, Debug, Default)]
 pub struct WriteThrottle {
     owed_blocks: f64,
@@ -38,14 +37,14 @@ pub struct WriteThrottle {
 }
 
 impl WriteThrottle {
-    /// A throttle that has let nothing in yet.
+    /// A throttle that has admitted no write yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How long a write of `write_blocks` that came `now` waits before it is let in. Call once
-    /// for each write: its blocks are counted as let in after the delay.
+    /// How long a write of `write_blocks` that arrived at `now` waits before it is admitted. Call
+    /// this once per write: its blocks count as admitted after the delay.
     pub fn delay(
         &mut self,
         now: Instant,

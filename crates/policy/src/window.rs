@@ -1,41 +1,40 @@
-//! The RAM tier as a window before the log: what a miss brings in lies in RAM alone until its place
-//! there is wanted for another block. Only then is it weighed whether it enters the log: by then
-//! it has been asked for again or not, and what is asked for once in a burst never takes room
-//! there (the window of W-TinyLFU, Einziger, Friedman and Manes, ACM TOS 2017).
+//! The RAM tier as a window before the log. Missed blocks stay in RAM alone until their place there
+//! is needed for another block. Only then does the policy decide whether they enter the log: by
+//! then they have been requested again or not, and blocks requested once, in a burst, never take
+//! room there (the window of W-TinyLFU, Einziger, Friedman and Manes, ACM TOS 2017).
 //!
-//! Of what is least recent, RAM spares once what it has alone: to read that again takes the
-//! primary, to read the rest the cache device. Blocks that were asked for together are weighed
-//! together: where a page of a database is cached in part, its reads wait for the primary all the
-//! same.
+//! Among the least recent blocks, those in RAM alone are spared once: reading them again takes the
+//! primary, reading the others only the cache device. Blocks requested together are decided on
+//! together: if only part of a database page is cached, its reads still wait for the primary.
 
 use std::ops::Range;
 
 use crate::recent::Recent;
 
-/// Blocks that are weighed together at most.
+/// Maximum number of blocks decided on together.
 const RUN_MAX: u64 = 16;
-/// Blocks that are spared for one that leaves.
+/// Maximum number of blocks spared for one that leaves.
 const SPARED_MAX: usize = 16;
 
-/// What has been weighed, and spared, of a RAM tier.
+/// Blocks of a RAM tier that were decided on or spared.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// Keys of the blocks weighed last, which are the next to lose their places.
+    /// Keys of the blocks decided on last, which lose their places next.
     weighed: Range<u64>,
-    /// By place: the block there was spared. The next one there may suffer for it.
+    /// For each place, whether its block was spared. A later block there may inherit the mark.
     spared: Vec<bool>,
 }
 
 impl Window {
-    /// The window of a RAM tier with this many places.
+    /// The window of a RAM tier with `places` places.
     #[must_use]
     pub fn new(places: usize) -> Self {
         Self { weighed: 0..0, spared: vec![false; places] }
     }
 
-    /// Settles which block of a full tier, the least recent one then, loses its place next; says
-    /// what has to be weighed before: the keys of that block and of those asked for together with
-    /// it that RAM has `alone`. None where the log has it, or it was weighed with another.
+    /// Chooses the block of a full tier that loses its place next, and makes it the least recent.
+    /// Returns the keys to decide on before: that block and the blocks requested together with it
+    /// that are in RAM `alone`. Empty if the log has the block or it was already decided on.
     pub fn leaving(&mut self, recent: &mut Recent, alone: impl Fn(u64) -> bool) -> Range<u64> {
         for spared in 0..=SPARED_MAX {
             let Some((key, place)) = recent.oldest() else { break };
@@ -55,8 +54,8 @@ impl Window {
         0..0
     }
 
-    /// What has to be weighed with a block, whose `place` is given: the keys of those that RAM has
-    /// `alone` of what was asked for together.
+    /// The keys to decide on together with the block `key` at `place`: blocks requested together
+    /// with it that are in RAM `alone`.
     pub fn around(
         recent: &Recent,
         key: u64,

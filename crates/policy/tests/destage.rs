@@ -1,4 +1,4 @@
-//! The destage pacer's rules, one by one, and what holds for any input.
+//! The rules of the destage pacer, one by one, and properties that hold for any input.
 
 use std::time::Duration;
 
@@ -126,7 +126,7 @@ fn urgency_by_level_overrides_latency() {
 }
 
 /// A queueing primary: a foreground request waits for the destage writes in flight. The depth
-/// settles where its latency meets the target.
+/// settles where the latency meets the target.
 #[test]
 fn the_depth_settles_where_latency_meets_the_target() {
     let mut pacer = pacer();
@@ -140,13 +140,13 @@ fn the_depth_settles_where_latency_meets_the_target() {
     }
     let settled = &depths[5000..];
     let mean = settled.iter().sum::<u32>() / settled.len() as u32;
-    // Nine writes at 200 us and the request itself take the target of 2 ms.
+    // Nine writes of 200 us each plus the request itself take the target of 2 ms.
     assert!((6..=10).contains(&mean), "mean depth {mean}");
     assert!(settled.iter().all(|depth| (4..=10).contains(depth)));
 }
 
-/// Disks whose drive ends all that it has been given after 10 ms, asked every millisecond for a
-/// second: when the writes were started, and how many.
+/// Disks that finish each round after 10 ms, polled every millisecond for a second. Returns when
+/// writes were started, and their number.
 fn rounds(dirty_blocks: u64) -> Vec<(u64, u32)> {
     let mut pacer = DestagePacer::new(DEPTH, true);
     pacer.begin_foreground();
@@ -166,7 +166,7 @@ fn rounds(dirty_blocks: u64) -> Vec<(u64, u32)> {
 
 #[test]
 fn disks_get_whole_rounds_with_rests_between() {
-    // Half of the way from the target to nine tenths of the limit, a quarter, all of it.
+    // Halfway from the target to nine tenths of the limit, a quarter of the way, all of the way.
     for (dirty_blocks, every) in [(700, 20), (600, 40), (899, 10)] {
         let rounds = rounds(dirty_blocks);
         assert!(rounds.iter().all(|&(_, writes)| writes == DEPTH), "{rounds:?}");

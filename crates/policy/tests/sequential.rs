@@ -1,5 +1,5 @@
-//! The sequential detector against streams as clients send them, and against what only looks
-//! like one.
+//! The sequential detector against streams as clients send them, and against patterns that only
+//! resemble streams.
 
 use std::collections::VecDeque;
 
@@ -78,7 +78,7 @@ fn the_least_recently_used_stream_makes_room() {
     assert!(!feed(GIB + 512 * KIB, 1), "the second is not");
 }
 
-/// Four connections share one stream in turn and each delivers in its own time.
+/// Four connections take turns on one stream and deliver at different speeds.
 #[test]
 fn a_stream_over_several_connections_is_seen() {
     for seed in 1..50 {
@@ -88,7 +88,7 @@ fn a_stream_over_several_connections_is_seen() {
         let (mut sent, mut flagged) = (0, 0);
         let mut delivered = 0;
         while delivered < 512 {
-            // A connection has at most four requests under way.
+            // A connection has at most four requests in flight.
             while sent < 512 && queues[sent % 4].len() < 4 {
                 let start = sent as u64 * 128 * KIB;
                 queues[sent % 4].push_back(ByteRange::new(start, 128 * KIB));
@@ -128,9 +128,9 @@ fn reading_one_small_file_over_and_over_is_not_a_stream() {
     assert_eq!(flagged, 0);
 }
 
-/// A log of appends that begin with the last block again, in a file of 16 MiB used as a ring. Each
-/// lap is a stream of its own: what is below the threshold after the wrap is not flagged, the rest
-/// is, if the appends are large enough. A database's redo log has small ones.
+/// A log of appends that each rewrite the last block, in a 16 MiB file used as a ring. Each lap is
+/// a separate stream: requests are flagged once the lap has reached the threshold, if the appends
+/// are large enough. A database's redo log has small ones.
 #[test]
 fn a_circular_log_is_one_stream_per_lap_if_its_writes_are_large() {
     for (unit, is_large) in [(4 * KIB, false), (64 * KIB, true)] {
@@ -154,8 +154,8 @@ fn a_circular_log_is_one_stream_per_lap_if_its_writes_are_large() {
     }
 }
 
-/// How many requests fill holes before the balance is spent is chance, so that it is the mean of
-/// 20 runs that has a bound: ten in 10,000.
+/// The number of requests that fill holes before the balance is spent is random, so the bound is on
+/// the mean of 20 runs: ten in 10,000.
 #[test]
 fn a_stream_that_turns_random_is_soon_none() {
     let mut flagged = 0;

@@ -19,11 +19,12 @@ struct Simulation {
     dirty: u64,
     throttle: WriteThrottle,
     drain: DrainRate,
-    /// When each writer's write is let in, and its blocks; nothing when it is to write next.
+    /// For each writer, when its write is admitted, and its blocks; `None` if its next write is
+    /// due.
     writers: Vec<(Option<Instant>, u64)>,
-    /// Writers in front of a full cache.
+    /// Writers blocked by a full cache.
     blocked: VecDeque<usize>,
-    /// Blocks let in, by second and by writer.
+    /// Blocks admitted, by second and by writer.
     admitted: Vec<Vec<u64>>,
     highest: u64,
 }
@@ -42,8 +43,8 @@ impl Simulation {
         }
     }
 
-    /// Runs for some seconds; `drained` says how many blocks the primary takes in
-    /// a tick, when this many are dirty.
+    /// Runs for `seconds`. `drained` returns the number of blocks that the primary takes in a tick,
+    /// given the number of dirty blocks.
     fn run(&mut self, seconds: usize, mut drained: impl FnMut(usize, u64) -> u64) {
         for tick in 0..seconds * TICKS_PER_SECOND {
             let now = Instant(tick as u64 * TICK.as_nanos() as u64);
@@ -68,7 +69,7 @@ impl Simulation {
         }
     }
 
-    /// One write at most per writer and tick: a millisecond is the fastest that they turn around.
+    /// At most one write per writer and tick: a millisecond is the shortest turnaround.
     fn step(&mut self, writer: usize, now: Instant) {
         if self.blocked.contains(&writer) {
             return;
@@ -96,7 +97,7 @@ impl Simulation {
         true
     }
 
-    /// Blocks let in each second, from second `from` on.
+    /// Blocks admitted in each second, from second `from` on.
     fn seconds(&self, from: usize) -> Vec<u64> {
         self.admitted[from..].iter().map(|writers| writers.iter().sum()).collect()
     }
@@ -123,7 +124,7 @@ fn a_steady_drain_gives_steady_writes_below_the_limit() {
 #[test]
 fn a_drain_in_bursts_gives_steady_writes() {
     let mut sim = Simulation::new(50_000, &[16; 8]);
-    // A tenth of a second of work at a time, then a pause of up to two tenths.
+    // Bursts of work, a tenth of a second long, then pauses of up to two tenths.
     let (mut numbers, mut until, mut busy) = (Numbers::new(7), 0, false);
     sim.run(90, move |tick, _| {
         if tick >= until {
@@ -137,8 +138,8 @@ fn a_drain_in_bursts_gives_steady_writes() {
     assert!(sim.highest < 50_000, "the level settled before the limit: {}", sim.highest);
 }
 
-/// The pacer decides how much is drained, and the primary also serves four foreground requests at
-/// a time, whose latency the pacer watches: it allows little below 90 % of the limit and all
+/// The pacer decides the drain rate, and the primary also serves four foreground requests at a
+/// time, whose latency the pacer measures. It allows few writes below 90 % of the limit and all
 /// above, just where the throttle settles.
 #[test]
 fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
@@ -188,7 +189,7 @@ fn a_drain_that_stops_for_a_second_is_recovered_from() {
     let mut sim = Simulation::new(100_000, &[4; 32]);
     sim.run(90, |tick, _| if (40_000..41_000).contains(&tick) { 0 } else { 10 });
     assert!(sim.highest <= 100_000, "the limit held");
-    // The stall is spread, not passed on: writers slow down for a while, none stops.
+    // The stall is spread, not passed on: writers slow down for a while, but none stops.
     let seconds = sim.seconds(20);
     assert!(worst_share(&seconds) >= 0.7, "{seconds:?}");
     assert!(worst_share(&sim.seconds(50)) >= 0.95, "{:?}", sim.seconds(45));
@@ -199,7 +200,7 @@ fn a_drain_never_seen_does_not_stop_writers_before_the_limit() {
     let mut sim = Simulation::new(10_000, &[1; 4]);
     sim.run(120, |_, _| 0);
     assert_eq!(sim.dirty, 10_000, "all that fits got in");
-    // And when the drain sets in at last, they all go on.
+    // When the drain finally begins, all of them continue.
     sim.run(10, |_, _| 1);
     let last = sim.admitted.last().expect("ten seconds ran");
     assert!(last.iter().all(|blocks| *blocks > 0), "{last:?}");

@@ -1,7 +1,7 @@
-//! A device used by one caller at a time, waiting for each answer: for superblocks, fingerprints
-//! and offline commands, before the shard threads start and after they stop.
+//! A device used by one caller at a time, which waits for each answer: for superblocks,
+//! fingerprints and offline commands, before the shard threads start and after they stop.
 //!
-//! It tells the time by the same clock as they do: a device may remember when it was last used.
+//! It uses the same clock as the shard threads: a device may remember when it was last used.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,21 +14,22 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Clock, Ring};
 
-/// How long a device may take for an answer.
+/// How long a device may take to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Requests in flight when there are many.
+/// Most requests in flight.
 const DEPTH: usize = 32;
 const RING_ENTRIES: u32 = 64;
 
 /// The clock of the process. A device may outlive a pool, and be used through [`Blocking`] before
-/// and after it; a disk model would be busy until a time on the clock of whoever used it last.
+/// and after it. With two clocks, a disk model would stay busy until a time on the clock of its
+/// last user.
 #[must_use]
 pub fn clock() -> Clock {
     static CLOCK: OnceLock<Clock> = OnceLock::new();
     *CLOCK.get_or_init(Clock::start)
 }
 
-/// A queue to a device, and the ring that it is on.
+/// A queue to a device, and the ring that serves it.
 pub struct Blocking {
     ring: Rc<Ring>,
     clock: Clock,
@@ -40,14 +41,14 @@ impl Blocking {
     /// Opens a queue.
     ///
     /// # Errors
-    /// When there is no ring to be had, or the device refuses.
+    /// If no ring can be created, or the device refuses.
     pub fn open(device: &dyn BlockDevice) -> io::Result<Self> {
         let ring = Ring::new(RING_ENTRIES, None)?;
         let queue = device.open_queue(&ring)?;
         Ok(Self { ring, clock: clock(), queue, done: Vec::new() })
     }
 
-    /// What the device is.
+    /// The device's size and capabilities.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.queue.info()
@@ -56,16 +57,16 @@ impl Blocking {
     /// Reads a range.
     ///
     /// # Errors
-    /// The device's, or `Timeout`.
+    /// The device's error, or `Timeout`.
     pub fn read(&mut self, range: ByteRange) -> IoResult<IoBuf> {
         let mut all = self.read_many(&[range])?;
         Ok(all.pop().expect("one buffer a range"))
     }
 
-    /// Reads several ranges, some at once; the buffers are in the order of the ranges.
+    /// Reads several ranges concurrently; the buffers are in the order of the ranges.
     ///
     /// # Errors
-    /// The first of the device's, or `Timeout`.
+    /// The first error of the device, or `Timeout`.
     pub fn read_many(&mut self, ranges: &[ByteRange]) -> IoResult<Vec<IoBuf>> {
         let requests = ranges.iter().enumerate().map(|(tag, &range)| {
             let len = usize::try_from(range.len).expect("a buffer fits memory");
@@ -77,20 +78,20 @@ impl Blocking {
     /// Writes all of `buf` at `offset`.
     ///
     /// # Errors
-    /// The device's, or `Timeout`.
+    /// The device's error, or `Timeout`.
     pub fn write(&mut self, offset: u64, buf: IoBuf) -> IoResult<()> {
         self.run([Io::write(IoTag(0), offset, buf)].into()).map(drop)
     }
 
-    /// Makes what was written durable.
+    /// Makes completed writes durable.
     ///
     /// # Errors
-    /// The device's, or `Timeout`.
+    /// The device's error, or `Timeout`.
     pub fn flush(&mut self) -> IoResult<()> {
         self.run([Io::flush(IoTag(0))].into()).map(drop)
     }
 
-    /// Carries out requests whose tags count from 0; their buffers come back in that order.
+    /// Carries out requests whose tags count from 0; their buffers are returned in that order.
     fn run(&mut self, mut requests: VecDeque<Io>) -> IoResult<Vec<IoBuf>> {
         let count = requests.len();
         let mut buffers: Vec<IoBuf> = (0..count).map(|_| IoBuf::empty()).collect();
@@ -138,8 +139,8 @@ mod tests {
 
     use super::*;
 
-    /// Found by a stop that took as long as the server had run: the spindles of an emulated disk
-    /// were busy until a time on the pool's clock, and the fingerprints were read by another.
+    /// Regression: a stop took as long as the server had run. The spindles of an emulated disk were
+    /// busy until a time on the pool's clock, but the fingerprints were read by another clock.
     #[test]
     fn every_user_of_a_device_tells_the_same_time() {
         let first = clock().now();

@@ -1,10 +1,10 @@
-//! One thread's part of a FUSE mount: requests of the kernel in, answers out.
+//! One thread's part of a FUSE mount: requests from the kernel in, answers out.
 //!
-//! Over io_uring, the thread has some of the kernel's queues, with slots on its own ring: a slot
-//! is with the kernel until a request is in it, then here until it is answered. On the device,
-//! messages are read when the ring says that there are some, and answers are written at once.
-//! The device is always watched: what the kernel does not want an answer for comes there. The
-//! channel is over when the kernel has unmounted; it never ends by itself.
+//! Over io_uring, the thread serves some of the kernel's queues, with slots on its own ring: the
+//! kernel has a slot until it puts a request in, then the channel has it until the request is
+//! answered. Without io_uring, messages are read from the device when the ring reports some, and
+//! answers are written at once. The device is always watched: messages without an answer come
+//! there. The channel is over when the kernel has unmounted; it never ends by itself.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,37 +22,37 @@ use forebay_fuse_wire::{Header, Message, split};
 use forebay_volume::ClientKey;
 use rustix::io::Errno;
 
-/// Requests of the device in flight in one thread; the kernel keeps the others.
+/// Requests from the device in flight in one thread; the kernel keeps the others.
 const DEVICE_REQUESTS_MAX: u32 = 256;
 /// Messages read from the device in one turn.
 const DEVICE_BATCH: usize = 64;
-/// Room for a message's header and argument, besides its data.
+/// Bytes for a message's header and arguments, in addition to its data.
 const DEVICE_HEAD: usize = 4096;
 
-/// The key of a request here, among those of the thread's connections.
+/// Marks the key of a FUSE request, to tell it from the keys of the thread's connections.
 const OURS: u64 = 1 << 63;
-/// The request came from the device.
+/// Marks the key of a request that came from the device.
 const DEVICE: u64 = 1 << 62;
-/// The token of the wait for messages of the device.
+/// The token of the wait for messages from the device.
 const WATCH: u64 = u64::MAX;
 
 /// How a mount is served.
 pub struct Mount {
-    /// `/dev/fuse`, mounted and agreed on; not blocking.
+    /// `/dev/fuse`, mounted and initialized; non-blocking.
     pub device: OwnedFd,
     /// The file system.
     pub responder: Arc<dyn Responder>,
     /// Most bytes of data in one request or answer.
     pub request_bytes: usize,
-    /// Over io_uring: the number of the kernel's queues, and slots of each.
+    /// Over io_uring: the number of the kernel's queues, and of slots in each.
     pub rings: Option<(u16, usize)>,
 }
 
 impl Mount {
-    /// The same, for another thread.
+    /// A copy for another thread.
     ///
     /// # Errors
-    /// When there is no descriptor to be had.
+    /// If the descriptor cannot be duplicated.
     pub fn share(&self) -> std::io::Result<Self> {
         let device = self.device.try_clone()?;
         let responder = Arc::clone(&self.responder);
@@ -60,14 +60,14 @@ impl Mount {
     }
 }
 
-/// A text that somebody wants, asked where waiting is allowed.
+/// A request for a text, sent to a thread that may block.
 #[derive(Debug)]
 pub struct Ask {
-    /// Which thread wants it.
+    /// The thread that needs the text.
     pub thread: usize,
-    /// For which request.
+    /// The request that needs it.
     pub key: u64,
-    /// Which text.
+    /// The text's topic.
     pub topic: u64,
 }
 
@@ -79,31 +79,31 @@ pub struct Channel {
     file: RingFile,
     pool: BufPool,
     asks: Sender<Ask>,
-    /// Slots that are here; `None` while the kernel has one, or when it is gone.
+    /// Slots that the channel has; `None` while the kernel has the slot, or when it is gone.
     slots: Vec<Option<Box<FuseSlot>>>,
-    /// What is known of each slot's request while it is in flight.
+    /// For each slot, the request in flight.
     tickets: Vec<Option<Ticket>>,
-    /// Slots to be handed to the kernel, which the ring had no room for yet.
+    /// Slots that the ring had no room to hand to the kernel yet.
     waiting: Vec<u32>,
-    /// Requests of the device in flight.
+    /// Requests from the device in flight.
     device_tickets: Slab<Ticket>,
     in_flight: usize,
-    /// Requests for the volumes.
+    /// Requests for the volumes, not submitted yet.
     ready: VecDeque<(u64, Endpoint, Io)>,
     finished: Vec<RingDone>,
     message: Vec<u8>,
     watching: bool,
     /// The kernel has unmounted.
     over: bool,
-    /// No new requests are taken.
+    /// New requests are refused.
     shut: bool,
 }
 
 impl Channel {
-    /// Thread `thread` of `threads` begins to serve a mount.
+    /// Starts to serve a mount on thread `thread` of `threads`.
     ///
     /// # Errors
-    /// When the ring has no room for the device, or cannot serve slots.
+    /// If the ring has no room for the device, or cannot serve slots.
     pub fn open(
         (thread, threads): (usize, usize),
         ring: &Rc<Ring>,
@@ -145,24 +145,24 @@ impl Channel {
         })
     }
 
-    /// Whether a key is of a request here.
+    /// Whether a key belongs to a FUSE request.
     #[must_use]
     pub fn owns(key: ClientKey) -> bool {
         key.0 & OURS != 0
     }
 
-    /// Requests that are not answered yet.
+    /// Number of requests not answered yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// From now on requests are refused.
+    /// Refuses requests from now on.
     pub fn shut(&mut self) {
         self.shut = true;
     }
 
-    /// Takes what the ring has finished.
+    /// Processes the completions of the ring.
     pub fn reap(&mut self) {
         let mut finished = std::mem::take(&mut self.finished);
         self.client.reap(&mut finished);
@@ -180,9 +180,9 @@ impl Channel {
 
     fn take_slot(&mut self, token: u64, slot: Box<FuseSlot>, error: Option<Errno>) {
         if let Some(error) = error {
-            // The slot goes with its request, if there was one: nobody waits for it any more.
+            // The slot goes with its request, if it had one: nobody waits for that any more.
             if !self.over && !matches!(error, Errno::NOTCONN | Errno::CANCELED) {
-                tracing::error!(%error, "the kernel takes a FUSE slot no more");
+                tracing::error!(%error, "the kernel no longer takes a FUSE slot");
             }
             self.over |= error == Errno::NOTCONN;
             return;
@@ -202,7 +202,7 @@ impl Channel {
         self.config.responder.request(parts, &self.pool)
     }
 
-    /// Reads what is there, up to a limit; the next turn's watch finds the rest.
+    /// Reads pending messages, up to a limit; the next turn's watch finds the others.
     fn read_device(&mut self) {
         for _ in 0..DEVICE_BATCH {
             if self.device_tickets.is_full() || self.over {
@@ -215,7 +215,7 @@ impl Channel {
                     self.take_message(&message[..bytes]);
                     true
                 }
-                // The request was taken back while it was being read.
+                // The kernel withdrew the request while it was being read.
                 Err(Errno::NOENT | Errno::INTR) => true,
                 Err(Errno::AGAIN) => false,
                 Err(error) => {
@@ -247,7 +247,7 @@ impl Channel {
         self.carry_out(OURS | DEVICE | u64::from(at), step, IoBuf::empty());
     }
 
-    /// `filled` is what a read of a request of the device has filled.
+    /// Carries out a step of a request; `filled` is the data that a read from a volume returned.
     fn carry_out(&mut self, key: u64, step: Step, filled: IoBuf) {
         match step {
             Step::Silent => self.end(key, None, &[]),
@@ -262,13 +262,13 @@ impl Channel {
             }
             Step::Ask(ticket, topic) => {
                 self.keep(key, ticket);
-                // Without anybody to ask, the request ends with the mount.
+                // If the receiver is gone, the request ends with the mount.
                 let _ = self.asks.send(Ask { thread: self.thread, key, topic });
             }
         }
     }
 
-    /// A buffer for a read: the payload of its slot, where its answer will be.
+    /// A buffer for a read: the payload of the request's slot, which will hold the answer.
     fn buffer(&mut self, key: u64, length: usize) -> IoBuf {
         if key & DEVICE != 0 {
             return self.pool.get(length);
@@ -276,7 +276,7 @@ impl Channel {
         self.slot(key).lend(length)
     }
 
-    /// The slot of a request that is here.
+    /// The slot of a request in flight.
     fn slot(&mut self, key: u64) -> &mut FuseSlot {
         self.slots[key as u32 as usize].as_mut().expect("a request is in its slot")
     }
@@ -298,7 +298,7 @@ impl Channel {
         *self.device_tickets.get(at).expect("a request that was passed on")
     }
 
-    /// Ends a request, with its answer if there is one.
+    /// Ends a request, with its answer if it has one.
     fn end(&mut self, key: u64, answer: Option<Answer>, filled: &[u8]) {
         self.in_flight -= 1;
         let at = key as u32;
@@ -317,13 +317,14 @@ impl Channel {
         let Some(Answer { header, body }) = answer else { return };
         let parts = [IoSlice::new(&header), IoSlice::new(body.bytes(filled))];
         match rustix::io::writev(&self.config.device, &parts) {
-            // Whoever asked has gone.
+            // The process that sent the request is gone.
             Ok(_) | Err(Errno::NOENT) => {}
-            Err(error) => tracing::warn!(%error, "an answer was not taken by the kernel"),
+            Err(error) => tracing::warn!(%error, "the kernel did not take an answer"),
         }
     }
 
-    /// Hands the requests for the volumes to `submit`, which gives back what it has no room for.
+    /// Hands the requests for the volumes to `submit`, which returns a request if there is no room
+    /// for it.
     pub fn feed(&mut self, mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>) {
         while let Some((key, endpoint, io)) = self.ready.pop_front() {
             if let Err(io) = submit(ClientKey(key), endpoint, io) {
@@ -333,7 +334,7 @@ impl Channel {
         }
     }
 
-    /// Takes the end of a request to a volume.
+    /// Takes the completion of a request to a volume.
     pub fn complete(&mut self, done: Completion) {
         let key = done.tag.0;
         let ticket = self.ticket(key);
@@ -345,15 +346,15 @@ impl Channel {
         self.carry_out(key, step, buf);
     }
 
-    /// Takes a text that was asked for.
+    /// Takes a requested text.
     pub fn told(&mut self, key: u64, text: Vec<u8>) {
         let ticket = self.ticket(key);
         let answer = self.config.responder.told(ticket, text);
         self.end(key, Some(answer), &[]);
     }
 
-    /// The end of the turn: hands answered slots to the kernel, and watches the device. True when
-    /// the next turn must be at once.
+    /// Ends the turn: hands answered slots to the kernel, and watches the device. Returns true if
+    /// the next turn must start at once.
     pub fn advance(&mut self) -> bool {
         if self.over {
             self.waiting.clear();

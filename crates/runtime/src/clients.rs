@@ -1,8 +1,8 @@
 //! The connections of one thread, and on the first thread the listeners too.
 //!
-//! New connections go to the thread that has the fewest. Those for which there is no place
-//! (`places`) are told so where the protocol can, and closed. A client that takes too long to
-//! choose a volume is disconnected; so is one that is idle for long, if that is wished.
+//! A new connection goes to the thread that has the fewest. A client for whom there is no place
+//! (`places`) is told so if the protocol can, and its connection is closed. A client that takes too
+//! long to choose a volume is disconnected; so is an idle one, if that is configured.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,13 +20,13 @@ use crate::memory::{Grant, Memory};
 use crate::pace::Allowance;
 use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
 
-/// Clients served at once, unless configured otherwise.
+/// Default for the number of clients served at once.
 pub const CLIENTS: usize = 128;
-/// How long a client may take to choose a volume, unless configured otherwise.
+/// Default for the time in which a client must choose a volume.
 pub const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a client may take to take a byte of its answers, unless configured otherwise.
+/// Default for the time in which a client must take a byte of its answers.
 pub const STALL_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a listener rests after it failed to accept: out of descriptors or memory.
+/// Pause of a listener after a failed accept, caused by a lack of descriptors or memory.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
 
 const _: () = {
@@ -34,12 +34,12 @@ const _: () = {
 };
 const _: () = assert!(CLIENTS <= CLIENTS_MAX);
 
-/// Makes the sessions of new connections: one protocol with its settings.
+/// Creates the sessions of new connections: one protocol with its settings.
 pub trait SessionFactory: Send + Sync {
-    /// A session for a new connection.
+    /// Creates the session of a new connection.
     fn session(&self) -> Box<dyn Session>;
 
-    /// A session that tells a client why it is not served; `None` where the protocol cannot.
+    /// Creates a session that tells a client why it is refused; `None` if the protocol cannot.
     fn refusal(&self, _why: &'static str) -> Option<Box<dyn Session>> {
         None
     }
@@ -61,7 +61,7 @@ pub struct Arrival {
     session: MakeSession,
 }
 
-/// Makes a session on the thread that serves it.
+/// Creates a session, on the thread that serves it.
 type MakeSession = Box<dyn FnOnce() -> Option<Box<dyn Session>> + Send>;
 
 /// The clients of one thread.
@@ -73,19 +73,20 @@ pub struct Clients {
     memory: Arc<Memory>,
     refusals: Refusals,
     table: Slab<Connection>,
-    /// Those with something to do at the end of the turn.
+    /// Connections with work at the end of the turn.
     touched: Vec<u32>,
     listeners: Vec<Listening>,
     finished: Vec<RingDone>,
     patience: Patience,
     /// When the first client may be overdue.
     due: Option<Instant>,
-    /// Nobody is taken any more.
+    /// New connections are refused.
     shut: bool,
     chatter: Chatter,
 }
 
-/// Keeps clients that come and go all the time from filling the log.
+/// Limits the lines about clients, so that clients that connect and disconnect constantly do not
+/// flood the log.
 #[derive(Default)]
 struct Chatter {
     since: Instant,
@@ -93,7 +94,7 @@ struct Chatter {
     more: u64,
 }
 
-/// Lines about clients that a thread writes in [`CHATTER_TIME`]; the others are counted.
+/// Lines about clients that a thread writes in each [`CHATTER_TIME`]; further ones are counted.
 const CHATTER_LINES: u32 = 20;
 const CHATTER_TIME: Duration = Duration::from_secs(10);
 
@@ -117,11 +118,11 @@ struct Listening {
     socket: Listener,
     file: RingFile,
     factory: Arc<dyn SessionFactory>,
-    /// When to accept again; `None` while it accepts.
+    /// When it accepts again; `None` while it accepts.
     rests_until: Option<Instant>,
 }
 
-/// What a token names, in its low bits.
+/// The kind of a token, in its low bits.
 const ACCEPT: u64 = 0;
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -136,7 +137,7 @@ fn token(at: u32, kind: Kind) -> u64 {
 }
 
 impl Clients {
-    /// No clients yet.
+    /// Creates the table, without clients.
     #[must_use]
     pub fn new(
         thread: usize,
@@ -165,7 +166,7 @@ impl Clients {
     /// Accepts connections on a listener from now on.
     ///
     /// # Errors
-    /// When the ring has no room for its file, or nobody is taken any more.
+    /// If the ring has no room for its file, or new connections are refused.
     pub fn listen(&mut self, socket: Listener, factory: Arc<dyn SessionFactory>) -> io::Result<()> {
         if self.shut {
             return Err(io::Error::other("the pool is stopping"));
@@ -176,7 +177,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Closes the listeners, and takes no more input from anybody.
+    /// Closes the listeners, and reads no more input from any client.
     pub fn shut(&mut self) {
         self.shut = true;
         self.listeners.clear();
@@ -197,7 +198,7 @@ impl Clients {
         }
     }
 
-    /// Connections of this thread.
+    /// Number of connections of this thread.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.len()
@@ -224,7 +225,7 @@ impl Clients {
         self.touch(at);
     }
 
-    /// Takes what the ring has finished; new connections of other threads go to `arrivals`.
+    /// Processes the completions of the ring; new connections for any thread go to `arrivals`.
     pub fn reap(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) {
         let mut finished = std::mem::take(&mut self.finished);
         self.client.reap(&mut finished);
@@ -249,7 +250,8 @@ impl Clients {
     fn accepted(&mut self, now: Instant, at: usize, done: RingDone, arrivals: &mut Vec<Arrival>) {
         let Some(listening) = self.listeners.get_mut(at) else { return };
         if !done.more {
-            // Errors of one connection end the accept too; those need no rest, but bear one.
+            // An error of one connection also ends the accept; it needs no pause, but a pause does
+            // no harm.
             listening.rests_until = Some(now + ACCEPT_REST);
         }
         let Payload::Socket(socket) = done.payload else {
@@ -280,7 +282,7 @@ impl Clients {
         arrivals.push(Arrival { thread, socket, peer, seat, session });
     }
 
-    /// Marks a connection to be looked after at the end of the turn.
+    /// Marks a connection for the end of the turn.
     fn touch(&mut self, at: u32) {
         if let Some(connection) = self.table.get_mut(at)
             && !connection.touched
@@ -290,7 +292,7 @@ impl Clients {
         }
     }
 
-    /// Hands a request's end to its connection.
+    /// Hands a completed request to its connection.
     pub fn complete(&mut self, done: Done) {
         let at = u32::try_from(done.client.0).expect("keys are made here");
         let connection = self.table.get_mut(at);
@@ -305,12 +307,12 @@ impl Clients {
         if connection.is_some_and(|connection| connection.grant(grant)) {
             return self.touch(grant.client);
         }
-        // It went on without, or is gone.
+        // The client continued without it, or is gone.
         self.memory.give_back(grant.bytes);
     }
 
-    /// Hands input to the sessions and their requests to `submit`, which gives back what it has
-    /// no room for. False when something was given back.
+    /// Hands input to the sessions, and their requests to `submit`, which returns a request if
+    /// there is no room for it. Returns false if a request was returned.
     pub fn feed(
         &mut self,
         mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>,
@@ -327,8 +329,8 @@ impl Clients {
         room
     }
 
-    /// The end of the turn: starts sends and receives, drops what is over. True when the next
-    /// turn must be at once.
+    /// Ends the turn: starts sends and receives, drops connections that are over. Returns true if
+    /// the next turn must start at once.
     pub fn advance(&mut self, now: Instant) -> bool {
         for (at, listening) in self.listeners.iter_mut().enumerate() {
             if listening.rests_until.is_some_and(|until| until <= now) {
@@ -396,7 +398,7 @@ impl Clients {
         self.due = next;
     }
 
-    /// When [`Clients::advance`] must be called although nothing happened.
+    /// When [`Clients::advance`] must be called even if nothing happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let rests = self.listeners.iter().filter_map(|listening| listening.rests_until);

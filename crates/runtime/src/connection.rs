@@ -1,9 +1,9 @@
-//! One client connection on a thread's ring: bytes in to its session, bytes out of it.
+//! One client connection on a thread's ring: bytes into its session, and bytes out of it.
 //!
-//! At most one receive and one send are in flight. Input stops while the session does not want
-//! it, and while more than [`OUT_SOFT`] bytes wait for a client that does not read. Large answers
-//! stay in the session, which copies a slice at a time as the client takes them. A connection
-//! is over when nothing of it is in flight, in the ring, in the session, or in the shards.
+//! At most one receive and one send are in flight. Reading stops while the session wants no input,
+//! and while more than [`OUT_SOFT`] bytes wait for a client that does not read. Large answers stay
+//! in the session, which copies them out slice by slice as the client takes them. A connection is
+//! over when none of its work is in flight in the ring, the session or the shards.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,16 +16,16 @@ use crate::memory::{Grant, Memory, Ticket};
 use crate::pace::{Allowance, LARGE, WINDOW};
 use crate::places::Seat;
 
-/// Bytes received at most at once; the buffer is kept for the connection's life.
+/// Most bytes in one receive; the buffer is kept for the connection's life.
 pub const IN_BYTES: usize = 256 << 10;
-/// Bytes waiting to be sent from which on no more input is taken.
+/// Bytes waiting to be sent from which no more input is read.
 pub const OUT_SOFT: usize = SLICE;
-/// A send buffer larger than this is not kept: new memory costs a page fault for each page.
+/// A larger send buffer is not kept: its memory would cost a page fault for each page anyway.
 const OUT_KEPT: usize = 4 * SLICE;
-/// Space that a receive is worth.
+/// Least free space in the input buffer for which a receive is started.
 const SPACE_MIN: usize = 16 << 10;
 
-/// What a ring operation of a connection was, in the low bits of its token.
+/// The kind of a connection's ring operation, in the low bits of its token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A receive.
@@ -34,31 +34,31 @@ pub enum Kind {
     Send,
 }
 
-/// What becomes of a connection at the end of a turn.
+/// The state of a connection at the end of a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Next {
-    /// It waits for something to happen.
+    /// Waiting for an event.
     Wait,
-    /// It is to be looked after in the next turn.
+    /// Must be advanced again in the next turn.
     Again,
-    /// So is it, and that turn must be at once: there is input that can be used.
+    /// As `Again`, and that turn must start at once: there is input that can be used.
     Feed,
-    /// It is over.
+    /// Over: drop it.
     Drop,
 }
 
-/// How long clients may take.
+/// Time limits for clients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
     /// To choose a volume.
     pub handshake: Duration,
-    /// To take a byte of an answer, or to send one of a write that it began.
+    /// To take a byte of an answer, or to send a byte of a write that it began.
     pub stall: Duration,
-    /// To ask for something; as long as they like when absent.
+    /// To send a request; unlimited when `None`.
     pub idle: Option<Duration>,
 }
 
-/// What a client took too long for.
+/// The limit that a client exceeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Overdue {
     /// To choose a volume.
@@ -67,24 +67,24 @@ pub enum Overdue {
     Stall,
     /// To send the data of a write.
     Debt,
-    /// To ask for something.
+    /// To send a request.
     Idle,
 }
 
 impl Overdue {
-    /// The same for the log.
+    /// The limit as text for the log.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
             Self::Handshake => "its handshake took too long",
-            Self::Stall => "it took nothing of its answers for client_stall_timeout",
-            Self::Debt => "nothing came of the data of its write for client_stall_timeout",
-            Self::Idle => "it asked for nothing for longer than idle_timeout",
+            Self::Stall => "it took no byte of its answers for client_stall_timeout",
+            Self::Debt => "it sent no byte of its write for client_stall_timeout",
+            Self::Idle => "it sent no request for longer than idle_timeout",
         }
     }
 }
 
-/// How long a client that is only told that there is no place for it may take to hear it.
+/// Time for a client without a place to read the refusal.
 const TOLD_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One client.
@@ -93,47 +93,47 @@ pub struct Connection {
     /// `None` once it is closed.
     file: Option<RingFile>,
     out: Outbox,
-    /// Received and not yet used: `input[start..end]`. Away while a receive is in flight.
+    /// Received and unused bytes: `input[start..end]`. Moved out while a receive is in flight.
     input: Vec<u8>,
     start: usize,
     end: usize,
-    /// Whether the session has looked at all of the input and needs more behind it.
+    /// Whether the session has examined all input and needs more bytes.
     hungry: bool,
     receiving: bool,
     sending: bool,
     /// When the receive and the send in flight began.
     asked: Instant,
     offered: Instant,
-    /// Bytes in the send.
+    /// Bytes in the send in flight.
     in_send: usize,
-    /// Memory for the next send.
+    /// Spare buffer for the next send.
     spare: Vec<u8>,
     /// No more input will come.
     ended: bool,
-    /// Requests that the router had no room for, or the window.
+    /// Requests that did not fit into the router or into the window of large requests.
     parked: VecDeque<(Endpoint, Io)>,
     /// Bytes of large requests at the shards.
     large: u64,
-    /// Bytes of memory that it has beyond its own part.
+    /// Bytes of memory granted beyond its own part.
     granted: u64,
-    /// Its place in the line for more.
+    /// Its ticket in the line for more memory.
     ticket: Option<Ticket>,
     /// When it was accepted.
     pub accepted: Instant,
-    /// When bytes of it came or went last.
+    /// When bytes were last received or sent.
     active: Instant,
-    /// What it takes up.
+    /// The place that it takes up.
     pub seat: Seat,
-    /// Who it is, for the log.
+    /// The peer, for the log.
     pub peer: String,
-    /// Bytes that came, and that went.
+    /// Bytes received and sent.
     pub bytes: (u64, u64),
-    /// Whether it is in the list of those to look after at the end of the turn.
+    /// Whether it is already in the list of connections for the end of the turn.
     pub touched: bool,
 }
 
 impl Connection {
-    /// A connection whose session has greeted.
+    /// Creates a connection whose session has sent its greeting.
     #[must_use]
     pub fn new(
         mut session: Box<dyn Session>,
@@ -171,7 +171,7 @@ impl Connection {
         }
     }
 
-    /// Takes the end of a ring operation.
+    /// Processes the completion of a ring operation.
     pub fn finish(&mut self, now: Instant, kind: Kind, done: Done) {
         self.active = now;
         let Payload::Bytes(bytes) = done.payload else {
@@ -198,7 +198,7 @@ impl Connection {
         self.sending = false;
         self.in_send = 0;
         let Some(count) = count.filter(|&count| count > 0) else {
-            // Nobody is there to read the rest.
+            // The peer is gone: nobody reads the rest.
             self.close();
             return self.end_input();
         };
@@ -213,8 +213,8 @@ impl Connection {
         }
     }
 
-    /// Hands the input to the session, which puts its requests into the outbox, as far as there is
-    /// memory for them. It is the client at place `at` of its thread.
+    /// Hands the input to the session, which puts requests into the outbox as far as there is
+    /// memory. The client is at index `at` of thread `thread`.
     pub fn feed(&mut self, memory: &Memory, (thread, at): (usize, u32)) {
         loop {
             let allowed = (memory.own() + self.granted).saturating_sub(self.unsent());
@@ -226,12 +226,12 @@ impl Connection {
         }
     }
 
-    /// Bytes on their way to the client.
+    /// Bytes not sent to the client yet.
     fn unsent(&self) -> u64 {
         (self.out.bytes.len() + self.in_send) as u64
     }
 
-    /// Takes the memory that the session waits for. True when it has it now.
+    /// Takes the memory that the session waits for. Returns true if the session has it now.
     fn take_memory(&mut self, memory: &Memory, (thread, at): (usize, u32)) -> bool {
         let Some(wanted) = self.session.wants_memory().filter(|_| !self.ended) else {
             self.leave_line(memory);
@@ -245,7 +245,7 @@ impl Connection {
         if self.ticket.is_some() {
             return false;
         }
-        // Who waits keeps nothing that it does not need: others may wait for that.
+        // A waiting client keeps no memory that it does not need: others may be waiting for it.
         self.give_back(memory);
         let more = beyond - self.granted;
         match memory.take(thread, at, more) {
@@ -255,7 +255,7 @@ impl Connection {
         self.ticket.is_none()
     }
 
-    /// Takes memory that it waited for. False when it does not any more.
+    /// Takes memory that it waited for. Returns false if it no longer waits.
     pub fn grant(&mut self, grant: Grant) -> bool {
         let mine = self.ticket == Some(grant.ticket);
         if mine {
@@ -265,7 +265,7 @@ impl Connection {
         mine
     }
 
-    /// Gives memory back that it does not need any more.
+    /// Gives back memory that it no longer needs.
     pub fn give_back(&mut self, memory: &Memory) {
         if self.granted > 0 {
             let beyond = (self.session.memory() + self.unsent()).saturating_sub(memory.own());
@@ -277,13 +277,13 @@ impl Connection {
         }
     }
 
-    /// Gives all memory back, and waits for none: it is over.
+    /// Gives all memory back and leaves the line: the connection is over.
     pub fn leave(&mut self, memory: &Memory) {
         self.leave_line(memory);
         memory.give_back(mem::take(&mut self.granted));
     }
 
-    /// A grant that is on its way finds nobody, and goes back.
+    /// Leaves the line. A grant already on its way finds no taker, and is given back.
     fn leave_line(&mut self, memory: &Memory) {
         if let Some(ticket) = self.ticket.take() {
             memory.leave(ticket);
@@ -294,8 +294,8 @@ impl Connection {
         while !self.ended && self.has_room() && self.start < self.end {
             let used = self.session.receive(&self.input[self.start..self.end], &mut self.out);
             self.start += used;
-            // A session that has no room for a request now has left it in the input: more input
-            // would not help it.
+            // A session without room for a request has left it in the input: more input would not
+            // help.
             let stalled = !self.session.wants_input() || self.session.wants_memory().is_some();
             self.hungry = self.start == self.end || used == 0 && !stalled;
             if self.start == self.end {
@@ -318,7 +318,7 @@ impl Connection {
             && self.parked.is_empty()
     }
 
-    /// Hands `submit` what could not be submitted before, until it gives something back.
+    /// Hands parked requests to `submit`, until it returns one.
     pub fn unpark(&mut self, mut submit: impl FnMut(Endpoint, Io) -> Result<(), Io>) {
         while let Some((endpoint, io)) = self.parked.pop_front() {
             if let Err(io) = self.submit_one(endpoint, io, &mut submit) {
@@ -327,7 +327,7 @@ impl Connection {
         }
     }
 
-    /// Hands `submit` the requests that the session made, in order.
+    /// Hands the session's requests to `submit`, in order.
     pub fn submit(&mut self, mut submit: impl FnMut(Endpoint, Io) -> Result<(), Io>) {
         let mut requests = mem::take(&mut self.out.ios);
         for (endpoint, io) in requests.drain(..) {
@@ -359,7 +359,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether requests wait that could not be submitted.
+    /// Whether requests are parked.
     #[must_use]
     pub fn is_parked(&self) -> bool {
         !self.parked.is_empty()
@@ -373,7 +373,7 @@ impl Connection {
         self.session.complete(done, &mut self.out);
     }
 
-    /// Takes no more input; what is in flight is still answered.
+    /// Takes no more input; requests in flight are still answered.
     pub fn end_input(&mut self) {
         if !self.ended {
             self.ended = true;
@@ -381,19 +381,19 @@ impl Connection {
         }
     }
 
-    /// Drops the connection without a word.
+    /// Drops the connection, even with replies unsent.
     pub fn close(&mut self) {
         self.file = None;
         self.out.bytes.clear();
     }
 
-    /// Whether the client has yet to say which volume it wants.
+    /// Whether the client has not chosen a volume yet.
     #[must_use]
     pub fn is_negotiating(&self) -> bool {
         !self.ended && self.session.is_negotiating()
     }
 
-    /// When it has taken too long, and for what, unless something comes or goes before.
+    /// When the client exceeds a limit, and which one, unless bytes are received or sent before.
     #[must_use]
     pub fn due(&self, patience: &Patience) -> Option<(Instant, Overdue)> {
         if self.is_negotiating() {
@@ -412,13 +412,13 @@ impl Connection {
         Some((self.active + idle, Overdue::Idle))
     }
 
-    /// Whether nothing is asked of the server, and nothing is left to say.
+    /// Whether no request is in flight and no answer is unsent.
     fn is_idle(&self) -> bool {
         !self.ended && !self.sending && self.session.in_flight() == 0 && self.parked.is_empty()
     }
 
-    /// Starts the next receive and send, if it is time for them; closes when all is said. What
-    /// the session has to say beyond small answers is taken off `allowance`.
+    /// Starts the next receive and send if they are due; closes the connection when everything is
+    /// sent. The bytes of large answers are charged to `allowance`.
     pub fn advance(
         &mut self,
         now: Instant,
@@ -438,16 +438,16 @@ impl Connection {
         if !spoke || !self.out.ios.is_empty() || self.can_feed() {
             return Next::Feed;
         }
-        // What the router or the ring had no room for is tried again in the next turn.
+        // Work that did not fit into the router or the ring is tried again in the next turn.
         if started && self.parked.is_empty() { Next::Wait } else { Next::Again }
     }
 
-    /// Whether there is input that the session would look at.
+    /// Whether there is input that the session would examine.
     fn can_feed(&self) -> bool {
         !self.ended && !self.hungry && self.has_room()
     }
 
-    /// Lets the session go on with a large answer. False when the turn has no time left for it.
+    /// Lets the session continue a large answer. Returns false if the turn has no time left for it.
     fn speak(&mut self, allowance: &mut Allowance) -> bool {
         if self.sending || self.file.is_none() || !self.session.has_more_to_say() {
             return true;
@@ -461,7 +461,7 @@ impl Connection {
         true
     }
 
-    /// False when the ring had no room.
+    /// Returns false if the ring had no room.
     fn start_send(&mut self, now: Instant, ring: &Client, token: u64) -> bool {
         let Some(file) = self.file.as_ref() else {
             self.out.bytes.clear();
@@ -480,7 +480,7 @@ impl Connection {
         self.sending
     }
 
-    /// False when the ring had no room.
+    /// Returns false if the ring had no room.
     fn start_receive(&mut self, now: Instant, ring: &Client, token: u64) -> bool {
         let Some(file) = self.file.as_ref() else { return true };
         if self.ended || !self.hungry || !self.has_room() {

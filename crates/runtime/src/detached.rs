@@ -1,8 +1,8 @@
-//! Stripes that a failed cache device has left, kept in the state directory: what the device's log
-//! has of them is out of date ([`DetachedStripe`]).
+//! Stripes that a failed cache device has left, recorded in the state directory: the device's log
+//! is out of date for them ([`DetachedStripe`]).
 //!
-//! Lines are added at the end, each with a checksum. A crash may leave the last ones torn; nobody
-//! was told then that they are durable. A bad line with a good one after it is damage.
+//! Lines are appended, each with a checksum. A crash may tear the last ones; they were not yet
+//! reported as durable. A bad line followed by a good one is damage.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,12 +15,12 @@ use forebay_block::VolumeId;
 
 use crate::state::StateDir;
 
-/// Longest file that is read.
+/// Longest file that is read, in bytes.
 const BYTES_MAX: u64 = 128 << 20;
-/// Lines that are added at most, so that the file stays below that.
+/// Most lines that are added: keeps the file below [`BYTES_MAX`].
 const LINES_MAX: usize = 1 << 20;
 
-/// A stripe with the shard that it belongs to.
+/// A stripe with the number of its shard.
 pub type OfShard = (usize, DetachedStripe);
 
 /// The list of one pool.
@@ -31,23 +31,23 @@ pub struct DetachedList {
     lines: usize,
 }
 
-/// Name of the file of a pool.
+/// Name of a pool's file.
 #[must_use]
 pub fn file_name(uuid: [u8; 16]) -> String {
     format!("{:032x}.detached", u128::from_be_bytes(uuid))
 }
 
 impl DetachedList {
-    /// The list of a pool as earlier servers left it, by shard and stripe, to be added to.
+    /// Opens the list of a pool for appending, and returns its stripes by shard and stripe.
     ///
     /// # Errors
-    /// When it cannot be read, or is damaged; when what a crash tore off cannot be cleared away.
+    /// If the list cannot be read or is damaged, or its torn end cannot be removed.
     pub fn open(state: &StateDir, uuid: [u8; 16]) -> io::Result<(Self, Vec<OfShard>)> {
         let (state, name) = (state.clone(), file_name(uuid));
         let stripes = load(&state, &name)?;
         let lines = stripes.len();
         match lines {
-            // What was torn off may be all there is.
+            // The torn part may be the whole file.
             0 => state.remove(&name)?,
             _ => state.replace(&name, &print(&stripes))?,
         }
@@ -57,7 +57,7 @@ impl DetachedList {
     /// Adds stripes; durable when this returns.
     ///
     /// # Errors
-    /// When they could not be made durable, or the list is full: then each may be in it or not.
+    /// If they could not be made durable, or the list is full. Each may then be in the list or not.
     pub fn add(&mut self, stripes: &[OfShard]) -> io::Result<()> {
         if self.lines + stripes.len() > LINES_MAX {
             let what = format!("{}: {LINES_MAX} stripes are listed, and no more can be", self.name);
@@ -68,19 +68,19 @@ impl DetachedList {
         Ok(())
     }
 
-    /// Removes the list: nothing that the device has counts any more.
+    /// Removes the list: nothing on the device counts any more.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(&mut self) -> io::Result<()> {
         self.state.remove(&self.name)
     }
 }
 
-/// The list of a pool, for those that only read it.
+/// Reads the list of a pool.
 ///
 /// # Errors
-/// When it cannot be read, or is damaged.
+/// If it cannot be read, or is damaged.
 pub fn read(state: &StateDir, uuid: [u8; 16]) -> io::Result<Vec<OfShard>> {
     load(state, &file_name(uuid))
 }
@@ -91,12 +91,13 @@ fn load(state: &StateDir, name: &str) -> io::Result<Vec<OfShard>> {
     let mut torn = false;
     for line in text.split_inclusive('\n') {
         match parse(line) {
-            // The last line of a stripe counts.
+            // The last line about a stripe counts.
             Some((shard, stripe)) if !torn => {
                 stripes.insert((shard, stripe.volume, stripe.stripe), stripe);
             }
             Some(_) => {
-                let what = format!("{name}: the list of what the cache has left is damaged");
+                let what =
+                    format!("{name}: the list of stripes that the cache has left is damaged");
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
             None => torn = true,

@@ -1,7 +1,8 @@
-//! A thread's queues to the devices of its shard, with what a full queue could not take yet.
+//! A thread's queues to the devices of its shard, with the requests that a full queue could not
+//! take yet.
 //!
-//! Flushes pass a gate that all threads share (`FlushGate`): one round of a device is under way at
-//! a time, and threads tell each other by message when to send a flush and how it ended.
+//! Flushes pass a gate that all threads share (`FlushGate`): each device has one round at a time,
+//! and threads send each other messages about when to flush and how a flush ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,19 +20,18 @@ use forebay_volume::{Ask, Asked, FailedFlushes, FlushGate};
 use crate::message::Message;
 use crate::pace::{Allowance, LARGE};
 
-/// Name of the flush that the gate has sent; shards give 32-bit names.
+/// The tag of the gate's own flush; shards use 32-bit tags.
 const GATE_TAG: IoTag = IoTag(u64::MAX);
 
-/// The gate of each device, the cache device's first if there is one; shared by all threads.
+/// The gate of each device, shared by all threads; the cache device's comes first, if there is one.
 pub type Gates = Arc<[Mutex<FlushGate>]>;
 
-/// Gates for these devices and this many threads.
+/// Creates the gates for these devices and this many threads.
 pub fn gates<'a>(devices: impl Iterator<Item = &'a DeviceInfo>, threads: usize) -> Gates {
     devices.map(|info| Mutex::new(FlushGate::new(threads, info.flush_by_queue))).collect()
 }
 
-/// A gate is whole at any time, since its lists are replaced whole: a panic elsewhere does not
-/// matter.
+/// Locks a gate. Its lists are replaced whole, so a panic elsewhere leaves it consistent.
 pub fn locked(gate: &Mutex<FlushGate>) -> MutexGuard<'_, FlushGate> {
     gate.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -42,23 +42,23 @@ pub struct Devices {
     gates: Gates,
     /// Flushes that failed before they were sent.
     unsent: Vec<(Target, Completion)>,
-    /// The cache device's first, if there is one, then the primaries'.
+    /// The cache device's lane first, if there is one, then those of the primaries.
     lanes: Vec<Lane>,
-    /// Lane of each volume's primary, by volume id.
+    /// For each volume id, the lane of its primary.
     primaries: Vec<Option<usize>>,
     completions: Vec<Completion>,
-    /// Large reads that have completed and that the shard has not been handed.
+    /// Large reads that have completed but have not been handed to the shard.
     large: VecDeque<(Target, Completion)>,
 }
 
 struct Lane {
     target: Target,
     queue: Box<dyn IoQueue>,
-    /// Bounded by what a shard keeps in flight.
+    /// Requests waiting for room; bounded by the shard's limit of requests in flight.
     waiting: VecDeque<Io>,
-    /// Those not handed to the shard included.
+    /// Requests in flight, including completed ones not handed to the shard yet.
     in_flight: usize,
-    /// Large writes in flight: the shard copies nothing when they end.
+    /// Large writes in flight: on completion the shard copies nothing.
     large_writes: Vec<IoTag>,
 }
 
@@ -66,7 +66,7 @@ impl Devices {
     /// Opens a queue to every device.
     ///
     /// # Errors
-    /// The first that cannot be opened.
+    /// The error of the first device that cannot be opened.
     pub fn open(
         ring: &Rc<Ring>,
         cache: Option<&dyn BlockDevice>,
@@ -83,10 +83,10 @@ impl Devices {
         Ok(Self::over(queues, (own, gates)))
     }
 
-    /// Over queues that are open: the cache device's first, if there is one.
+    /// Creates it over open queues; the cache device's comes first, if there is one.
     ///
     /// # Panics
-    /// If there is not a gate for each device.
+    /// If there is not one gate for each device.
     #[must_use]
     pub fn over(queues: Vec<(Target, Box<dyn IoQueue>)>, (own, gates): (usize, Gates)) -> Self {
         assert_eq!(queues.len(), gates.len(), "a gate for each device");
@@ -118,8 +118,8 @@ impl Devices {
     /// Sends a request to its device, now or as soon as there is room.
     ///
     /// # Panics
-    /// If there is no such device, or the request has FUA: a flush that hides in it would pass by
-    /// the gate.
+    /// If there is no such device, or the request has FUA: a flush hidden in it would bypass the
+    /// gate.
     pub fn submit(&mut self, now: Instant, target: Target, io: Io) {
         assert!(!io.flags.fua, "durability is asked for by a flush");
         let at = self.lane(target);
@@ -139,9 +139,8 @@ impl Devices {
         }
     }
 
-    /// Hands completions to `take`, those of large reads as far as a turn has time for their
-    /// copying, and sends what waits for room. What other threads should know goes to `outgoing`,
-    /// by thread.
+    /// Hands completions to `take`, large reads only as far as the turn has time to copy them, and
+    /// sends waiting requests. Messages for other threads go to `outgoing`, indexed by thread.
     pub fn poll(
         &mut self,
         now: Instant,
@@ -189,7 +188,7 @@ impl Devices {
         }
     }
 
-    /// The flush that the gate had sent has ended.
+    /// Handles the end of the gate's flush.
     fn flush_ended(
         &mut self,
         now: Instant,
@@ -222,26 +221,26 @@ impl Devices {
         }
     }
 
-    /// The gate wants a flush of this thread's queue.
+    /// Sends a flush to this thread's queue on behalf of the gate.
     pub fn send_flush(&mut self, now: Instant, target: Target) {
         let at = self.lane(target);
         self.lanes[at].send_flush(now);
     }
 
-    /// A flush of this thread's shard has ended.
+    /// Takes the end of a flush that this thread's shard requested.
     pub fn flushed(&mut self, target: Target, tag: IoTag, result: IoResult<()>) -> Completion {
         let at = self.lane(target);
         self.lanes[at].in_flight -= 1;
         Completion { tag, result, buf: IoBuf::empty() }
     }
 
-    /// This thread's shard knows that a flush failed.
+    /// Confirms that this thread's shard knows of a failed flush.
     pub fn told(&mut self, target: Target) {
         let at = self.lane(target);
         self.gate(at).told(self.own);
     }
 
-    /// Counts the failed flushes of a primary.
+    /// The counter of failed flushes of a primary.
     ///
     /// # Panics
     /// If there is no such device.
@@ -250,16 +249,16 @@ impl Devices {
         self.gate(self.lane(Target::Primary(volume))).failed()
     }
 
-    /// When [`Devices::poll`] must be called although nothing happened.
+    /// When [`Devices::poll`] must be called even if nothing happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        // What failed before it was sent, and large reads that are done, are told in the next turn.
+        // Flushes that failed unsent, and completed large reads, are delivered in the next turn.
         let some = !self.unsent.is_empty() || !self.large.is_empty();
         let at_once = some.then_some(Instant::default());
         self.lanes.iter().filter_map(|lane| lane.queue.deadline()).chain(at_once).min()
     }
 
-    /// Requests that have not completed.
+    /// Number of requests that have not completed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.lanes.iter().map(|lane| lane.in_flight).sum()
@@ -272,7 +271,7 @@ impl Lane {
         Self { target, queue, waiting, in_flight: 0, large_writes }
     }
 
-    /// Whether a large request that has completed was a write; forgets it.
+    /// Whether a completed large request was a write; removes it from the list.
     fn was_large_write(&mut self, tag: IoTag) -> bool {
         let at = self.large_writes.iter().position(|&other| other == tag);
         at.map(|at| self.large_writes.swap_remove(at)).is_some()

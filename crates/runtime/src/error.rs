@@ -7,13 +7,13 @@ use std::io;
 /// Why a pool did not start.
 #[derive(Debug)]
 pub enum StartError {
-    /// A thread, its ring, or a queue to a device could not be had.
+    /// A thread, its ring, or a queue to a device could not be created.
     Io(io::Error),
     /// A shard cannot use the cache.
     Refused {
-        /// Which shard.
+        /// Index of the shard.
         shard: usize,
-        /// Why.
+        /// The reason, as text.
         why: String,
     },
 }

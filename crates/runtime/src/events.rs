@@ -1,8 +1,9 @@
-//! The log of what the shards tell: one line each, with the volume's name, what happened, where,
-//! and what to do. What repeats is counted: the first is logged at once, the others together when
-//! [`WINDOW`] is over. The lines are listed in `docs/user/logging.md`.
+//! The log of the shards' events: one line each, with the volume's name, the event, its place, and
+//! the remedy. Repetitions are counted: the first event is logged at once, the others together at
+//! the end of a [`WINDOW`]. The lines are listed in `docs/user/logging.md`.
 //!
-//! Shards never wait for the log: what does not fit the queue is counted and said.
+//! Shards never wait for the log: events that do not fit the queue are counted, and their number is
+//! logged.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,12 +19,12 @@ use forebay_volume::Registry;
 
 /// How long repetitions are counted before they are logged.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Events that wait for the log at most.
+/// Most events that wait for the log.
 const QUEUE: usize = 4096;
-/// How often it is looked whether a window is over.
+/// How often the log checks whether a window is over.
 const TICK: Duration = Duration::from_secs(1);
 
-/// The way of a shard's events into the log.
+/// A shard's handle for sending events to the log.
 #[derive(Clone)]
 pub struct EventSink {
     tell: SyncSender<(usize, Event)>,
@@ -31,7 +32,7 @@ pub struct EventSink {
 }
 
 impl EventSink {
-    /// Hands over an event of a shard. Never waits.
+    /// Sends an event of a shard. Never waits.
     pub fn tell(&self, shard: usize, event: Event) {
         if self.tell.try_send((shard, event)).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -39,10 +40,10 @@ impl EventSink {
     }
 }
 
-/// Starts the log; its thread ends when the last sink is gone and all that was told is written.
+/// Starts the log; its thread ends when the last sink is gone and every event is written.
 ///
 /// # Errors
-/// When there is no thread to be had.
+/// If the thread cannot be started.
 pub fn start(registry: &Registry) -> io::Result<(EventSink, JoinHandle<()>)> {
     let (tell, hear) = sync_channel(QUEUE);
     let lost = Arc::new(AtomicU64::new(0));
@@ -75,7 +76,7 @@ fn serve(mut log: EventLog, hear: &Receiver<(usize, Event)>, lost: &AtomicU64) {
     }
 }
 
-/// How loud a line is.
+/// The level of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Level {
     Error,
@@ -102,7 +103,7 @@ impl Line {
     }
 }
 
-/// What makes two events the same thing again.
+/// The key by which two events count as the same.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Sort {
     what: u8,
@@ -132,14 +133,14 @@ impl Sort {
     }
 }
 
-/// Repetitions since the last line about the same.
+/// Repetitions since the last line about the same kind of event.
 struct Repeated {
     since: Instant,
     more: u64,
     last: Line,
 }
 
-/// Makes lines of events.
+/// Turns events into lines.
 struct EventLog {
     names: HashMap<VolumeId, String>,
     begun: Instant,
@@ -151,7 +152,7 @@ impl EventLog {
         Self { names, begun, repeated: HashMap::new() }
     }
 
-    /// The line to write now, if the event is not a repetition.
+    /// Takes an event; returns its line unless the event is a repetition.
     fn take(&mut self, now: Instant, shard: usize, event: &Event) -> Option<Line> {
         let (level, text) = describe(shard, event, now.duration_since(self.begun));
         let volume = event.volume().and_then(|id| self.names.get(&id)).cloned();
@@ -254,8 +255,8 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
             Level::Error,
             format!(
                 "the primary was changed without the cache: {} of it differ from what the cache \
-                 read or wrote there; what the cache has of the volume is dropped, but for what \
-                 is not on the primary yet; find out who writes to it, and check its content",
+                 read or wrote there; the volume's clean blocks are dropped, its dirty ones \
+                 stay; find out who writes to it, and check its content",
                 blocks.bytes()
             ),
         ),
@@ -294,15 +295,16 @@ fn doing(op: IoOp) -> &'static str {
 fn primary_failed(op: IoOp, range: forebay_block::ByteRange, kind: &str) -> String {
     match op {
         IoOp::Flush => format!(
-            "a flush of the primary failed: {kind}; what it did not cover counts as not written: \
-             dirty blocks are written again, clients that flush get an error; check the device"
+            "a flush of the primary failed: {kind}; writes that it should have covered count as \
+             not written: dirty blocks are written again, clients that flush get an error; check \
+             the device"
         ),
         IoOp::Read => format!(
             "reading {range} of the primary failed: {kind}; the client got an error; check the \
              device"
         ),
         _ => format!(
-            "{} {range} of the primary failed: {kind}; what the cache has stays there, a client \
+            "{} {range} of the primary failed: {kind}; cached blocks stay in the cache, a client \
              that waited for the primary got an error; check the device",
             doing(op)
         ),

@@ -1,18 +1,18 @@
-//! Latencies in fixed memory: buckets that grow with the value, each a sixteenth of its power of
-//! two wide, so that a quantile is read within 6 %.
+//! Latencies in fixed memory: the buckets are a sixteenth of a power of two wide, so that a
+//! quantile is exact within 6 %.
 
 use std::time::Duration;
 
-/// Values below this many nanoseconds share the first bucket.
+/// log2 of nanoseconds: shorter latencies share the first bucket.
 const FLOOR_BITS: u32 = 8;
-/// Values from here on, 68 s, share the last bucket.
+/// log2 of nanoseconds: latencies from here on (68 s) share the last bucket.
 const CEILING_BITS: u32 = 36;
-/// Buckets to a power of two, as bits.
+/// log2 of the number of buckets for each power of two.
 const FINE_BITS: u32 = 4;
 /// Number of buckets.
 pub const BUCKETS: usize = (((CEILING_BITS - FLOOR_BITS) << FINE_BITS) + 2) as usize;
 
-/// Counts of latencies by size.
+/// Numbers of latencies, by bucket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -35,7 +35,7 @@ impl Histogram {
         self.max_nanos = self.max_nanos.max(nanos);
     }
 
-    /// Adds the counts of another.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
             *mine += theirs;
@@ -44,26 +44,26 @@ impl Histogram {
         self.max_nanos = self.max_nanos.max(other.max_nanos);
     }
 
-    /// How many were counted.
+    /// Number of latencies recorded.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their sum.
+    /// Sum of all latencies.
     #[must_use]
     pub fn sum(&self) -> Duration {
         Duration::from_nanos(self.sum_nanos)
     }
 
-    /// The longest.
+    /// The longest latency.
     #[must_use]
     pub fn max(&self) -> Duration {
         Duration::from_nanos(self.max_nanos)
     }
 
-    /// The latency that a share of all (0 to 1) does not exceed, by at most 6 % too long; zero
-    /// when nothing was counted.
+    /// The latency that a share (0 to 1) of all does not exceed, at most 6 % too high; zero if none
+    /// was recorded.
     #[must_use]
     pub fn quantile(&self, share: f64) -> Duration {
         let count = self.count();
@@ -81,7 +81,7 @@ impl Histogram {
         self.max()
     }
 
-    /// For each bucket that counts something: its upper bound, and how many are at most that.
+    /// For each non-empty bucket: its upper bound, and the number of latencies up to it.
     pub fn cumulative(&self) -> impl Iterator<Item = (Duration, u64)> {
         let mut seen = 0;
         self.counts.iter().enumerate().filter_map(move |(at, &n)| {
@@ -103,7 +103,7 @@ fn bucket(nanos: u64) -> usize {
     1 + (((power - FLOOR_BITS) << FINE_BITS) as usize) + fine as usize
 }
 
-/// The largest value of a bucket.
+/// The largest value of a bucket, in nanoseconds.
 fn upper_bound(at: usize) -> u64 {
     match at {
         0 => (1 << FLOOR_BITS) - 1,

@@ -1,9 +1,9 @@
 //! Shard threads: one ring, one mailbox, one clock each.
 //!
-//! Each thread owns a shard of the blocks, with its cache engine and its queues to the devices,
-//! and some of the client connections, with a router for their requests. Nothing is shared on
-//! the way of a request but the sum of the clients' memory, for those who have much in flight;
-//! threads talk through mailboxes, and the pool's owner does too.
+//! Each thread owns a shard of the blocks, with its cache engine and its queues to the devices, and
+//! some of the client connections, with a router for their requests. On the path of a request
+//! nothing is shared but the clients' memory budget, for clients with much data in flight. Threads
+//! communicate through mailboxes, and so does the pool's owner.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Where clients connect: Unix sockets and TCP ports, bound and listening.
+//! Listening Unix sockets and TCP ports, to which clients connect.
 //!
-//! A Unix socket's file may be there from a server that died. It is removed only when nobody
-//! answers on it, and only if it is a socket. Its permissions are set before it listens, so that
-//! nobody can slip in.
+//! The file of a Unix socket may be left over from a server that died. It is removed only if it is
+//! a socket and nobody answers on it. Its permissions are set before it listens, so that nobody can
+//! connect too early.
 
 use std::fmt;
 use std::fs;
@@ -20,8 +20,8 @@ use crate::places::Way;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 128;
-/// How long nothing may come or go on a TCP connection before the kernel probes it, the time
-/// between probes, and their number: a peer that is silent for two minutes is taken for gone.
+/// Idle time on a TCP connection before the kernel probes it, the time between probes, and their
+/// number: a peer that is silent for two minutes is considered gone.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_COUNT: u32 = 6;
@@ -29,16 +29,16 @@ const KEEPALIVE_COUNT: u32 = 6;
 /// Who may connect to a Unix socket: its file's permission bits, owner and group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Access {
-    /// Permission bits; who may write may connect.
+    /// Permission bits; write permission allows connecting.
     pub mode: u32,
-    /// The owner's number; the server's own when absent.
+    /// Numeric owner; the server's own when `None`.
     pub owner: Option<u32>,
-    /// The group's number; the server's own when absent.
+    /// Numeric group; the server's own when `None`.
     pub group: Option<u32>,
 }
 
 impl Access {
-    /// Permission bits for the server's own user and group.
+    /// These permission bits, with the server's own user and group.
     #[must_use]
     pub fn mode(mode: u32) -> Self {
         Self { mode, owner: None, group: None }
@@ -61,7 +61,7 @@ impl Access {
 pub enum Address {
     /// A Unix socket.
     Unix {
-        /// Its file.
+        /// Path of the socket file.
         path: PathBuf,
         /// Who may connect.
         access: Access,
@@ -79,7 +79,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A bound, listening socket. A Unix socket's file goes when it is dropped.
+/// A bound, listening socket. Dropping it removes the file of a Unix socket.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -89,10 +89,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds and listens.
+    /// Binds the address and listens.
     ///
     /// # Errors
-    /// When the address is in use, or may not be used; the message names it.
+    /// If the address is in use, or may not be used; the message names it.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let named = |error: io::Error| {
             io::Error::new(error.kind(), format!("cannot listen on {address}: {error}"))
@@ -115,7 +115,7 @@ impl Listener {
         let address = Address::Unix { path: path.into(), access };
         let listener = Self { socket, address, file };
         applied?;
-        // Until here nobody can connect.
+        // Up to this point nobody can connect.
         rustix::net::listen(&listener.socket, BACKLOG)?;
         Ok(listener)
     }
@@ -126,13 +126,13 @@ impl Listener {
         Ok(Self { socket: listener.into(), address, file: None })
     }
 
-    /// Where it listens; a port the kernel chose is filled in.
+    /// The address it listens on, with the port that the kernel chose.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// How its clients come.
+    /// How its clients connect.
     #[must_use]
     pub fn way(&self) -> Way {
         match self.address {
@@ -141,11 +141,11 @@ impl Listener {
         }
     }
 
-    /// Prepares an accepted connection: small answers leave at once, a peer that is gone without
-    /// a word is noticed.
+    /// Prepares an accepted connection: small answers are sent at once, and a vanished peer is
+    /// noticed.
     ///
     /// # Errors
-    /// When the connection is gone already.
+    /// If the connection is already gone.
     pub fn prepare(&self, connection: BorrowedFd<'_>) -> io::Result<()> {
         if matches!(self.address, Address::Tcp(_)) {
             sockopt::set_tcp_nodelay(connection, true)?;
@@ -157,7 +157,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Who is at the other end of an accepted connection, for the log.
+    /// The peer of an accepted connection, for the log.
     #[must_use]
     pub fn peer_of(&self, connection: BorrowedFd<'_>) -> String {
         let unknown = || "unknown".to_owned();
@@ -195,7 +195,7 @@ impl Drop for Listener {
         let Address::Unix { path, .. } = &self.address else { return };
         let found = fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
         if found.is_some() && found == self.file {
-            // A file that stays behind is removed by the next server.
+            // If the file cannot be removed here, the next server removes it.
             let _ = fs::remove_file(path);
         }
     }

@@ -1,9 +1,9 @@
-//! How threads talk: a mailbox each, filled in batches, emptied once a turn.
+//! Communication between threads: each has a mailbox, filled in batches and emptied once a turn.
 //!
-//! A mailbox has no limit of its own and never blocks; what can be in it is bounded by its
-//! senders. A thread has at most [`CREDIT`] requests at another thread, each answered once;
-//! connections are bounded by the client limit; control messages by whoever waits for their
-//! answers. So replies always fit, and two threads cannot wait for each other.
+//! A mailbox has no limit of its own and never blocks; its senders bound its content. A thread has
+//! at most [`CREDIT`] requests at another thread, each answered once; connections are bounded by
+//! the client limit; the sender of a control message waits for the answer. So replies always fit,
+//! and two threads cannot deadlock.
 
 use std::mem;
 use std::sync::PoisonError;
@@ -11,15 +11,15 @@ use std::sync::PoisonError;
 use forebay_block::sync::{Mutex, MutexGuard, OnceLock};
 use forebay_device::Waker;
 
-/// Most requests that one thread has at another.
+/// Most unanswered requests from one thread to another.
 pub const CREDIT: u32 = 1024;
 
-/// Where a thread finds its messages, in the order of each sender.
+/// A thread's incoming messages, in order for each sender.
 #[derive(Debug)]
 pub struct Mailbox<M> {
     /// `None` once the owner is gone.
     messages: Mutex<Option<Vec<M>>>,
-    /// Set by the owner before it looks into the mailbox for the first time.
+    /// Set by the owner before it first reads the mailbox.
     waker: OnceLock<Waker>,
 }
 
@@ -30,7 +30,7 @@ impl<M> Default for Mailbox<M> {
 }
 
 impl<M> Mailbox<M> {
-    /// Makes the senders wake this ring. The owner calls it once, before its first
+    /// Sets the ring that senders wake. The owner calls it once, before its first
     /// [`Mailbox::take`].
     ///
     /// # Panics
@@ -39,7 +39,7 @@ impl<M> Mailbox<M> {
         assert!(self.waker.set(waker).is_ok(), "a mailbox has one owner");
     }
 
-    /// Puts messages in and wakes the owner; drops them when the owner is gone. `batch` is empty
+    /// Delivers messages and wakes the owner; drops them if the owner is gone. `batch` is empty
     /// afterwards.
     pub fn send(&self, batch: &mut Vec<M>) {
         if batch.is_empty() {
@@ -49,18 +49,18 @@ impl<M> Mailbox<M> {
             Some(messages) => messages.append(batch),
             None => batch.clear(),
         }
-        // An owner without a waker has not looked yet: it will see the messages.
+        // An owner without a waker has not read the mailbox yet: it will see the messages.
         if let Some(waker) = self.waker.get() {
             waker.wake();
         }
     }
 
-    /// Puts one message in and wakes the owner.
+    /// Delivers one message and wakes the owner.
     pub fn send_one(&self, message: M) {
         self.send(&mut vec![message]);
     }
 
-    /// Takes every message. `taken` must be empty; its memory is used for the next ones.
+    /// Takes every message. `taken` must be empty; its memory is reused for the next ones.
     pub fn take(&self, taken: &mut Vec<M>) {
         debug_assert!(taken.is_empty());
         if let Some(messages) = &mut *self.lock() {
@@ -68,13 +68,13 @@ impl<M> Mailbox<M> {
         }
     }
 
-    /// The owner goes: drops what is in it, and what comes later.
+    /// Closes the mailbox: drops its messages, and all later ones.
     pub fn close(&self) {
         let messages = self.lock().take();
         drop(messages);
     }
 
-    /// A list of messages is whole at any time: a panic elsewhere does not matter.
+    /// The list is consistent at any time, so a panic of another thread does not matter.
     fn lock(&self) -> MutexGuard<'_, Option<Vec<M>>> {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }

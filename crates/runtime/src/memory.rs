@@ -1,12 +1,12 @@
-//! The memory of clients: one sum for all of them, of which each has a part that is always its own.
+//! The memory of clients: one budget for all, of which a part is reserved for each client.
 //!
-//! What a client has in flight beyond its own part it takes from the common rest. Where that is
-//! used up, clients wait in one line, in the order in which they came, and are read no further
-//! meanwhile. A client that wants more than there is waits until it has all of the rest alone.
+//! Requests beyond a client's own part use the shared rest. When that is used up, clients wait in a
+//! line, first come first served, and their connections are not read. A client that needs more than
+//! the whole rest waits until it has all of it.
 //!
-//! Invariants: nobody passes the line; bytes are granted to a client or free, never both; whoever
-//! gives back wakes those who can now go on. Requests that fit in a client's own part come by here
-//! never, and without a line taking is one atomic operation.
+//! Invariants: no client overtakes the line; bytes are either granted to a client or free, never
+//! both; returning bytes wakes the clients that can now continue. Requests that fit in a client's
+//! own part never get here, and without a line taking memory is one atomic operation.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,36 +15,36 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 
-/// Memory of all clients, unless configured otherwise.
+/// Default for the memory of all clients, in bytes.
 pub const CLIENT_MEMORY: u64 = 256 << 20;
-/// The clients' own parts together are the whole divided by this.
+/// All clients' own parts together are the budget divided by this.
 const OWN: u64 = 4;
-/// Bytes of a client's own part: enough for small requests, and no more than is of use.
+/// Bounds of a client's own part, in bytes: enough for small requests.
 const OWN_MIN: u64 = 64 << 10;
 const OWN_MAX: u64 = 1 << 20;
 
-/// A grant that was asked for, and comes as a message.
+/// Identifies a waiting request for memory; the grant comes as a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket(u64);
 
 /// Bytes for a client that waited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// The client's place in the table of its thread.
+    /// The client's index in the table of its thread.
     pub client: u32,
-    /// What it waited with.
+    /// The ticket of its request.
     pub ticket: Ticket,
-    /// How many.
+    /// Number of bytes granted.
     pub bytes: u64,
 }
 
 /// The memory of all clients; shared by all threads.
 pub struct Memory {
     own: u64,
-    /// What all may take beyond their own.
+    /// Bytes available beyond the clients' own parts.
     rest: u64,
     taken: AtomicU64,
-    /// Whether somebody is in the line; changes under its lock.
+    /// Whether the line is not empty; changed only under its lock.
     waited_for: AtomicBool,
     line: Mutex<Line>,
     mailboxes: Arc<[Mailbox<Message>]>,
@@ -57,12 +57,13 @@ struct Line {
 }
 
 impl Memory {
-    /// `bytes` for the clients at `places` places, served by the threads of `mailboxes`.
+    /// Creates a budget of `bytes` for `places` clients, served by the threads of `mailboxes`.
     #[must_use]
     pub fn new(bytes: u64, places: usize, mailboxes: Arc<[Mailbox<Message>]>) -> Self {
         let places = places.max(1) as u64;
         let own = (bytes / OWN / places).clamp(OWN_MIN, OWN_MAX);
-        // Where the places' own parts are more than the whole, little is left to all.
+        // With many places, their own parts would exceed the budget: then keep a minimum as the
+        // rest.
         let rest = bytes.saturating_sub(own * places).max(bytes / OWN);
         Self {
             own,
@@ -74,23 +75,23 @@ impl Memory {
         }
     }
 
-    /// Bytes that every client has for itself.
+    /// Bytes reserved for each client.
     #[must_use]
     pub fn own(&self) -> u64 {
         self.own
     }
 
-    /// Takes bytes for a client at place `client` of `thread`.
+    /// Takes bytes for the client at index `client` of `thread`.
     ///
     /// # Errors
-    /// When fewer are left, or others wait already: the client is in the line, and a
-    /// [`Message::Memory`] with this ticket comes when it is its turn.
+    /// If fewer bytes are left, or others are already waiting. The client is then in the line, and
+    /// a [`Message::Memory`] with this ticket follows when it is its turn.
     pub fn take(&self, thread: usize, client: u32, bytes: u64) -> Result<(), Ticket> {
         if !self.waited_for.load(Ordering::SeqCst) && self.try_take(bytes) {
             return Ok(());
         }
         let mut line = self.lock();
-        // From here on whoever gives back comes for the lock.
+        // From here on, threads that give bytes back take the lock.
         self.waited_for.store(true, Ordering::SeqCst);
         if line.waiting.is_empty() && self.try_take(bytes) {
             self.waited_for.store(false, Ordering::SeqCst);
@@ -118,13 +119,13 @@ impl Memory {
         }
     }
 
-    /// Leaves the line. False when the grant is on its way already: it is to be given back when
-    /// it comes.
+    /// Leaves the line. Returns false if the grant is already on its way: its bytes must be given
+    /// back when it arrives.
     pub fn leave(&self, ticket: Ticket) -> bool {
         let mut line = self.lock();
         let before = line.waiting.len();
         line.waiting.retain(|(_, grant)| grant.ticket != ticket);
-        // The next one may want less.
+        // The next client in the line may need less.
         self.serve(&mut line);
         line.waiting.len() < before
     }
@@ -140,7 +141,7 @@ impl Memory {
         self.waited_for.store(false, Ordering::SeqCst);
     }
 
-    /// A line is whole at any time: a panic elsewhere does not matter.
+    /// The line is consistent at any time, so a panic of another thread does not matter.
     fn lock(&self) -> MutexGuard<'_, Line> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +153,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Memory with 12 MiB for all and 1 MiB for each of four.
+    /// 12 MiB for all, and 1 MiB of it for each of four clients.
     fn memory() -> Memory {
         let mailboxes: Arc<[_]> = (0..2).map(|_| Mailbox::default()).collect();
         let memory = Memory::new(16 * MIB, 4, mailboxes);
@@ -160,7 +161,7 @@ mod tests {
         memory
     }
 
-    /// What a thread was granted.
+    /// The grants that a thread received: client and bytes.
     fn granted(memory: &Memory, thread: usize) -> Vec<(u32, u64)> {
         let mut messages = Vec::new();
         memory.mailboxes[thread].take(&mut messages);

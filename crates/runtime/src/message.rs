@@ -1,4 +1,4 @@
-//! What threads tell each other.
+//! Messages between threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -17,92 +17,92 @@ use crate::record::Sink;
 
 /// A message to a shard thread.
 pub enum Message {
-    /// A request for the thread's shard.
+    /// A request for the receiving thread's shard.
     Request(Request),
-    /// A shard's answer to a request of the thread's router.
+    /// A shard's answer to a request of the receiving thread's router.
     Reply {
         /// The shard that answers.
         shard: usize,
         /// The answer.
         reply: Reply,
     },
-    /// A connection to serve.
+    /// A connection for the receiving thread to serve.
     Arrival(Arrival),
-    /// Memory that a client of the thread waited for.
+    /// Memory that a client of the receiving thread waited for.
     Memory(Grant),
-    /// A text that a request of the thread's mount asked for.
+    /// A text that a request of the receiving thread's mount needs.
     Told {
-        /// The request.
+        /// Key of the request.
         key: u64,
         /// The text.
         text: Vec<u8>,
     },
-    /// So much trust in the cache device is recorded for the whole pool.
+    /// This level of trust in the cache device is now recorded for the whole pool.
     TrustRecorded(Trust),
-    /// Stripes are recorded that the cache of the thread's shard has left.
+    /// Stripes, now recorded, that the cache of the receiving thread's shard has left.
     Detached(Vec<DetachedStripe>),
-    /// Another shard found that a volume's primary was changed without the cache.
+    /// Another shard found that a volume's primary was changed behind the cache's back.
     Changed(VolumeId),
-    /// A flush of the thread's shard has ended, sent to the device by another thread.
+    /// Another thread flushed a device on behalf of the receiving thread's shard; its result.
     Flushed(Target, IoTag, IoResult<()>),
-    /// The thread is to send a flush to its queue of a device.
+    /// Send a flush to this thread's queue of a device.
     SendFlush(Target),
-    /// A flush of a device failed.
+    /// A flush of a device has failed.
     FlushFailed(Target, IoError),
-    /// Something from the pool's owner.
+    /// A command of the pool's owner.
     Command(Command),
 }
 
-/// What the pool's owner wants of a thread.
+/// A command from the pool's owner to a thread.
 pub enum Command {
-    /// Accept connections; answered when it does, or why not.
+    /// Accept connections; answered when accepting has begun, or failed.
     Listen(Vec<Listener>, Arc<dyn SessionFactory>, Sender<std::io::Result<()>>),
-    /// Serve a mount; answered when its slots are with the kernel, or why not.
+    /// Serve a mount; answered when the kernel has its slots, or with the error.
     Mount(Mount, Sender<Ask>, Sender<std::io::Result<()>>),
-    /// Tell how it stands.
+    /// Report the thread's state.
     Snapshot(Sender<Snapshot>),
-    /// Destage everything, or not any more.
+    /// Begin or end destaging all dirty blocks at full speed.
     Drain(bool),
-    /// The same of one volume.
+    /// As `Drain`, for one volume.
     DrainVolume(VolumeId, bool),
     /// Change a setting.
     Set(Setting),
-    /// Hand what is asked of a volume to this sink, or not any more.
+    /// Begin or end sending the client requests of a volume to this sink.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.
     Quiesce(Sender<usize>),
-    /// Close the connections that are left.
+    /// Close the remaining connections.
     CutOff,
-    /// Stop the shard; answered when it has stopped. The thread ends then.
+    /// Stop the shard; answered when it has stopped. The thread then ends.
     Stop(Sender<usize>),
 }
 
-/// How a thread stands.
+/// The state of a thread.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Which shard.
+    /// Index of the shard.
     pub shard: usize,
-    /// Where it is in its life.
+    /// Stage of the shard's life.
     pub state: State,
-    /// How its cache device is doing.
+    /// Health of its cache device.
     pub health: Health,
     /// Its counters and levels.
     pub stats: Stats,
-    /// Blocks newer in the cache than on their primary.
+    /// Blocks that are newer in the cache than on their primary.
     pub dirty_blocks: u64,
-    /// How each volume stands in it, if it knows.
+    /// The state of each volume, as far as the shard knows it.
     pub volumes: Vec<VolumeState>,
-    /// Latencies of the clients' requests taken by this thread, by volume in the registry's order
-    /// and by operation.
+    /// Latencies of client requests taken by this thread, by volume in the registry's order and by
+    /// operation.
     pub latencies: Vec<Latencies>,
-    /// Connections of this thread.
+    /// Number of connections of this thread.
     pub connections: usize,
 }
 
 /// Latencies of one volume by operation, in the order of [`OPERATIONS`].
 pub type Latencies = [Histogram; OPERATIONS.len()];
 
-/// The operations whose latencies are kept, with their names in metrics.
+/// The operations for which latencies are kept, with their names in metrics.
 pub const OPERATIONS: [(forebay_block::IoOp, &str); 5] = [
     (forebay_block::IoOp::Read, "read"),
     (forebay_block::IoOp::Write, "write"),

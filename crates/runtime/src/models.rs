@@ -1,5 +1,5 @@
-//! Models of what threads share, which loom runs in every order that the memory model allows:
-//! mailboxes with real wakers, and the devices' flush gates. Run by `tools/loom`.
+//! Models of the state that threads share, which loom runs in every order that the memory model
+//! allows: mailboxes with real wakers, and the devices' flush gates. Run by `tools/loom`.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use crate::devices::{Devices, Gates, gates};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
 
-/// A preemption more finds nothing new in these, and takes ten times as long.
+/// One more preemption finds nothing new in these models, and takes ten times as long.
 fn model(run: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(run);
 }
 
-/// Two senders, and an owner that tells its waker while they are at it and sleeps whenever it
-/// finds nothing.
+/// Two senders, and an owner that arms its waker while they send, and sleeps whenever it finds no
+/// message.
 #[test]
 fn model_no_message_is_slept_over() {
     model(|| {
@@ -46,17 +46,17 @@ fn model_no_message_is_slept_over() {
     });
 }
 
-/// A device whose queues are flushed each by itself, as connections are. It fails one flush.
+/// A device whose queues are flushed separately, like connections. It fails one flush.
 #[derive(Default)]
 struct Disk {
-    /// Writes of each queue that were completed and not flushed.
+    /// For each queue, writes that have completed but are not durable.
     volatile: [u32; 2],
-    /// Writes of each queue that are durable.
+    /// For each queue, writes that are durable.
     durable: [u32; 2],
     fails: bool,
 }
 
-/// A queue of it, which completes everything at once.
+/// A queue of the device, which completes everything at once.
 struct Queue {
     own: usize,
     disk: Arc<Mutex<Disk>>,
@@ -94,24 +94,24 @@ impl IoQueue for Queue {
     }
 }
 
-/// A shard: one write, and one flush after it.
+/// A shard that makes one write, and one flush after it.
 struct Shard {
     own: usize,
     devices: Devices,
     mailboxes: Arc<[Mailbox<Message>; 2]>,
     alarm: Alarm,
     written: bool,
-    /// How the flush ended.
+    /// Whether the flush succeeded, once it has ended.
     flushed: Option<bool>,
-    /// It was told that a flush failed while the write was not flushed.
+    /// Whether it was told of a failed flush before its own write was flushed.
     told: bool,
-    /// The other one needs it no more.
+    /// Whether the other shard no longer needs it.
     alone: bool,
 }
 
 const WRITE: IoTag = IoTag(1);
 const FLUSH: IoTag = IoTag(2);
-/// Stands for a message of a shard that it needs nobody any more.
+/// Stands for the message that a shard no longer needs the other one.
 const ENOUGH: IoTag = IoTag(3);
 
 impl Shard {
@@ -131,7 +131,7 @@ impl Shard {
         Self { own, devices, mailboxes, alarm, written, flushed, told, alone }
     }
 
-    /// To its end; whether what it wrote was promised to be durable.
+    /// Runs to the end; returns whether its write was promised to be durable.
     fn run(mut self) -> bool {
         let now = Instant::default();
         self.devices.submit(now, Target::Cache, Io::write(WRITE, 0, IoBuf::zeroed(512)));
@@ -151,7 +151,7 @@ impl Shard {
         }
     }
 
-    /// Looks at its device until there is nothing new.
+    /// Polls its device until there are no more completions.
     fn turn(&mut self, now: Instant) {
         let mut outgoing = [Vec::new(), Vec::new()];
         loop {
@@ -203,8 +203,8 @@ fn info() -> DeviceInfo {
     DeviceInfo { flush_by_queue: true, ..DeviceInfo::plain(1 << 20, "model") }
 }
 
-/// Two shards of one device. `fails`: the device fails the first flush, and loses what both had
-/// written until then.
+/// Runs two shards of one device. `fails`: the device fails the first flush, and loses everything
+/// that both had written before it.
 fn two_shards(fails: bool) {
     let disk = Arc::new(Mutex::new(Disk { fails, ..Disk::default() }));
     let gates = gates([info()].iter(), 2);

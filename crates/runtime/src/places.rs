@@ -1,8 +1,9 @@
-//! The places of clients: how many there are, who may take them, and who has one.
+//! The places of clients: their number, who may take them, and who has one.
 //!
-//! Invariants: as long as there is a Unix socket to connect to, clients over TCP leave a part of
-//! the places to it; those over TCP that have not chosen a volume yet leave a part of TCP's places
-//! to the others. A client for whom there is no place is told so if few are being told, and never
+//! Invariants: as long as there is a Unix socket to connect to, TCP clients leave a part of the
+//! places to its clients. TCP clients that have not chosen a volume yet leave a part of TCP's
+//! places to the others. A client without a place never takes one; it is told the reason, unless
+//! too many are being told already.
 //! takes a place.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,16 +11,17 @@ use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, Instant};
 
-/// The places kept for clients of Unix sockets are all places divided by this, at least one.
+/// The places reserved for clients of Unix sockets are all places divided by this, at least one.
 pub const KEPT_FOR_UNIX: usize = 8;
-/// The places for clients over TCP that have not chosen a volume yet are TCP's divided by this.
+/// TCP clients that have not chosen a volume yet may have TCP's places divided by this.
 const NEWCOMERS: usize = 2;
-/// Clients without a place that are told so at once; more are closed without a word.
+/// Clients without a place that are told so at the same time; further ones are disconnected without
+/// a reason.
 pub const TOLD_MAX: usize = 16;
-/// How often refusals are a line in the log.
+/// Least time between two lines about refusals in the log.
 const REFUSALS_TIME: Duration = Duration::from_secs(60);
 
-/// How a client came.
+/// How a client connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
     /// Over a Unix socket.
@@ -28,32 +30,32 @@ pub enum Way {
     Tcp,
 }
 
-/// What a connection takes up.
+/// The place that a connection takes up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seat {
-    /// A place, over a Unix socket.
+    /// A place of a Unix socket's client.
     Unix,
-    /// A place, over TCP, with a volume yet to be chosen.
+    /// A place of a TCP client that has not chosen a volume yet.
     Newcomer,
-    /// A place, over TCP.
+    /// A place of a TCP client.
     Tcp,
-    /// None: the client is only told so.
+    /// No place: the client is only told so.
     Told,
 }
 
-/// Why a client has no place.
+/// Why there is no place for a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
     /// All places are taken.
     All,
-    /// Those are taken that clients over TCP may have.
+    /// All places that TCP clients may have are taken.
     Tcp,
-    /// Too many clients over TCP have yet to choose a volume.
+    /// Too many TCP clients have not chosen a volume yet.
     Newcomers,
 }
 
 impl Full {
-    /// What the client and the log are told.
+    /// The reason as text, for the client and the log.
     #[must_use]
     pub fn text(self) -> &'static str {
         match self {
@@ -69,7 +71,7 @@ impl Full {
     }
 }
 
-/// The places, and who has them; shared by all threads.
+/// The places and their use; shared by all threads.
 #[derive(Debug)]
 pub struct Places {
     by_thread: Vec<AtomicUsize>,
@@ -94,35 +96,35 @@ impl Places {
         }
     }
 
-    /// Places, taken or not.
+    /// Number of places, taken or not.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Places taken.
+    /// Number of places taken.
     #[must_use]
     pub fn connected(&self) -> usize {
         self.by_thread.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
-    /// Clients refused so far.
+    /// Number of clients refused so far.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Places that clients over TCP may have; `unix` if clients may come over Unix sockets too.
+    /// Places that TCP clients may have; `unix`: clients may also come over Unix sockets.
     fn for_tcp(&self, unix: bool) -> usize {
         let kept = (self.limit / KEPT_FOR_UNIX).max(1).min(self.limit - 1);
         self.limit - if unix { kept } else { 0 }
     }
 
-    /// Takes a place for a new client, at the thread that has the fewest. Only the thread with the
-    /// listeners calls this.
+    /// Takes a place for a new client, on the thread with the fewest clients. Only the thread with
+    /// the listeners calls this.
     ///
     /// # Errors
-    /// When there is none for it; that is counted.
+    /// If there is no place for the client; the refusal is counted.
     pub fn take(&self, way: Way, unix: bool) -> Result<(usize, Seat), Full> {
         let full = self.is_full_for(way, unix);
         if let Some(full) = full {
@@ -155,7 +157,8 @@ impl Places {
         (newcomers >= for_tcp.div_ceil(NEWCOMERS)).then_some(Full::Newcomers)
     }
 
-    /// Whether a client without a place can be told so; it is to be given back as any other.
+    /// Reserves the right to tell a client that it has no place, if few are being told; must be
+    /// given back with [`Places::release`].
     #[must_use]
     pub fn tell(&self) -> Option<Seat> {
         if self.told.load(Ordering::Relaxed) >= TOLD_MAX {
@@ -165,7 +168,7 @@ impl Places {
         Some(Seat::Told)
     }
 
-    /// A client has chosen a volume.
+    /// Records that a client has chosen a volume.
     pub fn settle(&self, seat: &mut Seat) {
         if *seat == Seat::Newcomer {
             self.newcomers.fetch_sub(1, Ordering::Relaxed);
@@ -173,7 +176,7 @@ impl Places {
         }
     }
 
-    /// Gives back what a connection of a thread took up.
+    /// Gives back the place of a connection of a thread.
     pub fn release(&self, thread: usize, mut seat: Seat) {
         self.settle(&mut seat);
         match seat {
@@ -188,7 +191,7 @@ impl Places {
     }
 }
 
-/// Makes one line of many refusals.
+/// Combines many refusals into one line of the log.
 #[derive(Debug, Default)]
 pub struct Refusals {
     said: Option<Instant>,
@@ -196,7 +199,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Counts a refusal. How many there were since the last line, if it is time for another.
+    /// Counts a refusal. Returns the number since the last line if another line is due.
     pub fn count(&mut self, now: Instant) -> Option<u64> {
         self.since += 1;
         if self.said.is_some_and(|said| now.since(said) < REFUSALS_TIME) {

@@ -1,8 +1,8 @@
-//! The shard threads as one thing: started, asked, told, and stopped in order.
+//! The shard threads as a whole: start, queries, commands, and an orderly stop.
 //!
-//! A [`Pool`] is a handle that any thread may hold. Stopping: no new connections or requests, what
-//! is in flight is answered, dirty blocks are destaged if that is wished, every shard stops with
-//! its log complete and durable, the threads end.
+//! A [`Pool`] is a handle that any thread may hold. A stop takes these steps: no new connections or
+//! requests; requests in flight are answered; dirty blocks are destaged if requested; every shard
+//! stops with its log complete and durable; the threads end.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,19 +33,19 @@ use crate::record::{Recording, RecordingPlan};
 use crate::thread::{self, Plan, Started};
 use crate::witness::{Clerk, Record, Witness};
 
-/// How long clients may take to take their last answers, unless configured otherwise.
+/// Default for the time in which clients must take their last answers.
 pub const FAREWELL_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the shards may take to stop.
+/// Time in which the shards must stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(120);
-/// How long a thread may take to say how it stands.
+/// Time in which a thread must report its state.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-/// How often a drain that precedes a stop is looked at.
+/// Interval at which a drain before a stop is checked.
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 
-/// Makes the shard of a thread, on that thread.
+/// Creates the shard of a thread, on that thread.
 pub type MakeShard = Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>;
 
-/// What a pool is made from.
+/// The parts and settings of a pool.
 pub struct PoolConfig {
     /// The volumes.
     pub registry: Registry,
@@ -53,33 +53,32 @@ pub struct PoolConfig {
     pub primaries: Vec<Arc<dyn BlockDevice>>,
     /// The cache device.
     pub cache: Option<Arc<dyn BlockDevice>>,
-    /// One for each thread.
+    /// Creates each thread's shard.
     pub shards: Vec<MakeShard>,
-    /// Where buffers come from.
+    /// Memory for buffers.
     pub arena: Arc<Arena>,
-    /// The clock of every thread; [`crate::clock`] unless there is a reason.
+    /// The clock of every thread; normally [`crate::clock`].
     pub clock: Clock,
-    /// Most clients at once.
+    /// Most clients at the same time.
     pub clients: usize,
-    /// Bytes of memory for what clients ask and are answered, all together.
+    /// Memory for requests and answers of all clients, in bytes.
     pub client_memory: u64,
-    /// How long a client may take to choose a volume.
+    /// Time in which a client must choose a volume.
     pub handshake: Duration,
-    /// How long a client may take to take a byte of its answers, or to send one of a write.
+    /// Time in which a client must take a byte of its answers, or send one of a write.
     pub stall: Duration,
-    /// How long a client that has chosen one may ask for nothing; for ever when absent.
+    /// Longest pause between the requests of a client; unlimited when `None`.
     pub idle: Option<Duration>,
-    /// How long clients may take to take their last answers.
+    /// Time in which clients must take their last answers.
     pub farewell: Duration,
     /// Whether a FUSE mount may be served: its requests may come over the threads' rings.
     pub fuse: bool,
-    /// Where the trust in the cache device is recorded, what is recorded now, and the list of the
-    /// stripes that it has left.
+    /// The witness, its current record, and the list of stripes that the cache device has left.
     pub witness: Option<(Witness, Record, DetachedList)>,
 }
 
 impl PoolConfig {
-    /// A pool of shards made by `shards`, without a cache device, with the usual settings.
+    /// A pool of shards made by `shards`, without a cache device, with default settings.
     #[must_use]
     pub fn new(
         registry: Registry,
@@ -106,63 +105,63 @@ impl PoolConfig {
     }
 }
 
-/// How a pool stands.
+/// The state of a pool.
 #[derive(Clone, Debug)]
 pub struct PoolStats {
-    /// When, on the pool's clock.
+    /// Time of the report, on the pool's clock.
     pub now: forebay_block::Instant,
-    /// Every shard.
+    /// The state of every shard.
     pub shards: Vec<Snapshot>,
-    /// The shards' counters and levels together.
+    /// The sums of the shards' counters and levels.
     pub total: Stats,
-    /// Each volume, in the registry's order.
+    /// The state of each volume, in the registry's order.
     pub volumes: Vec<VolumeStats>,
-    /// Clients now.
+    /// Number of connected clients.
     pub clients: usize,
     /// Clients refused because of the limit.
     pub clients_refused: u64,
 }
 
-/// How a volume stands.
+/// The state of a volume.
 #[derive(Clone, Debug)]
 pub struct VolumeStats {
-    /// Which.
+    /// Its id.
     pub id: VolumeId,
     /// Its name.
     pub name: String,
     /// Latencies by operation, in the order of [`crate::OPERATIONS`].
     pub latencies: Latencies,
-    /// Its reads, its primary, its dirty and lost blocks, of all shards.
+    /// Reads, primary, dirty and lost blocks, summed over all shards.
     pub state: VolumeState,
 }
 
-/// How a pool stopped.
+/// The outcome of a stop.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stopped {
     /// Whether every shard stopped with its log complete.
     pub complete: bool,
-    /// Blocks that only the cache has in their newest form.
+    /// Dirty blocks left in the cache.
     pub dirty_blocks: u64,
-    /// Volumes that have any of those.
+    /// Volumes with dirty blocks left.
     pub left: Vec<Left>,
-    /// Volumes whose primary failed a flush: it may show what power failure takes from it.
+    /// Volumes whose primary failed a flush: it may show data that a power failure would take.
     pub doubtful: Vec<VolumeId>,
 }
 
-/// What a stop leaves of a volume in the cache.
+/// The dirty blocks of a volume after a stop.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Left {
     /// The volume's name.
     pub volume: String,
-    /// Blocks that only the cache has in their newest form.
+    /// Dirty blocks left in the cache.
     pub dirty_blocks: u64,
-    /// Of these, how many cannot be read back.
+    /// Number of these that cannot be read back.
     pub lost_blocks: u64,
     /// Whether the primary did not answer.
     pub away: bool,
 }
 
-/// A handle to the shard threads. The last one to go stops them.
+/// A handle to the shard threads. Dropping the last one stops them.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<Inner>,
@@ -175,12 +174,12 @@ struct Inner {
     farewell: Duration,
     clock: Clock,
     gates: Gates,
-    /// Set to give up a drain that precedes a stop.
+    /// Set to abandon a drain before a stop.
     give_up_drain: AtomicBool,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// Writes what the shards tell.
+    /// The thread that logs the shards' events.
     log: Mutex<Option<JoinHandle<()>>>,
-    /// Held by whoever stops the pool.
+    /// Held by the thread that stops the pool.
     stopping: Mutex<()>,
     stopped: OnceLock<Stopped>,
 }
@@ -189,10 +188,10 @@ impl Pool {
     /// Starts the threads and waits until every shard serves.
     ///
     /// # Errors
-    /// When one cannot; then none is left running.
+    /// If one of them fails; then no thread is left running.
     ///
     /// # Panics
-    /// If there is no shard, or more than [`SHARDS_MAX`], or not a primary for each volume.
+    /// If there is no shard, or more than [`SHARDS_MAX`], or not one primary for each volume.
     pub fn start(config: PoolConfig) -> Result<Self, StartError> {
         let count = config.shards.len();
         assert!((1..=SHARDS_MAX).contains(&count), "1 to {SHARDS_MAX} shards");
@@ -213,7 +212,7 @@ impl Pool {
             let mailboxes = Arc::clone(&mailboxes);
             let clerk = Clerk { witness, record, detached, mailboxes };
             let builder = std::thread::Builder::new().name("witness".into());
-            // It ends with the shard threads, when nobody is left to ask it.
+            // It ends with the shard threads, when no sender is left.
             builder.spawn(move || clerk.serve(&witness_hear))?;
         }
         let (sink, log) = events::start(&registry)?;
@@ -232,7 +231,7 @@ impl Pool {
                 stopped: OnceLock::new(),
             }),
         };
-        // Goes before the pool does, whose end waits for the log, which waits for the last sink.
+        // Drop it before the pool: the pool's end waits for the log, which waits for the last sink.
         let events = sink;
         let (tell, hear) = mpsc::channel();
         for (index, shard) in config.shards.into_iter().enumerate() {
@@ -291,7 +290,7 @@ impl Pool {
     /// Serves clients that connect to these listeners from now on.
     ///
     /// # Errors
-    /// When the ring has no room for them, or the pool has stopped.
+    /// If the ring has no room for them, or the pool has stopped.
     pub fn listen(
         &self,
         listeners: Vec<Listener>,
@@ -303,11 +302,11 @@ impl Pool {
         answer.unwrap_or_else(|_| Err(io::Error::other("the pool has stopped")))
     }
 
-    /// Serves a FUSE mount from now on; `text` gives the texts that its files ask for, and may
-    /// ask the pool for them.
+    /// Serves a FUSE mount from now on; `text` returns the texts that its files need, and may query
+    /// the pool.
     ///
     /// # Errors
-    /// When a thread cannot, or the pool has stopped.
+    /// If a thread fails to serve it, or the pool has stopped.
     pub fn serve_mount(
         &self,
         mount: Mount,
@@ -316,7 +315,7 @@ impl Pool {
         let (asks, asked) = mpsc::channel::<Ask>();
         let mailboxes = Arc::clone(&self.inner.mailboxes);
         let serve = move || {
-            // It ends with the shard threads, when nobody is left to ask it.
+            // It ends with the shard threads, when no sender is left.
             for Ask { thread, key, topic } in asked {
                 mailboxes[thread].send_one(Message::Told { key, text: text(topic) });
             }
@@ -334,7 +333,7 @@ impl Pool {
         })
     }
 
-    /// How everything stands; `None` once the pool has stopped.
+    /// The state of the pool; `None` once it has stopped.
     #[must_use]
     pub fn stats(&self) -> Option<PoolStats> {
         let shards = self.snapshots()?;
@@ -372,20 +371,20 @@ impl Pool {
         Some(all)
     }
 
-    /// Changes a setting, on every shard.
+    /// Changes a setting on every shard.
     pub fn set(&self, setting: Setting) {
         self.command_all(|| Command::Set(setting));
     }
 
-    /// Records what clients ask of a volume, from now on until [`Pool::stop_recording`] or for so
-    /// long; `out` gets the trace, on a thread of its own. A recording of the volume that is
-    /// under way gets no more requests.
-    ///
+    /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
+    /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
+    /// separate thread writes the trace to `out`. An earlier recording of this volume that is still
+    /// running gets no more requests.
     /// # Errors
-    /// When there is no thread to be had.
+    /// If the thread cannot be started.
     ///
     /// # Panics
-    /// If the volume is not of the registry.
+    /// If the volume is not in the registry.
     pub fn record(
         &self,
         volume: VolumeId,
@@ -407,28 +406,28 @@ impl Pool {
         Ok(recording)
     }
 
-    /// Ends a recording. Waits until all that the threads noted is written.
+    /// Ends a recording. Waits until every request that the threads noted is written.
     pub fn stop_recording(&self, volume: VolumeId, recording: &mut Recording) {
         self.command_all(|| Command::Record(volume, None));
-        // An answer of every thread says that it has seen the command.
+        // A thread that answers this query has also processed the command.
         let _ = self.snapshots();
         recording.finish();
     }
 
-    /// Destages all of a volume as fast as its primary takes it; or goes back to the usual pace,
+    /// Destages all of a volume as fast as its primary accepts; or returns to the usual pace,
     /// unless a stop drains everything. Progress is in [`Pool::stats`].
     pub fn set_drain(&self, volume: VolumeId, on: bool) {
         self.command_all(|| Command::DrainVolume(volume, on));
     }
 
-    /// Gives up the drain that a stop waits for.
+    /// Abandons the drain that a stop waits for.
     pub fn give_up_drain(&self) {
         self.inner.give_up_drain.store(true, Ordering::Relaxed);
         self.command_all(|| Command::Drain(false));
     }
 
-    /// Stops in order, after a drain if so wished. Waits until the threads have ended; a second
-    /// call gives the same answer.
+    /// Stops in order, after a drain if `drain` is set. Waits until the threads have ended; a
+    /// second call returns the same result.
     pub fn stop(&self, drain: bool) -> Stopped {
         self.inner.stop(drain)
     }
@@ -462,10 +461,10 @@ impl Inner {
         let complete = self.ask_all(STOP_PATIENCE, Command::Stop);
         if complete {
             for thread in locked(&self.threads).drain(..) {
-                // A panic ends the process, not the thread.
+                // A panic would end the process, not only the thread.
                 let _ = thread.join();
             }
-            // Nobody tells it anything any more: what was told last is written.
+            // No sender is left: wait until the last events are written.
             let _ = locked(&self.log).take().map(JoinHandle::join);
         } else {
             tracing::error!("a shard did not stop in time: the log is left as after a crash");
@@ -486,7 +485,7 @@ impl Inner {
         let (began, mut progress) = (Instant::now(), DrainProgress::default());
         loop {
             let (dirty, lost, _) = self.left();
-            // What cannot be read back is never destaged.
+            // Blocks that cannot be read back are never destaged.
             let left = dirty.saturating_sub(lost);
             let stalled = progress.is_stalled(began.elapsed(), left);
             if left == 0 || stalled || self.give_up_drain.load(Ordering::Relaxed) {
@@ -496,7 +495,7 @@ impl Inner {
         }
     }
 
-    /// Dirty and lost blocks of all the shards that answer, and by volume.
+    /// Dirty and lost blocks of all shards that answer, and by volume.
     fn left(&self) -> (u64, u64, Vec<Left>) {
         let (tell, hear) = mpsc::channel();
         self.tell_all(|| Command::Snapshot(tell.clone()));
@@ -523,8 +522,8 @@ impl Inner {
         (dirty, lost, left.collect())
     }
 
-    /// Gives every thread a command that it answers when it got there. False when one did not in
-    /// time.
+    /// Sends every thread a command that it answers when it is done. Returns false if one did not
+    /// answer in time.
     fn ask_all(
         &self,
         patience: Duration,
@@ -556,7 +555,7 @@ impl Drop for Inner {
     }
 }
 
-/// What is behind these locks is replaced whole, so that a panic leaves nothing half-changed.
+/// The values behind these locks are replaced whole, so a panic leaves nothing half-changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

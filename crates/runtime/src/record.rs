@@ -1,6 +1,6 @@
-//! Recording what clients ask of a volume. Each thread's router notes the requests; the thread
-//! hands them on in batches, without waiting; a thread of its own puts them in order and writes
-//! them. Where that one does not keep up, requests are left out and counted.
+//! Recording of the client requests of a volume. Each thread's router notes the requests; the
+//! thread passes them on in batches without waiting; a separate thread sorts and writes them. If
+//! the writer falls behind, requests are left out and counted.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,22 +14,22 @@ use forebay_device::Clock;
 use forebay_trace::{TraceRequest, TraceWriter};
 use forebay_volume::Router;
 
-/// Batches that may wait for the writer.
+/// Most batches that wait for the writer.
 const BATCHES_MAX: usize = 64;
-/// Requests from which a batch is handed on.
+/// Number of requests from which a batch is passed on.
 const BATCH: usize = 1024;
-/// The longest that a request waits for its batch.
+/// Longest time that a request waits for its batch.
 const BATCH_AGE: Duration = Duration::from_millis(100);
-/// How long requests wait for earlier ones of other threads before they are written.
+/// Time that requests wait for earlier ones of other threads before they are written.
 const HOLD: Duration = Duration::from_millis(500);
-/// Requests that may wait so.
+/// Most requests that wait for earlier ones.
 const HELD_MAX: usize = 1 << 18;
-/// How often the writer looks whether something is due.
+/// Interval at which the writer checks whether requests are due.
 const TICK: Duration = Duration::from_millis(50);
 
 type Batch = Vec<TraceRequest>;
 
-/// What is known of a recording.
+/// The state that a recording's threads share.
 #[derive(Debug, Default)]
 struct Shared {
     requests: AtomicU64,
@@ -40,14 +40,14 @@ struct Shared {
     error: Mutex<Option<String>>,
 }
 
-/// A thread's way to the writer of a recording.
+/// A thread's handle for sending requests to a recording.
 #[derive(Clone, Debug)]
 pub struct Sink {
     batches: SyncSender<Batch>,
     shared: Arc<Shared>,
 }
 
-/// The recordings of one thread.
+/// All recordings, as seen by one thread.
 #[derive(Default)]
 pub struct Taps {
     taps: Vec<Tap>,
@@ -56,7 +56,7 @@ pub struct Taps {
 struct Tap {
     volume: VolumeId,
     sink: Sink,
-    /// When the oldest request in the router came.
+    /// Arrival of the oldest request in the router.
     since: Option<Instant>,
 }
 
@@ -70,7 +70,7 @@ impl Taps {
         self.taps.extend(sink.map(|sink| Tap { volume, sink, since: None }));
     }
 
-    /// Hands on what is enough for a batch, or has waited for long enough.
+    /// Passes on requests that fill a batch or have waited long enough.
     pub fn pump(&mut self, now: Instant, router: &mut Router) {
         self.taps.retain_mut(|tap| {
             let waiting = router.recorded(tap.volume).map_or(0, |r| r.requests.len());
@@ -87,14 +87,14 @@ impl Taps {
         });
     }
 
-    /// When [`Taps::pump`] must be called although nothing happens.
+    /// When [`Taps::pump`] must be called even if nothing happens before.
     pub fn deadline(&self) -> Option<Instant> {
         self.taps.iter().filter_map(|tap| tap.since).min().map(|since| since + BATCH_AGE)
     }
 }
 
 impl Tap {
-    /// Hands on what there is; false when nobody takes it any more.
+    /// Passes on all requests noted; returns false if the recording has ended.
     fn send(&mut self, router: &mut Router) -> bool {
         let Some(recorded) = router.recorded(self.volume) else { return true };
         let taken = recorded.take();
@@ -112,47 +112,47 @@ impl Tap {
     }
 }
 
-/// How a recording stands.
+/// The state of a recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecordingStatus {
     /// Requests written.
     pub requests: u64,
     /// Bytes written.
     pub bytes: u64,
-    /// Requests left out.
+    /// Requests left out because the writer fell behind.
     pub dropped: u64,
-    /// Whether it goes on.
+    /// Whether it is still running.
     pub running: bool,
-    /// Why it could not go on.
+    /// Why it ended early.
     pub error: Option<String>,
 }
 
-/// A recording under way. When it goes out of scope, it ends.
+/// A recording in progress. Dropping it ends it.
 #[derive(Debug)]
 pub struct Recording {
     shared: Arc<Shared>,
     writer: Option<JoinHandle<()>>,
 }
 
-/// What is recorded.
+/// The parameters of a recording.
 pub struct RecordingPlan {
     /// The volume's name and size, for the head of the trace.
     pub name: String,
-    /// See `name`.
+    /// Size of the volume in bytes, for the head of the trace.
     pub size: u64,
-    /// When it begins, in seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub seconds: u64,
-    /// How long it goes on by itself.
+    /// Longest duration.
     pub limit: Option<Duration>,
     /// The clock of the pool.
     pub clock: Clock,
 }
 
 impl Recording {
-    /// Starts the writer; `out` gets the trace. Requests are to be sent to the sink.
+    /// Starts the writer, which writes the trace to `out`; requests must be sent to the sink.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// If the thread cannot be started.
     pub fn start(plan: RecordingPlan, out: Box<dyn Write + Send>) -> std::io::Result<(Self, Sink)> {
         let (batches, incoming) = sync_channel(BATCHES_MAX);
         let shared = Arc::new(Shared::default());
@@ -168,7 +168,7 @@ impl Recording {
         Ok((Self { shared, writer: Some(writer) }, sink))
     }
 
-    /// How it stands.
+    /// The current state.
     #[must_use]
     pub fn status(&self) -> RecordingStatus {
         let Shared { requests, bytes, dropped, ended, error, .. } = &*self.shared;
@@ -182,8 +182,8 @@ impl Recording {
         }
     }
 
-    /// Waits until what the threads have sent is written. They must have been told to stop
-    /// sending.
+    /// Waits until all requests sent by the threads are written. The threads must have been told to
+    /// stop sending.
     pub fn finish(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(writer) = self.writer.take() {
@@ -198,7 +198,7 @@ impl Drop for Recording {
     }
 }
 
-/// Writes the trace until nobody sends any more, or its time is over.
+/// Writes the trace until there are no more senders, or the time is over.
 fn write(
     plan: &RecordingPlan,
     mut out: Box<dyn Write + Send>,
@@ -217,7 +217,7 @@ fn write(
         let gone = matches!(batch, Err(RecvTimeoutError::Disconnected));
         held.extend(batch.unwrap_or_default());
         if over {
-            // What is on its way was asked before the end.
+            // Requests still on their way were made before the end.
             incoming.try_iter().for_each(|batch| held.extend(batch));
             held.retain(|request| end.is_none_or(|end| request.nanos < end.0));
         }
@@ -244,7 +244,7 @@ fn write(
     Ok(())
 }
 
-/// Puts what is held in order; how many of the first may be written.
+/// Sorts the held requests; returns how many of the first may be written.
 fn settled(held: &mut [TraceRequest], until: u64) -> usize {
     held.sort_by_key(|request| request.nanos);
     let count = held.partition_point(|request| request.nanos <= until);
@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// Where a test finds what was written.
+    /// The trace as a test reads it.
     #[derive(Clone, Default)]
     struct Out(Arc<Mutex<Vec<u8>>>);
 

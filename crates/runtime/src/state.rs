@@ -1,10 +1,10 @@
-//! The state directory: small files that the host keeps about a cache, and that the server
-//! believes at its start.
+//! The state directory: small files about a cache that the host keeps, and that the server trusts
+//! at its start.
 //!
-//! So nobody else may have written them. The directory and each file in it must belong to this
-//! user or to root, and others must not be able to write them; a symbolic link is never followed.
-//! A file is replaced whole: written aside under a name that nothing has, synced, renamed, and the
-//! directory synced. [`sealed`] puts a checksum at the end of its text.
+//! So no other user may have written them. The directory and each file in it must belong to this
+//! user or to root, and must not be writable by others; a symbolic link is never followed. A file
+//! is always replaced whole: written to a new file, synced, renamed, and the directory synced.
+//! [`sealed`] appends a checksum to its text.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -17,11 +17,11 @@ use forebay_codec::crc32c;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// Files in the directory that are looked at.
+/// Most files in the directory.
 const ENTRIES_MAX: usize = 16 << 10;
-/// Permissions of a file: its owner's.
+/// Permissions of a file: only its owner's.
 const FILE_MODE: Mode = Mode::from_bits_truncate(0o600);
-/// Permissions of a directory that is made.
+/// Permissions of a new directory.
 const DIRECTORY_MODE: u32 = 0o700;
 
 /// An open state directory.
@@ -33,12 +33,12 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Opens the directory at `path`, which is made if it is not there.
+    /// Opens the directory at `path`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be made or opened, is a symbolic link, or others may write in it.
+    /// If it cannot be created or opened, is a symbolic link, or is writable by others.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Without a slash at the end, which would follow a link.
+        // Without a trailing slash, which would follow a link.
         let path: PathBuf = path.components().collect();
         let opened = || {
             let made = make(&path)?;
@@ -54,11 +54,10 @@ impl StateDir {
         Ok(Self { path, dir: Arc::new(dir), made })
     }
 
-    /// The text of the file `name`, of which `most` bytes are read at most; `None` when there is
-    /// no such file.
+    /// Reads the file `name`, at most `most` bytes of it; `None` if there is no such file.
     ///
     /// # Errors
-    /// When it cannot be read, is no regular file, or others may have written it.
+    /// If it cannot be read, is not a regular file, or others may have written it.
     pub fn read(&self, name: &str, most: u64) -> io::Result<Option<String>> {
         let read = || {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -81,11 +80,11 @@ impl StateDir {
     /// Replaces the file `name`; durable when this returns.
     ///
     /// # Errors
-    /// When it could not be made durable: then either text may be there at the next start.
+    /// If it could not be made durable: the next start may then find the old or the new text.
     pub fn replace(&self, name: &str, text: &str) -> io::Result<()> {
         let aside = format!("{name}.new");
         let write = || -> io::Result<()> {
-            // Left by a crash, or put there by somebody: nothing that is there is written to.
+            // Left by a crash, or put there by another program: never write to an existing file.
             match rustix::fs::unlinkat(&self.dir, &aside, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -102,11 +101,11 @@ impl StateDir {
         write().map_err(|error| named(&self.path.join(name), &error))
     }
 
-    /// Adds text at the end of the file `name`, which is made if it is not there; durable when this
+    /// Appends text to the file `name`, and creates it if it does not exist; durable when this
     /// returns.
     ///
     /// # Errors
-    /// When it could not be made durable: then a part of it may be there. When the file is no
+    /// If it could not be made durable: a part of it may then be there. If the file is not a
     /// regular one, or others may have written it.
     pub fn append(&self, name: &str, text: &str) -> io::Result<()> {
         let append = || -> io::Result<()> {
@@ -121,7 +120,7 @@ impl StateDir {
             let mut file = File::from(file);
             let before = file.metadata()?.len();
             if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_data()) {
-                // What follows must begin on a line of its own.
+                // The next text must begin on a line of its own.
                 file.set_len(before)?;
                 return Err(error);
             }
@@ -133,7 +132,7 @@ impl StateDir {
     /// Removes the file `name`, if it is there; durable when this returns.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         let remove = || match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
             Ok(()) => rustix::fs::fsync(&self.dir),
@@ -143,10 +142,10 @@ impl StateDir {
         remove().map_err(|error| named(&self.path.join(name), &error.into()))
     }
 
-    /// The names of the files in it.
+    /// The names of the files in the directory.
     ///
     /// # Errors
-    /// When the directory cannot be read, or has far too many files.
+    /// If the directory cannot be read, or has far too many files.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let list = || {
             let mut names = Vec::new();
@@ -162,8 +161,7 @@ impl StateDir {
         list().map_err(|error| named(&self.path, &error))
     }
 
-    /// Removes the directory again if [`StateDir::open`] made it and nothing is in it: for a start
-    /// that is refused.
+    /// Removes the directory if [`StateDir::open`] created it and it is empty: for a refused start.
     pub fn undo(&self) {
         if self.made {
             let _ = fs::remove_dir(&self.path);
@@ -171,7 +169,7 @@ impl StateDir {
     }
 }
 
-/// Makes the directory if it is not there; whether it was made.
+/// Creates the directory if it does not exist; returns whether it was created.
 fn make(path: &Path) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(_) => return Ok(false),
@@ -187,12 +185,12 @@ fn make(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
         Err(error) => return Err(error),
     }
-    // What is stored in it is durable only when it is itself.
+    // Its content is durable only when the directory itself is.
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()?;
     Ok(true)
 }
 
-/// Refuses what is no regular file, and what others may have written.
+/// Rejects anything but a regular file, and files that others may have written.
 fn check_file(file: &OwnedFd) -> io::Result<()> {
     let found = rustix::fs::fstat(file)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
@@ -201,8 +199,8 @@ fn check_file(file: &OwnedFd) -> io::Result<()> {
     check(&found)
 }
 
-/// Refuses what others may have written. In a sticky directory they can add files, and each file
-/// is checked by itself.
+/// Rejects files and directories that others may have written. Others can add files to a sticky
+/// directory, but each file is checked separately.
 fn check(found: &Stat) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     let mode = found.st_mode & 0o7777;
@@ -219,13 +217,13 @@ fn check(found: &Stat) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// `body`, whose lines all end, with its checksum behind it.
+/// `body`, which consists of whole lines, followed by its checksum.
 #[must_use]
 pub fn sealed(body: &str) -> String {
     format!("{body}check {:08x}\nend\n", crc32c(body.as_bytes()))
 }
 
-/// What [`sealed`] was given, if the text is whole and unchanged.
+/// The body given to [`sealed`], if the text is whole and unchanged.
 #[must_use]
 pub fn unsealed(text: &str) -> Option<&str> {
     let whole = text.strip_suffix("\nend\n")?;
@@ -263,7 +261,7 @@ mod tests {
         symlink(&path, dir.path("link")).unwrap();
         refused(&dir.path("link"), "symbolic link");
         assert!(StateDir::open(&dir.path("link/")).is_err(), "nor with a slash behind it");
-        // Only root can give it away.
+        // Only root can change the owner.
         if chown(&path, Some(12345), None).is_ok() {
             refused(&path, "belongs to user 12345");
         }

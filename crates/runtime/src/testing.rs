@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A directory that no other test uses; it goes with this value.
+/// A directory that no other test uses; removed when dropped.
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {

@@ -1,11 +1,11 @@
 //! One shard thread: its ring, its shard, its router and its clients, turned by one loop.
 //!
-//! A turn: completions of devices to the shard; messages of other threads; bytes of clients to
-//! their sessions, and their requests through the router to the shards; answers back the same
-//! way; then the shard's own work (it makes records of what came in this turn); then everything
-//! that goes out is sent in one go, and the thread sleeps until something happens. Large requests
-//! take their share of each turn (`pace`), whatever waits of them.
-//! A request whose block belongs to the own shard never leaves the thread.
+//! The steps of a turn: completions of devices go to the shard; messages of other threads are
+//! processed; bytes of clients go to their sessions, and the requests in them through the router to
+//! the shards; answers return the same way; the shard does its own work (it closes the records of
+//! this turn); then everything outgoing is sent at once, and the thread sleeps until something
+//! happens. Large requests get only their share of each turn (`pace`), however many wait. A request
+//! for a block of the thread's own shard never leaves the thread.
 
 use std::collections::VecDeque;
 use std::io;
@@ -33,21 +33,21 @@ use crate::places::Places;
 use crate::record::Taps;
 use crate::witness::Asked;
 
-/// Submissions that a ring takes between two turns.
+/// Submissions that a ring accepts between two turns.
 const RING_ENTRIES: u32 = 1024;
-/// Requests that the shard looks at ahead.
+/// Requests that the shard sees ahead of time.
 const AHEAD: usize = 32;
 
-/// Why a thread does not ask whether its ring failed.
+/// Reason why a failure of the ring is not handled.
 const RING_WORKS: &str = "the ring of a shard thread works";
 
-/// What a thread is made from. Everything in it may cross to the thread; the rest is made there.
+/// The parts of a thread. Everything in it may cross to the thread; the rest is created there.
 pub struct Plan {
-    /// Which thread and shard.
+    /// Index of the thread and its shard.
     pub index: usize,
     /// The pool's clock.
     pub clock: Clock,
-    /// Where buffers come from.
+    /// Memory for buffers.
     pub arena: Arc<Arena>,
     /// The cache device.
     pub cache: Option<Arc<dyn BlockDevice>>,
@@ -57,7 +57,7 @@ pub struct Plan {
     pub gates: Gates,
     /// The volumes.
     pub registry: Arc<Registry>,
-    /// Every thread's mailbox.
+    /// All threads' mailboxes.
     pub mailboxes: Arc<[Mailbox<Message>]>,
     /// The clients' places.
     pub places: Arc<Places>,
@@ -65,28 +65,28 @@ pub struct Plan {
     pub memory: Arc<Memory>,
     /// How long clients may take.
     pub patience: Patience,
-    /// Makes the shard.
+    /// Creates the shard.
     pub shard: Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>,
-    /// Whether a FUSE mount may come.
+    /// Whether a FUSE mount may be served.
     pub wide: bool,
-    /// Takes what must be recorded outside of the cache device.
+    /// Receives facts that must be recorded outside of the cache device.
     pub witness: Sender<(usize, Asked)>,
-    /// Takes what the shard tells.
+    /// Receives the shard's events.
     pub events: EventSink,
 }
 
-/// How the start of a thread went.
+/// The outcome of a thread's start.
 #[derive(Debug)]
 pub enum Started {
-    /// Its shard is serving.
+    /// Its shard serves.
     Serving,
     /// Its ring or a queue could not be opened.
     Failed(io::Error),
-    /// Its shard cannot use the cache; why.
+    /// Its shard cannot use the cache; the reason.
     Refused(String),
 }
 
-/// Runs a shard until it is stopped; tells `started` how it began.
+/// Runs a shard until it is stopped; reports its start to `started`.
 pub fn run(plan: Plan, started: Sender<(usize, Started)>) {
     let index = plan.index;
     let mailboxes = Arc::clone(&plan.mailboxes);
@@ -117,22 +117,22 @@ struct Thread {
     shards: Shards,
     witness: Sender<(usize, Asked)>,
     events: EventSink,
-    /// What the witness was last asked to record.
+    /// The trust that the witness was last asked to record.
     wanted: Option<Trust>,
     inbox: Vec<Message>,
     arrivals: Vec<Arrival>,
     done: Vec<Done>,
-    /// Place in the registry by volume id.
+    /// Index in the registry by volume id.
     places: Vec<usize>,
     latencies: Vec<Latencies>,
     taps: Taps,
     duties: Duties,
-    /// Whether a client's input waits for the next turn.
+    /// Whether client input waits for the next turn.
     at_once: bool,
     over: bool,
 }
 
-/// Who waits for this thread to get somewhere.
+/// Senders to notify when this thread reaches a state.
 #[derive(Default)]
 struct Duties {
     started: Option<Sender<(usize, Started)>>,
@@ -140,25 +140,25 @@ struct Duties {
     stopped: Option<Sender<usize>>,
 }
 
-/// The way to every shard: the own one, and the mailboxes of the others.
+/// Connections to all shards: the thread's own one directly, the others through mailboxes.
 struct Shards {
     own: usize,
     now: Instant,
     shard: Box<dyn Shard>,
     fx: Effects,
-    /// When the own shard wants to be polled.
+    /// When the own shard needs to be polled.
     deadline: Option<Instant>,
-    /// Whether the own shard was given something since it was last polled.
+    /// Whether the own shard received anything since its last poll.
     unpolled: bool,
-    /// Requests for the own shard.
+    /// Small requests for the own shard.
     incoming: Vec<Request>,
-    /// Those with much data, which wait while the others pass.
+    /// Large requests for the own shard, which smaller ones may pass.
     large: VecDeque<Request>,
-    /// What this turn has left for them.
+    /// The bytes of large requests left in this turn.
     allowance: Allowance,
     /// Messages for each other thread.
     outgoing: Vec<Vec<Message>>,
-    /// Requests that each other thread has from this one.
+    /// For each other thread, the requests that it has from this one.
     lent: Vec<u32>,
 }
 
@@ -186,8 +186,8 @@ impl Shards {
         }
     }
 
-    /// Hands the own shard the requests for it: all small ones, and large ones as far as the turn
-    /// has time for them; each kind in the order it came.
+    /// Hands the own shard its requests: all small ones, and large ones as far as the turn has time
+    /// for them; each kind in order of arrival.
     fn serve(&mut self) {
         self.serve_small();
         while self.allowance.is_left()
@@ -199,7 +199,7 @@ impl Shards {
         }
     }
 
-    /// Hands the own shard all requests for it.
+    /// Hands the own shard all its requests.
     fn serve_all(&mut self) {
         self.serve_small();
         for request in mem::take(&mut self.large) {
@@ -313,13 +313,13 @@ impl Thread {
         self.send_mail();
         if !self.over {
             let until = self.wake_time();
-            // Without its ring the thread can neither answer nor stop in order. The log is made
-            // for this: what was flushed is there at the next start.
+            // Without its ring the thread can neither answer nor stop in order. The log is made for
+            // this case: the next start finds all flushed data.
             self.ring.wait(&self.clock, until).expect(RING_WORKS);
         }
     }
 
-    /// Hands the own shard what its devices have completed.
+    /// Hands the own shard the completions of its devices.
     fn poll_devices(&mut self) {
         let Shards { now, shard, fx, unpolled, outgoing, .. } = &mut self.shards;
         self.devices.poll(*now, outgoing, |target, done| {
@@ -328,16 +328,17 @@ impl Thread {
         });
     }
 
-    /// Takes what devices completed until just now. A failure of which another thread tells may
-    /// have given that up, and the shard must not take it for newer than the failure. True: this
-    /// may have used up a wake-up, so the mailbox must be looked at again.
+    /// Processes the completions of devices up to this moment. A failure that another thread
+    /// reports may have lost these writes, and the shard must not think that they are newer than
+    /// the failure. Returns true if this may have consumed a wake-up, so that the mailbox must be
+    /// checked again.
     fn catch_up(&mut self) -> bool {
         self.ring.wait(&self.clock, Some(self.shards.now)).expect(RING_WORKS);
         self.poll_devices();
         true
     }
 
-    /// Passes requests down and answers up until there are no more of either.
+    /// Passes requests down and answers up until there are none left.
     fn exchange(&mut self) {
         loop {
             let Self { router, clients, channel, shards, done, registry, .. } = self;
@@ -371,8 +372,8 @@ impl Thread {
         }
     }
 
-    /// Lets the own shard do its work, if it was given any, or its time has come. Many a turn only
-    /// sends what an earlier one made.
+    /// Lets the own shard work, if it received anything or its deadline has come. Many turns only
+    /// send data that earlier turns made.
     fn poll_shard(&mut self) {
         let shards = &mut self.shards;
         if !shards.unpolled && shards.deadline.is_none_or(|at| at > shards.now) {
@@ -384,7 +385,7 @@ impl Thread {
         shards.unpolled = false;
     }
 
-    /// Carries out what the own shard wants.
+    /// Carries out the effects of the own shard.
     fn apply_effects(&mut self) {
         let Shards { own, now, fx, outgoing, .. } = &mut self.shards;
         for (target, io) in fx.ios.drain(..) {
@@ -406,12 +407,12 @@ impl Thread {
         for event in fx.events.drain(..) {
             self.events.tell(*own, event);
         }
-        // A shard repeats what it wants until it has it.
+        // A shard repeats this effect until the trust is recorded.
         if let Some(trust) = fx.record_trust.take()
             && self.wanted != Some(trust)
         {
             self.wanted = Some(trust);
-            // Without a witness the shard waits for ever, as it must without a record.
+            // Without a witness the shard waits forever, as it must without a record.
             let _ = self.witness.send((*own, Asked::Trust(trust)));
         }
         if !fx.detach.is_empty() {
@@ -478,10 +479,10 @@ impl Thread {
     }
 
     fn obey(&mut self, command: Command) {
-        // A command finds the requests served that came before it, but for large ones that wait
+        // A command sees all requests served that came before it, except for large ones that wait
         // for their turn.
         self.shards.serve_small();
-        // Some commands change what the shard wants to do next.
+        // Some commands change the work that the shard wants to do next.
         self.shards.unpolled = true;
         match command {
             Command::Listen(listeners, factory, answer) => {
@@ -518,7 +519,7 @@ impl Thread {
         }
     }
 
-    /// Tells those who wait that this thread got there.
+    /// Notifies the senders whose state this thread has reached.
     fn report(&mut self) {
         let own = self.shards.own;
         let state = self.shards.shard.state();
@@ -563,8 +564,8 @@ impl Thread {
         }
     }
 
-    /// When the next turn must be, although nothing happens. At once when the shard was given
-    /// work that it has not been polled for, or large requests wait for their turn.
+    /// When the next turn must begin even if nothing happens: at once if the shard has work that it
+    /// has not been polled for, or if large requests wait for their turn.
     fn wake_time(&self) -> Option<Instant> {
         if self.shards.unpolled || self.at_once || !self.shards.large.is_empty() {
             return Some(self.shards.now);

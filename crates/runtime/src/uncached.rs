@@ -1,4 +1,4 @@
-//! A shard without a cache: nothing but the way to the primaries.
+//! A shard without a cache: only the path to the primaries.
 
 use forebay_block::{
     Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, Slab, VOLUMES_MAX, VolumeId,
@@ -11,25 +11,26 @@ use forebay_engine::{
 /// Most requests in flight in a shard without a cache.
 const REQUESTS_MAX: u32 = 1 << 20;
 
-/// A shard without a cache: every request goes to its primary as it is. For comparison.
+/// A shard without a cache: every request goes to its primary unchanged. For comparison.
 pub struct Uncached {
     state: State,
     in_flight: Slab<Asked>,
-    /// Failed flushes that it was told of, by volume id.
+    /// By volume id: failed flushes that it was told of.
     failures: Vec<u64>,
-    /// What failed flushes of its own writes may have cost others, by volume id.
+    /// By volume id: losses that failed flushes of its own writes may have caused for other
+    /// clients.
     losses: Vec<Losses>,
     stats: Stats,
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Asked {
     id: RequestId,
     op: IoOp,
     fua: bool,
-    /// Losses of the volume when it came.
+    /// Losses of the volume when the request arrived.
     known: Known,
-    /// The buffer of a change that is done, while its flush is under way.
+    /// The buffer of a completed change, while its flush is in flight.
     done: Option<IoBuf>,
 }
 
@@ -60,8 +61,8 @@ impl Uncached {
         }
     }
 
-    /// The result of a request that ends. The failed flush of a write may have cost other clients'
-    /// writes: flushes under way and the next one fail as well.
+    /// The result of a request that ends. If it is a write whose flush failed, other clients'
+    /// writes may be lost: flushes in flight and the next one fail as well.
     fn tell(&mut self, volume: VolumeId, asked: &Asked, result: IoResult<()>) -> IoResult<()> {
         let losses = &mut self.losses[usize::from(volume.0)];
         if asked.op == IoOp::Flush {
@@ -82,7 +83,7 @@ impl Shard for Uncached {
     fn submit(&mut self, _now: Instant, request: Request, fx: &mut Effects) {
         self.count(&request);
         let Request { id, volume, op, range, mut flags, buf, .. } = request;
-        // A flush that hides in a write would pass by the gate, where its failure is everybody's.
+        // A flush hidden in a write would bypass the gate, which reports a failure to every shard.
         let fua = std::mem::take(&mut flags.fua) && op.changes_data();
         let known = self.losses[usize::from(volume.0)].known();
         let tag = IoTag(u64::from(self.in_flight.insert(Asked { id, op, fua, known, done: None })));
@@ -152,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// A write with force unit access, or a flush: what was asked for, and the answer.
+    /// Sends a flush, or a write with force unit access; returns the requests sent, and the answer.
     fn ask(shard: &mut Uncached, op: IoOp, results: &[IoResult<()>]) -> (Vec<IoOp>, IoResult<()>) {
         let mut fx = Effects::default();
         let flags = IoFlags { fua: op == IoOp::Write, ..IoFlags::default() };

@@ -1,10 +1,10 @@
-//! The witness: a small file on the host that says how far a cache device may be trusted.
+//! The witness: a small file on the host that records how far a cache device may be trusted.
 //!
-//! It matters when the cache device cannot be written any more: once a primary has been written
-//! without it, what the device holds is out of date, and the device itself will never say so. It
-//! also tells an older copy of the device from the one last used, by the pool's start count, and
-//! a device that was replaced or wiped, by the primaries that the pool served.
-//! The file is one of the state directory's, with a checksum.
+//! It matters when the cache device can no longer be written: once a primary has been written
+//! without it, the device is out of date, and cannot know that itself. The witness also tells an
+//! older copy of the device from the last one used, by the pool's start count, and detects a device
+//! that was replaced or wiped, by the primaries that the pool served. The file is in the state
+//! directory and has a checksum.
 
 use std::io;
 use std::path::Path;
@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-pub use forebay_engine::pool::Witness as Record;
 use forebay_engine::{DetachedStripe, Trust};
+pub use forebay_volume::pool::Witness as Record;
 
 use crate::detached::{self, DetachedList, OfShard};
 use crate::mailbox::Mailbox;
@@ -22,20 +22,20 @@ use crate::state::{StateDir, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay witness 3";
-/// The same once the device has failed, for builds that know nothing of [`crate::detached`].
+/// First line once the device has failed, for builds that do not know [`crate::detached`].
 const HEADING_FAILED: &str = "forebay witness 4";
-/// The same of earlier versions: the second had no checksum, and the first did not name the
+/// First lines of earlier versions: version 2 had no checksum, and version 1 did not name the
 /// primaries either.
 const HEADINGS_BEFORE: [&str; 2] = ["forebay witness 1", "forebay witness 2"];
-/// Longest file that is read: 64 names of 255 bytes, each byte escaped, and a few lines more.
+/// Longest file that is read, in bytes: 64 names of 255 escaped bytes, and a few more lines.
 const BYTES_MAX: u64 = 128 << 10;
-/// Witnesses that are looked at, of other pools.
+/// Most witnesses of other pools that are read.
 const FILES_MAX: usize = 4096;
-/// End of a file's name, after the pool's uuid.
+/// End of a file's name, after the pool's UUID.
 const SUFFIX: &str = ".witness";
-/// How long to wait before trying again what failed.
+/// Pause before a failed record is tried again.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long to wait when there is nothing to try.
+/// Pause when there is nothing to record.
 const PATIENCE_IDLE: Duration = Duration::from_secs(3600);
 
 /// A directory with a witness for each pool.
@@ -48,24 +48,24 @@ const TRUST_NAMES: [(Trust, &str); 3] =
     [(Trust::Full, "full"), (Trust::DirtyOnly, "dirty-only"), (Trust::Nothing, "nothing")];
 
 impl Witness {
-    /// Witnesses in `dir`, which is made if it is not there.
+    /// Opens the witnesses in `dir`, which is created if it does not exist.
     ///
     /// # Errors
-    /// When the directory cannot be made, or others may write in it.
+    /// If the directory cannot be created, or is writable by others.
     pub fn open(dir: &Path) -> io::Result<Self> {
         Ok(Self { state: StateDir::open(dir)? })
     }
 
-    /// The directory.
+    /// The state directory.
     #[must_use]
     pub fn state(&self) -> &StateDir {
         &self.state
     }
 
-    /// What is recorded of a pool, if anything.
+    /// The record of a pool, if there is one.
     ///
     /// # Errors
-    /// When the file cannot be read, or is not a witness of this pool.
+    /// If the file cannot be read, or is not a witness of this pool.
     pub fn load(&self, uuid: [u8; 16]) -> io::Result<Option<Record>> {
         let name = file_name(uuid);
         let Some(text) = self.state.read(&name, BYTES_MAX)? else { return Ok(None) };
@@ -77,11 +77,10 @@ impl Witness {
         record.ok_or_else(bad).map(Some)
     }
 
-    /// What is recorded of every pool. A file that is no witness, of whichever pool, is left out
-    /// with a warning.
+    /// The records of all pools. A file that is not a valid witness is left out with a warning.
     ///
     /// # Errors
-    /// When the directory cannot be read, or has far too many files.
+    /// If the directory cannot be read, or has far too many files.
     pub fn load_all(&self) -> io::Result<Vec<Record>> {
         let mut all = Vec::new();
         for name in self.state.names()? {
@@ -101,18 +100,18 @@ impl Witness {
         Ok(all)
     }
 
-    /// Replaces what is recorded of a pool; durable when this returns.
+    /// Replaces the record of a pool; durable when this returns.
     ///
     /// # Errors
-    /// When it could not be made durable: then either record may be there at the next start.
+    /// If it could not be made durable: the next start may then find the old or the new record.
     pub fn store(&self, record: &Record) -> io::Result<()> {
         self.state.replace(&file_name(record.uuid), &print(record))
     }
 
-    /// Removes what is recorded of a pool: for one that was made and never served.
+    /// Removes the record of a pool that was created and never served.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(&self, uuid: [u8; 16]) -> io::Result<()> {
         self.state.remove(&file_name(uuid)).and(self.state.remove(&detached::file_name(uuid)))
     }
@@ -162,7 +161,7 @@ fn parse(text: &str) -> Option<Record> {
     lines.next().is_none().then_some(record)
 }
 
-/// Undoes `escape_default`.
+/// Reverses `escape_default`.
 fn unescape(text: &str) -> Option<String> {
     let mut out = String::new();
     let mut rest = text.chars();
@@ -186,7 +185,7 @@ fn unescape(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// What a shard asks to be recorded.
+/// A shard's request for a record.
 pub(crate) enum Asked {
     /// How far the device may still be trusted.
     Trust(Trust),
@@ -194,7 +193,7 @@ pub(crate) enum Asked {
     Detached(Vec<DetachedStripe>),
 }
 
-/// Records what the shards ask for.
+/// Carries out the shards' requests for records.
 pub(crate) struct Clerk {
     pub witness: Witness,
     pub record: Record,
@@ -203,9 +202,9 @@ pub(crate) struct Clerk {
 }
 
 impl Clerk {
-    /// Records, and tells the shards when it is durable. Runs until the threads are gone. What
-    /// cannot be recorded is tried again for ever: until then the shards hold back what depends
-    /// on it.
+    /// Makes records, and tells the shards when they are durable. Runs until the shard threads are
+    /// gone. A failed record is tried again until it succeeds: until then the shards hold back
+    /// everything that depends on it.
     pub fn serve(mut self, asked: &Receiver<(usize, Asked)>) {
         let mut wanted = vec![self.record.trust; self.mailboxes.len()];
         let mut stripes = Vec::new();
@@ -217,7 +216,7 @@ impl Clerk {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            // What has come meanwhile costs no more than one.
+            // Requests that arrived meanwhile are recorded together.
             while let Some((shard, what)) = next {
                 match what {
                     Asked::Trust(trust) => {
@@ -271,8 +270,8 @@ impl Clerk {
     }
 }
 
-/// What holds for the pool: less trust as soon as one shard asks for less, but none only when
-/// every shard has nothing left to save.
+/// The trust of the whole pool: it falls as soon as one shard asks for less, but to nothing only
+/// when every shard has nothing left to save.
 fn together(wanted: &[Trust]) -> Trust {
     let worst = wanted.iter().copied().max().unwrap_or_default();
     let best = wanted.iter().copied().min().unwrap_or_default();
@@ -326,7 +325,7 @@ mod tests {
             fs::write(path(UUID), &bytes).unwrap();
             assert!(witness.load(UUID).is_err(), "byte {cut} changed");
         }
-        // One word edited, as a hand would.
+        // One word edited, as by hand.
         fs::write(path(UUID), text.replace("trust nothing", "trust full")).unwrap();
         assert!(witness.load(UUID).is_err());
         fs::write(path([0; 16]), &text).unwrap();

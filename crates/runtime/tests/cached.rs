@@ -1,5 +1,5 @@
-//! The cache engine on shard threads: what clients wrote is there, also after a stop and a start,
-//! while a cache a fraction of the volume's size reclaims and destages all the time.
+//! The cache engine on shard threads: clients find the data that they wrote, also after a stop and
+//! a start, while a cache much smaller than the volume constantly reclaims and destages.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 use std::sync::Arc;
@@ -89,7 +89,7 @@ impl World {
         Pool::start(config).unwrap()
     }
 
-    /// Requests that do not overlap each other, and what the volume holds after them.
+    /// Requests that do not overlap, after which the model holds the volume's expected content.
     fn script(&mut self) -> Vec<Io> {
         let mut script = Vec::new();
         let mut at = self.numbers.next() % 300_000;
@@ -130,7 +130,7 @@ impl World {
         script
     }
 
-    /// Runs a script on a connection of its own, and checks what it read against the model.
+    /// Runs a script on a new connection, and compares the data read with the model.
     fn run(&mut self, pool: &Pool, name: &str) {
         let script = self.script();
         let count = script.len();
@@ -170,7 +170,7 @@ fn connect(pool: &Pool, name: &str, script: Vec<Io>) -> Receiver<Completion> {
     hear
 }
 
-/// A database's log and doublewrite buffer look like streams each time they are written.
+/// A database's log and doublewrite buffer look like sequential streams each time they are written.
 #[test]
 fn what_is_written_over_and_over_passes_the_cache_by_a_few_times_only() {
     let world = World::new();
@@ -196,7 +196,7 @@ fn what_is_written_over_and_over_passes_the_cache_by_a_few_times_only() {
     assert!(pool.stop(true).complete);
 }
 
-/// Text is made denser when it is written: more of it than one turn of the event loop has time for.
+/// Text is compressed densely when written: this is more of it than one turn has time for.
 #[test]
 fn a_long_write_is_made_denser_turn_by_turn() {
     let world = World::new();

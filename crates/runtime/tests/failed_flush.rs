@@ -1,4 +1,4 @@
-//! A flush of the primary fails while a write that passes the cache is half done.
+//! A flush of the primary fails while a write that bypasses the cache is half done.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 use std::io;
@@ -23,12 +23,12 @@ use session::Scripted;
 
 const SIZE: u64 = 8 * STRIPE_SIZE;
 
-/// A device that completes writes of the first stripe at once, and others when it is let.
+/// A device that completes writes of the first stripe at once, and others when the test allows.
 #[derive(Clone)]
 struct Half {
     info: DeviceInfo,
     flush_fails: bool,
-    /// Writes that were completed at once.
+    /// Number of writes completed at once.
     written: Arc<AtomicUsize>,
     let_go: Arc<AtomicBool>,
 }
@@ -97,8 +97,8 @@ fn ask(pool: &Pool, name: &str, io: Io) -> (Receiver<Completion>, UnixStream) {
     (hear, UnixStream::connect(path).unwrap())
 }
 
-/// Whether a flush and a write over two stripes end well, the flush while the device has the
-/// first half of the write only.
+/// Sends a flush and a write over two stripes, the flush while the device has completed only the
+/// first half of the write. Returns whether each succeeded.
 fn flush_in_the_middle(shards: usize, flush_fails: bool) -> (bool, bool) {
     let (written, let_go) = Default::default();
     let device = Half { info: DeviceInfo::plain(SIZE, "half"), flush_fails, written, let_go };
@@ -124,8 +124,8 @@ fn flush_in_the_middle(shards: usize, flush_fails: bool) -> (bool, bool) {
     (flushed, good(&write))
 }
 
-/// The failed flush may have given up the first half. The next flush would not say so: it must be
-/// the write that fails.
+/// The failed flush may have lost the first half. The next flush would not report that, so the
+/// write must fail.
 #[test]
 fn a_write_of_which_a_failed_flush_had_a_part_fails() {
     for shards in 1..=4 {

@@ -1,5 +1,5 @@
-//! What a shard tells last is in the log when the pool has stopped: whoever reads the log, or ends
-//! the process, does not come before it.
+//! A shard's last events are in the log when the pool has stopped, before anyone reads the log or
+//! ends the process.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
@@ -22,10 +22,10 @@ use tracing::{Metadata, Subscriber};
 mod shard;
 use shard::Passing;
 
-/// Lines that were written about events that were omitted.
+/// Lines written about omitted events.
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-/// A log that is slow.
+/// A slow log.
 struct Slow;
 
 impl Subscriber for Slow {

@@ -136,7 +136,7 @@ fn a_client_that_asks_for_nothing_is_disconnected_if_that_is_wished() {
     assert_eq!(quiet.read(0, 0, 1), [0]);
     quiet.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
-    // It hears a farewell, and the end.
+    // It receives a farewell, and then the end of the stream.
     while !matches!(quiet.0.read(&mut [0; 16]), Ok(0)) {
         assert!(Instant::now() < deadline, "it is not disconnected");
         assert_eq!(busy.read(0, 0, 1), [0], "one that asks stays");
@@ -281,7 +281,7 @@ fn what_shards_want_recorded_is_recorded_before_they_are_told() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// A device that opens no queue.
+/// A device that refuses to open a queue.
 struct Stubborn(DeviceInfo);
 
 impl BlockDevice for Stubborn {
@@ -332,13 +332,13 @@ fn a_drain_before_a_stop_can_be_watched_and_given_up() {
     let stats = server.pool.stats().expect("it can be asked while it drains");
     assert_eq!(stats.shards.iter().map(|shard| shard.dirty_blocks).sum::<u64>(), 14);
     assert!(!stop.is_finished());
-    // A drain of a volume that ends is none of the stop's business.
+    // Ending the drain of a volume must not end the stop's drain.
     for volume in server.pool.registry().volumes() {
         server.pool.set_drain(volume.id, false);
     }
     thread::sleep(Duration::from_millis(200));
     assert!(!stop.is_finished(), "the stop's own drain goes on");
-    // The stop begins its drain soon after it has closed the listeners.
+    // The stop begins its drain shortly after it has closed the listeners.
     while !stop.is_finished() {
         assert!(Instant::now() < deadline, "the drain is not given up");
         server.pool.give_up_drain();

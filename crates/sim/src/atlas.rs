@@ -1,26 +1,26 @@
-//! Which faults a run may meet, and what must come of them.
+//! The faults that a run may meet, and the consequences they may have.
 //!
-//! Whatever happens, no read returns what the model does not allow. The atlas says what else must
-//! hold: whether a request may fail, whether a start may be refused.
+//! Whatever happens, no read returns data that the model does not allow. The atlas adds the other
+//! rules: whether requests may fail, and whether a start may be refused.
 
 use crate::rng::Rng;
 
-/// What goes wrong in a run besides crashes.
+/// A fault in a run, in addition to crashes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Scenario {
-    /// Nothing.
+    /// No fault.
     Crashes,
-    /// Nothing, and modes are switched while serving.
+    /// No fault, and modes are switched while serving.
     ModeSwitches,
-    /// Reads of the cache device fail now and then.
+    /// Some reads of the cache device fail.
     CacheReadErrors,
-    /// A few writes of the cache device fail, and then work again.
+    /// A few writes of the cache device fail; later ones succeed.
     CacheWriteErrors,
-    /// Writes of the cache device fail from some time on.
+    /// All writes of the cache device fail from some time on.
     CacheWritesFail,
     /// Flushes of the cache device fail.
     CacheFlushErrors,
-    /// The cache device is full: writes fail for want of space.
+    /// The cache device is full: writes fail for lack of space.
     CacheFull,
     /// The cache device stops answering, for good.
     CacheVanishes,
@@ -32,41 +32,41 @@ pub enum Scenario {
     CacheMisdirects,
     /// Some requests of the cache device take seconds.
     CacheSlow,
-    /// Reads of the primary fail now and then.
+    /// Some reads of the primary fail.
     PrimaryReadErrors,
-    /// Writes of the primary fail now and then, some in part.
+    /// Some writes of the primary fail, a few of them after a partial write.
     PrimaryWriteErrors,
-    /// Flushes of the primary fail now and then.
+    /// Some flushes of the primary fail.
     PrimaryFlushErrors,
-    /// The primary stops answering, and comes back.
+    /// The primary stops answering, and later returns.
     PrimaryVanishes,
-    /// A primary stops answering and does not come back: the worlds of [`crate::away`] only.
+    /// A primary stops answering and does not return: only in the worlds of [`crate::away`].
     PrimaryStaysAway,
     /// The cache device is lost at a crash.
     CacheLost,
-    /// After a crash the cache device holds an older state of itself.
+    /// After a crash the cache device holds an older state of its own.
     CacheStale,
-    /// Pages of the cache device are damaged while nobody uses it: the worlds of [`crate::rest`]
-    /// only.
+    /// Pages of the cache device are damaged while it is not in use: only in the worlds of
+    /// [`crate::rest`].
     CacheDamaged,
 }
 
-/// What must come of it.
+/// The consequences that a fault may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// Whether client requests may fail while the fault lasts.
     pub errors: bool,
-    /// Whether errors may stay after the fault has ended, until the next start.
+    /// Whether errors may continue after the fault has ended, until the next start.
     pub errors_stay: bool,
     /// Whether a start may be refused.
     pub refusal: bool,
-    /// Whether crashes may come while the fault lasts or after it. A start that was refused for
-    /// the fault must then succeed once it has ended: the refusal changed nothing.
+    /// Whether crashes may come while the fault lasts or after it. A start that was refused because
+    /// of the fault must succeed once it has ended: the refusal changed nothing.
     pub crashes: bool,
 }
 
 impl Outcome {
-    /// What must come of two faults at once.
+    /// The consequences that two faults may have together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Scenario {
         (Self::CacheDamaged, 0),
     ];
 
-    /// The faults that may come on top of another one.
+    /// The faults that may be combined with another one.
     pub const SECOND: [Self; 8] = [
         Self::CacheReadErrors,
         Self::CacheWriteErrors,
@@ -115,7 +115,7 @@ impl Scenario {
         Self::PrimaryVanishes,
     ];
 
-    /// One of them, by weight.
+    /// A random scenario, by weight.
     pub fn from_rng(rng: &mut Rng) -> Self {
         let total = Self::ALL.iter().map(|(_, weight)| weight).sum();
         let mut at = rng.below(total);
@@ -128,7 +128,7 @@ impl Scenario {
         Self::Crashes
     }
 
-    /// What must come of it.
+    /// The consequences of this scenario.
     #[must_use]
     pub fn outcome(self) -> Outcome {
         let silent = Outcome { errors: false, errors_stay: false, refusal: false, crashes: true };
@@ -139,7 +139,7 @@ impl Scenario {
             | Self::PrimaryFlushErrors
             | Self::PrimaryVanishes
             | Self::PrimaryStaysAway => Outcome { errors: true, ..silent },
-            // A dirty block that could not be read back stays fenced.
+            // A dirty block that could not be read stays fenced.
             Self::CacheReadErrors => Outcome { errors: true, errors_stay: true, ..silent },
             // Reads work, and writes go to the primary.
             Self::CacheWriteErrors
@@ -149,8 +149,8 @@ impl Scenario {
             Self::CacheDamaged => {
                 Outcome { errors: true, errors_stay: true, refusal: true, crashes: true }
             }
-            // A record that is lost or rots before it is covered by a later one cannot be told
-            // from one that a crash undid, so no crash comes after these.
+            // A lost or rotten record that no later record covers cannot be told from one that a
+            // crash undid, so these scenarios have no crashes.
             Self::CacheVanishes
             | Self::CacheRot
             | Self::CacheLosesWrites
@@ -162,13 +162,13 @@ impl Scenario {
         }
     }
 
-    /// Whether what is on a primary in write-back is seen through the cache only.
+    /// Whether data on a primary in write-back is only seen through the cache.
     #[must_use]
     pub fn keeps_cache_and_modes(self) -> bool {
         !self.changes_modes() && !self.may_end_cache()
     }
 
-    /// Whether the cache may be left while serving, or lost.
+    /// Whether the cache may be lost or detached.
     #[must_use]
     pub fn may_end_cache(self) -> bool {
         let left = matches!(
@@ -181,7 +181,7 @@ impl Scenario {
         left || self.outcome().errors_stay || self == Self::CacheLost
     }
 
-    /// Whether a volume's mode may be another than at the start.
+    /// Whether a volume's mode may differ from the one at the start.
     #[must_use]
     pub fn changes_modes(self) -> bool {
         matches!(self, Self::ModeSwitches)

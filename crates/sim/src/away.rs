@@ -1,9 +1,9 @@
-//! Worlds of two and three volumes of which one's primary goes away and does not come back: it
-//! fails every request, or answers none.
+//! Worlds of two or three volumes in which one primary goes away and does not return: it fails
+//! every request, or answers none.
 //!
-//! The other volumes must not notice: no request of theirs fails or takes long, their flushes
-//! succeed, and all that is dirty of them reaches their primaries. What was written to the volume
-//! whose primary is away is still there when it comes back at last.
+//! The other volumes must not notice: none of their requests fails or takes long, their flushes
+//! succeed, and all their dirty data reaches their primaries. Writes to the volume whose primary is
+//! away are still there when it finally returns.
 
 use std::time::Duration;
 
@@ -20,21 +20,21 @@ use crate::server::Server;
 use crate::world::{Failure, World};
 
 const SECOND: u64 = 1_000_000_000;
-/// Virtual time in which a request of another volume must be answered.
+/// Longest virtual time in which a request of another volume must be answered.
 pub const OTHERS_ANSWER: u64 = 10 * SECOND;
-/// Virtual time in which everything dirty of the others must be on their primaries.
+/// Longest virtual time in which the others' dirty data must be on their primaries.
 const OTHERS_DRAIN: u64 = 120 * SECOND;
 
 /// The volume whose primary is away.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Away {
-    /// Which one.
+    /// Index of the volume.
     pub volume: usize,
-    /// It does not even fail requests.
+    /// Whether it never answers, instead of failing requests.
     pub hangs: bool,
 }
 
-/// The world of a seed, and what happens in it.
+/// The world of a seed, and its script.
 #[must_use]
 pub fn world(seed: u64) -> (Setup, Vec<Step>) {
     let mut rng = Rng::new(seed ^ 0x0a7a_715a);
@@ -58,7 +58,7 @@ pub fn world(seed: u64) -> (Setup, Vec<Step>) {
         setup.volumes[away.volume].sequential_threshold = 0;
     }
     let mut steps = script(&setup);
-    // Those that stop or drain the server wait for every primary.
+    // These steps wait for every primary.
     steps.retain(|step| !matches!(step, Step::Restart | Step::Heal | Step::SetMode(..)));
     steps.extend(script(&Setup { seed: seed ^ 1, ..setup.clone() }));
     steps.retain(|step| !matches!(step, Step::Restart | Step::Heal | Step::SetMode(..)));
@@ -66,7 +66,7 @@ pub fn world(seed: u64) -> (Setup, Vec<Step>) {
 }
 
 impl Away {
-    /// Which volume of a setup it is, and how.
+    /// Chooses the volume of a setup, and how its primary goes away.
     #[must_use]
     pub fn of(setup: &Setup) -> Self {
         let mut rng = Rng::new(setup.seed ^ 0x00a7_a700);
@@ -75,7 +75,7 @@ impl Away {
 }
 
 impl World {
-    /// The primary goes away.
+    /// Makes the primary go away.
     pub(crate) fn send_away(&mut self) {
         let away = Away::of(&self.setup);
         if self.away.replace(away).is_some() {
@@ -97,18 +97,18 @@ impl World {
         hung && !(op == IoOp::Write && range.is_aligned(BLOCK_SIZE as u64))
     }
 
-    /// Requests in flight that are not of a volume whose primary never answers.
+    /// Requests in flight, except those to a primary that never answers.
     pub(crate) fn waiting(&self) -> usize {
         let hung = self.away.filter(|away| away.hangs).map(|away| away.volume);
         self.clients.values().filter(|client| Some(client.volume) != hung).count()
     }
 
-    /// Whether a request of this volume may fail while a fault lasts.
+    /// Whether a request of this volume may fail during a fault.
     pub(crate) fn may_fail(&self, volume: usize) -> bool {
         self.away.is_none_or(|away| away.volume == volume)
     }
 
-    /// Whether an answer came too late, and by what it was held up.
+    /// Fails if an answer came too late, and names the cause of the delay.
     pub(crate) fn check_haste(&mut self, volume: usize, took: u64) -> Result<(), Failure> {
         if self.away.is_none() || self.may_fail(volume) {
             return Ok(());
@@ -122,7 +122,7 @@ impl World {
             .fail(Kind::Stuck, format!("volume {volume} waited {took} ms while another was away")))
     }
 
-    /// The others go on to the end; then the primary comes back.
+    /// Lets the other volumes finish; then the primary returns.
     pub(crate) fn finish_away(&mut self) -> Result<(), Failure> {
         let Some(away) = self.away else { return Ok(()) };
         self.wait("the last crash and the requests in flight", |world| {
@@ -157,7 +157,7 @@ impl World {
         self.away = None;
         self.heal();
         if away.hangs {
-            // What hangs ends with the process only.
+            // A request that never completes ends only with the process.
             self.crash(Vec::new())?;
         }
         Ok(())

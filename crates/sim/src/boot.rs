@@ -1,18 +1,18 @@
-//! How a server starts and ends around its engines, as the real one does: superblocks are read,
+//! How a server starts and stops around its engines, like the real one: it reads the superblocks,
 //! the engine's `pool::open` decides, the next superblock is written and flushed, the witness is
-//! stored, then the shards start. After an orderly stop the superblock says so, with a
-//! fingerprint of each primary. A crash may come between any two of these.
+//! stored, and then the shards start. After an orderly stop the superblock records the stop and a
+//! fingerprint of each primary. A crash may come between any two of these steps.
 
 use std::collections::VecDeque;
 
 use forebay_block::VolumeId;
 use forebay_block::{Completion, Io, IoBuf, IoTag};
 use forebay_codec::crc32c;
-use forebay_engine::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
 use forebay_engine::{DetachedStripe, Health, Target, Trust};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
+use forebay_volume::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
 
 use crate::atlas::Scenario;
 use crate::failure::Kind;
@@ -21,15 +21,15 @@ use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::world::{Failure, World};
 
-/// Device states kept, to bring one back later.
+/// Earlier device states kept, to restore one of them later.
 const SNAPSHOTS_MAX: usize = 8;
 
-/// What is left to be written before the shards start, or after they stopped.
+/// The steps left before the shards start, or after they have stopped.
 #[derive(Debug)]
 pub(crate) struct Errand {
     superblock: Superblock,
     steps: VecDeque<Act>,
-    /// How the shards start afterwards; nothing after a stop.
+    /// The shards to start afterwards; `None` after a stop.
     start: Option<Start>,
 }
 
@@ -37,36 +37,36 @@ pub(crate) struct Errand {
 enum Act {
     Write(u64, IoBuf),
     Flush,
-    /// These witnesses are stored; they are of a start.
+    /// Store these witnesses, at a start.
     Witnesses(Vec<Witness>),
-    /// The witness says that nothing is dirty.
+    /// Record in the witness that nothing is dirty.
     NothingDirty,
 }
 
-/// What lives outside of the server's memory, and what a running server knows of its pool.
+/// State outside of the server's memory, and a running server's knowledge of its pool.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// What is kept outside of the cache device.
+    /// Witnesses, which are kept outside of the cache device.
     pub witnesses: Vec<Witness>,
-    /// What is kept of stripes that a failed cache has left: the pool, the shard, the stripe.
+    /// Records of stripes that a failed cache has left: pool, shard, stripe.
     detached: Vec<([u8; 16], usize, DetachedStripe)>,
-    /// The superblock of the running server, and the copy to write next.
+    /// The superblock of the running server, and the index of the copy to write next.
     current: Option<(Superblock, usize)>,
     errand: Option<Errand>,
     /// Why the last start was refused.
     pub refused: Option<String>,
-    /// Earlier states of the cache device, with the start they are from.
+    /// Earlier states of the cache device, with the epoch of each.
     snapshots: VecDeque<(u32, Pages)>,
-    /// The device was set back, so the next start must be refused.
+    /// Whether the device was set back, so that the next start must be refused.
     pub stale: bool,
-    /// At the last stop a primary was taken for sound that had given up what it showed, when an
-    /// earlier server wrote to it.
+    /// At the last stop a primary was believed to be sound although it had lost data that it still
+    /// showed: an earlier server had written them.
     pub believed: bool,
     made: u64,
 }
 
 impl World {
-    /// Starts a server; with `reset` whatever the cache device holds.
+    /// Starts a server; `reset`: regardless of the cache device's content.
     pub(crate) fn boot(&mut self, reset: bool) {
         self.pool.errand = None;
         self.pool.refused = None;
@@ -104,7 +104,7 @@ impl World {
             }
         };
         if opened.fresh {
-            // Nothing of an older copy is taken: the witness said that nothing on it counts.
+            // An older copy is not used: the witness says that nothing on it counts.
             self.pool.stale = false;
             self.use_small_geometry(&mut opened.superblock);
         }
@@ -129,7 +129,7 @@ impl World {
         self.run_errand();
     }
 
-    /// The segments of a simulated pool are smaller than those a real one would get.
+    /// Shrinks the segments of a simulated pool below those of a real one.
     fn use_small_geometry(&self, superblock: &mut Superblock) {
         let len = self.setup.segments * u64::from(self.setup.segment_size);
         let area = |i| ShardArea { offset: (1 << 20) + i * len, len };
@@ -151,7 +151,7 @@ impl World {
         self.setup.volumes.iter().enumerate().map(spec).collect()
     }
 
-    /// A digest of all that clients may have changed on a primary, if it answers.
+    /// A digest of the data on a primary that clients may have changed, if it answers.
     fn fingerprint(&self, volume: usize) -> Option<u64> {
         if self.primaries[volume].is_gone() {
             return None;
@@ -165,7 +165,7 @@ impl World {
         Some(u64::from(crc32c(&bytes)))
     }
 
-    /// Records that the server stopped in order. False when the device is out of use.
+    /// Records that the server stopped in order. Returns false if the device is out of use.
     pub(crate) fn close(&mut self) -> bool {
         let health = self.server.as_ref().map_or(Health::Detached, Server::health);
         let Some((last, copy)) = self.pool.current.take() else { return false };
@@ -176,7 +176,7 @@ impl World {
         self.pool.believed = false;
         for volume in 0..self.primaries.len() {
             let id = VolumeId(volume as u8);
-            // A fingerprint must be of what power failure leaves.
+            // A fingerprint must be of the content that survives a power failure.
             let sound = self.primaries[volume].flush_at_once() && !self.has_failed_flush(id);
             self.pool.believed |= sound && self.primaries[volume].lost().next().is_some();
             prints.push((id, sound.then(|| self.fingerprint(volume)).flatten()));
@@ -194,18 +194,18 @@ impl World {
         true
     }
 
-    /// Whether a start or an end is under way.
+    /// Whether a start or stop is in progress.
     pub(crate) fn is_on_errand(&self) -> bool {
         self.pool.errand.is_some()
     }
 
-    /// Everything in memory is gone.
+    /// Drops everything in memory.
     pub(crate) fn drop_errand(&mut self) {
         self.pool.errand = None;
         self.pool.current = None;
     }
 
-    /// The next step of a start or an end; the last one lets the shards start.
+    /// Does the next step of a start or stop; the last one lets the shards start.
     fn run_errand(&mut self) {
         let Some(errand) = &mut self.pool.errand else { return };
         match errand.steps.pop_front() {
@@ -239,7 +239,7 @@ impl World {
         self.start_io(Self::ERRAND, Target::Cache, io);
     }
 
-    /// A step of a start or an end is done.
+    /// Takes the completion of a step.
     pub(crate) fn errand_done(&mut self, done: &Completion) {
         match &done.result {
             Ok(()) => self.run_errand(),
@@ -252,7 +252,7 @@ impl World {
         }
     }
 
-    /// How far the device may be trusted is recorded.
+    /// Records how far the device may be trusted.
     pub(crate) fn store_trust(&mut self, trust: Trust) -> Trust {
         let uuid = self.pool.current.as_ref().map(|(superblock, _)| superblock.uuid);
         let witness = self.pool.witnesses.iter_mut().find(|w| Some(w.uuid) == uuid);
@@ -261,7 +261,7 @@ impl World {
         witness.trust
     }
 
-    /// Stripes are recorded that the cache of a shard has left.
+    /// Records stripes that the cache of a shard has left.
     pub(crate) fn store_detached(&mut self, shard: usize, stripes: &[DetachedStripe]) {
         let Some((superblock, _)) = &self.pool.current else { return };
         let uuid = superblock.uuid;
@@ -280,7 +280,7 @@ impl World {
         }
     }
 
-    /// Sets the cache device back to what it was in an earlier start, if there was one.
+    /// Sets the cache device back to its content at an earlier start, if there was one.
     pub(crate) fn set_back(&mut self) {
         let Some((newest, _)) = self.pool.snapshots.back() else { return };
         let newest = *newest;
@@ -293,7 +293,7 @@ impl World {
         self.pool.stale = true;
     }
 
-    /// What the cache device held there at one of its earlier starts.
+    /// Copies the cache device's content at `at` as of one of its earlier starts.
     pub(crate) fn earlier(&self, rng: &mut Rng, at: u64, out: &mut [u8]) {
         if let Some(last) = self.pool.snapshots.len().checked_sub(1) {
             let (_, image) = &self.pool.snapshots[rng.within(0, last as u64) as usize];
@@ -307,7 +307,7 @@ impl World {
         self.pool.refused.clone().or_else(of_engine)
     }
 
-    /// A failure if a device that was set back was taken.
+    /// Fails if a device that was set back was accepted.
     pub(crate) fn check_stale(&self) -> Result<(), Failure> {
         if self.pool.stale {
             return Err(self.fail(Kind::Taken, "an older copy of the cache device was not refused"));

@@ -8,12 +8,12 @@ use forebay_model::Model;
 use crate::failure::{Failure, Kind};
 use crate::world::World;
 
-/// Bytes of the reads that check everything.
+/// Length of the reads that check everything, in bytes.
 const CHECK_BYTES: u64 = 32 << 10;
 
 impl World {
-    /// Reads everything that clients touched and compares; after a crash also that no block is
-    /// of two times.
+    /// Reads everything that clients touched and compares it with the model; after a crash, also
+    /// checks that no block mixes two versions.
     pub(crate) fn check_all(&mut self, after_crash: bool) -> Result<(), Failure> {
         self.settle()?;
         for volume in 0..self.setup.volumes.len() {
@@ -38,13 +38,13 @@ impl World {
         Ok(())
     }
 
-    /// Conservation of counters.
+    /// Checks that the counters add up.
     pub(crate) fn check_stats(&mut self) -> Result<(), Failure> {
         let Some(server) = &self.server else { return Ok(()) };
         if server.health() != Health::Good {
             return Ok(());
         }
-        // Of a flush that failed, and was answered, a part may last.
+        // Parts of a failed flush may continue after its answer.
         let parts = server.in_flight() as u64;
         for (shard, stats) in server.stats(self.now).iter().enumerate() {
             let ends = !self.is_idle() || stats.requests_in_flight <= parts;
@@ -57,7 +57,7 @@ impl World {
         Ok(())
     }
 
-    /// Compares the primaries as they are with the content, where they must be complete.
+    /// Compares the primaries' current content with the model, where they must be complete.
     pub(crate) fn check_primaries(&self) -> Result<(), Failure> {
         for volume in 0..self.models.len() {
             if self.setup.is_complete(volume) {
@@ -69,7 +69,7 @@ impl World {
         Ok(())
     }
 
-    /// The primaries alone hold the content, whatever happens to cache and power now.
+    /// Checks that the primaries alone hold the content, even without cache and power.
     pub(crate) fn check_alone(&mut self) -> Result<(), Failure> {
         for volume in 0..self.models.len() {
             let model = self.models[volume].clone();
@@ -94,8 +94,8 @@ impl World {
         Ok(())
     }
 
-    /// The cache is lost: the primaries hold, where they are not complete, older content of the
-    /// same place and nothing else.
+    /// Checks primaries after the loss of the cache: where they are not complete, they hold older
+    /// content of the same place and nothing else.
     pub(crate) fn check_losses(&mut self) -> Result<(), Failure> {
         for volume in 0..self.models.len() {
             for window in self.setup.volumes[volume].windows.clone() {

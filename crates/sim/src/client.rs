@@ -1,4 +1,4 @@
-//! The clients: they submit requests, and compare every answer with the model.
+//! The clients: they submit requests and compare every answer with the model.
 
 use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoFlags, IoOp, IoTag, SECTOR_SIZE};
 use forebay_engine::ContentLocality;
@@ -10,7 +10,7 @@ use crate::rng::Rng;
 use crate::script::COPIED_MAX;
 use crate::world::{Failure, World};
 
-/// How many writes in a hundred are alike where that is to be found.
+/// Percentage of writes that resemble each other, where similar blocks are searched for.
 const ALIKE_PERCENT: u64 = 60;
 
 /// A request in flight.
@@ -21,20 +21,20 @@ pub struct Client {
     range: ByteRange,
     fua: bool,
     token: Option<Token>,
-    /// The same for the primary alone.
+    /// The token of the request in the model of the primary alone.
     alone: Option<Token>,
     submitted: u64,
-    /// How often the volume's mode had been changed then.
+    /// Number of mode switches of the volume at the submission.
     switches: u64,
-    /// It repeats another write.
+    /// Whether it repeats another write.
     copy: bool,
 }
 
 impl World {
-    /// Submits a client's request. One that the model could not follow becomes a simpler one: a
-    /// change next to an unfinished change of the same sector becomes a read, and one of a part of
-    /// a sector that may hold several things is widened to whole sectors. With `again` a write
-    /// repeats the so-many-th last one of whole blocks, in another place.
+    /// Submits a client's request. A request that the model could not follow is simplified: a
+    /// change next to an unfinished change of the same sector becomes a read, and a change of part
+    /// of a sector with several possible contents is widened to whole sectors. `again`: a write
+    /// repeats an earlier write of whole blocks, that many writes back, in another place.
     pub(crate) fn request(
         &mut self,
         volume: usize,
@@ -103,8 +103,8 @@ impl World {
         Ok(())
     }
 
-    /// The number of a request, which says what a write holds. Where blocks are stored against
-    /// similar ones, clients write many that are alike.
+    /// The number of a request, which determines the content of a write. Where blocks are stored
+    /// against similar ones, clients write many similar blocks.
     fn choose_tag(&mut self, op: IoOp) -> u64 {
         let mut tag = self.next_tag;
         let alike = self.setup.content == ContentLocality::Similar && op == IoOp::Write;
@@ -115,7 +115,7 @@ impl World {
         tag
     }
 
-    /// What a write that repeats an earlier one changes, and where; nothing when there is none to
+    /// The change and place of a write that repeats an earlier one; `None` if there is none to
     /// repeat, or no whole block in `range`.
     fn copied(&self, volume: usize, range: ByteRange, which: usize) -> Option<(Change, ByteRange)> {
         let block = BLOCK_SIZE as u64;
@@ -128,7 +128,7 @@ impl World {
         (len > 0).then_some((change, ByteRange::new(start, len)))
     }
 
-    /// Takes the answer of a request.
+    /// Takes the answer to a request.
     pub(crate) fn answer(&mut self, done: Done) -> Result<(), Failure> {
         let tag = done.client.0;
         let Some(client) = self.clients.remove(&tag) else {
@@ -183,8 +183,8 @@ impl World {
         Ok(())
     }
 
-    /// The same for the primary alone: it is complete at once, or after a flush, as long as the
-    /// mode promises it from the submission to the answer.
+    /// Updates the model of the primary alone: the write is complete at once, or after a flush, if
+    /// the mode promises this from submission to answer.
     fn answer_alone(&mut self, tag: u64, client: &Client, ok: bool) {
         let Client { volume, op, fua, switches, .. } = *client;
         let promised =
@@ -198,7 +198,7 @@ impl World {
         }
     }
 
-    /// What hangs, in words: the request that waits longest, and how full the shards are.
+    /// Describes a hang: the request that has waited longest, and how full the shards are.
     pub(crate) fn what_hangs(&self) -> String {
         let mut text = self.oldest_request();
         let stats = self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default();
@@ -230,13 +230,13 @@ impl World {
     }
 }
 
-/// The whole sectors that hold a byte of `range`.
+/// The whole sectors that `range` touches.
 fn widened(range: ByteRange) -> ByteRange {
     let start = range.offset / 512 * 512;
     ByteRange::new(start, range.end().next_multiple_of(512) - start)
 }
 
-/// Checks each whole block of a read that came first after a crash.
+/// Checks each whole block of the first read after a crash.
 fn unmixed(model: &Model, range: ByteRange, data: &[u8]) -> Result<(), Violation> {
     let whole = range.offset.div_ceil(4096)..range.end() / 4096;
     for block in whole {

@@ -1,5 +1,5 @@
-//! From a seed to the world it is run in: geometry, modes, sizes, disks. Swarm testing: each
-//! seed leaves some things out altogether and exaggerates others.
+//! Derives from a seed the world of its run: geometry, modes, sizes, disks. Swarm testing: each
+//! seed omits some features altogether and exaggerates others.
 
 use std::time::Duration;
 
@@ -13,34 +13,34 @@ use crate::rng::Rng;
 const KIB: u64 = 1 << 10;
 const MICRO: u64 = 1_000;
 const MILLI: u64 = 1_000_000;
-/// Most bytes of a volume that a run touches and checks after each crash.
+/// Most bytes of a volume that a run touches, and checks after each crash.
 const WINDOWS_BYTES_MAX: u64 = 512 * KIB;
 
 /// A volume and how clients use it.
 #[derive(Clone, Debug)]
 pub struct VolumeSetup {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Mode at the start.
     pub mode: Mode,
-    /// Bytes after which a sequential stream bypasses; 0 for never.
+    /// Length in bytes from which a sequential stream bypasses the cache; 0 for never.
     pub sequential_threshold: u64,
-    /// Where clients read and write, in whole sectors.
+    /// The ranges that clients read and write, in whole sectors.
     pub windows: Vec<ByteRange>,
-    /// Whether the primary holds data in the windows at first.
+    /// Whether the primary initially holds data in the windows.
     pub filled: bool,
     /// Whether the primary takes discards.
     pub discard: bool,
-    /// Whether the primary's seeks cost.
+    /// Whether seeks of the primary take time.
     pub rotational: bool,
-    /// Its part of the dirty limit.
+    /// Its share of the dirty limit.
     pub share: DirtyShare,
 }
 
-/// Everything that a run depends on besides its script.
+/// All parameters of a run except its script.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Where it came from.
+    /// The seed that it is derived from.
     pub seed: u64,
     /// Number of shards.
     pub shards: usize,
@@ -50,19 +50,19 @@ pub struct Setup {
     pub segment_size: u32,
     /// Segments of each shard.
     pub segments: u64,
-    /// Bytes of RAM of each shard.
+    /// RAM of each shard, in bytes.
     pub ram_bytes: u64,
-    /// Blocks that the index of each shard holds.
+    /// Capacity of each shard's index, in blocks.
     pub index_blocks: u64,
-    /// How clean blocks leave.
+    /// The eviction policy.
     pub eviction: Eviction,
     /// The longest a block may stay dirty.
     pub write_cache_depth: Duration,
-    /// Dirty share of the log at most, in percent.
+    /// Dirty limit, in percent of the log.
     pub dirty_limit_percent: u8,
     /// How long a write waits for a primary that is away.
     pub patience: Duration,
-    /// Destage writes in flight at most.
+    /// Most destage writes in flight.
     pub destage_depth: u32,
     /// Whether payloads are compressed.
     pub compress: bool,
@@ -72,19 +72,19 @@ pub struct Setup {
     pub content: ContentLocality,
     /// The cache device.
     pub cache: DiskProfile,
-    /// Every primary, but for its size.
+    /// Every primary, except for its size.
     pub primary: DiskProfile,
-    /// Requests that clients keep in flight at most.
+    /// Most requests that clients keep in flight.
     pub client_depth: usize,
     /// Longest time between two submissions of the clients, in nanoseconds.
     pub think: u64,
-    /// What goes wrong besides crashes.
+    /// The fault, in addition to crashes.
     pub scenario: Scenario,
-    /// What goes wrong at the same time.
+    /// A second fault at the same time.
     pub also: Option<Scenario>,
-    /// Whether a crash is a power failure, or the process alone dies.
+    /// Whether a crash is a power failure; otherwise only the process dies.
     pub power: bool,
-    /// Chance in a hundred that everything is read and checked after a restart.
+    /// Percentage of restarts after which everything is read and checked.
     pub verify_percent: u64,
 }
 
@@ -111,7 +111,7 @@ impl Setup {
         let fast = rng.percent(60);
         let garbles = rng.percent(70);
         let areas = shards as u64 * segments * u64::from(segment_size);
-        // With the share that a pool leaves unused.
+        // Includes the share that a pool leaves unused.
         let cache_size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
         let cache = DiskProfile {
             size: cache_size,
@@ -121,8 +121,8 @@ impl Setup {
             flush: (20 * MICRO, if fast { 300 * MICRO } else { 5 * MILLI }),
             slow_percent: rng.pick(&[0, 0, 2, 10]),
         };
-        // What the primary holds alone, in some modes, must be as the client wrote it: garbage in
-        // it would be the disk's, not the cache's. A discard may bring back what is there, too.
+        // In some modes the primary alone must be as the client wrote it: garbage in it would be
+        // the disk's fault, not the cache's. A discard may also bring back older content.
         let through_the_log =
             volumes.iter().all(|v| is_back(v.mode) && v.sequential_threshold == 0 && !v.discard);
         let primary = DiskProfile {
@@ -169,33 +169,33 @@ impl Setup {
         }
     }
 
-    /// Whether this fault is one of the run's.
+    /// Whether this fault is part of the run.
     #[must_use]
     pub fn meets(&self, scenario: Scenario) -> bool {
         self.scenario == scenario || self.also == Some(scenario)
     }
 
-    /// What must come of all faults of the run together.
+    /// The consequences that all faults of the run may have together.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         let outcome = self.scenario.outcome();
         self.also.map_or(outcome, |also| outcome.and(also.outcome()))
     }
 
-    /// Whether a 4 KiB block of this volume must never be mixed after a crash.
+    /// Whether a 4 KiB block of this volume must never be torn after a crash.
     #[must_use]
     pub fn is_atomic(&self, volume: usize) -> bool {
         let setup = &self.volumes[volume];
         is_logged(setup.mode) && setup.sequential_threshold == 0 && !self.scenario.changes_modes()
     }
 
-    /// Whether a fault may be met that ends the use of the cache.
+    /// Whether a fault may end the use of the cache.
     #[must_use]
     pub fn may_end_cache(&self) -> bool {
         self.scenario.may_end_cache() || self.also.is_some_and(Scenario::may_end_cache)
     }
 
-    /// Whether the primary alone must be complete at any time.
+    /// Whether the primary alone must be complete at all times.
     #[must_use]
     pub fn is_complete(&self, volume: usize) -> bool {
         use Mode::{PassThrough, WriteAround, WriteThrough};
@@ -204,18 +204,18 @@ impl Setup {
     }
 }
 
-/// Whether every write of this mode goes through the log first.
+/// Whether every write in this mode goes through the log first.
 fn is_logged(mode: Mode) -> bool {
     matches!(mode, Mode::WriteBack | Mode::WriteThrough | Mode::WriteOnly)
 }
 
-/// Whether what is on the primary alone means nothing to the client.
+/// Whether the content of the primary alone is meaningless to the client.
 fn is_back(mode: Mode) -> bool {
     matches!(mode, Mode::WriteBack | Mode::WriteOnly)
 }
 
-/// A second fault, of a device, in some of the runs that survive crashes. Drawn with numbers of its
-/// own, so that the rest of a seed stays as it is.
+/// A second fault, of a device, in some of the runs that survive crashes. It uses random numbers of
+/// its own, so that the rest of a seed stays unchanged.
 fn second_fault(seed: u64, first: Scenario) -> Option<Scenario> {
     let mut rng = Rng::new(seed ^ 0x02fa_0175);
     let chance = if first == Scenario::Crashes { 0 } else { 50 };
@@ -225,7 +225,7 @@ fn second_fault(seed: u64, first: Scenario) -> Option<Scenario> {
     Some(rng.pick(&Scenario::SECOND)).filter(|&also| also != first)
 }
 
-/// Of its own, so that the rest of a seed stays as it is.
+/// Uses random numbers of its own, so that the rest of a seed stays unchanged.
 fn content(seed: u64) -> ContentLocality {
     if Rng::new(seed ^ 0x51a1_1a12).percent(40) {
         ContentLocality::Similar
@@ -247,8 +247,8 @@ fn mode_set(rng: &mut Rng) -> Vec<Mode> {
     }
 }
 
-/// Whether the RAM tier compresses, and sizes at which it does so much. With numbers of its own, so
-/// that the rest of a seed stays as it is.
+/// Whether the RAM tier compresses, and a size at which it compresses many blocks. Uses random
+/// numbers of its own, so that the rest of a seed stays unchanged.
 fn ram(seed: u64) -> (bool, Option<u64>) {
     let mut rng = Rng::new(seed ^ 0x0ca3_9ac4);
     let size = rng.pick(&[32 * KIB, 40 * KIB, 64 * KIB, 96 * KIB]);
@@ -265,7 +265,7 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
     for i in 0..count {
         let len = rng.pick(&[4 * KIB, 16 * KIB, 64 * KIB, 128 * KIB, windows_max]);
         let len = len.min(windows_max / count / 4096 * 4096).min(size);
-        // The first lies at the end of the volume, the others mostly across an edge of stripes.
+        // The first window lies at the end of the volume, most others across a stripe boundary.
         let around = rng.within(0, stripes) * STRIPE_SIZE;
         let start = match i {
             0 => size - len,

@@ -3,7 +3,7 @@
 use crate::disk::Fate;
 use crate::rng::Rng;
 
-/// Deals out fates at a crash: each crash leans one way, since all ways at once hide each other.
+/// Deals out fates at a crash: each crash leans one way, since mixed ways hide each other.
 pub(crate) struct Dealer {
     rng: Rng,
     style: u64,

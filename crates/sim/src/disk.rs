@@ -1,13 +1,14 @@
-//! A simulated disk: what it holds for good, what a crash may still undo, and its faults.
+//! A simulated disk: its durable content, the writes that a crash may still undo, and its faults.
 //!
-//! Assumed of a real disk, and no more: a completed flush makes durable what completed before its
-//! submission; a completed write with force unit access is durable; a read returns what completed
-//! writes left, and for sectors being written either content; of writes that overlap in time
-//! either may win. A crash keeps, drops or tears each write that is not durable, each on its own;
-//! it may leave garbage in the sectors of such a write, and in no other.
+//! It assumes of a real disk the following, and no more: a completed flush makes durable everything
+//! that completed before its submission; a completed write with force unit access is durable; a
+//! read returns the content of completed writes, and for sectors being written either the old or
+//! the new content; of overlapping concurrent writes either may win. A crash keeps, drops or tears
+//! each write that is not durable, independently of the others; it may leave garbage in the sectors
+//! of such a write, and in no others.
 //!
-//! Faults ([`Fault`]) are what a disk must not do. Which of them the cache must survive is the
-//! atlas's business.
+//! Faults ([`Fault`]) are behavior that a disk must not show. The atlas decides which of them the
+//! cache must survive.
 
 use forebay_block::{ByteRange, Completion, ErrorKind, Io, IoOp, IoTag, SECTOR_SIZE};
 
@@ -16,61 +17,61 @@ use crate::rng::Rng;
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
 
-/// How a disk behaves when nothing is wrong with it.
+/// The behavior of a disk without faults.
 #[derive(Clone, Debug)]
 pub struct DiskProfile {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Whether completed writes may be lost by a crash before a flush.
     pub volatile: bool,
     /// Whether a crash may leave garbage in sectors being written.
     pub garbles: bool,
-    /// Shortest and longest usual time of a read or write, in nanoseconds.
+    /// Shortest and longest normal latency of a read or write, in nanoseconds.
     pub latency: (u64, u64),
-    /// The same for a flush.
+    /// Shortest and longest normal latency of a flush, in nanoseconds.
     pub flush: (u64, u64),
-    /// How many requests in a hundred take twenty times as long.
+    /// Percentage of requests that take twenty times as long.
     pub slow_percent: u64,
 }
 
-/// What a disk does wrong.
+/// A misbehavior of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// Requests fail with this error and change nothing.
     Error(ErrorKind),
     /// Writes fail, and reach the disk in part.
     TornError,
-    /// Writes are acknowledged and not stored.
+    /// Writes are acknowledged but not stored.
     Lost,
-    /// Writes are stored this many bytes further on.
+    /// Writes are stored this many bytes too far on.
     Misdirected(u64),
     /// Requests take this many nanoseconds.
     Slow(u64),
 }
 
-/// When a fault strikes.
+/// A fault, and the requests that it strikes.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
-    /// To which operations.
+    /// The operations that it strikes.
     pub ops: &'static [IoOp],
-    /// Where; flushes are everywhere.
+    /// The range that it strikes; flushes match any range.
     pub range: ByteRange,
-    /// How often still.
+    /// Number of times that it will still strike.
     pub times: u32,
 }
 
-/// What becomes of one unfinished write at a crash.
+/// The outcome of an unfinished write at a crash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It reaches the disk.
+    /// The whole write reaches the disk.
     Keep,
-    /// It does not.
+    /// Nothing of it reaches the disk.
     Drop,
-    /// Its first sectors do.
+    /// Its first sectors reach the disk, this many.
     Prefix(u64),
-    /// Each sector on its own, as chance wants; the number seeds it.
+    /// Each sector reaches the disk or not at random; the number is the seed.
     Scatter(u64),
     /// As `Scatter`, with garbage in some sectors.
     Garble(u64),
@@ -87,9 +88,9 @@ enum Data {
 struct Pending {
     range: ByteRange,
     data: Data,
-    /// Written with force unit access: here only to stay in order with its neighbours.
+    /// Written with force unit access: kept here only for its order among its neighbors.
     durable: bool,
-    /// A failed flush gave it up: reads see it, but it never becomes durable.
+    /// A failed flush lost it: reads still see it, but it never becomes durable.
     given_up: bool,
 }
 
@@ -102,12 +103,12 @@ impl Pending {
 #[derive(Debug)]
 struct Flight {
     io: Io,
-    /// The writes completed when a flush was submitted.
+    /// Number of writes completed when a flush was submitted.
     completed: u64,
     fault: Option<Fault>,
 }
 
-/// A request in flight, by its place.
+/// A request in flight, by its index.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Slot(pub usize);
 
@@ -118,24 +119,24 @@ pub struct SimDisk {
     durable: Pages,
     view: Pages,
     pending: Vec<Pending>,
-    /// Writes that left `pending` at its front.
+    /// Number of writes that have left `pending` at its front.
     settled: u64,
-    /// Where failed flushes gave up what reads still see.
+    /// Ranges that failed flushes lost but reads still see.
     lost: Vec<ByteRange>,
     flights: Vec<Option<Flight>>,
     rules: Vec<Rule>,
-    /// A fault that begins with the request of this number.
+    /// A fault that begins at the request with this number.
     planned: Option<(usize, Rule)>,
-    /// The operations of all requests so far, when they are recorded.
+    /// The operations of all requests so far, if they are recorded.
     asked: Option<Vec<IoOp>>,
     gone: bool,
     rng: Rng,
-    /// Requests that a fault struck.
+    /// Number of requests that a fault struck.
     pub struck: u64,
 }
 
 impl SimDisk {
-    /// A disk that holds `image`.
+    /// Creates a disk that holds `image`.
     #[must_use]
     pub fn new(profile: DiskProfile, image: Pages, rng: Rng) -> Self {
         Self {
@@ -155,16 +156,16 @@ impl SimDisk {
         }
     }
 
-    /// Bytes on it.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.profile.size
     }
 
-    /// Whether a request is one that a disk can take.
+    /// Checks that the disk can take a request.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it cannot.
     pub fn would_take(&self, io: &Io) -> Result<(), String> {
         if !io.range.is_aligned(SECTOR) {
             return Err(format!("{} are not whole sectors", io.range));
@@ -178,10 +179,10 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Takes a request; says under which name it is in flight and how long it takes.
+    /// Takes a request; returns its slot and the nanoseconds that it takes.
     ///
     /// # Panics
-    /// If [`SimDisk::would_take`] says no.
+    /// If [`SimDisk::would_take`] rejects the request.
     pub fn submit(&mut self, io: Io) -> (Slot, u64) {
         if let Err(why) = self.would_take(&io) {
             panic!("{why}");
@@ -228,13 +229,13 @@ impl SimDisk {
         Some(rule.fault)
     }
 
-    /// What is in flight at `slot`.
+    /// The request in flight at `slot`.
     #[must_use]
     pub fn request(&self, slot: Slot) -> Option<&Io> {
         self.flights.get(slot.0)?.as_ref().map(|flight| &flight.io)
     }
 
-    /// Ends a request.
+    /// Completes a request.
     ///
     /// # Panics
     /// If nothing is in flight there.
@@ -282,7 +283,7 @@ impl SimDisk {
         io.complete(Ok(()))
     }
 
-    /// A read sees what completed; sectors being written may show the newer content already.
+    /// A read sees completed writes; sectors being written may show the newer content already.
     fn read(&mut self, io: &mut Io) {
         self.view.read(io.range.offset, &mut io.buf);
         let writes = self.flights.iter().flatten().filter(|f| {
@@ -335,7 +336,7 @@ impl SimDisk {
         self.settled += count as u64;
     }
 
-    /// A flush that takes no time; whether it succeeded.
+    /// Flushes in no time; returns whether it succeeded.
     pub fn flush_at_once(&mut self) -> bool {
         match self.strike(&Io::flush(IoTag(0))) {
             None | Some(Fault::Slow(_)) => self.flush(u64::MAX),
@@ -348,7 +349,7 @@ impl SimDisk {
         true
     }
 
-    /// A failed flush gives up some of what it should have made durable.
+    /// A failed flush loses some of the writes that it should have made durable.
     fn give_up(&mut self, completed: u64) {
         let count = (completed.saturating_sub(self.settled) as usize).min(self.pending.len());
         for write in &mut self.pending[..count] {
@@ -359,12 +360,12 @@ impl SimDisk {
         }
     }
 
-    /// Where writes have completed that no flush has covered.
+    /// Ranges of completed writes that no flush has covered.
     pub fn unflushed(&self) -> impl Iterator<Item = ByteRange> {
         self.pending.iter().filter(|write| !write.durable).map(|write| write.range)
     }
 
-    /// The sectors whose content was given up although reads still see it.
+    /// The sectors whose content was lost although reads still see it.
     pub fn lost(&self) -> impl Iterator<Item = ByteRange> {
         let sectors = |range: &ByteRange| {
             (range.offset..range.end()).step_by(SECTOR_SIZE).map(|at| ByteRange::new(at, SECTOR))
@@ -379,15 +380,16 @@ impl SimDisk {
         self.lost.iter().flat_map(sectors).filter(differs)
     }
 
-    /// How many writes have no certain end if the crash comes now; `crash` wants as many fates.
+    /// Number of writes whose outcome is uncertain if a crash comes now; `crash` needs as many
+    /// fates.
     #[must_use]
     pub fn uncertain(&self) -> usize {
         let flights = self.flights.iter().flatten().filter(|f| f.io.op.changes_data());
         self.pending.iter().filter(|w| !w.durable).count() + flights.count()
     }
 
-    /// Power fails. `fates` are asked in the order in which the writes completed, those in flight
-    /// last; each is told how many sectors the write has.
+    /// Power fails. `fates` is called for each uncertain write, in the order in which the writes
+    /// completed, those in flight last, with the number of its sectors.
     pub fn crash(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
         for write in std::mem::take(&mut self.pending) {
             let fate = if write.durable { Fate::Keep } else { fates(write.range.len / SECTOR) };
@@ -416,7 +418,7 @@ impl SimDisk {
 
     fn settle(&mut self, write: &Pending, fate: Fate) {
         let sectors = write.range.len / SECTOR;
-        // Zeros carry no data that could arrive damaged.
+        // Zeros contain no data that could be garbled.
         let garbles = self.profile.garbles
             && matches!((&write.data, fate), (Data::Bytes(_), Fate::Garble(_)));
         let mut chance = match fate {
@@ -445,8 +447,8 @@ impl SimDisk {
         }
     }
 
-    /// The process died and the machine lives on: what completed stays as it is, what is in
-    /// flight ends in some way.
+    /// The process dies and the machine keeps running: completed writes stay, and those in flight
+    /// end in some way.
     pub fn abandon(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
         self.pending.clear();
         self.durable = self.view.clone();
@@ -458,7 +460,7 @@ impl SimDisk {
         self.rules.push(rule);
     }
 
-    /// Records the operations of requests, and lets a fault begin with the one of that number.
+    /// Records the operations of requests, and starts a fault at the request with the given number.
     pub fn record(&mut self, planned: Option<(usize, Rule)>) {
         self.asked = Some(Vec::new());
         self.planned = planned;
@@ -470,55 +472,54 @@ impl SimDisk {
         self.asked.as_deref().unwrap_or_default()
     }
 
-    /// Ends every fault; a disk that was gone answers again, and kept what it had.
+    /// Ends every fault; a disk that was gone answers again, with its old content.
     pub fn heal(&mut self) {
         self.rules.clear();
         self.gone = false;
     }
 
-    /// Whether it does not answer.
+    /// Whether it has stopped answering.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.gone
     }
 
-    /// Whether a change is in flight.
+    /// Whether a request that changes data is in flight.
     #[must_use]
     pub fn changes(&self) -> bool {
         self.flights.iter().flatten().any(|flight| flight.io.op.changes_data())
     }
 
-    /// Nobody waits for what is in flight any more; there are no writes among it.
+    /// Drops the requests in flight, which must not change data.
     ///
-    /// # Panics
-    /// If there are: a server that stopped in order leaves none behind.
+    /// # Panics If one does: a server that stopped in order leaves none in flight.
     pub fn forget_reads(&mut self) {
         let mut left = self.flights.iter().flatten();
         assert!(left.all(|f| !f.io.op.changes_data()), "a write is in flight after the stop");
         self.flights.clear();
     }
 
-    /// The disk does not answer any more.
+    /// The disk stops answering.
     pub fn vanish(&mut self) {
         self.gone = true;
     }
 
-    /// Inverts a bit of what is stored.
+    /// Inverts a stored bit.
     pub fn rot(&mut self, offset: u64, bit: u32) {
         self.struck += 1;
         self.durable.flip(offset, bit);
         self.view.flip(offset, bit);
     }
 
-    /// Puts other bytes in the place of what is stored.
+    /// Overwrites stored bytes.
     pub fn spoil(&mut self, offset: u64, bytes: &[u8]) {
         self.struck += 1;
         self.durable.write(offset, bytes);
         self.view.write(offset, bytes);
     }
 
-    /// What it holds for good: what was written with force unit access as well, although it may
-    /// still wait behind others.
+    /// Its durable content, including writes with force unit access that are still queued behind
+    /// others.
     #[must_use]
     pub fn image(&self) -> Pages {
         let mut image = self.durable.clone();
@@ -529,13 +530,13 @@ impl SimDisk {
         image
     }
 
-    /// What a read returns now.
+    /// The content that a read returns now.
     #[must_use]
     pub fn view(&self) -> &Pages {
         &self.view
     }
 
-    /// Puts other content in its place: the disk was swapped, or set back to an older state.
+    /// Replaces the content: the disk was swapped, or set back to an older state.
     pub fn replace(&mut self, image: Pages) {
         self.pending.clear();
         self.lost.clear();

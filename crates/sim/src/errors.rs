@@ -1,5 +1,5 @@
-//! Short scripts, in which each request to a disk fails once, and in which all writes fail from
-//! each one on: at the start, while serving, at switches of the mode, drains and orderly stops, in
+//! Short scripts in which each request to a disk fails once, and in which all writes from each
+//! request on fail: at the start, while serving, at mode switches, drains and orderly stops, during
 //! recovery, and when a lost cache is replaced.
 
 use forebay_block::{ByteRange, ErrorKind, IoOp, VolumeId};
@@ -14,7 +14,7 @@ use crate::shard::Maker;
 use crate::systematic::{flush, scripts, setup, write};
 use crate::world::Failure;
 
-/// Where the crash of a script comes, in parts of [`PARTS`] of all its events; the last one is
+/// A script's crash comes after some parts of all its events, of [`PARTS`]; the last one comes
 /// after everything.
 const PARTS: u64 = 4;
 /// The disks whose requests fail.
@@ -24,11 +24,11 @@ const WRITE: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
 const DISCARD: &[IoOp] = &[IoOp::Discard];
 const FLUSH: &[IoOp] = &[IoOp::Flush];
 
-/// An error that went wrong.
+/// An injected error that was handled wrongly.
 #[derive(Debug)]
 pub struct Found {
     case: String,
-    /// What was wrong.
+    /// The failure that it led to.
     pub failure: Failure,
 }
 
@@ -38,11 +38,11 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// Lets every request of every script fail, in every mode; reports each script and mode when it is
+/// Injects every error into every script, in every mode; reports each script and mode when it is
 /// done. Returns the number of errors.
 ///
 /// # Errors
-/// The first error that went wrong.
+/// The first error that was handled wrongly.
 pub fn every_error(
     make: Maker,
     mut progress: impl FnMut(&str, Mode, u64),
@@ -58,7 +58,7 @@ pub fn every_error(
     Ok(errors)
 }
 
-/// A script, with what happens in it besides the error.
+/// A script, with its circumstances besides the error.
 #[derive(Debug)]
 pub struct Script {
     name: &'static str,
@@ -67,7 +67,7 @@ pub struct Script {
 }
 
 impl Script {
-    /// Those of the systematic crashes, a switch of the mode, and the loss of the cache.
+    /// The scripts of the systematic crashes, one with a mode switch, and one that loses the cache.
     #[must_use]
     pub fn all() -> Vec<Self> {
         let plain = |(name, steps)| Self { name, steps, scenario: Scenario::Crashes };
@@ -109,11 +109,11 @@ impl Script {
         all
     }
 
-    /// Lets every request fail, without a crash and with one at several times. Returns the number
-    /// of errors.
+    /// Injects an error into every request, without a crash and with one at several times. Returns
+    /// the number of errors.
     ///
     /// # Errors
-    /// The first error that went wrong.
+    /// The first error that was handled wrongly.
     pub fn fail_everywhere(&self, mode: Mode, make: Maker) -> Result<u64, Box<Found>> {
         let mut errors = 0;
         let events = self.run(mode, make, &Case::default())?.tally.events;
@@ -128,7 +128,8 @@ impl Script {
                     for error in Error::of(disk, op) {
                         let error = Some((nth, error));
                         let report = self.run(mode, make, &Case { crash, disk, error })?;
-                        // It changes how a run ends, so a late one may not come.
+                        // An error changes how a run ends, so the request of a later one may never
+                        // come.
                         errors += u64::from(report.tally.struck > 0);
                     }
                 }
@@ -157,10 +158,10 @@ impl Script {
 /// One run of a script.
 #[derive(Debug)]
 struct Case {
-    /// Events before a crash.
+    /// Number of events before the crash.
     crash: Option<u64>,
     disk: Target,
-    /// The number of a request to that disk, and what it meets.
+    /// The request that fails, by disk and number, and its error.
     error: Option<(usize, Error)>,
 }
 
@@ -170,7 +171,7 @@ impl Default for Case {
     }
 }
 
-/// An error, and the fault of the atlas that it is a case of.
+/// An error, and the scenario of the atlas that it is an instance of.
 #[derive(Clone, Debug)]
 struct Error {
     rule: Rule,

@@ -1,20 +1,20 @@
-//! How a run failed: the kind of wrong, in words, and when.
+//! How a run failed: the kind of failure, a description, and the step.
 //!
-//! A planted bug must be caught by the kind of wrong that it causes. Any other failure, such as a
-//! start that hangs, says nothing about the check that is to be proved.
+//! A planted bug must be caught by the kind of failure that it causes. Any other failure, such as a
+//! start that hangs, says nothing about the check that the bug is meant to prove.
 
 use forebay_model::{Violation, Wrong};
 
-/// A kind of wrong.
+/// A kind of failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A client read bytes that nobody wrote to that place.
+    /// A client read bytes that were never written to that place.
     Foreign,
-    /// A client read an older content than it had to.
+    /// A client read an older content than allowed.
     Stale,
-    /// The same after a crash, where the newer content was durable before it.
+    /// A client read an older content after a crash, although the newer one was durable before.
     Lost,
-    /// A block is of two times after a crash.
+    /// After a crash a block mixes two versions.
     Mixed,
     /// A primary without its cache holds wrong data.
     Alone,
@@ -22,15 +22,15 @@ pub enum Kind {
     Refused,
     /// A start succeeded that had to be refused.
     Taken,
-    /// A request failed although nothing was broken.
+    /// A request failed without a fault.
     Error,
     /// A request or a start does not end.
     Stuck,
     /// Counters do not add up.
     Counters,
-    /// A fault of which the engine told nobody.
+    /// The engine reported no event for a fault.
     Unsaid,
-    /// A disk was asked for something impossible, or a request was answered twice.
+    /// A request that no disk can take, or one answered twice.
     Misuse,
 }
 
@@ -61,16 +61,16 @@ impl std::fmt::Display for Kind {
 /// Why a run failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The kind of wrong.
+    /// The kind of failure.
     pub kind: Kind,
-    /// What was wrong.
+    /// A description.
     pub what: String,
-    /// At which step of the script.
+    /// The step of the script.
     pub step: usize,
 }
 
 impl Failure {
-    /// The failure that a client's read shows.
+    /// The failure that a client's wrong read shows.
     #[must_use]
     pub fn of_read(violation: &Violation, step: usize) -> Self {
         let kind = match violation.wrong {

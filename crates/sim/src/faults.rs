@@ -10,7 +10,7 @@ use crate::world::World;
 const SECOND: u64 = 1_000_000_000;
 
 impl World {
-    /// The faults of the run begin.
+    /// Begins the faults of the run.
     pub(crate) fn break_something(&mut self, seed: u64) {
         self.broken = true;
         self.was_broken = true;
@@ -23,7 +23,7 @@ impl World {
         }
     }
 
-    /// One fault begins.
+    /// Begins one fault.
     fn begin(&mut self, scenario: Scenario, mut rng: Rng) {
         let everywhere = ByteRange::new(0, u64::MAX);
         let some = rng.within(1, 6) as u32;
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// Ends faults that can end.
+    /// Ends the faults that can end.
     pub(crate) fn heal(&mut self) {
         if !self.setup.meets(Scenario::CacheVanishes) {
             self.cache.heal();

@@ -1,5 +1,5 @@
-//! Rewrites records and footers on their way to the cache device, with valid checksums: as an
-//! engine would write them that has a mistake in how it encodes or reads its log.
+//! Rewrites records and footers on their way to the cache device, with valid checksums, as an
+//! engine would write them that encodes or reads its log incorrectly.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use forebay_format::{
     encode_footer, encode_record,
 };
 
-/// What is changed in every entry or header.
+/// The change to every entry or header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Forgery {
     /// Dirty entries are marked clean.
     Clean,
-    /// Invalidations are of a volume that does not exist.
+    /// Invalidations name a volume that does not exist.
     NoInvalidations,
-    /// Deltas are of a volume that does not exist.
+    /// Deltas name a volume that does not exist.
     NoDeltas,
-    /// Blocks stored against similar ones are of a volume that does not exist.
+    /// Blocks stored against similar ones name a volume that does not exist.
     NoSimilar,
-    /// Entries that share a payload are of a volume that does not exist.
+    /// Entries that share a payload name a volume that does not exist.
     NoDuplicates,
-    /// Everything before the record is said to be clean.
+    /// Records claim that everything before them is clean.
     AllClean,
-    /// Entries with a payload are of the next block.
+    /// Entries with a payload name the next block.
     NextBlock,
 }
 
@@ -34,7 +34,7 @@ pub fn is_footer(buf: &[u8]) -> bool {
     buf.len() >= PAGE && decode_footer_trailer(&buf[buf.len() - PAGE..]).is_ok()
 }
 
-/// Turns the order of the records round in a footer that was read. Returns whether it was one.
+/// Reverses the order of the records in a footer that was read. Returns whether it was a footer.
 pub fn backwards(buf: &mut [u8]) -> bool {
     let Ok((footer, entries)) = decode_footer(buf) else { return false };
     let records: Vec<&[Entry]> = entries.chunk_by(|_, next| !next.first).collect();
@@ -43,8 +43,8 @@ pub fn backwards(buf: &mut [u8]) -> bool {
     records_differ(&entries, &turned)
 }
 
-/// Makes the checksums of a torn record, in a segment that was read, fit what is there. Returns
-/// whether there was one.
+/// Gives a torn record in a segment that was read checksums that match its content. Returns whether
+/// there was one.
 pub fn accept_torn(segment: &mut [u8]) -> bool {
     let mut at = 0;
     while let Some(Ok(mut record)) = segment.get(at..at + PAGE).map(decode_record) {
@@ -74,27 +74,27 @@ fn records_differ(one: &[Entry], other: &[Entry]) -> bool {
     one.iter().zip(other).any(|(a, b)| (a.volume, a.block) != (b.volume, b.block))
 }
 
-/// Forges, and keeps the chain of checksums whole.
+/// Forges entries, and keeps the chain of checksums valid.
 #[derive(Debug)]
 pub struct Forger {
     forgery: Forgery,
-    /// From the checksum that the engine knows to that on the device, by shard.
+    /// For each shard, maps checksums as the engine knows them to those on the device.
     crcs: BTreeMap<(u16, u32), u32>,
 }
 
 impl Forger {
-    /// A forger of this kind.
+    /// Creates a forger of this kind.
     #[must_use]
     pub fn new(forgery: Forgery) -> Self {
         Self { forgery, crcs: BTreeMap::new() }
     }
 
-    /// After a crash the engine knows what it finds on the device.
+    /// Forgets the mapping: after a crash the engine knows only the checksums on the device.
     pub fn crash(&mut self) {
         self.crcs.clear();
     }
 
-    /// Changes what is about to be written. Returns whether something was changed.
+    /// Changes a buffer before it is written. Returns whether anything changed.
     pub fn forge(&mut self, io: &mut Io) -> bool {
         debug_assert!(io.range.is_aligned(SECTOR_SIZE as u64));
         if io.buf.len() < PAGE {

@@ -18,7 +18,7 @@ use forebay_sim::script::{Step, script};
 use forebay_sim::shard::real;
 use forebay_sim::systematic;
 
-/// Seeds that a planted bug may hide from.
+/// Most seeds in which a planted bug may stay hidden.
 const PLANTED_SEEDS: u64 = 1000;
 
 #[derive(Parser)]
@@ -44,11 +44,11 @@ enum Command {
         /// Stop after this many failing seeds.
         #[arg(long, default_value_t = 10)]
         failures: usize,
-        /// Only seeds that meet this fault, such as PrimaryFlushErrors.
+        /// Only seeds that meet this scenario, such as PrimaryFlushErrors.
         #[arg(long, value_parser = scenario)]
         scenario: Option<Scenario>,
     },
-    /// Run one seed and print what happens: forebay-sim replay 42
+    /// Run one seed and print its events: forebay-sim replay 42
     Replay {
         /// The seed.
         seed: u64,
@@ -64,7 +64,7 @@ enum Command {
         /// Plant this bug.
         #[arg(long, value_parser = bug)]
         plant: Option<Bug>,
-        /// Fail only by the kind of wrong that the planted bug causes.
+        /// Fail only by the kind of failure that the planted bug causes.
         #[arg(long, requires = "plant")]
         caught: bool,
     },

@@ -6,20 +6,20 @@ use forebay_codec::{crc32c, is_zero};
 
 const PAGE: usize = 4096;
 
-/// An image whose pages were zeros before they were written. Cheap to clone.
+/// An image; pages never written are zeros. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pages {
     pages: Vec<Option<Rc<[u8; PAGE]>>>,
 }
 
 impl Pages {
-    /// `size` zero bytes.
+    /// An image of `size` zero bytes.
     #[must_use]
     pub fn new(size: u64) -> Self {
         Self { pages: vec![None; (size as usize).div_ceil(PAGE)] }
     }
 
-    /// Fills `out` from `offset`.
+    /// Reads bytes at `offset` into `out`.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         for (page, at, part) in parts(offset, out.len()) {
             let len = part.len();
@@ -30,7 +30,7 @@ impl Pages {
         }
     }
 
-    /// Puts `data` at `offset`.
+    /// Writes `data` at `offset`.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         for (page, at, part) in parts(offset, data.len()) {
             let len = part.len();
@@ -39,7 +39,7 @@ impl Pages {
         }
     }
 
-    /// Puts `len` zeros at `offset`.
+    /// Writes `len` zeros at `offset`.
     pub fn zero(&mut self, offset: u64, len: u64) {
         for (page, at, part) in parts(offset, len as usize) {
             if part.len() == PAGE {
@@ -50,7 +50,7 @@ impl Pages {
         }
     }
 
-    /// A number that follows from the bytes.
+    /// A hash of the content.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let mut digest = 0u64;
@@ -70,7 +70,7 @@ impl Pages {
     }
 }
 
-/// The pages of a range: page, first byte in it, and the range's part that lies there.
+/// The pages that a range touches: page, first byte in it, and the part of the range on it.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (usize, usize, std::ops::Range<usize>)> {
     let offset = offset as usize;
     let mut done = 0;

@@ -1,8 +1,8 @@
-//! Planted bugs: deliberate mistakes between the engine and its disks, to prove that the
-//! simulator finds such mistakes. The engine is the real one and knows nothing of this.
+//! Planted bugs: deliberate mistakes between the engine and its disks, to prove that the simulator
+//! finds them. The engine is the real one and knows nothing of this.
 //!
-//! Each bug stands for one that an engine could have: what it forgets to do is left out here,
-//! what it would do wrong is done wrong here.
+//! Each bug stands for a mistake that an engine could make: a step that it forgets is omitted here,
+//! and a wrong step is done wrong here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,43 +19,43 @@ use crate::rng::Rng;
 pub enum Bug {
     /// A flush of the log is acknowledged without flushing the cache device.
     CacheFlushSkipped,
-    /// Blocks become clean when the primary has written them, not when it has flushed.
+    /// Blocks become clean when the primary has written them, instead of when it has flushed them.
     PrimaryFlushSkipped,
-    /// Force unit access is forgotten.
+    /// Force unit access is ignored.
     FuaIgnored,
-    /// A record counts as written when it was submitted.
+    /// A record counts as written when it is submitted.
     RecordAckedEarly,
-    /// A destage is acknowledged before it is done, so that a later one may overtake it.
+    /// A destage is acknowledged before it is complete, so that a later one may overtake it.
     DestageAckedEarly,
-    /// Some destage writes are never done.
+    /// Some destage writes are never carried out.
     DestageDropped,
-    /// A miss is filled with what the primary held before the last write.
+    /// A miss is filled with the primary's content from before the last write.
     StaleFill,
     /// The last pages of some records are not written.
     RecordTruncated,
-    /// A read of the primary returns the neighbouring block.
+    /// A read of the primary returns the neighboring block.
     WrongBlockRead,
-    /// Recovery takes dirty blocks for clean ones.
+    /// Recovery treats dirty blocks as clean.
     DirtyForgotten,
-    /// Recovery does not see invalidations.
+    /// Recovery ignores invalidations.
     InvalidationForgotten,
-    /// Recovery does not see deltas, and takes the base for the newest version.
+    /// Recovery ignores deltas, and treats the base as the newest version.
     DeltaForgotten,
-    /// Recovery does not see blocks that are stored against similar ones.
+    /// Recovery ignores blocks stored against similar ones.
     SimilarForgotten,
-    /// Recovery does not see that a block shares another's payload.
+    /// Recovery ignores blocks that share another's payload.
     DuplicateForgotten,
-    /// Records say that all before them is clean.
+    /// Records claim that everything before them is clean.
     CleanTooEarly,
-    /// Entries name the block after theirs.
+    /// Entries name the next block.
     EntryOffByOne,
     /// Recovery applies the records of a segment from the last to the first.
     ReplayedBackwards,
     /// Footers are never written.
     FooterSkipped,
-    /// Recovery takes a torn record at the end of the log for a whole one.
+    /// Recovery accepts a torn record at the end of the log.
     TornRecordAccepted,
-    /// The engine goes on in its old mode when another one is set.
+    /// The engine keeps its old mode after a switch.
     SwitchForgotten,
     /// Stripes that a failed cache has left are not recorded.
     DetachedForgotten,
@@ -87,7 +87,7 @@ impl Bug {
         Self::DetachedForgotten,
     ];
 
-    /// The kind of wrong that it causes, and by which it must be caught.
+    /// The kind of failure that it causes, by which it must be caught.
     #[must_use]
     pub fn kind(self) -> Kind {
         match self {
@@ -105,7 +105,7 @@ impl Bug {
             Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
             Self::DestageAckedEarly | Self::DestageDropped | Self::StaleFill => Kind::Stale,
             Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
-            // Reclaim takes the device for a failed one.
+            // Reclaim thinks that the device has failed.
             Self::FooterSkipped => Kind::Error,
         }
     }
@@ -124,37 +124,37 @@ impl Bug {
     }
 }
 
-/// What becomes of a request to a disk.
+/// What happens to a request to a disk.
 pub enum Deed {
     /// It goes to the disk.
     Pass(Io),
     /// It is answered at once and never reaches the disk.
     Answer(Io),
-    /// It is answered at once with this, and reaches the disk in its own time.
+    /// It is answered at once with this completion, and reaches the disk at its normal time.
     Both(Io, Completion),
 }
 
-/// The planted bug at work; without a bug everything passes.
+/// A planted bug in action; without one, every request passes.
 pub struct Mischief {
     bug: Option<Bug>,
     rng: Rng,
-    /// Requests whose answer was given already.
+    /// Requests that were already answered.
     swallowed: BTreeSet<(Target, Slot)>,
-    /// What reads of the primary returned first, by range.
+    /// For each range of the primary, the data that its first read returned.
     earlier: BTreeMap<(Target, u64, u64), Vec<u8>>,
     forger: Option<Forger>,
-    /// How often the bug had a part in what happened.
+    /// Number of times that the bug interfered.
     pub deeds: u64,
 }
 
 impl Mischief {
-    /// No bug.
+    /// Without a bug.
     #[must_use]
     pub fn none() -> Self {
         Self::planted(None, 0)
     }
 
-    /// This bug.
+    /// With this bug, if any.
     #[must_use]
     pub fn planted(bug: Option<Bug>, seed: u64) -> Self {
         Self {
@@ -167,28 +167,28 @@ impl Mischief {
         }
     }
 
-    /// Whether an engine is not told of its volume's new mode.
+    /// Whether an engine is not told of its volume's new mode; counts it.
     pub fn forgets_switch(&mut self) -> bool {
         let forgets = self.bug == Some(Bug::SwitchForgotten);
         self.deeds += u64::from(forgets);
         forgets
     }
 
-    /// Whether the stripes that a cache has left are forgotten.
+    /// Whether the record of stripes that a cache has left is dropped; counts it.
     pub fn forgets_detached(&mut self) -> bool {
         let forgets = self.bug == Some(Bug::DetachedForgotten);
         self.deeds += u64::from(forgets);
         forgets
     }
 
-    /// A client's request on its way to the server.
+    /// Passes a client's request on its way to the server.
     pub fn asking(&mut self, io: &mut Io) {
         if self.bug == Some(Bug::FuaIgnored) && std::mem::take(&mut io.flags.fua) {
             self.deeds += 1;
         }
     }
 
-    /// A request on its way to a disk.
+    /// Passes a request on its way to a disk.
     pub fn beginning(&mut self, target: Target, mut io: Io) -> Deed {
         let Some(bug) = self.bug else { return Deed::Pass(io) };
         let cache = target == Target::Cache;
@@ -244,17 +244,17 @@ impl Mischief {
         Deed::Both(Io { range, buf, ..io }, early)
     }
 
-    /// The answer of this request was given already.
+    /// Notes that this request was already answered.
     pub fn swallow(&mut self, target: Target, slot: Slot) {
         self.swallowed.insert((target, slot));
     }
 
-    /// Whether it was.
+    /// Whether this request was already answered; forgets it.
     pub fn is_swallowed(&mut self, target: Target, slot: Slot) -> bool {
         self.swallowed.remove(&(target, slot))
     }
 
-    /// A request on its way back.
+    /// Passes a completion on its way back.
     pub fn ending(
         &mut self,
         target: Target,
@@ -292,7 +292,7 @@ impl Mischief {
         }
     }
 
-    /// Everything in memory is gone.
+    /// Forgets everything in memory.
     pub fn crash(&mut self) {
         self.swallowed.clear();
         self.earlier.clear();

@@ -1,15 +1,15 @@
-//! Worlds in which the cache device is damaged while nobody uses it: between a crash, or an orderly
-//! stop, and the next start some of its pages have bits that flipped, are zeros or garbage, are
-//! copies of other pages, or have what they had at an earlier start.
+//! Worlds in which the cache device is damaged while it is not in use: between a crash or an
+//! orderly stop and the next start, some of its pages get flipped bits, become zeros or garbage,
+//! become copies of other pages, or return to their content at an earlier start.
 //!
-//! A start is refused only where it is not known what was lost. Else no read gives a wrong byte:
-//! what cannot be read back gives errors, and the list of lost blocks has it; every other block is
-//! there. Pages of the newest sealed segment and of those after it stay whole: of a record that
-//! neither a later one nor a footer proves to have been durable nobody can tell that it was there.
+//! A start is refused only if it is unknown which data were lost. Otherwise no read returns a wrong
+//! byte: blocks that cannot be read return errors and are in the list of lost blocks; every other
+//! block is intact. The newest sealed segment and those after it are not damaged: if a record is
+//! proved durable neither by a later record nor by a footer, nobody can tell that it ever existed.
 
 use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
-use forebay_engine::offline::examine;
 use forebay_format::SUPERBLOCK_OFFSETS;
+use forebay_volume::offline::examine;
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
@@ -20,38 +20,38 @@ use crate::world::{Failure, World};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Most pages that are damaged at a time.
+/// Most pages damaged at a time.
 const PAGES_MAX: u64 = 6;
-/// Times in a hundred that a superblock is among them.
+/// Percentage of cases in which a superblock is among them.
 const SUPERBLOCK_PERCENT: u64 = 3;
-/// What a start may be refused for: it is known that something dirty may be lost, and not what.
-/// The last is of a newer superblock that is damaged.
+/// The reasons for which a start may be refused: dirty blocks may be lost, and it is unknown which.
+/// The last reason is that a newer superblock is damaged.
 const REFUSALS: [&str; 4] =
     ["perhaps with the newest version", "may hold dirty blocks", "is missing", "older copy"];
 
-/// The world of a seed, and what happens in it.
+/// The world of a seed, and its script.
 #[must_use]
 pub fn world(seed: u64) -> (Setup, Vec<Step>) {
     let mut setup = Setup::from_seed(seed ^ 0x0da3_a6ed);
     setup.seed = seed;
     setup.scenario = Scenario::CacheDamaged;
     setup.also = None;
-    // A primary's own garbage is another fault.
+    // Garbage on the primary itself is another fault.
     setup.primary.garbles = false;
     let mut steps = script(&setup);
-    // Once it is broken it stays so: more damage comes at every start.
+    // The fault never ends: more damage comes at every start.
     steps.retain(|step| !matches!(step, Step::Heal));
     (setup, steps)
 }
 
-/// Whether a start may be refused so.
+/// Whether a start may be refused for this reason.
 #[must_use]
 pub fn may_refuse(why: &str) -> bool {
     REFUSALS.iter().any(|reason| why.contains(reason))
 }
 
 impl World {
-    /// Damages the cache device, if it is time.
+    /// Damages the cache device if it is time.
     pub(crate) fn damage_at_rest(&mut self) {
         if !self.setup.meets(Scenario::CacheDamaged) || !self.broken || self.rng.percent(30) {
             return;
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// What is in a page from now on.
+    /// The damaged content of a page.
     fn damaged_page(&self, rng: &mut Rng, at: u64, places: &[u64]) -> Vec<u8> {
         let mut page = vec![0; PAGE as usize];
         self.cache.view().read(at, &mut page);
@@ -93,7 +93,7 @@ impl World {
         page
     }
 
-    /// The pages of each log up to its newest sealed segment, without it.
+    /// The pages of each log that precede its newest sealed segment.
     fn old_pages(&self) -> Vec<u64> {
         let mut read = |at, bytes: &mut [u8]| {
             self.cache.view().read(at, bytes);
@@ -112,7 +112,7 @@ impl World {
         places
     }
 
-    /// What cannot be read is in the list of what is lost, block by block.
+    /// Checks that every block that cannot be read is in the list of lost blocks.
     pub(crate) fn check_lost(&mut self) -> Result<(), Failure> {
         if !self.setup.meets(Scenario::CacheDamaged) || !self.broken {
             return Ok(());

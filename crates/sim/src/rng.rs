@@ -1,6 +1,6 @@
-//! The only source of chance: SplitMix64 (Steele, Lea, Flood 2014), from a seed.
+//! The only source of randomness: SplitMix64 (Steele, Lea, Flood 2014), from a seed.
 
-/// A stream of numbers that follows from its seed.
+/// A stream of numbers determined by its seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -11,7 +11,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// A stream of its own, so that what it is used for does not shift this one.
+    /// An independent stream, whose use does not shift the numbers of this one.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Self(self.number() ^ 0xa076_1d64_78bd_642f)
@@ -31,17 +31,17 @@ impl Rng {
         ((u128::from(self.number()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// A number from `low` to `high`, both possible.
+    /// A number from `low` to `high`, inclusive.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True that many times in a hundred.
+    /// True with this chance in percent.
     pub fn percent(&mut self, chance: u64) -> bool {
         self.below(100) < chance
     }
 
-    /// One of them.
+    /// A random element.
     pub fn pick<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize].clone()
     }

@@ -1,8 +1,8 @@
-//! A whole run: start, script with crashes, then heal, and everything must finish.
+//! A whole run: a start, the script with crashes, then healing, after which everything must finish.
 //!
-//! Safety phase: whatever the script does, no answer differs from what the model allows. Liveness
-//! phase: faults are over, every request is answered, everything dirty is destaged, and the
-//! primaries alone hold the content.
+//! Safety phase: whatever the script does, no answer differs from the model. Liveness phase: faults
+//! are over, every request is answered, everything dirty is destaged, and the primaries alone hold
+//! the content.
 
 use forebay_block::{ByteRange, IoOp};
 use forebay_engine::{ContentLocality, Eviction, Health, Setting, State, Stats, Target, Trust};
@@ -22,7 +22,7 @@ use crate::tally::Tally;
 use crate::world::{Failure, World};
 
 const SECOND: u64 = 1_000_000_000;
-/// Virtual time in which a request must be answered once nothing is wrong any more.
+/// Virtual time in which a request must be answered once all faults are over.
 const ANSWER_MAX: u64 = 300 * SECOND;
 /// Virtual time after which clients no longer wait for a fault to end by itself.
 const PATIENCE: u64 = 5 * SECOND;
@@ -30,35 +30,35 @@ const PATIENCE: u64 = 5 * SECOND;
 /// The result of a run that did not fail.
 #[derive(Debug)]
 pub struct Report {
-    /// What happened.
+    /// Counters of the run.
     pub tally: Tally,
-    /// Everything that happened, as a number.
+    /// A hash of all events.
     pub hash: u64,
-    /// The bytes of all disks at the end, as a number.
+    /// A hash of all disks' content at the end.
     pub content: u64,
-    /// Virtual nanoseconds.
+    /// Duration in virtual nanoseconds.
     pub time: u64,
     /// Counters of the engines at the end.
     pub stats: Stats,
-    /// The operations that the disk of [`Options::watch`] was asked for.
+    /// The operations sent to the disk of [`Options::watch`].
     pub asked: Vec<IoOp>,
 }
 
-/// How a run is run.
+/// Options of a run.
 #[derive(Clone, Default, Debug)]
 pub struct Options {
-    /// Whether everything that happens is printed.
+    /// Whether every event is printed.
     pub verbose: bool,
-    /// The outcomes of the writes that are uncertain at the first crash; those beyond are dropped.
+    /// The fates of the writes that are uncertain at the first crash; further writes are dropped.
     pub fates: Option<Vec<Fate>>,
-    /// A disk whose requests are recorded, and a fault that begins with one of them.
+    /// A disk whose requests are recorded, and a fault that begins at one of them.
     pub watch: Option<(Target, Option<(usize, Rule)>)>,
 }
 
 /// Runs `steps` in the world of `setup`.
 ///
 /// # Errors
-/// The first thing that must not be.
+/// The first failure.
 pub fn run(
     setup: Setup,
     steps: &[Step],
@@ -102,7 +102,7 @@ pub fn run(
 }
 
 impl World {
-    /// One step of the script.
+    /// Carries out one step of the script.
     fn act(&mut self, step: &Step) -> Result<(), Failure> {
         match step {
             Step::Request { volume, op, range, fua, again } => {
@@ -130,7 +130,7 @@ impl World {
                 self.switches[*volume] += 1;
                 let id = forebay_block::VolumeId(*volume as u8);
                 let mode = *mode;
-                // Another policy with every mode: all pairs come up in time.
+                // A different policy with every mode: over time all pairs occur.
                 let eviction = Eviction::NAMES[mode as usize % Eviction::NAMES.len()].1;
                 self.setup.eviction = eviction;
                 let content =
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// The next event, and the crash if its time has come. False when nothing is to come.
+    /// Processes the next event, and the crash if it is due. Returns false if there is no event.
     fn advance(&mut self) -> Result<bool, Failure> {
         if let Some((left, recoveries)) = self.crash_in.take() {
             if left == 0 {
@@ -181,7 +181,7 @@ impl World {
         self.event()
     }
 
-    /// Lets events happen until `enough`.
+    /// Processes events until `enough` is true.
     pub(crate) fn wait(
         &mut self,
         what: &str,
@@ -211,7 +211,7 @@ impl World {
         self.wait("the requests in flight", Self::is_idle)
     }
 
-    /// Lets `nanos` pass.
+    /// Processes events for `nanos` of virtual time.
     fn pass(&mut self, nanos: u64) -> Result<(), Failure> {
         let until = self.now + nanos;
         while self.next_at().is_some_and(|at| at <= until) && self.server.is_some() {
@@ -221,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// The crash, and the start after it.
+    /// Crashes, and starts again.
     pub(crate) fn crash(&mut self, recoveries: Vec<u64>) -> Result<(), Failure> {
         self.cut();
         self.check_primaries()?;
@@ -247,7 +247,7 @@ impl World {
         Ok(())
     }
 
-    /// A blank device in the place of one with which the primaries were served is not taken.
+    /// Checks that a blank device is refused in place of the one that served the primaries.
     fn refuse_blank(&mut self) -> Result<(), Failure> {
         let known = self.pool.witnesses.iter().any(|one| {
             let served = one.primaries.as_ref().is_some_and(|all| !all.is_empty());
@@ -256,7 +256,7 @@ impl World {
         self.boot(false);
         let refused = self.refusal().is_some_and(|why| why.contains("is blank"));
         self.tally.refusals += u64::from(refused);
-        // Where nothing was to be lost the device is taken, and its start is cut off.
+        // If there was nothing to lose, the device is accepted, and its start is cut off.
         if refused {
             self.shut();
         } else {
@@ -269,9 +269,9 @@ impl World {
         }
     }
 
-    /// Waits until the server serves; recovery is cut off after each of `cuts` events. False when
-    /// the start was refused, which ends the run. With `reset` the cache was given up: a start that
-    /// was cut off before the device knew of it is told so again.
+    /// Waits until the server serves; recovery is cut off after each of `cuts` events. Returns
+    /// false if the start was refused, which ends the run. `reset`: the cache was given up, and a
+    /// start that is cut off before the device knows that is given the same instruction again.
     fn recover(&mut self, mut cuts: Vec<u64>, reset: bool) -> Result<bool, Failure> {
         let mut left = cuts.pop();
         let mut healed = false;
@@ -287,7 +287,7 @@ impl World {
                     self.boot(true);
                     continue;
                 }
-                // The process ends when the kernel has carried out what it was asked.
+                // The process ends when the kernel has finished its requests.
                 while self.cache.changes() {
                     self.advance()?;
                 }
@@ -326,18 +326,19 @@ impl World {
         }
     }
 
-    /// Whether a refusal is right and stays, so that the run ends with it.
+    /// Whether a refusal is correct and permanent, so that the run ends with it.
     fn is_final(&self, why: &str) -> bool {
         let right = |scenario| match scenario {
-            // An earlier state may be of before the first superblock was durable.
+            // The earlier state may be from before the first superblock was durable.
             Scenario::CacheStale => {
                 self.pool.stale && (why.contains("older copy") || why.contains("is blank"))
             }
-            // The server that met the failed flush vouches for nothing, the next one does not know.
+            // The server that saw the failed flush vouches for nothing; the next one does not know
+            // of it.
             Scenario::PrimaryFlushErrors | Scenario::PrimaryVanishes => {
                 self.pool.believed && why.contains("was changed since")
             }
-            // One shard's failed flush may have lost what the next flush of another one covered.
+            // One shard's failed flush may have lost writes that another's next flush covered.
             Scenario::CacheFlushErrors => {
                 self.was_broken && why.contains("perhaps with the newest version")
             }
@@ -347,7 +348,7 @@ impl World {
         right(self.setup.scenario) || self.setup.also.is_some_and(right)
     }
 
-    /// Stops in order, maybe switches the machine off, and starts again.
+    /// Stops in order, sometimes switches the power off, and starts again.
     fn restart(&mut self) -> Result<(), Failure> {
         self.settle()?;
         if self.server.is_none() {
@@ -375,9 +376,9 @@ impl World {
             self.shut();
         }
         if !good {
-            // Blocks whose records could not be written were in memory only.
+            // Blocks whose records could not be written were only in memory.
             self.models.iter_mut().for_each(Model::crash);
-            // Not so what the primaries have, and may lose with the power.
+            // Unlike the writes that primaries hold and may lose with the power.
             for (model, primary) in self.models.iter_mut().zip(&self.primaries).filter(|_| !off) {
                 primary.unflushed().for_each(|range| model.may_go(range));
             }
@@ -393,8 +394,8 @@ impl World {
         Ok(())
     }
 
-    /// The next start reads a log whose device was given up: nothing flushes the end of it any
-    /// more, or a flush says yes to what one before has given up.
+    /// The next start reads a log whose device was given up: the end of the log is no longer
+    /// flushed, or a flush succeeds although an earlier one lost data.
     fn doubt_log(&mut self) {
         if self.cache.unflushed().next().is_none() && self.cache.lost().next().is_none() {
             return;
@@ -404,17 +405,17 @@ impl World {
         }
     }
 
-    /// Whether every write of a volume has gone through the log. Past it a primary tears blocks in
-    /// its own way.
+    /// Whether every write of a volume went through the log. Writes past it may be torn by the
+    /// primary.
     pub(crate) fn is_atomic(&self, volume: usize) -> bool {
         let ended = self.was_broken && self.setup.may_end_cache();
         !ended && !self.overflowed && self.setup.is_atomic(volume)
     }
 
-    /// The server that knows which flushes of a primary failed ends, and the primary lives on. It
-    /// still shows the data that it gave up, and acknowledges the next flush: "Not survived" in
-    /// `docs/internals/fault-model.md`. Data that went through the log is not affected: it stays
-    /// dirty until a flush has covered it.
+    /// The server that knows which flushes of a primary failed ends, while the primary keeps
+    /// running. It still shows the data that it lost, and acknowledges the next flush: "Not
+    /// survived" in `docs/internals/fault-model.md`. Data that went through the log is not
+    /// affected: it stays dirty until a flush has covered it.
     fn forget_failures(&mut self) {
         for volume in 0..self.models.len() {
             if self.is_atomic(volume) {
@@ -426,7 +427,7 @@ impl World {
         }
     }
 
-    /// Faults are over: everything must finish.
+    /// Ends the faults: everything must finish.
     fn finish(&mut self) -> Result<(), Failure> {
         self.finish_away()?;
         self.heal();
@@ -447,7 +448,7 @@ impl World {
         self.drain(true);
         let clean = |world: &Self| world.server.as_ref().is_none_or(|s| s.dirty_blocks() == 0);
         if outcome.errors_stay {
-            // What cannot be read back any more stays dirty for good.
+            // Blocks that can no longer be read stay dirty forever.
             self.pass(120 * SECOND)?;
         } else {
             self.wait("everything to be destaged", clean)?;

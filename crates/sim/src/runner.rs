@@ -1,4 +1,4 @@
-//! Runs seeds, one after another or on several threads, and shrinks one that fails.
+//! Runs seeds, sequentially or on several threads, and shrinks a failing one.
 
 use std::cell::Cell;
 use std::process::{Command, Stdio};
@@ -13,11 +13,11 @@ use crate::shard::real;
 use crate::tally::Tally;
 
 thread_local! {
-    /// The seed that this thread runs, for the message of a panic.
+    /// The seed that this thread is running, for the message of a panic.
     static RUNNING: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Which steps of a script are kept: all, or ranges of their numbers.
+/// The steps of a script to keep: all, or ranges of their numbers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Keep(pub Option<Vec<(usize, usize)>>);
 
@@ -48,7 +48,7 @@ impl Keep {
         Self(Some(ranges))
     }
 
-    /// The steps that are kept.
+    /// The steps of a script that are kept.
     #[must_use]
     pub fn of(&self, steps: Vec<Step>) -> Vec<Step> {
         let Some(ranges) = &self.0 else { return steps };
@@ -75,7 +75,7 @@ impl std::fmt::Display for Keep {
 /// Runs one seed with the real engine.
 ///
 /// # Errors
-/// What must not be.
+/// The failure.
 pub fn run_seed(
     seed: u64,
     keep: &Keep,
@@ -91,7 +91,7 @@ pub fn run_seed(
     report
 }
 
-/// Makes panics say which seed was running and how to run it again.
+/// Makes panics name the running seed and the command that replays it.
 pub fn name_the_seed_in_panics() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -102,22 +102,22 @@ pub fn name_the_seed_in_panics() {
     }));
 }
 
-/// What many seeds came to.
+/// The results of many seeds.
 #[derive(Debug, Default)]
 pub struct Totals {
     /// Seeds that were run.
     pub seeds: u64,
-    /// Everything that happened.
+    /// Sums of all counters.
     pub tally: Tally,
-    /// What happened with all seeds, and the bytes of their disks at the end, as a number each: the
-    /// same for equal seeds as long as the engine does the same.
+    /// Hashes of all seeds' events, and of their disks' content at the end. They are equal for
+    /// equal seeds as long as the engine behaves the same.
     pub digests: [u64; 2],
-    /// Seeds that failed, and how.
+    /// The failing seeds, with their failures.
     pub failures: Vec<(u64, Failure)>,
 }
 
 /// Runs these seeds on `jobs` threads, until `crashes` were simulated or `failures_max` seeds
-/// failed. `progress` is called now and then, and at each failure.
+/// failed. `progress` is called from time to time, and at each failure.
 pub fn run_seeds(
     seeds: impl Iterator<Item = u64> + Send,
     jobs: usize,
@@ -138,7 +138,7 @@ pub fn run_seeds(
         match result {
             Ok(report) => {
                 totals.tally.add(&report.tally);
-                // In any order.
+                // Addition makes the result independent of the order.
                 for (sum, digest) in totals.digests.iter_mut().zip([report.hash, report.content]) {
                     *sum = sum.wrapping_add(digest.rotate_left(seed as u32 % 64));
                 }
@@ -161,8 +161,8 @@ pub fn run_seeds(
     totals.into_inner().expect("no thread panics: that ends the process")
 }
 
-/// Drops steps from a failing seed's script as long as it still fails, each attempt in a process
-/// of its own, since a failure may be a panic.
+/// Drops steps from a failing seed's script as long as it still fails. Each attempt has its own
+/// process, since a failure may be a panic.
 ///
 /// # Errors
 /// If the seed does not fail, or no process can be started.
@@ -199,14 +199,14 @@ pub fn shrink(seed: u64, keep: &Keep) -> Result<Keep, String> {
     Ok(Keep::from_numbers(&kept))
 }
 
-/// How a seed fails, which stays the same while its script shrinks: nothing if it holds, no kind if
-/// the engine panics.
+/// How a seed fails, which must stay the same while its script shrinks: the outer `None` if it does
+/// not fail, the inner one if the engine panics.
 fn failing(seed: u64, keep: &Keep) -> Result<Option<Option<Kind>>, String> {
     let text = replay(seed, &["--keep", &keep.to_string()])?;
     Ok(text.map(|text| Kind::ALL.into_iter().find(|kind| text.contains(&kind.to_string()))))
 }
 
-/// Replays a seed in a process of its own: what it printed, if it failed.
+/// Replays a seed in a separate process; returns its output if it failed.
 fn replay(seed: u64, more: &[&str]) -> Result<Option<String>, String> {
     let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
     let output = Command::new(program)
@@ -219,8 +219,8 @@ fn replay(seed: u64, more: &[&str]) -> Result<Option<String>, String> {
     Ok((!output.status.success()).then_some(text))
 }
 
-/// Looks for a seed below `end` that holds, and with this bug planted fails by the kind of wrong
-/// that the bug causes; says which and how.
+/// Looks for a seed below `end` that passes, but fails with this bug planted, by the kind of
+/// failure that the bug causes. Returns the seed and its failure.
 ///
 /// # Errors
 /// If no process can be started.
@@ -236,7 +236,7 @@ pub fn catch(bug: Bug, end: u64) -> Result<Option<(u64, String)>, String> {
     Ok(None)
 }
 
-/// Whether a failure proves that this bug is seen: it is of the bug's kind, and the clients had
+/// Whether a failure proves that this bug is detected: it is of the bug's kind, and the clients had
 /// begun to work.
 #[must_use]
 pub fn proves(bug: Bug, failure: &Failure) -> bool {

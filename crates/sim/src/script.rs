@@ -1,5 +1,5 @@
-//! What clients and the world do in a run: a list of steps that follows from the seed. Shrinking
-//! a failure drops steps from it.
+//! The actions of clients and of the world in a run: a list of steps derived from the seed.
+//! Shrinking a failure drops steps from it.
 
 use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use forebay_engine::Mode;
@@ -8,62 +8,63 @@ use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::rng::Rng;
 
-/// Bytes of zeros that go through the log.
+/// Most bytes of zeros that go through the log.
 const ZEROES_MAX: u64 = 60 * 4096;
-/// How many writes back a copy goes at most.
+/// A copy repeats at most the write that many writes back.
 pub const COPIED_MAX: usize = 4;
 
-/// One step. Requests are submitted as soon as the clients' depth allows; the other steps happen
-/// in their place in that order.
+/// One step. Requests are submitted as soon as the clients' depth allows; the other steps happen at
+/// their position in the script.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// A client's request; `fua` for those that change data.
+    /// A client's request; `fua` only for operations that change data.
     Request {
-        /// Which volume.
+        /// Index of the volume.
         volume: usize,
-        /// What.
+        /// The operation.
         op: IoOp,
-        /// Where; empty for a flush.
+        /// The byte range; empty for a flush.
         range: ByteRange,
         /// Whether it must be durable when it completes.
         fua: bool,
-        /// A write repeats, elsewhere, what the so-many-th last write of whole blocks wrote.
+        /// Whether a write repeats, in another place, an earlier write of whole blocks: the number
+        /// of writes back.
         again: Option<u8>,
     },
     /// Nothing is submitted for this many nanoseconds.
     Pause(u64),
     /// Nothing is submitted until every request is answered.
     Settle,
-    /// Power fails after this many more events; recovery itself is cut off, that many times.
+    /// Power fails after some more events; recovery itself is then cut off several times.
     Crash {
-        /// Events from now.
+        /// Events before the power failure.
         after: u64,
-        /// After how many events each attempt to recover is cut off.
+        /// For each attempt to recover, the events before it is cut off.
         recoveries: Vec<u64>,
     },
     /// The server stops in order and starts again.
     Restart,
     /// A volume's mode changes.
     SetMode(usize, Mode),
-    /// Everything is destaged while requests go on, or no more.
+    /// Begins or ends a drain while requests continue.
     Drain(bool),
     /// The fault of the scenario begins; the number seeds its details.
     Break(u64),
-    /// Faults end.
+    /// All faults end.
     Heal,
 }
 
-/// The script of a setup.
+/// Derives the script of a setup.
 #[must_use]
 pub fn script(setup: &Setup) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 0x5c21_77aa);
     let count = rng.pick(&[20, 60, 120, 240]);
     let mut mix = Mix::from_rng(&mut rng);
-    // Of its own, so that the other steps of a seed stay as they are.
+    // Uses random numbers of its own, so that the other steps of a seed stay unchanged.
     let mut copies = Rng::new(setup.seed ^ 0x0d0b_1e55);
     let mut copied = copies.pick(&[0, 20, 60, 90]);
     if setup.meets(Scenario::CacheLost) {
-        // Older content of a sector written in part, or as a copy, could not be told from damage.
+        // Older content of a sector, from a partial write or a copy, would look like damage.
         (mix.bytes, copied) = (0, 0);
     }
     let outcome = setup.outcome();
@@ -124,7 +125,7 @@ fn pause(rng: &mut Rng) -> Step {
     }
 }
 
-/// How often each thing happens, in a hundred, and how requests look.
+/// The percentage of each kind of step, and the form of requests.
 struct Mix {
     write: u64,
     flush: u64,
@@ -184,13 +185,13 @@ impl Mix {
         let stream = rng.percent(self.sequential).then_some(&mut streams[volume]);
         let mut range = self.range(rng, window, stream);
         if op == IoOp::WriteZeroes && setup.is_atomic(volume) {
-            // Longer ones go to the primary directly, which may tear blocks at a crash.
+            // Longer ones go directly to the primary, which may tear blocks at a crash.
             range.len = range.len.min(ZEROES_MAX);
         }
         Step::Request { volume, op, range, fua, again: None }
     }
 
-    /// A range within the window.
+    /// A random range within the window.
     fn range(
         &self,
         rng: &mut Rng,

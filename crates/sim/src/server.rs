@@ -1,5 +1,5 @@
-//! The server as it runs in production, without threads: a router, the shards with their
-//! mailboxes, and the turns of their event loops. Dies with everything it has in memory.
+//! The server as in production, but without threads: a router, the shards with their mailboxes, and
+//! the turns of their event loops. It dies with everything in its memory.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::shard::{Maker, Shard};
 
-/// What reaches a shard from outside.
+/// An input that reaches a shard from outside.
 #[derive(Debug)]
 enum Input {
     Request(Request),
@@ -31,39 +31,39 @@ struct Unit {
     engine: Box<dyn Shard>,
     inbox: VecDeque<Input>,
     requests: usize,
-    /// When its next turn is.
+    /// Time of its next turn.
     turn_at: Option<u64>,
-    /// Devices of which it has learned that a flush failed.
+    /// Devices of which it has learned in this turn that a flush failed.
     told: Vec<Target>,
 }
 
-/// How a server is started.
+/// The parameters of a server's start.
 #[derive(Clone, Debug)]
 pub struct Start {
     /// Name of the pool.
     pub pool: u64,
-    /// How many starts there were.
+    /// Number of starts of this pool.
     pub epoch: u32,
-    /// Whether the pool was just made.
+    /// Whether the pool is new.
     pub fresh: bool,
-    /// What the witness says.
+    /// The trust that the witness recorded.
     pub trust: Trust,
-    /// What is recorded of stripes that a failed cache has left, by shard.
+    /// Recorded stripes that a failed cache has left, by shard.
     pub detached: Vec<(usize, DetachedStripe)>,
 }
 
-/// Router and shards.
+/// The router and the shards.
 pub struct Server {
     units: Vec<Unit>,
     router: Router,
     mailbox: usize,
-    /// A fault that no event told of.
+    /// A fault that no event reported.
     unsaid: Option<String>,
-    /// No primary loses what was read from it, as after a failed flush.
+    /// Whether no primary loses data that it showed to readers, as it may after a failed flush.
     keeps_primaries: bool,
 }
 
-/// The router's way to the mailboxes.
+/// The router's access to the mailboxes.
 struct Port<'a> {
     units: &'a mut [Unit],
     limit: usize,
@@ -82,7 +82,7 @@ impl ShardPort for Port<'_> {
 }
 
 impl Server {
-    /// A server that begins to recover; what its engines want done is in the effects, by shard.
+    /// Creates a server that begins to recover; the engines' effects are returned by shard.
     #[must_use]
     pub fn start(setup: &Setup, start: Start, make: Maker, now: u64) -> (Self, Vec<Effects>) {
         let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| Volume {
@@ -114,7 +114,7 @@ impl Server {
         (Self { units, router, mailbox, unsaid: None, keeps_primaries }, effects)
     }
 
-    /// Where failed flushes of a volume's primary are counted.
+    /// Sets the counter of failed flushes of a volume's primary.
     pub fn watch_flushes(&mut self, volume: VolumeId, failed: FailedFlushes) {
         self.router.watch_flushes(volume, failed);
     }
@@ -132,19 +132,19 @@ impl Server {
         self.units[shard].inbox.push_back(Input::Done(target, done));
     }
 
-    /// The witness was written.
+    /// Tells the shards that the witness was written.
     pub fn trust_recorded(&mut self, trust: Trust) {
         for unit in &mut self.units {
             unit.inbox.push_back(Input::Trust(trust));
         }
     }
 
-    /// Stripes are recorded that the cache of a shard has left.
+    /// Tells a shard that its stripes' departure from the cache is recorded.
     pub fn detached(&mut self, shard: usize, stripes: Vec<DetachedStripe>) {
         self.units[shard].inbox.push_back(Input::Detached(stripes));
     }
 
-    /// A flush of a device failed: every shard is told.
+    /// Tells every shard that a flush of a device failed.
     pub fn flush_failed(&mut self, target: Target, error: &IoError) {
         for unit in &mut self.units {
             unit.inbox.push_back(Input::FlushFailed(target, error.clone()));
@@ -156,7 +156,7 @@ impl Server {
         std::mem::take(&mut self.units[shard].told)
     }
 
-    /// Shards that have input and no turn before `at`: their turn is then.
+    /// Schedules a turn at `at` for shards with input and no earlier turn; returns them.
     pub fn wake(&mut self, mut at: impl FnMut() -> u64) -> Vec<(usize, u64)> {
         let mut woken = Vec::new();
         for (shard, unit) in self.units.iter_mut().enumerate() {
@@ -172,7 +172,7 @@ impl Server {
         woken
     }
 
-    /// A turn of a shard's event loop, if it is due at `now`. Answers go to `done`.
+    /// Runs a turn of a shard's event loop, if it is due at `now`. Answers go to `done`.
     pub fn turn(&mut self, shard: usize, now: u64, done: &mut Vec<Done>) -> Option<Effects> {
         let unit = &mut self.units[shard];
         if unit.turn_at != Some(now) {
@@ -215,17 +215,17 @@ impl Server {
         Some(fx)
     }
 
-    /// Verifies what holds in a shard between calls.
+    /// Checks the invariants of a shard between calls.
     pub fn check(&self, shard: usize) -> Result<(), String> {
         self.units[shard].engine.check().map_err(|why| format!("shard {shard}: {why}"))
     }
 
-    /// A fault of which an engine said nothing.
+    /// A fault that an engine did not report.
     pub fn unsaid(&mut self) -> Option<String> {
         self.unsaid.take()
     }
 
-    /// The next turn of a shard is at `at`, unless it has one before.
+    /// Schedules a shard's next turn at `at`, unless it has an earlier one.
     pub fn set_deadline(&mut self, shard: usize, at: u64) -> bool {
         let unit = &mut self.units[shard];
         let sooner = unit.turn_at.is_none_or(|turn| turn > at);
@@ -235,7 +235,7 @@ impl Server {
         sooner
     }
 
-    /// Lets every engine stop; what they want done is in the effects.
+    /// Lets every engine stop; returns their effects.
     pub fn stop(&mut self, now: u64, done: &mut Vec<Done>) -> Vec<Effects> {
         let mut effects = Vec::new();
         for unit in &mut self.units {
@@ -249,7 +249,7 @@ impl Server {
         effects
     }
 
-    /// Calls every engine.
+    /// Calls `act` for every engine.
     pub fn each(&mut self, mut act: impl FnMut(&mut dyn Shard)) {
         self.units.iter_mut().for_each(|unit| act(&mut *unit.engine));
     }
@@ -275,13 +275,13 @@ impl Server {
         self.units.iter().map(|unit| unit.engine.stats(Instant(now))).collect()
     }
 
-    /// Requests that are answered or not, and have parts in a shard.
+    /// Requests with parts in a shard, answered or not.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.router.in_flight()
     }
 
-    /// How the volumes stand in every shard.
+    /// The state of the volumes in every shard.
     #[must_use]
     pub fn volumes(&self) -> Vec<VolumeState> {
         self.units.iter().flat_map(|unit| unit.engine.volumes()).collect()
@@ -293,7 +293,7 @@ impl Server {
         self.units.iter().map(|unit| unit.engine.dirty_blocks()).sum()
     }
 
-    /// The worst health of a shard: good, draining or detached.
+    /// The worst health of any shard: good, draining or detached.
     #[must_use]
     pub fn health(&self) -> Health {
         let of = |unit: &Unit| unit.engine.health();
@@ -302,12 +302,12 @@ impl Server {
     }
 }
 
-/// Lost blocks that events must have told of: what recovery finds is told at its end.
+/// Lost blocks that events must have reported: recovery reports its losses at its end.
 fn lost_and_told(engine: &dyn Shard) -> u64 {
     if *engine.state() == State::Recovering { 0 } else { engine.lost_blocks() }
 }
 
-/// What changed in a turn for the worse without an event that says so.
+/// A change for the worse in a turn that no event reported.
 fn unsaid(engine: &dyn Shard, before: (Health, u64), events: &[Event]) -> Option<String> {
     let (health, lost) = before;
     let now = engine.health();
@@ -329,7 +329,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         discard: v.discard,
         rotational: v.rotational,
         share: v.share,
-        // What nobody changed must not be found to be changed.
+        // Data that was not changed must not be reported as changed.
         suspect: setup.seed.is_multiple_of(2),
     });
     ShardConfig {

@@ -1,5 +1,5 @@
-//! Short scripts, crashed after every single event, with every outcome of the writes that were
-//! not durable then, as far as the bounds allow.
+//! Short scripts, crashed after every single event, with every outcome of the writes that are not
+//! durable at that moment, within bounds.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::script::Step;
 use crate::shard::Maker;
 use crate::world::Failure;
 
-/// Uncertain writes up to which every combination of outcomes is tried.
+/// Most uncertain writes for which every combination of outcomes is tried.
 const WRITES_ALL: usize = 4;
 /// More writes than are uncertain at any crash of these scripts.
 const WRITES_KEPT: usize = 256;
-/// Outcomes that each write is given there.
+/// The outcomes tried for each write in these combinations.
 const OUTCOMES: [Fate; 4] = [Fate::Keep, Fate::Drop, Fate::Prefix(1), Fate::Garble(1)];
 
-/// A crash that went wrong.
+/// A crash that led to a failure.
 #[derive(Debug)]
 pub struct Found {
     /// Name of the script.
@@ -33,9 +33,9 @@ pub struct Found {
     pub after: u64,
     /// Outcome of each uncertain write.
     pub fates: Vec<Fate>,
-    /// Events of the recovery before it was crashed, if it was.
+    /// Events of the recovery before it was crashed too, if it was.
     pub recovery: Option<u64>,
-    /// What was wrong.
+    /// The failure.
     pub failure: Failure,
 }
 
@@ -54,11 +54,11 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// Crashes every script in every mode after every event; tells of each script and mode when it is
+/// Crashes every script in every mode after every event; reports each script and mode when it is
 /// done. Returns the number of crashes.
 ///
 /// # Errors
-/// The first crash that went wrong.
+/// The first crash that led to a failure.
 pub fn every_crash(
     make: Maker,
     mut progress: impl FnMut(&str, Mode, u64),
@@ -78,7 +78,7 @@ pub fn every_crash(
 /// Crashes one script after every event, with every outcome.
 ///
 /// # Errors
-/// The first crash that went wrong.
+/// The first crash that led to a failure.
 pub fn crash_everywhere(
     script: &'static str,
     steps: &[Step],
@@ -103,7 +103,7 @@ pub fn crash_everywhere(
 /// Crashes one script after every event, and then its recovery after every event.
 ///
 /// # Errors
-/// The first crash that went wrong.
+/// The first crash that led to a failure.
 pub fn crash_recovery_everywhere(
     script: &'static str,
     steps: &[Step],
@@ -135,7 +135,7 @@ struct Case<'a> {
     mode: Mode,
     after: u64,
     fates: Vec<Fate>,
-    /// Events after which recovery is crashed.
+    /// Number of events after which recovery is crashed.
     recovery: Option<u64>,
 }
 
@@ -150,7 +150,7 @@ impl Case<'_> {
     }
 }
 
-/// The outcomes to try for this many uncertain writes.
+/// The combinations of outcomes to try for this many uncertain writes.
 fn combinations(writes: usize) -> Vec<Vec<Fate>> {
     if writes <= WRITES_ALL {
         let mut all = vec![Vec::new()];
@@ -179,7 +179,7 @@ fn combinations(writes: usize) -> Vec<Vec<Fate>> {
     some
 }
 
-/// One shard, one small volume, everything quick.
+/// One shard, one small volume, fast devices.
 pub(crate) fn setup(mode: Mode) -> Setup {
     let mut setup = Setup::from_seed(0);
     setup.shards = 1;
@@ -231,7 +231,7 @@ pub(crate) fn flush() -> Step {
     request(IoOp::Flush, 0, 0, false)
 }
 
-/// The scripts: each shows one path of the engine.
+/// The scripts; each exercises one path of the engine.
 #[must_use]
 pub fn scripts() -> Vec<(&'static str, Vec<Step>)> {
     use IoOp::{Discard, Read, WriteZeroes};
@@ -288,7 +288,7 @@ pub fn scripts() -> Vec<(&'static str, Vec<Step>)> {
     ]
 }
 
-/// A script that goes round the log: long, so it is not crashed everywhere by default.
+/// A script that goes once around the log: long, so it is not crashed everywhere by default.
 #[must_use]
 pub fn around_the_log() -> Vec<Step> {
     let mut steps = Vec::new();

@@ -1,13 +1,13 @@
-//! Counts of what happened, for one run and for many.
+//! Counters of one run, or of many.
 
 use forebay_engine::Stats;
 
-/// What happened in a run.
+/// Counters of a run.
 #[derive(Clone, Default, Debug)]
 pub struct Tally {
-    /// Events.
+    /// Number of events.
     pub events: u64,
-    /// Crashes, those during recovery among them.
+    /// Crashes, including those during recovery.
     pub crashes: u64,
     /// Crashes during recovery.
     pub recovery_crashes: u64,
@@ -23,30 +23,31 @@ pub struct Tally {
     pub struck: u64,
     /// Bytes compared with the model.
     pub checked: u64,
-    /// Blocks written as deltas, and written whole again at reclaim, by servers that did not stop
-    /// in order.
+    /// Blocks written as deltas, by servers that did not stop in order. So are the counters up to
+    /// `unpacked`.
     pub deltas: u64,
-    /// See `deltas`.
+    /// Blocks written whole again at reclaim.
     pub rebased: u64,
-    /// Blocks written that share the payload of another, by the same servers.
+    /// Blocks written that share the payload of another.
     pub duplicates: u64,
-    /// Blocks that reclaim wrote again in a denser form, by the same servers.
+    /// Blocks that reclaim rewrote in a denser form.
     pub dense: u64,
-    /// Blocks written against similar ones, by the same servers.
+    /// Blocks written against similar ones.
     pub similar: u64,
-    /// Blocks read together with missed ones, by the same servers.
+    /// Blocks read together with missed ones.
     pub around: u64,
-    /// Blocks compressed in RAM, and found there, by the same servers.
+    /// Blocks compressed in RAM.
     pub packed: u64,
-    /// See `packed`.
+    /// Hits on blocks compressed in RAM.
     pub unpacked: u64,
-    /// The longest that a client's write took, in nanoseconds.
+    /// Longest time of a client's write, in nanoseconds.
     pub slowest_write: u64,
-    /// Writes that were uncertain at the first crash.
+    /// Number of writes that were uncertain at the first crash.
     pub uncertain: Option<usize>,
-    /// Nanoseconds that a request took at most of a volume beside one whose primary was away.
+    /// Longest time of a request of a volume while another volume's primary was away, in
+    /// nanoseconds.
     pub slowest: u64,
-    /// The last crash came after the whole script.
+    /// Whether the last crash came after the whole script.
     pub crashed_at_end: bool,
 }
 
@@ -72,7 +73,8 @@ impl Tally {
         self.unpacked += other.unpacked;
         self.slowest_write = self.slowest_write.max(other.slowest_write);
     }
-    /// Adds what an engine counted.
+
+    /// Adds the counters of an engine.
     pub(crate) fn count(&mut self, stats: &Stats) {
         self.deltas += stats.delta_blocks;
         self.duplicates += stats.duplicate_blocks;

@@ -1,4 +1,4 @@
-//! The world itself, tested with a toy engine: what is right passes, what is wrong is seen.
+//! The world itself, tested with a toy engine: correct behavior passes, flaws are detected.
 
 use forebay_engine::Mode;
 

@@ -1,5 +1,5 @@
-//! A plain engine without a cache, to test the world with: each request goes to the primary as it
-//! is, widened to whole sectors where needed, one at a time.
+//! A plain engine without a cache, to test the world: each request goes to the primary, widened to
+//! whole sectors where needed, one at a time.
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,13 @@ use forebay_engine::{
 
 use crate::shard::Shard;
 
-/// How the toy is broken.
+/// The toy's flaw.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flaw {
     None,
     /// Flushes are answered at once.
     NoFlush,
-    /// Reads of a range are answered from memory once they were made.
+    /// Repeated reads of a range are answered from memory.
     StaleReads,
     /// The tenth request is never answered.
     Forgets,

@@ -1,6 +1,6 @@
-//! What happened in a run, as one number and, if asked for, as lines.
+//! The events of a run: hashed into one number, and printed as lines if requested.
 
-/// Mixes every event into a hash: two runs of a seed are the same when it is.
+/// Hashes every event: two runs of a seed are equal if their hashes are.
 #[derive(Debug)]
 pub struct Trace {
     hash: u64,
@@ -9,13 +9,13 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Nothing happened yet.
+    /// An empty trace.
     #[must_use]
     pub fn new(verbose: bool) -> Self {
         Self { hash: 0xcbf2_9ce4_8422_2325, verbose }
     }
 
-    /// Mixes numbers that tell what happened.
+    /// Hashes numbers that describe an event.
     pub fn mix(&mut self, numbers: &[u64]) {
         for &number in numbers {
             self.hash = (self.hash ^ number).wrapping_mul(0x0000_0100_0000_01b3);
@@ -23,7 +23,7 @@ impl Trace {
         }
     }
 
-    /// Mixes some of the bytes of a buffer.
+    /// Hashes some bytes of a buffer.
     pub fn mix_bytes(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(512) {
             let head =
@@ -32,14 +32,14 @@ impl Trace {
         }
     }
 
-    /// Prints a line if lines are wanted.
+    /// Prints a line if `verbose` is set.
     pub fn line(&self, now: u64, text: impl FnOnce() -> String) {
         if self.verbose {
             println!("{:>12.6} ms  {}", now as f64 / 1e6, text());
         }
     }
 
-    /// The hash of everything so far.
+    /// The hash of all events so far.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.hash

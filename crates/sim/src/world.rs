@@ -1,7 +1,7 @@
-//! The world of a run: disks, server, clients and the clock that moves from event to event.
+//! The world of a run: disks, server, clients, and a clock that moves from event to event.
 //!
-//! Everything happens in [`World::event`], in order of time and, at the same time, of number. So
-//! a run follows from its setup and script alone. A crash comes between two events.
+//! Everything happens in [`World::event`], in order of time and, at the same time, in order of
+//! number. So setup and script alone determine a run. A crash comes between two events.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -27,29 +27,29 @@ use crate::shard::Maker;
 use crate::tally::Tally;
 use crate::trace::Trace;
 
-/// Longest delay of a turn after its cause, in nanoseconds: several causes meet in one turn.
+/// Longest delay of a turn after its cause, in nanoseconds: several causes may meet in one turn.
 const TURN_DELAY: u64 = 5_000;
-/// Time that recording trust in the witness takes at most.
+/// Longest time to record trust in the witness, in nanoseconds.
 const WITNESS_DELAY: u64 = 3_000_000;
-/// A shard is verified after one turn in about this many: it takes time.
+/// A shard is checked after about one turn in this many, since a check takes time.
 const CHECK_EVERY: u64 = 128;
 /// Maximum number of events in a run; a longer run is taken to be looping.
 const EVENTS_MAX: u64 = 4_000_000;
 
-/// What waits for its time.
+/// A future event.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Event {
-    /// A disk ends a request of a shard.
+    /// A disk completes a request of a shard.
     Disk(Target, Slot, usize),
     /// A shard's event loop turns.
     Turn(usize),
     /// The witness is written.
     Witness(Trust),
-    /// Stripes are recorded that the cache of a shard has left.
+    /// The record of stripes that the cache of a shard has left is complete.
     Detached(usize, Vec<DetachedStripe>),
 }
 
-/// Disks, server and clients of a run.
+/// The disks, server and clients of a run.
 pub struct World {
     pub(crate) setup: Setup,
     pub(crate) now: u64,
@@ -61,44 +61,44 @@ pub struct World {
     pub(crate) server: Option<Server>,
     gates: BTreeMap<u64, FlushGate>,
     pub(crate) models: Vec<Model>,
-    /// Of volumes whose mode changes, where nothing else is wrong: the primary alone, judged by
-    /// the flushes in modes that promise it to be complete.
+    /// For volumes whose mode changes, if there is no other fault: a model of the primary alone,
+    /// based on the flushes in modes that promise it to be complete.
     pub(crate) alone: Vec<Option<Model>>,
-    /// How often each volume's mode was changed.
+    /// Number of mode switches of each volume.
     pub(crate) switches: Vec<u64>,
     pub(crate) clients: BTreeMap<u64, Client>,
     pub(crate) next_tag: u64,
-    /// The last writes of whole blocks that ended well: volume, number, place.
+    /// The last successful writes of whole blocks: volume, number, place.
     pub(crate) written: VecDeque<(usize, u64, ByteRange)>,
-    /// What each shard wants to be recorded.
+    /// The trust that each shard wants to be recorded.
     wanted: Vec<Trust>,
-    /// When the last of the stripes is recorded that the cache has left.
+    /// When the last of the stripes that the cache has left is recorded.
     recorded_at: u64,
     pub(crate) pool: Pool,
     make: Maker,
     pub(crate) trace: Trace,
     pub(crate) tally: Tally,
     pub(crate) mischief: Mischief,
-    /// A fault has begun.
+    /// Whether a fault is in progress.
     pub(crate) broken: bool,
-    /// One has begun at some time.
+    /// Whether a fault has ever begun.
     pub(crate) was_broken: bool,
-    /// Writes went past a log that was full of what a primary did not take.
+    /// Whether writes bypassed a log that was full of blocks that a primary did not accept.
     pub(crate) overflowed: bool,
-    /// The primary that is away, as long as it is.
+    /// The primary that is away.
     pub(crate) away: Option<crate::away::Away>,
-    /// The cache device is to be lost at the next crash.
+    /// Whether the cache device will be lost at the next crash.
     pub(crate) lose_cache: bool,
-    /// It is to be set back to an earlier state then.
+    /// Whether it will be set back to an earlier state at the next crash.
     pub(crate) turn_back: bool,
     pub(crate) step: usize,
-    /// What no engine may ask of a disk.
+    /// A request that no engine may send to a disk.
     misuse: Option<String>,
-    /// Reads are the first after a crash, and their blocks must not be mixed.
+    /// Whether reads are the first after a crash, so that their blocks must not be mixed.
     pub(crate) strict: bool,
     /// Events until power fails, and until each later recovery is cut off.
     pub(crate) crash_in: Option<(u64, Vec<u64>)>,
-    /// What fates a crash deals, when a script wants certain ones.
+    /// The fates for the first crash, if a script specifies them.
     pub(crate) fates: Option<Vec<Fate>>,
 }
 
@@ -134,7 +134,7 @@ impl World {
             let profile = crate::disk::DiskProfile { size: volume.size, ..setup.primary.clone() };
             primaries.push(SimDisk::new(profile, image, rng.fork()));
             let model = Model::new(id, volume.size, initial);
-            // A second fault may cost the primary what was flushed, with an error.
+            // A second fault may make the primary lose flushed data, with an error.
             let switched = setup.scenario.changes_modes() && setup.also.is_none();
             alone.push(switched.then(|| model.clone().by_flushes_alone()));
             models.push(if setup.is_complete(i) { model.by_flushes_alone() } else { model });
@@ -190,7 +190,7 @@ impl World {
         self.events.push(Reverse((at, self.number, event)));
     }
 
-    /// When the next event is.
+    /// Time of the next event.
     pub(crate) fn next_at(&self) -> Option<u64> {
         self.events.peek().map(|Reverse((at, _, _))| *at)
     }
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// The server's process ends after it stopped; the machine lives on.
+    /// The server's process ends after it stopped; the machine keeps running.
     pub(crate) fn shut(&mut self) {
         self.server = None;
         self.drop_errand();
@@ -248,7 +248,7 @@ impl World {
         self.server.as_ref().is_some_and(|server| server.all_in(state))
     }
 
-    /// The next event happens. False when nothing is to come.
+    /// Processes the next event. Returns false if there is none.
     pub(crate) fn event(&mut self) -> Result<bool, Failure> {
         let Some(Reverse((at, _, event))) = self.events.pop() else { return Ok(false) };
         self.now = at;
@@ -281,7 +281,7 @@ impl World {
         Ok(true)
     }
 
-    /// Shards with input get a turn.
+    /// Schedules a turn for shards with input.
     pub(crate) fn wake(&mut self) {
         let (now, rng) = (self.now, &mut self.rng);
         let Some(server) = self.server.as_mut() else { return };
@@ -359,7 +359,7 @@ impl World {
         self.answers(done)
     }
 
-    /// Takes the answers of clients' requests.
+    /// Takes the answers to clients' requests.
     pub(crate) fn answers(&mut self, done: Vec<Done>) -> Result<(), Failure> {
         for done in done {
             self.answer(done)?;
@@ -376,7 +376,7 @@ impl World {
             self.record_trust();
         }
         if !fx.detach.is_empty() {
-            // One after the other, as they came.
+            // One after the other, in order.
             self.recorded_at = self.recorded_at.max(self.now) + 1 + self.rng.below(WITNESS_DELAY);
             self.schedule(self.recorded_at, Event::Detached(shard, fx.detach));
         }
@@ -391,8 +391,8 @@ impl World {
         assert!(fx.replies.is_empty(), "the server took the answers");
     }
 
-    /// The pool is trusted less as soon as one shard asks for it, but not at all only when every
-    /// shard does: until then one of them may still hold what no primary has.
+    /// The pool's trust falls as soon as one shard asks for less, but to nothing only when every
+    /// shard does: until then one of them may still hold data that no primary has.
     fn record_trust(&mut self) {
         let worst = self.wanted.iter().copied().max().unwrap_or_default();
         let best = self.wanted.iter().copied().min().unwrap_or_default();
@@ -402,7 +402,7 @@ impl World {
         self.schedule(at, Event::Witness(trust));
     }
 
-    /// The gate that the shards' flushes of a disk pass.
+    /// The gate for the shards' flushes of a disk.
     fn gate(&mut self, target: Target) -> &mut FlushGate {
         let shards = self.setup.shards;
         self.gates.entry(target_number(target)).or_insert_with(|| FlushGate::new(shards, false))
@@ -414,7 +414,7 @@ impl World {
         gate.is_some_and(FlushGate::has_failed)
     }
 
-    /// The flush that a gate had sent has ended.
+    /// Handles the end of a gate's flush.
     fn flush_ended(&mut self, target: Target, result: &IoResult<()>) {
         let ended = self.gate(target).ended(0, result);
         for Asked { shard, tag } in ended.answered {
@@ -428,7 +428,7 @@ impl World {
         }
     }
 
-    /// A shard's request; flushes pass the gate of their disk.
+    /// Takes a shard's request; flushes pass the gate of their disk.
     fn ask_io(&mut self, shard: usize, target: Target, io: Io) {
         if io.op != IoOp::Flush {
             return self.start_io(shard, target, io);
@@ -464,14 +464,14 @@ impl World {
         }
     }
 
-    /// Adds up what the engines counted, before their counters are gone.
+    /// Adds the counters of the engines, before they are lost.
     pub(crate) fn count_deltas(&mut self) {
         for stats in self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default() {
             self.tally.count(&stats);
         }
     }
 
-    /// Power fails, or the server dies: everything in memory is gone.
+    /// Power fails, or the server dies: everything in memory is lost.
     pub(crate) fn cut(&mut self) {
         self.count_deltas();
         self.server = None;

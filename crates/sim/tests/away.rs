@@ -1,13 +1,13 @@
-//! A primary that goes away for good stops the writes of its own volume only.
+//! A primary that goes away forever stops only the writes of its own volume.
 
 use forebay_sim::away::world;
 use forebay_sim::planted::Mischief;
 use forebay_sim::run::{Options, run};
 use forebay_sim::shard::real;
 
-/// Worlds that are run.
+/// Number of worlds to run.
 const WORLDS: u64 = 200;
-/// More that failed once: crash after crash left a shard without room, full of dirty blocks of the
+/// Worlds that once failed: repeated crashes left a shard without room, full of dirty blocks of the
 /// volume whose primary was away.
 const ONCE: [u64; 9] = [220, 270, 300, 408, 488, 569, 600, 805, 934];
 

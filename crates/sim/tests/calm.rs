@@ -15,7 +15,7 @@ use forebay_sim::script::Step;
 use forebay_sim::shard::real;
 
 const MICRO: u64 = 1_000;
-/// The longest that each device takes: a request, and a flush.
+/// The longest times of each device: for a request, and for a flush.
 const CACHE: (u64, u64) = (40 * MICRO, 100 * MICRO);
 const PRIMARY: (u64, u64) = (200 * MICRO, 2_000 * MICRO);
 /// A write may take this many times as long as one request and one flush of each device.
@@ -43,7 +43,7 @@ fn write(offset: u64, len: u64) -> Step {
     Step::Request { volume: 0, op: IoOp::Write, range, fua: false, again: None }
 }
 
-/// What loads do that write one place again and again.
+/// The patterns of loads that rewrite one place repeatedly.
 fn loads() -> [(&'static str, Vec<Step>); 4] {
     [
         ("one block", (0..200).map(|_| write(8192, 4096)).collect()),

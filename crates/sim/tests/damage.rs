@@ -1,11 +1,11 @@
-//! Pages of the cache device are damaged while nobody uses it, again and again, between crashes.
+//! Pages of the cache device are damaged repeatedly while it is not in use, between crashes.
 
 use forebay_sim::planted::Mischief;
 use forebay_sim::rest::world;
 use forebay_sim::run::{Options, run};
 use forebay_sim::shard::real;
 
-/// Worlds that are run.
+/// Number of worlds to run.
 const WORLDS: u64 = 200;
 
 #[test]
@@ -24,7 +24,7 @@ fn what_was_damaged_at_rest_is_an_error_or_right_and_never_other_bytes() {
         }
     }
     println!("{crashes} crashes, {pages} pages, {failed} requests failed, {refusals} refused");
-    // It is damage that is met, and mostly survived.
+    // The damage is encountered, and mostly survived.
     assert!(crashes > WORLDS && pages > WORLDS && failed > 0, "{crashes}, {pages}, {failed}");
     assert!(refusals < WORLDS / 2, "{refusals} starts were refused");
 }

@@ -1,4 +1,4 @@
-//! The real engine and volume in the simulator: the seeds that once failed, some more, the
+//! The real engine and volume in the simulator: the seeds that once failed, some others, the
 //! systematic crashes of the shortest scripts, and every planted bug.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,9 +10,9 @@ use forebay_sim::runner::{Keep, proves, run_seed};
 use forebay_sim::shard::real;
 use forebay_sim::systematic::{crash_everywhere, scripts};
 
-/// Seeds that are run besides those that once failed.
+/// Number of seeds in addition to those that once failed.
 const SEEDS: u64 = 150;
-/// Seeds in which a planted bug must be found.
+/// Most seeds that it may take to find a planted bug.
 const PLANTED_SEEDS: u64 = 1000;
 
 fn known_seeds() -> Vec<u64> {
@@ -78,8 +78,8 @@ fn every_planted_bug_is_caught() {
     assert!(missed.is_empty(), "not caught in {PLANTED_SEEDS} seeds: {missed:?}");
 }
 
-/// Whether a seed that holds fails with this bug planted, by the kind of wrong that it causes. An
-/// assertion of the engine proves nothing about the checks of the simulator.
+/// Whether a seed that passes fails with this bug planted, by the kind of failure that it causes.
+/// An assertion of the engine would prove nothing about the checks of the simulator.
 fn is_caught(bug: Bug) -> bool {
     (0..PLANTED_SEEDS).any(|seed| {
         let run = |bug| run_seed(seed, &Keep::default(), bug, false);

@@ -1,4 +1,4 @@
-//! Bugs that were found, each with its story and a world in which it is likely.
+//! Bugs found by the simulator, each with its story and a world in which it is likely.
 
 mod support;
 
@@ -24,7 +24,7 @@ fn small(seed: u64, mode: Mode) -> Setup {
     setup
 }
 
-/// The same with a fault, where crashes are power failures and everything is checked after each.
+/// The same with a fault: crashes are power failures, and everything is checked after each.
 fn faulty(seed: u64, mode: Mode, scenario: Scenario) -> Setup {
     Setup { scenario, power: true, verify_percent: 100, ..small(seed, mode) }
 }
@@ -41,10 +41,9 @@ fn hold(setup: Setup, steps: &[Step]) {
     }
 }
 
-/// A destage remembered the place of the version it wrote. While it waited for the primary's
-/// flush the block was rewritten, its segment freed and used again, and the newest version came
-/// to lie in the very same place: it was taken for the one that had been destaged, and counted
-/// as clean.
+/// A destage remembered the place of the version it wrote. While it waited for the primary's flush,
+/// the block was rewritten, its segment freed and reused, and the newest version happened to get
+/// the very same place: it was mistaken for the destaged one, and marked clean.
 #[test]
 fn a_newer_version_in_the_place_of_a_destaged_one_stays_dirty() {
     for seed in 0..60 {
@@ -68,8 +67,8 @@ fn a_newer_version_in_the_place_of_a_destaged_one_stays_dirty() {
     }
 }
 
-/// The record builder held blocks read from the primary, about to be admitted, when a direct
-/// write changed one of them: the old bytes were admitted afterwards.
+/// The record builder held blocks read from the primary, about to be admitted, when a direct write
+/// changed one of them: the old bytes were admitted after the write.
 #[test]
 fn an_admission_does_not_outlive_a_direct_write() {
     for seed in 0..60 {
@@ -108,8 +107,8 @@ fn a_direct_write_keeps_what_lies_around_it() {
     }
 }
 
-/// Every recovery took a segment of a log that was nearly full, until none was left to free
-/// another with.
+/// Every recovery used up a segment of a nearly full log, until no segment was left for freeing
+/// another one.
 #[test]
 fn many_crashes_in_a_row_leave_room_in_the_log() {
     for seed in 0..20 {
@@ -128,7 +127,8 @@ fn many_crashes_in_a_row_leave_room_in_the_log() {
 }
 
 /// A cache device vanished while writes waited at the dirty limit. Nothing was written to it any
-/// more, so it never counted as failed, and the dirty blocks could not be read: they waited on.
+/// more, so it was never declared failed, and the dirty blocks could not be read: the writes waited
+/// forever.
 #[test]
 fn a_cache_that_vanishes_at_the_dirty_limit_is_given_up() {
     for seed in 0..20 {
@@ -150,8 +150,8 @@ fn a_cache_that_vanishes_at_the_dirty_limit_is_given_up() {
 }
 
 /// A reader found the copy of a dirty block bad while its good bytes were on their way to the
-/// primary: the block stayed fenced after it had become clean, and fewer blocks than none counted
-/// against the dirty limit.
+/// primary: the block stayed fenced after it had become clean, and the number of dirty blocks
+/// became negative.
 #[test]
 fn a_block_with_a_bad_copy_that_reaches_the_primary_can_be_read() {
     for seed in 0..60 {
@@ -173,9 +173,9 @@ fn a_block_with_a_bad_copy_that_reaches_the_primary_can_be_read() {
     }
 }
 
-/// A write's bytes were in RAM before they had a place in the log. Destaging took them from there
-/// for the version before, and readers saw them; then the cache device failed, the write failed
-/// with it, and its bytes came and went.
+/// A write's bytes were in RAM before they had a place in the log. Destaging mistook them for the
+/// previous version, and readers saw them; then the cache device failed, the write failed with it,
+/// and its bytes, already seen, disappeared.
 #[test]
 fn what_has_no_place_in_the_log_is_neither_read_nor_destaged() {
     for seed in 0..80 {
@@ -200,8 +200,8 @@ fn what_has_no_place_in_the_log_is_neither_read_nor_destaged() {
     }
 }
 
-/// One shard's flush of a primary failed, and the primary gave up what another shard had written.
-/// That one's own flush succeeded a little later: what it covered counted as clean, and was lost.
+/// One shard's flush of a primary failed, and the primary lost another shard's writes. The other
+/// shard's own flush succeeded shortly after: the writes were marked clean, and were lost.
 #[test]
 fn a_failed_flush_of_a_primary_is_every_shards() {
     for seed in 0..60 {
@@ -230,9 +230,9 @@ fn a_failed_flush_of_a_primary_is_every_shards() {
     }
 }
 
-/// Reclaim evicted a block, and said so only when the whole segment was free. A direct write that
-/// came in between found nothing to invalidate; after a crash the segment was still part of the
-/// log, and the old version in it was served.
+/// Reclaim evicted a block, but recorded that only when the whole segment was free. A direct write
+/// in between found nothing to invalidate; after a crash the segment was still part of the log, and
+/// the old version in it was served.
 #[test]
 fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
     for seed in 0..1500 {
@@ -252,7 +252,7 @@ fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
             steps.push(request(IoOp::Read, cold(n), 4096));
             steps.push(request(IoOp::Read, n * 5 % 24 * 4096, 4096));
         }
-        // What was read so long ago is being evicted about now.
+        // Blocks read that long ago are being evicted at this point.
         let long = 30 + seed % 60;
         for n in 400..440 {
             steps.push(request(IoOp::Read, cold(n), 4096));
@@ -266,9 +266,9 @@ fn what_reclaim_evicts_does_not_come_back_after_a_direct_write() {
     }
 }
 
-/// The flush of a start's superblock failed, and the server was started again at once. The copy
-/// that was not flushed was the newer one, so the durable one was written over; then power failed.
-/// One was gone and the other torn: the start was refused, as an older copy or as damaged.
+/// The flush of a start's superblock failed, and the server was started again at once. The
+/// unflushed copy was the newer one, so the durable one was overwritten; then power failed. One
+/// copy was gone and the other torn: the start was refused, as an older copy or as damaged.
 #[test]
 fn a_superblock_that_was_not_flushed_does_not_replace_the_one_that_was() {
     for seed in 0..400 {
@@ -291,10 +291,10 @@ fn a_superblock_that_was_not_flushed_does_not_replace_the_one_that_was() {
     }
 }
 
-/// A primary's flush failed, and the server stopped in order: it flushed again, which the primary
-/// said it did, and took a fingerprint of content that it had given up. After a power failure the
-/// primary was another one: the start was refused with the advice to discard the cache, and with it
-/// the dirty blocks that had been kept for this very case.
+/// A primary's flush failed, and the server stopped in order: it flushed again, which succeeded,
+/// and took a fingerprint of content that the primary had lost. After a power failure the content
+/// differed: the start was refused with the advice to discard the cache, and with it the dirty
+/// blocks that had been kept for this very case.
 #[test]
 fn a_stop_vouches_for_no_primary_whose_flush_failed() {
     for (seed, mode) in
@@ -312,18 +312,18 @@ fn a_stop_vouches_for_no_primary_whose_flush_failed() {
         if mode == Mode::WriteAround {
             steps.push(request(IoOp::Write, 0, 32 << 10));
         }
-        // Destages are written, and wait for a flush: it comes with the stop.
+        // Destages are written and wait for a flush, which comes with the stop.
         steps.push(Step::Pause(seed % 10 * 5_000_000));
-        // Every other one ends with a power failure.
+        // Every second world ends with a power failure.
         steps.extend([Step::Settle, Step::Break(seed), Step::Restart]);
         hold(setup, &steps);
     }
 }
 
 /// Not a bug of the engine: a primary's flush failed, and the server that knew of it stopped. The
-/// primary went on showing what it had given up, the next server read that into the cache, and
-/// power failed. Until the cached block was written, clients saw what the primary had lost; the
-/// model took it for settled. See "Not survived" in `docs/internals/fault-model.md`.
+/// primary continued to show the data it had lost, the next server read that data into the cache,
+/// and power failed. Until the cached block was written, clients saw the lost data, which the model
+/// had considered settled. See "Not survived" in `docs/internals/fault-model.md`.
 #[test]
 fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power() {
     for seed in 0..200 {
@@ -342,7 +342,8 @@ fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power()
         steps.extend([Step::Settle, Step::Pause(50_000_000)]);
         steps.push(Step::Crash { after: 0, recoveries: Vec::new() });
         steps.extend([Step::Settle, request(IoOp::Read, 0, 32 << 10), Step::Settle]);
-        // The cached block goes, and until the write has ended the primary's own may be seen.
+        // The cached block is evicted, and until the write has ended the primary's content may be
+        // seen.
         for i in 0..8 {
             steps.push(request(IoOp::Write, i * 4096, 4096));
             steps.push(Step::Pause(60_000));
@@ -352,9 +353,9 @@ fn what_a_primary_gave_up_may_be_seen_by_the_next_server_and_go_with_the_power()
     }
 }
 
-/// A clean block could not be read from the cache device, and left the cache. The record that says
-/// so was not durable yet when a direct write found nothing to invalidate and changed the primary;
-/// after a crash the old copy was back, and was served in place of what had been made durable.
+/// A clean block could not be read from the cache device, and was dropped. The record of that was
+/// not durable yet when a direct write found nothing to invalidate and changed the primary; after a
+/// crash the old copy was back, and was served instead of the durable new data.
 #[test]
 fn a_clean_block_that_cannot_be_read_does_not_come_back_after_a_direct_write() {
     for seed in 0..100 {
@@ -365,7 +366,7 @@ fn a_clean_block_that_cannot_be_read_does_not_come_back_after_a_direct_write() {
         setup.primary.volatile = seed % 2 == 0;
         let mut steps = vec![request(IoOp::Flush, 0, 0), Step::Settle, Step::Pause(100_000_000)];
         steps.extend([request(IoOp::Read, 0, 32 << 10), Step::Settle]);
-        // So that what the cache device has of it is durable.
+        // Makes the block's copy on the cache device durable.
         steps.extend([request(IoOp::Write, 64 << 10, 4096), request(IoOp::Flush, 0, 0)]);
         steps.extend([Step::Settle, Step::Break(seed)]);
         steps.extend([request(IoOp::Read, 0, 4096), Step::Settle]);
@@ -379,8 +380,8 @@ fn a_clean_block_that_cannot_be_read_does_not_come_back_after_a_direct_write() {
 
 /// Up to three quarters of a reclaimed segment are copied, and a record that does not fit leaves
 /// the end of a segment unused. In a log of small segments, each three quarters full of blocks
-/// worth keeping, reclaim filled as many segments as it freed: it went on for ever, with nobody
-/// asking.
+/// worth keeping, reclaim filled as many segments as it freed: it never ended, although nothing
+/// needed the space.
 #[test]
 fn reclaim_comes_to_rest() {
     for seed in 0..40 {
@@ -406,8 +407,8 @@ fn reclaim_comes_to_rest() {
 }
 
 /// Two flushes waited for the same record; the first had been told that the primary's flush failed.
-/// Which of them was answered first was chance: the second said yes, to what the first was about to
-/// call in doubt.
+/// They were answered in random order: the second could succeed just before the first reported the
+/// data as doubtful.
 #[test]
 fn a_flush_that_failed_is_answered_before_a_later_one() {
     for seed in 0..400 {
@@ -425,7 +426,7 @@ fn a_flush_that_failed_is_answered_before_a_later_one() {
         setup.think = 20_000;
         let mut steps = vec![request(IoOp::Flush, 0, 0), Step::Settle, Step::Break(seed)];
         for round in 0..8 {
-            // What is read now is admitted, and not durable yet.
+            // Blocks read now are admitted, but not durable yet.
             steps.push(request(IoOp::Read, round * 8192, 4096));
             steps.extend([request(IoOp::Read, round * 8192, 512), Step::Settle]);
             steps.push(request(IoOp::Read, round * 4096, 512));
@@ -442,9 +443,10 @@ fn a_flush_that_failed_is_answered_before_a_later_one() {
     }
 }
 
-/// Blocks that RAM alone has enter the log when their places are wanted, or within a minute: never
-/// with what they held before a direct write, nor with what the primary may still lose. (No bug
-/// was found there; where the engine does not ask what the primary has flushed, this fails.)
+/// Blocks that only RAM has enter the log when their places are needed, or within a minute: never
+/// with their content from before a direct write, nor with data that the primary may still lose.
+/// (No bug was found here; if the engine ignored which data the primary has flushed, this test
+/// would fail.)
 #[test]
 fn what_ram_has_alone_does_not_outlive_a_direct_write() {
     for seed in 0..300 {
@@ -460,7 +462,7 @@ fn what_ram_has_alone_does_not_outlive_a_direct_write() {
         setup.cache.flush = (20_000, 100_000);
         setup.primary.latency = (10_000, 300_000);
         let mut steps = Vec::new();
-        // The log is full and the policy chooses from here on.
+        // The log is full, so that from here on the policy chooses.
         steps.extend((0..200).map(|n| request(IoOp::Read, (24 + n) * 4096, 4096)));
         for n in 0..300 {
             let hot = n * 7 % 12 * 4096;
@@ -481,7 +483,7 @@ fn what_ram_has_alone_does_not_outlive_a_direct_write() {
 
 /// After a switch to a mode in which the primary alone is complete, a write that touched a dirty
 /// block went to the log with all of its blocks, and was answered there. No flush waited for the
-/// others, and overlapping writes carried that on.
+/// other blocks, and overlapping writes carried this on.
 #[test]
 fn what_is_written_beside_dirty_blocks_after_a_switch_is_on_the_primary_after_a_flush() {
     let block = 4096;

@@ -1,4 +1,4 @@
-//! Why a trace cannot be read: where, and what is there.
+//! Errors in a trace, with the place and the offending value.
 
 use std::error::Error;
 use std::fmt;
@@ -7,33 +7,33 @@ use std::io;
 /// Why a trace cannot be read any further.
 #[derive(Debug)]
 pub enum TraceError {
-    /// The bytes could not be had.
+    /// The input could not be read.
     Io(io::Error),
-    /// It is in no format that is known.
+    /// The trace is in no known format.
     Unknown,
-    /// A line is not as its format says.
+    /// A line does not follow its format.
     Line {
-        /// Which, counted from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// What is wrong, with the value.
+        /// The problem, with the value.
         reason: String,
     },
-    /// Bytes are not as their format says.
+    /// Bytes do not follow their format.
     Bytes {
-        /// Where, from the start of the (uncompressed) trace.
+        /// Offset from the start of the (uncompressed) trace.
         offset: u64,
-        /// What is wrong, with the value.
+        /// The problem, with the value.
         reason: String,
     },
 }
 
 impl TraceError {
-    /// What is wrong with a line.
+    /// An error in a line.
     pub(crate) fn line(line: u64, reason: impl Into<String>) -> Self {
         Self::Line { line, reason: reason.into() }
     }
 
-    /// What is wrong at an offset.
+    /// An error at an offset.
     pub(crate) fn bytes(offset: u64, reason: impl Into<String>) -> Self {
         Self::Bytes { offset, reason: reason.into() }
     }

@@ -1,7 +1,7 @@
-//! How many distinct blocks a trace touches, for cache sizes that are a share of it.
+//! Number of distinct blocks that a trace touches, for cache sizes given as a share of it.
 //!
-//! A bit for each block, in pages of those touched: memory grows with the footprint, at worst 64
-//! bytes for each block that lies alone, usually a bit.
+//! One bit per block, in pages allocated when first touched: memory grows with the footprint. It
+//! takes usually about one bit per block, and 64 bytes for a block without neighbors at worst.
 
 use forebay_block::{BLOCK_SIZE, BlockRange};
 use forebay_policy::KeyHash;
@@ -11,7 +11,7 @@ use hashbrown::hash_map::Entry;
 const WORDS: usize = 8;
 const PAGE_BLOCKS: u64 = WORDS as u64 * 64;
 
-/// The blocks seen so far.
+/// The set of blocks seen so far.
 #[derive(Default)]
 pub struct Footprint {
     pages: HashMap<u64, [u64; WORDS], KeyHash>,
@@ -19,13 +19,13 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Nothing seen.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts the blocks of a request.
+    /// Adds the blocks of a request.
     pub fn add(&mut self, blocks: BlockRange) {
         for block in blocks.iter() {
             let (page, bit) = (block / PAGE_BLOCKS, block % PAGE_BLOCKS);
@@ -39,13 +39,13 @@ impl Footprint {
         }
     }
 
-    /// Distinct blocks.
+    /// Number of distinct blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Bytes of them.
+    /// Size of the distinct blocks, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks * BLOCK_SIZE as u64

@@ -1,9 +1,9 @@
-//! Block traces: what clients asked of a volume, and when.
+//! Block traces: the requests that clients sent for a volume, with their times.
 //!
-//! [`TraceReader`] reads the usual formats and Forebay's own, [`TraceWriter`] makes the latter, and
-//! [`Simulator`] runs the cache's policies over the requests. Bytes come from whoever opened the
-//! file and go to whoever keeps it: no I/O, thread or clock here. What comes from outside is read
-//! with bounded memory, and what is wrong in it is named with its place and value.
+//! [`TraceReader`] reads the usual formats and Forebay's own, [`TraceWriter`] writes the latter,
+//! and [`Simulator`] runs the cache's policies over the requests. The caller opens and stores the
+//! files: this crate has no I/O, thread or clock. Untrusted input is read with bounded memory, and
+//! an error names its place and value.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! A trace in any format, request by request.
 //!
-//! Times are counted from the first request and never go back: a request whose time is before
-//! that of the one before it gets that one's. Reading takes memory for one line, record or chunk.
+//! Times count from the first request and never go back: a request earlier than its predecessor
+//! gets the predecessor's time. The reader needs memory for one line, record or chunk.
 
 use std::io::{BufRead, Chain, Cursor, Read};
 
@@ -16,10 +16,10 @@ use crate::formats::text::Lines;
 use crate::formats::{Format, vscsi};
 use crate::request::TraceRequest;
 
-/// Bytes that the format is guessed from.
+/// Bytes at the start from which the format is guessed.
 const HEAD_BYTES: u64 = 4096;
 
-/// Bytes of the longest read or write.
+/// Longest read or write, in bytes.
 const DATA_MAX: u64 = 1 << 30;
 
 type Input<R> = Chain<Cursor<Vec<u8>>, R>;
@@ -28,7 +28,7 @@ type Input<R> = Chain<Cursor<Vec<u8>>, R>;
 pub struct TraceReader<R> {
     format: Format,
     source: Source<Input<R>>,
-    /// What the last line said, and is still to be given.
+    /// Requests of the last line that have not been returned yet.
     waiting: [Option<TraceRequest>; 2],
     first: Option<u64>,
     last: u64,
@@ -49,10 +49,11 @@ enum Kind {
 }
 
 impl<R: BufRead> TraceReader<R> {
-    /// Begins to read `input`, in the format given or in the one that it seems to be in.
+    /// Begins to read `input`, in the given format or, without one, in the one guessed from its
+    /// first bytes.
     ///
     /// # Errors
-    /// When it cannot be read, or its format is not known.
+    /// If the input cannot be read, or its format is unknown.
     pub fn new(mut input: R, format: Option<Format>) -> Result<Self, TraceError> {
         let mut head = Vec::new();
         (&mut input).take(HEAD_BYTES).read_to_end(&mut head)?;
@@ -77,7 +78,7 @@ impl<R: BufRead> TraceReader<R> {
         self.format
     }
 
-    /// The size that the trace says its volume has, once its first request is read.
+    /// The volume's size according to the trace, known once the first request has been read.
     #[must_use]
     pub fn volume_size(&self) -> Option<u64> {
         match &self.source {
@@ -86,7 +87,7 @@ impl<R: BufRead> TraceReader<R> {
         }
     }
 
-    /// Requests that the trace says were dropped when it was recorded, as far as it is read.
+    /// Requests dropped during the recording, according to the part of the trace read so far.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         match &self.source {
@@ -95,10 +96,10 @@ impl<R: BufRead> TraceReader<R> {
         }
     }
 
-    /// The next request; none at the end.
+    /// The next request; `None` at the end.
     ///
     /// # Errors
-    /// When the trace cannot be read any further; do not go on then.
+    /// If the trace cannot be read any further; do not call it again then.
     pub fn next_request(&mut self) -> Result<Option<TraceRequest>, TraceError> {
         loop {
             let waiting = self.waiting[0].take().or_else(|| self.waiting[1].take());
@@ -112,13 +113,13 @@ impl<R: BufRead> TraceReader<R> {
         }
     }
 
-    /// Counts the request's time from the first one's, and never back. A flush is of all, whatever
-    /// range it names.
+    /// Makes the request's time relative to the first one's, and never lets it go back. A flush
+    /// covers the whole volume, whatever range it names.
     fn in_time(&mut self, mut request: TraceRequest) -> TraceRequest {
         if request.op == IoOp::Flush {
             request.range = ByteRange::default();
         }
-        // A recording of Forebay begins when it was started, not with its first request.
+        // Forebay's recordings count from their own start, not from their first request.
         let own = matches!(self.source, Source::Own(..));
         let first = *self.first.get_or_insert(if own { 0 } else { request.nanos });
         self.last = self.last.max(request.nanos.saturating_sub(first));
@@ -151,7 +152,7 @@ impl<R: BufRead> TraceReader<R> {
     }
 }
 
-/// Refuses what no client asks for, so that nobody who works block by block is kept busy for ever.
+/// Rejects requests that no client sends, which could keep a block-by-block user busy forever.
 fn check(found: Found) -> Result<Found, String> {
     match found[1] {
         Some(request) if request.carries_data() && request.range.len > DATA_MAX => Err(format!(

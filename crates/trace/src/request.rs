@@ -2,21 +2,21 @@
 
 use forebay_block::{ByteRange, IoOp};
 
-/// What a client asked for, and when.
+/// A client's request, with its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TraceRequest {
     /// Nanoseconds from the start of the trace.
     pub nanos: u64,
-    /// What to do.
+    /// The operation.
     pub op: IoOp,
     /// With force unit access.
     pub fua: bool,
-    /// Where; empty for a flush.
+    /// The byte range; empty for a flush.
     pub range: ByteRange,
 }
 
 impl TraceRequest {
-    /// A flush.
+    /// A flush at `nanos`.
     #[must_use]
     pub fn flush(nanos: u64) -> Self {
         Self { nanos, op: IoOp::Flush, fua: false, range: ByteRange::default() }

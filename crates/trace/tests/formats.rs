@@ -1,4 +1,4 @@
-//! Every format by a small trace, and by what is wrong in it.
+//! Every format: a small trace, and the errors in malformed ones.
 
 // The crate itself opens no files; its tests do.
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, clippy::disallowed_types)]
@@ -23,7 +23,7 @@ fn request(micros: u64, op: IoOp, sector: u64, count: u64) -> TraceRequest {
     TraceRequest { nanos: micros * 1000, op, fua: false, range }
 }
 
-/// What is said of a trace that cannot be read.
+/// The error for a trace that cannot be read.
 fn refusal(bytes: &[u8], format: Option<Format>) -> String {
     read_as(bytes, format).expect_err("it is wrong").to_string()
 }
@@ -204,7 +204,7 @@ fn written(requests: &[TraceRequest]) -> Vec<u8> {
     bytes
 }
 
-/// The bytes of a small trace, as `docs/user/tracing.md` draws them: they never change.
+/// The bytes of a small trace, as `docs/user/tracing.md` shows them: they never change.
 #[test]
 fn own_golden() {
     let fua = TraceRequest { fua: true, ..request(1, IoOp::Write, 24, 8) };
@@ -299,8 +299,8 @@ fn cuts_of_real_traces() {
     assert!(flushes > 0 && postgres.len() > flushes, "{flushes} of {}", postgres.len());
 }
 
-/// Requests of the traces in the folder that `FOREBAY_TRACES` names, as its README counts them
-/// (in thousands); a flush before a write counts besides.
+/// Compares the number of requests in the traces in the folder that `FOREBAY_TRACES` names with the
+/// numbers in its README (in thousands); a flush before a write counts separately.
 #[test]
 fn shared_traces() {
     let Some(folder) = std::env::var_os("FOREBAY_TRACES") else {

@@ -10,7 +10,7 @@ fn request(op: IoOp, block: u64, count: u64) -> TraceRequest {
     TraceRequest { nanos: 0, op, fua: false, range: ByteRange::new(block * BLOCK, count * BLOCK) }
 }
 
-/// A log of this many blocks, without RAM and sequential bypass.
+/// A cache of this many blocks, without RAM and sequential bypass.
 fn config(blocks: u64, eviction: Eviction) -> SimulateConfig {
     let cache_bytes = blocks * BLOCK;
     SimulateConfig { cache_bytes, ram_bytes: 0, eviction, sequential_threshold: 0 }
@@ -35,7 +35,7 @@ fn fifo_holds_what_the_log_has_room_for() {
     assert_eq!((outcome.read_requests, outcome.read_requests_missed), (120, 60));
     assert_eq!((outcome.admitted_blocks, outcome.copied_blocks), (60, 0));
     assert!((outcome.block_miss_ratio() - 0.5).abs() < 1e-9);
-    // One more, and a loop misses for ever.
+    // One block more, and a loop misses every time.
     let more: Vec<_> = (0..=HELD).map(|block| request(IoOp::Read, block, 1)).collect();
     let outcome = run(&fifo, &[more.clone(), more].concat());
     assert_eq!(outcome.read_blocks_missed, 122);
@@ -46,14 +46,14 @@ fn a_miss_waits_in_ram_until_its_place_is_wanted() {
     let config = SimulateConfig { ram_bytes: 8 * BLOCK, ..config(64, Eviction::Frequency) };
     let read = |block, count| request(IoOp::Read, block, count);
     let mut requests: Vec<_> = (0..HELD + 10).map(|block| read(2 * block, 1)).collect();
-    // The log is full since it held 60 blocks and reclaimed the first: what came later waits.
+    // The log has been full since it held 60 blocks and reclaimed the first: later blocks wait.
     let full = run(&config, &requests);
     assert_eq!((full.admitted_blocks, full.read_blocks_missed), (HELD + 1, HELD + 10));
-    // A page is read three times, from RAM then; what leaves RAM for it was read once.
+    // A page is read three times, then from RAM; the pages that left RAM for it were read once.
     requests.extend([read(1000, 4), read(1000, 4), read(1000, 4)]);
     let paged = run(&config, &requests);
     assert_eq!((paged.admitted_blocks, paged.ram_hit_blocks), (HELD + 1, 8));
-    // It is spared once, and enters the log as a whole when others take its places.
+    // Its eviction is put off once; it enters the log as a whole when others take its place.
     requests.extend((0..20).map(|block| read(2000 + 2 * block, 1)));
     let left = run(&config, &requests);
     assert_eq!(left.admitted_blocks, HELD + 1 + 4);
@@ -66,7 +66,7 @@ fn a_miss_waits_in_ram_until_its_place_is_wanted() {
 #[test]
 fn what_is_only_written_is_not_worth_keeping() {
     let frequency = config(128, Eviction::Frequency);
-    // One block is written over and over, another read and then written as often.
+    // One block is rewritten repeatedly, another is read once and then written as often.
     let mut requests = vec![request(IoOp::Read, 2000, 1)];
     requests.extend((0..6).flat_map(|_| [1000, 2000].map(|at| request(IoOp::Write, at, 1))));
     requests.extend((0..120).map(|block| request(IoOp::Read, 2 * block, 1)));
@@ -80,7 +80,7 @@ fn what_is_only_written_is_not_worth_keeping() {
 
 #[test]
 fn lru_copies_what_was_hit() {
-    // Segments of two blocks, of which reclaim copies one at most.
+    // Segments of two blocks, of which reclaim copies at most one.
     let lru = config(128, Eviction::Lru);
     let mut requests: Vec<_> = (0..120).map(|block| request(IoOp::Read, block, 1)).collect();
     // A block in the oldest segment is hit, then the log wraps.
@@ -131,7 +131,7 @@ fn ram_is_looked_in_first_and_holds_the_newest() {
     ram.ram_bytes = 2 * BLOCK;
     let reads = [1, 2, 1, 3, 2, 1].map(|block| request(IoOp::Read, block, 1));
     let outcome = run(&ram, &reads);
-    // 1 is in RAM at its second read; 2 and then 1 have left it, but are in the log.
+    // Block 1 is in RAM at its second read; 2 and then 1 have left it, but are in the log.
     assert_eq!((outcome.ram_hit_blocks, outcome.read_blocks_missed), (1, 3));
 }
 

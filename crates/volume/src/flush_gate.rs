@@ -1,14 +1,14 @@
-//! Flushes of one device that several shards use: a failure is everybody's.
+//! Flushes of one device that several shards use: a failure is reported to every shard.
 //!
-//! A flush that fails may have given up what any shard wrote, and the device does not say so
-//! again. So a flush of one shard must not count as good when that of another failed meanwhile:
-//! all that are asked for before a failure is known fail with it, and every shard is told, since
-//! what it wrote and has not had flushed may be lost too.
+//! A failed flush may have lost data that any shard wrote, and the device reports the failure only
+//! once. So a flush of one shard must not succeed when a flush of another shard has just failed:
+//! all flushes requested before the failure is known fail with it. Every shard is told, since its
+//! unflushed writes may be lost too.
 //!
-//! Flushes go in rounds. While one is under way those that are asked for wait, and are the next:
-//! it covers what was written before it was sent. Where a flush covers all queues of the device, a
-//! round is one flush for all. Where it covers only its own queue, as with the connections of an
-//! NBD server, each shard of the round sends its own, and all are answered when all have ended.
+//! Flushes go in rounds. Flushes requested during a round wait and form the next one, which covers
+//! everything written before it is sent. Where a flush covers all queues of the device, a round is
+//! one flush for all shards. Where it covers only its own queue, as on the connections of an NBD
+//! server, each shard of the round sends its own, and all are answered when the last has ended.
 
 use std::mem;
 use std::sync::Arc;
@@ -16,44 +16,44 @@ use std::sync::Arc;
 use forebay_block::sync::atomic::{AtomicU64, Ordering};
 use forebay_block::{IoError, IoResult, IoTag};
 
-/// A shard's flush.
+/// A flush that a shard requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// The shard.
+    /// The requesting shard.
     pub shard: usize,
-    /// The shard's name for it.
+    /// The shard's tag for the flush.
     pub tag: IoTag,
 }
 
-/// What to do with a flush that is asked for.
+/// The answer to [`FlushGate::ask`].
 #[derive(Debug)]
 pub enum Ask {
-    /// Send one to the device.
+    /// Send a flush to the device now.
     Send,
-    /// Nothing: it is answered by [`FlushGate::ended`].
+    /// Do nothing: [`FlushGate::ended`] answers the flush.
     Wait,
-    /// Answer with this error: the shard has not been told yet that another one failed.
+    /// Answer the flush with this error: another flush failed, and the shard has not been told yet.
     Fail(IoError),
 }
 
-/// What to do when the device has answered.
+/// The consequences of a device's answer.
 #[derive(Debug)]
 pub struct Ended {
-    /// Flushes that have ended, and how; none while others of the round are under way.
+    /// The flushes of the round, once all of them have ended; empty before.
     pub answered: Vec<Asked>,
-    /// How they ended. After a failure tell every shard; each is [`FlushGate::told`] when it
-    /// knows.
+    /// Their common result. After a failure, tell every shard, and call [`FlushGate::told`] for
+    /// each when it knows.
     pub result: IoResult<()>,
-    /// Shards that are to send a flush to the device now.
+    /// Shards that must send a flush to the device now.
     pub send: Vec<usize>,
 }
 
-/// How many flushes of a device have failed. All copies show the same.
+/// Number of failed flushes of a device. All clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub struct FailedFlushes(Arc<AtomicU64>);
 
 impl FailedFlushes {
-    /// The count. It grows before anyone is told of the failure.
+    /// The number so far. It grows before any shard is told of the failure.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.0.load(Ordering::SeqCst)
@@ -64,25 +64,25 @@ impl FailedFlushes {
     }
 }
 
-/// The flushes of one device.
+/// The gate that all flushes of one device pass.
 #[derive(Debug)]
 pub struct FlushGate {
-    /// Each queue of the device is flushed by itself.
+    /// A flush covers only the queue that it is sent to.
     by_queue: bool,
-    /// The present round.
+    /// The flushes of the current round.
     running: Vec<Asked>,
-    /// Flushes of it that the device has.
+    /// Flushes of the round that the device has not answered yet.
     sent: usize,
-    /// The first failure in it.
+    /// The first failure in the round.
     error: Option<IoError>,
     waiting: Vec<Asked>,
-    /// By shard: the failure it has not been told of.
+    /// For each shard, the failure that it has not been told of.
     untold: Vec<Option<IoError>>,
     failed: FailedFlushes,
 }
 
 impl FlushGate {
-    /// A gate for this many shards. `by_queue`: a flush covers only what was completed on the
+    /// Creates a gate for `shards` shards. `by_queue`: a flush covers only writes completed on the
     /// queue that it is sent to.
     #[must_use]
     pub fn new(shards: usize, by_queue: bool) -> Self {
@@ -97,7 +97,7 @@ impl FlushGate {
         }
     }
 
-    /// A shard wants a flush.
+    /// Takes a shard's request for a flush.
     pub fn ask(&mut self, asked: Asked) -> Ask {
         if let Some(error) = &self.untold[asked.shard] {
             return Ask::Fail(error.clone());
@@ -111,10 +111,10 @@ impl FlushGate {
         Ask::Wait
     }
 
-    /// The device has answered the flush that `shard` sent.
+    /// Takes the device's answer to the flush that `shard` sent.
     ///
     /// # Panics
-    /// If none is under way.
+    /// If no flush is under way.
     pub fn ended(&mut self, shard: usize, result: &IoResult<()>) -> Ended {
         assert!(self.sent > 0, "a flush ends that was sent");
         self.sent -= 1;
@@ -147,19 +147,20 @@ impl FlushGate {
         Ended { answered, result, send }
     }
 
-    /// Whether a flush has ever failed: then the device may show what power failure takes from it.
+    /// Whether a flush has ever failed: then the device may show data that a power failure would
+    /// take.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.failed.count() > 0
     }
 
-    /// Counts the failures: one for each time that every shard is told.
+    /// The counter of failures: each failure that every shard is told of counts once.
     #[must_use]
     pub fn failed(&self) -> FailedFlushes {
         self.failed.clone()
     }
 
-    /// A shard knows of the failure: its flushes count again.
+    /// The shard knows of the failure: its flushes may succeed again.
     pub fn told(&mut self, shard: usize) {
         self.untold[shard] = None;
     }

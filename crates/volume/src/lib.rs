@@ -1,12 +1,16 @@
-//! Splits client requests to shards, joins their answers, fans out flushes.
+//! Everything about all shards of a pool that needs no threads: client requests are split to shards
+//! and their answers joined, flushes fanned out; a cache device is opened or refused as a whole
+//! ([`pool`]), and examined without a server ([`offline`]).
 //!
-//! Every thread that has clients owns a [`Router`]. It knows no threads: a [`ShardPort`] carries
-//! its requests to the shards, and the answers are handed back to it. The [`Registry`] is the
-//! table of volumes that all of them are made from.
+//! Every thread that has clients owns a [`Router`], which knows no threads: a [`ShardPort`] carries
+//! its requests to the shards, and its owner hands the answers back. All routers are created from
+//! the [`Registry`], the table of volumes.
 
 #![forbid(unsafe_code)]
 
 mod flush_gate;
+pub mod offline;
+pub mod pool;
 mod port;
 mod record;
 mod registry;

@@ -1,4 +1,4 @@
-//! The table of volumes: name, id, size, and how each is offered to clients.
+//! The table of volumes: name, id, size, and how clients see each one.
 
 use std::error::Error;
 use std::fmt;
@@ -7,26 +7,26 @@ use forebay_block::{
     DeviceInfo, Endpoint, Export, NAME_BYTES_MAX, SECTOR_SIZE, VOLUMES_MAX, VolumeId,
 };
 
-/// Bytes after which a sequential stream goes past the cache, unless a volume says otherwise.
+/// Default length in bytes from which a sequential stream bypasses the cache.
 pub const SEQUENTIAL_THRESHOLD: u64 = 512 << 10;
 
 /// One volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Volume {
-    /// Its place in the superblock's table.
+    /// Its index in the superblock's table.
     pub id: VolumeId,
-    /// What clients ask for.
+    /// The name that clients request.
     pub name: String,
-    /// What the primary is and can do; its size is the volume's.
+    /// Size and capabilities of the primary; the volume has the same size.
     pub info: DeviceInfo,
     /// Whether clients may write.
     pub read_only: bool,
-    /// Bytes after which a sequential stream goes past the cache; 0 for never.
+    /// Length in bytes from which a sequential stream bypasses the cache; 0 for never.
     pub sequential_threshold: u64,
 }
 
 impl Volume {
-    /// A volume over a primary, with the usual settings.
+    /// Creates a volume over a primary, with the default settings.
     #[must_use]
     pub fn new(id: VolumeId, name: impl Into<String>, info: DeviceInfo) -> Self {
         let read_only = info.read_only;
@@ -34,8 +34,8 @@ impl Volume {
         Self { id, name: name.into(), info, read_only, sequential_threshold }
     }
 
-    /// How it is offered to clients. The cache takes any alignment, discards and zeroes, and
-    /// loses unflushed writes at a power failure, whatever its primary does.
+    /// The volume as clients see it. The cache takes any alignment, discards and zeroes, and loses
+    /// unflushed writes at a power failure, whatever its primary does.
     #[must_use]
     pub fn export(&self) -> Export {
         let info = DeviceInfo {
@@ -53,7 +53,7 @@ impl Volume {
     }
 }
 
-/// Why a table of volumes cannot be.
+/// Why a table of volumes is rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RegistryError {
     /// No volume, or more than [`VOLUMES_MAX`].
@@ -64,7 +64,7 @@ pub enum RegistryError {
     LongName(String),
     /// Two volumes have the same id.
     Id(VolumeId),
-    /// A volume has no bytes, or not a multiple of 512.
+    /// A volume's size is zero or not a multiple of 512.
     Size(String, u64),
 }
 
@@ -89,14 +89,14 @@ impl fmt::Display for RegistryError {
 
 impl Error for RegistryError {}
 
-/// Every volume of a pool; its order is that of the exports that clients see.
+/// Every volume of a pool, in the order of the exports that clients see.
 #[derive(Clone, Debug)]
 pub struct Registry {
     volumes: Vec<Volume>,
 }
 
 impl Registry {
-    /// The table of `volumes`.
+    /// Creates the table of `volumes`.
     ///
     /// # Errors
     /// If names or ids repeat, or a size or the number of volumes is out of bounds.
@@ -129,7 +129,7 @@ impl Registry {
         &self.volumes
     }
 
-    /// The volume of that name.
+    /// The volume named `name`.
     #[must_use]
     pub fn by_name(&self, name: &str) -> Option<&Volume> {
         self.volumes.iter().find(|volume| volume.name == name)
@@ -138,13 +138,13 @@ impl Registry {
     /// The volume behind an export.
     ///
     /// # Panics
-    /// If the endpoint is not one of [`Registry::exports`].
+    /// If the endpoint is not an index into [`Registry::exports`].
     #[must_use]
     pub fn volume_of(&self, endpoint: Endpoint) -> VolumeId {
         self.volumes[endpoint.0].id
     }
 
-    /// How the volumes are offered to clients; an [`Endpoint`] is a place in this list.
+    /// The volumes as clients see them; an [`Endpoint`] is an index into this list.
     #[must_use]
     pub fn exports(&self) -> Vec<Export> {
         self.volumes.iter().map(Volume::export).collect()

@@ -1,26 +1,26 @@
-//! The way of a client's request to the shards and back.
+//! The path of a client's request to the shards and back.
 //!
-//! A request within one stripe passes as it is; its buffer moves. Others are cut at the edges of
-//! stripes, at most [`WAVE`] pieces of a request in flight, and joined: the first error wins, and
-//! an error stops what was not yet sent. A flush goes to every shard and is complete when all
-//! have answered.
+//! A request within one stripe passes uncut; its buffer moves. Others are cut at stripe boundaries,
+//! with at most [`WAVE`] pieces of a request in flight, and joined: the first error wins and stops
+//! the pieces not yet sent. A flush goes to every shard and is complete when all have answered.
 //!
 //! Invariants: every request taken ends in exactly one [`Done`]; requests reach a shard in the
-//! order in which they were made; what waits here is bounded by [`REQUESTS_MAX`] and
-//! [`PIECES_MAX`]. Order between overlapping requests is the shard's care: all of a block's
-//! requests meet there.
+//! order in which they were submitted; waiting requests and pieces are bounded by [`REQUESTS_MAX`]
+//! and [`PIECES_MAX`]. The shard orders overlapping requests, since all requests for a block meet
+//! there.
 //!
 //! A write that went directly to the primary is acknowledged only if no flush has failed since the
-//! primary completed it. A failed flush may give up what was completed before; the shards report
-//! that once, to those who flush, and forget it. An answer that is given later than that report, as
-//! when other pieces of the write were still on their way, would promise what nobody remembers is
-//! lost. So each shard says of how many failures it had been told when the write was completed
-//! ([`Reply::direct`]), and this is compared with the count of all threads ([`FailedFlushes`]):
+//! primary completed it. A failed flush may lose writes completed before it; the shards report that
+//! once, to the clients that flush, and forget it. If the write is answered after that report, for
+//! instance because other pieces were still in flight, a success would promise data whose loss has
+//! already been reported and forgotten. So each shard reports the number of failures that it had
+//! been told of when the write completed ([`Reply::direct`]), and the router compares it with the
+//! count of all threads ([`FailedFlushes`]):
 //!
-//! - The same: whoever hears of a failure that gave the write up hears of it after this answer,
-//!   since failures are counted before anyone is told.
-//! - Less: the write may be lost, and fails. This is certain to be seen, since a shard takes what
-//!   was completed before a failure before it is told of the failure.
+//! - Equal: any failure that lost the write will be reported after this answer, since failures are
+//!   counted before any shard is told.
+//! - Lower: the write may be lost, and fails. This is always detected, since a shard processes
+//!   writes completed before a failure before it is told of the failure.
 
 use std::collections::VecDeque;
 
@@ -43,47 +43,47 @@ pub const REQUESTS_MAX: usize = 1 << 16;
 pub const PIECES_MAX: usize = 4096;
 /// Most pieces of one request in flight.
 pub const WAVE: u32 = 64;
-/// Bytes in the longest discard or write-zeroes request.
+/// Longest discard or write-zeroes request, in bytes.
 pub const DISCARD_MAX: u64 = 4 << 30;
-/// Sequential streams that are told apart in a volume.
+/// Sequential streams tracked per volume.
 const STREAMS_MAX: usize = 64;
-/// Bits of a request's id that number it within its router; the others are the router's own.
+/// Low bits of a request's id, its number within its router; the high bits name the router.
 const NUMBER_BITS: u32 = 48;
 
 const _: () = assert!(SHARDS_MAX <= WAVE as usize, "a flush is one wave");
 const _: () = assert!(PIECES_MAX >= WAVE as usize);
 
-/// Which client a request came from: the owner's name for it, handed back.
+/// The caller's key for the client that sent a request; handed back with the answer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClientKey(pub u64);
 
-/// The end of a client's request, with what statistics want to know of it.
+/// The end of a client's request, with the values that statistics need.
 #[derive(Debug)]
 pub struct Done {
-    /// Who asked.
+    /// The client that sent it.
     pub client: ClientKey,
-    /// For which volume.
+    /// The volume that it was sent to.
     pub volume: VolumeId,
-    /// What was asked.
+    /// The operation.
     pub op: IoOp,
-    /// When it was taken.
+    /// When the router took it.
     pub started: Instant,
-    /// Bytes of its buffer.
+    /// Length of its buffer, in bytes.
     pub bytes: usize,
-    /// The answer.
+    /// The answer for the client.
     pub completion: Completion,
 }
 
-/// What a router is made from.
+/// The parts from which a router is created.
 #[derive(Debug)]
 pub struct RouterConfig<'a> {
-    /// Which router this is: the upper bits of every [`RequestId`] it makes.
+    /// Number of this router: the high bits of every [`RequestId`] it makes.
     pub origin: u16,
     /// Number of shards.
     pub shards: usize,
     /// The volumes.
     pub registry: &'a Registry,
-    /// Where the buffers of pieces come from.
+    /// Allocates the buffers of pieces.
     pub buffers: BufPool,
 }
 
@@ -93,7 +93,7 @@ pub fn origin_of(id: RequestId) -> usize {
     (id.0 >> NUMBER_BITS) as usize
 }
 
-/// One thread's way to the shards. Deterministic, without I/O.
+/// One thread's connection to the shards. Deterministic, without I/O.
 pub struct Router {
     origin: u64,
     shards: usize,
@@ -102,11 +102,11 @@ pub struct Router {
     volumes: Vec<Option<VolumeState>>,
     sent: Slab<Sent>,
     joins: Slab<Join>,
-    /// Pieces in flight.
+    /// Number of pieces in flight.
     pieces: usize,
     /// Requests with pieces still to be made, and room in their wave.
     ready: VecDeque<u32>,
-    /// Requests that a shard had no room for.
+    /// For each shard, the requests that it had no room for.
     backlog: Vec<VecDeque<Request>>,
 }
 
@@ -118,14 +118,14 @@ struct VolumeState {
     failed: FailedFlushes,
 }
 
-/// A client's request, as far as its answer needs it.
+/// The fields of a client's request that its answer needs.
 #[derive(Clone, Copy)]
 struct Origin {
     client: ClientKey,
     tag: IoTag,
     volume: VolumeId,
     op: IoOp,
-    /// Of its buffer, at most [`REQUEST_MAX`].
+    /// Length of its buffer; at most [`REQUEST_MAX`].
     bytes: u32,
     started: Instant,
 }
@@ -138,10 +138,10 @@ impl Origin {
     }
 }
 
-/// What was sent to a shard.
+/// A request as sent to a shard.
 enum Sent {
     Whole(Origin),
-    /// A piece of a join, from byte `at` of its buffer.
+    /// A piece of a join, at byte `at` of the join's buffer.
     Piece {
         join: u32,
         at: u64,
@@ -155,18 +155,18 @@ struct Join {
     bypass: Option<Bypass>,
     buf: IoBuf,
     start: u64,
-    /// What no piece was made for yet; for a flush the shards, counted as bytes.
+    /// The part that no piece was made for yet; for a flush, shards counted as bytes.
     rest: ByteRange,
     in_flight: u32,
     error: Option<IoError>,
-    /// The least of its pieces' counts of failed flushes.
+    /// The lowest count of failed flushes that its pieces reported.
     direct: Option<u64>,
     /// Whether it is in `ready`.
     ready: bool,
 }
 
 impl Router {
-    /// A router without requests.
+    /// Creates a router without requests.
     ///
     /// # Panics
     /// If the number of shards is not 1 to [`SHARDS_MAX`].
@@ -198,19 +198,19 @@ impl Router {
         }
     }
 
-    /// Client requests in flight, and flushes that were answered before all shards were done.
+    /// Client requests in flight, and flushes answered before all shards were done.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.sent.len() - self.pieces + self.joins.len()
     }
 
-    /// Takes a client's request. What can be answered at once is appended to `done`.
+    /// Takes a client's request. A request that needs no shard is answered at once, in `done`.
     ///
     /// # Errors
     /// Gives the request back when [`REQUESTS_MAX`] are in flight; try again after an answer.
     ///
     /// # Panics
-    /// If the volume is not of the registry, or the buffer does not fit the request.
+    /// If the volume is not in the registry, or the buffer does not fit the request.
     pub fn submit(
         &mut self,
         now: Instant,
@@ -243,36 +243,36 @@ impl Router {
         Ok(())
     }
 
-    /// Where the failed flushes of a volume's primary are counted, before anything is asked of it.
+    /// Sets the counter of failed flushes of a volume's primary. Call it before the first request.
     ///
     /// # Panics
-    /// If the volume is not of the registry.
+    /// If the volume is not in the registry.
     pub fn watch_flushes(&mut self, volume: VolumeId, failed: FailedFlushes) {
         let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
         state.expect("the registry knows the volume").failed = failed;
     }
 
-    /// Begins to record what is asked of a volume, anew; or ends that and forgets what is left.
+    /// Starts a new recording of a volume's requests; or ends it and forgets the requests left.
     ///
     /// # Panics
-    /// If the volume is not of the registry.
+    /// If the volume is not in the registry.
     pub fn record(&mut self, volume: VolumeId, on: bool) {
         let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
         let state = state.expect("the registry knows the volume");
         state.recorded = on.then(Recorded::default);
     }
 
-    /// What was asked of a volume that is being recorded, and not taken away.
+    /// The recorded requests of a volume not yet taken away; `None` if it is not being recorded.
     #[must_use]
     pub fn recorded(&mut self, volume: VolumeId) -> Option<&mut Recorded> {
         let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
         state.and_then(|state| state.recorded.as_mut())
     }
 
-    /// Takes a shard's answer. Call [`Router::pump`] afterwards: it may have made room.
+    /// Takes a shard's answer. Call [`Router::pump`] afterwards: the answer may have made room.
     ///
     /// # Panics
-    /// If this router did not ask.
+    /// If the request is not of this router.
     pub fn reply(&mut self, reply: Reply, done: &mut Vec<Done>) {
         let number = reply.id.0 ^ self.origin;
         let at = u32::try_from(number).expect("the request is of this router");
@@ -286,7 +286,7 @@ impl Router {
         }
     }
 
-    /// Sends what waits for room: call it once a turn of the event loop, after the answers.
+    /// Sends waiting requests as far as there is room: call it once a turn, after the answers.
     pub fn pump(&mut self, port: &mut dyn ShardPort) {
         for (shard, waiting) in self.backlog.iter_mut().enumerate() {
             while let Some(request) = waiting.pop_front() {
@@ -299,7 +299,7 @@ impl Router {
         self.make_pieces(port);
     }
 
-    /// The answer of a request that no shard is needed for.
+    /// The answer to a request that needs no shard.
     fn answer_at_once(&self, volume: VolumeId, io: &Io) -> Option<Result<(), IoError>> {
         let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
         let state = state.expect("the registry knows the volume");
@@ -321,7 +321,7 @@ impl Router {
         io.range.is_empty().then_some(Ok(()))
     }
 
-    /// Whether the request belongs to a stream that goes past the cache.
+    /// The reason to bypass the cache, if the request belongs to a sequential stream.
     fn observe(&mut self, volume: VolumeId, io: &Io) -> Option<Bypass> {
         if !matches!(io.op, IoOp::Read | IoOp::Write) {
             return None;
@@ -419,7 +419,7 @@ impl Router {
         }
     }
 
-    /// An error if a flush has failed since the primary completed a write, so that it may be lost.
+    /// Fails if a flush has failed since the primary completed a write: the write may be lost.
     fn check_kept(&self, volume: VolumeId, direct: Option<u64>) -> Result<(), IoError> {
         let Some(known) = direct else { return Ok(()) };
         let state = self.volumes[usize::from(volume.0)].as_ref().expect("checked before");
@@ -440,8 +440,8 @@ impl Router {
             Err(error) => {
                 join.rest.len = 0;
                 if join.origin.op == IoOp::Flush && join.error.is_none() {
-                    // A shard tells of a loss once: the client has to know before another flush,
-                    // which the same shard lets pass, has succeeded.
+                    // The shard reports the loss only once: the client must know before another
+                    // flush, which the same shard lets pass, has succeeded.
                     done.push(join.origin.done(Err(error.clone()), IoBuf::empty()));
                 }
                 join.error.get_or_insert(error);
@@ -464,7 +464,7 @@ impl Router {
 }
 
 impl Join {
-    /// Takes the next piece off the rest: where it goes, and its range.
+    /// Takes the next piece off the rest: its shard and its range.
     fn next(&mut self, shards: usize) -> (usize, ByteRange) {
         self.in_flight += 1;
         if self.origin.op == IoOp::Flush {

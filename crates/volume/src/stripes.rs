@@ -1,8 +1,8 @@
 //! Which shard gets which stripe.
 //!
 //! A volume's stripes of 1 MiB are spread over the shards by a fixed hash. The mapping decides in
-//! which shard's log a block lives, so it is part of the format of a pool: it never changes for a
-//! given number of shards.
+//! which shard's log a block lives, so it is part of the format of a pool: for a given number of
+//! shards it never changes.
 
 use forebay_block::{SHARDS_MAX, VolumeId};
 
@@ -13,7 +13,7 @@ pub fn shard_of(volume: VolumeId, stripe: u64, shards: usize) -> usize {
     if shards == 1 {
         return 0;
     }
-    // The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+    // The finalizer of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
     // generators", 2014), then a multiplication instead of a division.
     let mut x = stripe ^ (u64::from(volume.0) << 56);
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -28,7 +28,7 @@ pub fn shard_of(volume: VolumeId, stripe: u64, shards: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// The mapping is part of the format: these figures may never change.
+    /// The mapping is part of the format: these values may never change.
     #[test]
     fn the_mapping_is_frozen() {
         let of = |volume, shards| {

@@ -1,5 +1,5 @@
-//! The router against shards that answer late, out of order, with errors, and sometimes have no
-//! room: whatever they do, a client sees one device.
+//! The router against shards that answer late, out of order, with errors, or have no room: a client
+//! still sees one device.
 
 use std::collections::VecDeque;
 
@@ -18,10 +18,10 @@ const VOLUME: VolumeId = VolumeId(3);
 const CLIENT: ClientKey = ClientKey(77);
 const ORIGIN: u16 = 5;
 
-/// Shards that keep what they are given until the test answers it.
+/// Shards that keep requests until the test answers them.
 struct Shards {
     taken: Vec<VecDeque<Request>>,
-    /// Requests that each may hold.
+    /// Requests that each shard may hold.
     room: usize,
     data: Vec<u8>,
 }
@@ -36,7 +36,7 @@ impl Shards {
         self.taken.iter().map(VecDeque::len).sum()
     }
 
-    /// Carries out the request at a place of a shard's queue.
+    /// Carries out the request at index `place` of a shard's queue.
     fn answer(&mut self, shard: usize, place: usize, error: Option<ErrorKind>) -> Reply {
         let mut request = self.taken[shard].remove(place).expect("a request is there");
         let result = error.map_or(Ok(()), |kind| Err(kind.into()));
@@ -202,7 +202,8 @@ fn a_flush_fails_when_one_shard_fails() {
     world.submit(Io::flush(IoTag(8)));
     world.answer(2, 0, None);
     world.answer(0, 0, Some(ErrorKind::Media));
-    // At once: the shard has told of its loss, and another flush may succeed before the rest is in.
+    // At once: the shard has reported its loss, and another flush may succeed before the other
+    // pieces are answered.
     assert_eq!(world.done.len(), 1);
     world.answer(1, 0, None);
     let done = world.one_done();
@@ -210,8 +211,9 @@ fn a_flush_fails_when_one_shard_fails() {
 }
 
 /// A direct write over two stripes: the primary completes one half, then a flush fails, then the
-/// primary completes the other half. The first half may be lost, and who flushed was told before
-/// the write was answered: the next flush would be a promise that nobody keeps (seed 600249).
+/// primary completes the other half. The first half may be lost, and the client that flushed was
+/// told before the write was answered. So the write must fail: the next flush would succeed without
+/// it (seed 600249).
 #[test]
 fn a_direct_write_fails_if_a_flush_failed_since_the_primary_had_it() {
     for (first, second, known) in [(0, 1, 1), (1, 0, 1), (1, 1, 2), (0, 0, 0), (1, 1, 1)] {
@@ -334,7 +336,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(IoOp::Discard),
         Just(IoOp::WriteZeroes),
     ];
-    // Near stripe edges more often than elsewhere.
+    // Near stripe boundaries more often than elsewhere.
     let near = (0..6u64, 0..4096u64).prop_map(|(s, d)| (s * STRIPE_SIZE + d).saturating_sub(2048));
     let offset = prop_oneof![near, 0..SPAN];
     let len = prop_oneof![1..5000u64, 1..SPAN];
@@ -402,7 +404,7 @@ proptest! {
     }
 
     /// Many requests at once, with errors and shards without room: each is answered exactly once,
-    /// with a buffer of its own length, and an error exactly when a piece had one.
+    /// with a buffer of its own length, and with an error exactly when one of its pieces failed.
     #[test]
     fn every_request_is_answered_once(
         shards in 1..5usize,

@@ -1,5 +1,5 @@
-//! Tests that documents name must exist: a table below "Tests" is a promise, and a renamed test
-//! would break it silently.
+//! Tests that documents name must exist: a table below "Tests" is a promise that a renamed test
+//! would break silently.
 
 use std::fs;
 use std::io;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// The documents with such a table.
 const DOCUMENTS: [&str; 2] = ["docs/internals/fault-model.md", "docs/internals/recovery.md"];
-/// The heading below which every name in back quotes is looked for.
+/// The heading below which every name in backquotes must be a test or a scenario.
 const HEADING: &str = "## Tests";
 
-/// Appends a problem for each name of a test or scenario that no file of `files` has.
+/// Appends a problem for each name of a test or scenario that is not in `files`.
 pub fn check(root: &Path, files: &[PathBuf], problems: &mut Vec<String>) -> Result<(), io::Error> {
     let sources = files.iter().map(fs::read_to_string).collect::<Result<Vec<_>, _>>()?;
     for name in DOCUMENTS {
@@ -26,7 +26,7 @@ pub fn check(root: &Path, files: &[PathBuf], problems: &mut Vec<String>) -> Resu
     Ok(())
 }
 
-/// The names in `section` that are not in `sources`.
+/// The names in `section` that `sources` do not contain.
 fn missing<'a>(section: &'a str, sources: &[String]) -> Vec<&'a str> {
     let exists = |declared: &str| sources.iter().any(|source| source.contains(declared));
     let quoted = section.split('`').skip(1).step_by(2);
@@ -39,7 +39,7 @@ fn missing<'a>(section: &'a str, sources: &[String]) -> Vec<&'a str> {
         .collect()
 }
 
-/// Tests are sentences; paths and commands are not.
+/// Whether a name is that of a test: a sentence, unlike a path or a command.
 fn is_test(name: &str) -> bool {
     name.matches('_').count() >= 2 && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
 }

@@ -1,8 +1,8 @@
-//! Who may depend on whom, checked against what cargo says the workspace is.
+//! Which crate may depend on which, checked against `cargo metadata`.
 //!
-//! A crate depends only on crates of lower layers; frontends only on the words of block I/O and
-//! of their protocol; test crates on anything, and nobody but tests on them. The crates without
-//! I/O are linted with `clippy-pure.toml` and use third-party crates from a short list.
+//! A crate depends only on crates of lower layers; frontends only on the types of block I/O and of
+//! their protocol; test crates on anything, and only tests depend on them. The crates without I/O
+//! are linted with `clippy-pure.toml` and use third-party crates from a short list.
 
 use std::fs;
 use std::path::Path;
@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use crate::Report;
 
-/// Where a crate stands.
+/// The layer of a crate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Layer {
     /// One of the product's layers, lowest first.
     Product(u8),
-    /// A protocol: layer 5, but with sight of `block` and its wire format only.
+    /// A protocol: layer 5, but it sees only `block` and its wire format.
     Frontend,
     /// Proof and measurement: sees everything, seen by tests only.
     Test,
-    /// Work on the workspace itself: sees nothing of it.
+    /// Work on the workspace itself: sees none of its crates.
     Tool,
 }
 
@@ -44,11 +44,11 @@ const LAYERS: [(&str, Layer); 19] = [
     ("forebay", Layer::Product(6)),
     ("forebay-model", Layer::Test),
     ("forebay-sim", Layer::Test),
-    // Benchmarks start the product as a process; `forebay bench` starts them as one.
+    // Benchmarks start the product as a process, and `forebay bench` starts them as one.
     ("forebay-bench", Layer::Test),
     ("xtask", Layer::Tool),
 ];
-/// What a frontend may see of the workspace.
+/// The crates of the workspace that a frontend may see.
 const FRONTEND_SEES: [&str; 3] = ["forebay-block", "forebay-nbd-wire", "forebay-fuse-wire"];
 /// The crates without I/O, threads, clock and randomness.
 const PURE: [&str; 6] = [
@@ -59,10 +59,10 @@ const PURE: [&str; 6] = [
     "forebay-trace",
     "forebay-model",
 ];
-/// The third-party crates that those may use: computation only.
+/// The third-party crates that pure crates may use: computation only.
 const PURE_SEES: [&str; 7] =
     ["hashbrown", "lz4_flex", "crc-fast", "twox-hash", "zerocopy", "thiserror", "smallvec"];
-/// Third-party crates with a fixed place, and why.
+/// Third-party crates that only certain crates may use, and why.
 const PLACES: [(&str, &[&str], &str); 3] = [
     ("tokio", &["forebay-control", "forebay"], "async belongs to the control thread"),
     ("axum", &["forebay-control"], "the HTTP API belongs to control"),
@@ -79,9 +79,9 @@ const PURE_LINTS: &str = "clippy-pure.toml";
 #[derive(Clone, Debug)]
 struct Package {
     name: String,
-    /// What it is built from.
+    /// The crates that it is built from.
     needs: Vec<String>,
-    /// What its tests use besides.
+    /// The crates that only its tests use.
     test_needs: Vec<String>,
     /// The text of its `clippy.toml`, if it has one.
     lints: Option<String>,

@@ -1,8 +1,9 @@
-//! The rules of the workspace that neither the compiler nor clippy knows, as two checks:
-//! `cargo xtask layers` (who may depend on whom: the crates, and the rooms of the engine) and
-//! `cargo xtask style` (what source files and documents may look like). Each prints what is wrong
-//! and what to do, and exits with 1 if there was anything. `cargo xtask settings` and
-//! `cargo xtask statistics` write the tables of the code to the manual.
+//! The rules of the workspace that neither the compiler nor clippy knows, as two checks: `cargo
+//! xtask layers` (dependencies between crates, and between the rooms of the engine) and `cargo
+//! xtask style` (the form of source files and documents). Each prints the violations and how to fix
+//! them, and exits with 1 if there are any. `cargo xtask rooms` prints which rooms of the engine
+//! each room imports; `cargo xtask settings` and `cargo xtask statistics` write the tables of the
+//! code to the manual.
 
 mod docs;
 mod layers;
@@ -24,11 +25,12 @@ fn main() -> ExitCode {
             report.summary = format!("{}\n{}", report.summary, rooms.summary);
             Ok(report)
         }),
+        ["rooms"] => rooms::graph(&root()),
         ["style"] => style::workspace(&root()),
         ["settings"] => tables::SETTINGS.write(&root()),
         ["statistics"] => tables::STATISTICS.write(&root()),
         _ => {
-            eprintln!("usage: cargo xtask layers | style | settings | statistics");
+            eprintln!("usage: cargo xtask layers | rooms | style | settings | statistics");
             return ExitCode::from(2);
         }
     };
@@ -50,11 +52,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// What a check has found.
+/// The result of a check.
 struct Report {
     /// One line for each violation; none when all is well.
     problems: Vec<String>,
-    /// What was looked at, for people.
+    /// One line on the files or crates checked, for people.
     summary: String,
 }
 

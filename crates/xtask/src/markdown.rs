@@ -1,8 +1,8 @@
-//! What every document must look like: links and anchors that resolve, lines and table cells of a
-//! readable width, and nothing cited that is not in the repository.
+//! Rules for every document: links and anchors resolve, lines and table cells have a readable
+//! width, and only documents of this repository are cited.
 //!
 //! Only the Markdown of this repository is understood: fenced code blocks, tables with a leading
-//! `|`, inline links, and headings with `#`. Anchors are made from headings as GitHub does it.
+//! `|`, inline links, and headings with `#`. Anchors are made from headings as GitHub makes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,13 +13,13 @@ use std::path::{Component, Path, PathBuf};
 const COLUMNS_MAX: usize = 120;
 /// Characters in the longest cell of a table.
 const CELL_MAX: usize = 300;
-/// Documents of other places that were cited in the past: the reason belongs on the page itself.
+/// Documents outside of the repository that were cited in the past: the reason belongs on the page.
 const FOREIGN: [&str; 3] = ["DESIGN ", "RESEARCH-", "REVIEW-"];
 /// Other files whose text may name documents.
 const SCRIPTS: [&str; 4] = ["Makefile", ".ci", "contrib", "tools"];
 
-/// Appends a problem for each mistake in a document below `root`, and for each document that a
-/// file of `sources` names and that is not there. Returns the number of documents.
+/// Appends a problem for each mistake in a document below `root`, and for each missing document
+/// that a file of `sources` names. Returns the number of documents.
 pub fn check(
     root: &Path,
     sources: &[PathBuf],
@@ -45,7 +45,7 @@ pub fn check(
         tree.mentions(name, &fs::read_to_string(path)?, problems);
     }
     for name in tree.files.iter().filter(|name| SCRIPTS.contains(&first(name))) {
-        // A file that is not text names nothing.
+        // A file that is not UTF-8 text names no document.
         if let Ok(text) = fs::read_to_string(root.join(name)) {
             tree.mentions(name, &text, problems);
         }
@@ -76,11 +76,11 @@ fn collect(root: &Path, directory: &Path, files: &mut BTreeSet<String>) -> Resul
     Ok(())
 }
 
-/// The files that documents may refer to.
+/// The files that documents may link to.
 struct Tree {
-    /// Names from the workspace's directory.
+    /// Paths relative to the workspace's directory.
     files: BTreeSet<String>,
-    /// Of each document, the anchors of its headings.
+    /// For each document, the anchors of its headings.
     anchors: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -134,7 +134,7 @@ impl Tree {
         }
     }
 
-    /// Checks that the documents exist that a text names by their path from the workspace.
+    /// Checks that the documents exist whose paths from the workspace's directory a text names.
     fn mentions(&self, name: &str, text: &str, problems: &mut Vec<String>) {
         for (number, line) in text.lines().enumerate() {
             for (at, _) in line.match_indices("docs/") {
@@ -164,7 +164,7 @@ fn is_source(code: &str) -> bool {
     code.ends_with(".rs") && code.chars().all(part)
 }
 
-/// Whether `path` ends with `tail` at a directory.
+/// Whether `path` ends with `tail`, and `tail` begins at a path component.
 fn ends_with(path: &str, tail: &str) -> bool {
     path.strip_suffix(tail).is_some_and(|head| head.ends_with('/'))
 }
@@ -179,7 +179,7 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The cells of a row. A bar in a code span separates nothing.
+/// The cells of a row. A bar in a code span is no separator.
 fn cells(row: &str) -> impl Iterator<Item = &str> {
     let mut code = false;
     row.split(move |c| {
@@ -189,7 +189,7 @@ fn cells(row: &str) -> impl Iterator<Item = &str> {
     .map(str::trim)
 }
 
-/// The targets of the inline links, with the numbers of their lines. Code spans hold none; a span
+/// The targets of the inline links, with their line numbers. Code spans contain no links; a span
 /// ends with its paragraph at the latest.
 fn links(text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
@@ -214,7 +214,8 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The file that a link of `from` leads to, from the workspace's directory; `None` if outside.
+/// The file that a link in `from` points to, relative to the workspace's directory; `None` if it is
+/// outside.
 fn resolve(from: &str, path: &str) -> Option<String> {
     if path.is_empty() {
         return Some(from.to_owned());
@@ -234,8 +235,8 @@ fn resolve(from: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The anchors of the headings: lower case, punctuation left out, spaces as hyphens, and a number
-/// behind those that come again.
+/// The anchors of the headings: lower case, without punctuation, spaces as hyphens, and a number at
+/// the end of repeated ones.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (_, line) in prose(text) {
@@ -260,7 +261,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 mod tests {
     use super::*;
 
-    /// Where the documents of the tests lie. They must not look like documents to the check itself.
+    /// The directory of the documents in these tests, apart, so that the check does not take the
+    /// tests for documents.
     const DOCS: &str = "docs";
 
     /// The problems of a document in a small tree.

@@ -1,6 +1,7 @@
-//! The order of the engine's rooms: the folders and files of its crate, lowest first. A room
-//! imports lower rooms only. Most know nothing of `Engine`; those that still add methods to it call
-//! methods of higher rooms only where a list here says so.
+//! The order of the rooms of the engine: the folders and files of its crate, lowest first. A room
+//! imports lower rooms only, and knows nothing of `Engine`, which passes on what one room has for
+//! another. A call needs a type, and a type has to be imported or come from a lower room: so no
+//! room can call one above it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,28 +11,14 @@ use std::path::Path;
 use crate::Report;
 use crate::scan::code_of;
 
-/// The rooms that know nothing of `Engine`, lowest first.
-const ROOMS: [&str; 14] = [
+/// The rooms, lowest first.
+const ROOMS: [&str; 24] = [
     "key", "slab", "limits", "pace", "tries", "locks", "losses", "api", "ram", "contents", "log",
-    "ticket", "out", "form",
+    "form", "note", "ticket", "out", "left", "flow", "volume", "cache", "destage", "reclaim",
+    "request", "life", "recovery",
 ];
-/// Those that add methods to it, lowest first.
-const ENGINE_ROOMS: [&str; 7] =
-    ["destage", "volume", "reclaim", "request", "admission", "life", "recovery"];
-/// What passes on what one room has for another, decisions about a whole cache device, and the
-/// harness of tests.
-const ABOVE: [&str; 7] = ["turn", "engine", "shard", "lib", "pool", "offline", "testing"];
-/// Calls up that are left: the caller's room, and the room of the method.
-const CALLS_UP: [(&str, &str); 5] = [
-    // A destage that ends answers those who waited for it, and a failed read probes the device.
-    ("destage", "request"),
-    ("destage", "life"),
-    // A segment that cannot be read means that the device has failed.
-    ("reclaim", "life"),
-    // A read makes room in RAM; a write waits for a stripe that a failed cache leaves.
-    ("request", "admission"),
-    ("request", "life"),
-];
+/// `Engine` with the rooms that it passes on between, and the harness of tests.
+const ABOVE: [&str; 5] = ["engine", "turn", "shard", "lib", "testing"];
 /// Fields that `Engine` may have.
 const FIELDS_MAX: usize = 15;
 
@@ -43,12 +30,30 @@ struct Source {
 
 /// Checks the engine's crate below the workspace at `root`.
 pub fn workspace(root: &Path) -> Result<Report, io::Error> {
+    let sources = sources(root)?;
+    let rooms: BTreeSet<&str> = sources.iter().map(|source| source.room.as_str()).collect();
+    let summary = format!("rooms: {} of the engine are in order", rooms.len());
+    Ok(Report { problems: check(&sources), summary })
+}
+
+/// Each room with those that it imports, lowest first, for people.
+pub fn graph(root: &Path) -> Result<Report, io::Error> {
+    let sources = sources(root)?;
+    let uses = uses(&sources);
+    let mut lines = Vec::new();
+    for room in order() {
+        let mut used: Vec<&str> = uses.get(room).into_iter().flatten().copied().collect();
+        used.sort_by_key(|used| rank(used));
+        lines.push(format!("{room}: {}", used.join(" ")).trim_end().to_owned());
+    }
+    Ok(Report { problems: Vec::new(), summary: lines.join("\n") })
+}
+
+fn sources(root: &Path) -> Result<Vec<Source>, io::Error> {
     let base = root.join("crates/engine/src");
     let mut sources = Vec::new();
     collect(&base, &base, &mut sources)?;
-    let problems = check(&sources);
-    let rooms: BTreeSet<&str> = sources.iter().map(|source| source.room.as_str()).collect();
-    Ok(Report { problems, summary: format!("rooms: {} of the engine are in order", rooms.len()) })
+    Ok(sources)
 }
 
 fn collect(base: &Path, folder: &Path, sources: &mut Vec<Source>) -> Result<(), io::Error> {
@@ -73,50 +78,41 @@ fn collect(base: &Path, folder: &Path, sources: &mut Vec<Source>) -> Result<(), 
 
 /// The order of all rooms, lowest first.
 fn order() -> impl Iterator<Item = &'static str> {
-    ROOMS.into_iter().chain(ENGINE_ROOMS).chain(ABOVE)
+    ROOMS.into_iter().chain(ABOVE)
 }
 
 fn rank(room: &str) -> Option<usize> {
     order().position(|known| known == room)
 }
 
+/// The rooms that each room imports.
+fn uses(sources: &[Source]) -> BTreeMap<&str, BTreeSet<&str>> {
+    let mut uses: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for Source { room, code } in sources {
+        let used = words_behind(code, "crate::");
+        let used = used.filter(|used| used != room && rank(used).is_some());
+        uses.entry(room).or_default().extend(used);
+    }
+    uses
+}
+
 /// Every violation.
 fn check(sources: &[Source]) -> Vec<String> {
     let mut problems = BTreeSet::new();
-    let methods = methods(sources);
-    let mut up = BTreeSet::new();
     for Source { room, code } in sources {
-        let Some(own) = rank(room) else {
+        if rank(room).is_none() {
             problems.insert(format!("{room}: no place; give it one in xtask's rooms.rs"));
-            continue;
-        };
-        for (used, _) in words_behind(code, "crate::") {
-            if rank(used).is_some_and(|other| other > own) && !ABOVE.contains(&used) {
-                problems.insert(format!("{room} imports {used}, which is higher"));
-            }
-            if used == "Engine" && ROOMS.contains(&room.as_str()) {
-                problems.insert(format!("{room} knows Engine; pass it what it needs"));
-            }
         }
-        if !ENGINE_ROOMS.contains(&room.as_str()) {
-            continue;
-        }
-        let calls = words_behind(code, "self.").filter(|&(_, rest)| rest.starts_with('('));
-        for (called, _) in calls {
-            let Some(&other) = methods.get(called) else { continue };
-            if !ENGINE_ROOMS.contains(&other) || rank(other) <= Some(own) {
-                continue;
-            }
-            up.insert((room.as_str(), other));
-            if !CALLS_UP.contains(&(room, other)) {
-                problems.insert(format!("{room} calls {called} of {other}, which is higher"));
-            }
+        let knows = words_behind(code, "crate::").any(|used| used == "Engine");
+        if knows && ROOMS.contains(&room.as_str()) {
+            problems.insert(format!("{room} knows Engine; pass it what it needs"));
         }
     }
-    for (from, to) in CALLS_UP {
-        if !up.contains(&(from, to)) {
-            problems.insert(format!("{from} calls {to} no more: take that off xtask's CALLS_UP"));
-        }
+    for (room, used) in uses(sources) {
+        let own = rank(room);
+        // Above the rooms the engine's own files know each other.
+        let higher = used.into_iter().filter(|used| rank(used) > own && ROOMS.contains(&room));
+        problems.extend(higher.map(|used| format!("{room} imports {used}, which is higher")));
     }
     problems.extend(fields(sources));
     problems.into_iter().collect()
@@ -131,34 +127,12 @@ fn fields(sources: &[Source]) -> Option<String> {
     (count > FIELDS_MAX).then_some(many)
 }
 
-/// The methods of `Engine`, with the room of each.
-fn methods(sources: &[Source]) -> BTreeMap<&str, &str> {
-    let mut methods = BTreeMap::new();
-    for Source { room, code } in sources {
-        for part in code.split("\nimpl Engine {").skip(1) {
-            let body = part.split("\n}").next().unwrap_or_default();
-            let lines =
-                body.lines().filter(|line| line.starts_with("    ") && !line.starts_with("     "));
-            for line in lines.filter(|line| line.contains("fn ")) {
-                let name = line.split("fn ").nth(1).unwrap_or_default();
-                let end = name.find(|c: char| !is_word(c)).unwrap_or(name.len());
-                methods.insert(&name[..end], room.as_str());
-            }
-        }
-    }
-    methods
-}
-
-fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
-}
-
-/// The words that follow `before` in the code, each with the code behind it.
-fn words_behind<'a>(code: &'a str, before: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+/// The words that follow `before` in the code.
+fn words_behind<'a>(code: &'a str, before: &'a str) -> impl Iterator<Item = &'a str> {
     code.match_indices(before).filter_map(move |(at, _)| {
-        let rest = code[at + before.len()..].trim_start();
-        let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
-        (end > 0).then_some(rest.split_at(end))
+        let rest = &code[at + before.len()..];
+        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+        (end > 0).then_some(&rest[..end])
     })
 }
 
@@ -166,43 +140,40 @@ fn words_behind<'a>(code: &'a str, before: &'a str) -> impl Iterator<Item = (&'a
 mod tests {
     use super::*;
 
-    fn source(room: &str, code: &str) -> Source {
-        Source { room: room.to_owned(), code: code.to_owned() }
-    }
-
-    /// The problems of these files, but for calls up that they do not make.
     fn problems_of(files: &[(&str, &str)]) -> Vec<String> {
-        let sources: Vec<Source> = files.iter().map(|(room, code)| source(room, code)).collect();
-        let mut problems = check(&sources);
-        problems.retain(|problem| !problem.contains("CALLS_UP"));
-        problems
+        let source = |(room, code): &(&str, &str)| Source {
+            room: (*room).to_owned(),
+            code: (*code).to_owned(),
+        };
+        check(&files.iter().map(source).collect::<Vec<_>>())
     }
 
     #[test]
     fn each_planted_violation_is_found() {
-        let engine = "pub struct Engine {\n    a: u8,\n}\n";
-        let method = "\nimpl Engine {\n    pub(crate) fn recover_all(&mut self) {\n    }\n}\n";
-        let call =
-            "\nimpl Engine {\n    fn f(&mut self) {\n        self.recover_all();\n    }\n}\n";
         for (file, what) in [
             (("contents", "use crate::form::Forms;"), "contents imports form"),
+            (("destage", "fn f(life: &crate::life::Life) {}"), "destage imports life"),
             (("log", "use crate::Engine;"), "log knows Engine"),
+            (("recovery", "use crate::engine::Engine;"), "recovery imports engine"),
             (("cellar", ""), "cellar: no place"),
-            (("destage", call), "destage calls recover_all of recovery"),
         ] {
-            let problems = problems_of(&[("engine", engine), ("recovery", method), file]);
+            let problems = problems_of(&[file]);
             assert!(problems.len() == 1 && problems[0].contains(what), "{what}: {problems:?}");
         }
         let many: String = (0..=FIELDS_MAX).map(|n| format!("    f{n}: u8,\n")).collect();
         let many = format!("pub struct Engine {{\n{many}}}\n");
         assert!(problems_of(&[("engine", &many)])[0].contains("fields"));
         let down = ("form", "use crate::contents::Contents;");
-        assert!(problems_of(&[("engine", engine), down]).is_empty());
+        assert!(problems_of(&[down, ("turn", "use crate::Engine;")]).is_empty());
     }
 
     #[test]
-    fn a_call_up_that_is_no_more_is_taken_off_the_list() {
-        let problems = check(&[source("engine", "")]);
-        assert_eq!(problems.len(), CALLS_UP.len(), "{problems:?}");
+    fn the_graph_shows_which_rooms_a_room_imports() {
+        let source = |room: &str, code: &str| Source { room: room.into(), code: code.into() };
+        let sources = [
+            source("log", "use crate::key::Key;"),
+            source("log", "use crate::slab::Id; use crate::log::Log;"),
+        ];
+        assert_eq!(uses(&sources)["log"], BTreeSet::from(["key", "slab"]));
     }
 }

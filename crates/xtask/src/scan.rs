@@ -1,6 +1,6 @@
-//! Rust source with its comments and literals blanked, so that a word found in what is left is
-//! code. Line structure is kept. It knows comments (nested), strings (raw, byte, C), characters
-//! and lifetimes, and no more of the language.
+//! Rust source with its comments and literals blanked, so that a word found in the rest is code.
+//! Line structure is kept. It recognizes comments (nested), strings (raw, byte, C), characters and
+//! lifetimes, and nothing else of the language.
 
 /// `text` with every comment and every literal replaced by spaces.
 pub fn code_of(text: &str) -> String {
@@ -20,14 +20,14 @@ pub fn code_of(text: &str) -> String {
     out
 }
 
-/// Whether `word` stands in `code` by itself.
+/// Whether `code` contains `word` as a whole word.
 pub fn has_word(code: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word)
         .any(|(at, _)| !code[..at].ends_with(part) && !code[at + word.len()..].starts_with(part))
 }
 
-/// The end of the comment or literal that starts at `at`; `at` itself if none does.
+/// The end of the comment or literal that starts at `at`; `at` itself if none starts there.
 fn skipped(chars: &[char], at: usize) -> usize {
     let next = chars.get(at + 1);
     match chars[at] {
@@ -44,7 +44,8 @@ fn find(chars: &[char], from: usize, wanted: impl Fn(char) -> bool) -> usize {
     (from..chars.len()).find(|&i| wanted(chars[i])).unwrap_or(chars.len())
 }
 
-/// Whether the character before `at` makes it the middle of a word; `b` and `c` prefix literals.
+/// Whether the character before `at` makes it the middle of a word; the prefixes `b` and `c` of
+/// literals do not count.
 fn in_word(chars: &[char], at: usize) -> bool {
     let before = |n: usize| at.checked_sub(n).map(|i| chars[i]);
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');

@@ -1,5 +1,5 @@
-//! What every source file must look like: a head that says what it owns, a bounded length and
-//! width, and `unsafe` only where it is expected. The rest of the style is rustfmt's and clippy's.
+//! Rules for every source file: a head that says what it owns, a bounded length and width, and
+//! `unsafe` only in the files listed here. The rest of the style is rustfmt's and clippy's.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +11,11 @@ use crate::docs;
 use crate::markdown;
 use crate::scan::{code_of, has_word};
 
-/// Lines in the longest file allowed; most should stay under 600.
+/// Most lines in a file; most files should stay under 600.
 const LINES_MAX: usize = 1000;
-/// Columns in the widest line allowed, tables aside: their rows cannot be broken.
+/// Most columns in a line, except for rows of tables, which cannot be broken.
 const COLUMNS_MAX: usize = 100;
-/// The files that may hold `unsafe`, and why.
+/// The files that may contain `unsafe`, and why.
 const UNSAFE_FILES: [(&str, &str); 5] = [
     ("crates/block/src/buf.rs", "buffers that the kernel reads and writes"),
     ("crates/device/src/huge.rs", "the allocator, and huge pages for what is large"),
@@ -73,7 +73,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), io::Error> 
 struct Bounds(BTreeMap<String, String>);
 
 impl Bounds {
-    /// Notes the bounds of a file. One that another crate has too is a problem.
+    /// Notes the bounds of a file. A bound that another crate also defines is a problem.
     fn note(&mut self, name: &str, text: &str, problems: &mut Vec<String>) {
         let Some(krate) = name.strip_prefix("crates/").and_then(|rest| rest.split_once("/src/"))
         else {
@@ -95,7 +95,7 @@ impl Bounds {
     }
 }
 
-/// Checks one file, named as seen from the workspace's directory.
+/// Checks one file; `name` is its path relative to the workspace's directory.
 fn check(name: &str, text: &str, problems: &mut Vec<String>) {
     if !text.starts_with("//!") {
         problems.push(format!("{name}:1: no head; begin with //! and say what the file owns"));

@@ -1,5 +1,5 @@
-//! Tables of the documentation that are written from tables in the code. The tests that compare the
-//! two write them as well, since this crate sees nothing of the workspace.
+//! Tables of the documentation, generated from tables in the code. The tests that compare them
+//! write them here, since this crate depends on no other crate of the workspace.
 
 use std::path::Path;
 use std::process::Command;

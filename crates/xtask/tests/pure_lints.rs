@@ -1,11 +1,11 @@
-//! The lints of the crates without I/O must catch what they forbid: each violation is planted
-//! in a crate of its own, and clippy must refuse it and name the replacement.
+//! The lints of the crates without I/O must catch what they forbid: each violation is planted in a
+//! crate of its own, and clippy must reject it and name the replacement.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Code that a pure crate may not contain, and a word of what clippy must answer.
+/// Code that a pure crate may not contain, and a word of clippy's answer.
 const PLANTED: [(&str, &str); 6] = [
     ("pub fn f() { std::thread::spawn(|| ()); }", "runtime owns"),
     ("pub fn f() -> std::time::Instant { std::time::Instant::now() }", "clock is passed in"),
@@ -20,7 +20,7 @@ fn root() -> PathBuf {
     here.ancestors().nth(2).expect("this crate lies two directories deep").to_owned()
 }
 
-/// Lints `code` as a crate of its own; whether it passed, and what was said.
+/// Lints `code` as a crate of its own; returns whether it passed, and clippy's output.
 fn lint(directory: &Path, code: &str) -> (bool, String) {
     fs::write(directory.join("src/lib.rs"), code).expect("the crate is written");
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))

@@ -1,5 +1,5 @@
-//! A MariaDB of one's own: its data in a directory given, a Unix socket, no network, nothing of
-//! the machine's own configuration.
+//! A dedicated MariaDB: its data in a given directory, a Unix socket, no network, independent of
+//! the machine's configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use mysql::{Conn, OptsBuilder};
 use crate::dbms::{Dbms, PATIENCE, Setting};
 use crate::rig::cleanup::{Process, finish, tool};
 
-/// Prepared statements that a connection keeps.
+/// Number of prepared statements that a connection caches.
 const STATEMENTS: usize = 100;
 
 /// The configuration file.
@@ -42,8 +42,8 @@ fn file(setting: &Setting, data: &Path, run: &Path) -> String {
     text
 }
 
-/// Pages that the server tries to keep free: by default 1536, which is more than all of a small
-/// pool. It then flushes without end, and stands still for seconds with no request under way.
+/// Number of pages that the server tries to keep free. The default of 1536 exceeds a small pool:
+/// the server would flush endlessly, and stall for seconds without any request in progress.
 fn lru_scan_depth(buffer_pool: u64) -> u64 {
     const PAGE: u64 = 16 << 10;
     (buffer_pool / PAGE / 16).clamp(100, 1536)
@@ -107,7 +107,7 @@ impl Dbms for MariaDb {
 }
 
 impl MariaDb {
-    /// A connection, in a database unless its name is empty.
+    /// Connects to the server; selects a database unless its name is empty.
     pub fn connect(&self, database: &str) -> anyhow::Result<Conn> {
         let name = (!database.is_empty()).then(|| database.to_owned());
         let options = OptsBuilder::new()
@@ -118,20 +118,20 @@ impl MariaDb {
         Conn::new(options).context("connecting to mariadbd")
     }
 
-    /// Makes a database.
+    /// Creates a database.
     pub fn create(&self, database: &str) -> anyhow::Result<()> {
         let statement = format!("CREATE DATABASE {database} CHARACTER SET latin1");
         Ok(self.connect("")?.query_drop(statement)?)
     }
 
-    /// A status variable, as a number.
+    /// A numeric status variable.
     pub fn variable(&self, name: &str) -> anyhow::Result<u64> {
         let found: Option<(String, u64)> =
             self.connect("")?.exec_first("SHOW GLOBAL STATUS LIKE ?", (name,))?;
         Ok(found.with_context(|| format!("mariadbd has no variable {name}"))?.1)
     }
 
-    /// Where clients connect.
+    /// The socket for clients.
     pub fn socket(&self) -> &Path {
         &self.socket
     }

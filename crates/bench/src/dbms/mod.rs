@@ -1,5 +1,5 @@
-//! Database servers of a benchmark's own, as processes: both are installed, started, killed and
-//! stopped in the same way.
+//! Dedicated database servers for a benchmark, as processes: installed, started, killed and stopped
+//! in a uniform way.
 
 pub mod mariadb;
 pub mod postgres;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::rig::cleanup::Process;
 
-/// The programs that MariaDB needs, with their packages.
+/// The programs of MariaDB, with their packages.
 pub const MARIADB: [(&str, &str); 3] = [
     ("mariadbd", "mariadb-server-core"),
     ("mariadb-install-db", "mariadb-server-core"),
@@ -23,43 +23,43 @@ pub const TOOLS: [(&str, &str); 4] = [
     ("nbdfuse", "libnbd-bin"),
 ];
 
-/// How long a server may take to start; recovery on a slow disk is part of it.
+/// Time limit for a server to start, including recovery on a slow disk.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// The settings of a server that a benchmark chooses.
+/// The server settings chosen by a benchmark.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// Bytes of the buffer pool.
+    /// Size of the buffer pool, in bytes.
     pub buffer_pool: u64,
-    /// Bytes of the redo log.
+    /// Size of the redo log, in bytes.
     pub redo_log: u64,
-    /// Whether each commit is made durable. Off only to load.
+    /// Whether each commit is made durable; off only while loading.
     pub durable: bool,
-    /// Connections at once.
+    /// Maximum number of connections.
     pub connections: u32,
-    /// Bytes of the kernel's page cache at most, where the server reads through it; all that there
-    /// is while loading.
+    /// Limit of the kernel's page cache in bytes, for a server that reads through it; `None` while
+    /// loading.
     pub page_cache: Option<u64>,
-    /// Further lines `key=value`.
+    /// Additional lines `key=value`.
     pub more: Vec<String>,
 }
 
-/// A database server of one's own.
+/// A dedicated database server.
 pub trait Dbms: Sized {
     /// Its name in reports.
     const NAME: &'static str;
 
-    /// Makes an empty data directory.
+    /// Creates an empty data directory.
     fn install(data: &Path) -> anyhow::Result<()>;
 
-    /// Starts it on `data` and waits until it answers; sockets and logs are kept in `run`, whose
+    /// Starts the server on `data` and waits until it answers. Sockets and logs are in `run`, whose
     /// path must be short.
     fn start(data: &Path, run: &Path, setting: &Setting) -> anyhow::Result<Self>;
 
     /// Whether it answers a client.
     fn answers(&self) -> bool;
 
-    /// Waits until it answers; an error if it ends before, or takes too long.
+    /// Waits until it answers; an error if it exits, or takes too long.
     fn ready(self) -> anyhow::Result<Self> {
         self.process().wait_until(Self::NAME, PATIENCE, || self.answers())?;
         Ok(self)
@@ -77,7 +77,7 @@ pub trait Dbms: Sized {
     /// Its process.
     fn process(&self) -> &Process;
 
-    /// Ends it as a power failure would.
+    /// Kills it, as a power failure would.
     fn kill(self);
 
     /// Stops it in order.

@@ -1,5 +1,5 @@
-//! A PostgreSQL of one's own: its data in a directory given, a Unix socket, no network. It reads
-//! its files through the kernel's page cache, which would hold all of them: a control group bounds
+//! A dedicated PostgreSQL: its data in a given directory, a Unix socket, no network. It reads its
+//! files through the kernel's page cache, which would hold all of them, so a control group limits
 //! its memory, page cache included. It refuses to run as root, so it runs as an ordinary user.
 
 use std::fs;
@@ -12,19 +12,19 @@ use anyhow::Context as _;
 use crate::dbms::{Dbms, PATIENCE, Setting};
 use crate::rig::cleanup::{self, Held, Process, finish};
 
-/// Where Debian keeps the programs of each version.
+/// Debian's directory for the programs of each version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// Who runs it, the first one that there is.
+/// Users to run it as; the first existing one is used.
 const USERS: [&str; 2] = ["postgres", "nobody"];
-/// Memory of the server beside its buffers and the page cache, for each connection.
+/// Memory of the server per connection in bytes, in addition to its buffers and the page cache.
 const BACKEND: u64 = 4 << 20;
-/// The same for all together.
+/// Fixed memory of the server's processes, in bytes.
 const PROCESSES: u64 = 64 << 20;
 
-/// The programs of the newest version there is.
+/// The directory with the programs of the newest installed version.
 ///
 /// # Errors
-/// When there is none.
+/// When none is installed.
 pub fn programs() -> anyhow::Result<PathBuf> {
     let versions = fs::read_dir(VERSIONS).into_iter().flatten().flatten();
     let bins = versions.filter_map(|entry| {
@@ -39,7 +39,7 @@ pub fn programs() -> anyhow::Result<PathBuf> {
     Ok(bin)
 }
 
-/// Numbers of a user and its group.
+/// The IDs of the user and its group.
 fn user() -> anyhow::Result<(u32, u32)> {
     let text = fs::read_to_string("/etc/passwd").context("/etc/passwd")?;
     let numbers = |name: &&str| {
@@ -68,21 +68,21 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// One of its clients, told where the server is.
+    /// A command of one of its clients, with the address of the server.
     pub fn client(&self, name: &str) -> anyhow::Result<Command> {
         let mut command = Command::new(programs()?.join(name));
         command.args(["-U", "postgres", "-h"]).arg(&self.run).env("LC_ALL", "C");
         Ok(command)
     }
 
-    /// What a query answers, in one line for each row.
+    /// The result of a query, one line per row.
     pub fn query(&self, text: &str) -> anyhow::Result<String> {
         let mut psql = self.client("psql")?;
         psql.args(["-X", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", text, "postgres"]);
         Ok(finish(&mut psql)?.trim().to_owned())
     }
 
-    /// Where its clients may write.
+    /// The directory in which its clients may write.
     pub fn run(&self) -> &Path {
         &self.run
     }
@@ -145,12 +145,12 @@ impl Dbms for Postgres {
     }
 
     fn kill(self) {
-        // Its children see that it is gone and end; unmounting waits for them.
+        // Its child processes notice and exit; unmounting waits for them.
         self.process.kill();
     }
 
     fn stop(self) -> anyhow::Result<()> {
-        // SIGTERM waits for clients to leave, of which there are none.
+        // SIGTERM waits for clients to disconnect; there are none.
         self.process.stop(PATIENCE)
     }
 }

@@ -1,5 +1,5 @@
-//! Writes where nothing but a mistake would make them wait: beside a volume whose primary is dead,
-//! and of one block again and again in write-through.
+//! Writes that only a defect would delay: to a volume next to one whose primary is dead, and to one
+//! block over and over in write-through.
 
 use std::fs;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use forebay_block::testing::Numbers;
 const BLOCK: u64 = 4096;
 /// Bytes of a primary.
 const SIZE: u64 = 64 << 20;
-/// The median and the p99 beside a dead volume, in terms of those alone, at most.
+/// Maximum ratio of the median and the p99 next to a dead volume to those alone.
 const BESIDE_MAX: f64 = 2.0;
-/// The rate of rewrites in terms of that of distinct blocks, at least.
+/// Minimum ratio of the rate of rewrites to that of distinct blocks.
 const REWRITES_MIN: f64 = 0.8;
 
-/// What the commands are asked.
+/// Arguments of the commands.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -41,7 +41,7 @@ fn writes(args: &Args, seed: u64) -> Load {
         loops: 4,
         connections: 1,
         block: BLOCK,
-        // So few that the dirty limit is not in the way.
+        // So few blocks that the dirty limit is not reached.
         pattern: Pattern::Random { read_percent: 0, span: 4 << 20 },
         time: Duration::from_secs(args.seconds),
         seed,
@@ -49,10 +49,10 @@ fn writes(args: &Args, seed: u64) -> Load {
     }
 }
 
-/// Write latency of a volume alone, and beside one whose primary went away while it was written.
+/// Write latency of a volume alone, and next to one whose primary went away during writes.
 ///
 /// # Errors
-/// When it cannot be done here.
+/// When the measurement is not possible here.
 pub fn away(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.common.dir.as_deref())?;
     place.sparse("primary", SIZE)?;
@@ -80,7 +80,7 @@ pub fn away(args: &Args) -> anyhow::Result<()> {
     san.set_off(true);
     san.cut_links();
     progress("filling the dead volume");
-    // Until its writes are held back; nobody waits for those.
+    // Until its writes are delayed; the load does not wait for them.
     let fill = Load { pattern: Pattern::Random { read_percent: 0, span: SIZE }, ..writes(args, 3) };
     let other = server.socket.clone();
     std::thread::spawn(move || load::run(&other, "other", &fill, |_| {}));
@@ -109,10 +109,10 @@ pub fn away(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rate of writes of one block in write-through, and of distinct blocks.
+/// The rate of writes of one block in write-through, compared with distinct blocks.
 ///
 /// # Errors
-/// When it cannot be done here.
+/// When the measurement is not possible here.
 pub fn rewrite(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.common.dir.as_deref())?;
     place.sparse("primary", SIZE)?;

@@ -1,8 +1,8 @@
-//! A database under a load loses cache and server at once: MariaDB on a mounted disk under TPC-C,
-//! SIGKILL of `forebay` and `mariadbd` together, both started again, as often as asked. After each
-//! kill InnoDB must recover, every order that a client knows to be committed must be there, the
-//! consistency conditions hold and CHECK TABLE find nothing. At the end the cache is drained, and
-//! the primary alone must pass the same.
+//! A database under load loses cache and server at once: MariaDB on a mounted disk under TPC-C,
+//! SIGKILL of `forebay` and `mariadbd` together, both started again, for a number of rounds. After
+//! each kill InnoDB must recover, every order that a client saw committed must be there, the
+//! consistency conditions must hold, and CHECK TABLE must find nothing. At the end the cache is
+//! drained, and the primary alone must pass the same checks.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,27 +22,27 @@ use crate::tpcc::{self, Journal, Plan, Scale};
 
 const DATABASE: &str = "tpcc";
 const MODE: &str = "write-back";
-/// Bytes of the disk: its file system wants 300 MiB at least.
+/// Size of the disk in bytes: its file system requires at least 300 MiB.
 const DISK: u64 = 768 << 20;
-/// Bytes of the cache.
+/// Size of the cache, in bytes.
 const CACHE: u64 = 128 << 20;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone)]
 pub struct Args {
     /// Binary and directory.
     #[command(flatten)]
     pub common: Common,
-    /// How often both are killed
+    /// Number of kills
     #[arg(long, default_value_t = 10)]
     pub rounds: u32,
-    /// Milliseconds of load before each kill, at least; up to half of it more
+    /// Minimum milliseconds of load before each kill; up to half of it more
     #[arg(long, default_value_t = 8_000)]
     pub millis: u64,
-    /// Connections
+    /// Number of connections
     #[arg(long, default_value_t = 8)]
     pub threads: u32,
-    /// Take a small warehouse that is loaded in a moment
+    /// Use a small warehouse that loads quickly
     #[arg(long)]
     pub tiny: bool,
     /// The model of the slow disks
@@ -50,7 +50,7 @@ pub struct Args {
     pub model: String,
 }
 
-/// A mounted disk with a server on it.
+/// A mounted disk with a database server on it.
 struct Stack {
     server: MariaDb,
     mounted: Held,
@@ -65,7 +65,7 @@ impl Stack {
         Ok(Self { server, mounted, disk })
     }
 
-    /// Takes the load away at once, and what is left of it in order.
+    /// Kills the database server, then stops the rest in order.
     fn end(self) -> anyhow::Result<()> {
         self.server.kill();
         drop(self.mounted);
@@ -145,7 +145,7 @@ fn setting(durable: bool) -> Setting {
     }
 }
 
-/// Runs the load, and kills both in the middle of it; what was committed.
+/// Runs the load, and kills both during it. Returns the committed orders.
 fn kill_under_load(
     args: &Args,
     scale: Scale,

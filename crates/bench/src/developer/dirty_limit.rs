@@ -1,9 +1,9 @@
-//! What happens at the dirty limit: random writes as fast as they are taken, until the cache may
-//! hold no more that the primary does not have; then the drain of what is left.
+//! Behavior at the dirty limit: random writes as fast as they are accepted, until the cache has as
+//! many dirty blocks as it may; then the drain of the rest.
 //!
-//! Nothing may fall into holes: once saturated, the worst second is held against the median one.
-//! The drain is held against the same client writing the same blocks, sorted by address, through
-//! the same server without cache to the same primary.
+//! There must be no dips: once the limit is reached, the worst second is compared with the median
+//! one. The drain is compared with the same client writing the same blocks, sorted by address,
+//! through the same server without cache to the same primary.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -21,14 +21,14 @@ use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
-/// The worst second against the median one.
+/// Minimum of the worst second as a share of the median one.
 const STEADY_TARGET: f64 = 0.8;
-/// The drain against sorted writes.
+/// Minimum rate of the drain as a share of sorted writes.
 const DRAIN_TARGET: f64 = 0.95;
-/// Seconds at the limit before the line is judged.
+/// Seconds at the limit that are left out before the rate is judged.
 const SETTLING: usize = 5;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -39,10 +39,10 @@ pub struct Args {
     /// Seconds of writing
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Bytes of a write
+    /// Length of a write in bytes
     #[arg(long, default_value_t = 16384)]
     block: u64,
-    /// Writes in flight when sorted
+    /// Writes in flight for the sorted writes
     #[arg(long, default_value_t = 32)]
     depth: usize,
     /// Threads of Forebay
@@ -53,7 +53,7 @@ pub struct Args {
     model: String,
 }
 
-/// Runs and reports.
+/// Runs the measurement and reports.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.common.dir.as_deref())?;
     let binary = binary(args.common.forebay.as_deref())?;
@@ -112,7 +112,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     present(&figures)
 }
 
-/// Writes until the time is over; what came of it, and from which second on writes were held back.
+/// Writes until the time is over. Returns the result, and the second from which writes were
+/// delayed.
 fn saturate(args: &Args, server: &Server) -> anyhow::Result<(Outcome, usize)> {
     let load = Load {
         loops: 32,
@@ -130,7 +131,7 @@ fn saturate(args: &Args, server: &Server) -> anyhow::Result<(Outcome, usize)> {
         let Ok(status) = server.status() else { return };
         let (dirty, limit) = (status.counter("dirty_blocks"), status.counter("dirty_limit_blocks"));
         progress(&format!("{second}/{} s, {now} IOPS, {dirty} of {limit} dirty", args.seconds));
-        // Writes are held back from 60 % on, ever more towards the limit.
+        // Writes are delayed from 60 % of the limit on, more the closer they come to it.
         if status.counter("throttled_nanos") > 0 && reached.is_none() {
             reached = Some(second);
         }
@@ -138,7 +139,7 @@ fn saturate(args: &Args, server: &Server) -> anyhow::Result<(Outcome, usize)> {
     Ok((outcome, reached.context("no write was held back; write longer")?))
 }
 
-/// The pieces of `block` bytes with something dirty in them, in address order.
+/// The pieces of `block` bytes that contain dirty blocks, in address order.
 fn dirty_chunks(binary: &std::path::Path, place: &Place, block: u64) -> anyhow::Result<Vec<u64>> {
     let cache = place.text("cache");
     let output = Command::new(binary).args(["dump", &cache, "--blocks", "--json"]).output()?;

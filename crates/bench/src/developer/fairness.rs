@@ -1,5 +1,5 @@
-//! One client with hits in RAM, alone and beside many that read 32 MiB at a time: how long its
-//! answers take. The large reads go past the cache, to the primary.
+//! Latency of one client with hits in RAM, alone and together with many clients that read 32 MiB at
+//! a time. The large reads bypass the cache.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -18,16 +18,16 @@ use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
 const BLOCK: u64 = 4096;
-/// Bytes that the client with the hits reads.
+/// Length of the area that the client with the hits reads, in bytes.
 const HOT: u64 = 4 << 20;
-/// Bytes of a large read: the longest that the protocol is offered.
+/// Length of a large read in bytes: the maximum of the protocol.
 const LARGE: u64 = 32 << 20;
-/// Bytes that the large reads are spread over.
+/// Length of the area of the large reads, in bytes.
 const SPAN: u64 = 512 << 20;
-/// The p99 of the hits beside the others, at most, in milliseconds.
+/// Maximum p99 of the hits during the large reads, in milliseconds.
 const TARGET_MS: f64 = 20.0;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -43,7 +43,7 @@ pub struct Args {
     shards: u16,
 }
 
-/// Measures both, and prints them.
+/// Measures both cases, and prints them.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.common.dir.as_deref())?;
     place.sparse("primary", SPAN)?;
@@ -70,7 +70,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     present(&figures, &alone, &beside)
 }
 
-/// The hits while others read; and how fast those read, in MiB a second.
+/// Latency of the hits during the large reads, and the rate of those in MiB per second.
 fn beside(args: &Args, server: &Server) -> anyhow::Result<(Latency, f64)> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -105,12 +105,12 @@ fn hits(args: &Args, server: &Server) -> anyhow::Result<Latency> {
     let outcome = server.load(&load, |_| {})?;
     let after = server.status()?;
     let hit = after.counter("ram_hit_blocks") - before.counter("ram_hit_blocks");
-    // The large reads take places in RAM too; the few reads that miss it are counted as they are.
+    // The large reads take places in RAM too; the few resulting misses are included in the figures.
     ensure!(hit >= outcome.ops / 10 * 9, "of {} reads only {hit} hit RAM", outcome.ops);
     Ok(outcome.times)
 }
 
-/// Whole large reads, one in flight for each client.
+/// The load of large reads, with one in flight for each client.
 fn large(args: &Args, seed: u64) -> Load {
     Load {
         loops: args.clients,
@@ -123,7 +123,7 @@ fn large(args: &Args, seed: u64) -> Load {
     }
 }
 
-/// Writes what will be hit, with bytes that do not compress.
+/// Writes the data of the hits, incompressible.
 fn fill() -> Load {
     Load {
         loops: 4,

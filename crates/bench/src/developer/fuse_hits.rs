@@ -1,5 +1,5 @@
 //! Reads of 4 KiB at depth 32 that hit RAM, through a loop device over a file of Forebay's mount,
-//! beside one over the FUSE export of qemu-storage-daemon, whose data is a file in memory.
+//! compared with one over the FUSE export of qemu-storage-daemon, whose data is a file in memory.
 //!
 //! Both run all the time and are measured in turns by fio; the ratio is that of the medians.
 
@@ -19,16 +19,16 @@ use crate::rig::cleanup::{self, Process};
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
-/// At least twice qemu-storage-daemon.
+/// Minimum ratio to qemu-storage-daemon.
 const TARGET: f64 = 2.0;
-/// CPU time of the daemon for a request, in microseconds, at most.
+/// Maximum CPU time of the daemon per request, in microseconds.
 const CPU_TARGET: f64 = 3.0;
-/// How long something may take to appear or to go.
+/// Time limit for a file or process to appear or disappear.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A directory in memory.
 const MEMORY: &str = "/dev/shm";
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -36,7 +36,7 @@ pub struct Args {
     /// Threads of Forebay
     #[arg(long, default_value_t = 1)]
     shards: u16,
-    /// How the kernel hands over requests: auto, io-uring, device
+    /// How the kernel passes on requests: auto, io-uring, device
     #[arg(long, default_value = "auto")]
     fuse_transport: String,
 }
@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     present(&setting, &figures)
 }
 
-/// qemu-storage-daemon with a FUSE export of a file in memory; ended when dropped.
+/// qemu-storage-daemon with a FUSE export of a file in memory; ended on drop.
 struct Qemu {
     process: Process,
     /// The exported file.

@@ -1,5 +1,5 @@
-//! What the measurements of hits share: arguments, the data that is read, turns of two servers, and
-//! the check that all requests were hits.
+//! Shared parts of the measurements of hits: arguments, data, turns of two servers, and the check
+//! that all requests were hits.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::rig::server::{Server, Setting, Status};
 /// Requests in flight.
 pub const DEPTH: usize = 32;
 
-/// Arguments of every measurement of hits.
+/// Arguments common to all measurements of hits.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Hits {
@@ -24,15 +24,15 @@ pub struct Hits {
     /// Turns of each server
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
-    /// Seconds of a turn
+    /// Seconds of each turn
     #[arg(long, default_value_t = 3)]
     pub seconds: u64,
-    /// MiB that are read
+    /// MiB of data to read
     #[arg(long, default_value_t = 256)]
     mib: u64,
 }
 
-/// Two servers measured in turns: of each its requests a second, and its CPU time for a request in
+/// Two servers measured in turns: requests per second of each, and CPU time per request in
 /// microseconds, turn by turn.
 #[derive(Default)]
 pub struct Turns {
@@ -41,7 +41,7 @@ pub struct Turns {
 }
 
 impl Hits {
-    /// Bytes that are read.
+    /// Size of the data, in bytes.
     pub fn size(&self) -> u64 {
         self.mib << 20
     }
@@ -60,8 +60,8 @@ impl Hits {
         })
     }
 
-    /// Measures two in turns. `one` is given the number of the server and of the turn; it returns
-    /// requests a second, and the CPU time that the server took.
+    /// Measures two servers in turns. `one` gets the numbers of the server and the turn; it returns
+    /// requests per second, and the server's CPU time.
     pub fn in_turns(
         &self,
         name: &str,
@@ -81,7 +81,7 @@ impl Hits {
     }
 }
 
-/// Writes every block once, with bytes that do not compress.
+/// Writes every block once, with incompressible data.
 pub fn fill(size: u64) -> Load {
     Load {
         loops: 16,

@@ -1,5 +1,5 @@
-//! The parts that developers measure, each a command of `forebay-bench`: a table, and the figures
-//! as JSON in `target/bench`.
+//! The measurements for developers, each a command of `forebay-bench`: a table, and the figures as
+//! JSON in `target/bench`.
 
 mod calm;
 pub mod crash;
@@ -18,41 +18,41 @@ use crate::operator;
 use crate::report::rows;
 use crate::rig::cleanup;
 
-/// Each part.
+/// The measurements.
 #[derive(Subcommand)]
 pub enum Part {
     /// CPU time of the engine for each operation, without any device
     Engine(engine::Args),
-    /// Hits in RAM through NBD, beside nbdkit's memory plugin
+    /// Hits in RAM through NBD, compared with nbdkit's memory plugin
     NbdRam(nbd_hits::Args),
-    /// Hits on the cache device through NBD, beside the same server without cache
+    /// Hits on the cache device through NBD, compared with the same server without cache
     NbdSsd(nbd_hits::Args),
-    /// Hits in RAM beside clients that read 32 MiB at a time
+    /// Hits in RAM during 32 MiB reads of other clients
     Fairness(fairness::Args),
-    /// Writes of a volume beside one whose primary is dead
+    /// Writes of a volume next to one whose primary is dead
     Away(calm::Args),
-    /// Writes of one block again and again in write-through, beside distinct ones
+    /// Writes of one block over and over in write-through, compared with distinct ones
     Rewrite(calm::Args),
-    /// Hits in RAM through a loop device, beside qemu-storage-daemon's FUSE export
+    /// Hits in RAM through a loop device, compared with qemu-storage-daemon's FUSE export
     Fuse(fuse_hits::Args),
-    /// RD1 to RD4: gains over the primary alone, beside the published ones
+    /// RD1 to RD4: gains over the primary alone, compared with the published ones
     Rd(rd::Args),
-    /// How long it takes to serve again after a kill, with a full cache
+    /// Time until a killed server with a full cache serves again
     Restart(restart::Args),
-    /// Writes at the dirty limit second by second, and the drain beside sorted writes
+    /// Writes at the dirty limit, second by second; the drain, compared with sorted writes
     DirtyLimit(dirty_limit::Args),
-    /// MariaDB under TPC-C on a mounted disk: server and cache killed together, again and again
+    /// MariaDB under TPC-C on a mounted disk: server and cache killed together, over and over
     Crash(crash::Args),
     /// Real servers under a random operator, with clients that check everything
     Operator(operator::Args),
-    /// Rows of the table of results, from the JSON that forebay bench leaves
+    /// Print rows of the table of results from the JSON of forebay bench
     Report(rows::Args),
 }
 
-/// Runs one. Signals and panics undo what was made.
+/// Runs a command. A signal or panic removes all its resources.
 ///
 /// # Errors
-/// When it fails, or cannot be done here.
+/// When the command fails, or is not possible here.
 pub fn run(part: &Part) -> anyhow::Result<()> {
     cleanup::protected(|| match part {
         Part::Engine(args) => engine::run(args),

@@ -1,5 +1,5 @@
-//! Reads of 4 KiB at depth 32 through NBD: hits in RAM beside nbdkit's memory plugin, hits on the
-//! cache device beside the same server that passes everything through to the same kind of file.
+//! Reads of 4 KiB at depth 32 through NBD: hits in RAM compared with nbdkit's memory plugin, hits
+//! on the cache device compared with the same server in pass-through over the same kind of file.
 //!
 //! Both servers run all the time and are measured in turns; the ratio is that of the medians.
 
@@ -22,7 +22,7 @@ const RAM_TARGET: f64 = 1.0;
 /// SSD hits: at least nine tenths of the same server without cache.
 const SSD_TARGET: f64 = 0.9;
 
-/// What the commands are asked.
+/// Arguments of the commands.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub struct Args {
     shards: u16,
 }
 
-/// A way of measuring: who puts the load on.
+/// The client that generates the load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tool {
     Own,
@@ -51,7 +51,7 @@ impl Tool {
     }
 }
 
-/// RAM hits beside nbdkit.
+/// Measures RAM hits, compared with nbdkit.
 pub fn ram(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.hits.common.dir.as_deref())?;
     let size = args.hits.size();
@@ -69,7 +69,7 @@ pub fn ram(args: &Args) -> anyhow::Result<()> {
     present("nbd-ram", "nbdkit memory", RAM_TARGET, &figures)
 }
 
-/// SSD hits beside the same server in pass-through.
+/// Measures SSD hits, compared with the same server in pass-through.
 pub fn ssd(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.hits.common.dir.as_deref())?;
     let size = args.hits.size();
@@ -100,7 +100,7 @@ pub fn ssd(args: &Args) -> anyhow::Result<()> {
     present("nbd-ssd", "pass-through", SSD_TARGET, &figures)
 }
 
-/// Measures both in turns, with each client.
+/// Measures both servers in turns, with each client.
 fn compare(args: &Args, servers: [&Server; 2], size: u64) -> anyhow::Result<Vec<Value>> {
     let mut results = Vec::new();
     for tool in [Tool::Own, Tool::Fio] {

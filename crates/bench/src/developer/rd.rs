@@ -1,11 +1,11 @@
 //! The runs RD1 to RD4 of vdbench, as published for host-side caches: random requests of 16 KiB
 //! from 32 loops, a share of them reads, a share of those to a small area.
 //!
-//! The primary is a file behind the model of four disks in RAID 10; the cache is a quarter of it.
-//! The baseline is the same server in pass-through, and both get the same sequence of requests.
-//! The ceiling is what the same client gets from nbdkit's memory plugin: no gain can be above it.
-//! A table shows the smaller area of vdbench's default, another one an area larger than the RAM
-//! tier.
+//! The primary is a file behind the model of four disks in RAID 10; the cache has a quarter of its
+//! size. The baseline is the same server in pass-through, and both get the same sequence of
+//! requests. The ceiling is the rate of the same client with nbdkit's memory plugin: no gain can
+//! exceed it. One table is for the small area of vdbench's default, another for an area larger than
+//! the RAM tier.
 
 use std::time::Duration;
 
@@ -20,15 +20,15 @@ use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, Status, binary};
 
-/// The part of the ceiling that is enough where the ceiling is below the published gain.
+/// Required share of the ceiling, where the ceiling is below the published gain.
 const CEILING_SHARE: f64 = 0.9;
 
-/// Nothing but misses: what the primary gives at random, which bounds the gain of RD1. Run when it
-/// is asked for by name.
+/// Only misses: the primary's random rate, which limits the gain of RD1. Run only if named on the
+/// command line.
 const MISSES: Run =
     Run { name: "misses", read_percent: 100, hit_percent: 0, hypercache: 0.0, flashsoft: 0.0 };
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone)]
 pub struct Args {
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub struct Args {
     /// KiB of the area that read hits go to
     #[arg(long, default_value_t = 1024)]
     pub hit_kib: u64,
-    /// Measure an area larger than the RAM tier as well, of as many MiB; 0 is none
+    /// Also measure an area larger than the RAM tier, of this many MiB; 0 skips it
     #[arg(long, default_value_t = 256)]
     pub large_hit_mib: u64,
     /// Threads of Forebay
@@ -57,18 +57,18 @@ pub struct Args {
     /// The disk model
     #[arg(long, default_value = "raid10x4")]
     pub model: String,
-    /// Only the run of this name: RD1 to RD4, or misses
+    /// Run only this one: RD1 to RD4, or misses
     #[arg(long)]
     pub only: Option<String>,
 }
 
-/// What was measured of a run.
+/// The results of a run.
 struct Measured {
     run: Run,
     baseline: Outcome,
     cached: Outcome,
     ceiling: Outcome,
-    /// The second in which so much was dirty that writes were held back.
+    /// The second from which so much was dirty that writes were delayed.
     limit_at: Option<usize>,
     before: Status,
     after: Status,
@@ -83,7 +83,7 @@ impl Measured {
         self.ceiling.rate() / self.baseline.rate()
     }
 
-    /// What the gain must be.
+    /// The required gain.
     fn target(&self) -> f64 {
         self.run.hypercache.min(CEILING_SHARE * self.ceiling())
     }
@@ -108,7 +108,7 @@ impl Measured {
     }
 }
 
-/// Runs and reports.
+/// Runs the measurements and reports.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let areas = [args.hit_kib << 10, args.large_hit_mib << 20];
     let mut tables = Vec::new();
@@ -142,7 +142,7 @@ fn settings(args: &Args) -> Setting {
     }
 }
 
-/// Every run with one hit area.
+/// Measures every run with one hit area.
 fn series(args: &Args, area: u64) -> anyhow::Result<Vec<Measured>> {
     let place = Place::new(args.common.dir.as_deref())?;
     progress("making the primary");

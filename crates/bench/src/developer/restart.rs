@@ -1,4 +1,4 @@
-//! How long a server takes to serve again after it was killed, with its cache full.
+//! Time until a killed server with a full cache serves again.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
-/// Seconds until clients may connect.
+/// Maximum time until clients can connect, in seconds.
 const TARGET: f64 = 1.0;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub struct Args {
     /// MiB of the cache
     #[arg(long, default_value_t = 10240)]
     mib: u64,
-    /// How often it is killed
+    /// Number of kills
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// Threads of Forebay
@@ -32,7 +32,7 @@ pub struct Args {
     shards: u16,
 }
 
-/// Runs and reports.
+/// Runs the measurement and reports.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     let place = Place::new(args.common.dir.as_deref())?;
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut times = Vec::new();
     let mut cached = 0;
     for round in 0..args.rounds {
-        // Killed while it writes, as it would be.
+        // The server is killed while it writes, which is the realistic case.
         progress(&format!("kill {} of {}", round + 1, args.rounds));
         let pattern = Pattern::Random { read_percent: 0, span: size };
         server.load(&write(4096, pattern, 2), |_| {})?;

@@ -1,9 +1,9 @@
-//! A client of NBD servers that loads them: connections in one thread, several requests in flight
-//! on each. It is the same for every server, and does no more than it must: answers are counted,
-//! the data of reads is thrown away.
+//! A load-generating client of NBD servers: connections in one thread, several requests in flight
+//! on each. It is the same for every server, and does only the necessary work: answers are counted,
+//! the data of reads is discarded.
 //!
-//! Sockets do not block: a client that waits to send while the server waits to answer would hang
-//! both.
+//! Sockets are nonblocking: a client that waits to send while the server waits to answer would
+//! deadlock with it.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,24 +16,24 @@ use forebay_nbd_wire::{
     OptionCode, OptionHeader, Request, SimpleReply,
 };
 
-/// Bytes read from a socket at once.
+/// Maximum number of bytes read from a socket at a time.
 const READ_BYTES: usize = 1 << 20;
-/// The magic number of a simple reply, in the four bytes before its error.
+/// Offset of the error in a simple reply, after the magic number.
 const ERROR_AT: usize = 4;
 
 /// A connection in its transmission phase.
 pub struct Connection {
     socket: UnixStream,
-    /// Bytes in the export.
+    /// Size of the export, in bytes.
     pub size: u64,
-    /// Requests not sent yet, from `sent` on.
+    /// Encoded requests; the ones from `sent` on are not sent yet.
     output: Vec<u8>,
     sent: usize,
     input: Box<[u8]>,
     filled: usize,
-    /// Bytes of read data still to come and to be thrown away.
+    /// Bytes of read data still to be received and discarded.
     skip: usize,
-    /// For each cookie in use, how many bytes its answer carries.
+    /// For each cookie in use, the length of its answer's data, in bytes.
     lens: Vec<u32>,
 }
 
@@ -63,7 +63,7 @@ impl Connection {
         self.sent < self.output.len()
     }
 
-    /// Adds a request to what is sent next.
+    /// Appends a request to the output.
     pub fn push(&mut self, cookie: usize, command: Command, offset: u64, len: u32, data: &[u8]) {
         self.lens[cookie] = if command == Command::READ { len } else { 0 };
         let (flags, cookie) = (CommandFlags::NONE, cookie as u64);
@@ -87,8 +87,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes in what has come; gives the cookie of each answer that is complete to `answered`.
-    /// False when nothing had come.
+    /// Receives available bytes, and calls `answered` with the cookie of each complete answer.
+    /// Returns false if nothing was available.
     pub fn receive(&mut self, mut answered: impl FnMut(usize)) -> anyhow::Result<bool> {
         match self.socket.read(&mut self.input[self.filled..]) {
             Ok(0) => bail!("the server hung up"),
@@ -112,7 +112,7 @@ impl Connection {
             };
             at += SimpleReply::BYTES;
             ensure!(error == NbdError(0), "the server answered with the error {error}");
-            // The data that follows counts as there: it is on its way in one piece.
+            // The data that follows counts as received: it is sent together with the reply.
             self.skip = len as usize;
             answered(cookie);
         }

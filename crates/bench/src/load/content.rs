@@ -1,4 +1,4 @@
-//! What is written: bytes that do not compress, rows as a database keeps them, and text.
+//! The content of writes: incompressible bytes, database rows, and text.
 
 use std::io::Write as _;
 
@@ -7,18 +7,18 @@ use forebay_block::testing::Numbers;
 /// Kinds of content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Nothing to gain by compression.
+    /// Incompressible.
     Random,
-    /// Rows as sysbench fills its tables with: an id, a number, 120 and 60 digits.
+    /// Rows as in sysbench's tables: an ID, a number, 120 and 60 digits.
     Database,
-    /// The same rows, in blocks of which the last half is free.
+    /// The same rows, in blocks whose second half is free.
     Pages,
-    /// Words, the frequent ones more often.
+    /// Words, some more frequent than others.
     Text,
 }
 
 impl Content {
-    /// The kinds that are measured each by itself, with their names.
+    /// The kinds that are measured separately, with their names.
     pub const ALL: [(&'static str, Self); 3] =
         [("random", Self::Random), ("database", Self::Database), ("text", Self::Text)];
 
@@ -44,7 +44,7 @@ impl Content {
 }
 
 fn push_row(out: &mut Vec<u8>, id: u32, numbers: &mut Numbers) {
-    // A row's header as InnoDB writes it: lengths, flags, transaction, place of the old version.
+    // A row's header as InnoDB writes it: lengths, flags, transaction, position of the old version.
     out.extend_from_slice(&[60, 120, 0, 0, (id >> 8) as u8, id as u8, 0, 190]);
     out.extend_from_slice(&(id | 1 << 31).to_be_bytes());
     out.extend_from_slice(&[0, 0, 0, 9, 0x5e, 0xb2, 0, 0, 1, 0x24, 1, 0x10, 0x80]);
@@ -61,7 +61,7 @@ fn push_row(out: &mut Vec<u8>, id: u32, numbers: &mut Numbers) {
 
 fn push_word(out: &mut Vec<u8>, numbers: &mut Numbers) {
     const WORDS: u64 = 4096;
-    // The product of two even numbers below one leans towards zero, as the ranks of words do.
+    // The product of two uniform numbers below one favors small values, like the ranks of words.
     let rank = numbers.below(WORDS) * numbers.below(WORDS) / WORDS;
     let mut letters = Numbers::new(rank + 1);
     for _ in 0..2 + letters.below(8) {

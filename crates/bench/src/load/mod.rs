@@ -1,4 +1,4 @@
-//! The load: a number of loops, each of which sends a request when its last one was answered,
+//! The load: a number of loops, each of which sends its next request when the last one is answered,
 //! spread over connections but all in one thread.
 
 pub mod client;
@@ -20,53 +20,53 @@ use crate::load::content::Content;
 use crate::load::sample::{Histogram, Latency};
 use forebay_block::testing::Numbers;
 
-/// Bytes that writes are cut from.
+/// Length of the buffer that writes take their data from, in bytes.
 const DATA_BYTES: usize = 8 << 20;
-/// What one request of a load is.
+/// One request of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access {
-    /// Whether it reads.
+    /// Whether it is a read.
     pub read: bool,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length, in bytes.
     pub len: u64,
 }
 
-/// Which requests a load consists of.
+/// The sequence of requests of a load.
 #[derive(Clone, Debug)]
 pub enum Pattern {
-    /// Uniformly random.
+    /// Uniformly random positions.
     Random {
-        /// Reads, in percent.
+        /// Share of reads, in percent.
         read_percent: u64,
-        /// Bytes from the start that are used.
+        /// Length of the area used, from the start, in bytes.
         span: u64,
     },
-    /// As vdbench chooses: a share of the reads goes to a small area at the start, all else to the
-    /// rest, uniformly both. Block 0 is not used.
+    /// vdbench's choice: a share of the reads goes to a small area at the start, everything else to
+    /// the rest, uniformly in both. Block 0 is not used.
     Vdbench {
-        /// Reads, in percent.
+        /// Share of reads, in percent.
         read_percent: u64,
-        /// Reads that go to the area, in percent.
+        /// Share of reads that go to the area, in percent.
         hit_percent: u64,
-        /// Bytes in the area.
+        /// Length of the area, in bytes.
         hit_area: u64,
-        /// Bytes from the start that are used.
+        /// Length of the area used, from the start, in bytes.
         span: u64,
     },
-    /// Every block once, in turn.
+    /// Every block once, in ascending order.
     Sequential {
-        /// Whether it reads.
+        /// Whether they are reads.
         read: bool,
         /// First byte.
         start: u64,
         /// The byte after the last.
         end: u64,
     },
-    /// These blocks, in this order, as writes.
+    /// Writes of these blocks, in this order.
     List(std::sync::Arc<Vec<u64>>),
-    /// These pieces, offset and length in bytes, in this order, as writes.
+    /// Writes of these pieces (offset and length in bytes), in this order.
     Pieces(std::sync::Arc<Vec<(u64, u64)>>),
 }
 
@@ -107,50 +107,50 @@ impl Pattern {
 /// A load.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// Loops, each with one request in flight.
+    /// Number of loops, each with one request in flight.
     pub loops: usize,
-    /// Connections that they are spread over.
+    /// Number of connections that the loops are spread over.
     pub connections: usize,
-    /// Bytes of each request.
+    /// Length of each request, in bytes.
     pub block: u64,
     /// The requests.
     pub pattern: Pattern,
-    /// How long, unless the requests come to an end before.
+    /// Duration, unless the requests end before.
     pub time: Duration,
-    /// Names the sequence.
+    /// Seed of the random sequence.
     pub seed: u64,
-    /// What is written.
+    /// Content of the writes.
     pub content: Content,
 }
 
-/// What came of a load.
+/// The result of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Requests answered.
+    /// Number of requests answered.
     pub ops: u64,
-    /// From the first request to the last answer that counts.
+    /// Time from the first request to the last counted answer.
     pub elapsed: Duration,
-    /// Sum of the times from request to answer.
+    /// Sum of the latencies.
     latency: Duration,
-    /// Requests answered in each second.
+    /// Number of requests answered in each second.
     pub per_second: Vec<u64>,
-    /// How long they took.
+    /// Distribution of the latencies.
     pub times: Latency,
 }
 
 impl Outcome {
-    /// Requests a second.
+    /// Requests per second.
     pub fn rate(&self) -> f64 {
         self.ops as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// Mean time from request to answer, in milliseconds.
+    /// Mean latency, in milliseconds.
     pub fn latency_ms(&self) -> f64 {
         self.latency.as_secs_f64() * 1e3 / self.ops.max(1) as f64
     }
 }
 
-/// Puts a load on a server; `progress` is told after each second of it.
+/// Runs a load on a server; calls `progress` after each second.
 pub fn run(
     socket: &Path,
     export: &str,
@@ -184,7 +184,7 @@ pub fn flush(socket: &Path, export: &str) -> anyhow::Result<()> {
 struct Runner<'a> {
     load: &'a Load,
     connections: Vec<Connection>,
-    /// For each connection, when the request of each of its loops was sent.
+    /// For each connection, the time when the request of each of its loops was sent.
     started: Vec<Vec<Instant>>,
     data: Vec<u8>,
     numbers: Numbers,
@@ -246,7 +246,7 @@ impl<'a> Runner<'a> {
                 }
                 for cookie in answers.drain(..) {
                     self.in_flight -= 1;
-                    // What is answered after the end is waited for but not counted.
+                    // Answers after the end are awaited but not counted.
                     if elapsed < self.load.time {
                         self.outcome.ops += 1;
                         self.outcome.elapsed = elapsed;
@@ -292,7 +292,7 @@ impl<'a> Runner<'a> {
         self.connections[connection].push(cookie, command, access.offset, len, data);
     }
 
-    /// Waits until a socket has something to read, or room for what waits to be sent.
+    /// Waits until a socket is readable, or writable if output is pending.
     fn wait(&self) -> anyhow::Result<()> {
         let flags = |c: &Connection| match c.wants_to_send() {
             true => PollFlags::IN | PollFlags::OUT,

@@ -1,11 +1,11 @@
 //! The runs RD1 to RD4 of vdbench, as published for host-side caches: random requests of 16 KiB
 //! from 32 loops.
 
-/// Bytes of a request, and loops.
+/// Length of a request in bytes, and number of loops.
 pub const BLOCK: u64 = 16 << 10;
 pub const LOOPS: usize = 32;
 
-/// A run and what was published of it.
+/// A run with its published results.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub name: &'static str,

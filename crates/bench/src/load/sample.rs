@@ -1,17 +1,17 @@
-//! What a load leaves behind: how much was done in each second, and how long each took. Recorded
-//! by many threads without locks, summed up once.
+//! Statistics of a load: the number of completions in each second, and their latencies. Recorded by
+//! many threads without locks, summed up once.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// Buckets for each doubling: times are known to a sixteenth.
+/// Buckets per doubling: the resolution is a sixteenth.
 const FINE: usize = 16;
-/// Doublings above [`FINE`] microseconds; the last bucket is beyond an hour.
+/// Number of doublings above [`FINE`] microseconds; the last bucket is beyond an hour.
 const DOUBLINGS: usize = 29;
 
-/// Times in microseconds in logarithmic buckets.
+/// A histogram of times in microseconds, with logarithmic buckets.
 pub struct Histogram {
     buckets: Vec<AtomicU64>,
     sum: AtomicU64,
@@ -35,7 +35,7 @@ fn bucket_of(micros: u64) -> usize {
     (FINE * (doubling + 1) + within).min(FINE * (DOUBLINGS + 1) - 1)
 }
 
-/// The greatest time that belongs to a bucket.
+/// The largest time that belongs to a bucket, in microseconds.
 fn end_of(bucket: usize) -> u64 {
     if bucket < FINE {
         return bucket as u64;
@@ -45,12 +45,12 @@ fn end_of(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// Enters a time.
+    /// Adds a time.
     pub fn add(&self, time: Duration) {
         self.add_many(time, 1);
     }
 
-    /// Enters a time that several had.
+    /// Adds a time `count` times.
     pub fn add_many(&self, time: Duration, count: u64) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.buckets[bucket_of(micros)].fetch_add(count, Relaxed);
@@ -58,7 +58,7 @@ impl Histogram {
         self.max.fetch_max(micros, Relaxed);
     }
 
-    /// What was entered.
+    /// The statistics of the added times.
     pub fn summary(&self) -> Latency {
         let counts: Vec<u64> = self.buckets.iter().map(|count| count.load(Relaxed)).collect();
         let all: u64 = counts.iter().sum();
@@ -87,27 +87,27 @@ impl Histogram {
     }
 }
 
-/// How long things took, in milliseconds; zeros when nothing was measured.
+/// Latencies in milliseconds; zeros when nothing was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many there were.
+    /// Number of measurements.
     pub count: u64,
     /// Mean.
     pub mean_ms: f64,
     /// Median.
     pub p50_ms: f64,
-    /// 95 % took at most this.
+    /// 95th percentile.
     pub p95_ms: f64,
-    /// 99 %.
+    /// 99th percentile.
     pub p99_ms: f64,
-    /// 99.9 %.
+    /// 99.9th percentile.
     pub p999_ms: f64,
-    /// The longest.
+    /// Maximum.
     pub max_ms: f64,
 }
 
-/// Takes in what the threads of a load do. What comes before the end of the ramp-up counts in the
-/// seconds, but in nothing else.
+/// Records the completions of a load's threads. Completions during the ramp-up count in the rate
+/// per second only.
 pub struct Recorder {
     start: Instant,
     ramp: Duration,
@@ -116,14 +116,14 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// For a load that begins now: a ramp-up, then what is measured.
+    /// A recorder for a load that begins now, with a ramp-up followed by the measured time.
     pub fn new(ramp: Duration, measured: Duration) -> Self {
         let seconds = (ramp + measured).as_secs();
         let seconds = (0..seconds).map(|_| AtomicU64::new(0)).collect();
         Self { start: Instant::now(), ramp, seconds, times: Histogram::default() }
     }
 
-    /// Enters one that began at `begin` and has just ended.
+    /// Records a completion, now, of an operation that began at `begin`.
     pub fn add(&self, begin: Instant) {
         let now = Instant::now();
         let since = now - self.start;
@@ -135,22 +135,22 @@ impl Recorder {
         }
     }
 
-    /// Whether the time is over.
+    /// Whether the measured time is over.
     pub fn is_over(&self) -> bool {
         self.start.elapsed() >= Duration::from_secs(self.seconds.len() as u64)
     }
 
-    /// When it began.
+    /// Start of the load.
     pub fn start(&self) -> Instant {
         self.start
     }
 
-    /// What was done in each second, the ramp-up included.
+    /// Completions in each second, ramp-up included.
     pub fn per_second(&self) -> Vec<f64> {
         self.seconds.iter().map(|count| count.load(Relaxed) as f64).collect()
     }
 
-    /// How long they took, without the ramp-up.
+    /// Latencies, without the ramp-up.
     pub fn latency(&self) -> Latency {
         self.times.summary()
     }

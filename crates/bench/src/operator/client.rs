@@ -1,5 +1,5 @@
-//! A client of an NBD server with one request at a time, that tells an error of the server from a
-//! connection that broke.
+//! A client of an NBD server with one request at a time, which distinguishes an error of the server
+//! from a broken connection.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -11,17 +11,17 @@ use forebay_nbd_wire::{
     Request, SimpleReply,
 };
 
-/// The longest that an answer may take.
+/// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Why there is no answer, or not the one that was hoped for.
+/// Why a request failed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The server says so.
+    /// The server answered with an error.
     Refused(NbdError),
     /// The connection broke.
     Gone(String),
-    /// The server is silent.
+    /// The server did not answer in time.
     Silent,
 }
 
@@ -73,7 +73,7 @@ impl Client {
         Ok(self.stream.read_exact(buf)?)
     }
 
-    /// Writes; durable when it returns, with `fua`.
+    /// Writes; with `fua`, the data is durable on return.
     pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> Answer<()> {
         let flags = CommandFlags::NONE.with_if(fua, CommandFlags::FUA);
         self.request(Command::WRITE, flags, offset, bytes.len(), bytes)
@@ -84,7 +84,7 @@ impl Client {
         self.request(Command::WRITE_ZEROES, CommandFlags::NONE, offset, len, &[])
     }
 
-    /// Makes durable what was written.
+    /// Makes completed writes durable.
     pub fn flush(&mut self) -> Answer<()> {
         self.request(Command::FLUSH, CommandFlags::NONE, 0, 0, &[])
     }

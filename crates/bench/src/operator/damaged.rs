@@ -1,5 +1,5 @@
-//! The end of a life with a damaged cache: it is served with what can be read, or refused for a
-//! documented reason. What is read is right, or an error; what gave errors is written again, and
+//! The end of a life with a damaged cache: it is served as far as it is readable, or refused for a
+//! documented reason. Reads return correct data or an error. Blocks with errors are written again;
 //! then everything is drained, and the primaries alone are complete.
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -12,10 +12,10 @@ use super::pool::Pool;
 use super::volume::{BLOCKS, Volume};
 use forebay_block::testing::Numbers;
 
-/// What a refusal may say, of which a start with `--accept-data-loss` is the way out.
+/// The way out that a refusal must name, if there is one: a start with this flag.
 const ACCEPT: &str = "--accept-data-loss";
 
-/// Damages the cache of a server that was killed, and looks what becomes of it.
+/// Damages the cache of a killed server, and checks the outcome.
 pub fn end(pool: &mut Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<()> {
     if !damage(pool, numbers, log)? {
         return Ok(());
@@ -25,7 +25,7 @@ pub fn end(pool: &mut Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<
         log.say(&format!("refused: {said}"));
         match pool.try_start(&[ACCEPT.to_owned()])? {
             Ok(_) => log.say("a loss is accepted"),
-            // What contradicts itself is not served at all.
+            // A cache that contradicts itself is not served at all.
             Err(said) => {
                 ensure!(said.contains("salvage"), "refused without a way out: {said}");
                 log.say(&format!("refused: {said}"));
@@ -51,7 +51,7 @@ fn connect(pool: &Pool, volume: &Volume) -> anyhow::Result<Client> {
     client.map_err(|trouble| anyhow!("volume {}: {trouble}", volume.name))
 }
 
-/// Of each volume, the blocks that cannot be read. All others are compared.
+/// The unreadable blocks of each volume. All others are compared.
 fn unreadable(pool: &Pool) -> anyhow::Result<Vec<Vec<u64>>> {
     let of = |volume: &Volume| {
         let mut client = connect(pool, volume)?;
@@ -72,7 +72,7 @@ fn unreadable(pool: &Pool) -> anyhow::Result<Vec<Vec<u64>>> {
     pool.served().map(of).collect()
 }
 
-/// What gives an error is in the status.
+/// Checks that all blocks with errors are listed in the status.
 fn all_are_listed(pool: &Pool, lost: &[Vec<u64>]) -> anyhow::Result<()> {
     let status = pool.status()?;
     for (volume, lost) in pool.served().zip(lost) {

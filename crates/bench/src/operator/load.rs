@@ -1,5 +1,5 @@
-//! What the clients do meanwhile: one for each volume, one request at a time, so that the order of
-//! everything is known.
+//! The clients' work: one client for each volume, one request at a time, so that the order of all
+//! requests is known.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,32 +12,32 @@ use super::model::{BLOCK, How, is_zeros};
 use super::volume::{Notice, Volume};
 use forebay_block::testing::Numbers;
 
-/// The most blocks of a request.
+/// Maximum number of blocks in a request.
 const LONGEST: u64 = 24;
 /// Pause after an error.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Modes in which the primary alone is complete after a FLUSH.
 const DIRECT: [&str; 3] = ["write-through", "write-around", "pass-through"];
-/// Modes in which a write is in the log.
+/// Modes in which writes are logged.
 const LOGGING: [&str; 3] = ["write-back", "write-only", "write-through"];
 
-/// What the operator tells all clients.
+/// Signals of the operator to all clients.
 #[derive(Default)]
 pub struct Signs {
-    /// Flush, and come to an end.
+    /// Flush and stop.
     pub end: AtomicBool,
-    /// The server is about to go.
+    /// The server is about to end.
     pub going: AtomicBool,
-    /// Something is wrong: there is no point in going on.
+    /// Something is wrong: stop at once.
     pub broken: AtomicBool,
 }
 
-/// What a client did.
+/// The totals of a client.
 #[derive(Default, Debug, Clone, Copy)]
 pub struct Done {
     /// Requests that succeeded.
     pub good: u64,
-    /// Requests that failed while they might.
+    /// Requests that failed when failures were allowed.
     pub bad: u64,
 }
 
@@ -46,12 +46,12 @@ struct Worker<'a> {
     volume: &'a mut Volume,
     client: Client,
     numbers: Numbers,
-    /// Losses that the model has been told of.
+    /// Number of losses that the model has been told of.
     losses: u64,
     done: Done,
 }
 
-/// Uses a volume until it is told to end, or the server goes.
+/// Uses a volume until told to stop, or the server ends.
 pub fn run(
     volume: &mut Volume,
     socket: &Path,
@@ -96,13 +96,13 @@ impl Worker<'_> {
         self.judge(outcome, signs).map(drop)
     }
 
-    /// Whether to go on.
+    /// Evaluates the outcome of a request. Returns whether to continue.
     fn judge(&mut self, outcome: Answer<()>, signs: &Signs) -> anyhow::Result<bool> {
         let going = signs.going.load(Ordering::SeqCst);
         match outcome {
             Ok(()) => self.done.good += 1,
             Err(Trouble::Gone(_)) if going => return Ok(false),
-            // A server that stops in order refuses what comes late.
+            // A server that stops in order refuses late requests.
             Err(Trouble::Refused(_)) if going => self.done.bad += 1,
             Err(Trouble::Refused(error)) => {
                 let allowed = self.volume.notice.failed();
@@ -119,7 +119,7 @@ impl Worker<'_> {
         let blocks = self.volume.model.len();
         let longest = if self.numbers.below(4) == 0 { LONGEST } else { 3 };
         let count = 1 + self.numbers.below(longest);
-        // Three of four in an eighth of the volume; now and then one end of it.
+        // Three of four requests go to an eighth of the volume; a few to one of its ends.
         let from = match self.numbers.below(32) {
             0 => 0,
             1 => blocks - count,
@@ -150,12 +150,12 @@ impl Worker<'_> {
                 self.volume.model.durable(from, count);
             }
         }
-        // A primary may lose what it has just acknowledged.
+        // A primary may lose a write right after acknowledging it.
         self.hear();
         Ok(outcome)
     }
 
-    /// What is promised of a write that was sent when the mode was `before`.
+    /// The guarantees of a write that was sent when the mode was `before`.
     fn how(&self, before: (Option<String>, u64), zeros: bool) -> How {
         let same = before == self.volume.notice.mode();
         let Some(mode) = before.0.filter(|_| same) else { return How::default() };
@@ -188,7 +188,7 @@ impl Worker<'_> {
         Ok(outcome)
     }
 
-    /// Takes notice of losses.
+    /// Tells the model about new losses.
     fn hear(&mut self) {
         let losses = self.volume.losses();
         if losses != self.losses {
@@ -198,7 +198,7 @@ impl Worker<'_> {
     }
 }
 
-/// Reads everything and compares it, when nobody uses the volume.
+/// Reads and compares the whole volume while it is not in use.
 pub fn verify(volume: &Volume, socket: &Path) -> anyhow::Result<()> {
     let name = &volume.name;
     let wrong = |trouble: Trouble| anyhow::anyhow!("volume {name}: {trouble}, without a fault");
@@ -220,7 +220,7 @@ pub fn verify(volume: &Volume, socket: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether an error is part of a trouble that is about to end.
+/// Whether errors are allowed because of a fault that is about to end.
 fn may_fail(notice: &Notice) -> bool {
     notice.is_troubled() && notice.failed().is_ok()
 }

@@ -1,17 +1,17 @@
 //! A random operator of a real server: settings, drains, kills, stops, primaries that lose power or
-//! break off, disks that change their names, volumes that come and go, primaries that are changed
-//! without the cache, a cache that is damaged while nobody uses it. Clients write, flush and read
-//! all the time, and everything is compared with a model ([`model`]).
+//! disconnect, disks that swap names, volumes added and removed, primaries changed without the
+//! cache, a cache damaged while it is not in use. Clients write, flush and read all the time, and
+//! everything is compared with a model ([`model`]).
 //!
-//! A run is a row of lives, each a new cache with new primaries: a file, an NBD server whose power
-//! can be cut, and, for root, a disk. A life is a row of rounds: the server serves, and the
-//! operator does some things ([`online`]); then the server stays, or ends somehow, and the
-//! operator does other things ([`offline`]) before it is started again. At the end everything is
-//! drained and the primaries alone must be complete; or the cache is damaged, and what is read must
-//! be right or an error.
+//! A run is a sequence of lives, each with a new cache and new primaries: a file, an NBD server
+//! whose power can be cut, and, as root, a disk. A life is a sequence of rounds: the server serves,
+//! and the operator performs some actions ([`online`]); then the server stays, or is ended in some
+//! way, and the operator performs other actions ([`offline`]) before it is started again. At the
+//! end of a life everything is drained and the primaries alone must be complete; or the cache is
+//! damaged, and reads must return correct data or an error.
 //!
-//! What happens follows from the seed, but not when: the clients and the server run beside it. So
-//! the same seed may not fail again; what was done is printed as it is done.
+//! The seed determines the actions, but not their timing: clients and server run concurrently. So
+//! the same seed may not fail again; each action is printed when it is performed.
 
 mod client;
 mod damaged;
@@ -38,45 +38,45 @@ use crate::rig::place::Place;
 use crate::rig::server;
 use forebay_block::testing::Numbers;
 
-/// The most rounds of a life.
+/// Maximum number of rounds in a life.
 const ROUNDS: u64 = 14;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone)]
 pub struct Args {
-    /// Binary and directory
+    /// Binary and directory.
     #[command(flatten)]
     pub common: crate::rig::Common,
-    /// How long to go on
+    /// Seconds to run
     #[arg(long, default_value_t = 600)]
     pub seconds: u64,
-    /// What decides; the time if not given
+    /// Seed of the actions; from the time if not given
     #[arg(long)]
     pub seed: Option<u64>,
-    /// An NBD server that answers flushes and does not do them: must be found
+    /// Use an NBD server that answers flushes without doing them: the run must fail
     #[arg(long)]
     pub lie: bool,
 }
 
-/// For tests: a moment of it.
+/// For tests: a short run.
 pub fn quick(forebay: PathBuf, seconds: u64, seed: u64, lie: bool) -> Args {
     let common = crate::rig::Common { forebay: Some(forebay), dir: None };
     Args { common, seconds, seed: Some(seed), lie }
 }
 
-/// What was done, and when.
+/// A timed log of the actions.
 struct Log {
     begin: Instant,
 }
 
 impl Log {
-    /// A line of it.
+    /// Prints a line.
     fn say(&self, what: &str) {
         println!("{:7.1} {what}", self.begin.elapsed().as_secs_f64());
     }
 }
 
-/// What was done in all.
+/// Totals of a run.
 #[derive(Default)]
 struct Sum {
     lives: u64,
@@ -91,7 +91,7 @@ struct Sum {
 /// Runs lives until the time is over.
 ///
 /// # Errors
-/// When something is wrong with the server; or with this machine.
+/// When the server misbehaves, or this machine is unsuitable.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let seed = args.seed.unwrap_or_else(|| {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -115,8 +115,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         sum.lives += 1;
     }
     println!(
-        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} requests, {} errors that were \
-         allowed; {} blocks compared on primaries alone",
+        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} requests, {} allowed \
+         errors; {} blocks compared on primaries alone",
         sum.lives,
         sum.rounds,
         sum.starts,
@@ -128,7 +128,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A cache and its volumes from their beginning to their end.
+/// A cache and its volumes, from creation to the end.
 struct Life<'a> {
     pool: Pool,
     numbers: &'a mut Numbers,
@@ -156,7 +156,7 @@ impl<'a> Life<'a> {
         for kind in 0..if disks { 3 } else { 2 } {
             let mut volume = Volume::new(&place, kind, numbers.below(1 << 20))?;
             let mode = numbers.below(2 * MODES.len() as u64) as usize;
-            // Half of them write back.
+            // The other half of the volumes use write-back.
             volume.configured = MODES.get(mode).copied().unwrap_or(MODES[0]);
             volume.threshold = ["0", "0", "64KiB", "512KiB"][numbers.below(4) as usize];
             log.say(&format!("volume {}: {}", volume.name, volume.configured));
@@ -231,8 +231,8 @@ impl<'a> Life<'a> {
         Ok(())
     }
 
-    /// After a primary was accepted the cache is emptied and left; the next start makes a new one,
-    /// in which what was set is still in force.
+    /// After a primary was accepted, the cache is emptied and abandoned; the next start creates a
+    /// new one, in which changed settings are still in force.
     fn renew(&mut self, sum: &mut Sum) -> anyhow::Result<()> {
         let limit = Instant::now() + PATIENCE;
         while self.pool.status()?["health"] != "detached" {
@@ -247,7 +247,7 @@ impl<'a> Life<'a> {
         self.start(&[], sum)
     }
 
-    /// Clients at work, the operator beside them, and the end of the server.
+    /// One round: clients at work, the operator's actions meanwhile, and the end of the server.
     fn round(&mut self, how: End, sum: &mut Sum) -> anyhow::Result<()> {
         let signs = Signs::default();
         let socket = self.pool.socket();
@@ -286,7 +286,7 @@ impl<'a> Life<'a> {
         self.after(how, sum)
     }
 
-    /// What must be true now.
+    /// Checks the requirements after the end `how`.
     fn after(&mut self, how: End, sum: &mut Sum) -> anyhow::Result<()> {
         for volume in self.pool.served() {
             sum.checked += volume.check_direct()?;
@@ -317,7 +317,7 @@ impl<'a> Life<'a> {
         }
     }
 
-    /// The primary of a volume is complete alone, or that of every one.
+    /// Checks that the primary of one volume, or of every volume, is complete alone.
     fn alone(&self, only: Option<&str>, sum: &mut Sum) -> anyhow::Result<()> {
         let meant = |name: &str| only.is_none_or(|only| only == name);
         for volume in self.pool.served().filter(|volume| meant(&volume.name)) {
@@ -336,7 +336,7 @@ impl<'a> Life<'a> {
     }
 }
 
-/// The end of the server, if it is to come.
+/// Ends the server in the way `how`, unless it stays.
 fn end(pool: &mut Pool, how: End, signs: &Signs, log: &Log) -> anyhow::Result<()> {
     if signs.broken.load(Ordering::SeqCst) {
         return Ok(());

@@ -1,19 +1,19 @@
-//! What a volume may hold: for each block the versions of which a read may give one.
+//! The possible contents of a volume: for each block, the versions that a read may return.
 //!
-//! An acknowledged write is what must be read from then on. One that failed, or whose answer never
-//! came, may be there or not. Where a primary lost what was not flushed, everything since the last
-//! acknowledged FLUSH may be there or not. Nothing older than that FLUSH may ever be seen again.
+//! An acknowledged write must be read from then on. A write that failed, or was never answered, may
+//! or may not be there. If a primary lost unflushed writes, each write since the last acknowledged
+//! FLUSH may or may not be there. Nothing older than that FLUSH may ever be seen again.
 
 use anyhow::bail;
 
 use forebay_block::testing::Numbers;
 
-/// Bytes of a block.
+/// Length of a block, in bytes.
 pub const BLOCK: usize = 4096;
-/// Bytes in which versions of a block that is rewritten in small places differ.
+/// Number of bytes that differ between versions of a block with small changes.
 const SMALL: usize = 96;
 
-/// The content of a block in some version. Version 0 is a blank disk.
+/// The content of a block in a version. Version 0 is a blank disk.
 pub fn content(salt: u64, block: u64, version: u32) -> Vec<u8> {
     if is_zeros(version) {
         return vec![0; BLOCK];
@@ -21,16 +21,16 @@ pub fn content(salt: u64, block: u64, version: u32) -> Vec<u8> {
     let name = (salt << 40) ^ (block << 4) ^ 3;
     let own = |len| noise(name ^ (u64::from(version) << 20) ^ (u64::from(version) << 50), len);
     match version % 4 {
-        // Small changes of the same: a delta.
+        // Always the same bytes with a small change, so that a delta pays.
         1 => {
             let mut bytes = noise(name, BLOCK);
             let at = Numbers::new(name ^ u64::from(version)).below((BLOCK - SMALL) as u64);
             bytes[at as usize..][..SMALL].copy_from_slice(&own(SMALL));
             bytes
         }
-        // Repeats itself.
+        // Repetitive content.
         2 => own(64).repeat(BLOCK / 64),
-        // As many blocks of one write have it: like its neighbors.
+        // Nearly the same bytes in all blocks of a write, so that they are similar.
         3 => {
             let mut bytes = noise(u64::from(version) << 8 ^ salt, BLOCK);
             bytes[..SMALL].copy_from_slice(&own(SMALL));
@@ -40,7 +40,7 @@ pub fn content(salt: u64, block: u64, version: u32) -> Vec<u8> {
     }
 }
 
-/// Whether the content of a version is zeros, in every block.
+/// Whether the content of a version is all zeros, in every block.
 pub fn is_zeros(version: u32) -> bool {
     version.is_multiple_of(16)
 }
@@ -55,61 +55,62 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What is known of a block.
+/// The state of a block.
 #[derive(Clone, Debug)]
 struct Block {
-    /// Versions that may be there, the oldest first.
+    /// Versions that may be there, oldest first.
     may: Vec<u32>,
-    /// The newest acknowledged one, by its place in `may`.
+    /// Index in `may` of the newest acknowledged version.
     acked: usize,
-    /// What must be read is the newest: it was acknowledged, and nothing lost since.
+    /// Whether a read must return the newest version: it was acknowledged, and nothing was lost
+    /// since.
     exact: bool,
     how: How,
 }
 
-/// What is promised of an acknowledged write.
+/// Guarantees of an acknowledged write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct How {
-    /// A FLUSH makes the primary alone complete.
+    /// Whether a FLUSH makes the primary alone complete.
     pub direct: bool,
-    /// It is in the log, so that the primary may lose it.
+    /// Whether the write is in the log, so that the primary may lose it.
     pub logged: bool,
 }
 
-/// What is known of a volume.
+/// The possible contents of a volume.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Makes its content unlike that of others.
+    /// Distinguishes its contents from those of other volumes.
     pub salt: u64,
     blocks: Vec<Block>,
-    /// Versions given away so far.
+    /// Number of versions assigned so far.
     versions: u32,
 }
 
 impl Model {
-    /// A blank volume of this many blocks.
+    /// A blank volume of `blocks` blocks.
     pub fn new(salt: u64, blocks: u64) -> Self {
         let blank = Block { may: vec![0], acked: 0, exact: true, how: How::default() };
         Self { salt, blocks: vec![blank; blocks as usize], versions: 0 }
     }
 
-    /// Blocks in it.
+    /// Number of blocks.
     pub fn len(&self) -> u64 {
         self.blocks.len() as u64
     }
 
-    /// A version for the next write.
+    /// Assigns a version to the next write.
     pub fn version(&mut self) -> u32 {
         self.versions += 1;
         self.versions
     }
 
-    /// Bytes of a write.
+    /// The data of a write.
     pub fn bytes(&self, from: u64, count: u64, version: u32) -> Vec<u8> {
         (from..from + count).flat_map(|block| content(self.salt, block, version)).collect()
     }
 
-    /// A write is sent.
+    /// Records that a write is sent.
     pub fn writing(&mut self, from: u64, count: u64, version: u32) {
         for block in self.range(from, count) {
             block.may.push(version);
@@ -117,7 +118,7 @@ impl Model {
         }
     }
 
-    /// The write that was sent last is acknowledged.
+    /// Records that the last write sent is acknowledged.
     pub fn written(&mut self, from: u64, count: u64, how: How) {
         for block in self.range(from, count) {
             block.acked = block.may.len() - 1;
@@ -125,7 +126,7 @@ impl Model {
         }
     }
 
-    /// A FLUSH is acknowledged, and no write was on its way.
+    /// Records that a FLUSH is acknowledged, with no write in flight.
     pub fn flushed(&mut self) {
         for block in self.blocks.iter_mut().filter(|block| block.acked > 0) {
             block.may.drain(..block.acked);
@@ -133,15 +134,16 @@ impl Model {
         }
     }
 
-    /// The primary lost what it had not flushed. A FLUSH that ends well afterwards says that it was
-    /// written again.
+    /// Records that the primary lost unflushed writes. The server writes them again: a later
+    /// successful FLUSH confirms that.
     pub fn slipped(&mut self) {
         for block in self.blocks.iter_mut().filter(|block| block.may.len() > 1) {
             block.exact &= block.how.logged;
         }
     }
 
-    /// The server is another one: a FLUSH says nothing of what the former one had not flushed.
+    /// Records that a new server started: its FLUSH does not cover unflushed writes of the former
+    /// server.
     pub fn restarted(&mut self) {
         for block in &mut self.blocks {
             block.acked = 0;
@@ -149,7 +151,7 @@ impl Model {
         }
     }
 
-    /// What was not flushed may be lost, and no FLUSH brings it back.
+    /// Records that unflushed writes may be lost, and no FLUSH brings them back.
     pub fn lost(&mut self) {
         for block in self.blocks.iter_mut().filter(|block| block.may.len() > 1) {
             block.acked = 0;
@@ -157,7 +159,8 @@ impl Model {
         }
     }
 
-    /// The primary was changed without the cache. `surely`: nothing of the block was dirty.
+    /// Records that the primary was changed without the cache; `surely` if no data of the block was
+    /// dirty.
     pub fn changed(&mut self, block: u64, version: u32, surely: bool) {
         let block = &mut self.blocks[block as usize];
         if surely {
@@ -169,7 +172,7 @@ impl Model {
         }
     }
 
-    /// Everything that was ever written may be there: a loss was accepted.
+    /// Records that a loss was accepted: any version ever written may be there.
     pub fn anything(&mut self) {
         for block in &mut self.blocks {
             block.may = (0..=self.versions).collect();
@@ -178,19 +181,19 @@ impl Model {
         }
     }
 
-    /// Whether the primary alone must have the block as it is, after a FLUSH.
+    /// Whether the primary alone must have the block's only version, after a FLUSH.
     pub fn is_direct(&self, block: u64) -> bool {
         let block = &self.blocks[block as usize];
         block.exact && block.how.direct && block.may.len() == 1
     }
 
-    /// Whether it is known which version is there, for good.
+    /// Whether the version of the block is known for certain.
     pub fn is_settled(&self, block: u64) -> bool {
         let block = &self.blocks[block as usize];
         block.exact && block.may.len() == 1
     }
 
-    /// The block was written to be durable at once, and that is acknowledged.
+    /// Records that a write of the blocks with FUA was acknowledged.
     pub fn durable(&mut self, from: u64, count: u64) {
         for block in self.range(from, count) {
             block.may.drain(..block.acked);
@@ -198,18 +201,18 @@ impl Model {
         }
     }
 
-    /// Compares one block with what a reader found.
+    /// Checks one block that a reader returned.
     pub fn check(&self, block: u64, found: &[u8]) -> anyhow::Result<()> {
         let known = &self.blocks[block as usize];
         let allowed = if known.exact { &known.may[known.may.len() - 1..] } else { &known.may[..] };
-        // The newest first: that is nearly always it.
+        // The newest first, since it nearly always matches.
         if allowed.iter().rev().any(|&version| content(self.salt, block, version) == found) {
             return Ok(());
         }
         bail!("block {block} has {}; it may have {allowed:?}", self.describe(block, found))
     }
 
-    /// Compares what a reader found from `from` on.
+    /// Checks the blocks that a reader returned, starting with `from`.
     pub fn check_all(&self, from: u64, found: &[u8]) -> anyhow::Result<()> {
         let blocks = (from..).zip(found.chunks(BLOCK));
         blocks.into_iter().try_for_each(|(block, found)| self.check(block, found))

@@ -1,12 +1,13 @@
-//! What happens between two servers: disks change their names, volumes come, go and are renamed,
-//! primaries are changed without the cache, starts are cut short. What is documented to be refused
-//! must be, with its reason, and a start that is refused must change nothing.
+//! The operator's actions between two servers: disks swap names; volumes are added, removed and
+//! renamed; primaries are changed without the cache; starts are cut short. Whatever the
+//! documentation says is refused must be refused, with the documented reason, and a refused start
+//! must change nothing.
 
 use std::fs::{self, File};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use forebay_engine::pool::geometry;
+use forebay_volume::pool::geometry;
 
 use super::Log;
 use super::model::content;
@@ -14,48 +15,48 @@ use super::pool::Pool;
 use super::volume::{BLOCKS, Primary, Volume};
 use forebay_block::testing::Numbers;
 
-/// How the last server ended.
+/// How the last server was ended.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum End {
-    /// It goes on.
+    /// It was not.
     Stays,
     /// By SIGKILL.
     Kill,
-    /// In order.
+    /// It was stopped in order.
     Stop,
-    /// In order, with nothing dirty left.
+    /// It was stopped in order, with nothing dirty left.
     Drained,
 }
 
 const PAGE: usize = 4096;
-/// Names that volumes may have beside those of the beginning.
+/// Names for volumes, in addition to the initial ones.
 const NAMES: [&str; 4] = ["file", "disk", "db-1", "x.y"];
 
-/// A thing to do.
+/// An action.
 type Doing = fn(&mut Between<'_>) -> anyhow::Result<()>;
 
-/// Each, as often as it is named.
+/// All actions; an action that is listed more often is chosen more often.
 const DOINGS: [Doing; 13] = [
     swap, swap, rename, remove, remove, change, change, touch, cut_short, cut_short, away, power,
     look,
 ];
 
-/// Who does them.
+/// The operator between two servers.
 pub struct Between<'a> {
-    /// The server, which is not there.
+    /// The server, which is not running.
     pub pool: &'a mut Pool,
     /// How it ended.
     pub end: End,
-    /// Decides.
+    /// Source of random choices.
     pub numbers: &'a mut Numbers,
-    /// Where it is noted.
+    /// The log of the actions.
     pub log: &'a Log,
-    /// Flags of the next start.
+    /// Additional flags for the next start.
     pub flags: Vec<String>,
 }
 
 impl Between<'_> {
-    /// Some things.
+    /// Performs some actions.
     pub fn work(&mut self) -> anyhow::Result<()> {
         for _ in 0..self.numbers.below(4) {
             let doing = DOINGS[self.numbers.below(DOINGS.len() as u64) as usize];
@@ -70,7 +71,7 @@ impl Between<'_> {
         served[self.numbers.below(served.len() as u64) as usize]
     }
 
-    /// Whether the next start may do as it likes: something was done already that it may refuse.
+    /// Whether the next start may succeed or be refused, because of an earlier action.
     fn is_open(&self) -> bool {
         !self.flags.is_empty()
     }
@@ -83,7 +84,7 @@ fn swap(between: &mut Between<'_>) -> anyhow::Result<()> {
     let Primary::Disk(pair) = &mut volumes[at].primary else { return Ok(()) };
     let former = pair.swap()?;
     between.log.say(&format!("{} is another disk's name now", former.display()));
-    // Another disk under a name that the cache does not know is another volume.
+    // Another disk under a name that is unknown to the cache is another volume.
     if !volumes[at].served || !volumes[at].is_known || between.is_open() {
         return Ok(());
     }
@@ -95,7 +96,7 @@ fn swap(between: &mut Between<'_>) -> anyhow::Result<()> {
 }
 
 fn rename(between: &mut Between<'_>) -> anyhow::Result<()> {
-    // The flags of the next start say names.
+    // The next start's flags refer to names.
     if between.is_open() {
         return Ok(());
     }
@@ -112,7 +113,7 @@ fn rename(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One volume is not configured any more, or it is again.
+/// Removes a volume from the configuration, or adds it again.
 fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
     if between.is_open() {
         return Ok(());
@@ -132,7 +133,7 @@ fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
     between.pool.volumes[at].served = false;
     match between.pool.try_start(&[])? {
         Ok(_) => {
-            // Nothing of it was dirty.
+            // No data of it was dirty.
             let alone = between.pool.volumes[at].check_alone();
             alone.context("a volume was removed while it was dirty")?;
             between.pool.kill()?;
@@ -150,7 +151,7 @@ fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// A primary that no cache is in front of is written.
+/// Writes to a primary while no cache is in front of it.
 fn used_alone(between: &mut Between<'_>, at: usize) -> anyhow::Result<()> {
     let volume = &mut between.pool.volumes[at];
     between.log.say(&format!("the primary of {} is written meanwhile", volume.name));
@@ -162,10 +163,10 @@ fn used_alone(between: &mut Between<'_>, at: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A primary is written behind the cache's back, in a place that is sampled.
+/// Changes a primary without the cache, in a sampled place.
 fn change(between: &mut Between<'_>) -> anyhow::Result<()> {
     let at = between.any_served();
-    // After a kill, or a failed flush, the place may be off the record, and nothing is promised.
+    // After a kill or a failed flush the place may be off the record, so detection is not promised.
     if between.is_open()
         || between.pool.volumes[at].san().is_some()
         || !matches!(between.end, End::Stop | End::Drained)
@@ -192,7 +193,7 @@ fn change(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A file is touched, and nothing else.
+/// Touches a file without changing its content.
 fn touch(between: &mut Between<'_>) -> anyhow::Result<()> {
     let paths = between.pool.volumes.iter().filter_map(|volume| match &volume.primary {
         Primary::File(path) => Some(path.clone()),
@@ -206,7 +207,7 @@ fn touch(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A start that is killed, perhaps in the midst of its recovery.
+/// Kills a start, perhaps during recovery.
 fn cut_short(between: &mut Between<'_>) -> anyhow::Result<()> {
     if between.is_open() {
         return Ok(());
@@ -218,7 +219,7 @@ fn cut_short(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A start while the NBD server is away: refused soon, for that reason.
+/// Starts while the NBD server is away: must be refused quickly, for that reason.
 fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
     let of = |volume: &Volume| Some((volume.san()?.clone(), volume.name.clone()));
     let san = between.pool.served().find_map(of);
@@ -231,7 +232,7 @@ fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
     refused.map(drop)
 }
 
-/// Whoever looks at the cache finds it whole, and nothing lost.
+/// Inspects the cache, which must be valid with nothing lost.
 fn look(between: &mut Between<'_>) -> anyhow::Result<()> {
     between.log.say("check, dump, salvage --list");
     let cache = between.pool.place.text("cache.img");
@@ -248,7 +249,7 @@ fn look(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The NBD server loses power while nobody is connected to it.
+/// Cuts the NBD server's power while no client is connected to it.
 fn power(between: &mut Between<'_>) -> anyhow::Result<()> {
     let Between { pool, numbers, log, .. } = between;
     for volume in &mut pool.volumes {
@@ -261,8 +262,9 @@ fn power(between: &mut Between<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Damages some pages of the cache, but for the ends of the logs: of a record that no later one
-/// proves to have been durable nobody can tell that it was there. Whether there was a log.
+/// Damages some pages of the cache, but not near the ends of the logs: if no later record proves
+/// that a record was durable, nobody can tell that it was there. Returns false if the logs are too
+/// short.
 pub fn damage(pool: &Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<bool> {
     let places = old_pages(pool)?;
     if places.is_empty() {

@@ -1,4 +1,4 @@
-//! What the operator does while the server serves and clients are at work.
+//! The operator's actions while the server serves and clients are at work.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -19,18 +19,18 @@ use forebay_block::testing::Numbers;
 pub const MODES: [&str; 5] =
     ["write-back", "write-through", "write-around", "write-only", "pass-through"];
 
-/// A volume as the operator sees it while a client uses it.
+/// The operator's view of a volume while a client uses it.
 pub struct Seen {
     name: String,
     notice: Arc<Notice>,
     san: Option<San>,
     configured: &'static str,
-    /// The mode that was set meanwhile; `Some(None)` is the configured one.
+    /// The mode set in the meantime; `Some(None)` is the configured one.
     pub set: Option<Option<&'static str>>,
 }
 
 impl Seen {
-    /// Of a volume.
+    /// The view of a volume.
     pub fn of(volume: &Volume) -> Self {
         Self {
             name: volume.name.clone(),
@@ -42,31 +42,31 @@ impl Seen {
     }
 }
 
-/// A thing to do.
+/// An action.
 type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
 
-/// Each, as often as it is named.
+/// All actions; an action that is listed more often is chosen more often.
 const DOINGS: [Doing; 14] = [
     set_mode, set_mode, set_mode, set_cache, set_wrong, drain, drain, look, cut_power, cut_power,
     cut_links, away, freeze, garbage,
 ];
 
-/// Who does them.
+/// The operator.
 pub struct Operator<'a> {
     /// The server.
     pub pool: &'a Pool,
     /// Its volumes.
     pub seen: &'a mut [Seen],
-    /// What the clients are told.
+    /// Signals to the clients.
     pub signs: &'a Signs,
-    /// Decides.
+    /// Source of random choices.
     pub numbers: &'a mut Numbers,
-    /// Where it is noted.
+    /// The log of the actions.
     pub log: &'a Log,
 }
 
 impl Operator<'_> {
-    /// Some things, with pauses; ends when a client has found something wrong.
+    /// Performs some actions, with pauses; stops when a client has found an error.
     pub fn work(&mut self) -> anyhow::Result<()> {
         for _ in 0..=self.numbers.below(5) {
             self.pause(400);
@@ -120,7 +120,7 @@ fn set_cache(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     operator.pool.must(&["set", &name, &eviction, &content]).map(drop)
 }
 
-/// Nonsense is refused, and changes nothing.
+/// Sends an invalid setting, which must be refused and change nothing.
 fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     let wrong = operator.pick(&["mode=writeback", "mode=", "evictoin=lru", "content=\u{1f980}"]);
@@ -133,7 +133,7 @@ fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A drain in the background, which is left alone, or cancelled.
+/// Starts a drain in the background, and may cancel it.
 fn drain(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     let cancel = operator.numbers.below(2) == 0;
@@ -218,7 +218,7 @@ fn freeze(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Clients that do not speak the protocol, at both sockets.
+/// Connects clients that do not speak the protocol, at both sockets.
 fn garbage(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     operator.log.say("clients that send garbage");
     let sockets = [operator.pool.socket(), operator.pool.place.path("control.sock")];
@@ -228,7 +228,7 @@ fn garbage(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         stream.set_write_timeout(Some(Duration::from_millis(200)))?;
         let mut bytes = Vec::new();
         if operator.numbers.below(2) == 0 {
-            // A good beginning.
+            // A valid beginning.
             bytes.extend_from_slice(b"\0\0\0\x03IHAVEOPT\0\0\0\x01");
         }
         let len = operator.numbers.below(4096);

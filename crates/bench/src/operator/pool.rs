@@ -1,5 +1,5 @@
-//! A server over a cache and some volumes, as a process: its configuration, starts that must
-//! succeed or be refused, the commands that an operator has, and what it says of itself.
+//! A server process over a cache and some volumes: its configuration, starts that must succeed or
+//! be refused, the operator's commands, and the server's messages.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -15,17 +15,17 @@ use crate::rig::cleanup::Process;
 use crate::rig::place::Place;
 use forebay_block::testing::Numbers;
 
-/// How long a start, a stop or a command may take. A stop with a drain gives up after half a
-/// minute without progress.
+/// Time limit for a start, a stop or a command. A stop with a drain gives up after half a minute
+/// without progress.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What the whole cache is configured to be.
+/// The configuration of the whole cache.
 pub struct Setup {
     text: String,
 }
 
 impl Setup {
-    /// Any.
+    /// A random configuration.
     pub fn any(numbers: &mut Numbers, place: &Place) -> Self {
         let mut pick =
             |choices: &[&'static str]| choices[numbers.below(choices.len() as u64) as usize];
@@ -52,29 +52,29 @@ impl Setup {
         Self { text }
     }
 
-    /// In one line.
+    /// The configuration in one line.
     pub fn describe(&self) -> String {
         let lines = self.text.lines().filter(|line| line.contains(" = ") && !line.contains('/'));
         lines.map(|line| line.replace(" = ", "=").replace('"', "")).collect::<Vec<_>>().join(" ")
     }
 }
 
-/// The cache and its volumes, and their server while there is one.
+/// The cache and its volumes, and their server while it runs.
 pub struct Pool {
-    // Gone before what it uses.
+    // Dropped before the things that it uses.
     server: Option<Process>,
     /// The volumes, configured or not.
     pub volumes: Vec<Volume>,
-    /// What the cache is.
+    /// The configuration of the cache.
     setup: Setup,
     binary: PathBuf,
-    /// Where everything is.
+    /// The directory for everything.
     pub place: Place,
 }
 
-/// What a command said.
+/// The result of a command.
 pub struct Said {
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Its standard output.
     pub out: String,
@@ -83,12 +83,12 @@ pub struct Said {
 }
 
 impl Pool {
-    /// Nothing is started.
+    /// A pool whose server is not started.
     pub fn new(binary: PathBuf, place: Place, setup: Setup, volumes: Vec<Volume>) -> Self {
         Self { server: None, volumes, setup, binary, place }
     }
 
-    /// Where clients connect.
+    /// The socket for clients.
     pub fn socket(&self) -> PathBuf {
         self.place.path("nbd.sock")
     }
@@ -117,7 +117,7 @@ impl Pool {
         Ok(command)
     }
 
-    /// Starts the server; how long it took, or what it said when it refused.
+    /// Starts the server. Returns the time that it took, or its message if it refused.
     pub fn try_start(&mut self, more: &[String]) -> anyhow::Result<Result<Duration, String>> {
         ensure!(self.server.is_none(), "there is a server already");
         let log = self.place.path("server.log");
@@ -148,7 +148,7 @@ impl Pool {
         Ok(Err(last))
     }
 
-    /// Starts the server, which must come up.
+    /// Starts the server, which must succeed.
     pub fn start(&mut self, more: &[String]) -> anyhow::Result<Duration> {
         match self.try_start(more)? {
             Ok(time) => Ok(time),
@@ -156,7 +156,7 @@ impl Pool {
         }
     }
 
-    /// Starts the server, which must refuse for a reason with these words.
+    /// Starts the server, which must refuse with a message that contains one of these words.
     pub fn refuse(&mut self, words: &[&str]) -> anyhow::Result<String> {
         match self.try_start(&[])? {
             Ok(_) => bail!("a start was not refused, with a word of {words:?}"),
@@ -170,7 +170,7 @@ impl Pool {
         }
     }
 
-    /// Starts the server and kills it so soon that it may be recovering.
+    /// Starts the server and kills it `after` this time, perhaps during recovery.
     pub fn start_and_kill(&mut self, after: Duration) -> anyhow::Result<()> {
         let log = self.place.path("server.log");
         let process = Process::start(self.command(&[])?, &log, false)?;
@@ -185,7 +185,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits for the end of the server, which was asked to stop.
+    /// Waits for the server to exit after it was told to stop.
     pub fn ended(&mut self) -> anyhow::Result<()> {
         let server = self.server.take().context("there is a server")?;
         let status = server.wait(PATIENCE)?;
@@ -193,7 +193,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether the server is there, as it should be.
+    /// Checks that the server is running as expected.
     pub fn is_well(&self) -> anyhow::Result<()> {
         let server = self.server.as_ref().context("there is a server")?;
         if let Some(status) = server.ended()? {
@@ -202,12 +202,12 @@ impl Pool {
         Ok(())
     }
 
-    /// The last lines that the server said.
+    /// The last lines of the server's log.
     pub fn log(&self) -> String {
         tail(&fs::read_to_string(self.place.path("server.log")).unwrap_or_default())
     }
 
-    /// Runs a command of `forebay` to its end.
+    /// Runs a command of `forebay` to completion.
     pub fn run(&self, arguments: &[&str]) -> anyhow::Result<Said> {
         run(Command::new(&self.binary).args(arguments), &self.place)
             .with_context(|| format!("forebay {arguments:?}"))
@@ -219,7 +219,7 @@ impl Pool {
         self.run(&[arguments, &[control.as_str()]].concat())
     }
 
-    /// The same, when it must succeed.
+    /// Runs a command that talks to the server and must succeed.
     pub fn must(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let said = self.ask(arguments)?;
         ensure!(said.status.success(), "forebay {arguments:?} failed: {}", said.err.trim());
@@ -238,7 +238,7 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(12)..].join("\n  ")
 }
 
-/// Runs a command to its end, which must come in time.
+/// Runs a command to completion, within the time limit.
 fn run(command: &mut Command, place: &Place) -> anyhow::Result<Said> {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

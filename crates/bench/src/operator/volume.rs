@@ -1,5 +1,5 @@
-//! A volume and its primary, whichever it is, outside of the server as well: what it holds, how it
-//! is changed without the cache, and what may be said of it while it serves.
+//! A volume and its primary, of any kind, also when no server runs: its content, changes without
+//! the cache, and the errors that are allowed while it is served.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -15,22 +15,22 @@ use crate::rig::cleanup::{self, Held};
 use crate::rig::place::Place;
 use crate::rig::san::San;
 
-/// Blocks of each primary.
+/// Number of blocks of each primary.
 pub const BLOCKS: u64 = 2048;
-/// Bytes of each primary.
+/// Size of each primary, in bytes.
 pub const BYTES: u64 = BLOCKS * BLOCK as u64;
-/// How long a primary that is back may take to be used again.
+/// Time limit for the server to use a primary again after it is back.
 pub const RECOVERY: Duration = Duration::from_secs(45);
-/// How long errors may come up after the first success: there is a connection for each shard.
+/// How long errors may still occur after the first success: there is a connection for each shard.
 const ECHO: Duration = Duration::from_secs(5);
 
-/// Where the data is.
+/// The kind of primary.
 pub enum Primary {
     /// A file.
     File(PathBuf),
     /// An NBD server.
     San(San, PathBuf),
-    /// A disk, beside another one with which it changes its name.
+    /// A disk, paired with another one with which it can swap names.
     Disk(Pair),
 }
 
@@ -43,7 +43,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The numbers are free ones that the process gives away once.
+    /// Device numbers that are free; each is used once per process.
     fn new(place: &Place, number: u32) -> anyhow::Result<Self> {
         let files = [place.sparse("disk.img", BYTES)?, place.sparse("other.img", BYTES)?];
         let names = [0, 1].map(|more| PathBuf::from(format!("/dev/loop{}", number + more)));
@@ -60,7 +60,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The disks come back under each other's names; the former name of ours.
+    /// Swaps the names of the disks; returns the former name of ours.
     pub fn swap(&mut self) -> anyhow::Result<PathBuf> {
         let former = self.name();
         self.held.clear();
@@ -73,21 +73,21 @@ impl Pair {
         self.names[usize::from(self.swapped)].clone()
     }
 
-    /// Whether the other disk is as blank as it was.
+    /// Whether the other disk is still blank.
     pub fn other_is_blank(&self) -> anyhow::Result<bool> {
         Ok(fs::read(&self.files[1])?.iter().all(|&byte| byte == 0))
     }
 }
 
-/// What clients are told by the operator while they use the volume.
+/// Notices from the operator to the clients that use the volume.
 #[derive(Default)]
 pub struct Notice(Mutex<State>);
 
 #[derive(Default, Clone)]
 struct State {
-    /// The mode in force, or nothing while it is being changed.
+    /// The mode in force; `None` while it is being changed.
     mode: Option<String>,
-    /// Counts changes of it.
+    /// Number of mode changes.
     modes: u64,
     fault: Fault,
 }
@@ -98,9 +98,9 @@ enum Fault {
     #[default]
     None,
     On,
-    /// Since then it should become better.
+    /// The fault ended at this time, and requests should soon succeed again.
     Over(Instant),
-    /// It was better then.
+    /// The first request succeeded again at this time.
     Better(Instant),
 }
 
@@ -109,7 +109,7 @@ impl Notice {
         look(&mut self.0.lock().expect("nobody panics with it"))
     }
 
-    /// From now on the mode is not known, or it is this one.
+    /// Sets the mode in force; `None` if it is unknown from now on.
     pub fn set_mode(&self, mode: Option<&str>) {
         self.with(|state| {
             state.mode = mode.map(str::to_owned);
@@ -117,17 +117,17 @@ impl Notice {
         });
     }
 
-    /// What the mode is, if it is known, and the number of its change.
+    /// The mode, if it is known, and the number of mode changes.
     pub fn mode(&self) -> (Option<String>, u64) {
         self.with(|state| (state.mode.clone(), state.modes))
     }
 
-    /// A fault begins.
+    /// Records that a fault begins.
     pub fn fault(&self) {
         self.with(|state| state.fault = Fault::On);
     }
 
-    /// The fault ends.
+    /// Records that the fault ends.
     pub fn heal(&self) {
         self.with(|state| {
             if state.fault == Fault::On {
@@ -136,12 +136,12 @@ impl Notice {
         });
     }
 
-    /// A new server knows nothing of it.
+    /// Resets the fault for a new server.
     pub fn forget(&self) {
         self.with(|state| state.fault = Fault::None);
     }
 
-    /// A request failed; an error if none may.
+    /// Records that a request failed; an error if no request may fail.
     pub fn failed(&self) -> anyhow::Result<()> {
         self.with(|state| match state.fault {
             Fault::None => Err(anyhow::anyhow!("no fault is on")),
@@ -155,7 +155,7 @@ impl Notice {
         })
     }
 
-    /// A FLUSH ended well.
+    /// Records that a FLUSH succeeded.
     pub fn succeeded(&self) {
         self.with(|state| match state.fault {
             Fault::Over(_) => state.fault = Fault::Better(Instant::now()),
@@ -164,7 +164,7 @@ impl Notice {
         });
     }
 
-    /// Whether a fault is on, or was until lately.
+    /// Whether a fault is present, or was until recently.
     pub fn is_troubled(&self) -> bool {
         self.with(|state| state.fault != Fault::None)
     }
@@ -176,26 +176,26 @@ pub struct Volume {
     pub name: String,
     /// Its primary.
     pub primary: Primary,
-    /// What it may hold.
+    /// Its possible contents.
     pub model: Model,
-    /// What its clients are told.
+    /// Notices to its clients.
     pub notice: Arc<Notice>,
     /// Its mode in the configuration.
     pub configured: &'static str,
-    /// The mode that was set, which is to be kept.
+    /// The mode changed by `set`, which must stay in force.
     pub set: Option<&'static str>,
     /// Its sequential threshold.
     pub threshold: &'static str,
     /// Whether it is in the configuration.
     pub served: bool,
-    /// Whether the cache knows it by its name, and `set` is what was set.
+    /// Whether the cache knows it by its name, so that `set` is in force.
     pub is_known: bool,
-    /// A disk that the configuration names instead of its own.
+    /// A disk that the configuration names instead of the volume's own.
     aimed: Option<PathBuf>,
 }
 
 impl Volume {
-    /// A blank volume on a primary of this kind: 0 a file, 1 an NBD server, 2 a disk.
+    /// A blank volume on a primary of kind `kind`: 0 a file, 1 an NBD server, 2 a disk.
     pub fn new(place: &Place, kind: u64, salt: u64) -> anyhow::Result<Self> {
         let (name, primary) = match kind {
             0 => ("file", Primary::File(place.sparse("file.img", BYTES)?)),
@@ -224,12 +224,12 @@ impl Volume {
         })
     }
 
-    /// The mode that a start should find.
+    /// The mode that must be in force after a start.
     pub fn mode(&self) -> &'static str {
         self.set.unwrap_or(self.configured)
     }
 
-    /// How the configuration calls the primary.
+    /// The primary's name in the configuration.
     pub fn uri(&self) -> String {
         match &self.primary {
             Primary::File(path) => path.display().to_string(),
@@ -240,18 +240,18 @@ impl Volume {
         }
     }
 
-    /// From now on the configuration names this disk; what it named before.
+    /// Makes the configuration name this disk; returns the previous one.
     pub fn aim(&mut self, at: Option<PathBuf>) -> Option<PathBuf> {
         std::mem::replace(&mut self.aimed, at)
     }
 
-    /// It has another name, or is new: the cache does not know it so.
+    /// Marks the volume as new or renamed: the cache does not know it by its name.
     pub fn be_new(&mut self) {
         self.set = None;
         self.is_known = false;
     }
 
-    /// The server behind the primary, if it is one.
+    /// The NBD server of the primary, if it is one.
     pub fn san(&self) -> Option<&San> {
         match &self.primary {
             Primary::San(san, _) => Some(san),
@@ -259,7 +259,7 @@ impl Volume {
         }
     }
 
-    /// How often the primary has lost what it had not flushed.
+    /// Number of times that the primary has lost unflushed writes.
     pub fn losses(&self) -> u64 {
         self.san().map_or(0, San::cuts)
     }
@@ -280,19 +280,20 @@ impl Volume {
         Ok(())
     }
 
-    /// All of the primary as a client of it would see it.
+    /// The content of the primary as its own client would see it.
     pub fn alone(&self) -> anyhow::Result<Vec<u8>> {
         match &self.primary {
             Primary::File(path) => Ok(fs::read(path)?),
             Primary::San(san, _) => Ok(san.shown(0, BYTES as usize)),
-            // The page cache of the device is not what the server wrote past it.
+            // The device's page cache does not show what the server wrote with direct I/O, so read
+            // the file.
             Primary::Disk(pair) => {
                 Ok(fs::read(&pair.files[0]).context("the file behind the disk")?)
             }
         }
     }
 
-    /// The primary alone must be complete.
+    /// Checks that the primary alone is complete.
     pub fn check_alone(&self) -> anyhow::Result<()> {
         let found = self.alone()?;
         let outcome = self.model.check_all(0, &found);
@@ -316,7 +317,7 @@ impl Volume {
         Ok(())
     }
 
-    /// What was flushed in a mode that promises a complete primary must be there.
+    /// Checks that flushed data is on the primary, in a mode that promises that.
     pub fn check_direct(&self) -> anyhow::Result<u64> {
         let found = self.alone()?;
         let blocks: Vec<_> = (0..BLOCKS).filter(|&block| self.model.is_direct(block)).collect();

@@ -1,5 +1,5 @@
-//! Charts as SVG text that stands in a page: lines over time, and bars. No script, nothing from
-//! outside; colours are chosen to differ for the colour-blind too (Okabe and Ito).
+//! Charts as inline SVG: lines over time, and bars. No scripts, no external resources; the colors
+//! are distinguishable for color-blind readers (Okabe and Ito).
 
 use std::fmt::Write as _;
 
@@ -14,47 +14,47 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 14.0;
 const TOP: f64 = 18.0;
 const BOTTOM: f64 = 38.0;
-/// Points up to which a line has dots at them.
+/// Maximum number of points of a line that is drawn with dots.
 const DOTTED: usize = 16;
-/// Widest bar, and the narrowest that has its value written above it.
+/// Maximum width of a bar, and minimum width of one with its value above it.
 const BAR_MAX: f64 = 60.0;
 const BAR_NAMED: f64 = 34.0;
 
-/// A line of a chart; `None` leaves a hole.
+/// A line of a chart; `None` leaves a gap.
 pub struct Line {
     /// Its name in the legend.
     pub name: String,
-    /// Where it goes.
+    /// The points of the line.
     pub points: Vec<(f64, Option<f64>)>,
 }
 
 impl Line {
-    /// The mean of what there is.
+    /// The mean of the points that have a value.
     pub fn mean(&self) -> Option<f64> {
         let values: Vec<f64> = self.points.iter().filter_map(|(_, y)| *y).collect();
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     }
 }
 
-/// Text as it may stand in a page.
+/// Text escaped for a page.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The colour of the set-up of this number.
+/// The color of the set-up with this number.
 pub fn colour(number: usize) -> &'static str {
     COLOURS[number % COLOURS.len()]
 }
 
-/// What a chart of lines has around its lines.
+/// The axes and labels of a line chart.
 pub struct Axes<'a> {
-    /// What is drawn, for those who hear the page.
+    /// The title, also for screen readers.
     pub title: &'a str,
-    /// What is written below.
+    /// The label below the chart.
     pub below: &'a str,
     pub x: Scale,
     pub y: Scale,
-    /// A grey area goes from the left to here.
+    /// The end of a gray area that starts at the left.
     pub ramp: f64,
 }
 
@@ -78,7 +78,7 @@ fn text_at(svg: &mut String, x: f64, y: f64, anchor: &str, text: &str) {
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>");
 }
 
-/// The ticks of the vertical axis, each with a line.
+/// The ticks of the vertical axis, each with a horizontal line.
 fn grid(svg: &mut String, scale: &Scale) {
     for &tick in &scale.ticks {
         let (y, x2) = (up(scale, tick), WIDTH - RIGHT);
@@ -90,7 +90,7 @@ fn grid(svg: &mut String, scale: &Scale) {
     }
 }
 
-/// Lines over a common axis.
+/// Draws lines over a common axis.
 pub fn lines(axes: &Axes<'_>, lines: &[Line]) -> String {
     let mut svg = open(axes.title);
     if axes.ramp > 0.0 {
@@ -136,10 +136,10 @@ fn one_line(svg: &mut String, axes: &Axes<'_>, line: &Line, colour: &str) {
     );
 }
 
-/// Bars, those of each group side by side, one for each name; on a logarithmic scale, since they
-/// differ by powers. Wide ones have their value above them.
+/// Draws bars, grouped side by side, one for each name; on a logarithmic scale, since they differ
+/// by orders of magnitude. Wide ones have their value above them.
 pub fn bars(title: &str, names: &[&str], groups: &[(String, Vec<f64>)]) -> String {
-    // No bar is so short that it cannot be seen.
+    // The scale starts low enough that every bar is visible.
     let all = groups.iter().flat_map(|(_, values)| values).copied();
     let smallest = all.clone().filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min);
     let scale = Scale::logarithmic(all.chain([smallest / 1.5]));

@@ -1,4 +1,4 @@
-//! The page of a report: one file that needs nothing else, tables and charts.
+//! The page of a report: one self-contained file with tables and charts.
 
 use std::fmt::Write as _;
 
@@ -7,11 +7,11 @@ use crate::report::scale::Scale;
 use crate::report::table::Table;
 use crate::report::{BASELINE, Group, Measured, Point, Report};
 
-/// Groups that get charts over time each; more of them are shown as families only.
+/// Maximum number of groups with charts over time; more groups are shown as families only.
 const DETAILED: usize = 12;
-/// Groups of bars that fit beside each other.
+/// Maximum number of groups of bars next to each other.
 const BARS_MAX: usize = 12;
-/// Lines of which one is on average this many times another are drawn on a logarithmic scale.
+/// Lines are drawn on a logarithmic scale if one's mean is this many times another's.
 const LOGARITHMIC_FROM: f64 = 8.0;
 
 const STYLE: &str = "\
@@ -63,7 +63,7 @@ pub fn page(report: &Report, earlier: Option<&Report>) -> String {
         out += &table(&report.cost_table(prices));
     }
     if let Some(earlier) = earlier {
-        let _ = writeln!(out, "<h2>Beside the run of {}</h2>", escape(&earlier.when));
+        let _ = writeln!(out, "<h2>Compared with the run of {}</h2>", escape(&earlier.when));
         for difference in report.differences(earlier) {
             let _ = writeln!(out, "<p>{}</p>", escape(&difference));
         }
@@ -115,7 +115,7 @@ fn setups(group: &Group) -> Vec<&str> {
     group.results.iter().map(|one| one.setup.as_str()).collect()
 }
 
-/// The colours of set-ups; it stays in sight while their charts are.
+/// The colors of set-ups; stays visible while their charts are.
 fn legend(names: &[&str]) -> String {
     let mut out = "<p class=\"legend\">".to_owned();
     for (i, name) in names.iter().enumerate() {
@@ -129,8 +129,8 @@ fn legend(names: &[&str]) -> String {
     out + "</p>\n"
 }
 
-/// The vertical scale of lines, and what to add to their title. It is logarithmic for rates of
-/// which some would else lie on the axis.
+/// The vertical scale of lines, and a suffix for their title. It is logarithmic for rates if some
+/// would otherwise lie on the axis.
 fn vertical(lines: &[Line], rates: bool) -> (Scale, &'static str) {
     let values = lines.iter().flat_map(|line| &line.points).filter_map(|(_, y)| *y);
     let means = lines.iter().filter_map(Line::mean).filter(|mean| *mean > 0.0);
@@ -143,7 +143,7 @@ fn vertical(lines: &[Line], rates: bool) -> (Scale, &'static str) {
     }
 }
 
-/// Lines under a heading, if there are any.
+/// A chart of lines under a heading; empty without lines.
 fn chart(axes: &Axes<'_>, lines: &[Line]) -> String {
     if lines.iter().all(|line| line.points.len() < 2) {
         return String::new();
@@ -193,7 +193,7 @@ fn ramp(group: &Group) -> f64 {
     group.results.iter().map(|one| one.ramp).max().unwrap_or(0) as f64
 }
 
-/// Lines over the seconds, which are the same in every chart of a group.
+/// Lines over the seconds, with the same axis in every chart of a group.
 fn over_time(
     title: &str,
     group: &Group,
@@ -263,7 +263,7 @@ fn one_family(report: &Report, family: &str) -> String {
     out + "</section>\n"
 }
 
-/// The gain of each set-up under each load that has no charts of its family.
+/// The gain of each set-up under each load that has no family chart.
 fn gains(report: &Report) -> String {
     let groups = || report.groups.iter().filter(|group| group.family.is_none());
     let Some(first) = groups().next() else { return String::new() };

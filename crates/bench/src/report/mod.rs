@@ -1,5 +1,5 @@
-//! What a benchmark has found, as the JSON file keeps it: groups of set-ups measured under the
-//! same load, and what is derived from them: gains, intervals, costs, the comparison with an
+//! The results of a benchmark, in the form of the JSON file: groups of set-ups measured under the
+//! same load, and the values derived from them: gains, intervals, costs, the comparison with an
 //! earlier run.
 
 mod chart;
@@ -28,49 +28,49 @@ const VERSION: u32 = 1;
 /// The set-up that others are compared with.
 pub const BASELINE: &str = "no-cache";
 
-/// The figure that says which gain cannot be exceeded.
+/// Name of the figure with the maximum possible gain.
 pub const BOUND: &str = "bound of the gain";
 
-/// A whole report.
+/// The report of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// The version of this form.
+    /// The version of the JSON format.
     pub version: u32,
     /// The benchmark's name, as on the command line.
     pub benchmark: String,
-    /// What it is, in a line.
+    /// A description, one line.
     pub title: String,
-    /// When it began, UTC.
+    /// Start time, UTC.
     pub when: String,
-    /// The command that was run; empty in files of earlier versions.
+    /// The command line; empty in files of earlier versions.
     #[serde(default)]
     pub command: String,
-    /// Machine and programs.
+    /// Properties of the machine and versions of programs.
     pub machine: BTreeMap<String, String>,
-    /// Sizes, times, modes: what must be equal for two runs to be compared.
+    /// Sizes, times, modes: settings that must be equal for two runs to be comparable.
     pub settings: BTreeMap<String, String>,
-    /// What rates count.
+    /// The unit of rates.
     pub unit: String,
-    /// What was measured.
+    /// The results.
     pub groups: Vec<Group>,
-    /// What should have come out.
+    /// The targets.
     pub targets: Vec<Target>,
-    /// What a reader must know besides.
+    /// Remarks for readers.
     pub notes: Vec<String>,
-    /// What the cost table is made with.
+    /// The prices for the cost table.
     pub prices: Option<Prices>,
 }
 
 /// Set-ups under one load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// The load.
+    /// The name of the load.
     pub name: String,
-    /// Groups of one family differ only in `x`.
+    /// The family of the group; groups of one family differ only in `x`.
     pub family: Option<String>,
-    /// What differs within the family, as threads.
+    /// The number that differs within the family, such as threads.
     pub x: Option<f64>,
-    /// One for each set-up.
+    /// The results, one for each set-up.
     pub results: Vec<Measured>,
 }
 
@@ -79,50 +79,51 @@ pub struct Group {
 pub struct Measured {
     /// The set-up's name.
     pub setup: String,
-    /// The mean over the measured time, in the report's unit.
+    /// The mean rate over the measured time, in the report's unit.
     pub rate: f64,
-    /// Seconds of `per_second` that do not count.
+    /// Number of initial seconds of `per_second` that do not count.
     pub ramp: usize,
-    /// The rate in each second, the ramp-up included; in the report's unit.
+    /// The rate in each second, ramp-up included, in the report's unit.
     pub per_second: Vec<f64>,
-    /// How long one takes.
+    /// Latencies of the operations.
     pub latency: Latency,
-    /// What was observed each second.
+    /// The observations of each second.
     pub points: Vec<Point>,
-    /// Blocks read that came from the cache, of all in the measured time.
+    /// Share of blocks read that came from the cache, in the measured time.
     pub hit_ratio: Option<f64>,
     /// CPU seconds in the measured time, by program.
     pub cpu: BTreeMap<String, f64>,
-    /// Further figures, by name.
+    /// Additional figures, by name.
     pub figures: BTreeMap<String, f64>,
 }
 
-/// One second of a cache and its surroundings.
+/// The observations of one second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Blocks read from the cache, of all in this second.
+    /// Share of blocks read that came from the cache.
     pub hit_ratio: Option<f64>,
-    /// Dirty blocks, of those that the limit allows.
+    /// Dirty blocks as a share of the limit.
     pub dirty: Option<f64>,
-    /// Processors in use, by all programs that were started.
+    /// Number of processors in use, by all programs started for the run.
     pub cpu: f64,
 }
 
-/// What should come out, and what did.
+/// A target, and the value found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Target {
-    /// What it is about.
+    /// The measured quantity.
     pub what: String,
-    /// What was found.
+    /// The value found.
     pub found: f64,
-    /// At least this.
+    /// The minimum value.
     pub wanted: f64,
-    /// A second way to meet it, if there is one: what was found, and at least what.
+    /// An alternative way to meet the target: its description, the value found, and the minimum
+    /// value.
     pub or: Option<(String, f64, f64)>,
 }
 
 impl Target {
-    /// Whether it is met.
+    /// Whether the target is met.
     pub fn is_met(&self) -> bool {
         let other = self.or.as_ref().is_some_and(|(_, found, wanted)| found >= wanted);
         self.found >= self.wanted || other
@@ -139,7 +140,7 @@ impl Target {
     }
 }
 
-/// What things cost, in any currency.
+/// Prices, in any currency.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, clap::Args)]
 #[group(skip)]
 pub struct Prices {
@@ -157,18 +158,18 @@ pub struct Prices {
 /// A row of the cost table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
-    /// The set-up.
+    /// The name of the set-up.
     pub setup: String,
-    /// All that it needs.
+    /// Total price.
     pub total: f64,
-    /// For each unit of rate.
+    /// Price per unit of rate.
     pub per_rate: f64,
-    /// SSD and software, for each unit of gain; none for the baseline.
+    /// Price of SSD and software per unit of gain; `None` for the baseline.
     pub per_gain: Option<f64>,
 }
 
 impl Measured {
-    /// Seconds in an interval of the charts and the steadiness: ten, less in short runs.
+    /// Seconds per interval in the charts and the steadiness: ten, or fewer in short runs.
     pub fn interval(&self) -> usize {
         match self.per_second.len().saturating_sub(self.ramp) {
             0..30 => 1,
@@ -177,7 +178,7 @@ impl Measured {
         }
     }
 
-    /// The mean rate in each whole interval, the ramp-up included.
+    /// The mean rate in each whole interval, ramp-up included.
     pub fn intervals(&self) -> Vec<f64> {
         let len = self.interval();
         self.per_second
@@ -186,7 +187,7 @@ impl Measured {
             .collect()
     }
 
-    /// The worst interval of the second half of the measured time against the median one.
+    /// The worst interval of the second half of the measured time, as a share of the median one.
     pub fn steadiness(&self) -> Option<f64> {
         let measured = self.per_second.get(self.ramp..)?;
         let len = self.interval();
@@ -197,39 +198,39 @@ impl Measured {
         Some(means.first()? / median)
     }
 
-    /// Bytes written to the SSD for each byte that clients wrote to the cache.
+    /// Bytes written to the SSD per byte that clients wrote to the cache.
     pub fn written_per_byte(&self) -> Option<f64> {
         let figure = |name: &str| self.figures.get(name).copied();
         let written = figure("write_bytes").filter(|bytes| *bytes > 0.0)?;
         Some(figure("log_bytes")? / written)
     }
 
-    /// Bytes of blocks for each byte of the SSD in use, at the end, headers and garbage included.
+    /// Bytes of blocks per byte of the SSD in use at the end, headers and garbage included.
     pub fn held_per_byte(&self) -> Option<f64> {
         let figure = |name: &str| self.figures.get(name).copied();
         let used = figure("log_used_bytes").filter(|bytes| *bytes > 0.0)?;
         Some(figure("cached_blocks")? * 4096.0 / used)
     }
 
-    /// CPU seconds of all programs, if they were watched.
+    /// CPU seconds of all programs, if they were observed.
     pub fn cpu_total(&self) -> Option<f64> {
         (!self.cpu.is_empty()).then(|| self.cpu.values().sum())
     }
 }
 
 impl Group {
-    /// The set-up of a name.
+    /// The result of the set-up with this name.
     pub fn of(&self, setup: &str) -> Option<&Measured> {
         self.results.iter().find(|result| result.setup == setup)
     }
 
-    /// A set-up's rate against another's.
+    /// A set-up's rate divided by another's.
     pub fn ratio(&self, setup: &str, other: &str) -> Option<f64> {
         let other = self.of(other)?.rate;
         Some(self.of(setup)?.rate / other).filter(|ratio| ratio.is_finite())
     }
 
-    /// What each set-up costs.
+    /// The costs of each set-up.
     pub fn costs(&self, prices: &Prices) -> Vec<Cost> {
         let cost = |result: &Measured| {
             let (extra, storage) = match result.setup.as_str() {
@@ -251,7 +252,7 @@ impl Group {
 }
 
 impl Report {
-    /// An empty one that begins now.
+    /// An empty report that starts now.
     pub fn new(benchmark: &str, title: &str, unit: &str) -> Self {
         Self {
             version: VERSION,
@@ -265,24 +266,24 @@ impl Report {
         }
     }
 
-    /// Enters a setting.
+    /// Adds a setting.
     pub fn set(&mut self, name: &str, value: impl ToString) {
         self.settings.insert(name.to_owned(), value.to_string());
     }
 
-    /// Enters a target when there is a figure for it.
+    /// Adds a target if there is a value for it.
     pub fn target(&mut self, what: &str, found: Option<f64>, wanted: f64) {
         if let Some(found) = found {
             self.targets.push(Target { what: what.to_owned(), found, wanted, or: None });
         }
     }
 
-    /// Reads an earlier one.
+    /// Reads an earlier report of the same benchmark.
     pub fn read(path: &Path, benchmark: &str) -> anyhow::Result<Self> {
         let at = path.display();
         let text = fs::read_to_string(path).with_context(|| format!("--compare {at}"))?;
         let report: Self = serde_json::from_str(&text)
-            .map_err(|error| WrongUsage(format!("--compare {at}: no report: {error}")))?;
+            .map_err(|error| WrongUsage(format!("--compare {at}: not a report: {error}")))?;
         if report.version != VERSION || report.benchmark != benchmark {
             let (name, version) = (&report.benchmark, report.version);
             let what = format!("a report of {name}, version {version}; needed: {benchmark}");
@@ -304,7 +305,7 @@ impl Report {
             self.cost_table(prices).print();
         }
         if let Some(earlier) = earlier {
-            println!("\nbeside the run of {}", earlier.when);
+            println!("\ncompared with the run of {}", earlier.when);
             for difference in self.differences(earlier) {
                 println!("  {difference}");
             }
@@ -319,7 +320,7 @@ impl Report {
         }
     }
 
-    /// Every set-up of every group.
+    /// The table of all set-ups of all groups.
     pub fn table(&self) -> Table {
         let mut table = Table::new(&[
             "load", "set-up", &self.unit, "gain", "mean ms", "95 %", "99 %", "max", "hits",
@@ -353,7 +354,7 @@ impl Report {
         table
     }
 
-    /// The cost of each set-up of the first group.
+    /// The costs of each set-up of the first group.
     pub fn cost_table(&self, prices: &Prices) -> Table {
         let per = format!("per {}", self.unit);
         let mut table = Table::new(&["cost", "total", &per, "SSD and software per unit of gain"]);
@@ -365,7 +366,7 @@ impl Report {
         table
     }
 
-    /// The targets.
+    /// The table of targets.
     pub fn target_table(&self) -> Table {
         let mut table = Table::new(&["target", "found", "wanted", ""]);
         for target in &self.targets {
@@ -375,7 +376,7 @@ impl Report {
         table
     }
 
-    /// What differs in the settings of an earlier run, in words.
+    /// The settings that differ from an earlier run, in words.
     pub fn differences(&self, earlier: &Self) -> Vec<String> {
         let names = self.settings.keys().chain(earlier.settings.keys());
         let mut names: Vec<&String> = names.collect();
@@ -391,7 +392,7 @@ impl Report {
         names.iter().map(differ).collect()
     }
 
-    /// What both have measured, beside each other.
+    /// The table of results that both runs have.
     pub fn comparison(&self, earlier: &Self) -> Table {
         let mut table =
             Table::new(&["load", "set-up", "before", "now", "ratio", "gain before", "gain now"]);
@@ -415,7 +416,7 @@ impl Report {
         table
     }
 
-    /// Writes the JSON file and the page into a directory; the paths of both.
+    /// Writes the JSON file and the page into a directory; returns the paths of both.
     pub fn save(&self, out: &Path, earlier: Option<&Self>) -> anyhow::Result<(PathBuf, PathBuf)> {
         fs::create_dir_all(out).with_context(|| format!("{}", out.display()))?;
         let stamp: String = self.when.chars().filter(char::is_ascii_alphanumeric).collect();
@@ -428,7 +429,7 @@ impl Report {
         Ok((json, page))
     }
 
-    /// Prints, saves, and says where.
+    /// Prints and saves the report, and prints the paths.
     ///
     /// # Errors
     /// When the files cannot be written, or nothing was measured.
@@ -441,7 +442,7 @@ impl Report {
     }
 }
 
-/// The command line of this process, as it was typed.
+/// The command line of this process.
 fn command() -> String {
     std::iter::once("forebay".to_owned())
         .chain(std::env::args().skip(1))
@@ -449,7 +450,7 @@ fn command() -> String {
         .join(" ")
 }
 
-/// A time as `2026-01-31T23:59:59Z`, by the civil calendar of Hinnant's algorithm.
+/// A time in the form `2026-01-31T23:59:59Z`, by Hinnant's algorithm for civil calendars.
 fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -466,7 +467,7 @@ fn utc(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// What the machine is.
+/// The properties of the machine.
 fn machine() -> BTreeMap<String, String> {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, name: &str| {

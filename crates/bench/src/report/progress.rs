@@ -1,8 +1,8 @@
-//! What is being done right now, on standard error.
+//! The current activity, shown on standard error.
 
 use std::io::{IsTerminal as _, Write as _};
 
-/// Shows what is being done, in place of what was shown before; on a terminal only.
+/// Shows the current activity in place of the previous one; on a terminal only.
 pub fn progress(text: &str) {
     let mut out = std::io::stderr();
     if out.is_terminal() {

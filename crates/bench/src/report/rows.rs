@@ -1,5 +1,5 @@
-//! `forebay-bench report`: rows of the table in `docs/results.md`, from the JSON that benchmarks
-//! for users leave.
+//! `forebay-bench report`: rows of the table in `docs/results.md`, from the JSON files of the
+//! benchmarks for users.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::report::{BASELINE, Group, Measured, Report};
 /// Arguments of `forebay-bench report`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Figures of forebay bench: NAME-TIME.json
+    /// JSON files of forebay bench: NAME-TIME.json
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// The letter of the machine in the table
@@ -27,7 +27,7 @@ pub struct Args {
 /// Prints the rows of every file.
 ///
 /// # Errors
-/// When a file cannot be read, or holds something else.
+/// When a file cannot be read, or is not a report.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for path in &args.files {
         let report = read(path)?;
@@ -76,7 +76,7 @@ fn rows(report: &Report, machine: &str, commit: &str) -> Vec<String> {
     cells.into_iter().zip(commands).map(row).collect()
 }
 
-/// What was measured of a set-up: its rate, its gain, and what else is known of it.
+/// The results of a set-up: rate, gain, and other figures.
 fn result(report: &Report, group: &Group, one: &Measured) -> String {
     let mut parts = vec![format!("{} {}", short(one.rate), report.unit)];
     if one.setup != BASELINE

@@ -1,11 +1,10 @@
-//! Scales of charts: where a value lies between an axis's ends, and the round values that are
-//! written at it.
+//! Scales of charts: the position of a value between an axis's ends, and the round values to label.
 
-/// Ticks at most of a linear axis, its begin not counted.
+/// Maximum number of ticks of a linear axis, not counting its start.
 const TICKS: f64 = 5.0;
-/// Orders of magnitude at most of a logarithmic axis; what is smaller lies at its begin.
+/// Maximum number of orders of magnitude of a logarithmic axis; smaller values lie at its start.
 const MAGNITUDES: f64 = 6.0;
-/// Orders of magnitude up to which 2 and 5 have ticks beside the powers of ten.
+/// Maximum number of orders of magnitude with ticks at 2 and 5, in addition to powers of ten.
 const MAGNITUDES_FINE: f64 = 2.1;
 
 /// One axis.
@@ -13,12 +12,12 @@ pub struct Scale {
     low: f64,
     high: f64,
     logarithmic: bool,
-    /// The values that are written at it.
+    /// The labeled values.
     pub ticks: Vec<f64>,
 }
 
 impl Scale {
-    /// From 0 to the first tick not below `value`.
+    /// A linear scale from 0 to the first tick not below `value`.
     pub fn up_to(value: f64) -> Self {
         let value = if value > 0.0 { value } else { 1.0 };
         let step = step(value);
@@ -26,7 +25,7 @@ impl Scale {
         Self::linear(count * step, step)
     }
 
-    /// From 0 to `value`, which is above 0, be it round or not.
+    /// A linear scale from 0 to `value`, which must be above 0 but need not be round.
     pub fn exactly(value: f64) -> Self {
         Self::linear(value, step(value))
     }
@@ -37,7 +36,7 @@ impl Scale {
         Self { low: 0.0, high, logarithmic: false, ticks }
     }
 
-    /// Logarithmic, from the smallest value above 0 to the greatest, each rounded.
+    /// A logarithmic scale from the smallest value above 0 to the greatest, both rounded.
     pub fn logarithmic(values: impl Iterator<Item = f64> + Clone) -> Self {
         let values = values.filter(|value| *value > 0.0 && value.is_finite());
         let high = values.clone().fold(f64::MIN_POSITIVE, f64::max);
@@ -57,7 +56,7 @@ impl Scale {
         Self { low, high, logarithmic: true, ticks: rounds }
     }
 
-    /// Logarithmic, with ticks at these very values.
+    /// A logarithmic scale with ticks at exactly these values.
     pub fn at_each(mut values: Vec<f64>) -> Self {
         values.retain(|value| *value > 0.0);
         values.sort_by(f64::total_cmp);
@@ -67,7 +66,7 @@ impl Scale {
         Self { low, high, logarithmic: true, ticks: values }
     }
 
-    /// Where a value lies: 0 is the begin of the axis, 1 its end.
+    /// The position of a value: 0 is the start of the axis, 1 its end.
     pub fn at(&self, value: f64) -> f64 {
         let part = if self.logarithmic {
             (value.max(f64::MIN_POSITIVE) / self.low).ln() / (self.high / self.low).ln()
@@ -78,7 +77,7 @@ impl Scale {
     }
 }
 
-/// A round distance of ticks, of which [`TICKS`] reach `value`.
+/// A round distance for ticks, of which [`TICKS`] reach `value`.
 fn step(value: f64) -> f64 {
     let least = value / TICKS;
     let power = 10f64.powf(least.log10().floor());
@@ -86,7 +85,7 @@ fn step(value: f64) -> f64 {
     steps.into_iter().find(|step| *step >= least * (1.0 - 1e-9)).unwrap_or(least)
 }
 
-/// A value of a tick: three decimals at most, and only those it needs.
+/// The label of a value, with as many decimals as it needs, up to three.
 pub fn label(value: f64) -> String {
     let (value, unit) = match value {
         v if v >= 1e6 => (v / 1e6, "M"),

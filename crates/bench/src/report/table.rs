@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde_json::Value;
 
-/// Rows of text under a heading, columns as wide as they need; the first is aligned left.
+/// Rows of text under a heading. Columns are as wide as needed; the first is left-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
@@ -22,7 +22,7 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// Takes the columns away in which no row has anything but a dash.
+    /// Removes the columns that contain only dashes.
     pub fn drop_empty(&mut self) {
         let columns = self.rows.first().map_or(0, Vec::len);
         let filled = |column: usize| {
@@ -41,7 +41,7 @@ impl Table {
         &self.rows
     }
 
-    /// Prints it.
+    /// Prints the table.
     pub fn print(&self) {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -66,7 +66,7 @@ impl Table {
     }
 }
 
-/// Keeps the figures of a benchmark as `target/bench/NAME.json`.
+/// Saves the figures of a benchmark as `target/bench/NAME.json`.
 pub fn save(name: &str, figures: &Value) -> anyhow::Result<PathBuf> {
     let path = directory()?.join(format!("{name}.json"));
     let text = serde_json::to_string_pretty(figures)?;
@@ -74,7 +74,7 @@ pub fn save(name: &str, figures: &Value) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// `target/bench`, where cargo put this program.
+/// `target/bench`, in the target directory that contains this program.
 fn directory() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("the program's own path")?;
     let profile = program.parent().unwrap_or(Path::new("."));
@@ -83,12 +83,12 @@ fn directory() -> anyhow::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Says whether a figure meets its target.
+/// Whether a figure meets its target, in words.
 pub fn verdict(met: bool) -> String {
     if met { "met" } else { "MISSED" }.to_owned()
 }
 
-/// A number in about three digits.
+/// A number with about three digits.
 pub fn short(number: f64) -> String {
     match number.abs() {
         _ if !number.is_finite() => "-".to_owned(),
@@ -99,7 +99,7 @@ pub fn short(number: f64) -> String {
     }
 }
 
-/// A number that may be missing.
+/// A number, or a dash if it is missing.
 pub fn optional(number: Option<f64>, show: impl Fn(f64) -> String) -> String {
     number.map_or("-".to_owned(), show)
 }

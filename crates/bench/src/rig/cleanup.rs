@@ -1,10 +1,10 @@
-//! What must be undone whatever happens: processes, mounts, loop devices, directories. Each is
-//! entered here when it is made and undone when its `Held` is dropped; what is still there at a
-//! signal or a panic is undone then, newest first.
+//! Resources that must be removed in every case: processes, mounts, loop devices, directories. Each
+//! is registered here when it is created, and removed when its `Held` is dropped; the remaining
+//! ones are removed at a signal or a panic, newest first.
 //!
-//! Invariant: making a thing and entering it happen under one lock, so that nothing can be made
-//! after the end has begun. Only what was made here is touched: processes by their handle,
-//! devices by their name while they are held.
+//! Invariant: a resource is created and registered under one lock, so that none can be created
+//! after the final cleanup has begun. Only resources created here are touched: processes by their
+//! handle, devices by their name while they are held.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -19,20 +19,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// How long a device or a mount may take to go.
+/// Time limit for a device or a mount to disappear.
 const PATIENCE: Duration = Duration::from_secs(20);
 const STEP: Duration = Duration::from_millis(20);
-/// Time between two looks at a program that starts: some of these looks make a connection.
+/// Interval between checks of a starting program: some of the checks make a connection.
 const READY_STEP: Duration = Duration::from_millis(50);
-/// Ticks of a second in which the kernel counts CPU time for programs, on every machine.
+/// Ticks per second in which the kernel reports CPU time, on every machine.
 const USER_HZ: u64 = 100;
 
-/// How one thing is undone.
+/// How a resource is removed.
 enum Undo {
     Kill(Arc<Mutex<Child>>),
     Unmount(PathBuf),
     Detach(PathBuf),
-    /// A loop device whose number is ours, too.
+    /// Detach a loop device and free its number, which is ours too.
     DetachNumber(PathBuf),
     Remove(PathBuf),
     Disband(PathBuf),
@@ -50,7 +50,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something that is undone when this is dropped.
+/// A registered resource, removed on drop.
 #[must_use]
 pub struct Held(u64);
 
@@ -64,7 +64,7 @@ impl Drop for Held {
     }
 }
 
-/// Makes a thing and enters how it is undone.
+/// Creates and registers a resource.
 fn make<T>(action: impl FnOnce() -> anyhow::Result<(T, Undo)>) -> anyhow::Result<(T, Held)> {
     let mut state = lock(&STATE);
     ensure!(!state.closed, "interrupted");
@@ -75,7 +75,7 @@ fn make<T>(action: impl FnOnce() -> anyhow::Result<(T, Undo)>) -> anyhow::Result
     Ok((made, Held(id)))
 }
 
-/// From now on signals and panics undo everything and end the process with exit code 1.
+/// From now on a signal or panic removes everything and ends the process with exit code 1.
 pub fn protect() -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("catching signals")?;
     std::thread::spawn(move || {
@@ -88,7 +88,8 @@ pub fn protect() -> anyhow::Result<()> {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         print(info);
-        // Whoever panics may hold the lock; then the rest is left, which is better than to hang.
+        // The panicking thread may hold the lock; leaving resources behind is then better than
+        // hanging.
         if let Ok(mut state) = STATE.try_lock() {
             undo_all(&mut state);
         }
@@ -96,8 +97,8 @@ pub fn protect() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Undoes everything, newest first; nothing can be made afterwards. Waits for whoever does so
-/// already.
+/// Removes everything, newest first; nothing can be created afterwards. If another thread is
+/// already doing so, waits for it.
 pub fn all() {
     undo_all(&mut lock(&STATE));
 }
@@ -130,7 +131,7 @@ fn kill(child: &mut Child) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Unmounts; what is busy is tried again, and at last taken out of sight.
+/// Unmounts a file system. If it stays busy after some retries, detaches it lazily.
 fn leave(path: &Path) -> anyhow::Result<()> {
     let limit = Instant::now() + PATIENCE;
     loop {
@@ -145,7 +146,7 @@ fn leave(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Detaches a loop device and waits until it is gone: the command alone only asks for it.
+/// Detaches a loop device and waits until it is gone: the command alone only requests that.
 fn detach(device: &Path) -> anyhow::Result<()> {
     let name = device.file_name().context("a device has a name")?;
     let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
@@ -161,7 +162,7 @@ fn detach(device: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Gives the number of a loop device back to the kernel; one that is in use again stays.
+/// Removes the loop device's number from the kernel; one that is in use again stays.
 fn give_back(device: &Path) {
     let remove = "import fcntl,os,sys\n\
         fcntl.ioctl(os.open('/dev/loop-control', os.O_RDWR), 0x4c81, int(sys.argv[1]))";
@@ -169,7 +170,7 @@ fn give_back(device: &Path) {
     let _ = tool("python3").args(["-c", remove, &number]).output();
 }
 
-/// Removes a control group, as soon as the last of its processes has ended.
+/// Removes a control group as soon as the last of its processes has ended.
 fn disband(group: &Path) -> anyhow::Result<()> {
     let limit = Instant::now() + PATIENCE;
     loop {
@@ -180,13 +181,13 @@ fn disband(group: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A program, also where only root has its directory among those searched.
+/// A program, found also in directories that only root has in its PATH.
 pub fn tool(name: &str) -> Command {
     let system = Path::new("/usr/sbin").join(name);
     if system.exists() { Command::new(system) } else { Command::new(name) }
 }
 
-/// Runs a command to its end; its output, or what it said when it failed.
+/// Runs a command to completion. Returns its output; on failure, an error with its messages.
 pub fn finish(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
@@ -196,7 +197,7 @@ pub fn finish(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A directory that is removed with everything in it.
+/// Creates a directory that is removed with all its content.
 pub fn directory(path: &Path) -> anyhow::Result<Held> {
     let (_, held) = make(|| {
         fs::create_dir_all(path).with_context(|| format!("{}", path.display()))?;
@@ -205,7 +206,7 @@ pub fn directory(path: &Path) -> anyhow::Result<Held> {
     Ok(held)
 }
 
-/// A loop device over a file, with direct I/O and sectors of 4 KiB, and its path.
+/// Creates a loop device over a file, with direct I/O and 4 KiB sectors. Returns its path.
 pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
     make(|| {
         let mut command = tool("losetup");
@@ -215,7 +216,7 @@ pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
     })
 }
 
-/// The same under a name of the caller's choice, with sectors of 512 bytes.
+/// Creates a loop device with a given name, with 512-byte sectors.
 pub fn loop_named(device: &Path, file: &Path) -> anyhow::Result<Held> {
     let (_, held) = make(|| {
         finish(tool("losetup").arg("--direct-io=on").arg(device).arg(file))?;
@@ -234,11 +235,11 @@ pub fn mount(device: &Path, at: &Path) -> anyhow::Result<Held> {
     Ok(held)
 }
 
-/// A control group for programs to be started in.
+/// A control group in which programs can be started.
 pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
-    /// The command, to be started within the group.
+    /// Wraps a command so that it starts within the group.
     pub fn enter(&self, command: &Command) -> Command {
         let mut entering = Command::new("sh");
         entering.arg("-c").arg("echo $$ >\"$0\" && exec \"$@\"").arg(self.0.join("cgroup.procs"));
@@ -248,7 +249,7 @@ impl MemoryGroup {
     }
 }
 
-/// A control group, of either version, whose processes have at most so much memory together, page
+/// Creates a control group, of version 1 or 2, that limits the total memory of its processes, page
 /// cache included.
 pub fn memory_group(name: &str, bytes: u64) -> anyhow::Result<(MemoryGroup, Held)> {
     let roots =
@@ -269,14 +270,14 @@ pub fn memory_group(name: &str, bytes: u64) -> anyhow::Result<(MemoryGroup, Held
     })
 }
 
-/// A mount that a program of ours has made.
+/// Registers a mount made by one of our programs.
 pub fn mounted(at: &Path) -> anyhow::Result<Held> {
     let (_, held) = make(|| Ok(((), Undo::Unmount(at.to_owned()))))?;
     Ok(held)
 }
 
-/// A running program: in a process group of its own, so that a terminal's Ctrl-C does not end it
-/// before what stands on it.
+/// A running program, in its own process group, so that a terminal's Ctrl-C does not end it before
+/// the things that depend on it.
 pub struct Process {
     child: Arc<Mutex<Child>>,
     pid: u32,
@@ -286,8 +287,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it; what it says on standard error, and on standard output unless that was set to
-    /// something by the caller with `piped`, goes to `log`.
+    /// Starts the program. Its standard error, and its standard output unless `piped` says that the
+    /// caller has redirected that, go to `log`.
     pub fn start(mut command: Command, log: &Path, piped: bool) -> anyhow::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let file = File::create(log).with_context(|| format!("{}", log.display()))?;
@@ -302,32 +303,32 @@ impl Process {
         Ok(Self { child, pid, log: log.to_owned(), name, held: Some(held) })
     }
 
-    /// Its standard output, when it was asked for; once.
+    /// Its piped standard output; available once.
     pub fn output(&self) -> anyhow::Result<std::process::ChildStdout> {
         lock(&self.child).stdout.take().context("its output was asked for, once")
     }
 
-    /// Its process number.
+    /// Its process ID.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// How it ended, if it has.
+    /// Its exit status, if it has ended.
     pub fn ended(&self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(lock(&self.child).try_wait()?)
     }
 
-    /// Sends SIGKILL and does not wait: for killing several things at once.
+    /// Sends SIGKILL without waiting, for killing several processes at once.
     pub fn strike(&self) -> anyhow::Result<()> {
         Ok(lock(&self.child).kill()?)
     }
 
-    /// Ends it as a power failure would.
+    /// Kills it, as a power failure would.
     pub fn kill(mut self) {
         self.held.take();
     }
 
-    /// Sends SIGTERM and waits for an end in order.
+    /// Sends SIGTERM and waits for it to exit in order.
     pub fn stop(self, patience: Duration) -> anyhow::Result<()> {
         {
             let mut child = lock(&self.child);
@@ -353,7 +354,8 @@ impl Process {
         }
     }
 
-    /// Waits until it is ready. Errors call it by `name`: another program may have started it.
+    /// Waits until it is ready. Errors refer to it as `name`, since another program may have
+    /// started it.
     pub fn wait_until(
         &self,
         name: &str,
@@ -371,12 +373,12 @@ impl Process {
         Ok(())
     }
 
-    /// CPU time that it has used, all threads; nothing when it is gone.
+    /// CPU time used so far by all its threads; zero when it is gone.
     pub fn cpu(&self) -> Duration {
         cpu_of(self.pid).unwrap_or_default()
     }
 
-    /// The last lines that it said.
+    /// The last lines of its log.
     pub fn said(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -385,11 +387,11 @@ impl Process {
     }
 }
 
-/// CPU time that a process has used, all threads, and its children with it.
+/// CPU time used by all threads of a process and by its ended children; `None` when it is gone.
 pub fn cpu_of(pid: u32) -> Option<Duration> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Fields are counted from behind the name, which is in brackets: user and system time, and the
-    // same of the children that have ended, are the 14th to 17th of all.
+    // Fields are counted from the end of the name, which is in parentheses: fields 14 to 17 are the
+    // user and system time of the process, and those of its ended children.
     let (_, rest) = text.rsplit_once(')')?;
     let fields = rest.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
     let ticks: u64 = fields.collect::<Result<Vec<_>, _>>().ok()?.iter().sum();
@@ -399,10 +401,10 @@ pub fn cpu_of(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis(ticks * 1000 / USER_HZ) + children.sum())
 }
 
-/// Runs `work`. What it makes is undone at its end, at a signal and at a panic.
+/// Runs `work`. Resources that it creates are removed at its end, at a signal and at a panic.
 ///
 /// # Errors
-/// Those of `work`.
+/// The error of `work`.
 pub fn protected(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     protect()?;
     let outcome = work();

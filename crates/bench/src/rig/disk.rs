@@ -1,8 +1,8 @@
-//! A disk as the kernel sees it, over each set-up: a loop device with direct I/O over a file that
-//! FUSE shows, or over a plain file for the bare SSD. Forebay shows its file itself, nbdkit's comes
-//! through nbdfuse.
+//! A block device over each set-up: a loop device with direct I/O over a file in a FUSE mount, or
+//! over a plain file for the bare SSD. Forebay provides the mount itself; nbdkit's export is
+//! mounted by nbdfuse.
 //!
-//! Everything goes when it is dropped, the device first and the servers last.
+//! Dropping it removes everything, the device first and the servers last.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,26 +15,26 @@ use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting};
 use crate::rig::setup::SetUp;
 
-/// The directory that FUSE shows something in.
+/// Name of the mount point for FUSE.
 const FUSE: &str = "fuse";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a disk is made of.
+/// The components of a disk.
 #[derive(Clone, Debug)]
 pub struct Medium {
-    /// The binary that serves.
+    /// The server's binary.
     pub binary: PathBuf,
-    /// A file in the place with the data.
+    /// Name of the file in the place that holds the data.
     pub primary: String,
-    /// The model of its times.
+    /// The disk model that determines its timing.
     pub model: String,
-    /// Bytes of the cache.
+    /// Size of the cache, in bytes.
     pub cache: u64,
-    /// Bytes of its RAM tier.
+    /// Size of the cache's RAM tier, in bytes.
     pub ram: u64,
-    /// Its threads.
+    /// Number of the cache's threads.
     pub shards: u16,
-    /// Further flags for the server.
+    /// Additional flags for the server.
     pub more: Vec<String>,
 }
 
@@ -52,8 +52,7 @@ impl Medium {
         }
     }
 
-    /// Writes what is dirty in the cache of an ended server to the primary, at the speed of the
-    /// SSD.
+    /// Drains the cache of a server that has ended to the primary, at the speed of the SSD.
     pub fn drain(&self, place: &Place, mode: &'static str) -> anyhow::Result<()> {
         let server = Server::forebay(&self.binary, place, &self.setting(place, mode, false))?;
         server.drain()?;
@@ -72,7 +71,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Makes one of what is in the place.
+    /// Creates the device from the files in the place.
     pub fn start(place: &Place, setup: SetUp, medium: &Medium) -> anyhow::Result<Self> {
         let shown = place.path(FUSE);
         std::fs::create_dir_all(&shown)?;
@@ -109,13 +108,13 @@ impl Disk {
         Ok(disk)
     }
 
-    /// The file that the loop device is over.
+    /// Starts the servers; returns the file for the loop device.
     fn show(&mut self, place: &Place, medium: &Medium) -> anyhow::Result<PathBuf> {
         let directory = place.path(FUSE);
         match (&self.server, &self.peer) {
             (None, _) => Ok(place.path(&medium.primary)),
             (Some(server), None) => {
-                // The server unmounts it when it stops in order; nobody does when it is killed.
+                // A server that stops in order unmounts it; after a kill it stays mounted.
                 self.mounted = Some(cleanup::mounted(&directory)?);
                 Ok(directory.join(server.export))
             }
@@ -142,12 +141,12 @@ impl Disk {
         &self.device
     }
 
-    /// The server whose statistics tell of the cache; none where there is no cache of Forebay's.
+    /// The Forebay server to ask for statistics; `None` for a set-up without cache.
     pub fn cache(&self) -> Option<&Server> {
         self.server.as_ref().filter(|_| self.peer.is_none())
     }
 
-    /// The programs that make it up.
+    /// The processes of the set-up, by name.
     pub fn processes(&self) -> Vec<(&'static str, &Process)> {
         let mut all = Vec::new();
         all.extend(self.server.iter().map(|server| ("forebay", server.process())));
@@ -156,7 +155,7 @@ impl Disk {
         all
     }
 
-    /// Takes the device away and stops the servers in order.
+    /// Removes the device and stops the servers in order.
     pub fn stop(mut self) -> anyhow::Result<()> {
         self.attached.take();
         if self.peer.is_some() {

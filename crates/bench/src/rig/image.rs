@@ -1,5 +1,6 @@
-//! Images of disks with a loaded database, made once on the bare SSD and copied for each set-up.
-//! Beside each lies a note of what it was made of; one that does not match is made again.
+//! Images of disks with a loaded database, made once on the bare SSD and copied for each set-up. A
+//! note next to each image describes how it was made; if it does not match, the image is made
+//! again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +13,18 @@ use crate::rig::cleanup::{self, finish, tool};
 use crate::rig::needs;
 use crate::rig::place::Place;
 
-/// An image that is ready.
+/// A ready image.
 #[derive(Clone, Debug)]
 pub struct Image {
     /// The file.
     pub path: PathBuf,
-    /// Bytes of the database in it, redo log not included.
+    /// Size of the database in it without the redo log, in bytes.
     pub data: u64,
-    /// Bytes of the disk.
+    /// Size of the disk, in bytes.
     pub size: u64,
 }
 
-/// What lies beside an image.
+/// The note next to an image.
 #[derive(PartialEq, Serialize, Deserialize)]
 struct Note {
     made_of: String,
@@ -31,8 +32,8 @@ struct Note {
     size: u64,
 }
 
-/// The image `name` in a directory, made of what `made_of` says. If it is not there, a disk of
-/// `size` bytes gets XFS and `load` fills the directory that it is mounted on.
+/// The image `name` in a directory, made as `made_of` describes. If it does not exist, a disk of
+/// `size` bytes is formatted with XFS and mounted, and `load` fills the directory.
 pub fn prepare(
     dir: &Path,
     name: &str,
@@ -79,7 +80,7 @@ impl Image {
         let mut command = tool("cp");
         command.args(["--reflink=auto", "--sparse=always"]).arg(&self.path).arg(place.path(name));
         finish(&mut command)?;
-        // What is copied must neither be in memory nor be written while something is measured.
+        // During measurements the copy must neither be cached in memory nor still be written back.
         let file = fs::File::open(place.path(name))?;
         file.sync_all()?;
         drop_caches();
@@ -87,12 +88,13 @@ impl Image {
     }
 }
 
-/// Drops what the kernel keeps of files in memory; without root it stays.
+/// Drops the kernel's page cache; has no effect without root.
 pub fn drop_caches() {
     let _ = fs::write("/proc/sys/vm/drop_caches", "3");
 }
 
-/// Bytes of the database files under a directory: all but the redo log of MariaDB or PostgreSQL.
+/// Size in bytes of the database files under a directory, without MariaDB's or PostgreSQL's redo
+/// log.
 fn size_of(dir: &Path) -> anyhow::Result<u64> {
     let mut sum = 0;
     for entry in fs::read_dir(dir)? {

@@ -1,5 +1,5 @@
-//! The things that a benchmark sets up on this machine, measures and takes away again: directories,
-//! images, disks, servers as processes. [`cleanup`] undoes all of it, whatever happens.
+//! Resources that a benchmark creates on this machine, measures and removes: directories, images,
+//! disks, server processes. [`cleanup`] removes all of them in every case.
 
 pub mod cleanup;
 pub mod disk;
@@ -13,14 +13,14 @@ pub mod watch;
 
 use std::path::PathBuf;
 
-/// What every command with a server is asked.
+/// Arguments common to all commands with a server.
 #[derive(clap::Args, Clone)]
 #[group(skip)]
 pub struct Common {
-    /// The binary of Forebay [default: the one beside this program]
+    /// The binary of Forebay [default: the one next to this program]
     #[arg(long, value_name = "PATH")]
     pub forebay: Option<PathBuf>,
-    /// Where files are made [default: the system's directory for temporary files]
+    /// Directory for files [default: the system's directory for temporary files]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }

@@ -1,5 +1,5 @@
 //! The programs, rights, devices and space that a benchmark needs. They are checked before it
-//! begins; the message names what is missing, and what to do.
+//! begins; the message names the missing one and the remedy.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use crate::rig::cleanup::tool;
 use crate::rig::setup::SetUp;
 
-/// Programs, each with the package of Debian that holds it.
+/// Checks that the programs are installed; each is listed with its Debian package.
 pub fn tools(needed: &[(&str, &str)]) -> anyhow::Result<()> {
     let exists = |name: &str| {
         let command = tool(name);
@@ -24,22 +24,21 @@ pub fn tools(needed: &[(&str, &str)]) -> anyhow::Result<()> {
     bail!("{name} is not installed; on Debian: apt-get install {}", packages.join(" "))
 }
 
-/// What a disk needs that the kernel's clients see.
+/// Checks that a block device can be created for the set-ups.
 pub fn disk_can_be_made(setups: &[SetUp]) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "not root: loop devices and mounts need it; run it as root, or choose vdbench or burst"
     );
     let open = |path: &str| OpenOptions::new().read(true).write(true).open(path);
-    open("/dev/loop-control")
-        .context("/dev/loop-control: there are no loop devices here; modprobe loop")?;
+    open("/dev/loop-control").context("/dev/loop-control: no loop devices; run modprobe loop")?;
     if setups.iter().any(|setup| *setup != SetUp::BareSsd) {
-        open("/dev/fuse").context("/dev/fuse: there is no FUSE here; modprobe fuse")?;
+        open("/dev/fuse").context("/dev/fuse: no FUSE; run modprobe fuse")?;
     }
     Ok(())
 }
 
-/// Room for this many more bytes in a directory.
+/// Checks that a directory has `bytes` bytes of free space.
 pub fn space(dir: &Path, bytes: u64) -> anyhow::Result<()> {
     let found = rustix::fs::statvfs(dir).with_context(|| format!("{}", dir.display()))?;
     let free = found.f_bavail * found.f_frsize;

@@ -1,4 +1,4 @@
-//! A directory for the files of one benchmark; gone with it.
+//! A directory for the files of one benchmark; removed on drop.
 
 use std::fs;
 use std::io::Write as _;
@@ -10,23 +10,23 @@ use anyhow::Context as _;
 use crate::load::content::Content;
 use crate::rig::cleanup::{self, Held};
 
-/// Bytes written to a file at once.
+/// Bytes written at a time.
 const CHUNK: usize = 16 << 20;
 
-/// Numbers the places of a process.
+/// Number of the next place in this process.
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A directory of one's own.
+/// A directory for one benchmark.
 pub struct Place {
     path: PathBuf,
     _held: Held,
 }
 
 impl Place {
-    /// A new one within `parent`, or within the system's directory for temporary files.
+    /// A new directory within `parent`, or within the system's directory for temporary files.
     pub fn new(parent: Option<&Path>) -> anyhow::Result<Self> {
         let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
-        // A socket's path must be short, and absolute for whoever runs elsewhere.
+        // A socket's path must be short, and absolute for programs with another working directory.
         let parent = fs::canonicalize(&parent).with_context(|| format!("{}", parent.display()))?;
         let number = NEXT.fetch_add(1, Relaxed);
         let path = parent.join(format!("forebay-bench-{}-{number}", std::process::id()));
@@ -39,12 +39,12 @@ impl Place {
         self.path.join(name)
     }
 
-    /// The same as text.
+    /// A path in it, as text.
     pub fn text(&self, name: &str) -> String {
         self.path(name).to_string_lossy().into_owned()
     }
 
-    /// Makes a file of `size` bytes without content.
+    /// Creates a sparse file of `size` bytes.
     pub fn sparse(&self, name: &str, size: u64) -> anyhow::Result<PathBuf> {
         let path = self.path(name);
         let file = fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
@@ -52,7 +52,7 @@ impl Place {
         Ok(path)
     }
 
-    /// Makes a file of `size` bytes that do not compress, all of them on the medium.
+    /// Creates a file of `size` incompressible bytes, all of them written to the medium.
     pub fn full(&self, name: &str, size: u64) -> anyhow::Result<PathBuf> {
         let path = self.path(name);
         let mut file = fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
@@ -67,7 +67,7 @@ impl Place {
         Ok(path)
     }
 
-    /// Removes a file or a directory, if it is there.
+    /// Removes a file or a directory if it exists.
     pub fn remove(&self, name: &str) {
         let path = self.path(name);
         let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };

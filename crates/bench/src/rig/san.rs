@@ -1,5 +1,5 @@
-//! An NBD server whose power can be cut: what it answered and was not told to flush is gone then,
-//! all of it or some, and every connection with it. It is on again at once, or when told.
+//! An NBD server whose power can be cut: all or some of the answered but unflushed writes are lost,
+//! and every connection breaks. It is up again at once, or when told.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -20,44 +20,45 @@ const INFO: u32 = 3;
 const ERR_UNSUP: u32 = 1 << 31 | 1;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
-/// Flush is known, and several connections may share the export.
+/// Flags: flush is supported, and several connections may share the export.
 const FLAGS: u16 = 1 | 1 << 2 | 1 << 8;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const FLUSH: u16 = 3;
 
-/// Bytes that are lost or kept together.
+/// Length of the units that are lost or kept, in bytes.
 const CHUNK: usize = 4096;
 
-/// The server, and what it holds.
+/// The server and its content.
 #[derive(Clone)]
 pub struct San(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    /// What the medium holds.
+    /// The content of the medium.
     durable: Vec<u8>,
-    /// The same with what was answered since the last flush.
+    /// The content including the writes answered since the last flush.
     view: Vec<u8>,
-    /// Where the two may differ, in chunks.
+    /// Chunks in which the two may differ.
     unflushed: BTreeSet<usize>,
     off: bool,
-    /// A flush is answered and not done.
+    /// Whether flushes are answered without being done.
     lies: bool,
     connections: Vec<UnixStream>,
-    /// Writes until the power is cut by itself, right after the answer of the last.
+    /// Number of writes until the power fails, right after the answer to the last.
     writes_left: Option<u64>,
     cuts: u64,
-    /// A write that is held when it comes, until its connection has been broken for this long.
+    /// The offset of a write to hold back, and the time from the break of its connection until it
+    /// lands.
     hold: Option<(u64, Duration)>,
 }
 
 impl San {
-    /// Serves `size` zeros at the Unix socket `path`, until the process ends.
+    /// Serves `size` zero bytes at the Unix socket `path` until the process ends.
     ///
     /// # Panics
-    /// If it cannot make the socket.
+    /// If the socket cannot be created.
     pub fn start(path: &Path, size: usize) -> Self {
         let state = State { durable: vec![0; size], view: vec![0; size], ..State::default() };
         let state = Arc::new(Mutex::new(state));
@@ -70,7 +71,7 @@ impl San {
                 }
                 let state = Arc::clone(&theirs);
                 thread::spawn(move || {
-                    // A connection that breaks is what this server is for.
+                    // Broken connections are the purpose of this server.
                     let _ = serve(stream, &state);
                 });
             }
@@ -82,38 +83,38 @@ impl San {
         locked(&self.0)
     }
 
-    /// The power fails, and is back.
+    /// Cuts the power and restores it.
     pub fn cut_power(&self) {
         self.locked().cut(|_| false);
     }
 
-    /// The same, but `kept` says of each chunk that was not flushed whether the medium has it.
+    /// Cuts the power; for each unflushed chunk, `kept` decides whether the medium has it.
     pub fn cut_some(&self, kept: impl FnMut(usize) -> bool) {
         self.locked().cut(kept);
     }
 
-    /// The connections break, and nothing is lost.
+    /// Breaks the connections without losing anything.
     pub fn cut_links(&self) {
         self.locked().hang_up();
     }
 
-    /// While it is off, nobody can connect. What is connected stays.
+    /// While it is off, nobody can connect. Existing connections stay.
     pub fn set_off(&self, off: bool) {
         self.locked().off = off;
     }
 
-    /// Answers nothing for a while.
+    /// Stops answering for this time.
     pub fn freeze(&self, time: Duration) {
         let _held = self.locked();
         thread::sleep(time);
     }
 
-    /// From now on a flush is answered and not done.
+    /// From now on flushes are answered without being done.
     pub fn lie(&self) {
         self.locked().lies = true;
     }
 
-    /// Changes the medium without any client.
+    /// Changes the medium directly.
     pub fn change(&self, offset: u64, bytes: &[u8]) {
         let mut state = self.locked();
         let range = offset as usize..offset as usize + bytes.len();
@@ -121,28 +122,28 @@ impl San {
         state.view[range].copy_from_slice(bytes);
     }
 
-    /// The power fails each time that `writes` writes were answered.
+    /// Makes the power fail each time that `writes` writes were answered; `None` ends that.
     pub fn cut_after(&self, writes: Option<u64>) {
         self.locked().writes_left = writes;
     }
 
-    /// How often the power has failed.
+    /// Number of power failures.
     pub fn cuts(&self) -> u64 {
         self.locked().cuts
     }
 
-    /// What the medium holds at `offset`.
+    /// The content of the medium at `offset`.
     pub fn durable(&self, offset: u64, len: usize) -> Vec<u8> {
         self.locked().durable[offset as usize..][..len].to_vec()
     }
 
-    /// What it would answer to a read.
+    /// The data that a read would return.
     pub fn shown(&self, offset: u64, len: usize) -> Vec<u8> {
         self.locked().view[offset as usize..][..len].to_vec()
     }
 
-    /// The next write at `offset` breaks its connection, and lands so long after it; the client
-    /// sees the end of the connection only then.
+    /// Breaks the connection at the next write at `offset`; the write lands `late` after the client
+    /// has closed, and the client sees the end of the connection only then.
     pub fn hold(&self, offset: u64, late: Duration) {
         self.locked().hold = Some((offset, late));
     }
@@ -237,14 +238,14 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
     }
 }
 
-/// Stops answering, and carries the write out when the client has hung up and some time is over.
+/// Stops answering; carries the write out some time after the client has closed the connection.
 fn land_late(
     mut stream: &UnixStream,
     state: &Mutex<State>,
     (range, data): (Range<usize>, &[u8]),
     late: Duration,
 ) -> io::Result<()> {
-    // Not the protocol: the client gives up the connection.
+    // A protocol violation makes the client give up the connection.
     stream.write_all(&[0xff; 16])?;
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest)?;

@@ -1,4 +1,4 @@
-//! Servers as processes: Forebay, and nbdkit to compare with. Each is ended when dropped.
+//! Servers as processes: Forebay, and nbdkit for comparison. Each is ended on drop.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -14,27 +14,27 @@ use crate::load::{self, Load, Outcome};
 use crate::rig::cleanup::Process;
 use crate::rig::place::Place;
 
-/// Set by `forebay bench`: its own path.
+/// Environment variable with the path of Forebay, set by `forebay bench`.
 const FOREBAY: &str = "FOREBAY_BINARY";
-/// How long a server may take to start or to stop.
+/// Time limit for a server to start or stop.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The name of the volume that is served.
+/// Name of the served volume.
 const VOLUME: &str = "disk";
 
-/// How Forebay is started.
+/// The settings of a Forebay server.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// The primary's URI.
     pub primary: String,
-    /// The cache file's name in the place, and its size in bytes.
+    /// Name of the cache file in the place, and its size in bytes.
     pub cache: (String, u64),
-    /// What the cache does.
+    /// The cache mode.
     pub mode: &'static str,
-    /// Bytes of the RAM tier.
+    /// Size of the RAM tier, in bytes.
     pub ram: u64,
-    /// Threads.
+    /// Number of threads.
     pub shards: u16,
-    /// Further flags.
+    /// Additional flags.
     pub more: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl Setting {
         all
     }
 
-    /// The settings as the JSON files and the documents show them.
+    /// The settings as shown in the JSON files and the documents.
     pub fn describe(&self) -> String {
         let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
         let Self { cache: (_, cache), mode, ram, shards, more, .. } = self;
@@ -70,12 +70,12 @@ impl Setting {
 pub struct Server {
     process: Process,
     binary: PathBuf,
-    /// Where clients connect.
+    /// The socket for clients.
     pub socket: PathBuf,
     /// The name of its export.
     pub export: &'static str,
     control: String,
-    /// From its start until clients could connect.
+    /// Time from its start until clients could connect.
     pub started_in: Duration,
 }
 
@@ -85,8 +85,8 @@ impl Server {
         Self::start(binary, place, &setting.cache.0, &setting.arguments(place))
     }
 
-    /// The same by a file, which has the sockets `cache.nbd` and `cache.control` in the place, and
-    /// a volume `disk`.
+    /// Starts Forebay with a configuration file that has the sockets `cache.nbd` and
+    /// `cache.control` in the place, and a volume `disk`.
     pub fn configured(binary: &Path, place: &Place, config: &Path) -> anyhow::Result<Self> {
         let arguments = ["serve".to_owned(), format!("--config={}", config.display())];
         Self::start(binary, place, "cache", &arguments)
@@ -124,8 +124,8 @@ impl Server {
         Self::nbdkit(place, &["memory".to_owned(), format!("size={size}")])
     }
 
-    /// Starts nbdkit with its cache filter in write-through, of `size` bytes on the same disk,
-    /// before what another server serves.
+    /// Starts nbdkit with its cache filter in write-through, with a cache of `size` bytes on the
+    /// same disk, in front of the export of another server.
     pub fn nbdkit_cache(place: &Place, behind: &Server, size: u64) -> anyhow::Result<Self> {
         let options = [
             "--filter=cache".to_owned(),
@@ -173,7 +173,7 @@ impl Server {
         outcome.with_context(|| format!("{} under load; it said: {}", self.uri(), self.said()))
     }
 
-    /// Runs a command of `forebay` that talks to it.
+    /// Runs a command of `forebay` that talks to the server.
     pub fn ask(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = Command::new(&self.binary).args(arguments).arg(&self.control).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -196,7 +196,7 @@ impl Server {
         Ok(Status(serde_json::from_str(&self.ask(&["status", "--json"])?)?))
     }
 
-    /// Ends it as a power failure would.
+    /// Kills it, as a power failure would.
     pub fn kill(self) {
         self.process.kill();
     }
@@ -206,7 +206,7 @@ impl Server {
         self.process.stop(PATIENCE)
     }
 
-    /// CPU time that it has used, all threads.
+    /// CPU time used so far by all its threads.
     pub fn cpu(&self) -> Duration {
         self.process.cpu()
     }
@@ -221,18 +221,18 @@ impl Server {
     }
 }
 
-/// What `forebay status` says.
+/// The output of `forebay status`.
 pub struct Status(Value);
 
 impl Status {
-    /// A counter or level.
+    /// The value of a counter or level.
     pub fn counter(&self, name: &str) -> u64 {
         self.0["counters"][name].as_u64().unwrap_or(0)
     }
 }
 
-/// The binary of Forebay: the one given, the one that has started this process, or the one next to
-/// this program.
+/// The binary of Forebay: the given one, the one that started this process, or the one next to this
+/// program.
 pub fn binary(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let told = std::env::var_os(FOREBAY).map(PathBuf::from);
     let path = match given.map(Path::to_owned).or(told) {
@@ -241,7 +241,7 @@ pub fn binary(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     };
     ensure!(
         path.exists(),
-        "{} is not there; build it with `cargo build --release -p forebay`, or say --forebay PATH",
+        "{} does not exist; run `cargo build --release -p forebay`, or give --forebay PATH",
         path.display()
     );
     Ok(path)

@@ -1,33 +1,33 @@
-//! The set-ups that a load is put on: the modelled disks alone, Forebay in each mode, the bare SSD,
+//! The set-ups that a load runs on: the modeled disks alone, Forebay in each mode, the bare SSD,
 //! another cache.
 
 use std::str::FromStr;
 
 /// The modes that can be measured.
 const MODES: [&str; 4] = ["write-back", "write-through", "write-around", "write-only"];
-/// What a load is put on.
+/// A target of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetUp {
-    /// The modelled disks alone, by the same way: Forebay passes everything through.
+    /// The modeled disks alone, accessed in the same way: Forebay in pass-through.
     NoCache,
-    /// The same with Forebay in a mode.
+    /// The modeled disks with Forebay in this mode.
     Mode(&'static str),
-    /// Write-back that stores blocks in a simpler way, for comparison.
+    /// Write-back with another way of storing blocks, for comparison.
     Stored(&'static Stored),
-    /// The SSD alone: the ceiling.
+    /// The SSD alone: the upper bound.
     BareSsd,
-    /// The modelled disks behind nbdkit's cache filter, in write-through.
+    /// The modeled disks behind nbdkit's cache filter, in write-through.
     Nbdkit,
 }
 
-/// Another way to store blocks.
+/// A way of storing blocks.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Stored {
     name: &'static str,
     flags: &'static [&'static str],
 }
 
-/// Every one: also against others that are like it; each block by itself, compressed or not.
+/// All of them: also against similar blocks; each block by itself, compressed or not.
 const STORED: [Stored; 3] = [
     Stored { name: "similar", flags: &["--content=similar"] },
     Stored { name: "independent", flags: &["--content=independent"] },
@@ -46,7 +46,7 @@ impl SetUp {
         }
     }
 
-    /// The mode of Forebay's cache, where there is one.
+    /// The mode of Forebay's cache, if there is one.
     pub fn mode(self) -> Option<&'static str> {
         match self {
             Self::Mode(mode) => Some(mode),
@@ -55,7 +55,7 @@ impl SetUp {
         }
     }
 
-    /// Flags of its own for the server.
+    /// Additional flags for the server.
     pub fn flags(self) -> impl Iterator<Item = String> {
         let flags = if let Self::Stored(stored) = self { stored.flags } else { &[] };
         flags.iter().map(|&flag| flag.to_owned())
@@ -70,7 +70,7 @@ impl FromStr for SetUp {
         let all = all.chain(MODES.map(Self::Mode)).chain(STORED.iter().map(Self::Stored));
         let found = all.clone().find(|setup| setup.name() == text);
         let names: Vec<&str> = all.map(Self::name).collect();
-        found.ok_or_else(|| format!("{text:?} is no set-up; use {}", names.join(", ")))
+        found.ok_or_else(|| format!("{text:?} is not a set-up; use {}", names.join(", ")))
     }
 }
 

@@ -1,5 +1,5 @@
-//! What is observed each second while a load runs: processor time of every program, and what the
-//! cache says of itself.
+//! Observations made each second while a load runs: CPU time of every program, and the cache's
+//! statistics.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use crate::report::{Measured, Point};
 use crate::rig::cleanup::cpu_of;
 use crate::rig::server::Server;
 
-/// A moment; everything counts from the start of the programs.
+/// One observation; counters are cumulative from the start of the programs.
 #[derive(Clone, Debug, Default)]
 struct Moment {
     cpu: Vec<f64>,
@@ -19,7 +19,7 @@ struct Moment {
     levels: Vec<u64>,
 }
 
-/// The counters of the cache that are kept in the figures.
+/// Counters of the cache that are included in the figures.
 const KEPT: [&str; 24] = [
     "ram_hit_blocks",
     "ssd_hit_blocks",
@@ -47,7 +47,7 @@ const KEPT: [&str; 24] = [
     "throttled_nanos",
 ];
 
-/// The levels of the cache that are kept as they are at the end.
+/// Levels of the cache whose final values are included.
 const LEVELS: [&str; 6] = [
     "cached_blocks",
     "log_used_bytes",
@@ -57,14 +57,14 @@ const LEVELS: [&str; 6] = [
     "ram_bytes",
 ];
 
-/// What was observed.
+/// The observations of a load.
 pub struct Observed {
     names: Vec<String>,
     moments: Vec<Moment>,
 }
 
-/// Runs a load and looks at programs and cache each second meanwhile. The programs of the same
-/// name count as one.
+/// Runs a load, and observes programs and cache each second. Programs with the same name are
+/// counted together.
 pub fn watch<T>(
     programs: &[(&str, u32)],
     cache: Option<&Server>,
@@ -108,9 +108,9 @@ pub fn watch<T>(
 }
 
 impl Observed {
-    /// Enters it in what was measured, whose `ramp` says what does not count.
+    /// Adds the observations to a result, whose `ramp` says which seconds do not count.
     pub fn enter(&self, measured: &mut Measured) {
-        // The last look came at the end, not after a whole second.
+        // The last observation was made at the end, after less than a second.
         let whole = &self.moments[..self.moments.len().saturating_sub(1)];
         measured.points = whole.windows(2).map(|two| point(&two[0], &two[1])).collect();
         let last = self.moments.last();

@@ -1,5 +1,5 @@
-//! Whether the database is right: the consistency conditions of clause 3.3.2, and the orders that
-//! clients know to be committed.
+//! Checks of the database: the consistency conditions of clause 3.3.2, and the orders that clients
+//! saw committed.
 
 use std::collections::HashMap;
 
@@ -19,23 +19,23 @@ impl Journal {
         Self(parts.concat())
     }
 
-    /// Adds what a later run has committed.
+    /// Adds the committed orders of a later run.
     pub fn append(&mut self, later: Self) {
         self.0.extend(later.0);
     }
 
-    /// How many orders there are in it.
+    /// Number of orders.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no orders.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Each condition with a query that counts what violates it.
+/// The conditions, each with a query that counts violations.
 const CONDITIONS: [(&str, &str); 11] = [
     (
         "1: W_YTD = sum(D_YTD)",
@@ -107,10 +107,10 @@ const CONDITIONS: [(&str, &str); 11] = [
     ),
 ];
 
-/// Checks conditions 1 to 10 and 12; they hold whenever no transaction is under way.
+/// Checks conditions 1 to 10 and 12, which hold whenever no transaction is in progress.
 ///
 /// # Errors
-/// The first that does not hold.
+/// The first condition that is violated.
 pub fn conditions(conn: &mut Conn) -> anyhow::Result<()> {
     for (name, query) in CONDITIONS {
         let wrong: Option<u64> = conn.query_first(query)?;
@@ -120,7 +120,7 @@ pub fn conditions(conn: &mut Conn) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks what holds only right after loading besides: condition 11, and how many rows there are.
+/// Checks what holds only right after loading: condition 11, and the number of rows.
 pub fn conditions_after_load(conn: &mut Conn, scale: Scale) -> anyhow::Result<()> {
     conditions(conn)?;
     let new = u64::from(scale.customers - scale.first_new_order() + 1);
@@ -149,11 +149,11 @@ pub fn conditions_after_load(conn: &mut Conn, scale: Scale) -> anyhow::Result<()
     Ok(())
 }
 
-/// Checks that every order that a client knows to be committed is there, whole, and that every
-/// table is sound by `CHECK TABLE`.
+/// Checks that every order that a client saw committed is there and complete, and that every table
+/// passes `CHECK TABLE`.
 ///
 /// # Errors
-/// The first order that is missing or differs, or table that is not sound.
+/// The first order that is missing or differs, or the first table that fails.
 pub fn check_journal(conn: &mut Conn, journal: &Journal) -> anyhow::Result<()> {
     let mut wanted: HashMap<(u32, u32), HashMap<u32, Order>> = HashMap::new();
     for order in &journal.0 {

@@ -1,4 +1,4 @@
-//! Terminals that run transactions as fast as they are answered, and what came of it.
+//! Terminals that run transactions as fast as they are answered, and the results.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,13 +15,13 @@ use super::transaction::{Kind, Order, Terminal};
 use super::values::Values;
 use crate::load::sample::{Latency, Recorder};
 
-/// Whether a transaction is to be run again: after a deadlock, or a lock waited for too long.
+/// Whether a transaction must be repeated: after a deadlock, or a lock timeout.
 pub fn is_to_repeat(error: &Error) -> bool {
     matches!(error, Error::MySqlError(error) if [1213, 1205].contains(&error.code))
 }
 
-/// A deck of clause 5.2.4.2: 43.5 % payments, 4.3 % of each of the smaller ones, the rest new
-/// orders.
+/// The deck of cards of clause 5.2.4.2: 43.5 % payments, 4.3 % of each rarer transaction, the rest
+/// new orders.
 const DECK: [(Kind, usize); 5] = [
     (Kind::NewOrder, 10),
     (Kind::Payment, 10),
@@ -33,22 +33,22 @@ const DECK: [(Kind, usize); 5] = [
 /// A load.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What there is.
+    /// The size of the database.
     pub scale: Scale,
-    /// Terminals, each with a connection.
+    /// Number of terminals, each with one connection.
     pub terminals: u32,
-    /// Time that does not count.
+    /// Duration of the ramp-up, which does not count.
     pub ramp: Duration,
-    /// Time that counts.
+    /// Duration of the measurement.
     pub measured: Duration,
-    /// Names the random values.
+    /// Seed of the random values.
     pub seed: u64,
 }
 
-/// How often each transaction has come to its end, the ramp-up included.
+/// Number of completed transactions of each kind, ramp-up included.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
-    /// New orders, those that are rolled back as specified included.
+    /// New orders, including those that are rolled back as specified.
     pub new_order: u64,
     /// New orders that were rolled back as specified.
     pub rolled_back: u64,
@@ -60,26 +60,26 @@ pub struct Counts {
     pub delivery: u64,
     /// Stock level.
     pub stock_level: u64,
-    /// Attempts that were given up because of others, and tried again.
+    /// Attempts aborted because of a conflict, and repeated.
     pub again: u64,
 }
 
-/// What came of a load.
+/// The results of a load.
 #[derive(Debug)]
 pub struct Outcome {
-    /// New orders in each second, the ramp-up included.
+    /// New orders in each second, ramp-up included.
     pub per_second: Vec<f64>,
-    /// How long new orders took, without the ramp-up.
+    /// Latency of new orders, without the ramp-up.
     pub latency: Latency,
-    /// How often what was done.
+    /// Number of transactions by kind.
     pub counts: Counts,
     /// Every order that was committed.
     pub journal: Journal,
-    /// Why it ended before its time: the server went away.
+    /// Why the load ended early: the server went away.
     pub broken: Option<String>,
 }
 
-/// What all terminals share.
+/// State shared by all terminals.
 struct Shared {
     recorder: Recorder,
     counts: [AtomicU64; 7],
@@ -87,11 +87,11 @@ struct Shared {
     broken: Mutex<Option<String>>,
 }
 
-/// Runs a load to its end, or until the server goes away; `progress` is told every second how
-/// many seconds have passed and how many new orders there were in the last.
+/// Runs a load to its end, or until the server goes away. Every second, calls `progress` with the
+/// number of seconds passed and of new orders in the last second.
 ///
 /// # Errors
-/// When it cannot begin. What happens later is in the outcome.
+/// When it cannot begin. Later failures are in the outcome.
 pub fn run(
     connect: impl Fn() -> anyhow::Result<Conn>,
     plan: Plan,
@@ -141,7 +141,7 @@ pub fn run(
     })
 }
 
-/// One terminal, until the time is over or something breaks; the orders that it has committed.
+/// Runs one terminal until the time is over or the connection breaks. Returns its committed orders.
 fn work(mut terminal: Terminal, shared: &Shared) -> Vec<Order> {
     let mut deck: Vec<Kind> = DECK.iter().flat_map(|&(kind, count)| vec![kind; count]).collect();
     let mut journal = Vec::new();
@@ -162,7 +162,7 @@ fn work(mut terminal: Terminal, shared: &Shared) -> Vec<Order> {
     }
 }
 
-/// Runs one transaction until it comes to its end.
+/// Repeats one transaction until it completes.
 fn once(
     terminal: &mut Terminal,
     kind: Kind,

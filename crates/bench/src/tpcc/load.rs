@@ -1,5 +1,5 @@
-//! Fills the tables as clause 4.3.3 says: rows are made here and stream to the server, a
-//! warehouse at a time, two at once.
+//! Fills the tables as clause 4.3.3 specifies: rows are generated here and streamed to the server,
+//! one warehouse per worker, two workers at a time.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,15 +13,15 @@ use super::driver::is_to_repeat;
 use super::schema::{CREATE, DISTRICTS, Scale, TABLES};
 use super::values::{C_LAST_LOAD, Values, last_name, money};
 
-/// The time at which everything was entered.
+/// The entry date of all rows.
 const DATE: &str = "2026-01-01 00:00:00";
 /// Warehouses loaded at the same time.
 const WORKERS: usize = 2;
-/// How often a table of a warehouse is tried.
+/// Maximum number of tries to load a table of a warehouse.
 const TRIES: u32 = 5;
 
-/// Makes and fills the tables in the database that connections are in; `progress` is told how
-/// many warehouses are there.
+/// Creates and fills the tables in the database that connections select; calls `progress` with the
+/// number of loaded warehouses.
 pub fn load(
     connect: impl Fn() -> anyhow::Result<Conn> + Sync,
     scale: Scale,
@@ -53,10 +53,10 @@ pub fn load(
     Ok(())
 }
 
-/// Fills some tables with what belongs to one warehouse.
+/// Fills the given tables with the rows of one warehouse.
 fn fill(conn: &mut Conn, scale: Scale, warehouse: u32, tables: &[&str]) -> anyhow::Result<()> {
     conn.query_drop("SET unique_checks = 0, foreign_key_checks = 0")?;
-    // The orders of a warehouse and their lines must agree, so they are made by the same seed.
+    // Orders and their lines must match, so they are generated from the same seed.
     let handler = LocalInfileHandler::new(move |name, writer| {
         let name = String::from_utf8_lossy(name).into_owned();
         let mut out = String::new();
@@ -76,7 +76,7 @@ fn fill(conn: &mut Conn, scale: Scale, warehouse: u32, tables: &[&str]) -> anyho
     for table in tables {
         let statement = format!("LOAD DATA LOCAL INFILE '{table}' INTO TABLE {table}");
         let mut outcome = conn.query_drop(&statement);
-        // The first rows of an empty table lock all of it: two loaders may be in a deadlock.
+        // The first rows of an empty table lock all of it, so two loaders may deadlock.
         for _ in 1..TRIES {
             if !outcome.as_ref().is_err_and(is_to_repeat) {
                 break;
@@ -89,7 +89,7 @@ fn fill(conn: &mut Conn, scale: Scale, warehouse: u32, tables: &[&str]) -> anyho
     Ok(())
 }
 
-/// Takes a row, its columns separated by tabs.
+/// Accepts a row, its columns separated by tabs.
 type Sink<'a> = dyn FnMut(String) -> std::io::Result<()> + 'a;
 
 fn rows(table: &str, scale: Scale, w: u32, sink: &mut Sink<'_>) -> std::io::Result<()> {
@@ -124,7 +124,7 @@ fn tax(v: &mut Values) -> String {
     format!("0.{:04}", v.within(0, 2000))
 }
 
-/// What a district has received: 10.00 from each customer, 30,000.00 as specified.
+/// A district's payments received: 10.00 from each customer, 30,000.00 as specified.
 fn received(scale: Scale) -> i64 {
     i64::from(scale.customers) * 1_000
 }
@@ -186,7 +186,8 @@ fn orders(
     part: Part,
     sink: &mut Sink<'_>,
 ) -> std::io::Result<()> {
-    // What is in the lines has a source of its own, so that all three see the same orders.
+    // The content of the lines has its own source, so that all three calls generate the same
+    // orders.
     let mut content = Values::new(u64::from(w) * 16 + 8);
     for d in 1..=DISTRICTS {
         for (o, c) in (1..).zip(v.permutation(scale.customers)) {
@@ -204,7 +205,7 @@ fn orders(
     Ok(())
 }
 
-/// The lines of one order, of which number, district and warehouse are given.
+/// The lines of one order, given its number, district and warehouse.
 fn lines(
     scale: Scale,
     [o, d, w]: [u32; 3],

@@ -1,9 +1,9 @@
-//! TPC-C after its specification, revision 5.11, against MariaDB: the tables and their content
-//! (clauses 1 and 4.3), the five transactions with their mix (2 and 5.2.3), without keying and
-//! think times, and the consistency conditions (3.3.2).
+//! TPC-C according to its specification, revision 5.11, against MariaDB: the tables and their
+//! content (clauses 1 and 4.3), the five transactions with their mix (2 and 5.2.3), without keying
+//! and think times, and the consistency conditions (3.3.2).
 //!
-//! Left out: screens, think times, and what an audit wants besides; so its figures are no
-//! published tpmC, and are called so only for short.
+//! Omitted: screens, think times, and the requirements of an audit. So the figures are not a
+//! publishable tpmC, and are called tpmC only for short.
 
 mod check;
 mod driver;

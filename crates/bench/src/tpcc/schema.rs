@@ -1,32 +1,32 @@
-//! The tables of clause 1.3, their size, and what makes them fast to find in.
+//! The tables of clause 1.3, their sizes, and their indexes.
 
-/// Districts of a warehouse.
+/// Number of districts per warehouse.
 pub const DISTRICTS: u32 = 10;
 
-/// How much there is. Only the number of warehouses may differ in a run after the specification;
-/// tests take less of the rest.
+/// The size of the database. In a run according to the specification, only the number of warehouses
+/// may vary; tests reduce the rest too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scale {
-    /// Warehouses.
+    /// Number of warehouses.
     pub warehouses: u32,
-    /// Items, and so rows of stock for each warehouse.
+    /// Number of items, and of stock rows per warehouse.
     pub items: u32,
-    /// Customers, and so orders at the start, for each district.
+    /// Number of customers, and of initial orders, per district.
     pub customers: u32,
 }
 
 impl Scale {
-    /// As specified.
+    /// The size according to the specification.
     pub const fn specified(warehouses: u32) -> Self {
         Self { warehouses, items: 100_000, customers: 3_000 }
     }
 
-    /// One small warehouse that is there in a moment, for tests.
+    /// One small warehouse that loads quickly, for tests.
     pub const fn tiny() -> Self {
         Self { warehouses: 1, items: 2_000, customers: 120 }
     }
 
-    /// The number of the first order that is not delivered at the start.
+    /// The number of the first undelivered order at the start.
     pub const fn first_new_order(self) -> u32 {
         self.customers / 10 * 7 + 1
     }
@@ -45,7 +45,7 @@ pub const TABLES: [&str; 9] = [
     "stock",
 ];
 
-/// The statements that make the tables, in a database that exists.
+/// The statements that create the tables, in an existing database.
 pub const CREATE: [&str; 9] = [
     "CREATE TABLE item (i_id INT NOT NULL PRIMARY KEY, i_im_id INT, i_name VARCHAR(24), \
      i_price DECIMAL(5,2), i_data VARCHAR(50)) ENGINE=InnoDB",

@@ -1,5 +1,5 @@
-//! The five transactions of clause 2. Each function is one attempt: it begins, and commits or
-//! rolls back; an error leaves a transaction behind that the caller rolls back.
+//! The five transactions of clause 2. Each function is one attempt: it begins, and commits or rolls
+//! back; after an error, the caller rolls back the open transaction.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use mysql::{Conn, Error, Params, Value, params};
 use super::schema::{DISTRICTS, Scale};
 use super::values::{C_LAST_RUN, Values, cents, money};
 
-/// Which transaction.
+/// The kind of transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     NewOrder,
@@ -19,7 +19,7 @@ pub enum Kind {
     StockLevel,
 }
 
-/// An order that was committed, as its client knows it.
+/// A committed order, as its client knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order {
     pub warehouse: u32,
@@ -46,13 +46,13 @@ struct Line {
 
 type Outcome<T> = Result<T, Error>;
 
-/// A value that the database must have given.
+/// A value that the database must have returned.
 fn there<T>(found: Option<T>, what: &str) -> Outcome<T> {
     found.ok_or_else(|| Error::from(std::io::Error::other(format!("tpcc: no {what} found"))))
 }
 
 impl Terminal {
-    /// Runs one; an order if it has committed one.
+    /// Runs one transaction. Returns the order if it has committed one.
     pub fn run(&mut self, kind: Kind) -> Outcome<Option<Order>> {
         match kind {
             Kind::NewOrder => return self.new_order(),
@@ -72,7 +72,7 @@ impl Terminal {
         self.values.within(1, u64::from(DISTRICTS)) as u32
     }
 
-    /// Another warehouse than one's own, or that where there is only one.
+    /// Another warehouse than the terminal's own, or its own if there is only one.
     fn remote(&mut self) -> u32 {
         let all = self.scale.warehouses;
         if all == 1 {
@@ -82,7 +82,7 @@ impl Terminal {
         if other >= self.warehouse { other + 1 } else { other }
     }
 
-    /// 2.4.1: what is ordered. An item that does not exist ends one order in a hundred.
+    /// Clause 2.4.1: the ordered items. One order in a hundred has an item that does not exist.
     fn order_lines(&mut self) -> (Vec<Line>, bool) {
         let count = self.values.within(5, 15);
         let fails = self.values.chance(1);
@@ -92,7 +92,7 @@ impl Terminal {
             let supply = if self.values.chance(1) { self.remote() } else { self.warehouse };
             lines.push(Line { item, supply, quantity: self.values.within(1, 10) as i64 });
         }
-        // Rows of stock are locked in one order, so that two orders seldom wait for each other.
+        // Stock rows are locked in a fixed order, so that two orders seldom deadlock.
         lines.sort_by_key(|line| (line.supply, line.item));
         if fails && let Some(last) = lines.last_mut() {
             last.item = self.scale.items + 1;
@@ -100,7 +100,7 @@ impl Terminal {
         (lines, fails)
     }
 
-    /// 2.4.2.
+    /// Clause 2.4.2.
     fn new_order(&mut self) -> Outcome<Option<Order>> {
         let (w, d) = (self.warehouse, self.district());
         let c = self.values.customer(self.scale.customers);
@@ -144,7 +144,7 @@ impl Terminal {
         Ok(Some(Order { warehouse: w, district: d, number, customer: c, lines }))
     }
 
-    /// A customer by number (40 %) or by last name, the middle one of those who have it (60 %).
+    /// A customer by number (40 %) or by last name, the middle one of all with that name (60 %).
     fn customer(&mut self, w: u32, d: u32) -> Outcome<u32> {
         if self.values.chance(40) {
             return Ok(self.values.customer(self.scale.customers));
@@ -158,7 +158,7 @@ impl Terminal {
         there(found.get(found.len().div_ceil(2).saturating_sub(1)).copied(), "customer of a name")
     }
 
-    /// 2.5.2.
+    /// Clause 2.5.2.
     fn payment(&mut self) -> Outcome<()> {
         let (w, d) = (self.warehouse, self.district());
         let (c_w, c_d) =
@@ -201,7 +201,7 @@ impl Terminal {
         self.conn.query_drop("COMMIT")
     }
 
-    /// The customer's part of a payment; bad credit gets a note of it.
+    /// The customer's part of a payment; a customer with bad credit gets a note.
     fn pay(&mut self, [c, c_d, c_w]: [u32; 3], [d, w]: [u32; 2], amount: &str) -> Outcome<()> {
         let found: Option<(String, String, String)> = self.conn.exec_first(
             "SELECT c_credit, c_balance, c_data FROM customer \
@@ -235,7 +235,7 @@ impl Terminal {
         )
     }
 
-    /// 2.6.2.
+    /// Clause 2.6.2.
     fn order_status(&mut self) -> Outcome<()> {
         let (w, d) = (self.warehouse, self.district());
         self.begin()?;
@@ -261,7 +261,7 @@ impl Terminal {
         self.conn.query_drop("COMMIT")
     }
 
-    /// 2.7.4: the oldest new order of each district, in one transaction.
+    /// Clause 2.7.4: the oldest new order of each district, in one transaction.
     fn delivery(&mut self) -> Outcome<()> {
         let (w, carrier) = (self.warehouse, self.values.within(1, 10));
         self.begin()?;
@@ -307,7 +307,7 @@ impl Terminal {
         self.conn.query_drop("COMMIT")
     }
 
-    /// 2.8.2.
+    /// Clause 2.8.2.
     fn stock_level(&mut self) -> Outcome<()> {
         let (w, d, threshold) = (self.warehouse, self.district(), self.values.within(10, 20));
         self.begin()?;
@@ -327,7 +327,7 @@ impl Terminal {
     }
 }
 
-/// Takes each line's goods from stock and enters the lines; false if an item does not exist.
+/// Takes each line's goods from stock and inserts the lines; false if an item does not exist.
 fn enter_lines(conn: &mut Conn, [o, d, w]: [u32; 3], lines: &[Line]) -> Outcome<bool> {
     let mut values: Vec<Value> = Vec::with_capacity(lines.len() * 9);
     for (number, line) in (1u32..).zip(lines) {

@@ -1,8 +1,8 @@
-//! Random values as clauses 2.1.6 and 4.3.2 want them.
+//! Random values as specified in clauses 2.1.6 and 4.3.2.
 
 use forebay_block::testing::Numbers;
 
-/// The constants C of NURand: those for last names differ between load and run by 100, which
+/// The constants C of NURand: the ones for last names differ between load and run by 100, which
 /// clause 2.1.6.1 allows (65 to 119, neither 96 nor 112).
 pub const C_LAST_LOAD: u64 = 57;
 pub const C_LAST_RUN: u64 = 157;
@@ -17,22 +17,22 @@ const LETTERS: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxy
 pub struct Values(Numbers);
 
 impl Values {
-    /// One named by `seed`.
+    /// The source with the given seed.
     pub fn new(seed: u64) -> Self {
         let mut numbers = Numbers::new(seed);
-        // Near seeds begin alike.
+        // The first values for similar seeds are similar.
         for _ in 0..8 {
             numbers.next();
         }
         Self(numbers)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// A number from `low` to `high`, inclusive.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.0.below(high - low + 1)
     }
 
-    /// True in `percent` of a hundred cases.
+    /// True with a probability of `percent` %.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.0.below(100) < percent
     }
@@ -42,22 +42,22 @@ impl Values {
         (((first | second) + c) % (high - low + 1)) + low
     }
 
-    /// A customer's number, some far more often.
+    /// A customer number; some are far more frequent.
     pub fn customer(&mut self, customers: u32) -> u32 {
         self.nurand(1023, C_CUSTOMER, 1, u64::from(customers)) as u32
     }
 
-    /// An item's number, some far more often.
+    /// An item number; some are far more frequent.
     pub fn item(&mut self, items: u32) -> u32 {
         self.nurand(8191, C_ITEM, 1, u64::from(items)) as u32
     }
 
-    /// A customer's last name; among so few customers the later names do not occur.
+    /// A customer's last name; with so few customers, names beyond their number do not occur.
     pub fn last_name(&mut self, c: u64, customers: u32) -> String {
         last_name(self.nurand(255, c, 0, u64::from(customers.min(1000)) - 1))
     }
 
-    /// `low` to `high` letters and digits.
+    /// A string of `low` to `high` letters and digits.
     pub fn text(&mut self, low: u64, high: u64) -> String {
         let len = self.within(low, high) as usize;
         let mut out = String::with_capacity(len);
@@ -71,7 +71,7 @@ impl Values {
         out
     }
 
-    /// As many digits.
+    /// A string of `len` digits.
     pub fn digits(&mut self, len: usize) -> String {
         (0..len).map(|_| char::from(b'0' + self.0.below(10) as u8)).collect()
     }
@@ -98,7 +98,7 @@ impl Values {
         all
     }
 
-    /// Brings `all` into random order.
+    /// Shuffles `all`.
     pub fn shuffle<T>(&mut self, all: &mut [T]) {
         for i in (1..all.len()).rev() {
             all.swap(i, self.within(0, i as u64) as usize);
@@ -111,13 +111,13 @@ pub fn last_name(number: u64) -> String {
     [number / 100, number / 10 % 10, number % 10].map(|digit| SYLLABLES[digit as usize]).concat()
 }
 
-/// Cents as the database writes money.
+/// Cents in the database's notation for money.
 pub fn money(cents: i64) -> String {
     let sign = if cents < 0 { "-" } else { "" };
     format!("{sign}{}.{:02}", cents.abs() / 100, cents.abs() % 100)
 }
 
-/// Money as the database writes it, in cents.
+/// The database's notation for money, in cents.
 pub fn cents(text: &str) -> i64 {
     let digits: String = text.chars().filter(|c| c.is_ascii_digit() || *c == '-').collect();
     digits.parse().unwrap_or(0)
@@ -140,7 +140,7 @@ mod tests {
         (0..300_000).for_each(|_| counts[values.customer(3000) as usize] += 1);
         assert_eq!(counts[0], 0);
         counts.sort_unstable_by(|a, b| b.cmp(a));
-        // Uniformly the most frequent tenth would get little more than a tenth.
+        // With uniform numbers the most frequent tenth would get little more than a tenth.
         let tenth: u32 = counts[..300].iter().sum();
         assert!(tenth > 75_000, "{tenth}");
         let mut values = Values::new(6);

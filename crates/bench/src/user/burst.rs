@@ -1,7 +1,7 @@
 //! `bench burst`: a burst of small writes, 4 to 32 KiB, in random order, which together fill an
-//! area; written to the modelled disks directly, and absorbed by the cache and drained. What counts
-//! is how much faster the client gets rid of it, and how near the drain comes to what the disks
-//! take in sequence.
+//! area; written directly to the modeled disks, and absorbed by the cache and drained. The results
+//! are how much faster the client completes it, and how close the drain comes to the disks'
+//! sequential rate.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use crate::user::options::Shared;
 use crate::user::vdbench::{load, measured, setting};
 use forebay_block::testing::Numbers;
 
-/// Bytes of a piece, in steps.
+/// Granularity of the piece lengths, in bytes.
 const STEP: u64 = 4 << 10;
 const PIECE_STEPS: u64 = 8;
-/// The aim: the drain's share of the rate of sequential writes.
+/// Target: the drain's share of the rate of sequential writes.
 const SEQUENTIAL_SHARE: f64 = 0.9;
 const MIB: f64 = 1048576.0;
 const NOTE: &str = "The pieces fill the area without holes and come in random order, as the \
@@ -34,7 +34,7 @@ const NOTE: &str = "The pieces fill the area without holes and come in random or
     the last write and a flush are answered; drained until the primary has all of it and has \
     flushed. The gain of the row `drained` is from the first write to the end of the drain.";
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -45,12 +45,12 @@ pub struct Args {
     /// MiB of the burst; must fit in 60 % of what may be dirty
     #[arg(long, value_name = "MIB", default_value_t = 192)]
     pub burst_mib: u64,
-    /// Longest time for the direct writes, in seconds
+    /// Maximum time for the direct writes, in seconds
     #[arg(long, default_value_t = 60)]
     pub seconds: u64,
 }
 
-/// Runs and reports; the page.
+/// Runs the benchmark and reports; returns the path of the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let shared = &args.shared;
     let cache = (args.mib * shared.cache_percent / 100) << 20;
@@ -110,12 +110,12 @@ fn pieces(bytes: u64) -> Vec<(u64, u64)> {
     all
 }
 
-/// Bytes of the first pieces.
+/// Total length of the first `count` pieces, in bytes.
 fn bytes(pieces: &[(u64, u64)], count: u64) -> f64 {
     pieces.iter().take(count as usize).map(|(_, len)| *len as f64).sum()
 }
 
-/// A row of this many bytes in a time.
+/// A row for `bytes` bytes in `time`.
 fn row(setup: &str, outcome: &Outcome, bytes: f64, time: Duration) -> Measured {
     let mut one = measured(SetUp::NoCache, outcome);
     let each = bytes / MIB / outcome.ops.max(1) as f64;
@@ -129,7 +129,7 @@ fn serve(args: &Args, place: &Place, setting: &Setting) -> anyhow::Result<Server
     Server::forebay(&args.shared.binary()?, place, setting)
 }
 
-/// The same pieces, and the area in sequence, without a cache.
+/// Writes the same pieces, then the area sequentially, without a cache.
 fn direct(args: &Args, place: &Place, pieces: &Arc<Vec<(u64, u64)>>) -> anyhow::Result<Measured> {
     let server = serve(args, place, &setting(&args.shared, place, 0, SetUp::NoCache))?;
     let load = load(Pattern::Pieces(Arc::clone(pieces)), STEP, Duration::from_secs(args.seconds));
@@ -147,7 +147,7 @@ fn direct(args: &Args, place: &Place, pieces: &Arc<Vec<(u64, u64)>>) -> anyhow::
     Ok(one)
 }
 
-/// The area in sequence without a cache.
+/// Writes the area sequentially without a cache.
 fn sequence(args: &Args, place: &Place) -> anyhow::Result<Measured> {
     let server = serve(args, place, &setting(&args.shared, place, 0, SetUp::NoCache))?;
     progress("writing in sequence");
@@ -158,7 +158,7 @@ fn sequence(args: &Args, place: &Place) -> anyhow::Result<Measured> {
     Ok(row("sequential", &outcome, (outcome.ops << 20) as f64, outcome.elapsed))
 }
 
-/// Absorbed and drained, with the sequence between for the drain to be held against.
+/// Absorbs and drains the burst, with the sequential rate as the drain's reference.
 fn cached(
     args: &Args,
     place: &Place,
@@ -167,7 +167,7 @@ fn cached(
 ) -> anyhow::Result<Vec<Measured>> {
     let sequential = sequence(args, place)?;
     let mut setting = setting(&args.shared, place, cache, SetUp::Mode("write-back"));
-    // The burst must fit below the level at which writes are held back.
+    // The burst must fit below the level at which writes are delayed.
     setting.more.push("--dirty-limit=90%".to_owned());
     let server = serve(args, place, &setting)?;
     let load = load(Pattern::Pieces(Arc::clone(pieces)), STEP, Duration::from_secs(args.seconds));

@@ -1,6 +1,6 @@
 //! Databases on a disk: an image with a loaded database is copied, put behind a set-up, mounted,
-//! served by a MariaDB of its own and loaded; then all is killed, and what the primary alone holds
-//! is checked.
+//! and loaded through a dedicated database server. Then everything is killed, and the content of
+//! the primary alone is checked.
 
 use std::path::Path;
 
@@ -17,16 +17,16 @@ use crate::rig::setup::SetUp;
 use crate::rig::watch::watch;
 use crate::user::options::Shared;
 
-/// The buffer pool for loading and checking.
+/// Size of the buffer pool for loading and checking, in bytes.
 const LARGE_POOL: u64 = 1 << 30;
-/// What the benchmarks of databases are asked.
+/// Arguments common to the database benchmarks.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Args {
-    /// What every benchmark is asked.
+    /// Arguments common to all benchmarks.
     #[command(flatten)]
     pub shared: Shared,
-    /// Seconds of ramp-up for each set-up; they do not count
+    /// Seconds of ramp-up for each set-up; not counted
     #[arg(long, default_value_t = 60)]
     pub ramp: u64,
     /// Seconds measured for each set-up
@@ -38,43 +38,43 @@ pub struct Args {
     /// MiB of the buffer pool [default: a twentieth of the data]
     #[arg(long, value_name = "MIB")]
     pub buffer_pool_mib: Option<u64>,
-    /// MiB of the redo log; it should be much smaller than the cache, as it is in practice
+    /// MiB of the redo log; should be much smaller than the cache, as it is in practice
     #[arg(long, value_name = "MIB", default_value_t = 48)]
     pub redo_log_mib: u64,
-    /// A further setting of the database server, as --setting innodb-io-capacity=2000; may be
-    /// repeated
+    /// An additional setting of the database server, such as --setting innodb-io-capacity=2000; may
+    /// be repeated
     #[arg(long = "setting", alias = "mariadb", value_name = "KEY=VALUE")]
     pub settings: Vec<String>,
 }
 
-/// What came of a load, before what was observed is added.
+/// The result of a load, before the observations are added.
 pub struct Loaded {
-    /// The unit's count in each second, the ramp-up included.
+    /// The rate in each second, ramp-up included, in the benchmark's unit.
     pub per_second: Vec<f64>,
-    /// How long one takes.
+    /// Latencies of the transactions.
     pub latency: crate::load::sample::Latency,
-    /// Further figures.
+    /// Additional figures.
     pub figures: Vec<(String, f64)>,
 }
 
 impl Args {
-    /// The server's settings for measuring a database of this many bytes.
+    /// The server's settings for measuring a database of `data` bytes.
     pub fn server(&self, data: u64) -> Setting {
         let least = 16 << 20;
         let pool = self.buffer_pool_mib.map_or((data / 20).max(least), |mib| mib << 20);
         Setting {
-            // In whole MiB, so that the report says what it is.
+            // In whole MiB, so that the report is exact.
             buffer_pool: pool >> 20 << 20,
             redo_log: self.redo_log_mib << 20,
             durable: true,
-            // Some more for checks.
+            // Checks need a few more.
             connections: self.threads + 8,
             page_cache: Some(pool),
             more: self.settings.clone(),
         }
     }
 
-    /// The settings for loading and checking: as fast as it goes.
+    /// The settings for loading and checking, as fast as possible.
     pub fn fast_server(&self) -> Setting {
         Setting {
             buffer_pool: LARGE_POOL,
@@ -86,12 +86,12 @@ impl Args {
         }
     }
 
-    /// Bytes of the cache for this many bytes of data, in whole MiB.
+    /// Size of the cache for `data` bytes of data: bytes, in whole MiB.
     pub fn cache(&self, data: u64) -> u64 {
         (data * self.shared.cache_percent / 100) >> 20 << 20
     }
 
-    /// Enters the settings in a report.
+    /// Adds the settings to a report.
     pub fn describe<D: Dbms>(&self, report: &mut Report, image: &Image) {
         self.shared.describe(report);
         report.set("data", format!("{} MiB", image.data >> 20));
@@ -102,12 +102,12 @@ impl Args {
         report.set(D::NAME, D::describe(&self.server(image.data)));
     }
 
-    /// Measures one set-up on a copy of an image; afterwards `check` is given a server on what the
-    /// primary alone holds, after the database was killed and the cache drained, and what the load
-    /// has left for it.
+    /// Measures one set-up on a copy of an image. Afterwards the database is killed and the cache
+    /// drained, and `check` gets a server on the primary alone, together with the result of the
+    /// load.
     ///
     /// # Errors
-    /// When anything fails, a check included.
+    /// When any step fails, including a check.
     pub fn measure<D: Dbms, T>(
         &self,
         image: &Image,
@@ -148,8 +148,8 @@ impl Args {
         Ok(measured)
     }
 
-    /// Runs a load for the ramp-up and then for the time that is measured, and shows how many
-    /// transactions each second has; what came of both.
+    /// Runs a load for the ramp-up and then for the measured time, and shows the transactions of
+    /// each second. Returns the results of both parts.
     pub fn in_parts<S>(
         &self,
         setup: SetUp,
@@ -165,7 +165,7 @@ impl Args {
         Ok((warm, said))
     }
 
-    /// The counts of each second of both parts.
+    /// The counts per second of both parts.
     pub fn seconds_of(&self, mut warm: Vec<f64>, mut measured: Vec<f64>) -> Vec<f64> {
         warm.resize(self.ramp as usize, 0.0);
         warm.append(&mut measured);
@@ -195,7 +195,7 @@ impl Args {
         }
     }
 
-    /// A server on the primary of a place, without anything between.
+    /// Runs `check` with a server directly on the primary of a place.
     fn alone<D: Dbms>(
         &self,
         place: &Place,
@@ -216,12 +216,12 @@ fn programs<'a, D: Dbms>(disk: &Disk, server: &D) -> Vec<(&'a str, u32)> {
     all
 }
 
-/// The mean of some numbers; 0 of none.
+/// The mean of the numbers; 0 if there are none.
 pub fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len().max(1) as f64
 }
 
-/// Makes an image with a database that `fill` fills.
+/// Creates an image with a database that `fill` fills.
 pub fn prepare<D: Dbms>(
     args: &Args,
     name: &str,
@@ -230,7 +230,7 @@ pub fn prepare<D: Dbms>(
     fill: impl FnOnce(&D) -> anyhow::Result<()>,
 ) -> anyhow::Result<Image> {
     let dir = args.shared.directory()?;
-    // Disks have whole sectors, of whatever size.
+    // A disk has whole sectors, whatever their size.
     let size = size.next_multiple_of(1 << 20);
     let load = |at: &Path, run: &Path| {
         let data = at.join("data");
@@ -245,7 +245,7 @@ pub fn prepare<D: Dbms>(
     image::prepare(&dir, name, &made_of, size, load)
 }
 
-/// The targets that databases share.
+/// Adds the targets common to the database benchmarks.
 pub fn targets(report: &mut Report, gains: [(&str, f64); 2]) {
     let Some(group) = report.groups.first().cloned() else { return };
     for (mode, wanted) in gains {

@@ -1,9 +1,9 @@
-//! The demonstration: some minutes, no disks needed.
+//! The demonstration: takes a few minutes, and needs no disks.
 //!
 //! First the gains: RD1 to RD4, scaled down, with and without the cache. Then the promise: a file
-//! system's image is copied through the cache, the server is killed, started again and drained,
-//! and the primary alone is compared with the image, bit for bit. At last a database on a mounted
-//! disk, without and with the cache.
+//! system's image is copied through the cache, the server is killed, started again and drained, and
+//! the primary alone is compared with the image, bit for bit. Finally a database on a mounted disk,
+//! without and with the cache.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -20,35 +20,34 @@ use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 use crate::rig::setup::SetUp;
 
-/// Bytes of the image and of the volume that it is copied to.
+/// Size of the image, and of the volume that it is copied to, in bytes.
 const IMAGE_BYTES: u64 = 192 << 20;
 const VOLUME_BYTES: u64 = 256 << 20;
-/// Bytes of files that go into the image at most.
+/// Maximum size of the files in the image, in bytes.
 const FILES_BYTES: u64 = 96 << 20;
-/// Where files may be found on any machine, the first that has enough.
+/// Directories with files on most machines; the first ones that supply enough are used.
 const SOURCES: [&str; 4] = ["/usr/share", "/usr/lib", "/usr/include", "/usr/bin"];
-/// Bytes compared at once.
+/// Bytes compared at a time.
 const CHUNK: usize = 1 << 20;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// The binary of Forebay [default: the one that runs this command]
     #[arg(long, value_name = "PATH", hide = true)]
     forebay: Option<PathBuf>,
-    /// Where files are made: a directory on an SSD
-    /// [default: forebay-bench in the directory for temporary files]
+    /// Directory for files, on an SSD [default: forebay-bench in the directory for temporary files]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Where the figures and the reports go
+    /// Directory for the figures and the reports
     #[arg(long, value_name = "DIR", default_value = "forebay-bench")]
     out: PathBuf,
-    /// Seconds of TPC-C without and with the cache; 0 leaves the database out
+    /// Seconds of TPC-C without and with the cache; 0 skips the database
     #[arg(long, default_value_t = 60)]
     seconds: u64,
 }
 
-/// A benchmark as the command line would ask for it.
+/// Parses a benchmark's command line.
 #[derive(clap::Parser)]
 struct Asked {
     #[command(subcommand)]
@@ -56,7 +55,7 @@ struct Asked {
 }
 
 impl Args {
-    /// A benchmark with these flags besides the common ones.
+    /// A benchmark with these flags in addition to the common ones.
     fn bench(&self, words: &[&str]) -> anyhow::Result<crate::user::Command> {
         let mut all: Vec<std::ffi::OsString> = vec!["forebay".into()];
         all.extend(words.iter().map(Into::into));
@@ -68,7 +67,7 @@ impl Args {
     }
 }
 
-/// Runs all of it; an error if anything was lost.
+/// Runs all parts; an error if anything was lost.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     needs::tools(&[("nbdkit", "nbdkit"), ("nbdcopy", "libnbd-bin"), ("mke2fs", "e2fsprogs")])?;
     let mut pages = Vec::new();
@@ -119,7 +118,7 @@ fn survive(place: &Place, binary: &Path) -> anyhow::Result<()> {
     let image = make_image(place, &files)?;
     let primary = place.sparse("primary", VOLUME_BYTES)?;
     let setting = Setting {
-        // Slow enough that most of the image is still in the cache when the server dies.
+        // Slow enough that most of the image is still only in the cache when the server is killed.
         primary: format!("{}?emulate=raid10x4", primary.display()),
         cache: ("cache".to_owned(), VOLUME_BYTES * 4),
         mode: "write-back",
@@ -170,7 +169,7 @@ fn gather(place: &Place) -> anyhow::Result<PathBuf> {
     let mut waiting: Vec<PathBuf> = SOURCES.iter().rev().map(PathBuf::from).collect();
     let (mut bytes, mut count) = (0, 0u32);
     while let Some(directory) = waiting.pop() {
-        // What cannot be read is left out.
+        // Unreadable directories are skipped.
         let Ok(entries) = fs::read_dir(&directory) else { continue };
         let mut entries: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         entries.sort_unstable();
@@ -197,7 +196,7 @@ fn gather(place: &Place) -> anyhow::Result<PathBuf> {
     Ok(target)
 }
 
-/// An ext4 file system with these files.
+/// An ext4 file system that contains these files.
 fn make_image(place: &Place, files: &Path) -> anyhow::Result<PathBuf> {
     let image = place.sparse("image", IMAGE_BYTES)?;
     let output = tool("mke2fs")
@@ -210,7 +209,7 @@ fn make_image(place: &Place, files: &Path) -> anyhow::Result<PathBuf> {
     Ok(image)
 }
 
-/// The first byte of `image` that `other` has differently.
+/// The first byte at which `other` differs from `image`.
 fn first_difference(image: &Path, other: &Path) -> anyhow::Result<Option<u64>> {
     let (image, other) = (fs::File::open(image)?, fs::File::open(other)?);
     let (mut ours, mut theirs) = (vec![0; CHUNK], vec![0; CHUNK]);

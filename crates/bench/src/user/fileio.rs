@@ -1,6 +1,6 @@
 //! `bench fileio`: the matrix of sysbench's fileio, with fio on the block device: random read,
-//! random write, mixed (reads to writes 1.5), sequential write, 16 KiB; each with a number of
-//! synchronous threads, and asynchronous with 16 threads.
+//! random write, mixed (1.5 reads per write) and sequential write, 16 KiB each; with several
+//! numbers of synchronous threads, and asynchronous with 16 threads.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,23 +20,23 @@ use crate::rig::setup::SetUp;
 use crate::rig::watch::watch;
 use crate::user::options::Shared;
 
-/// Each pattern with what fio calls it.
+/// Each pattern with its fio arguments.
 const PATTERNS: [(&str, &[&str]); 4] = [
     ("random read", &["--rw=randread"]),
     ("random write", &["--rw=randwrite"]),
     ("mixed", &["--rw=randrw", "--rwmixread=60"]),
     ("sequential write", &["--rw=write"]),
 ];
-/// Threads of the asynchronous loads, and requests of each.
+/// Number of threads of the asynchronous loads, and of requests in flight per thread.
 const ASYNC_THREADS: u32 = 16;
 const ASYNC_DEPTH: u32 = 8;
-/// The first load's seed. fio multiplies it by the number of a thread: of small ones, those of two
-/// loads have many threads in common.
+/// Seed of the first load. fio multiplies the seed by the thread number, so two loads with small
+/// seeds would share the sequences of many threads.
 const SEEDS: usize = 1_000_000_000;
 const NOTE: &str = "The cache stays warm from one load to the next, in the order of the table. \
     Spread: the standard deviation of the rate over the run, against its mean.";
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -52,7 +52,7 @@ pub struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,4,16,64",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
-    /// Seconds of each asynchronous load (hours as published); 0 is none
+    /// Seconds of each asynchronous load (hours as published); 0 skips them
     #[arg(long, default_value_t = 10)]
     pub async_seconds: u64,
 }
@@ -61,13 +61,13 @@ pub struct Args {
 struct Cell {
     pattern: &'static str,
     flags: &'static [&'static str],
-    /// Synchronous threads; none is asynchronous.
+    /// Number of synchronous threads; `None` for asynchronous.
     threads: Option<u32>,
-    /// What its random places follow from.
+    /// Seed of its random positions.
     seed: usize,
 }
 
-/// Runs and reports; the page.
+/// Runs the benchmark and reports; returns the path of the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let shared = &args.shared;
     needs::tools(&[("fio", "fio"), ("losetup", "mount"), ("nbdkit", "nbdkit")])?;
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     place.full("primary", args.mib << 20)?;
     let mut report = Report::new("fileio", "the matrix of sysbench fileio, 16 KiB", "IOPS");
     shared.describe(&mut report);
-    // There is no one figure that costs could be divided by.
+    // No single figure is suitable as the divisor of costs.
     report.prices = None;
     report.set("disk", format!("{} MiB", args.mib));
     report.set("cache", format!("{} MiB", cache >> 20));
@@ -151,7 +151,7 @@ fn measure(args: &Args, disk: &Disk, setup: SetUp, cell: &Cell) -> anyhow::Resul
         Some(_) => command.arg("--ioengine=psync"),
         None => command.args(["--ioengine=libaio", &format!("--iodepth={ASYNC_DEPTH}")]),
     };
-    // Each load has places of its own: by itself fio asks every time for the same.
+    // Each load has its own positions: by default fio repeats the same ones.
     command.arg("--randrepeat=0").arg(format!("--randseed={}", cell.seed));
     let share = (args.mib << 20) / u64::from(threads) / 16_384 * 16_384;
     if cell.pattern == "sequential write" {
@@ -166,7 +166,7 @@ fn measure(args: &Args, disk: &Disk, setup: SetUp, cell: &Cell) -> anyhow::Resul
     Ok(measured)
 }
 
-/// What fio says.
+/// Parses fio's JSON output.
 fn read(text: &str) -> anyhow::Result<Measured> {
     let start = text.find('{').context("fio gave no JSON")?;
     let said: Value = serde_json::from_str(&text[start..]).context("what fio gave")?;

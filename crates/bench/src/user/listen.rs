@@ -1,4 +1,4 @@
-//! Programs that put a load on a database and report each second: run, and read line by line.
+//! Runs database load programs that report each second, and reads their output line by line.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -9,28 +9,28 @@ use anyhow::ensure;
 
 use crate::rig::cleanup::Process;
 
-/// How long a program may take to end after its last line.
+/// Time limit for a program to exit after its last line.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Seconds that may be missing in the report of a program.
+/// Maximum number of seconds missing in a program's report.
 const MISSING_MAX: u64 = 5;
 
-/// The report of a program, as far as it has been read.
+/// A program's report, as far as it has been read.
 pub trait Said: Default {
-    /// Takes in a line.
+    /// Parses a line.
     fn line(&mut self, line: &str);
 
-    /// The unit's count in each second.
+    /// The rate in each second, in the benchmark's unit.
     fn per_second(&mut self) -> &mut Vec<f64>;
 
-    /// The last line that told of an error.
+    /// The last line that reported an error.
     fn last_error(&self) -> &str;
 }
 
-/// Runs a program that loads for `seconds`, and shows the number of the second and its count after
-/// each line.
+/// Runs a program that loads for `seconds`; after each line, shows the number of the second and its
+/// rate.
 ///
 /// # Errors
-/// When it fails, or leaves seconds out.
+/// When the program fails, or omits seconds.
 pub fn listen<S: Said>(
     name: &str,
     command: Command,
@@ -50,7 +50,7 @@ pub fn listen<S: Said>(
     let status = process.wait(PATIENCE)?;
     let errors = [process.said(), said.last_error().to_owned()].join(" ");
     ensure!(status.success(), "{name}: {status}: {errors}");
-    // The last line may be missing, or be one too many.
+    // The report may have one line too few or too many.
     let found = said.per_second().len() as u64;
     ensure!(
         found + MISSING_MAX >= seconds,

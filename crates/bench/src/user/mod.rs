@@ -26,7 +26,7 @@ pub enum Command {
         forebay bench tpcc --warehouses 20 --seconds 120 --dir /ssd/work\n  \
         forebay bench tpcc --warehouses 4200 --threads 96 --ramp 6000 --seconds 6000")]
     Tpcc(Box<tpcc::Args>),
-    /// sysbench's OLTP on MariaDB, rows by the pareto distribution: transactions a second, no dips
+    /// sysbench's OLTP on MariaDB, rows by the pareto distribution: transactions a second, and dips
     #[command(after_help = "Examples:\n  forebay bench oltp\n  \
         forebay bench oltp --setups no-cache,write-back --seconds 300\n  \
         forebay bench oltp --tables 32 --rows 10000000 --ramp 3600 --seconds 3600")]
@@ -45,18 +45,18 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay bench fileio\n  \
         forebay bench fileio --threads 1,2,4,8,16,32,64,128,256,512,1024 --async-seconds 7200")]
     Fileio(Box<fileio::Args>),
-    /// A burst of small writes: absorbed and drained, beside the same written directly
+    /// A burst of small writes: absorbed and drained, compared with writing it directly
     #[command(after_help = "Example:\n  forebay bench burst --burst-mib 512 --mib 8192")]
     Burst(Box<burst::Args>),
 }
 
-/// The commands of `forebay` that run here.
+/// The commands that `forebay` passes to this program.
 #[derive(Subcommand)]
 pub enum Asked {
-    /// Repeat the published evaluations of caches on this machine, and draw them
+    /// Repeat published evaluations of caches on this machine, and chart the results
     ///
     /// Each set-up is measured in turn in one run: the primary alone, the modes of the cache, the
-    /// bare SSD, another cache. Then: a table, the figures as JSON, and a report as a page.
+    /// bare SSD, another cache. The results are a table, the figures as JSON, and a report page.
     #[command(after_help = "Examples:\n  forebay bench tpcc\n  \
         forebay bench tpcc --compare forebay-bench/tpcc-20260131T120000Z.json")]
     Bench {
@@ -64,16 +64,16 @@ pub enum Asked {
         #[command(subcommand)]
         benchmark: Command,
     },
-    /// See it work in some minutes, no disk needed: gains, a kill, a database
+    /// See it work in a few minutes, without any disk: gains, a kill, a database
     #[command(after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0")]
     Demo(demo::Args),
 }
 
-/// Runs one. Signals and panics undo what was made.
+/// Runs a command. A signal or panic undoes all set-ups.
 ///
 /// # Errors
-/// [`WrongUsage`](crate::WrongUsage) when it cannot be asked like that; anything else when it
-/// failed.
+/// [`WrongUsage`](crate::WrongUsage) for an invalid combination of arguments; any other error is a
+/// failure.
 pub fn run(asked: &Asked) -> anyhow::Result<()> {
     cleanup::protected(|| match asked {
         Asked::Bench { benchmark } => dispatch(benchmark).map(drop),
@@ -81,7 +81,7 @@ pub fn run(asked: &Asked) -> anyhow::Result<()> {
     })
 }
 
-/// Runs a benchmark; its page.
+/// Runs a benchmark; returns the path of its page.
 fn dispatch(command: &Command) -> anyhow::Result<PathBuf> {
     match command {
         Command::Tpcc(args) => tpcc::run(args),

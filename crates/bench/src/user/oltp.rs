@@ -1,5 +1,6 @@
 //! `bench oltp`: sysbench's transactions (`oltp_read_write`) with rows chosen by the pareto
-//! distribution, on MariaDB, on each set-up in turn. What readers look at: no dips.
+//! distribution, on MariaDB, on each set-up in turn. The chart over time shows whether there are
+//! dips.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,27 +21,27 @@ use crate::user::database::{self, Args as Database, Loaded};
 use crate::user::listen::{self, listen};
 
 const DATABASE: &str = "sbtest";
-/// At least these gains, or nine tenths of the bare SSD.
+/// Minimum gains; nine tenths of the bare SSD is also sufficient.
 const GAINS: [(&str, f64); 2] = [("write-back", 8.0), ("write-through", 2.0)];
-/// The worst interval of the steady half against the median one.
+/// Minimum of the worst interval of the steady half, as a share of the median one.
 const STEADY: f64 = 0.8;
-/// Bytes of a row on disk with its share of the index, and room for some more.
+/// Disk space in bytes per row, with its share of the index and some spare room.
 const ROW: u64 = 330;
-/// Bytes of a disk besides.
+/// Fixed part of a disk's size, in bytes.
 const BASE: u64 = 1200 << 20;
 const NOTE: &str = "Rows are chosen by sysbench's pareto distribution. After each set-up the \
     database was killed, the cache drained, and the primary alone recovered and passed \
     CHECK TABLE.";
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
     pub database: Database,
-    /// Tables
+    /// Number of tables
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub tables: u64,
-    /// Rows of each table, about 240 bytes each
+    /// Rows per table, about 240 bytes each
     #[arg(long, default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub rows: u64,
     /// How rows are chosen: uniform, gaussian, special, pareto
@@ -49,7 +50,7 @@ pub struct Args {
     pub access: String,
 }
 
-/// Runs and reports; the page.
+/// Runs the benchmark and reports; returns the path of the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let (database, shared) = (&args.database, &args.database.shared);
     needs::tools(&[&MARIADB[..], &TOOLS, &[("sysbench", "sysbench")]].concat())?;
@@ -83,7 +84,7 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     report.finish(&shared.out, earlier.as_ref())
 }
 
-/// sysbench with what all of its commands need.
+/// A sysbench command with the arguments common to all of its commands.
 fn sysbench(args: &Args, server: &MariaDb, threads: u32) -> Command {
     let mut command = Command::new("sysbench");
     command
@@ -115,7 +116,7 @@ fn drive(args: &Args, server: &MariaDb, setup: SetUp) -> anyhow::Result<Loaded> 
     })
 }
 
-/// Runs sysbench for a while and reads what it says, line by line.
+/// Runs sysbench for a while and parses its output, line by line.
 fn run_for(
     args: &Args,
     server: &MariaDb,
@@ -136,7 +137,7 @@ fn run_for(
     listen("sysbench", command, &log, seconds, shown)
 }
 
-/// What sysbench has said.
+/// The parsed output of sysbench.
 #[derive(Default)]
 struct Said {
     per_second: Vec<f64>,
@@ -147,8 +148,7 @@ struct Said {
 }
 
 impl listen::Said for Said {
-    // A line: `[ 3s ] thds: 32 tps: 85.9 qps: 1800.3 …`, a row of the histogram, or
-    // something else.
+    // A line: `[ 3s ] thds: 32 tps: 85.9 qps: 1800.3 …`, a row of the histogram, or another line.
     fn line(&mut self, line: &str) {
         let number = |name: &str| {
             let rest = line.split(name).nth(1)?.trim_start();
@@ -185,7 +185,7 @@ impl listen::Said for Said {
     }
 }
 
-/// Whether every table is sound.
+/// Checks that every table is sound.
 fn sound(server: &MariaDb, tables: u64) -> anyhow::Result<()> {
     let mut conn = server.connect(DATABASE)?;
     for table in 1..=tables {

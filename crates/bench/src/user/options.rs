@@ -1,4 +1,4 @@
-//! The arguments of every benchmark for users.
+//! The arguments common to the benchmarks for users.
 
 use std::path::PathBuf;
 
@@ -7,22 +7,22 @@ use anyhow::Context as _;
 use crate::report::{Prices, Report};
 use crate::rig::setup::SetUp;
 
-/// The disk models.
+/// Names of the disk models.
 const MODELS: [&str; 4] = ["hdd", "raid10x4", "san", "cloud"];
 
 fn model(text: &str) -> Result<String, String> {
     let known = MODELS.contains(&text).then(|| text.to_owned());
-    known.ok_or_else(|| format!("{text:?} is no disk model; use {}", MODELS.join(", ")))
+    known.ok_or_else(|| format!("{text:?} is not a disk model; use {}", MODELS.join(", ")))
 }
 
-/// Asked of every benchmark.
+/// Arguments common to all benchmarks for users.
 #[derive(clap::Args, Clone, Debug)]
 #[group(skip)]
 pub struct Shared {
-    /// What to measure, in this order: no-cache, a mode of the cache (write-back, write-through,
-    /// write-around, write-only), bare-ssd, nbdkit; to compare how blocks are stored, in
-    /// write-back: similar, also against others that are like them; independent, without deltas
-    /// and shared payloads; raw, without compression too
+    /// The set-ups to measure, in this order: no-cache, a mode of the cache (write-back,
+    /// write-through, write-around, write-only), bare-ssd, nbdkit. To compare ways of storing
+    /// blocks, in write-back: similar, also against similar blocks; independent, without deltas and
+    /// shared payloads; raw, also without compression
     #[arg(
         long,
         value_name = "LIST",
@@ -30,33 +30,33 @@ pub struct Shared {
         default_value = "no-cache,write-back,write-through,nbdkit,bare-ssd"
     )]
     pub setups: Vec<SetUp>,
-    /// Where images, primaries and caches are made: a directory on the SSD
-    /// [default: forebay-bench in the directory for temporary files]
+    /// Directory for images, primaries and caches, on the SSD [default: forebay-bench in the
+    /// directory for temporary files]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Where the figures and the report go
+    /// Directory for the figures and the report
     #[arg(long, value_name = "DIR", default_value = "forebay-bench")]
     pub out: PathBuf,
     /// The model of the slow disks: hdd, raid10x4, san, cloud
     #[arg(long, default_value = "raid10x4", value_parser = model)]
     pub model: String,
-    /// The cache, in percent of the data
+    /// Size of the cache, in percent of the data
     #[arg(long, value_name = "PERCENT", default_value_t = 25,
         value_parser = clap::value_parser!(u64).range(1..=400))]
     pub cache_percent: u64,
     /// MiB of the cache's RAM tier
     #[arg(long, value_name = "MIB", default_value_t = 64)]
     pub ram_mib: u64,
-    /// Threads of the cache
+    /// Threads of the cache server
     #[arg(long, default_value_t = 1)]
     pub shards: u16,
-    /// A further flag for `forebay serve`, as --serve=--dirty-limit=20%; may be repeated
+    /// An additional flag for `forebay serve`, such as --serve=--dirty-limit=20%; may be repeated
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     pub serve: Vec<String>,
-    /// Show this run beside an earlier one, by its figures
+    /// Compare this run with an earlier one, given by its JSON file
     #[arg(long, value_name = "OLD.json")]
     pub compare: Option<PathBuf>,
-    /// For the cost table.
+    /// Prices for the cost table.
     #[command(flatten)]
     pub prices: Prices,
     /// The binary of Forebay [default: the one that runs this command]
@@ -65,7 +65,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Where things are made; it exists afterwards.
+    /// The working directory; created if it does not exist.
     pub fn directory(&self) -> anyhow::Result<PathBuf> {
         let default = || std::env::temp_dir().join("forebay-bench");
         let path = self.dir.clone().unwrap_or_else(default);
@@ -74,22 +74,22 @@ impl Shared {
         std::fs::canonicalize(&path).with_context(|| format!("--dir {shown}"))
     }
 
-    /// The binary that serves.
+    /// The binary of the server.
     pub fn binary(&self) -> anyhow::Result<PathBuf> {
         crate::rig::server::binary(self.forebay.as_deref())
     }
 
-    /// The earlier run to compare with.
+    /// The report of the earlier run to compare with.
     pub fn earlier(&self, benchmark: &str) -> anyhow::Result<Option<Report>> {
         self.compare.as_deref().map(|path| Report::read(path, benchmark)).transpose()
     }
 
-    /// Whether a set-up is measured.
+    /// Whether a set-up is to be measured.
     pub fn has(&self, setup: SetUp) -> bool {
         self.setups.contains(&setup)
     }
 
-    /// Enters what is common in a report.
+    /// Adds the common settings to a report.
     pub fn describe(&self, report: &mut Report) {
         report.set("disk model", &self.model);
         report.set("RAM tier", format!("{} MiB", self.ram_mib));

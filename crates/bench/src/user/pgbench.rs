@@ -1,6 +1,6 @@
 //! `bench pgbench`: pgbench's transactions, which are TPC-B's, on PostgreSQL, on each set-up in
-//! turn. After each the primary alone must hold a sound database with every transaction that
-//! pgbench was told is committed, and the money must add up.
+//! turn. After each, the primary alone must hold a sound database with every transaction that
+//! pgbench saw committed, and the balances must add up.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -21,14 +21,14 @@ use crate::rig::setup::SetUp;
 use crate::user::database::{self, Args as Database, Loaded};
 use crate::user::listen::{self, listen};
 
-/// Bytes of a branch with its 100,000 accounts and their index, with room for an hour's history.
+/// Disk space in bytes per branch, with its 100,000 accounts, their index, and an hour's history.
 const BRANCH: u64 = 20 << 20;
-/// Bytes of a disk besides.
+/// Fixed part of a disk's size, in bytes.
 const BASE: u64 = 1200 << 20;
 const NOTE: &str = "TPC-B as pgbench has it. After each set-up the database was killed, the cache \
-    drained, and the primary alone recovered: every transaction that pgbench knows to be committed \
-    was there, balances added up, page checksums and pg_amcheck were clean.";
-/// TPC-B; the account is put in by the access that is asked for.
+    drained, and the primary alone recovered: every transaction that pgbench saw committed was \
+    there, balances added up, page checksums and pg_amcheck were clean.";
+/// TPC-B without the choice of the account, which the access distribution inserts.
 const SCRIPT: &str = "\\set bid random(1, 1 * :scale)\n\
     \\set tid random(1, 10 * :scale)\n\
     \\set delta random(-5000, 5000)\n\
@@ -40,7 +40,7 @@ const SCRIPT: &str = "\\set bid random(1, 1 * :scale)\n\
     INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) \
     VALUES (:tid, :bid, :aid, :delta, CURRENT_TIMESTAMP);\n\
     END;\n";
-/// How accounts are chosen; frequent ones lie anywhere.
+/// Distributions of account access; frequent accounts are anywhere in the table.
 const ACCESS: [(&str, &str); 2] = [
     (
         "zipfian",
@@ -49,12 +49,12 @@ const ACCESS: [(&str, &str); 2] = [
     ),
     ("uniform", "\\set aid random(1, 100000 * :scale)\n"),
 ];
-/// What must be true of the money.
+/// Sums that must be equal.
 const SUMS: &str = "SELECT (SELECT coalesce(sum(delta), 0) FROM pgbench_history), \
     (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers), \
     (SELECT sum(bbalance) FROM pgbench_branches)";
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub struct Args {
     pub access: String,
 }
 
-/// Runs and reports; the page.
+/// Runs the benchmark and reports; returns the path of the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let (database, shared) = (&args.database, &args.database.shared);
     needs::tools(&[&TOOLS[..], &[("setpriv", "util-linux")]].concat())?;
@@ -104,7 +104,7 @@ fn fill(scale: u64, server: &Postgres) -> anyhow::Result<()> {
     finish(&mut command).map(drop)
 }
 
-/// Runs the load on one set-up, ramp-up first; also how many transactions were committed.
+/// Runs the load on one set-up, ramp-up first. Also returns the number of committed transactions.
 fn drive(args: &Args, server: &Postgres, setup: SetUp) -> anyhow::Result<(Loaded, u64)> {
     let run_for = |seconds, shown: &dyn Fn(usize, f64)| run_for(args, server, seconds, shown);
     let (warm, said) = args.database.in_parts(setup, run_for)?;
@@ -113,7 +113,7 @@ fn drive(args: &Args, server: &Postgres, setup: SetUp) -> anyhow::Result<(Loaded
     Ok((Loaded { latency: said.times.summary(), per_second, figures: Vec::new() }, committed))
 }
 
-/// Runs pgbench for a while and reads what it says, line by line.
+/// Runs pgbench for a while and parses its output, line by line.
 fn run_for(
     args: &Args,
     server: &Postgres,
@@ -138,7 +138,7 @@ fn run_for(
         .arg(format!("--log-prefix={}", prefix.display()))
         .arg(format!("--file={}", script.display()))
         .arg("postgres");
-    // Progress goes to standard error.
+    // pgbench reports progress on standard error.
     let mut command = Command::new("sh");
     command.arg("-c").arg("exec \"$0\" \"$@\" 2>&1").arg(pgbench.get_program());
     command.args(pgbench.get_args()).env("LC_ALL", "C");
@@ -148,7 +148,7 @@ fn run_for(
     Ok(said)
 }
 
-/// What pgbench has said.
+/// The parsed output of pgbench.
 #[derive(Default)]
 struct Said {
     per_second: Vec<f64>,
@@ -158,8 +158,8 @@ struct Said {
 }
 
 impl listen::Said for Said {
-    // A line: `progress: 1.0 s, 4095.9 tps, lat 7.744 ms …`, the number of transactions,
-    /// or something else.
+    // A line: `progress: 1.0 s, 4095.9 tps, lat 7.744 ms …`, the number of transactions, or
+    // another line.
     fn line(&mut self, line: &str) {
         if let Some(rest) = line.strip_prefix("progress: ") {
             let tps = rest.split(", ").nth(1).and_then(|word| word.strip_suffix(" tps"));
@@ -182,8 +182,8 @@ impl listen::Said for Said {
 }
 
 impl Said {
-    /// Takes in, and removes, the time of each transaction, which each thread of pgbench has
-    /// written to a file of its own: `client number microseconds …`.
+    /// Reads and removes the transaction times, which each thread of pgbench has written to a
+    /// separate file: `client number microseconds …`.
     fn read_times(&mut self, prefix: &Path) -> anyhow::Result<()> {
         let name = prefix.file_name().context("a file's name")?.to_string_lossy().into_owned();
         for entry in fs::read_dir(prefix.parent().context("a directory")?)? {
@@ -203,7 +203,8 @@ impl Said {
     }
 }
 
-/// Whether what was committed is there, the money adds up, and pages and indexes are sound.
+/// Checks that the committed transactions are there, the balances add up, and pages and indexes are
+/// sound.
 fn sound(server: &Postgres, committed: u64) -> anyhow::Result<()> {
     let found: u64 = server.query("SELECT count(*) FROM pgbench_history")?.parse()?;
     ensure!(found >= committed, "{committed} transactions were committed, {found} are there");

@@ -1,5 +1,5 @@
-//! `bench tpcc`: TPC-C on MariaDB, on each set-up in turn. After each the primary alone must hold
-//! a consistent database with every order that a client knows to be committed.
+//! `bench tpcc`: TPC-C on MariaDB, on each set-up in turn. After each, the primary alone must hold
+//! a consistent database with every order that a client saw committed.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::user::database::{self, Args as Database, Loaded};
 
 /// The published gains to reach: HyperCache on a PCIe SSD; FlashCache in write-through.
 const GAINS: [(&str, f64); 2] = [("write-back", 8.02), ("write-through", 2.0)];
-/// Bytes of a warehouse on disk, with room for an hour of new orders.
+/// Disk space per warehouse in bytes, with room for an hour of new orders.
 const WAREHOUSE: u64 = 190 << 20;
-/// Bytes of a disk besides.
+/// Fixed part of a disk's size, in bytes.
 const BASE: u64 = 1200 << 20;
-/// The database's name.
+/// Name of the database.
 const DATABASE: &str = "tpcc";
-const NOTE: &str = "New orders that are rolled back as specified count, as in tpmC; without keying \
-    and think times this is no tpmC that may be published. After each set-up the database was \
+const NOTE: &str = "New orders that are rolled back as specified count, as in tpmC. Without keying \
+    and think times the figure must not be published as tpmC. After each set-up the database was \
     killed, the cache drained, and the primary alone passed consistency conditions 1 to 10 and 12, \
-    CHECK TABLE, and the search for every order that a client knows to be committed.";
-/// Counts of a second as the benchmark's unit.
+    CHECK TABLE, and the search for every order that a client saw committed.";
+/// Factor from counts per second to the benchmark's unit.
 const PER_MINUTE: f64 = 60.0;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub struct Args {
     pub warehouses: u32,
 }
 
-/// Runs and reports; the page.
+/// Runs the benchmark and reports; returns the path of the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let Args { database, warehouses } = args;
     let shared = &database.shared;
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let earlier = shared.earlier("tpcc")?;
     let scale = Scale::specified(*warehouses);
     let size = BASE + (database.redo_log_mib << 20) + u64::from(*warehouses) * WAREHOUSE;
-    // The image, its copy, and a cache.
+    // The image, its copy, and a cache need space.
     needs::space(&shared.directory()?, size * 2)?;
     let made_of = format!("TPC-C, {warehouses} warehouses, form 2");
     let name = format!("tpcc-{warehouses}");

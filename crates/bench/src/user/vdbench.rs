@@ -1,6 +1,7 @@
 //! `bench vdbench`: the runs RD1 to RD4 and RD6 on each set-up in turn, through NBD: random
 //! requests of 16 KiB from 32 loops, with vdbench's own meaning of hits, once with its small area
-//! and once with one larger than the RAM tier. Averages from an empty cache on, as published.
+//! and once with one larger than the RAM tier. Averages include the filling of the empty cache, as
+//! published.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,16 +20,16 @@ use crate::rig::setup::SetUp;
 use crate::rig::watch::watch;
 use crate::user::options::Shared;
 
-/// The run whose gain was not printed.
+/// The run whose gain was not published.
 const RD6: Run =
     Run { name: "RD6", read_percent: 50, hit_percent: 100, hypercache: 0.0, flashsoft: 0.0 };
-/// The part of the ceiling that is enough where the ceiling is below the published gain.
+/// Required share of the ceiling, where the ceiling is below the published gain.
 const CEILING_SHARE: f64 = 0.9;
 const NOTE: &str = "vdbench's hits are locality of addresses only: read hits go uniformly to an \
     area at the start, everything else, writes included, to the rest. The load comes from one \
     client over NBD; the bare SSD is the same server without cache on a file of the SSD.";
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
@@ -40,10 +41,10 @@ pub struct Args {
     /// Seconds of each run with a cache (1200 as published)
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: u64,
-    /// Seconds of each run without
+    /// Seconds of each run without cache
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     pub baseline_seconds: u64,
-    /// KiB of the areas that read hits go to
+    /// KiB of the area of read hits, for each area
     #[arg(long, value_name = "KIB", value_delimiter = ',', default_value = "1024,262144",
         value_parser = clap::value_parser!(u64).range(32..))]
     pub hit_kib: Vec<u64>,
@@ -53,7 +54,7 @@ pub struct Args {
     pub runs: Vec<String>,
 }
 
-/// Runs and reports; the page.
+/// Runs the benchmark and reports; returns the path of the page.
 pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let shared = &args.shared;
     if let Some(area) = args.hit_kib.iter().find(|&&area| area * 2 > args.mib << 10) {
@@ -162,7 +163,7 @@ pub fn load(pattern: Pattern, block: u64, time: Duration) -> Load {
     Load { loops: LOOPS, connections: 1, block, pattern, time, seed: 1, content: Content::Random }
 }
 
-/// The server of a set-up, on the file `primary` of a place.
+/// The server settings of a set-up, on the file `primary` of a place.
 pub fn setting(shared: &Shared, place: &Place, cache: u64, setup: SetUp) -> Setting {
     let model = if setup == SetUp::BareSsd { "" } else { &shared.model };
     let emulate = if model.is_empty() { String::new() } else { format!("?emulate={model}") };
@@ -181,7 +182,7 @@ pub fn setting(shared: &Shared, place: &Place, cache: u64, setup: SetUp) -> Sett
     }
 }
 
-/// What a load through NBD has found.
+/// The result of a load through NBD.
 pub fn measured(setup: SetUp, outcome: &Outcome) -> Measured {
     Measured {
         setup: setup.name().to_owned(),
@@ -192,7 +193,7 @@ pub fn measured(setup: SetUp, outcome: &Outcome) -> Measured {
     }
 }
 
-/// Random reads a second that the primary gives.
+/// Random reads per second that the primary delivers.
 fn misses(args: &Args, place: &Place) -> anyhow::Result<f64> {
     progress("what the primary gives");
     let setting = setting(&args.shared, place, 0, SetUp::NoCache);
@@ -204,8 +205,8 @@ fn misses(args: &Args, place: &Place) -> anyhow::Result<f64> {
     Ok(outcome.rate())
 }
 
-/// Enters the gain that no cache of this size can exceed in the long run: misses outside of what
-/// fits into it must wait for the primary, which gives this many reads a second.
+/// Adds the maximum gain of any cache of this size in the long run: misses outside of the part that
+/// fits into it must wait for the primary, which delivers `misses` reads per second.
 fn bound(args: &Args, group: &mut Group, run: Run, misses: f64) {
     let Some(baseline) = group.of(crate::report::BASELINE).map(|one| one.rate) else { return };
     let held = (cache(args) + (args.shared.ram_mib << 20)) as f64 / (args.mib << 20) as f64;
@@ -218,7 +219,7 @@ fn bound(args: &Args, group: &mut Group, run: Run, misses: f64) {
     }
 }
 
-/// The published gain, or nine tenths of the ceiling.
+/// Adds the target: the published gain, or nine tenths of the ceiling.
 fn targets(report: &mut Report, group: &Group, run: Run) {
     let found = group.ratio("write-back", crate::report::BASELINE);
     if let Some(found) = found.filter(|_| run.hypercache > 0.0) {

@@ -1,5 +1,5 @@
-//! Bodies of requests that change settings, and of their answers. The schemas come from the table
-//! of settings.
+//! Bodies of requests that change settings, and of their answers. The schemas are derived from the
+//! table of settings.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use super::{SettingStatus, VolumeStatus};
 use crate::pool::{PoolSnapshot, SettingSnapshot};
 use crate::settings::{DEFAULT, Spec};
 
-/// Settings to change at the address of a volume: those of the volume and of the whole cache.
-/// Absent ones stay.
+/// Settings to change through the address of a volume: of that volume and of the whole cache.
+/// Absent ones are left unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct VolumeSettings(pub BTreeMap<String, Option<String>>);
 
-/// Settings of the whole cache to change. Absent ones stay.
+/// Settings of the whole cache to change. Absent ones are left unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct CacheSettings(pub BTreeMap<String, Option<String>>);
 
@@ -60,7 +60,7 @@ fn schema_of(settings: impl Iterator<Item = &'static Spec>) -> RefOr<Schema> {
 /// The settings in force after a change.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct InForce {
-    /// Those of the volume, if one was named, and those of the server.
+    /// The server's settings, and those of the volume if one was named.
     pub settings: Vec<SettingStatus>,
 }
 
@@ -70,12 +70,12 @@ pub struct VolumeInForce {
     /// The volume.
     #[serde(flatten)]
     pub volume: VolumeStatus,
-    /// Its settings and those of the server.
+    /// The settings of the volume and of the server.
     pub settings: Vec<SettingStatus>,
 }
 
 impl InForce {
-    /// The settings that a snapshot shows: of the server, and of `volume` if there is one.
+    /// The settings in a snapshot: those of the server, and of `volume` if given.
     #[must_use]
     pub fn of(pool: &PoolSnapshot, volume: Option<&str>) -> Self {
         let shown = |setting: &&SettingSnapshot| {

@@ -1,5 +1,5 @@
-//! Settings that fit only together: endpoints and their certificates, volumes with names and
-//! primaries of their own, shares of one dirty limit.
+//! Checks across settings: endpoints and their certificates, distinct names and primaries of
+//! volumes, shares of the dirty limit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,7 +12,7 @@ impl Config {
     /// Checks the settings against each other.
     ///
     /// # Errors
-    /// Names the first key that does not fit the others.
+    /// Names the first key that conflicts with others.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_guarantees()?;
         if self.cache.path.as_os_str().is_empty() {
@@ -49,7 +49,7 @@ impl Config {
         Ok(())
     }
 
-    /// Shares of the dirty limit that are guaranteed cannot be more than there is.
+    /// Checks that the guarantees add up to no more than the dirty limit.
     fn check_guarantees(&self) -> Result<(), ConfigError> {
         let all = self.volumes.iter().filter_map(|volume| volume.dirty_guarantee);
         let sum: u32 = all.map(|share| u32::from(share.0)).sum();
@@ -73,7 +73,7 @@ impl Config {
         }
         let distinct: BTreeSet<_> = server.nbd.iter().map(|listen| &listen.at).collect();
         if distinct.len() != server.nbd.len() {
-            let what = "the same endpoint stands there twice";
+            let what = "the same endpoint is listed twice";
             return Err(invalid("server.nbd", what, "name each once"));
         }
         server.check_tls()
@@ -81,7 +81,7 @@ impl Config {
 }
 
 impl ServerConfig {
-    /// Certificates are there if an endpoint uses them, and only then.
+    /// Checks that certificates are given if, and only if, an endpoint uses them.
     fn check_tls(&self) -> Result<(), ConfigError> {
         let (cert, key) = (self.tls_cert.is_some(), self.tls_key.is_some());
         let user = self.nbd.iter().find(|listen| listen.tls_by(self.tls) != TlsPolicy::Off);
@@ -132,8 +132,8 @@ impl VolumeConfig {
     }
 }
 
-/// Where a primary is, so far as its text tells: the path behind links, or the URI without its
-/// parameters for emulation. Two that are equal are the same device.
+/// A primary's location, as far as its text tells: the path with links resolved, or the URI without
+/// its emulation parameters. Equal locations are the same device.
 fn location(primary: &str) -> String {
     if primary.starts_with("nbd") && primary.contains("://") {
         let (place, query) = primary.split_once('?').unwrap_or((primary, ""));

@@ -1,10 +1,10 @@
-//! The configuration of a server: one struct, whether it comes from a TOML file or from flags.
+//! The configuration of a server: one struct, filled from a TOML file or from flags.
 //!
 //! The fields are here; names, defaults, ranges and help are in [`crate::settings::TABLE`].
 //! [`Config::defaults`] fills the fields in; the `Default` of these types is blank and unusable.
-//! Reading (`read.rs`) refuses unknown keys and names the line; [`Config::check`] (`check.rs`)
-//! then checks the settings against each other. No device is opened here: whether a path can be
-//! read or a device is large enough is found when it is opened.
+//! Reading (`read.rs`) refuses unknown keys and names the line; [`Config::check`] (`check.rs`) then
+//! checks the settings against each other. No device is opened here; an unreadable path or a device
+//! that is too small is reported when it is opened.
 
 mod check;
 mod read;
@@ -17,16 +17,15 @@ use crate::access::{SocketAccess, SocketMode};
 use crate::endpoint::Listen;
 use crate::units::{Percent, Size, Time};
 
-/// Where the host remembers the state of its caches, unless configured otherwise: the unit's
-/// `StateDirectory=`.
+/// Default directory where the host keeps the state of its caches: the unit's `StateDirectory=`.
 pub const STATE_DIR: &str = "/var/lib/forebay";
 
-/// Everything that `serve` needs to know.
+/// All settings of `serve`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Config {
     /// The cache device and how it is used.
     pub cache: CacheConfig,
-    /// Memory.
+    /// Memory for cached blocks and the index.
     pub memory: MemoryConfig,
     /// The control socket.
     pub control: ControlConfig,
@@ -39,32 +38,33 @@ pub struct Config {
 /// The cache device and how it is used.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct CacheConfig {
-    /// A block device or a file.
+    /// Path of a block device or a file.
     pub path: PathBuf,
-    /// Bytes of it to use; all of it when absent. A file that is not there is made this long.
+    /// Bytes of the device to use; all of it when absent. A missing file is created with this
+    /// length.
     pub size: Option<Size>,
-    /// Where the host keeps what it must know about the cache should the device fail.
+    /// Directory for what the host must know about the cache if the device fails.
     pub state_dir: PathBuf,
-    /// How clean blocks are chosen to leave.
+    /// Eviction policy: which blocks enter the cache, and which clean blocks leave it.
     pub eviction: Eviction,
-    /// Share of the cache that may be dirty.
+    /// Maximum share of the cache that may be dirty.
     pub dirty_limit: Percent,
-    /// The longest a dirty block may wait before it is on the primary.
+    /// Maximum time that a dirty block may wait before it is written to the primary.
     pub write_cache_depth: Time,
     /// Whether blocks are compressed.
     pub compress: bool,
-    /// How rewritten blocks are stored.
+    /// How blocks are stored that equal or resemble others.
     pub content: ContentLocality,
 }
 
-/// Memory.
+/// Memory for cached blocks and the index.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct MemoryConfig {
-    /// Bytes of RAM for recent blocks; the index comes on top.
+    /// Bytes of RAM for recent blocks; the index comes in addition.
     pub ram: Size,
-    /// Bytes that the index of a new cache may take; half of the machine's when absent.
+    /// Maximum size of a new cache's index, in bytes; half of the machine's memory when absent.
     pub index: Option<Size>,
-    /// Whether all memory is locked, so that the server never waits for its own swap.
+    /// Whether all memory is locked, so that the server never waits for its own swapped pages.
     pub lock: bool,
 }
 
@@ -73,7 +73,8 @@ pub struct MemoryConfig {
 pub struct ControlConfig {
     /// Its path; [`crate::default_socket`] when absent.
     pub socket: Option<PathBuf>,
-    /// Its permission bits; the owner's alone when absent. Whoever can connect can stop the server.
+    /// Its permission bits; by default only the owner has access. Every client that can connect can
+    /// stop the server.
     pub mode: Option<SocketMode>,
     /// Its owner.
     pub owner: Option<String>,
@@ -82,7 +83,7 @@ pub struct ControlConfig {
 }
 
 impl ControlConfig {
-    /// Who may connect.
+    /// The permissions of the socket.
     #[must_use]
     pub fn access(&self) -> SocketAccess {
         let Self { mode, owner, group, .. } = self.clone();
@@ -93,46 +94,46 @@ impl ControlConfig {
 /// Threads, endpoints and clients.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ServerConfig {
-    /// Threads; what the cache was made with, or chosen by the processors, when absent.
+    /// Number of threads; by default as the cache was created, or derived from the processor count.
     pub shards: Option<u16>,
-    /// Clients at once; more are turned away.
+    /// Maximum number of concurrent clients; others are refused.
     pub max_clients: u32,
-    /// Bytes of memory for what clients ask and are answered, all together.
+    /// Memory for requests and answers of all clients together, in bytes.
     pub client_memory: Size,
-    /// How long a client may take nothing of its answers, or send nothing of a write that it
-    /// began, before it is disconnected.
+    /// Disconnect a client that accepts no byte of its answers, or sends no byte of a write that it
+    /// began, for this long.
     pub client_stall_timeout: Time,
-    /// How long a client that has chosen a volume may ask for nothing; 0 is for ever.
+    /// Disconnect a client that has chosen a volume but sends no request for this long; 0 is never.
     pub idle_timeout: Time,
-    /// How long a device may leave a request unanswered before that is reported, and a write at
-    /// the dirty limit waits for a primary that is away before it gets an error.
+    /// A request that a device leaves unanswered for this long is reported. A write at the dirty
+    /// limit waits this long for a primary that is away before it fails.
     pub patience: Time,
-    /// Where NBD clients connect.
+    /// Endpoints for NBD clients.
     pub nbd: Vec<Listen>,
-    /// The directory where a file for each volume is mounted.
+    /// The mount point of the file system with a file for each volume.
     pub fuse: Option<PathBuf>,
-    /// How the kernel hands over requests to those files.
+    /// How the kernel passes on requests to those files.
     pub fuse_transport: FuseTransport,
-    /// Whether clients over TCP may or must use TLS; an endpoint may say otherwise.
+    /// Whether TCP clients may or must use TLS; an endpoint can override it.
     pub tls: TlsPolicy,
-    /// The server's certificates, PEM.
+    /// The server's certificate chain, PEM.
     pub tls_cert: Option<PathBuf>,
     /// The key of the first certificate, PEM.
     pub tls_key: Option<PathBuf>,
-    /// Who signs the clients' certificates, PEM; clients need one when this is given.
+    /// The authority that signs client certificates, PEM; if set, clients must present one.
     pub tls_ca: Option<PathBuf>,
 }
 
 /// One volume: a primary seen through the cache.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct VolumeConfig {
-    /// What clients and commands call it.
+    /// The volume's name in clients and commands.
     pub name: String,
-    /// Where its data is: a path or a URI.
+    /// The primary that holds its data: a path or a URI.
     pub primary: String,
-    /// What the cache does for it.
+    /// The cache mode.
     pub mode: Mode,
-    /// Bytes after which a sequential stream goes past the cache; 0 is never.
+    /// Bytes after which a sequential stream bypasses the cache; 0 is never.
     pub sequential_threshold: Size,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -143,7 +144,7 @@ pub struct VolumeConfig {
 }
 
 impl VolumeConfig {
-    /// Its part of the dirty limit.
+    /// The volume's share of the dirty limit.
     #[must_use]
     pub fn share(&self) -> DirtyShare {
         let percent = |share: Option<Percent>| share.map(|percent| percent.0);
@@ -154,22 +155,22 @@ impl VolumeConfig {
 /// Whether clients may or must use TLS.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum TlsPolicy {
-    /// It is not offered.
+    /// TLS is not offered.
     #[default]
     Off,
-    /// Clients choose.
+    /// The client decides.
     Allowed,
-    /// Clients without it are turned away.
+    /// Clients without TLS are refused.
     Required,
 }
 
-/// How the kernel hands over requests to the files of a FUSE mount.
+/// How the kernel passes on requests to the files of a FUSE mount.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum FuseTransport {
-    /// Over io_uring if the kernel offers it, else over the device.
+    /// Over io_uring if the kernel offers it, otherwise over `/dev/fuse`.
     #[default]
     Auto,
-    /// Over io_uring, or not at all.
+    /// Over io_uring; fail if the kernel does not offer it.
     IoUring,
     /// Over `/dev/fuse`.
     Device,
@@ -181,29 +182,29 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("configuration {path}: {source}; name a file that you may read")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// It is not TOML, a key is not known, or a value cannot be used.
+    /// The file is not TOML, a key is unknown, or a value is unusable.
     #[error("configuration {path}, line {line}: {what}")]
     Syntax {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it and what would be right.
+        /// The problem, and what would be valid.
         what: String,
     },
-    /// Values cannot be used together.
+    /// Values conflict with each other.
     #[error("{key}: {what}; {hint}")]
     Invalid {
         /// The key, as in the file.
         key: String,
-        /// What is wrong, with the value.
+        /// The problem, with the value.
         what: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
 }

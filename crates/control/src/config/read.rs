@@ -1,4 +1,4 @@
-//! Reading a configuration file: TOML, of which every key is looked up in the table of settings.
+//! Reads a configuration file: TOML, with every key looked up in the table of settings.
 
 use std::fs;
 use std::ops::Range;
@@ -11,20 +11,20 @@ use crate::settings::{Initial, Kind, Section, Spec};
 
 use super::{Config, ConfigError};
 
-/// Bytes in the longest configuration file that is read.
+/// Maximum length of a configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The remedy for `[volume]`.
+/// Advice for a file with `[volume]` instead of `[[volume]]`.
 const ONE_VOLUME: &str = "[volume] is one section; write [[volume]], there may be several";
 
-/// A mistake in the file: its place in bytes, and what is wrong.
+/// A mistake in the file: its byte range, and what is wrong.
 struct Mistake(Range<usize>, String);
 
 impl Config {
     /// Reads and checks the file at `path`.
     ///
     /// # Errors
-    /// When it cannot be read, has an unknown key, or a value that cannot be used.
+    /// When the file cannot be read, has an unknown key, or has an unusable value.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
         let length = fs::metadata(path).map_err(failed)?.len();
@@ -35,10 +35,10 @@ impl Config {
         Self::parse(path, &fs::read_to_string(path).map_err(failed)?)
     }
 
-    /// Reads and checks `text`; `path` is for messages.
+    /// Parses and checks `text`; `path` is for messages.
     ///
     /// # Errors
-    /// When a key is unknown, or a value cannot be used.
+    /// When a key is unknown, or a value is unusable.
     pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let broken = |error: toml::de::Error| {
             Mistake(error.span().unwrap_or(0..0), error.message().trim().replace('\n', " "))
@@ -48,7 +48,7 @@ impl Config {
         let config = config.map_err(|Mistake(at, what)| {
             let before = &text.as_bytes()[..at.start.min(text.len())];
             let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
-            // Next to a [[volume]] it is a duplicate key for TOML.
+            // After a [[volume]], TOML reports [volume] as a duplicate key.
             let written = text.lines().nth(line - 1).unwrap_or_default().trim_start();
             let what = if written.starts_with("[volume]") { ONE_VOLUME.to_owned() } else { what };
             ConfigError::Syntax { path: path.to_owned(), line, what }
@@ -60,7 +60,7 @@ impl Config {
 
 type Item<'a, 'i> = (&'a Spanned<DeString<'i>>, &'a Spanned<DeValue<'i>>);
 
-/// The keys of a table with their values, in the order of the file.
+/// The keys of a table with their values, in file order.
 fn in_order<'a, 'i>(table: &'a DeTable<'i>) -> Vec<Item<'a, 'i>> {
     let mut items: Vec<_> = table.iter().collect();
     items.sort_by_key(|(key, _)| key.span().start);
@@ -92,7 +92,7 @@ fn whole(document: &DeTable<'_>) -> Result<Config, Mistake> {
     }
 }
 
-/// Reads a section into `config`; `volume` is its number among the volumes.
+/// Reads a section into `config`; `volume` is the index of its volume.
 fn read_section(
     config: &mut Config,
     section: Section,
@@ -127,7 +127,7 @@ fn unknown(key: &Spanned<DeString<'_>>, known: impl Iterator<Item = &'static str
     Mistake(key.span(), what)
 }
 
-/// The value of a setting as texts: several only for a list.
+/// The value of a setting as texts; more than one only for a list.
 fn texts(spec: &Spec, value: &DeValue<'_>) -> Result<Vec<String>, String> {
     if let (Kind::List(_), DeValue::Array(values)) = (&spec.kind, value) {
         return values.iter().map(|value| text(&spec.kind, value.get_ref())).collect();
@@ -135,7 +135,7 @@ fn texts(spec: &Spec, value: &DeValue<'_>) -> Result<Vec<String>, String> {
     Ok(vec![text(&spec.kind, value)?])
 }
 
-/// One value as text, if its type in TOML fits its kind.
+/// A value as text, if its TOML type matches the setting's kind.
 fn text(kind: &Kind, value: &DeValue<'_>) -> Result<String, String> {
     match (kind, value) {
         (Kind::Bool, DeValue::Boolean(on)) => Ok(on.to_string()),

@@ -1,8 +1,9 @@
-//! The settings of a server. [`TABLE`] has a line for each: its place in the file, its flag, type,
-//! range, default, help, and how a running server changes it. The file, the flags, the control API,
-//! the help, the OpenAPI schema and the tables of `docs/user/configuration.md` follow from it.
+//! The settings of a server. [`TABLE`] has one entry for each: its place in the file, its flag,
+//! type, range, default, help, and how a running server changes it. The file, the flags, the
+//! control API, the help, the OpenAPI schema and the tables of `docs/user/configuration.md` are
+//! derived from it.
 //!
-//! A new setting is a line of the table and the field of [`Config`] that the server uses.
+//! To add a setting, add an entry to the table and a field to [`Config`].
 
 mod table;
 mod value;
@@ -15,10 +16,10 @@ use crate::pool::SettingSnapshot;
 pub use table::TABLE;
 pub use value::{Field, Named, Value, parse_named};
 
-/// The word that stands for the configured value when a setting is changed while serving.
+/// The word for the configured value, when a setting is changed while serving.
 pub const DEFAULT: &str = "default";
 
-/// A setting: a line of the table.
+/// A setting: an entry of the table.
 #[derive(Debug)]
 pub struct Spec {
     /// Its section of the file.
@@ -29,15 +30,15 @@ pub struct Spec {
     pub flag: Flag,
     /// Its type and range.
     pub kind: Kind,
-    /// Its value when nobody gives one.
+    /// Default value.
     pub default: Initial,
     /// How a running server changes it.
     pub online: Online,
-    /// What it does, in one sentence of plain text.
+    /// Description of the setting, one sentence of plain text.
     pub help: &'static str,
-    /// What the reference adds to that, in Markdown; may be empty.
+    /// Additional text of the reference, in Markdown; may be empty.
     pub more: &'static str,
-    /// Its place in the configuration.
+    /// Its field in the configuration.
     pub field: Place,
 }
 
@@ -82,15 +83,15 @@ impl Section {
 /// The flag of `forebay serve` for a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flag {
-    /// None: the setting is in the file only.
+    /// No flag: the setting is available in the file only.
     None,
     /// The key, with dashes.
     Key,
     /// Another name.
     Named(&'static str),
-    /// A flag that turns the setting off, and its help.
+    /// A flag that turns the setting off, with its help.
     Off(&'static str, &'static str),
-    /// A part of a flag that `forebay serve` declares by itself.
+    /// A part of a flag that `forebay serve` declares itself.
     Part(&'static str),
 }
 
@@ -99,23 +100,23 @@ pub enum Flag {
 pub enum Kind {
     /// Bytes.
     Size(Range),
-    /// A share of something.
+    /// A percentage.
     Percent(Range),
-    /// A length of time; the range is in milliseconds.
+    /// A duration; the range is in milliseconds.
     Time(Range),
     /// A whole number.
     Number(Range),
-    /// On or off.
+    /// A boolean.
     Bool,
-    /// One of these names.
+    /// One of a list of names.
     Choice(fn() -> Vec<&'static str>),
-    /// A text, with its name in the help.
+    /// A text, with its placeholder in the help.
     Text(&'static str),
-    /// Several texts, with the name of one in the help.
+    /// Several texts, with the placeholder of one in the help.
     List(&'static str),
 }
 
-/// The numbers that a setting can have.
+/// The valid numbers of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
     least: u64,
@@ -140,13 +141,13 @@ impl Range {
         Self { least, most, zero: false, or: "" }
     }
 
-    /// Also zero, with its meaning: "0 for never".
+    /// Also allows zero, with its meaning: "0 for never".
     #[must_use]
     pub const fn or_zero(self, or: &'static str) -> Self {
         Self { zero: true, or, ..self }
     }
 
-    /// With the remedy for whoever wants a number out of the range.
+    /// Adds advice for numbers out of the range.
     #[must_use]
     pub const fn or_else(self, or: &'static str) -> Self {
         Self { or, ..self }
@@ -157,39 +158,39 @@ impl Range {
     }
 }
 
-/// The value of a setting that nobody gives.
+/// The default of a setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Initial {
-    /// This one.
+    /// This value.
     Value(&'static str),
-    /// None; in the help, what that means. Empty if there is nothing to say.
+    /// No value, with its meaning for the help; empty if there is nothing to say.
     Unset(&'static str),
-    /// There must be one.
+    /// No default: the setting is required.
     Required,
 }
 
-/// How a running server changes a setting.
+/// How a setting is changed in a running server.
 #[derive(Clone, Copy, Debug)]
 pub enum Online {
-    /// Not at all: the next start does.
+    /// It cannot be; a change takes effect at the next start.
     No,
-    /// For the whole cache: the shards are told this.
+    /// For the whole cache, by this message to the shards.
     Cache(fn(&Config) -> forebay_engine::Setting),
-    /// For one volume.
+    /// For one volume, by this message to the shards.
     Volume(fn(VolumeId, &VolumeConfig) -> forebay_engine::Setting),
 }
 
-/// The place of a setting in the configuration.
+/// Where a setting is stored in the configuration.
 #[derive(Clone, Copy, Debug)]
 pub enum Place {
-    /// There is one.
+    /// Once for the server.
     Server(fn(&mut Config) -> &mut dyn Field),
-    /// Each volume has its own.
+    /// Once for each volume.
     Volume(fn(&mut VolumeConfig) -> &mut dyn Field),
 }
 
 impl Kind {
-    /// The name of a value in the help of a flag; `None` for flags without a value.
+    /// The placeholder of the value in a flag's help; `None` for a flag without a value.
     #[must_use]
     pub fn placeholder(&self, key: &str) -> Option<String> {
         match self {
@@ -203,13 +204,13 @@ impl Kind {
         }
     }
 
-    /// The names to choose from; none if it is not a choice.
+    /// The valid names of a choice; empty for other kinds.
     #[must_use]
     pub fn names(&self) -> Vec<&'static str> {
         if let Self::Choice(names) = self { names() } else { Vec::new() }
     }
 
-    /// The range in words: "64KiB or more, or 0 for never". `None` where every value can be used.
+    /// The range in words: "64KiB or more, or 0 for never". `None` if every value is valid.
     #[must_use]
     pub fn range(&self) -> Option<String> {
         let (range, text): (_, fn(u64) -> String) = match self {
@@ -238,25 +239,25 @@ impl Kind {
 }
 
 impl Spec {
-    /// The setting of that section and key.
+    /// The setting with this section and key.
     #[must_use]
     pub fn find(section: Section, key: &str) -> Option<&'static Self> {
         section.settings().find(|spec| spec.key == key)
     }
 
-    /// The settings that a running server changes: those of a volume first.
+    /// The settings that can be changed in a running server; those of volumes first.
     pub fn online() -> impl Iterator<Item = &'static Self> {
         let of_volume = TABLE.iter().filter(|spec| matches!(spec.online, Online::Volume(_)));
         of_volume.chain(TABLE.iter().filter(|spec| matches!(spec.online, Online::Cache(_))))
     }
 
-    /// Whether each volume has its own.
+    /// Whether each volume has its own value.
     #[must_use]
     pub fn is_of_volume(&self) -> bool {
         self.section == Section::Volume
     }
 
-    /// The name of its own flag; `None` if it has none.
+    /// The name of its flag; `None` if it has none of its own.
     #[must_use]
     pub fn flag_name(&self) -> Option<String> {
         match self.flag {
@@ -266,10 +267,10 @@ impl Spec {
         }
     }
 
-    /// Its place in `config`; `volume` counts for settings of volumes only.
+    /// Its field in `config`; `volume` is ignored for settings of the server.
     ///
     /// # Panics
-    /// If it is a setting of volumes and there is no such volume.
+    /// If it is a setting of volumes and there is no volume with this index.
     pub fn field<'a>(&self, config: &'a mut Config, volume: usize) -> &'a mut dyn Field {
         match self.field {
             Place::Server(field) => field(config),
@@ -277,10 +278,10 @@ impl Spec {
         }
     }
 
-    /// Stores the value that `text` stands for in `config`.
+    /// Parses `text` and stores the value in `config`.
     ///
     /// # Errors
-    /// When it cannot be read or is out of range; names the value, and the range.
+    /// When the text is invalid or out of range; the message names the value and the range.
     pub fn set(&self, config: &mut Config, volume: usize, text: &str) -> Result<(), String> {
         let field = self.field(config, volume);
         field.set(text)?;
@@ -291,7 +292,7 @@ impl Spec {
         Err(format!("{text} is out of range; use {range}"))
     }
 
-    /// Whether `text` stands for a value of this setting.
+    /// Checks that `text` is a valid value of this setting.
     ///
     /// # Errors
     /// As for [`Spec::set`].
@@ -299,7 +300,7 @@ impl Spec {
         self.set(&mut Config::defaults(1), 0, text)
     }
 
-    /// The text of the value in `config`; `None` if there is none.
+    /// The value in `config` as text; `None` if it is unset.
     #[must_use]
     pub fn text(&self, config: &Config, volume: usize) -> Option<String> {
         self.field(&mut config.clone(), volume).text()
@@ -307,10 +308,10 @@ impl Spec {
 }
 
 impl Config {
-    /// The configuration of this many volumes in which every setting has its default.
+    /// A configuration with `volumes` volumes, in which every setting has its default.
     ///
     /// # Panics
-    /// If a default of the table cannot be read; a test reads them all.
+    /// If a default of the table is invalid; a test checks all of them.
     #[must_use]
     pub fn defaults(volumes: usize) -> Self {
         let volumes = vec![VolumeConfig::default(); volumes];
@@ -333,16 +334,16 @@ pub struct Change {
     pub spec: &'static Spec,
     /// The volume, for a setting of volumes.
     pub volume: Option<String>,
-    /// The new value; `None` for the configured one.
+    /// The new value; `None` restores the configured one.
     pub value: Option<String>,
 }
 
 impl Change {
-    /// The change of the setting `key` to the value `text`, of `volume` or of the whole cache. With
-    /// a volume, settings of the cache are known too.
+    /// The change of setting `key` to the value `text`, of `volume` or of the whole cache. With a
+    /// volume, settings of the cache are accepted too.
     ///
     /// # Errors
-    /// When there is no such setting, or it does not have such a value; lists those that it has.
+    /// When there is no such setting, or the value is invalid; the message lists the valid ones.
     pub fn parse(volume: Option<&str>, key: &str, text: &str) -> Result<Self, String> {
         let found = Spec::online().filter(|spec| volume.is_some() || !spec.is_of_volume());
         let spec = found.into_iter().find(|spec| spec.key == key).ok_or_else(|| unknown(key))?;
@@ -369,14 +370,14 @@ fn unknown(key: &str) -> String {
     format!("unknown setting {key:?}; use one of: {known}")
 }
 
-/// Settings that the status shows in fields of their own.
+/// Settings that the status shows in dedicated fields.
 const ELSEWHERE: [&str; 6] = ["path", "size", "nbd", "fuse", "name", "primary"];
 
-/// Every setting in `config` that has a value and that the status does not show elsewhere: those of
+/// Every setting in `config` that has a value and is not shown elsewhere in the status: those of
 /// the server, then those of each volume.
 #[must_use]
 pub fn in_force(config: &Config) -> Vec<SettingSnapshot> {
-    // Fields are reached through exclusive references only.
+    // Fields are accessible through exclusive references only.
     let mut config = config.clone();
     let elsewhere =
         |spec: &&Spec| spec.section == Section::Control || ELSEWHERE.contains(&spec.key);

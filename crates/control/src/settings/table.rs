@@ -1,4 +1,4 @@
-//! The table: one line for each setting of a server.
+//! The table of settings: one entry for each.
 
 use forebay_block::{CLIENTS_MAX, SHARDS_MAX};
 use forebay_engine::{ContentLocality, Eviction, Mode, Setting};
@@ -15,7 +15,7 @@ const SECOND: u64 = 1_000;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A setting with a flag of its name that only a start changes.
+/// A setting with a flag of the same name, which can be changed only at start.
 const fn spec(
     section: Section,
     key: &'static str,
@@ -82,7 +82,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Cache,
             "dirty_limit",
-            // Clean blocks and reclaim need room too.
+            // Clean blocks and reclaim need space too.
             Percent(Range::within(1, 90)),
             Value("50%"),
             Server(|config| &mut config.cache.dirty_limit),
@@ -329,7 +329,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Volume,
             "sequential_threshold",
-            // Below it every request would be a stream.
+            // With a smaller value every request would be a stream.
             Size(Range::least(64 * KIB).or_zero("0 to cache streams too")),
             Value("512KiB"),
             Volume(|volume| &mut volume.sequential_threshold),

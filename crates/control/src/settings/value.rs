@@ -1,5 +1,5 @@
-//! Values of settings as text: how each type is read from a file, a flag or a request, and how it
-//! is written back. Ranges belong to the table; see [`super::Range`].
+//! Values of settings as text: how each type is parsed from a file, a flag or a request, and
+//! printed. Ranges belong to the table; see [`super::Range`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::config::{FuseTransport, TlsPolicy};
 use crate::endpoint::Listen;
 use crate::units::{Percent, Size, Time};
 
-/// A choice of values that have names: one table for reading, printing and listing them.
+/// A type whose values have names: one table for parsing, printing and listing them.
 pub trait Named: Copy + PartialEq + 'static {
-    /// The name of the choice in messages.
+    /// The noun for the type in messages.
     const NOUN: &'static str;
     /// Every value with its name.
     const NAMES: &'static [(&'static str, Self)];
 
-    /// The names, in order.
+    /// The names, in table order.
     fn names() -> Vec<&'static str> {
         Self::NAMES.iter().map(|&(name, _)| name).collect()
     }
@@ -51,7 +51,7 @@ impl Named for FuseTransport {
         &[("auto", Self::Auto), ("io-uring", Self::IoUring), ("device", Self::Device)];
 }
 
-/// The value of that name.
+/// The value with this name.
 ///
 /// # Errors
 /// When no value has that name; the message lists the names.
@@ -62,18 +62,19 @@ pub fn parse_named<T: Named>(name: &str) -> Result<T, String> {
     })
 }
 
-/// A type that a setting can have.
+/// The type of a setting.
 pub trait Value: Sized {
     /// The value that `text` stands for.
     ///
     /// # Errors
-    /// When it stands for none; the message names the text and says what would be understood.
+    /// When the text is not valid; the message names it and says what would be.
     fn read(text: &str) -> Result<Self, String>;
 
     /// The text that [`Value::read`] turns into this value again.
     fn text(&self) -> String;
 
-    /// The value in the unit of its kind's [`super::Range`]: bytes, milliseconds, percent.
+    /// The value in the unit of its kind's [`super::Range`]: bytes, milliseconds or percent; `None`
+    /// if the type has no range.
     fn number(&self) -> Option<u64> {
         None
     }
@@ -198,18 +199,18 @@ impl Value for SocketMode {
     }
 }
 
-/// The place of a setting in the configuration.
+/// The field of a setting in the configuration.
 pub trait Field {
-    /// Stores the value that `text` stands for; a list gets it in addition.
+    /// Stores the value that `text` stands for; a list appends it.
     ///
     /// # Errors
     /// As for [`Value::read`].
     fn set(&mut self, text: &str) -> Result<(), String>;
 
-    /// The text of the value; `None` if there is none.
+    /// The value as text; `None` if it is unset.
     fn text(&self) -> Option<String>;
 
-    /// As [`Value::number`]; `None` if there is no value.
+    /// As [`Value::number`]; `None` if the value is unset.
     fn number(&self) -> Option<u64> {
         None
     }
@@ -257,12 +258,12 @@ impl Field for Vec<Listen> {
     }
 }
 
-/// The number of a range in the words of its kind.
+/// A number of bytes in words.
 pub(super) fn size(bytes: u64) -> String {
     if bytes == 1 { "1 byte".to_owned() } else { Value::text(&Size(bytes)) }
 }
 
-/// As [`size`], of a time.
+/// A number of milliseconds in words.
 pub(super) fn time(millis: u64) -> String {
     Time(Duration::from_millis(millis)).to_string()
 }

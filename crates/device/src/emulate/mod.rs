@@ -1,5 +1,5 @@
-//! A disk model in front of any device: the data moves at once on the device below, and each
-//! completion is held until the modelled device would have been done. For evaluation without
+//! A disk model over any device: the data is transferred at once on the device below, and each
+//! completion is delayed until the modeled device would have finished. For evaluation without
 //! disks; the figures are in `docs/user/emulation.md` and do not change.
 
 mod model;
@@ -18,11 +18,11 @@ use model::{Model, Ticket};
 pub enum Profile {
     /// One disk of 7,200 turns a minute.
     Hdd,
-    /// Four of them: two mirrored pairs, striped.
+    /// Four such disks: two mirrored pairs, striped.
     Raid10x4,
-    /// The same behind a network.
+    /// The same array behind a network.
     San,
-    /// A volume with limits on operations and bytes a second.
+    /// A cloud volume with limits on operations and bytes per second.
     Cloud,
 }
 
@@ -35,14 +35,14 @@ impl Profile {
         ("cloud", Self::Cloud),
     ];
 
-    /// The profile of that name.
+    /// The profile with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, profile)| profile)
     }
 }
 
-/// A device with the time of another.
+/// A device with the timing of another.
 pub type EmulatedDevice = Layered<Emulation>;
 
 /// The model of a device that all queues share.
@@ -51,18 +51,18 @@ pub struct Emulation {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// The model, and the ends that one queue's thread found and that are another's.
+/// The model, and for each queue the ends that another queue's thread found.
 struct Shared {
     model: Model,
-    /// The latest time that any thread brought: threads read the clock a little apart.
+    /// The latest time seen by any thread; their clock readings differ slightly.
     now: Instant,
     ended: Vec<Ticket>,
-    /// For each queue its ends, or nothing where there is no queue.
+    /// For each queue the ends found for it; `None` if the queue does not exist.
     queues: Vec<Option<Vec<u64>>>,
 }
 
 impl EmulatedDevice {
-    /// Gives `below` the time of `profile`; `seed` says where its platters are at the start.
+    /// Gives `below` the timing of `profile`; `seed` sets the initial angle of its platters.
     #[must_use]
     pub fn new(below: Arc<dyn BlockDevice>, profile: Profile, seed: u64) -> Self {
         let mut info = below.info().clone();
@@ -107,13 +107,14 @@ impl Layer for Emulation {
     }
 }
 
-/// The model is changed in one call at a time; a panic elsewhere leaves it whole.
+/// Poisoning is ignored: each change of the model is one call, so a panic elsewhere leaves it
+/// consistent.
 fn locked(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
-    /// Takes account of the time, and sorts what has ended to the queues.
+    /// Advances the model to `now`, and distributes the ended requests to their queues.
     fn advance(&mut self, now: Instant) {
         self.now = self.now.max(now);
         self.model.ended(self.now, &mut self.ended);
@@ -132,12 +133,12 @@ struct EmulatedQueue {
     id: usize,
     held: Vec<Held>,
     free: Vec<usize>,
-    /// Empty between uses, as `due` is.
+    /// Scratch space; empty between uses, like `due`.
     done: Vec<Completion>,
     due: Vec<u64>,
 }
 
-/// A request: it completes when the device below is done and its time has come.
+/// A request: it completes when the device below is done and its modeled time has come.
 #[derive(Default)]
 struct Held {
     tag: IoTag,
@@ -163,7 +164,7 @@ impl IoQueue for EmulatedQueue {
             self.free.push(slot);
             return Err(io);
         }
-        // What the device below refuses takes no time.
+        // A request that the device below refuses takes no time.
         self.held[slot] = Held { tag, done: None, due: refused };
         if !refused {
             let mut shared = locked(&self.shared);
@@ -204,7 +205,7 @@ impl IoQueue for EmulatedQueue {
         }
         let shared = locked(&self.shared);
         let event = shared.model.next_event();
-        // Another thread may have found the end of what is ours.
+        // Another thread may have found the end of a request of this queue.
         let found = shared.queues[self.id].as_ref().is_some_and(|ends| !ends.is_empty());
         let found = found.then_some(Instant(0));
         below.into_iter().chain(event).chain(found).min()
@@ -212,7 +213,7 @@ impl IoQueue for EmulatedQueue {
 }
 
 impl EmulatedQueue {
-    /// Hands a completion up when both of its conditions hold.
+    /// Passes a completion up once both of its conditions hold.
     fn release(&mut self, slot: usize, done: &mut Vec<Completion>) {
         let held = &mut self.held[slot];
         if !held.due {

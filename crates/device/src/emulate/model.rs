@@ -1,8 +1,8 @@
-//! When each request of an emulated device would end: pure arithmetic, no I/O, no clock.
+//! Completion times of requests to an emulated device: pure arithmetic, no I/O, no clock.
 //!
-//! Requests come with their time, ends are asked for with the time. The same requests at the
-//! same times end at the same times: the seed fixes where the platters are at the start. A
-//! flush ends when everything that came before it has.
+//! Requests are submitted, and ends are queried, with the current time. The same requests at the
+//! same times end at the same times: the seed determines the initial angle of the platters. A flush
+//! ends when all requests before it have ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,43 +14,43 @@ use super::Profile;
 use super::spindle::{Part, Spindle};
 use crate::random::Numbers;
 
-/// Bytes of a stripe unit on an array.
+/// Length of an array's stripe unit, in bytes.
 pub(super) const STRIPE_UNIT: u64 = 64 << 10;
-/// Mirrored pairs that an array stripes over.
+/// Number of mirrored pairs that an array stripes over.
 const PAIRS: u64 = 2;
-/// What the network in front of an array adds to each request.
+/// Latency that the network in front of an array adds to each request.
 const SAN_LATENCY: Duration = Duration::from_micros(500);
-/// What a cloud volume takes for each request.
+/// Latency of a cloud volume per request.
 const CLOUD_LATENCY: Duration = Duration::from_millis(1);
-/// Operations a second of a cloud volume.
+/// Operations per second of a cloud volume.
 const CLOUD_OPERATIONS: u64 = 3000;
-/// Bytes a second of a cloud volume.
+/// Bytes per second of a cloud volume.
 const CLOUD_BYTES: u64 = 125_000_000;
-/// Bytes that a cloud volume counts as one operation, at most.
+/// Maximum number of bytes that a cloud volume counts as one operation.
 const CLOUD_OPERATION_BYTES: u64 = 256 << 10;
 const NANOS: u64 = 1_000_000_000;
 
-/// Who submitted a request, and the name it gave it.
+/// The submitter of a request, and its name for the request.
 pub(super) type Ticket = (usize, u64);
 
-/// The time of one emulated device, for all its queues.
+/// Timing of one emulated device, for all its queues.
 pub(super) struct Model {
     medium: Medium,
-    /// Added to each request.
+    /// Latency added to each request.
     latency: Duration,
     serial: u64,
     outstanding: BTreeMap<u64, Outstanding>,
-    /// Requests whose end is known, soonest first.
+    /// Requests with a known end, soonest first.
     ends: BinaryHeap<Reverse<(Instant, u64)>>,
 }
 
 struct Outstanding {
     ticket: Ticket,
-    /// Parts not yet served.
+    /// Number of parts not yet served.
     parts: u32,
-    /// The latest end of a part.
+    /// The latest end of its parts.
     end: Instant,
-    /// A flush whose end is not known yet.
+    /// Whether it is a flush whose end is not known yet.
     is_waiting_flush: bool,
 }
 
@@ -59,12 +59,13 @@ enum Medium {
     Disk(Spindle),
     /// Pairs of mirrors, striped.
     Array(Vec<[Spindle; 2]>),
-    /// Two buckets that drip.
+    /// Two leaky buckets.
     Buckets { operations: Instant, bytes: Instant },
 }
 
 impl Model {
-    /// A device of `size` bytes as `profile` says; `seed` turns its platters.
+    /// A device of `size` bytes with the timing of `profile`; `seed` sets the angle of its
+    /// platters.
     pub(super) fn new(profile: Profile, size: u64, seed: u64) -> Self {
         let mut phases = Numbers::new(seed);
         let medium = match profile {
@@ -85,7 +86,7 @@ impl Model {
         Self { medium, latency, serial: 0, outstanding, ends }
     }
 
-    /// A request comes at `now`, which is not before any earlier `now`.
+    /// Submits a request at `now`, which must not be before any earlier `now`.
     pub(super) fn submit(&mut self, now: Instant, ticket: Ticket, op: IoOp, range: ByteRange) {
         self.serve(now);
         let serial = self.serial;
@@ -151,7 +152,7 @@ impl Model {
             self.ends.pop();
             let entry = self.outstanding.remove(&serial);
             tickets.push(entry.expect("an end is of a request outstanding").ticket);
-            // A flush that has nothing before it any more ends with the last of it.
+            // A flush with no request before it any more ends with the last of them.
             if let Some(mut first) = self.outstanding.first_entry()
                 && std::mem::take(&mut first.get_mut().is_waiting_flush)
             {
@@ -160,7 +161,7 @@ impl Model {
         }
     }
 
-    /// When something ends next, as far as is known.
+    /// The time of the next known end.
     pub(super) fn next_event(&self) -> Option<Instant> {
         let known = self.ends.peek().map(|&Reverse((end, _))| end);
         let served = match &self.medium {
@@ -171,7 +172,7 @@ impl Model {
         known.into_iter().chain(served).min()
     }
 
-    /// Lets the disks work until `now`.
+    /// Advances the disks to `now`.
     fn serve(&mut self, now: Instant) {
         let Self { medium, latency, outstanding, ends, .. } = self;
         let mut ended = |serial: u64, end: Instant| {
@@ -193,8 +194,8 @@ impl Model {
     }
 }
 
-/// The bytes of a range on each disk of a pair: stripe units go to the pairs in turn, so what a
-/// pair has of a range is one piece.
+/// The part of a range on each disk of a pair. Stripe units alternate between the pairs, so a
+/// pair's part of a range is contiguous.
 fn share_of_pair(range: ByteRange, pair: u64) -> ByteRange {
     let place = |byte: u64| {
         let (row, within) = (byte / (STRIPE_UNIT * PAIRS), byte % (STRIPE_UNIT * PAIRS));
@@ -204,7 +205,8 @@ fn share_of_pair(range: ByteRange, pair: u64) -> ByteRange {
     ByteRange { offset: start, len: place(range.end()) - start }
 }
 
-/// The mirror to read from: the one a stream goes on on, the one with less to do, the nearer.
+/// The mirror to read from: the one that continues a stream, has less load, or is nearer, in this
+/// order.
 fn nearer(mirrors: &mut [Spindle; 2], at: u64) -> &mut Spindle {
     let cost = |disk: &Spindle| {
         let distance = disk.distance(at);

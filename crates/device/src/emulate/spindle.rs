@@ -1,77 +1,77 @@
-//! One disk: a head, a platter that turns, and a queue that the drive serves in the order that
-//! costs it least.
+//! One disk: a head, a rotating platter, and a queue that the drive serves in the cheapest order.
 //!
-//! Positions are bytes. A track holds what passes the head in one turn; the angle of a byte is
-//! its place in its track. Serving a request costs a seek by distance, the wait until its first
-//! byte comes round, and the transfer. A request that begins where the last one ended costs the
-//! transfer only: the drive's own buffer hides the rest.
+//! Positions are bytes. A track is the data that passes the head in one turn; the angle of a byte
+//! is its position in its track. A request costs a seek by distance, the rotation to its first
+//! byte, and the transfer. A request that begins where the last one ended costs the transfer only,
+//! since the drive's buffer hides the rest.
 
 use forebay_block::Instant;
 
-/// Nanoseconds of one turn at 7,200 a minute.
+/// Duration of one turn at 7,200 rpm, in nanoseconds.
 const TURN: u64 = 60_000_000_000 / 7200;
-/// Bytes transferred in a second.
+/// Bytes transferred per second.
 const BYTES_PER_SECOND: u64 = 150_000_000;
-/// Bytes in a track: what passes in one turn.
+/// Length of a track in bytes: the data of one turn.
 pub(super) const TRACK: u64 = BYTES_PER_SECOND * TURN / 1_000_000_000;
-/// Nanoseconds of a seek to a neighbouring track.
+/// Duration of a seek to a neighboring track, in nanoseconds.
 const SEEK_LEAST: u64 = 1_000_000;
-/// Nanoseconds of a seek on average, over pairs of uniformly random places.
+/// Average duration of a seek between two uniformly random positions, in nanoseconds.
 const SEEK_MEAN: u64 = 8_500_000;
-/// The mean of the square root of the distance between two such places, as a share: 8/15.
+/// Mean square root of the distance between two such positions, as a fraction of the span: 8/15.
 const MEAN_ROOT: (u64, u64) = (8, 15);
-/// Nanoseconds that the longest seek takes beyond the least; so the mean comes out as above.
+/// Nanoseconds by which the longest seek exceeds the shortest, chosen to yield the average above.
 const SEEK_SPAN: u64 = (SEEK_MEAN - SEEK_LEAST) * MEAN_ROOT.1 / MEAN_ROOT.0;
-/// Requests that the drive chooses among: the oldest of its queue.
+/// Number of requests that the drive chooses from: the oldest of its queue.
 pub(super) const CHOICE: usize = 32;
-/// Nanoseconds after which a request is served before cheaper ones.
+/// Age in nanoseconds from which a request is served before cheaper ones.
 const AGE_MAX: u64 = 1_000_000_000;
 
 /// A request's part on one disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// The request.
+    /// The request that it belongs to.
     pub(super) serial: u64,
     /// First byte on the disk.
     pub(super) at: u64,
     /// Number of bytes.
     pub(super) len: u64,
-    /// When it came; once it waits, when it came among those that the drive chooses from.
+    /// Time of arrival; for a part that had to wait, when it became one of those that the drive
+    /// chooses from.
     pub(super) arrived: Instant,
 }
 
 /// One disk.
 pub(super) struct Spindle {
-    /// Bytes that the longest seek crosses.
+    /// Distance of the longest seek, in bytes.
     span: u64,
-    /// Where the platter is at time zero, in nanoseconds of its turn.
+    /// Angle of the platter at time zero, in nanoseconds of its turn.
     phase: u64,
     /// The byte after the last one transferred.
     head: u64,
-    /// Where the newest request in the queue ends: where a stream would go on.
+    /// End of the newest request in the queue, where a stream would continue.
     tail: u64,
     current: Option<(Part, Instant)>,
     queue: Vec<Part>,
 }
 
 impl Spindle {
-    /// A disk of `size` bytes whose platter is at a place given by `phase`.
+    /// A disk of `size` bytes with the initial platter angle `phase`.
     pub(super) fn new(size: u64, phase: u64) -> Self {
         let span = size.max(TRACK);
         Self { span, phase: phase % TURN, head: 0, tail: 0, current: None, queue: Vec::new() }
     }
 
-    /// Requests waiting or being served.
+    /// Number of requests waiting or being served.
     pub(super) fn load(&self) -> usize {
         self.queue.len() + usize::from(self.current.is_some())
     }
 
-    /// Bytes from where the last request in the queue ends to `at`.
+    /// Distance in bytes from the end of the newest request in the queue to `at`.
     pub(super) fn distance(&self, at: u64) -> u64 {
         self.tail.abs_diff(at)
     }
 
-    /// Takes a part; those of earlier times must have been taken and `advance` called.
+    /// Adds a part. Parts must be added in order of time, and `advance` called in between.
     pub(super) fn push(&mut self, part: Part) {
         self.tail = part.at + part.len;
         if self.current.is_none() {
@@ -86,7 +86,7 @@ impl Spindle {
         self.current.as_ref().map(|&(_, end)| end)
     }
 
-    /// Serves until `now`; tells each part's end.
+    /// Serves parts until `now`; calls `ended` for each part that ends.
     pub(super) fn advance(&mut self, now: Instant, mut ended: impl FnMut(u64, Instant)) {
         while let Some((part, end)) = self.current.filter(|&(_, end)| end <= now) {
             self.head = part.at + part.len;
@@ -107,7 +107,7 @@ impl Spindle {
         self.current = Some((part, Instant(now.0 + busy)));
     }
 
-    /// The part that is reached first, among the oldest; or the oldest when it waited too long.
+    /// Of the oldest parts, the one reached first; or the very oldest if it has waited too long.
     fn choose(&self, now: Instant) -> Option<usize> {
         let oldest = self.queue.first()?;
         if now.0.saturating_sub(oldest.arrived.0) > AGE_MAX {
@@ -128,7 +128,8 @@ impl Spindle {
         seek + (wanted + TURN - angle) % TURN
     }
 
-    /// Nanoseconds to cross `distance` bytes: none within a track, else growing with the root.
+    /// Nanoseconds to cross `distance` bytes: 0 within a track, otherwise growing with the square
+    /// root.
     fn seek(&self, distance: u64) -> u64 {
         if distance < TRACK {
             return 0;
@@ -163,7 +164,7 @@ mod tests {
         disk.push(Part { serial: 0, at: 0, len: 4096, arrived: Instant(0) });
         disk.push(far);
         let (mut now, mut at, mut served) = (Instant(0), 4096u64, None);
-        // A stream that always has its next request waiting, at no cost of positioning.
+        // A stream that always has its next request waiting, without positioning cost.
         for serial in 2..10_000 {
             disk.push(Part { serial, at, len: 65536, arrived: now });
             at += 65536;

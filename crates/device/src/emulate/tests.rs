@@ -1,4 +1,4 @@
-//! The layer over a device in memory: data right, completions held.
+//! The layer over a device in memory: correct data, delayed completions.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn two_queues_share_one_medium() {
     let batch =
         |bench: &mut Bench| (0..200u64).map(|i| bench.write_io(i * 512, &[1; 512])).collect();
     let started = first.clock.now();
-    // The first queue's requests take the bucket's drips; the second's come behind them.
+    // The first queue's requests use up the bucket; the second queue's come after them.
     let ios: Vec<Io> = batch(&mut first);
     for io in ios {
         first.queue.submit(started, io).unwrap();
@@ -68,8 +68,8 @@ fn every_profile_is_found_by_its_name() {
     assert_eq!(Profile::from_name("floppy"), None);
 }
 
-/// The model's rates are not exceeded on the wall clock; a busy machine falls short of them, as
-/// it takes time to notice that a wait has ended.
+/// The model's rates are not exceeded on the wall clock. A busy machine falls short of them,
+/// because it notices late that a wait has ended.
 #[test]
 fn modelled_rates_hold_on_the_clock() {
     let rate = |profile, count: u64, depth: u64| {

@@ -1,7 +1,7 @@
-//! What a block device is, whatever the kernel calls it today.
+//! The stable identity of a block device, independent of its current name.
 //!
-//! Names such as `/dev/sdb` follow the order in which disks were found, so they say nothing about
-//! the next start. What does not change is asked for in this order, and the first answer counts:
+//! Names such as `/dev/sdb` depend on the order in which disks were found, so they may differ at
+//! the next start. Stable identifiers are tried in this order, and the first one found is used:
 //!
 //! | device | identity | from |
 //! |---|---|---|
@@ -12,23 +12,23 @@
 //! | disk | `wwid:WWID`, else `serial:SERIAL` | sysfs, udev |
 //! | anything else | `name:PATH` | |
 //!
-//! The last says that nothing lasting is known: the name is all there is. Where udev is asked, it
-//! only stands in for a kernel that does not tell.
+//! `name:` means that no stable identifier is known. udev is used only where the kernel does not
+//! provide the value.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-/// Bytes of an identity that leave room for what a partition adds to its disk's.
+/// Maximum length of an identity in bytes; leaves room for what a partition appends to its disk's.
 const TEXT_MAX: usize = 180;
-/// Bytes of a GPT header that are looked at.
+/// Bytes of a GPT header that are checked.
 const GPT_HEADER: usize = 92;
-/// Partition entries of a GPT are between these sizes.
+/// Valid sizes of a GPT partition entry, in bytes.
 const GPT_ENTRY: std::ops::RangeInclusive<u64> = 128..=4096;
-/// Entries that an MBR itself has; further partitions lie in a chain that is not followed.
+/// Number of entries in the MBR itself; further partitions are in a chain that is not followed.
 const MBR_PRIMARY: u32 = 4;
 
-/// The identity of an open block device, called `name` now.
+/// The identity of an open block device whose current name is `name`.
 pub(super) fn of_block(file: &File, name: &str) -> String {
     let Ok(found) = file.metadata() else { return format!("name:{name}") };
     let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
@@ -38,7 +38,7 @@ pub(super) fn of_block(file: &File, name: &str) -> String {
 
 /// A block device in sysfs.
 struct Node {
-    /// Its directory, without links.
+    /// Its directory, with links resolved.
     dir: PathBuf,
 }
 
@@ -66,7 +66,8 @@ impl Node {
         }
     }
 
-    /// A partition's own UUID, and the disk it is on: copies of a disk have the same UUIDs.
+    /// A partition's own UUID, prefixed by its disk's identity: a copy of a disk has the same
+    /// UUIDs.
     fn partition(&self, number: u32) -> Option<String> {
         let disk = Self { dir: self.dir.parent()?.to_owned() };
         let told = self.uevent("PARTUUID").or_else(|| disk.partition_uuid(number));
@@ -78,33 +79,33 @@ impl Node {
     }
 
     fn disk(&self) -> Option<String> {
-        // NVMe, SCSI and ATA, then what udev made of the same.
+        // NVMe, SCSI and ATA, then udev's version of the same.
         let wwid = self.told("wwid").or_else(|| self.told("device/wwid"));
         let wwid = wwid.or_else(|| self.udev("ID_WWN_WITH_EXTENSION"));
         if let Some(wwid) = wwid {
             return Some(format!("wwid:{wwid}"));
         }
-        // virtio, then NVMe of before wwid, then MMC, whose `cid` is the whole of it.
+        // virtio, then NVMe before it had a WWID, then MMC, whose `cid` is the full identifier.
         let serial = ["serial", "device/cid", "device/serial"].iter().find_map(|at| self.told(at));
         let serial = serial.or_else(|| self.udev("ID_SERIAL"));
         serial.map(|serial| format!("serial:{serial}"))
     }
 
-    /// From the partition table on this disk.
+    /// A partition's UUID from the partition table on this disk.
     fn partition_uuid(&self, number: u32) -> Option<String> {
         let disk = File::open(Path::new("/dev").join(self.uevent("DEVNAME")?)).ok()?;
         let sector = self.number("queue/logical_block_size").unwrap_or(512);
         partition_uuid(&disk, u64::from(sector), number)
     }
 
-    /// The text of an attribute.
+    /// The text of a sysfs attribute.
     fn text(&self, at: &str) -> Option<String> {
         let text = fs::read(self.dir.join(at)).ok()?;
         let text = String::from_utf8_lossy(&text).trim_matches(['\0', '\n', ' ']).to_owned();
         (!text.is_empty()).then_some(text)
     }
 
-    /// The text of an attribute, if it tells anything.
+    /// The text of a sysfs attribute, unless it is a placeholder.
     fn told(&self, at: &str) -> Option<String> {
         self.text(at).and_then(|text| lasting(&text))
     }
@@ -117,22 +118,22 @@ impl Node {
         value_of(&self.text("uevent")?, "", key)
     }
 
-    /// What udev has noted of the device.
+    /// A property of the device in udev's database.
     fn udev(&self, key: &str) -> Option<String> {
         let noted = fs::read(format!("/run/udev/data/b{}", self.text("dev")?)).ok()?;
         value_of(&String::from_utf8_lossy(&noted), "E:", key).and_then(|text| lasting(&text))
     }
 }
 
-/// The value of `key` in lines of `prefix KEY=VALUE`.
+/// The value of `key` in lines of the form `prefix KEY=VALUE`.
 fn value_of(text: &str, prefix: &str, key: &str) -> Option<String> {
     let start = format!("{prefix}{key}=");
     let value = text.lines().find_map(|line| line.strip_prefix(&start))?;
     (!value.is_empty()).then(|| value.to_owned())
 }
 
-/// A name as it is written down, unless it is a placeholder: blank, or zeros. Runs of blanks,
-/// with which some disks fill up their fields, are one.
+/// A normalized identifier, or `None` for a placeholder: blank, or zeros. Runs of blanks, with
+/// which some disks pad their fields, become one.
 fn lasting(text: &str) -> Option<String> {
     let text = text.split_whitespace().collect::<Vec<_>>().join("_");
     let number = text.rsplit('.').next().unwrap_or(&text);
@@ -140,7 +141,7 @@ fn lasting(text: &str) -> Option<String> {
     told.then(|| text.chars().take(TEXT_MAX).collect())
 }
 
-/// The UUID of a partition, as the kernel writes it: of a GPT its GUID, of an MBR the disk's
+/// The UUID of a partition, in the kernel's notation: for a GPT its GUID, for an MBR the disk's
 /// signature and the partition's number.
 fn partition_uuid(disk: &File, sector: u64, number: u32) -> Option<String> {
     let read = |offset: u64, bytes: &mut [u8]| disk.read_exact_at(bytes, offset).ok();

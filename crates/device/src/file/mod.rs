@@ -1,8 +1,8 @@
 //! Regular files and block devices.
 //!
-//! A file is opened once, locked against other processes, and shared by the queues of all
-//! threads. `O_DIRECT` is used where the file system takes it, so that the page cache neither
-//! holds the data twice nor hides a device that fails.
+//! A file is opened once, locked against other processes, and shared by the queues of all threads.
+//! `O_DIRECT` is used where the file system supports it, so that the page cache neither holds the
+//! data twice nor hides device failures.
 
 mod identity;
 mod probe;
@@ -25,16 +25,16 @@ use crate::ring::Ring;
 use probe::Way;
 use queue::FileQueue;
 
-/// Sizes of devices are multiples of this.
+/// Device sizes must be multiples of this, in bytes.
 const SECTOR: u64 = 512;
 
-/// Whether to go past the page cache.
+/// Whether to bypass the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Direct {
-    /// Where the file system can.
+    /// If the file system supports it.
     #[default]
     Auto,
-    /// Always; fail where the file system cannot.
+    /// Always; fail if the file system does not support it.
     On,
     /// Never.
     Off,
@@ -45,9 +45,9 @@ pub enum Direct {
 pub struct OpenMode {
     /// Refuse writes, and share the lock with other readers.
     pub read_only: bool,
-    /// Whether to go past the page cache.
+    /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// Make the file with this many bytes if it does not exist, or is empty; if it does, it must
+    /// Create the file with this many bytes if it does not exist or is empty; an existing file must
     /// have this size. Of a block device, use this many bytes from the start.
     pub create_size: Option<u64>,
 }
@@ -58,13 +58,13 @@ pub struct FileDevice {
     shared: Arc<Shared>,
 }
 
-/// What every queue of a file needs to know.
+/// State shared by all queues of a file.
 struct Shared {
     file: File,
     info: DeviceInfo,
     direct: bool,
     is_block: bool,
-    /// What the user should know of how it was opened.
+    /// A remark for the user about how it was opened.
     remark: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl FileDevice {
     /// Opens and locks `path`.
     ///
     /// # Errors
-    /// When the system refuses, the file is in use, or cannot serve as a device.
+    /// When the system refuses, the file is in use, or it cannot serve as a device.
     pub fn open(path: &Path, mode: OpenMode) -> Result<Self, OpenError> {
         let name = path.display().to_string();
         let is_block = match std::fs::metadata(path) {
@@ -101,7 +101,8 @@ impl FileDevice {
         let device = lock(&file, &name, mode, false)
             .and_then(|()| Self::over(file, path, name, mode, false));
         if device.is_err() {
-            // It was made by this call and nobody has used it; the first error is what counts.
+            // The file was created by this call and is unused; the first error is the one to
+            // report.
             let _ = std::fs::remove_file(path);
         }
         device
@@ -115,7 +116,8 @@ impl FileDevice {
         is_block: bool,
     ) -> Result<Self, OpenError> {
         let size = settle_size(&file, &name, mode, is_block)?;
-        // A part of a block device need not be whole units: what is behind it is on the device.
+        // A used part of a block device need not be whole units, since the device extends beyond
+        // it.
         let extent = probe::size(&file)
             .map_err(|error| OpenError::system(format!("cannot size {name}"), error))?;
         let way = probe::way(&file, &name, mode.direct, extent)?;
@@ -129,7 +131,7 @@ impl FileDevice {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Whether the page cache is passed by.
+    /// Whether the page cache is bypassed.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.shared.direct
@@ -155,7 +157,7 @@ fn open_file(path: &Path, name: &str, mode: OpenMode, block: bool) -> Result<Fil
     let mut options = OpenOptions::new();
     options.read(true).write(!mode.read_only);
     if block {
-        // On a block device: fail when it is mounted, or open in this way elsewhere.
+        // On a block device: fail if it is mounted or opened exclusively elsewhere.
         options.custom_flags(libc::O_EXCL);
     }
     options.open(path).map_err(|error| match Errno::from_io_error(&error) {
@@ -179,7 +181,7 @@ fn lock(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<(), O
     })
 }
 
-/// The size of the device; an empty file gets the one asked for, with its space.
+/// The size of the device; an empty file is given the requested size, with its space allocated.
 fn settle_size(file: &File, name: &str, mode: OpenMode, is_block: bool) -> Result<u64, OpenError> {
     let failed = |error: io::Error| OpenError::system(format!("cannot size {name}"), error);
     let found = probe::size(file).map_err(failed)?;
@@ -222,7 +224,7 @@ fn check_size(name: &str, size: u64) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Takes the space now, so that writes do not run out of it later; where the file system cannot,
+/// Allocates the space now, so that writes do not run out of it later. If the file system cannot,
 /// only the size is set.
 fn allocate(file: &File, size: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, size) {

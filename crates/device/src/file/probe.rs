@@ -1,4 +1,4 @@
-//! What a file or block device is and can do, found out when it is opened.
+//! Properties and capabilities of a file or block device, determined when it is opened.
 
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom};
@@ -12,17 +12,17 @@ use rustix::io::Errno;
 use super::{Direct, set_direct};
 use crate::error::OpenError;
 
-/// Alignments to try with `O_DIRECT`, the smallest first.
+/// Alignments to try with `O_DIRECT`, in bytes, smallest first.
 const ALIGNMENTS: [u32; 2] = [512, 4096];
-/// The preferred unit of I/O where the device does not name one.
+/// Preferred unit of I/O in bytes, if the device does not report one.
 const OPTIMAL_IO: u32 = 4096;
-/// The longest preferred unit believed.
+/// Maximum plausible preferred unit, in bytes.
 const OPTIMAL_IO_MAX: u32 = 16 << 20;
 
-/// File systems that can free ranges, by the numbers of `statfs`: ext4, XFS, Btrfs, tmpfs, F2FS.
+/// File systems that can free ranges, by their `statfs` type: ext4, XFS, Btrfs, tmpfs, F2FS.
 const PUNCHING: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0xf2f5_2010];
 
-/// Bytes in a file or on a block device.
+/// Size of a file or block device, in bytes.
 pub(super) fn size(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
@@ -30,21 +30,22 @@ pub(super) fn size(mut file: &File) -> io::Result<u64> {
 /// How a file is read and written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Way {
-    /// Past the page cache, in multiples of this.
+    /// Bypassing the page cache, in multiples of this many bytes.
     Direct(u32),
-    /// Through the page cache, and why.
+    /// Through the page cache, with the reason.
     PageCache(String),
 }
 
 impl Way {
-    /// What to tell the user.
+    /// A remark for the user; `None` for direct I/O.
     pub(super) fn remark(&self, name: &str) -> Option<String> {
         let Self::PageCache(why) = self else { return None };
         Some(format!("{name} {why}; it is used through the page cache, and flushed at every flush"))
     }
 }
 
-/// Turns `O_DIRECT` on as wanted. `extent` is all that there is of the file or block device.
+/// Turns `O_DIRECT` on as `wanted`. `extent` is the full size of the file or block device, in
+/// bytes.
 pub(super) fn way(file: &File, name: &str, wanted: Direct, extent: u64) -> Result<Way, OpenError> {
     let found = match wanted {
         Direct::Off => Err(Errno::CANCELED),
@@ -52,21 +53,21 @@ pub(super) fn way(file: &File, name: &str, wanted: Direct, extent: u64) -> Resul
     };
     let way = choose(wanted, found, extent).map_err(|reason| OpenError::unfit(name, reason))?;
     if matches!(way, Way::PageCache(_)) && wanted != Direct::Off {
-        // Where it could be turned on, it can be turned off; where it could not, it is off.
+        // Turning it off works wherever turning it on did; elsewhere it is off anyway.
         set_direct(file, false)
             .map_err(|error| OpenError::system(format!("cannot set up {name}"), error))?;
     }
     Ok(way)
 }
 
-/// Decides between `O_DIRECT` and the page cache by what is wanted, the alignment found, and the
-/// bytes that there are; an error where it is wanted and cannot be.
+/// Decides between `O_DIRECT` and the page cache from what is wanted, the alignment found, and the
+/// size. An error if `O_DIRECT` is required and impossible.
 fn choose(wanted: Direct, found: Result<u32, Errno>, extent: u64) -> Result<Way, String> {
     let refusal = match (wanted, found) {
         (Direct::Off, _) => {
-            return Ok(Way::PageCache("is opened without O_DIRECT, as asked".to_owned()));
+            return Ok(Way::PageCache("is opened without O_DIRECT, as requested".to_owned()));
         }
-        // The last, partial unit could not be written.
+        // The last, partial unit would not be writable.
         (_, Ok(align)) if !extent.is_multiple_of(u64::from(align)) => format!(
             "cannot be used with O_DIRECT: its size, {extent} bytes, is not a multiple of {align}"
         ),
@@ -76,14 +77,16 @@ fn choose(wanted: Direct, found: Result<u32, Errno>, extent: u64) -> Result<Way,
     if wanted == Direct::On { Err(refusal) } else { Ok(Way::PageCache(refusal)) }
 }
 
-/// Whether a completed write may be lost with the power until a flush completes. The page cache is
-/// lost, whatever the device below keeps; so is what a file system has not written yet.
+/// Whether a completed write may be lost in a power failure before a flush completes. The page
+/// cache is volatile, whatever the device below guarantees; so are writes that a file system holds
+/// back.
 fn is_volatile(way: &Way, is_block: bool, write_cache: Option<&str>) -> bool {
     let kept_below = is_block && write_cache == Some("write through");
     matches!(way, Way::PageCache(_)) || !kept_below
 }
 
-/// The alignment of direct I/O: what the block device says, or the smallest that a read accepts.
+/// The alignment for direct I/O: as reported by the block device, or the smallest that a read
+/// accepts.
 fn alignment(file: &File) -> rustix::io::Result<u32> {
     if let Ok(logical) = rustix::fs::ioctl_blksszget(file) {
         return if logical <= 4096 { Ok(logical.max(512)) } else { Err(Errno::NOTSUP) };
@@ -99,7 +102,7 @@ fn alignment(file: &File) -> rustix::io::Result<u32> {
     Err(refusal)
 }
 
-/// Everything an open file tells about itself.
+/// The device information of an open file.
 pub(super) fn info(
     file: &File,
     identity: String,
@@ -127,9 +130,9 @@ pub(super) fn info(
     info
 }
 
-/// Whether the file system can free a range. The time of the file's last change stays what it was,
-/// since it tells whether somebody else has changed it: so file systems that are known are not
-/// tried. Others are asked beyond the end, where nothing is.
+/// Whether the file system can free a range. Known file systems are not probed, because a probe
+/// changes the modification time, which tells whether anybody else has changed the file. Others are
+/// probed beyond the end of the file.
 fn can_punch(file: &File, size: u64) -> bool {
     let kind = rustix::fs::fstatfs(file).map(|found| found.f_type as u64 & u64::from(u32::MAX));
     if kind.is_ok_and(|kind| PUNCHING.contains(&kind)) {
@@ -139,13 +142,13 @@ fn can_punch(file: &File, size: u64) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let can = rustix::fs::fallocate(file, mode, size.next_multiple_of(4096), 4096).is_ok();
     if let Ok(before) = before {
-        // Where this is not allowed, the file looks touched.
+        // If this is not permitted, the file looks modified.
         let _ = file.set_modified(before);
     }
     can
 }
 
-/// The `queue` directory of a block device, or of the disk that a partition is on.
+/// The sysfs `queue` directory of a block device; for a partition, that of its disk.
 struct BlockQueue(Option<PathBuf>);
 
 impl BlockQueue {
@@ -176,9 +179,8 @@ impl BlockQueue {
 mod tests {
     use super::*;
 
-    /// Every start: sectors, size, whether `O_DIRECT` is refused, the volatility that the device
-    /// reports.
-    /// A flush is left out only past the page cache, on a device that keeps what it took.
+    /// Every combination of sectors, size, refusal of `O_DIRECT` and reported volatility. A flush
+    /// may be skipped only with direct I/O to a device without a volatile cache.
     #[test]
     fn no_flush_is_left_out_where_the_page_cache_is_used() {
         let wanted = [Direct::Auto, Direct::On, Direct::Off];

@@ -1,12 +1,13 @@
-//! One thread's requests to a file, each a [`Job`] that walks through steps until it completes.
+//! One thread's requests to a file, each a [`Job`] that goes through steps until it completes.
 //!
-//! Aligned reads and writes move straight between the request's buffer and the file. Others go
-//! through a bounce buffer, a window at a time: the window is filled from the file, changed, and
-//! stored. Two changes that touch one logical block never run at the same time when one of them
-//! is such a partial change; the later one waits. That holds within a queue: threads that share
-//! a device keep to blocks of their own.
+//! Aligned reads and writes transfer directly between the request's buffer and the file. Others go
+//! through a bounce buffer, one window at a time: the window is read from the file, modified, and
+//! written back. Two changes of the same logical block never run concurrently if either covers it
+//! only partly; the later one waits. This holds within a queue only: threads that share a device
+//! must use separate blocks.
 //!
-//! Transfers cut short are continued; interrupted ones repeated a limited number of times.
+//! Short transfers are continued; transfers that fail with EINTR or EAGAIN are retried a limited
+//! number of times.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,27 +22,27 @@ use rustix::io::Errno;
 use super::Shared;
 use crate::ring::{Client, Done, Op, Payload, RingFile};
 
-/// Most requests that one queue holds.
+/// Maximum number of requests in one queue.
 const QUEUE_MAX: usize = 1024;
-/// Bytes of a request that are bounced at a time.
+/// Length of a bounce window, in bytes.
 const WINDOW: u64 = 1 << 20;
-/// How often a transfer is repeated because the kernel had no room for it.
+/// Maximum number of retries of a transfer that failed with EINTR or EAGAIN.
 const RETRIES_MAX: u8 = 100;
-/// How long to wait before that.
+/// Delay before such a retry.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// A thread's way to a file.
+/// A thread's queue to a file.
 pub(super) struct FileQueue {
     shared: Arc<Shared>,
     client: Client,
     file: RingFile,
     jobs: Slab<Job>,
     serial: u64,
-    /// Changes that do not cover whole logical blocks, among the jobs.
+    /// Number of jobs that change only a part of a logical block.
     partial: usize,
-    /// Jobs behind one that touches the same block.
+    /// Jobs that wait for an earlier change of the same block.
     waiting: VecDeque<u32>,
-    /// Jobs whose next step the ring did not take.
+    /// Jobs whose next step did not fit into the ring.
     stalled: VecDeque<u32>,
     retry_at: Instant,
     now: Instant,
@@ -51,31 +52,31 @@ pub(super) struct FileQueue {
 
 struct Job {
     io: Io,
-    /// Whether it changes a part of a logical block.
+    /// Whether it changes only a part of a logical block.
     partial: bool,
     serial: u64,
     step: Step,
-    /// The part being bounced, aligned; empty otherwise.
+    /// The aligned range being bounced; empty otherwise.
     window: ByteRange,
     bounce: IoBuf,
-    /// Bytes of the present transfer that are done.
+    /// Bytes of the current transfer that are done.
     moved: usize,
     retries: u8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Between the request's buffer and the file.
+    /// Transfer between the request's buffer and the file.
     Move,
-    /// From the file into the bounce buffer.
+    /// Read from the file into the bounce buffer.
     Fill,
-    /// From the bounce buffer to the file.
+    /// Write from the bounce buffer to the file.
     Store,
-    /// Discarding by the block layer's own command.
+    /// Discard by a command of the block layer.
     Discard,
-    /// Freeing or zeroing by fallocate.
+    /// Free or zero a range by fallocate.
     Allocate,
-    /// Making it durable.
+    /// Make the data durable.
     Sync,
 }
 
@@ -164,7 +165,7 @@ impl FileQueue {
         self.jobs.get_mut(index).expect("a job lives until it is finished")
     }
 
-    /// The unit that reads and writes must be multiples of.
+    /// Required alignment of reads and writes, in bytes.
     fn unit(&self) -> u64 {
         if self.shared.direct { u64::from(self.shared.info.logical_block) } else { 1 }
     }
@@ -185,7 +186,7 @@ impl FileQueue {
         })
     }
 
-    /// Chooses how to carry out a request, and begins.
+    /// Chooses the first step of a request, and starts it.
     fn start(&mut self, index: u32) {
         let (unit, is_block) = (self.unit(), self.shared.is_block);
         let block = u64::from(self.shared.info.logical_block);
@@ -196,7 +197,7 @@ impl FileQueue {
             _ if range.is_empty() => return self.finish(index, Ok(())),
             IoOp::Read | IoOp::Write if range.is_aligned(unit) => job.step = Step::Move,
             IoOp::Read | IoOp::Write => return self.bounce(index, range.offset),
-            // A file frees or zeroes any bytes; a block device whole blocks.
+            // A file frees or zeroes any byte range; a block device only whole blocks.
             IoOp::WriteZeroes if !is_block || range.is_aligned(block) => job.step = Step::Allocate,
             IoOp::WriteZeroes => return self.zero_by_writing(index),
             IoOp::Discard if is_block => {
@@ -212,7 +213,7 @@ impl FileQueue {
         self.issue(index);
     }
 
-    /// Begins the window at `offset` of a request that goes through a bounce buffer.
+    /// Starts the bounce window at `offset`.
     fn bounce(&mut self, index: u32, offset: u64) {
         let unit = self.unit();
         let job = self.job(index);
@@ -241,7 +242,7 @@ impl FileQueue {
         self.bounce(index, offset);
     }
 
-    /// Hands the present step of a job to the ring.
+    /// Submits the current step of a job to the ring.
     fn issue(&mut self, index: u32) {
         let op = self.job(index).operation();
         if let Err(op) = self.client.submit(&self.file, index.into(), op) {
@@ -281,7 +282,7 @@ impl FileQueue {
         }
     }
 
-    /// Takes account of a step that succeeded.
+    /// Continues a job after a successful step.
     fn progress(&mut self, index: u32, moved: usize) {
         let unit = self.unit() as usize;
         let job = self.job(index);
@@ -290,7 +291,7 @@ impl FileQueue {
                 let whole = job.transfer_len();
                 job.moved += moved;
                 if job.moved < whole {
-                    // Direct I/O goes on where a unit begins.
+                    // Direct I/O must continue at a unit's boundary.
                     let before = job.moved - moved;
                     job.moved -= job.moved % unit;
                     if job.moved <= before {
@@ -310,7 +311,7 @@ impl FileQueue {
         }
     }
 
-    /// A transfer is complete: of the request, or of a window.
+    /// Continues after a complete transfer of the request or of a window.
     fn transferred(&mut self, index: u32) {
         let job = self.job(index);
         if job.step == Step::Move {
@@ -357,18 +358,18 @@ impl FileQueue {
 }
 
 impl Job {
-    /// The buffer of the present transfer.
+    /// The buffer of the current transfer.
     fn transfer_buf(&mut self) -> &mut IoBuf {
         if self.step == Step::Move { &mut self.io.buf } else { &mut self.bounce }
     }
 
-    /// Bytes of the present transfer.
+    /// Length of the current transfer, in bytes.
     fn transfer_len(&self) -> usize {
         let range = if self.step == Step::Move { self.io.range } else { self.window };
         range.len as usize
     }
 
-    /// The present step for the ring; a transfer's buffer goes with it.
+    /// The current step as a ring operation; the transfer's buffer moves into it.
     fn operation(&mut self) -> Op {
         let ByteRange { offset, len } = self.io.range;
         match self.step {
@@ -401,8 +402,7 @@ impl Job {
         }
     }
 
-    /// Moves bytes between the window in the bounce buffer and the request; a change goes on to
-    /// be stored.
+    /// Copies bytes between the bounce window and the request; a write then stores the window.
     fn patch(&mut self) {
         let part = self.io.range.intersection(&self.window);
         let at = (part.offset - self.window.offset) as usize;
@@ -422,13 +422,13 @@ impl Job {
     }
 }
 
-/// The smallest range of whole units that holds `range`.
+/// The smallest range of whole units that contains `range`.
 fn outward(range: ByteRange, unit: u64) -> ByteRange {
     let offset = range.offset - range.offset % unit;
     ByteRange { offset, len: range.end().next_multiple_of(unit) - offset }
 }
 
-/// The largest range of whole units within `range`; empty when there is none.
+/// The largest range of whole units within `range`; empty if there is none.
 fn inward(range: ByteRange, unit: u64) -> ByteRange {
     let offset = range.offset.next_multiple_of(unit);
     let end = range.end() - range.end() % unit;

@@ -1,5 +1,5 @@
-//! Files on the temporary directory's file system and on tmpfs, and block devices where the
-//! machine lets a test make one.
+//! Files on the temporary directory's file system and on tmpfs, and block devices where the machine
+//! allows tests to create them.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -91,15 +91,15 @@ fn block_devices_of_both_sector_sizes_serve_any_sector() {
     }
 }
 
-/// Writes that a block device was given, from its counters.
+/// Write requests completed by a block device, from its counters.
 fn writes_to(device: &Path) -> u64 {
     let name = device.file_name().unwrap().to_string_lossy().into_owned();
     let stat = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
     stat.split_whitespace().nth(4).unwrap().parse().unwrap()
 }
 
-/// A disk of 4 KiB sectors that says that it keeps what it took. Any part of it is used past the
-/// page cache; and where the page cache is asked for, a flush is wanted and reaches the disk.
+/// A disk with 4 KiB sectors that reports no volatile write cache. A part of it of any size is used
+/// with direct I/O; if the page cache is used instead, a flush is needed and reaches the disk.
 #[test]
 fn a_disk_that_needs_no_flush_gets_one_through_the_page_cache() {
     let Some(disk) = Loop::new(4096) else { return };
@@ -133,7 +133,8 @@ fn a_block_device_discards_and_is_locked() {
     let mut bench = Bench::new(&device);
     bench.write(0, &[7; 65536]).unwrap();
     bench.bare(IoOp::Discard, ByteRange::new(100, 40_000)).unwrap();
-    // Whole blocks within are gone, which reads as zeros on a loop device; the edges are not.
+    // Whole blocks within the range are discarded, and read as zeros on a loop device; the edges
+    // are kept.
     assert_eq!(bench.read(0, 4096).unwrap(), [7; 4096]);
     assert_eq!(bench.read(4096, 32768).unwrap(), [0; 32768]);
     assert_eq!(bench.read(36864, 4096).unwrap(), [7; 4096]);
@@ -141,8 +142,8 @@ fn a_block_device_discards_and_is_locked() {
     assert!(matches!(again, Err(OpenError::InUse { .. })), "{:?}", again.err());
 }
 
-/// Sectors of one 4 KiB block written all at once: each must survive the others' read, modify
-/// and write. Then the whole block and one sector, in that order.
+/// Sectors of one 4 KiB block written concurrently: each must survive the read-modify-write of the
+/// others. Then the whole block and one sector, in that order.
 #[test]
 fn partial_writes_of_one_block_do_not_undo_each_other() {
     let Some(disk) = Loop::new(4096) else { return };
@@ -232,8 +233,8 @@ fn readers_share_a_file_and_cannot_change_it() {
     assert_eq!(zero.unwrap_err().kind(), ErrorKind::ReadOnly);
 }
 
-/// Found by an audit: the question whether the file system can free ranges changed the time of a
-/// file that the server may write and does not own, so that every later start was refused.
+/// Found by an audit: probing whether the file system can free ranges changed the timestamps of a
+/// file that the server may write but does not own, so every later start was refused.
 #[test]
 fn opening_a_file_changes_none_of_its_times() {
     use std::os::unix::fs::MetadataExt as _;

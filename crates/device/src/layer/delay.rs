@@ -1,4 +1,4 @@
-//! A slower device: every completion is held for a time. `?delay=TIME` in a primary's URI.
+//! A slower device: every completion is delayed. `?delay=TIME` in a primary's URI.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -39,13 +39,13 @@ impl Layer for Delay {
 struct DelayQueue {
     inner: Box<dyn IoQueue>,
     delay: Duration,
-    /// Requests below, with the time before which none of them completes.
+    /// Requests at the device below, with the earliest time of their completion.
     slots: Slots<Instant>,
-    /// Completions whose time has not come.
+    /// Delayed completions.
     held: Slots<Completion>,
-    /// The times of the held completions, with the place of each.
+    /// The due times of the delayed completions, with the slot of each.
     dues: BinaryHeap<Reverse<(Instant, u64)>>,
-    /// Empty between uses.
+    /// Scratch space; empty between uses.
     below: Vec<Completion>,
 }
 

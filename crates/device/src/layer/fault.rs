@@ -1,5 +1,5 @@
-//! A device that fails a share of its requests: `?fault=OP:SHARE` in a primary's URI. The requests
-//! that fail are chosen by a seed, so a single client meets the same faults in every run.
+//! A device that fails a share of its requests: `?fault=OP:SHARE` in a primary's URI. A seed
+//! determines the requests that fail, so a single client meets the same faults in every run.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,10 +10,10 @@ use super::{Layer, Layered, Slots};
 use crate::device::BlockDevice;
 use crate::random::Numbers;
 
-/// A million: a share is counted in millionths.
+/// Shares are in millionths; this is all requests.
 const WHOLE: u32 = 1_000_000;
 
-/// The share of requests that fail, in millionths, for each operation.
+/// For each operation, the share of requests that fail, in millionths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Faults {
     read: u32,
@@ -22,7 +22,8 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Understands `OP:SHARE[,OP:SHARE]...`, OP one of read, write and flush, SHARE from 0 to 1.
+    /// Parses `OP:SHARE[,OP:SHARE]...`, with OP one of read, write and flush, and SHARE from 0 to
+    /// 1.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut faults = Self::default();
         for one in text.split(',') {
@@ -41,7 +42,7 @@ impl Faults {
         Ok(faults)
     }
 
-    /// The share of an operation. Discards and write-zeroes are writes.
+    /// The share for an operation. Discards and write-zeroes count as writes.
     fn of(self, op: IoOp) -> u32 {
         match op {
             IoOp::Read => self.read,
@@ -51,7 +52,7 @@ impl Faults {
     }
 }
 
-/// A share from 0 to 1, in millionths.
+/// Parses a share from 0 to 1 into millionths.
 fn millionths(text: &str) -> Option<u32> {
     let share: f64 = text.parse().ok()?;
     (0.0..=1.0).contains(&share).then(|| (share * f64::from(WHOLE)).round() as u32)
@@ -68,7 +69,7 @@ pub(crate) struct Faulty {
 }
 
 impl FaultDevice {
-    /// Fails requests of `below`; `seed` decides which.
+    /// Fails requests of `below`; `seed` determines which.
     pub(crate) fn new(below: Arc<dyn BlockDevice>, faults: Faults, seed: u64) -> Self {
         let layer = Faulty { faults, numbers: Arc::new(Mutex::new(Numbers::new(seed))) };
         Self { below, layer }
@@ -92,17 +93,17 @@ struct FaultQueue {
     inner: Box<dyn IoQueue>,
     faults: Faults,
     numbers: Arc<Mutex<Numbers>>,
-    /// Requests below.
+    /// Requests at the device below.
     slots: Slots<()>,
     failed: Vec<Completion>,
-    /// Empty between uses.
+    /// Scratch space; empty between uses.
     below: Vec<Completion>,
 }
 
 impl FaultQueue {
     fn strikes(&self, op: IoOp) -> bool {
         let share = self.faults.of(op);
-        // Numbers are whole between calls, whatever happened to a thread.
+        // Poisoning is ignored: the numbers are valid between calls, even after a panic.
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.below(WHOLE.into()) < share.into()
     }

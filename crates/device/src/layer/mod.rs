@@ -1,6 +1,6 @@
 //! Layers: devices over devices, with the same interface above and below, so that they stack.
-//! [`watch`] serves the records of primaries; [`delay`] and [`fault`] are parameters of a URI, for
-//! tests and for whoever tries how a failure looks.
+//! [`watch`] keeps the records of primaries valid; [`delay`] and [`fault`] are parameters of a URI,
+//! for tests and for trying out failures.
 
 pub(crate) mod delay;
 pub(crate) mod fault;
@@ -57,20 +57,19 @@ impl<L: Layer> BlockDevice for Layered<L> {
     }
 }
 
-/// Requests that a layer has below it: the tag that came from above, and what the layer must
-/// remember, found again by the tag that it gave them.
+/// Requests that a layer has passed to the device below: for each tag given to that device, the
+/// original tag and the layer's own data.
 pub(crate) struct Slots<T>(Slab<(IoTag, T)>);
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        // Whoever sends the requests bounds them.
+        // The submitter bounds the number of requests.
         Self(Slab::new(u32::MAX))
     }
 }
 
 impl<T> Slots<T> {
-    /// Passes a request on, and remembers `what` of it. Gives both back when the queue below has
-    /// no room.
+    /// Passes a request on, and stores `what` of it. Returns both if the queue below has no room.
     pub(crate) fn pass(
         &mut self,
         below: &mut dyn IoQueue,
@@ -86,12 +85,12 @@ impl<T> Slots<T> {
         })
     }
 
-    /// Remembers a request; returns the tag to give it.
+    /// Stores a request; returns the tag for the device below.
     pub(crate) fn put(&mut self, tag: IoTag, what: T) -> IoTag {
         IoTag(self.0.insert((tag, what)).into())
     }
 
-    /// Forgets a request; returns its own tag and what was remembered.
+    /// Removes a request; returns its original tag and data.
     pub(crate) fn take(&mut self, tag: IoTag) -> (IoTag, T) {
         let slot = u32::try_from(tag.0).ok().and_then(|slot| self.0.remove(slot));
         slot.expect("the device below completes what it was given, once")

@@ -1,19 +1,19 @@
-//! Samples of a device that are on record, and what changes them.
+//! Recorded samples of a device, and their protection from the owner's own changes.
 //!
-//! The record says what is at some places of a device, so that after a crash it can be told
-//! whether somebody else has changed it. Therefore the record must never say what the owner itself
-//! has changed: a change of a place on record waits until the record no longer speaks of that
-//! place. Who keeps the record is woken for that, and puts the place on record again when nothing
-//! has changed it for a while and a flush has made the last change durable.
+//! The record holds the content of some places of a device, so that after a crash the owner can
+//! tell whether anybody else has changed the device. Therefore the record must never hold content
+//! that the owner itself has changed: a change of a recorded place waits until the place is off the
+//! record. The keeper of the record is woken for that. It records the place again when the place
+//! has been unchanged for a while and a flush has made the last change durable.
 //!
 //! | state of a place | a change |
 //! |---|---|
 //! | known: it is on record | waits; the place becomes asked |
 //! | asked | waits |
-//! | void: it is not on record | goes on |
+//! | void: it is not on record | proceeds |
 //!
-//! A change counts itself in before it looks at the state, and the keeper makes a place known
-//! before it looks at the count: one of them sees the other.
+//! A change counts itself in before it checks the state, and the keeper makes a place known before
+//! it checks the count: one of them sees the other.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,24 +27,24 @@ use forebay_block::{ByteRange, Completion, DeviceInfo, Instant, Io, IoOp, IoQueu
 use super::{Layer, Layered, Slots};
 use crate::device::BlockDevice;
 
-/// How long a change that waits sleeps before it looks again: the record takes about as long.
+/// Interval at which a waiting change checks again: about the time that updating the record takes.
 const NAP: Duration = Duration::from_millis(1);
 
 const VOID: u8 = 0;
 const KNOWN: u8 = 1;
 const ASKED: u8 = 2;
-/// The last change will not become durable, as far as anybody can tell.
+/// The last change failed, and may never become durable.
 const NEVER: u64 = u64::MAX;
 
-/// The places of a device that may be on record.
+/// The places of a device that can be on record.
 #[derive(Debug)]
 pub struct Watch {
-    /// Ascending, and apart.
+    /// Ascending and disjoint.
     places: Box<[ByteRange]>,
     marks: Box<[Mark]>,
-    /// Counts changes of places as they end.
+    /// Number of changes that have ended successfully.
     ended: AtomicU64,
-    /// The changes up to this one are durable.
+    /// Changes up to this number are durable.
     durable: AtomicU64,
     keeper: OnceLock<Thread>,
 }
@@ -53,17 +53,17 @@ pub struct Watch {
 struct Mark {
     state: AtomicU8,
     in_flight: AtomicU32,
-    /// Number of the last change that ended, in the order of all.
+    /// Number of this place's last ended change, in the order of all changes.
     last: AtomicU64,
-    /// How many changes have begun.
+    /// Number of changes that have begun.
     changes: AtomicU64,
 }
 
 impl Watch {
-    /// Watches `places`, which ascend and do not overlap; those that are `known` are on record.
+    /// Watches `places`, which must be ascending and disjoint; `known` tells which are on record.
     ///
     /// # Panics
-    /// If the places overlap, or there is not one word for each.
+    /// If the places overlap, or `known` has a different length.
     #[must_use]
     pub fn new(places: Vec<ByteRange>, known: &[bool]) -> Self {
         assert!(places.is_sorted_by(|a, b| a.end() <= b.offset) && places.len() == known.len());
@@ -80,26 +80,26 @@ impl Watch {
         }
     }
 
-    /// The thread that keeps the record; woken when a place is asked for.
+    /// Sets the thread that keeps the record; it is woken when a place is asked for.
     pub fn set_keeper(&self, keeper: Thread) {
         // One watch has one keeper.
         let _ = self.keeper.set(keeper);
     }
 
-    /// Places on record that are about to be changed.
+    /// Recorded places that a change is waiting for.
     #[must_use]
     pub fn asked(&self) -> Vec<usize> {
         let asked = |&at: &usize| self.marks[at].state.load(SeqCst) == ASKED;
         (0..self.marks.len()).filter(asked).collect()
     }
 
-    /// The record speaks of this place no more: it may be changed.
+    /// Allows changes of this place, which is now off the record.
     pub fn release(&self, at: usize) {
         self.marks[at].state.store(VOID, SeqCst);
     }
 
-    /// How often this place was changed, if it is off the record, at rest, and what it holds is
-    /// durable.
+    /// Number of changes of this place so far, if it is off the record, no change is in flight, and
+    /// its content is durable; otherwise `None`.
     #[must_use]
     pub fn at_rest(&self, at: usize) -> Option<u64> {
         let mark = &self.marks[at];
@@ -108,13 +108,13 @@ impl Watch {
         (rests && mark.last.load(SeqCst) <= self.durable.load(SeqCst)).then_some(changes)
     }
 
-    /// Holds back changes of a place from now on, so that it can be read and put on record. False
-    /// if one is under way: then nothing is held back.
+    /// Holds back changes of a place from now on, so that it can be read and recorded. Returns
+    /// false, and holds back nothing, if a change is in flight or not yet durable.
     #[must_use]
     pub fn hold(&self, at: usize) -> bool {
         let mark = &self.marks[at];
         mark.state.store(KNOWN, SeqCst);
-        // What ended before this is in the device; what begins after it waits.
+        // Changes that ended before this are on the device; later ones wait.
         let still = mark.in_flight.load(SeqCst) == 0;
         if !still || mark.last.load(SeqCst) > self.durable.load(SeqCst) {
             self.release(at);
@@ -123,14 +123,14 @@ impl Watch {
         true
     }
 
-    /// The places that a range touches.
+    /// The places that overlap a range.
     fn touched(&self, range: ByteRange) -> Range<usize> {
         let first = self.places.partition_point(|place| place.end() <= range.offset);
         let end = self.places.partition_point(|place| place.offset < range.end());
         first..end.max(first)
     }
 
-    /// Begins a change of these places, unless one of them is on record.
+    /// Begins a change of these places. Returns false if one of them is on record.
     fn begin(&self, places: Range<usize>) -> bool {
         let marks = &self.marks[places];
         for mark in marks {
@@ -150,7 +150,7 @@ impl Watch {
         false
     }
 
-    /// A change of these places ended.
+    /// Ends a change of these places.
     fn end(&self, places: Range<usize>, ok: bool) {
         for mark in &self.marks[places] {
             let number = if ok { self.ended.fetch_add(1, SeqCst) + 1 } else { NEVER };
@@ -160,7 +160,7 @@ impl Watch {
     }
 }
 
-/// A device whose changes wait for its record.
+/// A device on which changes of recorded places wait.
 pub type WatchedDevice = Layered<Watched>;
 
 /// The record that changes wait for.
@@ -168,7 +168,7 @@ pub type WatchedDevice = Layered<Watched>;
 pub struct Watched(Arc<Watch>);
 
 impl WatchedDevice {
-    /// `below`, with its places watched.
+    /// Wraps `below`, with its places watched.
     #[must_use]
     pub fn new(below: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
         Self { below, layer: Watched(watch) }
@@ -187,7 +187,7 @@ impl Layer for Watched {
     }
 }
 
-/// What is remembered of a request below.
+/// Data kept for a request at the device below.
 enum Noted {
     Change(Range<usize>),
     /// A flush, with the number of changes that had ended before it.
@@ -199,18 +199,19 @@ struct WatchedQueue {
     inner: Box<dyn IoQueue>,
     watch: Arc<Watch>,
     slots: Slots<Noted>,
-    /// Changes that wait for the record; as many as the queue's owner has in flight at most.
+    /// Changes that wait for the record; bounded by the requests that the queue's owner has in
+    /// flight.
     held: VecDeque<Io>,
-    /// When to look again whether they may go on.
+    /// When to check again whether they may proceed.
     again: Instant,
 }
 
 impl WatchedQueue {
-    /// Passes a request on; gives it back when the device below has no room for it.
+    /// Passes a request on; returns it if the device below has no room.
     fn pass(&mut self, now: Instant, io: Io, noted: Noted) -> Result<(), Io> {
         self.slots.pass(&mut *self.inner, now, io, noted).map_err(|(io, noted)| {
             if let Noted::Change(places) = noted {
-                // It changed nothing.
+                // The request was not accepted, so it changed nothing.
                 for mark in &self.watch.marks[places] {
                     mark.in_flight.fetch_sub(1, SeqCst);
                 }
@@ -219,7 +220,7 @@ impl WatchedQueue {
         })
     }
 
-    /// Takes up what has waited long enough.
+    /// Resumes changes that have waited long enough.
     fn take_up(&mut self, now: Instant) {
         for _ in 0..self.held.len() {
             let Some(io) = self.held.pop_front() else { return };
@@ -320,7 +321,7 @@ mod tests {
             assert!(done.is_empty() && bench.queue.deadline() <= Some(now + NAP));
         }
         assert_eq!(watch.asked(), [0, 1]);
-        // Other requests do not wait for it.
+        // Other requests do not wait for the change.
         bench.queue.submit(now, Io::flush(IoTag(9))).unwrap();
         bench.queue.poll(now, &mut done);
         assert_eq!(done.drain(..).map(|end| end.tag).collect::<Vec<_>>(), [IoTag(9)]);

@@ -1,14 +1,14 @@
-//! What a server has answered and no flush has covered, for all connections of a device.
+//! Changes that a server has answered and no flush has covered, for all connections of a device.
 //!
-//! A connection that stays up from a change to the answer of a flush had one and the same server
-//! behind it, so that flush covers the change. Nothing else does: another connection may have
-//! reached a server that was started again, and that has lost the change, before this one
-//! noticed. So each connection has an account of its own, and only its own flush pays for it.
+//! A connection that stays up from a change to the answer of a flush had the same server process
+//! behind it throughout, so that flush covers the change. No other flush does: another connection
+//! may have reached a restarted server, which has lost the change, before this connection noticed.
+//! So each connection has its own account, and only its own flush settles it.
 //!
-//! A connection that breaks with something on its account is a loss of the device: the next
-//! flush, on whichever connection, fails. A flush that fails, for that or another reason, settles
-//! all accounts: whoever asks for flushes must take a failed one as a failure of everything that
-//! was completed and not flushed, on all connections.
+//! If a connection breaks with changes on its account, the device may have lost data: the next
+//! flush, on any connection, fails. A flush that fails, for this or another reason, settles all
+//! accounts: the caller must treat a failed flush as the loss of every completed and unflushed
+//! change, on all connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug, Default)]
 pub struct Debts {
     accounts: Vec<Option<Account>>,
-    /// A server may have lost changes, and no flush has said so yet.
+    /// Whether a server may have lost changes that no failed flush has reported yet.
     lost: bool,
-    /// Flushes that a server failed.
+    /// Number of flushes that the server failed.
     failures: u64,
 }
 
-/// Completed changes of one connection, in numbers of changes.
+/// Numbers of one connection's completed changes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     changed: u64,
@@ -35,7 +35,7 @@ impl Account {
     }
 }
 
-/// A connection's way to its account, which is closed with it.
+/// A connection's access to its account, which is closed on drop.
 #[derive(Debug)]
 pub struct Ledger {
     debts: Arc<Mutex<Debts>>,
@@ -57,39 +57,39 @@ impl Ledger {
         Self { debts: Arc::clone(debts), place }
     }
 
-    /// Accounts that are open, this one among them.
+    /// Number of open accounts, including this one.
     #[must_use]
     pub fn holders(&self) -> usize {
         locked(&self.debts).accounts.iter().flatten().count()
     }
 
-    /// A change was answered; `failures` is the count when it was sent. A flush that the server
-    /// failed meanwhile may have given the change up: the server may have carried it out before,
-    /// and this answer came late. So the next flush fails once more.
+    /// Records that a change was answered; `failures` is the count when it was sent. If the server
+    /// failed a flush in between, that failure may have discarded the change: the server may have
+    /// performed it before the flush and answered late. So the next flush fails once more.
     pub(super) fn changed(&self, failures: u64) {
         self.with(|account| account.changed += 1);
         let mut all = locked(&self.debts);
         all.lost |= all.failures != failures;
     }
 
-    /// Flushes that a server has failed so far.
+    /// Number of flushes that a server has failed so far.
     pub(super) fn failures(&self) -> u64 {
         locked(&self.debts).failures
     }
 
-    /// What a flush that is sent now will cover.
+    /// Number of changes that a flush sent now will cover.
     pub(super) fn covered(&self) -> u64 {
         let mut changed = 0;
         self.with(|account| changed = account.changed);
         changed
     }
 
-    /// A flush was answered that covers the first `covered` changes.
+    /// Records that a flush was answered that covers the first `covered` changes.
     pub(super) fn flushed(&self, covered: u64) {
         self.with(|account| account.flushed = account.flushed.max(covered));
     }
 
-    /// The connection broke.
+    /// Records that the connection broke.
     pub(super) fn broke(&self) {
         let mut all = locked(&self.debts);
         let account = all.accounts[self.place].expect("it is open while its ledger lives");
@@ -101,13 +101,13 @@ impl Ledger {
         locked(&self.debts).lost
     }
 
-    /// A server has failed a flush.
+    /// Records that a server failed a flush.
     pub(super) fn failed(&self) {
         locked(&self.debts).failures += 1;
         self.told();
     }
 
-    /// A flush has failed.
+    /// Records that a failed flush was reported to the caller.
     pub(super) fn told(&self) {
         let mut all = locked(&self.debts);
         all.lost = false;
@@ -129,6 +129,6 @@ impl Drop for Ledger {
 }
 
 fn locked(debts: &Mutex<Debts>) -> MutexGuard<'_, Debts> {
-    // Numbers that are right after each statement.
+    // Poisoning is ignored: the numbers are consistent after each statement.
     debts.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! From an address to a connection that takes requests: connect, negotiate, choose the export.
+//! From an address to a connection ready for requests: connect, negotiate, choose the export.
 //!
-//! Blocking, with one deadline for all of it, on whatever thread can wait: the one that opens a
-//! device, or a reconnecting one. Answers of a server are bounded in number and length.
+//! Blocking, with one deadline for everything, on a thread that may block: the one that opens a
+//! device, or one that reconnects. Answers of a server are bounded in number and length.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -19,20 +19,20 @@ use forebay_nbd_wire::{
 use super::terms::Terms;
 use crate::error::OpenError;
 
-/// How long connecting and negotiating may take together.
+/// Time limit for connecting and negotiating together.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes in the longest answer to an option.
+/// Maximum length of an answer to an option, in bytes.
 const ANSWER_MAX: u32 = 2 * STRING_MAX as u32;
-/// Most answers to one option.
+/// Maximum number of answers to one option.
 const ANSWERS_MAX: usize = 64;
 
-/// Where a server listens, and which export is meant.
+/// The address of a server, and the name of an export.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    /// For people, and to recognise the device again.
+    /// For messages, and to recognize the device again.
     pub(crate) uri: String,
     pub(crate) peer: Peer,
-    /// Empty for the default export.
+    /// Name of the export; empty for the default one.
     pub(crate) export: String,
 }
 
@@ -132,7 +132,9 @@ fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Terms, Fa
     })?;
     match kind {
         OptionReplyKind::ACK if told => Ok(terms),
-        OptionReplyKind::ACK => Err(Failure::Answer("the export's size was not told".to_owned())),
+        OptionReplyKind::ACK => {
+            Err(Failure::Answer("the server did not send the export's size".to_owned()))
+        }
         OptionReplyKind::ERR_UNSUP => export_name(stream, export, no_zeroes, terms),
         OptionReplyKind::ERR_UNKNOWN => {
             Err(Failure::Answer(format!("the server has no export {export:?}")))
@@ -144,7 +146,8 @@ fn negotiate(stream: &mut (impl Read + Write), export: &str) -> Result<Terms, Fa
     }
 }
 
-/// Chooses the export as old servers want it: they hang up when they have none of the name.
+/// Chooses the export as old servers require; they close the connection if they have no such
+/// export.
 fn export_name(
     stream: &mut (impl Read + Write),
     export: &str,
@@ -167,8 +170,8 @@ fn send_option(stream: &mut impl Write, code: OptionCode, data: &[u8]) -> io::Re
     stream.write_all(&[&header[..], data].concat())
 }
 
-/// Reads the answers to an option up to the last; gives the data of each to `take`. Returns what
-/// the last one meant, and the server's words when it was an error.
+/// Reads all answers to an option and passes the data of each to `take`. Returns the kind of the
+/// last one, and the server's message if it was an error.
 fn answers(
     stream: &mut impl Read,
     option: OptionCode,
@@ -221,7 +224,7 @@ enum Socket {
     Unix(UnixStream),
 }
 
-/// A socket whose reads and writes fail once the deadline has passed.
+/// A socket whose reads and writes fail after the deadline.
 struct Timed {
     socket: Socket,
     deadline: Instant,
@@ -235,7 +238,7 @@ impl Timed {
         }
     }
 
-    /// Takes the time limits off again.
+    /// Removes the time limits.
     fn unhurried(&self) -> io::Result<()> {
         self.hurry(None)
     }

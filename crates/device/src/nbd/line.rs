@@ -1,6 +1,6 @@
-//! A connection's queue without its I/O: what a request, an answer, a break and a new connection
-//! do to requests and debts. `queue.rs` moves the bytes through the ring, the simulator through a
-//! network of its own.
+//! The state of a queue's connection without its I/O: how requests, answers, breaks and new
+//! connections affect requests and debts. `queue.rs` transfers the bytes through the ring, the
+//! simulator through its own network.
 
 use std::io;
 use std::time::Duration;
@@ -13,46 +13,46 @@ use super::debts::Ledger;
 use super::session::Session;
 use super::terms::Terms;
 
-/// Most requests that one queue holds.
+/// Maximum number of requests in one queue.
 const QUEUE_MAX: usize = 256;
-/// How long a server may say nothing while it has requests.
+/// Maximum silence of a server that has requests of ours.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// How long a broken connection's server may take to hang up, when it still had changes of ours.
+/// How long the server may take to close a broken connection, if it still had changes of ours.
 const PARTING_MAX: Duration = Duration::from_secs(5);
-/// How long such changes are given to land after that, before anything is written again.
+/// Additional time for such changes to land before anything is written again.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How to leave a connection that broke. A change that the server had and did not answer may land
-/// late, over what is written again after it on the next connection. So the old connection is
-/// closed for sending, which a server answers by hanging up when it has done with the rest, and
-/// only then is there a next one.
+/// How to part with a broken connection. A change that the server received but did not answer may
+/// land late, over data written after it on the next connection. So the old connection is closed
+/// for sending, which a server answers by closing it once it has finished its work, and only then
+/// is the next connection made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parting {
-    /// How long to wait for the server to hang up.
+    /// How long to wait for the server to close.
     pub patience: Duration,
     /// How long to wait after that.
     pub grace: Duration,
 }
 
-/// The requests of one queue, and the session that they go through while there is a connection.
+/// The requests of one queue, and their session while there is a connection.
 #[derive(Debug)]
 pub struct Line {
     info: DeviceInfo,
     ledger: Ledger,
     session: Option<Box<Session>>,
-    /// Requests in flight whose completion matters to the debts.
+    /// Requests in flight whose completion affects the debts.
     watched: Vec<(IoTag, Watched)>,
     finished: Vec<Completion>,
-    /// The connection broke since the last poll.
+    /// Whether the connection broke since the last poll.
     broke: bool,
     heard: Instant,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Watched {
-    /// A change, and the flushes that had failed when it was sent.
+    /// A change, with the number of failed flushes when it was sent.
     Change(u64),
-    /// A flush, and the changes that it covers.
+    /// A flush, with the number of changes that it covers.
     Flush(u64),
     /// A flush that was not sent, because changes may be lost.
     Refused,
@@ -73,22 +73,22 @@ impl Line {
         }
     }
 
-    /// What the device is and can do.
+    /// Properties of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// There is a connection.
+    /// Starts a session on a new connection.
     pub fn connected(&mut self, now: Instant, terms: Terms) {
         self.session = Some(Box::new(Session::new(terms)));
         self.heard = now;
     }
 
-    /// Takes a request; call [`Line::send`] for what it makes.
+    /// Accepts a request. Call [`Line::send`] afterwards to get the bytes to send.
     ///
     /// # Errors
-    /// Gives it back when the queue is full.
+    /// Returns the request if the queue is full.
     pub fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
         if self.finished.len() >= QUEUE_MAX {
             return Err(io);
@@ -107,7 +107,9 @@ impl Line {
         }
         if io.op == IoOp::Flush && self.ledger.is_lost() {
             self.watched.push((io.tag, Watched::Refused));
-            let error = io::Error::other("the server was gone since writes were completed");
+            let error = io::Error::other(
+                "the connection was lost after completed writes; they may be lost too",
+            );
             let error = IoError::with_source(ErrorKind::DeviceGone, error);
             self.finished.push(io.complete(Err(error)));
             return Ok(());
@@ -136,11 +138,11 @@ impl Line {
         }
     }
 
-    /// Takes bytes from the server; returns how many were used. Bytes left over are offered again
-    /// with more behind them.
+    /// Takes bytes from the server and returns the number consumed. Unconsumed bytes are offered
+    /// again with more appended.
     ///
     /// # Errors
-    /// When the server broke the protocol: give up the connection.
+    /// When the server violated the protocol: give up the connection.
     pub fn receive(&mut self, now: Instant, bytes: &[u8]) -> Result<usize, IoError> {
         let Some(session) = &mut self.session else { return Ok(bytes.len()) };
         self.heard = now;
@@ -148,7 +150,7 @@ impl Line {
         used.map_err(|broken| IoError::with_source(ErrorKind::DeviceGone, broken))
     }
 
-    /// The error to give up the connection with, if the server has been silent for too long.
+    /// The error with which to give up the connection, if the server has been silent for too long.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Option<IoError> {
         let waits = self.session.as_ref().is_some_and(|session| session.in_flight() > 0);
@@ -157,7 +159,7 @@ impl Line {
         silent.then(|| IoError::with_source(ErrorKind::DeviceGone, error()))
     }
 
-    /// The connection is given up: everything in flight fails.
+    /// Gives up the connection: everything in flight fails.
     pub fn broken(&mut self, error: &IoError) -> Parting {
         let Some(mut session) = self.session.take() else { return Parting::default() };
         let parting = if session.has_changes() { Parting::FULL } else { Parting::default() };
@@ -166,7 +168,7 @@ impl Line {
         parting
     }
 
-    /// Appends the requests that have completed.
+    /// Appends the completed requests to `done`.
     pub fn poll(&mut self, done: &mut Vec<Completion>) {
         for end in &self.finished {
             let found = self.watched.iter().position(|(tag, _)| *tag == end.tag);
@@ -185,7 +187,7 @@ impl Line {
         done.append(&mut self.finished);
     }
 
-    /// When [`Line::poll`] must be called although no bytes came.
+    /// When [`Line::poll`] must be called even if no bytes arrive.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         if !self.finished.is_empty() {
@@ -197,12 +199,12 @@ impl Line {
 }
 
 impl Parting {
-    /// When the server had changes that it did not answer.
+    /// For a server that had unanswered changes of ours.
     const FULL: Self = Self { patience: PARTING_MAX, grace: GRACE };
 }
 
 impl Default for Parting {
-    /// Nothing is waited for.
+    /// Parting without waiting.
     fn default() -> Self {
         Self { patience: Duration::ZERO, grace: Duration::ZERO }
     }

@@ -1,13 +1,13 @@
 //! An export of an NBD server as a device: the SAN of a small installation, or of a test.
 //!
-//! Each queue has a connection of its own. A server that does not say that several may share an
-//! export (`CAN_MULTI_CONN`) is used by one thread only. Where it does, each connection is flushed
-//! by itself all the same: a flush on one covers all as long as they have the same server behind
-//! them, which nobody can know of another connection ([`debts`]).
+//! Each queue has its own connection. A server that does not announce that several connections may
+//! share an export (`CAN_MULTI_CONN`) is used by one thread only. Even if it does, each connection
+//! is flushed separately: a flush on one covers all only as long as all reach the same server
+//! process, which a connection cannot know of the others ([`debts`]).
 //!
-//! When a connection breaks, everything in flight fails with `DeviceGone`, and so does everything
-//! new until it is back; a thread of its own takes leave of the server and connects again. What
-//! the server had completed but not flushed may be lost with it: the first flush afterwards fails.
+//! When a connection breaks, everything in flight fails with `DeviceGone`, and so does every new
+//! request until it is back; a separate thread parts with the server and connects again. Changes
+//! that the server had completed but not flushed may be lost, so the first flush afterwards fails.
 
 mod debts;
 mod handshake;
@@ -34,34 +34,34 @@ pub use line::{Line, Parting};
 use queue::NbdQueue;
 pub use terms::Terms;
 
-/// Exports are addressed in sectors.
+/// Unit of offsets and lengths of an export, in bytes.
 const SECTOR: u32 = 512;
-/// The longest preferred unit believed.
+/// Maximum plausible preferred unit, in bytes.
 const PREFERRED_MAX: u32 = 16 << 20;
-/// The shortest limit on payloads that a server may set.
+/// Minimum acceptable value of a server's payload limit, in bytes.
 const PAYLOAD_LEAST: u32 = 4096;
 
 /// An export of an NBD server.
 pub struct NbdDevice {
     shared: Arc<Shared>,
-    /// Connections for queues to come: the one that opening made, and those of [`Self::prepare`].
+    /// Connections for future queues: the one made by opening, and those made by [`Self::prepare`].
     spare: Mutex<Vec<Connection>>,
 }
 
-/// What queues and reconnecting threads need to know.
+/// State shared by queues and reconnecting threads.
 struct Shared {
     address: Address,
     terms: Terms,
     info: DeviceInfo,
-    /// What its connections owe.
+    /// Unflushed changes of its connections.
     debts: Arc<Mutex<Debts>>,
 }
 
 impl NbdDevice {
-    /// Connects to the server and asks for the export.
+    /// Connects to the server and selects the export.
     ///
     /// # Errors
-    /// When there is no server, it does not have the export, or the export cannot serve.
+    /// When no server answers, it does not have the export, or the export is unsuitable.
     pub(crate) fn open(address: Address) -> Result<Self, OpenError> {
         let connection = connect(&address)?;
         let terms = connection.terms;
@@ -80,7 +80,7 @@ impl BlockDevice for NbdDevice {
     fn prepare(&self, queues: usize) -> io::Result<()> {
         self.shared.check_sharing(queues)?;
         loop {
-            // Made without the lock: that takes as long as the server does.
+            // Connects without holding the lock, since that takes as long as the server takes.
             if self.spare.lock().unwrap_or_else(PoisonError::into_inner).len() >= queues {
                 return Ok(());
             }
@@ -104,7 +104,7 @@ impl BlockDevice for NbdDevice {
 }
 
 impl Shared {
-    /// Refuses several connections at once where the server does not say that it allows them.
+    /// Refuses several concurrent connections if the server does not allow them.
     fn check_sharing(&self, connections: usize) -> io::Result<()> {
         if connections > 1 && !self.terms.flags.has(TransmissionFlags::CAN_MULTI_CONN) {
             return Err(io::Error::other(format!(
@@ -115,7 +115,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Connects once more; what the device said of itself must still hold.
+    /// Connects once more; the device must still have the properties it had when it was opened.
     fn connect_again(&self) -> Result<Connection, OpenError> {
         let connection = connect(&self.address)?;
         let terms = connection.terms;
@@ -162,7 +162,7 @@ fn info(uri: &str, terms: &Terms) -> DeviceInfo {
         rotational: can(TransmissionFlags::ROTATIONAL),
         read_only: can(TransmissionFlags::READ_ONLY),
         flush_by_queue: true,
-        // The port that is meant when none is given.
+        // The default port is left out, so that the URI is the same with and without it.
         identity: uri.replacen(":10809/", "/", 1),
         name: uri.to_owned(),
     }

@@ -1,5 +1,5 @@
-//! One thread's connection to an export: moves bytes between the line and the ring, and gets
-//! another connection when this one breaks.
+//! One thread's connection to an export: transfers bytes between the line and the ring, and
+//! replaces a broken connection.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -17,14 +17,14 @@ use super::line::{Line, Parting};
 use super::reconnect::Reconnect;
 use crate::ring::{Client, Done, Op, Payload, Ring, RingFile};
 
-/// Bytes received at a time.
+/// Size of the receive buffer, in bytes.
 const RECEIVE_BYTES: usize = 256 << 10;
-/// How long to wait when no thread can be made.
+/// Delay before retrying when no thread can be created.
 const CUT_PAUSE: Duration = Duration::from_secs(1);
-/// How long to wait when the ring is full.
+/// Delay before retrying when the ring is full.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// A thread's way to an export.
+/// A thread's queue to an export.
 pub(super) struct NbdQueue {
     shared: Arc<Shared>,
     ring: Rc<Ring>,
@@ -36,23 +36,24 @@ pub(super) struct NbdQueue {
 enum Link {
     Up(Box<Wire>),
     Down(Reconnect),
-    /// Not even a thread could be made to connect again; tried at the next poll.
+    /// The thread for reconnecting could not be created; retried at the next poll.
     Cut,
 }
 
-/// A connection on the ring. Dropping it cancels what it waits for.
+/// A connection on the ring. Dropping it cancels its pending operations.
 struct Wire {
-    /// Nothing once another thread takes leave of the server.
+    /// `None` after it was handed to a thread that parts with the server.
     socket: Option<OwnedFd>,
     file: RingFile,
     client: Client,
-    /// What is to be sent after what is being sent.
+    /// Bytes to send after the current send.
     out: Vec<u8>,
-    /// What was sent in part, and how much of it.
+    /// A partly sent buffer, and the number of bytes sent.
     unsent: Option<(Vec<u8>, usize)>,
-    /// While something is being sent: where in it that began.
+    /// While a send is in flight, its start in the buffer.
     sending: Option<usize>,
-    /// Room to receive into, when nothing is being received, with `kept` bytes not yet used.
+    /// The receive buffer while no receive is in flight; its first `kept` bytes are not yet
+    /// consumed.
     room: Option<Vec<u8>>,
     kept: usize,
     fetched: Vec<Done>,
@@ -104,7 +105,7 @@ impl NbdQueue {
         Ok(Self { shared, ring, line, link, retry_at: None })
     }
 
-    /// Takes what the ring has for the connection.
+    /// Processes the ring's completions for the connection.
     fn hear(&mut self, now: Instant) {
         let Link::Up(wire) = &mut self.link else { return };
         let heard = wire.hear(now, &mut self.line);
@@ -121,7 +122,7 @@ impl NbdQueue {
         }
     }
 
-    /// The connection is of no use any more.
+    /// Gives up the connection.
     fn broken(&mut self, now: Instant, error: &IoError) {
         let parting = self.line.broken(error);
         let socket = match &mut self.link {
@@ -147,7 +148,7 @@ impl NbdQueue {
                 self.line.connected(now, terms);
                 self.pump(now);
             }
-            // The ring has no place for another file now; try again from the start.
+            // The ring has no room for another file now; start over.
             Err(_) => self.reconnect(now, None),
         }
     }
@@ -191,7 +192,7 @@ impl Wire {
         if at < bytes.len() {
             self.unsent = Some((bytes, at));
         } else if self.out.is_empty() {
-            // Its memory serves again.
+            // The buffer is reused.
             bytes.clear();
             self.out = bytes;
         }
@@ -216,7 +217,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends and receives if that is not under way; false when the ring was full.
+    /// Starts a send and a receive if none is in flight. Returns false if the ring was full.
     fn pump(&mut self, line: &mut Line) -> bool {
         line.send(&mut self.out);
         if self.sending.is_none() && !self.send_more() {
@@ -236,7 +237,7 @@ impl Wire {
         true
     }
 
-    /// Sends what is to be sent; false when the ring was full.
+    /// Starts the next send. Returns false if the ring was full.
     fn send_more(&mut self) -> bool {
         let next = self.unsent.take().unwrap_or_else(|| (std::mem::take(&mut self.out), 0));
         let (bytes, at) = next;
@@ -258,7 +259,7 @@ impl Wire {
 }
 
 impl Drop for Wire {
-    /// Takes leave as the protocol wants it, if that can be done without waiting.
+    /// Says goodbye as the protocol requires, if that is possible without waiting.
     fn drop(&mut self) {
         let Some(socket) = &self.socket else { return };
         if self.sending.is_some() || self.unsent.is_some() || !self.out.is_empty() {
@@ -267,7 +268,7 @@ impl Drop for Wire {
         let (flags, command) = (CommandFlags::NONE, Command::DISC);
         let farewell = Request { flags, command, cookie: 0, offset: 0, len: 0 };
         let how = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        // A server that is gone already needs no farewell.
+        // A server that is already gone needs no goodbye.
         let _ = rustix::net::send(socket, &farewell.encode(), how);
     }
 }

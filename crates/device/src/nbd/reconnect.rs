@@ -1,5 +1,5 @@
-//! A thread that takes leave of a server and connects again, with growing pauses, until it
-//! succeeds or is not wanted.
+//! A thread that parts with the old server connection and connects again, with growing pauses,
+//! until it succeeds or is no longer wanted.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,19 +15,19 @@ use super::handshake::Connection;
 use super::line::Parting;
 use crate::ring::Waker;
 
-/// The first pause between attempts; each is twice the one before.
+/// The first pause between attempts; each further pause is twice as long.
 const PAUSE_LEAST: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How often a thread that takes leave looks whether it is still wanted.
+/// Interval at which a parting thread checks whether it is still wanted.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Bytes of answers thrown away at a time.
+/// Size of the buffer for discarded answers, in bytes.
 const DREGS: usize = 64 << 10;
 
-/// How often it is said that there is no connection yet.
+/// Interval at which the log repeats that there is no connection yet.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
-/// An attempt under way. Dropping it ends the thread at its next pause.
+/// A running reconnection. Dropping it ends the thread at its next pause.
 pub(super) struct Reconnect {
     state: Arc<State>,
 }
@@ -44,11 +44,11 @@ struct Outcome {
 }
 
 impl Reconnect {
-    /// Begins, by taking leave of the server on the `old` connection; `waker` is told when there
-    /// is a new one.
+    /// Starts the thread. It first parts with the server on the `old` connection; it calls `waker`
+    /// when there is a new connection.
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// When the thread cannot be created.
     pub(super) fn start(
         shared: Arc<Shared>,
         waker: Waker,
@@ -66,7 +66,7 @@ impl Reconnect {
         Ok(Self { state })
     }
 
-    /// The connection, once there is one.
+    /// Takes the new connection, if it exists.
     pub(super) fn take(&self) -> Option<Connection> {
         self.state.lock().connection.take()
     }
@@ -84,9 +84,10 @@ impl State {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the old connection, and waits for the server to do so too when it must.
+    /// Closes the old connection for sending, and waits for the server to close it as far as
+    /// `parting` requires.
     fn part(&self, socket: OwnedFd, parting: Parting) {
-        // A socket that the server has left already is closed all the same.
+        // If the server has closed the socket already, this fails harmlessly.
         let _ = shutdown(&socket, Shutdown::Write);
         let _ = set_socket_timeout(&socket, Timeout::Recv, Some(GLANCE));
         let until = Instant::now() + parting.patience;

@@ -1,10 +1,10 @@
 //! The client's side of the transmission phase as a state machine without I/O: requests become
 //! bytes for the server, bytes from the server become completions.
 //!
-//! A request is sent in pieces that the server takes. What a server does not know is done by
-//! what it knows: force unit access by a flush behind the write, write-zeroes by writing zeros.
-//! A server that does not keep to the protocol is [`Broken`]: the connection is dropped, since
-//! nothing after that can be trusted.
+//! A request is sent in pieces that the server accepts. Operations that a server does not support
+//! are emulated: force unit access by a flush after the write, write-zeroes by writing zeros. A
+//! protocol violation is [`Broken`]: the connection is dropped, since nothing after it can be
+//! trusted.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,22 +17,23 @@ use forebay_nbd_wire::{
 
 use super::terms::Terms;
 
-/// Requests of ours that the server has at one time.
+/// Maximum number of pieces that the server has at a time.
 const PIECES_MAX: usize = 256;
-/// Bytes in the longest read or write that is sent as one.
+/// Maximum length of a read or write sent as one piece, in bytes.
 const TRANSFER_MAX: u64 = 2 << 20;
-/// Bytes in the longest trim or write-zeroes that is sent as one.
+/// Maximum length of a trim or write-zeroes sent as one piece, in bytes.
 const RANGE_MAX: u64 = 1 << 30;
-/// Bytes waiting to be sent beyond which no piece is added.
+/// No piece is added while this many bytes wait to be sent.
 const OUT_MAX: usize = 4 << 20;
-/// Bytes in the longest chunk that is not data: an error with its message.
+/// Maximum length of a chunk without read data, in bytes: an error with its message.
 const CHUNK_MAX: u32 = 8192;
-/// Bits of a cookie that name the piece; the others tell it from earlier ones in its place.
+/// Bits of a cookie that hold the piece's index; the others distinguish it from earlier pieces with
+/// that index.
 const PLACE_BITS: u32 = 16;
 
 const _: () = assert!(PIECES_MAX <= 1 << PLACE_BITS);
 
-/// What the server did that the protocol forbids.
+/// A violation of the protocol by the server.
 #[derive(Debug)]
 pub(super) enum Broken {
     Wire(WireError),
@@ -72,13 +73,13 @@ pub(super) struct Session {
 #[derive(Debug)]
 struct Job {
     io: Io,
-    /// Bytes of the range that pieces were made for.
+    /// Bytes of the range that are covered by pieces so far.
     sent: u64,
-    /// Pieces without a reply.
+    /// Number of pieces without a reply.
     open: u32,
-    /// Whether more pieces will be made.
+    /// Whether more pieces will be added.
     more: bool,
-    /// A flush follows for the sake of force unit access.
+    /// Whether a flush follows to emulate force unit access.
     flush_follows: bool,
     error: Option<NbdError>,
 }
@@ -90,17 +91,17 @@ struct Piece {
     command: Command,
     offset: u64,
     len: u32,
-    /// Bytes of a read that have come.
+    /// Bytes of a read received so far.
     received: u32,
     error: Option<NbdError>,
 }
 
-/// What the next byte from the server is.
+/// The expected meaning of the next byte from the server.
 #[derive(Clone, Copy, Debug)]
 enum Expect {
     Head,
-    /// Data of a read: for which piece, where in its job's buffer, how many bytes more, and
-    /// whether the reply ends with them.
+    /// Data of a read: its piece, its position in the job's buffer, the number of bytes missing,
+    /// and whether the reply ends with them.
     Data {
         place: usize,
         at: usize,
@@ -123,7 +124,7 @@ impl Session {
         }
     }
 
-    /// Requests in hand.
+    /// Number of requests in progress.
     pub(super) fn in_flight(&self) -> usize {
         self.jobs.len()
     }
@@ -133,7 +134,8 @@ impl Session {
         self.jobs.iter().any(|(_, job)| job.io.op.changes_data() && job.open > 0)
     }
 
-    /// Takes a request that is on the device; appends it to `done` if nothing need be sent.
+    /// Accepts a request within the device's bounds; appends it to `done` if nothing needs to be
+    /// sent.
     pub(super) fn submit(&mut self, io: Io, done: &mut Vec<Completion>) {
         let can = |flag| self.terms.flags.has(flag);
         let nothing_to_do = match io.op {
@@ -158,7 +160,7 @@ impl Session {
         self.queued.push_back(index);
     }
 
-    /// Appends requests to what is to be sent, as far as the limits allow.
+    /// Appends requests to `out`, as far as the limits allow.
     pub(super) fn send(&mut self, out: &mut Vec<u8>) {
         while out.len() < OUT_MAX {
             let Some(&index) = self.queued.front() else { return };
@@ -214,8 +216,8 @@ impl Session {
         self.pieces[place] = Some(piece);
     }
 
-    /// Takes bytes from the server; returns how many were used. Bytes left over are offered
-    /// again with more behind them.
+    /// Takes bytes from the server and returns the number consumed. Unconsumed bytes are offered
+    /// again with more appended.
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -269,7 +271,7 @@ impl Session {
         count
     }
 
-    /// The place of the piece that a reply is for.
+    /// Index of the piece that a reply is for.
     fn place_of(&self, cookie: u64) -> Result<usize, Broken> {
         let place = (cookie & ((1 << PLACE_BITS) - 1)) as usize;
         match self.pieces.get(place) {
@@ -302,15 +304,15 @@ impl Session {
         Ok(())
     }
 
-    /// Where a piece's data begins in its job's buffer.
+    /// Start of a piece's data in its job's buffer.
     fn buffer_place(&mut self, place: usize) -> usize {
         let piece = self.piece(place);
         let (job, offset) = (piece.job, piece.offset);
         (offset - self.job(job).io.range.offset) as usize
     }
 
-    /// Takes a chunk whose head was read; returns how much of `payload` was used, or nothing if
-    /// more must come first.
+    /// Handles a chunk whose header was parsed. Returns the number of bytes of `payload` consumed,
+    /// or `None` if more are needed first.
     fn chunk(
         &mut self,
         chunk: ChunkHeader,
@@ -370,7 +372,7 @@ impl Session {
         Ok(Some(OFFSET_BYTES))
     }
 
-    /// Takes account of a part of a read that comes; returns where in the buffer it belongs.
+    /// Records the receipt of a part of a read. Returns its position in the job's buffer.
     fn cover(&mut self, place: usize, offset: u64, len: u32) -> Result<usize, Broken> {
         let piece = self.piece(place);
         let end = offset.checked_add(u64::from(len));
@@ -421,7 +423,7 @@ impl Session {
         done.push(job.io.complete(result));
     }
 
-    /// Ends every request: the connection is gone.
+    /// Fails every request, after the connection is gone.
     pub(super) fn fail_all(&mut self, error: &IoError, done: &mut Vec<Completion>) {
         for job in self.jobs.drain() {
             done.push(job.io.complete(Err(error.clone())));

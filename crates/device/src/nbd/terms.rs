@@ -1,20 +1,20 @@
-//! What a server says of an export in the handshake.
+//! The properties of an export that a server announces in the handshake.
 
 use forebay_nbd_wire::TransmissionFlags;
 
-/// What a server said of an export.
+/// The announced properties of an export.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// Bytes.
+    /// Size of the export, in bytes.
     pub size: u64,
-    /// What it can do.
+    /// Supported operations.
     pub flags: TransmissionFlags,
     /// Whether replies come in chunks.
     pub structured: bool,
-    /// Requests are multiples of this.
+    /// Offsets and lengths of requests are multiples of this, in bytes.
     pub minimum: u32,
-    /// The unit of I/O that it likes best.
+    /// Preferred unit of I/O, in bytes.
     pub preferred: u32,
-    /// Bytes in the longest payload.
+    /// Maximum length of a payload, in bytes.
     pub maximum: u32,
 }

@@ -1,5 +1,5 @@
-//! Against real servers: nbdkit with its memory plugin, plain, slow, old and dying. Skipped, with
-//! a printed reason, where nbdkit is not installed.
+//! The NBD device against real servers: nbdkit with its memory plugin, plain, slow, old and dying.
+//! Skipped, with a printed reason, if nbdkit is not installed.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +10,7 @@ use forebay_block::{ByteRange, ErrorKind, Io, IoFlags, IoOp};
 use crate::testing::{Bench, TempPath, exercise, exercise_in_units};
 use crate::uri::open_primary;
 
-/// A server on a Unix socket, ended with its owner.
+/// A server on a Unix socket, killed on drop.
 struct Nbdkit {
     child: Child,
     socket: PathBuf,
@@ -70,8 +70,8 @@ fn an_export_behaves_as_a_device_does() {
     exercise_in_units(&*device, 22, 1);
 }
 
-/// The connections are made when they are asked for: afterwards queues open although the server has
-/// stopped to take connections.
+/// `prepare` makes the connections, so queues open later although the server has stopped accepting
+/// connections.
 #[test]
 fn queues_that_were_prepared_open_without_the_server() {
     let Some(server) = Nbdkit::start(&["memory", "8M"]) else { return };
@@ -187,8 +187,8 @@ fn a_read_only_export_refuses_writes_here() {
     assert_eq!(bench.write(0, &[1; 512]).unwrap_err().kind(), ErrorKind::ReadOnly);
 }
 
-/// The server dies with a write completed and not flushed. Everything fails until it is back;
-/// then the first flush fails, since the write may be lost; then all is well.
+/// The server dies with a write completed and not flushed. Everything fails until it is back; then
+/// the first flush fails, since the write may be lost; after that everything works.
 #[test]
 fn a_server_that_dies_and_comes_back_is_not_trusted_with_what_it_had() {
     let slow = ["--filter=delay", "memory", "8M", "rdelay=300ms"];
@@ -203,7 +203,7 @@ fn a_server_that_dies_and_comes_back_is_not_trusted_with_what_it_had() {
     bench.ring.wait(&bench.clock, Some(bench.clock.now())).unwrap();
     server.kill();
     let write = bench.write_io(8192, &[3; 4096]);
-    // Both the read in flight and the new write end, with the same error.
+    // Both the read in flight and the new write fail with the same error.
     let ends = bench.run_with_extra(vec![write], 1);
     for end in ends {
         assert_eq!(end.result.unwrap_err().kind(), ErrorKind::DeviceGone);

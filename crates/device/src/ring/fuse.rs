@@ -1,35 +1,35 @@
-//! A slot for requests of the kernel to a FUSE server, over the ring. Kernel and server pass each
-//! other its memory: while a command is in flight it is the kernel's, and the ring's; between a
-//! command's completion and the next it is the server's.
+//! A slot for requests from the kernel to a FUSE server, over the ring. Kernel and server take
+//! turns with its memory: while a command is in flight it belongs to the kernel and the ring;
+//! between a command's completion and the next command it belongs to the server.
 //!
-//! The kernel remembers the memory from the first command on, and which request a slot is for.
-//! So both are the slot's own and cannot be exchanged.
+//! The kernel remembers the memory, and the request that a slot is for, from the first command on.
+//! So both belong to the slot permanently and cannot be exchanged.
 
 use forebay_block::IoBuf;
 use forebay_fuse_wire::{COMMAND_BYTES, Entry, Fetch, HEAD_BYTES, Message, command};
 
-/// What an answer returns.
+/// The payload of an answer.
 #[derive(Clone, Copy, Debug)]
 pub enum Returned<'a> {
-    /// So many bytes that are in the payload already.
+    /// This many bytes, which are in the slot's payload already.
     InPlace(usize),
     /// These bytes.
     Bytes(&'a [u8]),
 }
 
-/// Memory for one request at a time, and its answer.
+/// Memory for one request at a time, and for its answer.
 pub struct FuseSlot {
     queue: u16,
     fetch: Fetch,
-    /// A page of which the first bytes are used.
+    /// A page; only its first bytes are used.
     head: IoBuf,
     payload: IoBuf,
-    /// Where both are: the kernel reads this when the slot is registered.
+    /// Address and length of both buffers, read by the kernel when the slot is registered.
     regions: [libc::iovec; 2],
 }
 
 impl FuseSlot {
-    /// A slot for a queue of the kernel's, of which there is one for each possible processor.
+    /// A slot for queue `queue` of the kernel, which has one queue per possible processor.
     #[must_use]
     pub fn new(queue: u16, payload_bytes: usize) -> Self {
         let (mut head, mut payload) = (IoBuf::zeroed(HEAD_BYTES), IoBuf::zeroed(payload_bytes));
@@ -38,18 +38,18 @@ impl FuseSlot {
         Self { queue, fetch: Fetch::Register, head, payload, regions }
     }
 
-    /// The request in it; call it only when a command of it has succeeded.
+    /// The request in the slot; call it only after a command has succeeded.
     #[must_use]
     pub fn message(&self) -> Message<'_> {
         let head = self.head.first_chunk().expect("the head has its length");
         Entry::new(head, &self.payload).message()
     }
 
-    /// Lends its payload, shortened to `length`, to be filled with what its answer returns. It
-    /// must be given back before anything else is done with the slot.
+    /// Lends the slot's payload, shortened to `length` bytes, to be filled with the answer's data.
+    /// It must be returned before anything else is done with the slot.
     ///
     /// # Panics
-    /// If it is lent already, or shorter.
+    /// If it is already lent, or shorter than `length`.
     #[must_use]
     pub fn lend(&mut self, length: usize) -> IoBuf {
         let mut payload = std::mem::take(&mut self.payload);
@@ -57,16 +57,16 @@ impl FuseSlot {
         payload
     }
 
-    /// Whether its payload is lent.
+    /// Whether the payload is lent.
     #[must_use]
     pub fn is_lent(&self) -> bool {
         self.payload.capacity() == 0
     }
 
-    /// Takes its payload back.
+    /// Takes the payload back.
     ///
     /// # Panics
-    /// If it is another one: the kernel knows this slot's alone.
+    /// If it is not this slot's own payload, the only one that the kernel knows.
     pub fn give_back(&mut self, mut payload: IoBuf) {
         let [_, region] = self.regions;
         assert!(std::ptr::eq(payload.as_ptr(), region.iov_base.cast()), "a slot keeps its memory");
@@ -74,11 +74,10 @@ impl FuseSlot {
         self.payload = payload;
     }
 
-    /// Puts an answer in, to be handed over by its next command: what is in the payload, or
-    /// `returned`.
+    /// Stores an answer for the next command: the first bytes of the payload, or `returned`.
     ///
     /// # Panics
-    /// If the answer returns more than the payload holds.
+    /// If the answer is longer than the payload.
     pub fn answer(&mut self, header: &[u8], returned: Returned<'_>) {
         let length = match returned {
             Returned::InPlace(length) => length,
@@ -92,12 +91,12 @@ impl FuseSlot {
         Entry::answer(head, header, length);
     }
 
-    /// Whether all its memory is here, so that the kernel may have it.
+    /// Whether no memory is lent, so that the kernel may have all of it.
     pub(super) fn is_whole(&self) -> bool {
         self.payload.len() == self.regions[1].iov_len
     }
 
-    /// A command of it has succeeded: there is a request, and the next command answers it.
+    /// Records that a command has succeeded: there is a request, which the next command answers.
     pub(super) fn fetched(&mut self) {
         let head = self.head.first_chunk().expect("the head has its length");
         self.fetch = Fetch::Commit(Entry::new(head, &self.payload).commit_id());

@@ -1,14 +1,13 @@
-//! One thread's io_uring, shared by everything on that thread that does I/O.
+//! One thread's io_uring, shared by everything that does I/O on that thread.
 //!
-//! An operation ([`Op`]) owns its memory while the kernel may touch it; the ring keeps it in a
-//! slot from submission to the last completion and then hands it back ([`Done`]). So nobody
-//! outside needs `unsafe`. Users are kept apart by a [`Client`] each; dropping a client drops
-//! what would still come for it. Open files live in a registered table ([`RingFile`]); dropping
-//! one cancels what waits on a peer, lets disk I/O finish, and only then closes it.
+//! An operation ([`Op`]) owns its memory while the kernel may access it; the ring keeps it in a
+//! slot from submission to the last completion and then returns it ([`Done`]). So no code outside
+//! needs `unsafe`. Users are separated by a [`Client`] each; dropping a client discards its
+//! outstanding completions. Open files are in a registered table ([`RingFile`]); dropping one
+//! cancels operations that wait for a peer, lets disk I/O finish, and only then closes it.
 //!
-//! The ring is entered once a turn of the event loop, by [`Ring::wait`], which submits, waits,
-//! and sorts completions. Limits: operations in flight, files and clients are counted and
-//! refused beyond a fixed number.
+//! The ring is entered once per turn of the event loop, by [`Ring::wait`], which submits, waits,
+//! and sorts completions. Operations in flight, files and clients are limited; more are refused.
 
 mod fuse;
 mod op;
@@ -38,20 +37,20 @@ use wake::Alarm;
 pub use wake::Alarm;
 pub use wake::Waker;
 
-/// Most files registered with one ring.
+/// Maximum number of files registered with one ring.
 pub const FILES_MAX: u32 = 1024;
 /// Completions that may be outstanding for each submission entry.
 const COMPLETIONS_PER_ENTRY: u32 = 4;
-/// Most submission entries; the kernel's own limit is 32,768.
+/// Maximum number of submission entries; the kernel's own limit is 32,768.
 const ENTRIES_MAX: u32 = 4096;
-/// How long a ring being dropped waits for what is in flight.
+/// How long dropping a ring waits for operations in flight.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
-/// What is tried, best first.
+/// Set-ups to try, best first.
 const SETUPS: [Setup; 3] = [Setup::Deferred, Setup::Cooperative, Setup::Plain];
-/// User data of operations whose completion nobody looks at.
+/// User data of operations whose completion is ignored.
 const NOBODY: u64 = u64::MAX;
 
-/// Which set-up the kernel accepted, best first.
+/// The kernel features that the ring uses, best first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Setup {
     /// Single issuer with deferred task run (Linux 6.1).
@@ -62,7 +61,7 @@ pub enum Setup {
     Plain,
 }
 
-/// One thread's io_uring. Not `Send`: it is made on the thread that uses it.
+/// One thread's io_uring. Not `Send`: it is created on the thread that uses it.
 pub struct Ring {
     core: RefCell<Core>,
     setup: Setup,
@@ -80,14 +79,14 @@ struct Core {
     files: Vec<FileSlot>,
     free_files: Vec<u32>,
     clients: Vec<ClientSlot>,
-    /// Completions sorted to clients that have not fetched them.
+    /// Number of completions sorted to clients but not yet fetched by them.
     delivered: usize,
-    /// Empty between uses.
+    /// Scratch space; empty between uses.
     fetched: Vec<cqueue::Entry>,
     alarm: Alarm,
 }
 
-/// An operation the kernel has, or a place for one.
+/// An operation in flight, or a free slot for one.
 #[derive(Default)]
 struct Slot {
     op: Option<Op>,
@@ -111,17 +110,17 @@ struct ClientSlot {
 }
 
 impl Ring {
-    /// A ring with room for `entries` submissions between two turns and four times as many in
-    /// flight. Buffers from `arena` then need no page lookup for each operation.
+    /// A ring with room for `entries` submissions per turn and four times as many in flight.
+    /// Operations on buffers from `arena` then need no page lookup each.
     ///
     /// # Errors
-    /// When the kernel has no io_uring or refuses one to this process.
+    /// When the kernel has no io_uring, or denies it to this process.
     pub fn new(entries: u32, arena: Option<Arc<Arena>>) -> io::Result<Rc<Self>> {
         Self::with_setups(entries, arena, &SETUPS, false)
     }
 
-    /// The same with submissions of 128 bytes, for files that have commands of their own, such
-    /// as FUSE's (Linux 5.19); a common ring where the kernel has none of those.
+    /// A ring with 128-byte submissions, for files with their own commands, such as FUSE's (Linux
+    /// 5.19); a common ring if the kernel does not support them.
     ///
     /// # Errors
     /// As for [`Ring::new`].
@@ -130,7 +129,7 @@ impl Ring {
         ring.or_else(|_| Self::new(entries, arena))
     }
 
-    /// A ring with the first of these set-ups that the kernel accepts.
+    /// A ring with the first of `setups` that the kernel accepts.
     fn with_setups(
         entries: u32,
         arena: Option<Arc<Arena>>,
@@ -169,19 +168,19 @@ impl Ring {
         Ok(Rc::new(ring))
     }
 
-    /// The set-up the kernel accepted.
+    /// The set-up that the kernel accepted.
     #[must_use]
     pub fn setup(&self) -> Setup {
         self.setup
     }
 
-    /// Whether files with commands of their own can be served.
+    /// Whether files with their own commands are supported.
     #[must_use]
     pub fn is_wide(&self) -> bool {
         self.core.borrow().uring.is_wide()
     }
 
-    /// Whether the arena could be registered; it is used in any case.
+    /// Whether the arena is registered with the kernel; it is used in any case.
     #[must_use]
     pub fn arena_is_registered(&self) -> bool {
         self.arena_fixed
@@ -200,8 +199,8 @@ impl Ring {
         Client { ring: Rc::clone(self), id: id as u32 }
     }
 
-    /// Registers an open file or socket. The ring holds it open by itself; the caller may close
-    /// its own descriptor.
+    /// Registers an open file or socket. The ring keeps it open; the caller may close its own
+    /// descriptor.
     ///
     /// # Errors
     /// When the table is full, or the kernel refuses.
@@ -210,11 +209,11 @@ impl Ring {
         Ok(RingFile { ring: Rc::clone(self), index })
     }
 
-    /// Submits everything, then waits for a completion, a wake-up, or `until`; returns at once
-    /// when there is a completion that nobody has fetched. May return early for no reason.
+    /// Submits everything, then waits for a completion, a wake-up, or `until`. Returns at once if a
+    /// completion has not been fetched yet. Spurious early returns are possible.
     ///
     /// # Errors
-    /// When the ring itself fails; it cannot be used any more then.
+    /// When the ring itself fails; it is unusable from then on.
     pub fn wait(&self, clock: &Clock, until: Option<Instant>) -> io::Result<()> {
         let mut core = self.core.borrow_mut();
         core.arm_alarm()?;
@@ -237,7 +236,7 @@ impl Ring {
     }
 }
 
-/// One user of a ring, and the completions that are for it.
+/// One user of a ring, with the completions of its operations.
 pub struct Client {
     ring: Rc<Ring>,
     id: u32,
@@ -247,17 +246,17 @@ impl Client {
     /// Queues an operation; the kernel sees it at the next [`Ring::wait`] at the latest.
     ///
     /// # Errors
-    /// Gives the operation back when too many are in flight: try again after a completion; or
-    /// when it needs a wide ring, and this is none.
+    /// Returns the operation if too many are in flight (try again after a completion), or if it
+    /// needs a wide ring and this is not one.
     ///
     /// # Panics
-    /// If the file is of another ring, or a span is not within its buffer.
+    /// If the file belongs to another ring, or a span is not within its buffer.
     pub fn submit(&self, file: &RingFile, token: u64, op: Op) -> Result<(), Op> {
         assert!(Rc::ptr_eq(&self.ring, &file.ring), "a file is used on the ring that has it");
         self.ring.core.borrow_mut().submit(self.id, file.index, token, op)
     }
 
-    /// Appends what has completed.
+    /// Appends the completed operations to `done`.
     pub fn reap(&self, done: &mut Vec<Done>) {
         let mut core = self.ring.core.borrow_mut();
         let mine = &mut core.clients[self.id as usize].done;
@@ -266,13 +265,13 @@ impl Client {
         core.delivered -= count;
     }
 
-    /// Operations in flight, those completed but not yet fetched not counted.
+    /// Operations in flight, without those that completed but were not fetched.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.ring.core.borrow().clients[self.id as usize].in_flight as usize
     }
 
-    /// The ring it is a user of.
+    /// The ring that it uses.
     #[must_use]
     pub fn ring(&self) -> &Rc<Ring> {
         &self.ring
@@ -289,7 +288,7 @@ impl Drop for Client {
     }
 }
 
-/// A file or socket in the table of a ring.
+/// A file or socket in a ring's table.
 pub struct RingFile {
     ring: Rc<Ring>,
     index: u32,
@@ -320,14 +319,14 @@ impl Core {
         if file.waits_for_peer {
             let which = types::CancelBuilder::fd(types::Fixed(index)).all();
             let cancel = opcode::AsyncCancel2::new(which).build().user_data(NOBODY).into();
-            // If the queue is full, the ring's own end cancels it.
+            // If the queue is full, the operation is cancelled when the ring is dropped.
             self.push(&cancel);
         }
     }
 
-    /// Drops the ring's hold on a file that has nothing in flight.
+    /// Removes a file without operations in flight from the table.
     fn release_file(&mut self, index: u32) {
-        // Cannot fail: the index is in the table, and -1 asks for no new file.
+        // Cannot fail: the index is in the table, and -1 removes an entry.
         let _ = self.uring.submitter().register_files_update(index, &[-1]);
         self.free_files.push(index);
     }
@@ -354,13 +353,13 @@ impl Core {
         Ok(())
     }
 
-    /// Puts an entry into the submission queue, making room by submitting what is there. False
-    /// when there is no room even so.
+    /// Puts an entry into the submission queue, submitting the queue first if it is full. Returns
+    /// false if there is still no room.
     fn push(&mut self, entry: &Submission) -> bool {
         for attempt in 0..2 {
-            // SAFETY: what the entry points to is owned by an `Op` that the caller puts into a
-            // slot, or by the alarm, and stays there until the completion; the bytes do not
-            // move with their owner. A ring that is dropped waits for completions or leaks them.
+            // SAFETY: the memory that the entry points to is owned by an `Op` that the caller puts
+            // into a slot, or by the alarm, and stays there until the completion; moving the owner
+            // does not move the bytes. Dropping a ring waits for completions or leaks the memory.
             if unsafe { self.uring.push(entry) } {
                 return true;
             }
@@ -391,7 +390,7 @@ impl Core {
         match result {
             Ok(_) => Ok(()),
             Err(error) => match Errno::from_io_error(&error) {
-                // Interrupted; out of time; completions must be fetched first; no memory now.
+                // Interrupted; timed out; completions must be fetched first; no memory now.
                 Some(Errno::INTR | Errno::TIME | Errno::BUSY | Errno::AGAIN) => Ok(()),
                 _ => Err(error),
             },
@@ -450,7 +449,7 @@ impl Core {
         }
     }
 
-    /// Has a read of the wake-up counter in flight, always.
+    /// Keeps a read of the wake-up counter in flight.
     fn arm_alarm(&mut self) -> io::Result<()> {
         let Some(entry) = self.alarm.arm() else { return Ok(()) };
         if self.push(&entry.into()) {
@@ -462,8 +461,8 @@ impl Core {
 }
 
 impl Drop for Core {
-    /// Cancels what waits for others, waits for the rest, and leaks what does not end: better
-    /// lost memory than memory that the kernel writes to after it was freed.
+    /// Cancels operations that wait for a peer, waits for the rest, and leaks what does not end:
+    /// leaked memory is better than memory that the kernel writes to after it was freed.
     fn drop(&mut self) {
         let clock = Clock::start();
         let deadline = clock.now() + DROP_PATIENCE;
@@ -487,7 +486,7 @@ impl fmt::Debug for Ring {
     }
 }
 
-/// Why there is no ring, with what to do about it.
+/// The reason that there is no ring, with advice.
 fn explained(refusal: &io::Error) -> io::Error {
     let advice = match Errno::from_io_error(refusal) {
         Some(Errno::NOSYS) => "this kernel has none; Linux 5.11 or later is needed",
@@ -501,7 +500,7 @@ fn explained(refusal: &io::Error) -> io::Error {
     io::Error::new(refusal.kind(), format!("cannot set up io_uring: {advice} ({refusal})"))
 }
 
-/// How many files to make room for: the kernel counts the table against the process's limit.
+/// Size of the file table: the kernel counts it against the process's limit of open files.
 fn file_limit() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.and_then(|n| u32::try_from(n).ok()).map_or(FILES_MAX, |n| n.min(FILES_MAX))
@@ -514,8 +513,8 @@ fn register_files(submitter: &Submitter<'_>, count: u32) -> io::Result<()> {
     submitter.register_files(&vec![-1; count as usize])
 }
 
-/// Registers the arena's memory; without it (a limit on locked memory) plain reads and writes
-/// do the same work a little slower.
+/// Registers the arena's memory. Without it (because of a limit on locked memory) plain reads and
+/// writes do the same work a little more slowly.
 fn register_arena(submitter: &Submitter<'_>, arena: Arc<Arena>) -> Option<FixedArena> {
     let fixed = FixedArena::new(arena);
     let vectors: Vec<libc::iovec> = fixed

@@ -1,4 +1,4 @@
-//! Operations for a ring, as values that own their memory, and how each looks to the kernel.
+//! Ring operations, as values that own their memory, and their encoding for the kernel.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -11,18 +11,18 @@ use rustix::io::Errno;
 use super::fuse::FuseSlot;
 use super::uring::Submission;
 
-/// Most bytes of one registered buffer: the kernel's limit.
+/// Maximum length of a registered buffer in bytes: the kernel's limit.
 const CHUNK: usize = 1 << 30;
 /// `_IO(0x12, 0)`, from linux/blkdev.h: discard as a ring command, since Linux 6.12.
 const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
 
-/// One operation on a registered file. What it reads or writes, it owns until its completion.
-/// A `span` is the part of the buffer that takes part, and must lie within it.
+/// One operation on a registered file. It owns the memory that it reads or writes until its
+/// completion. A `span` is the part of the buffer that takes part, and must lie within it.
 #[derive(Debug)]
 pub enum Op {
     /// Read at an offset into a span of the buffer.
     Read {
-        /// Where in the file.
+        /// Byte offset in the file.
         offset: u64,
         /// Room for the data.
         buf: IoBuf,
@@ -31,7 +31,7 @@ pub enum Op {
     },
     /// Write a span of the buffer at an offset.
     Write {
-        /// Where in the file.
+        /// Byte offset in the file.
         offset: u64,
         /// The data.
         buf: IoBuf,
@@ -40,11 +40,11 @@ pub enum Op {
         /// Complete only when the data is durable.
         durable: bool,
     },
-    /// Make completed writes durable, with what is needed to find them again.
+    /// Make completed writes durable, with the metadata needed to read them again.
     Sync,
     /// Allocate, free or zero a range, by the mode bits of fallocate(2).
     Allocate {
-        /// `FALLOC_FL_*`.
+        /// `FALLOC_FL_*` bits.
         mode: i32,
         /// First byte.
         offset: u64,
@@ -58,36 +58,36 @@ pub enum Op {
         /// Number of bytes.
         len: u64,
     },
-    /// Receive what has arrived, at least one byte, into a span; zero bytes mean the other side
-    /// closed.
+    /// Receive the bytes that have arrived, at least one, into a span; zero bytes mean that the
+    /// peer closed.
     Receive {
         /// Room for the data.
         bytes: Vec<u8>,
         /// The part of `bytes` to fill.
         span: Range<usize>,
     },
-    /// Send a span, as much as the socket takes, at least one byte.
+    /// Send a span, or as much of it as the socket takes; at least one byte.
     Send {
         /// The data.
         bytes: Vec<u8>,
         /// The part of `bytes` to send.
         span: Range<usize>,
     },
-    /// Accept connections of a listening socket until cancelled; each completes on its own.
+    /// Accept connections of a listening socket until cancelled; each is a separate completion.
     Accept,
-    /// Wait for poll(2) events, once.
+    /// Wait for poll(2) events once.
     Poll {
         /// `POLL*` bits.
         events: u32,
     },
-    /// Hand over the answer in a slot, if there is one, and wait for the kernel's next request.
+    /// Submit the answer in a slot, if there is one, and wait for the kernel's next request.
     Fuse(Box<FuseSlot>),
 }
 
-/// What comes back with a completion.
+/// The memory or socket that a completion returns.
 #[derive(Debug)]
 pub enum Payload {
-    /// Nothing was handed in.
+    /// Nothing: the operation has no memory.
     None,
     /// The buffer of a read or write.
     Buf(IoBuf),
@@ -95,7 +95,7 @@ pub enum Payload {
     Bytes(Vec<u8>),
     /// An accepted connection.
     Socket(OwnedFd),
-    /// The slot of a request.
+    /// The slot of a FUSE command.
     Fuse(Box<FuseSlot>),
 }
 
@@ -104,15 +104,15 @@ pub enum Payload {
 pub struct Done {
     /// The submitter's name for the operation.
     pub token: u64,
-    /// Bytes moved or events seen; or the error.
+    /// Bytes transferred or events seen, or the error.
     pub result: Result<usize, Errno>,
     /// Whether further completions of the same operation follow.
     pub more: bool,
-    /// What was handed in, or made.
+    /// The operation's memory, or an accepted socket.
     pub payload: Payload,
 }
 
-/// An arena that the kernel knows: its pages need not be looked up for each operation.
+/// An arena registered with the kernel, so that its pages need no lookup per operation.
 pub(super) struct FixedArena {
     arena: Arc<Arena>,
 }
@@ -129,7 +129,7 @@ impl FixedArena {
         starts.map(|at| (base.wrapping_add(at), CHUNK.min(bytes - at))).collect()
     }
 
-    /// The registered buffer that holds all of `span` of `buf`, if there is one.
+    /// Index of the registered buffer that contains all of `span` of `buf`, if there is one.
     fn index(&self, buf: &IoBuf, span: &Range<usize>) -> Option<u16> {
         if !buf.is_from(&self.arena) {
             return None;
@@ -142,7 +142,7 @@ impl FixedArena {
 }
 
 impl Op {
-    /// Whether it waits for someone else, and must be cancelled for its file to close.
+    /// Whether it waits for a peer, and must be cancelled before its file can close.
     pub(super) fn waits_for_peer(&self) -> bool {
         match self {
             Self::Receive { .. } | Self::Send { .. } | Self::Accept => true,
@@ -152,8 +152,8 @@ impl Op {
         }
     }
 
-    /// The submission for registered file `file`. It points into the memory the operation owns;
-    /// that memory does not move with the operation, being on the heap or in the arena.
+    /// The submission for registered file `file`. It points into memory that the operation owns, on
+    /// the heap or in the arena, which does not move with the operation.
     ///
     /// # Panics
     /// If a span is not within its buffer.
@@ -170,7 +170,7 @@ impl Op {
                 opcode::Fallocate::new(fd, *len).offset(*offset).mode(*mode).build()
             }
             Self::Discard { offset, len } => {
-                // The length travels in the command's first eight bytes, which are `addr3`.
+                // The length travels in the first eight bytes of the command, which are `addr3`.
                 let mut cmd = [0; 16];
                 cmd[..8].copy_from_slice(&len.to_ne_bytes());
                 let discard = opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD);
@@ -195,7 +195,7 @@ impl Op {
         entry.into()
     }
 
-    /// What to hand back when it is over.
+    /// The memory to return when the operation has ended.
     pub(super) fn into_payload(self) -> Payload {
         match self {
             Self::Read { buf, .. } | Self::Write { buf, .. } => Payload::Buf(buf),
@@ -245,7 +245,7 @@ fn write_entry(
     }
 }
 
-/// A length for the kernel. A longer span is moved in part, which every caller must expect.
+/// A length for the kernel. A longer span is transferred in part, which every caller must handle.
 fn length(len: usize) -> u32 {
     const MOST: usize = 1 << 30;
     len.min(MOST) as u32

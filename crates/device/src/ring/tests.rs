@@ -1,4 +1,4 @@
-//! The ring alone: files, sockets, wake-ups, closing with operations in flight.
+//! The ring alone: files, sockets, wake-ups, and closing with operations in flight.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -176,7 +176,7 @@ fn a_ring_may_be_dropped_with_operations_in_flight() {
     );
 }
 
-/// What a kernel without the newest set-up has to do with.
+/// Set-ups for kernels without the newest features.
 #[test]
 fn older_set_ups_serve_too() {
     let all = [Setup::Deferred, Setup::Cooperative, Setup::Plain];

@@ -1,5 +1,5 @@
-//! The io_uring itself, with submissions of 64 bytes, or of 128 for files that have commands of
-//! their own. Which of the two makes no difference to anything but those commands.
+//! The io_uring itself, with submissions of 64 bytes, or of 128 for files with their own commands.
+//! The width makes no difference to other operations.
 
 use std::io;
 
@@ -10,15 +10,15 @@ use super::{COMPLETIONS_PER_ENTRY, Setup};
 
 /// One submission.
 pub(super) enum Submission {
-    /// One that either ring takes.
+    /// A submission for a ring of either width.
     Narrow(Entry),
-    /// One that needs a wide ring.
+    /// A submission for a wide ring only.
     Wide(Entry128),
 }
 
 impl Submission {
-    /// A command of a file's own: its number, its part of the submission, and the two regions
-    /// of memory that it shares with the kernel.
+    /// A file's own command: its opcode, its part of the submission, and the two memory regions
+    /// that it shares with the kernel.
     pub fn command(
         file: types::Fixed,
         number: u32,
@@ -27,12 +27,12 @@ impl Submission {
     ) -> Self {
         let command = opcode::UringCmd80::new(file, number).cmd(own);
         let entry = command.addr(Some(regions.as_ptr() as u64)).build();
-        // SAFETY: an entry is 128 bytes of plain data, as the crate asserts, so it may be seen as
+        // SAFETY: an entry is 128 bytes of plain data, as the crate asserts, so it can be viewed as
         // 32 words.
         let mut words: [u32; 32] = unsafe { std::mem::transmute(entry) };
-        // The length, which the crate has no setter for, is the word at byte 24 of an entry.
+        // The length, for which the crate has no setter, is the word at byte 24 of an entry.
         words[6] = regions.len() as u32;
-        // SAFETY: as above, and any value of that word makes an entry.
+        // SAFETY: as above; and any value of that word is valid.
         Self::Wide(unsafe { std::mem::transmute::<[u32; 32], Entry128>(words) })
     }
 
@@ -50,14 +50,14 @@ impl From<Entry> for Submission {
     }
 }
 
-/// One io_uring.
+/// An io_uring of either width.
 pub(super) enum Uring {
     Narrow(IoUring),
     Wide(IoUring<Entry128>),
 }
 
 impl Uring {
-    /// One with the first of these set-ups that the kernel accepts.
+    /// A ring with the first of `setups` that the kernel accepts.
     pub fn build(entries: u32, setups: &[Setup], wide: bool) -> io::Result<(Self, Setup)> {
         let mut refusal = io::Error::other("no set-up to try");
         for &setup in setups {
@@ -92,7 +92,7 @@ impl Uring {
         }
     }
 
-    /// Submissions that the kernel has not taken.
+    /// Submissions in the queue that the kernel has not taken.
     pub fn pending(&mut self) -> usize {
         match self {
             Self::Narrow(uring) => uring.submission().len(),
@@ -100,11 +100,11 @@ impl Uring {
         }
     }
 
-    /// Puts a submission into the queue. False when the queue is full, or the submission is of
-    /// another width.
+    /// Puts a submission into the queue. Returns false if the queue is full, or the submission is
+    /// too wide.
     ///
     /// # Safety
-    /// What it points to must stay where it is until its last completion.
+    /// The memory that it points to must stay in place until its last completion.
     pub unsafe fn push(&mut self, submission: &Submission) -> bool {
         match (self, submission) {
             (Self::Narrow(uring), Submission::Narrow(entry)) => {
@@ -123,7 +123,7 @@ impl Uring {
         }
     }
 
-    /// Appends what has completed.
+    /// Appends the new completions to `fetched`.
     pub fn fetch(&mut self, fetched: &mut Vec<cqueue::Entry>) {
         match self {
             Self::Narrow(uring) => fetched.extend(uring.completion()),

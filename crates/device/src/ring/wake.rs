@@ -1,8 +1,8 @@
-//! Waking a ring from another thread: an eventfd that the ring always has a read in flight on.
+//! Waking a ring from another thread: the ring always has a read of an eventfd in flight.
 //!
-//! The flag `rung` keeps writes to the eventfd to one per sleep. Whoever wakes first makes its
-//! message visible, then sets the flag; the ring clears the flag before it looks for messages.
-//! So a message is either seen by that look, or its waker found the flag clear and wrote.
+//! The flag `rung` limits writes to the eventfd to one per sleep. A waker first makes its message
+//! visible, then sets the flag; the ring clears the flag before it looks for messages. So either
+//! the ring sees the message, or the waker found the flag clear and wrote to the eventfd.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use event::Event;
 #[cfg(loom)]
 use models::Event;
 
-/// User data of the read of the eventfd.
+/// User data of the read from the eventfd.
 pub(super) const USER_DATA: u64 = u64::MAX - 1;
 const COUNTER_BYTES: u32 = 8;
 
@@ -26,7 +26,7 @@ struct Bell {
     rung: AtomicBool,
 }
 
-/// The kernel's part.
+/// The kernel's part: an eventfd.
 #[cfg(not(loom))]
 mod event {
     use std::io;
@@ -42,7 +42,7 @@ mod event {
         }
 
         pub fn signal(&self) {
-            // A full counter cannot be: it is reset by every read. Nothing else can fail.
+            // The counter cannot be full, since every read resets it. Nothing else can fail.
             let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
         }
 
@@ -52,15 +52,15 @@ mod event {
     }
 }
 
-/// Makes the wait of one ring return. Cheap to clone, usable from any thread.
+/// Makes one ring's wait return. Cheap to clone, usable from any thread.
 #[derive(Clone)]
 pub struct Waker {
     bell: Arc<Bell>,
 }
 
 impl Waker {
-    /// Makes the ring's present or next wait return. Everything written before this call is
-    /// visible to the ring's thread after that return.
+    /// Makes the ring's current or next wait return. Everything written before this call is then
+    /// visible to the ring's thread.
     pub fn wake(&self) {
         if !self.bell.rung.swap(true, Ordering::AcqRel) {
             self.bell.event.signal();
@@ -77,17 +77,17 @@ impl fmt::Debug for Waker {
 /// The ring's side.
 pub struct Alarm {
     bell: Arc<Bell>,
-    /// Where the kernel puts the counter; leaked when a read might still be in flight.
+    /// Where the kernel stores the counter; leaked if a read might still be in flight.
     counter: IoBuf,
     armed: bool,
     rang: bool,
 }
 
 impl Alarm {
-    /// With its waker.
+    /// An alarm with its waker.
     ///
     /// # Errors
-    /// When the kernel has no more eventfds.
+    /// When the eventfd cannot be created.
     pub fn new() -> io::Result<(Self, Waker)> {
         let bell = Arc::new(Bell { event: Event::new()?, rung: AtomicBool::new(false) });
         let waker = Waker { bell: Arc::clone(&bell) };
@@ -114,19 +114,19 @@ impl Alarm {
         self.armed
     }
 
-    /// The read completed.
+    /// Records that the read completed.
     pub(super) fn ring(&mut self) {
         self.armed = false;
         self.rang = true;
         self.bell.rung.swap(false, Ordering::AcqRel);
     }
 
-    /// Whether it rang since the last return of the ring's wait.
+    /// Whether a waker rang since the ring's wait last returned.
     pub(super) fn rang(&self) -> bool {
         self.rang
     }
 
-    /// The ring's wait is about to return.
+    /// Resets the alarm when the ring's wait is about to return.
     pub(super) fn quiet(&mut self) {
         self.rang = false;
     }
@@ -140,8 +140,7 @@ impl Drop for Alarm {
     }
 }
 
-/// A ring that does nothing but sleep, for models here and of what stands on it; run by
-/// `tools/loom`.
+/// A ring that only sleeps, for loom models here and in code built on it; run by `tools/loom`.
 #[cfg(loom)]
 mod models {
     use std::io;
@@ -181,7 +180,7 @@ mod models {
     }
 
     impl Alarm {
-        /// Waits as the ring does. loom ends a model in which nobody wakes it any more.
+        /// Waits as the ring does. loom aborts a model in which nobody wakes it any more.
         pub fn sleep(&mut self) {
             self.bell.event.read();
             self.ring();
@@ -197,8 +196,8 @@ mod models {
 
         use super::*;
 
-        /// Two threads leave a word each, by nothing stronger than a relaxed write, and wake the
-        /// third, which must come to see both.
+        /// Two threads each store a word with a relaxed write, then wake the third, which must see
+        /// both.
         #[test]
         fn model_what_was_written_before_a_wake_is_seen_after_it() {
             loom::model(|| {

@@ -7,14 +7,14 @@
 
 use crate::api::Bypass;
 
-/// How a statistic behaves, and how those of several shards become the pool's.
+/// How a statistic behaves, and how its values in shards are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Only grows. The pool's is the sum.
+    /// Never decreases; the pool's value is the sum over shards.
     Counter,
-    /// A current value. The pool's is the sum.
+    /// A current value; the pool's value is the sum over shards.
     Level,
-    /// A current value. The pool's is the maximum.
+    /// A current value; the pool's value is the maximum over shards.
     Greatest,
 }
 
@@ -94,7 +94,7 @@ pub struct Statistic {
     pub name: &'static str,
     /// The table of the documentation that has it.
     pub section: &'static str,
-    /// How it behaves.
+    /// Counter or level.
     pub kind: Kind,
     /// What it counts.
     pub unit: Unit,
@@ -255,11 +255,11 @@ statistics! {
         /// `sequential`: a stream past its threshold. `mode`: the mode of the volume does not
         /// cache it. `degraded`: the cache failed or is being detached.
         Counter Requests bypassed_by: [u64; Bypass::COUNT] = BYPASSED;
-        /// Blocks that reads got from RAM.
+        /// Blocks that reads took from RAM.
         Counter Blocks ram_hit_blocks;
-        /// Blocks that reads got from the cache device.
+        /// Blocks that reads took from the cache device.
         Counter Blocks ssd_hit_blocks;
-        /// Blocks that reads got from a primary.
+        /// Blocks that reads took from a primary.
         Counter Blocks primary_read_blocks;
         /// Read requests of clients.
         Counter Requests reads;
@@ -289,7 +289,7 @@ statistics! {
         Counter Blocks evicted_blocks;
         /// Bytes of RAM that the index takes.
         Level Bytes index_bytes;
-        /// Number of blocks that the index has room for.
+        /// Number of blocks that fit in the index.
         Level Blocks index_capacity;
     }
     "RAM" {
@@ -324,7 +324,7 @@ statistics! {
         Counter Blocks read_around_blocks;
         /// Blocks that the eviction policy kept out of the log after a miss.
         ///
-        /// They were requested less often than the blocks they would have displaced.
+        /// They were requested less frequently than the blocks they would have displaced.
         Counter Blocks unadmitted_blocks;
         /// Blocks read from a primary but not cached because a write came in between.
         Counter Blocks stale_fills;
@@ -359,11 +359,11 @@ statistics! {
         Counter Blocks deltas_by_size: [u64; DELTA_SIZES.len()] = BY_DELTA_SIZE;
         /// Blocks encoded to find out whether a delta is worth storing.
         ///
-        /// Where it seldom is, few are tried.
+        /// If it rarely is, few are tried.
         Counter Blocks delta_tries;
         /// Blocks encoded to find out whether zstd is worth storing.
         ///
-        /// Where it seldom is, few are tried.
+        /// If it rarely is, few are tried.
         Counter Blocks dense_tries;
         /// Blocks written without a payload because a recently written block has the same bytes.
         Counter Blocks duplicate_blocks;
@@ -378,7 +378,8 @@ statistics! {
         Counter Blocks similar_written;
         /// Bytes of the blocks written against a similar block.
         Counter Bytes similar_bytes;
-        /// Blocks written as zstd: by clients, after misses, and by reclaim if shorter that way.
+        /// Blocks written as zstd: by clients, after misses, and by reclaim if that made them
+        /// shorter.
         Counter Blocks dense_blocks;
         /// Deltas written as whole blocks again because their base was reclaimed.
         Counter Blocks rebased_blocks;
@@ -429,9 +430,9 @@ statistics! {
         Counter Blocks corrupt_dirty;
         /// Lost blocks, which answer with an error until they are written again.
         Level Blocks fenced_blocks;
-        /// Requests that the cache device failed.
+        /// Requests that failed on the cache device.
         Counter Requests cache_errors;
-        /// Requests that a primary failed.
+        /// Requests that failed on a primary.
         Counter Requests primary_errors;
         /// Writes failed at the dirty limit as their primary was away for longer than `patience`.
         Counter Requests given_up_writes;

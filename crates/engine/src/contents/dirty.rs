@@ -146,6 +146,11 @@ impl Dirty {
         self.stripes.get(&stripe).is_some_and(|s| s.destaging.get(i))
     }
 
+    /// Whether the primary lacks the newest version of a block, or may still receive an older one.
+    pub fn is_unsettled(&self, key: Key) -> bool {
+        self.contains(key) || self.is_destaging(key)
+    }
+
     /// The dirty blocks of a stripe, and those on their way to the primary.
     pub fn in_stripe(&self, stripe: u64) -> (Bits, Bits) {
         self.stripes.get(&stripe).map_or_else(Default::default, |s| (s.dirty, s.destaging))

@@ -4,19 +4,20 @@
 use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_format::EntryKind;
 
-use crate::Engine;
 use crate::api::Effects;
+use crate::cache::Cache;
 use crate::contents::Stored;
+use crate::destage::Destaging;
 use crate::form::{AssociateOwner, decode};
 use crate::key::Key;
 use crate::limits::SEGMENT_READ_MAX;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::slab::Id;
 
-impl Engine {
+impl Destaging {
     /// Collects the blocks' bytes from RAM and the cache device.
-    pub(super) fn gather(&mut self, id: Id, fx: &mut Effects) {
-        let destage = self.destaging.destages.get_mut(id);
+    pub(super) fn gather(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
+        let destage = self.destages.get_mut(id);
         let volume = destage.volume;
         let mut buf = std::mem::take(&mut destage.buf);
         let mut from_device = Vec::new();
@@ -27,7 +28,7 @@ impl Engine {
             let room: &mut [u8; BLOCK_SIZE] = (&mut buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE])
                 .try_into()
                 .expect("a block's length");
-            let (ram, locks) = (&self.ram, self.requests.locks());
+            let (ram, locks) = (&cache.ram, &cache.locks);
             if ram.peek_applied(locks, key, |bytes| room.copy_from_slice(bytes)).is_some() {
                 continue;
             }
@@ -36,7 +37,7 @@ impl Engine {
             } else if let Some(base) = destage.versions[i].base {
                 deltas.push((i, Stored { key, place }, base));
             } else if let Some(payload) =
-                self.log.failed_payload(place.segment, place.offset, place.len)
+                cache.log.failed_payload(place.segment, place.offset, place.len)
             {
                 let mut spare = [0; BLOCK_SIZE];
                 match decode(&place, payload, &mut spare) {
@@ -50,26 +51,27 @@ impl Engine {
         destage.buf = buf;
         destage.reads += deltas.len() as u32;
         for (block, item, base) in deltas {
-            self.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
+            cache.read_associate(AssociateOwner::Destage(id, block), item, base, fx);
         }
         // What was written together lies together: one read for all of it.
         let near = Near::Pages(0, SEGMENT_READ_MAX as u32);
         for read in SegmentRead::all(Reader::Destage(id), near, from_device) {
-            self.destaging.destages.get_mut(id).reads += 1;
-            self.read_payloads(read, fx);
+            self.destages.get_mut(id).reads += 1;
+            cache.read_payloads(read, fx);
         }
-        self.gathered(id, fx);
+        self.gathered(cache, id, fx);
     }
 
     /// Blocks have been read back from the cache device.
-    pub(crate) fn destage_read(
+    pub fn read_back(
         &mut self,
+        cache: &mut Cache,
         id: Id,
         read: &SegmentRead,
         done: &Completion,
         fx: &mut Effects,
     ) {
-        let destage = self.destaging.destages.get_mut(id);
+        let destage = self.destages.get_mut(id);
         let error = done.result.as_ref().err();
         for item in &read.items {
             let mut spare = [0; BLOCK_SIZE];
@@ -78,20 +80,21 @@ impl Engine {
             let block = (item.key.block() - destage.blocks.first) as usize;
             destage.take(block, bytes, error.cloned());
         }
-        self.gathered(id, fx);
+        self.gathered(cache, id, fx);
     }
 
     /// A block of a destage that is stored as a delta is there, or could not be read, or is not
     /// what was written.
-    pub(crate) fn destage_block_read(
+    pub fn put_together(
         &mut self,
+        cache: &mut Cache,
         id: Id,
         block: usize,
         bytes: Option<&[u8]>,
         error: Option<IoError>,
         fx: &mut Effects,
     ) {
-        self.destaging.destages.get_mut(id).take(block, bytes, error);
-        self.gathered(id, fx);
+        self.destages.get_mut(id).take(block, bytes, error);
+        self.gathered(cache, id, fx);
     }
 }

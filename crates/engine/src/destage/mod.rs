@@ -11,22 +11,22 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoResult,
-    IoTag, STRIPE_BLOCKS, VolumeId,
+    BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp,
+    IoResult, IoTag, STRIPE_BLOCKS, VolumeId,
 };
 use forebay_format::{EntryKind, SegmentSeq};
-use forebay_policy::DirtyShares;
 
-use crate::Engine;
 use crate::api::event::Event;
-use crate::api::{Effects, Health, ShardConfig, State, Target, Trust};
+use crate::api::{Effects, Health, State, Target, Trust};
+use crate::cache::Cache;
 use crate::contents::Place;
 use crate::key::{Key, KeyMap};
+use crate::note::Note;
 use crate::slab::{Id, Slab};
 use crate::ticket::Ticket;
 
-pub(crate) mod flow;
 mod gather;
+mod pace;
 
 /// One version of a block: where it lies in the log. Places are used again, numbers of segments are
 /// not, so the log may go on while a block is on its way to the primary.
@@ -81,49 +81,24 @@ impl Destage {
 }
 
 /// What of the dirty blocks is on its way to the primaries, and how fast the rest follows.
+#[derive(Default)]
 pub struct Destaging {
     destages: Slab<Destage>,
     /// Blocks that a write waits to be on the primary.
     urgent: VecDeque<Key>,
     through_waiters: KeyMap<Vec<Id>>,
-    /// Dirty blocks that there may be, and how the volumes share them.
-    dirty_limit: u64,
-    dirty_shares: DirtyShares,
     draining: bool,
-    /// The oldest segment cannot be freed before more of it has been destaged.
-    log_pressed: bool,
-    last_foreground: Instant,
 }
 
 impl Destaging {
-    /// Nothing is dirty.
-    pub fn new(config: &ShardConfig, now: Instant) -> Self {
-        let dirty_limit = flow::dirty_limit(config);
-        Self {
-            destages: Slab::default(),
-            urgent: VecDeque::new(),
-            through_waiters: KeyMap::default(),
-            dirty_limit,
-            dirty_shares: flow::shares(config, dirty_limit),
-            draining: false,
-            log_pressed: false,
-            last_foreground: now,
-        }
-    }
-
     /// Writes to primaries that are under way, or wait for a flush.
     pub fn len(&self) -> usize {
         self.destages.len()
     }
 
-    /// A client asked for something.
-    pub fn note_foreground(&mut self, now: Instant) {
-        self.last_foreground = now;
-    }
-
-    /// Whether reclaim waits for dirty blocks of the oldest segment.
-    pub fn press(&mut self, on: bool) {
-        self.log_pressed = on;
+    /// Everything is destaged as fast as the primaries take it, or at the usual pace.
+    pub fn drain(&mut self, on: bool) {
+        self.draining = on;
     }
 
     /// A write waits for a dirty block to be on the primary.
@@ -147,36 +122,42 @@ const LOOKS_MAX: usize = 256;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_DOUBLINGS_MAX: u32 = 6;
 
-impl Engine {
-    /// Starts the destages that the pacer allows.
-    pub(crate) fn pump_destage(&mut self, fx: &mut Effects) {
-        self.destage_urgent(fx);
-        if self.health() == Health::Detached || self.contents.dirty().blocks() == 0 {
+impl Destaging {
+    /// Starts the destages that the pacer allows; whether no request of a client is under way.
+    pub fn pump(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
+        self.start_urgent(cache, fx);
+        if cache.health() == Health::Detached || cache.contents.dirty().blocks() == 0 {
             return;
         }
-        for volume in self.volume_ids() {
-            if self.contents.dirty().blocks_of(volume) > 0 {
-                self.destage_volume(volume, fx);
+        for volume in cache.volume_ids() {
+            if cache.contents.dirty().blocks_of(volume) > 0 {
+                self.destage_volume(cache, volume, is_idle, fx);
             }
         }
     }
 
-    fn destage_volume(&mut self, volume: VolumeId, fx: &mut Effects) {
-        let state = self.destage_state(volume);
-        let allowed = self.destage_allowance(volume, &state);
+    fn destage_volume(
+        &mut self,
+        cache: &mut Cache,
+        volume: VolumeId,
+        is_idle: bool,
+        fx: &mut Effects,
+    ) {
+        let state = self.state(cache, volume, is_idle);
+        let allowed = self.allowance(cache, volume, &state);
         // Half of the write-cache depth is left for what was spared to be destaged in.
-        let spare_after = self.now - self.config.write_cache_depth / 2;
+        let spare_after = cache.now - cache.config.write_cache_depth / 2;
         let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
         let all = Key::range(volume);
-        let mut from = self.volume(volume).flow.cursor;
+        let mut from = cache.volume(volume).flow.cursor;
         let mut wrapped = false;
         for _ in 0..LOOKS_MAX {
-            let flow = &self.volume(volume).flow;
+            let flow = &cache.volume(volume).flow;
             if flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX {
                 break;
             }
-            match self.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
-                Ok(key) => match self.start_destage(key, fx) {
+            match cache.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
+                Ok(key) => match self.start(cache, key, fx) {
                     Ok(past) | Err(past) => from = past.min(all.end),
                 },
                 Err(Some(further)) => from = further,
@@ -187,119 +168,119 @@ impl Engine {
                 }
             }
         }
-        self.volume_mut(volume).flow.cursor = from;
+        cache.volume_mut(volume).flow.cursor = from;
     }
 
     /// Starts what writes wait for, whatever the pace.
-    fn destage_urgent(&mut self, fx: &mut Effects) {
-        for _ in 0..self.destaging.urgent.len() {
-            let Some(key) = self.destaging.urgent.pop_front() else { return };
-            if !self.destaging.through_waiters.contains_key(&key) {
+    fn start_urgent(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        for _ in 0..self.urgent.len() {
+            let Some(key) = self.urgent.pop_front() else { return };
+            if !self.through_waiters.contains_key(&key) {
                 continue;
             }
-            if !self.contents.dirty().contains(key) {
+            if !cache.contents.dirty().contains(key) {
                 // Gone meanwhile: discarded, or destaged by the usual round.
-                self.wake_through(key, &Ok(()), fx);
-            } else if self.contents.fenced().contains(&key) {
-                self.wake_through(key, &Err(forebay_block::ErrorKind::Corrupt.into()), fx);
-            } else if self.contents.dirty().is_destaging(key) && !self.pass_written(key) {
-                self.join_destage(key, fx);
-            } else if self.start_destage(key, fx).is_err() {
-                self.destaging.urgent.push_back(key);
+                self.wake_through(cache, key, &Ok(()));
+            } else if cache.contents.fenced().contains(&key) {
+                self.wake_through(cache, key, &Err(ErrorKind::Corrupt.into()));
+            } else if cache.contents.dirty().is_destaging(key) && !self.pass_written(cache, key) {
+                self.join_destage(cache, key);
+            } else if self.start(cache, key, fx).is_err() {
+                self.urgent.push_back(key);
             }
         }
     }
 
     /// Lets the writes that wait for a block wait for the destage it is in, if that has the newest
     /// version; else they wait for the next one.
-    fn join_destage(&mut self, key: Key, fx: &mut Effects) {
-        let found = self.destaging.destages.iter().find_map(|(id, destage)| {
+    fn join_destage(&mut self, cache: &mut Cache, key: Key) {
+        let found = self.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)?;
             let version = destage.versions.get(at as usize)?;
-            let same = destage.volume == key.volume() && self.is_newest(key, version);
+            let same = destage.volume == key.volume() && Self::is_newest(cache, key, version);
             same.then_some((id, destage.written))
         });
         match found {
-            Some((_, true)) => self.wake_through(key, &Ok(()), fx),
+            Some((_, true)) => self.wake_through(cache, key, &Ok(())),
             Some((id, false)) => {
-                let waiters = self.destaging.through_waiters.remove(&key).unwrap_or_default();
-                self.destaging.destages.get_mut(id).through.extend(waiters);
+                let waiters = self.through_waiters.remove(&key).unwrap_or_default();
+                self.destages.get_mut(id).through.extend(waiters);
             }
-            None => self.destaging.urgent.push_back(key),
+            None => self.urgent.push_back(key),
         }
     }
 
     /// Lets a newer version of a block set out while the primary has an older one that it has not
     /// flushed: that one is written, so the newer one cannot come before it. Otherwise each rewrite
     /// of a block would wait for a flush. False if it cannot.
-    fn pass_written(&mut self, key: Key) -> bool {
-        let found = self.destaging.destages.iter().find_map(|(id, destage)| {
+    fn pass_written(&mut self, cache: &mut Cache, key: Key) -> bool {
+        let found = self.destages.iter().find_map(|(id, destage)| {
             let at = key.block().checked_sub(destage.blocks.first)? as usize;
             let version = destage.versions.get(at)?;
             let here = destage.volume == key.volume() && !version.passed;
-            let passes = destage.written && !self.is_newest(key, version);
+            let passes = destage.written && !Self::is_newest(cache, key, version);
             here.then_some((id, at, passes))
         });
         let Some((id, at, true)) = found else { return false };
-        self.destaging.destages.get_mut(id).versions[at].passed = true;
-        self.contents.end_destaging(key, None);
+        self.destages.get_mut(id).versions[at].passed = true;
+        cache.contents.end_destaging(key, None);
         true
     }
 
-    fn wake_through(&mut self, key: Key, result: &IoResult<()>, fx: &mut Effects) {
-        for op in self.destaging.through_waiters.remove(&key).unwrap_or_default() {
-            self.through_part_done(op, result, fx);
+    fn wake_through(&mut self, cache: &mut Cache, key: Key, result: &IoResult<()>) {
+        for op in self.through_waiters.remove(&key).unwrap_or_default() {
+            cache.out.note(Note::OnPrimary(op, result.clone()));
         }
     }
 
     /// Whether a block may go to the primary now.
-    fn may_destage(&self, key: Key) -> Option<Version> {
-        if !self.contents.dirty().contains(key)
-            || self.contents.dirty().is_destaging(key)
-            || self.contents.fenced().contains(&key)
+    fn may_destage(cache: &Cache, key: Key) -> Option<Version> {
+        if !cache.contents.dirty().contains(key)
+            || cache.contents.dirty().is_destaging(key)
+            || cache.contents.fenced().contains(&key)
         {
             return None;
         }
-        if self.rests(key) {
+        if cache.rests(key) {
             return None;
         }
-        let place = self.contents.get(key)?;
+        let place = cache.contents.get(key)?;
         // After the device failed nothing becomes durable any more, and once that is recorded
         // nothing in the log is trusted over the primary but what is dirty now.
-        let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
-        let ready = match self.health() {
+        let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
+        let ready = match cache.health() {
             Health::Good => {
-                self.log.is_durable(place.segment, place.offset)
-                    && self.contents.unsettled(key).is_none()
+                cache.log.is_durable(place.segment, place.offset)
+                    && cache.contents.unsettled(key).is_none()
             }
             _ => {
-                self.life.trust() > Trust::Full
-                    && self.is_associate_written(&base.unwrap_or(place), &place)
+                cache.standing.trust > Trust::Full
+                    && cache.is_associate_written(&base.unwrap_or(place), &place)
             }
         };
-        let seq = self.log.seq_of(&place);
+        let seq = cache.log.seq_of(&place);
         ready.then_some(Version { place, seq, base, passed: false })
     }
 
     /// Whether a version is what the log has of a block now. Of one that was passed the primary may
     /// have another, although the block shares its payload again.
-    fn is_newest(&self, key: Key, version: &Version) -> bool {
-        let same = !version.passed && self.contents.same_version(key, &version.place).is_some();
-        same && self.log.seq_of(&version.place) == version.seq
+    fn is_newest(cache: &Cache, key: Key, version: &Version) -> bool {
+        let same = !version.passed && cache.contents.same_version(key, &version.place).is_some();
+        same && cache.log.seq_of(&version.place) == version.seq
     }
 
     /// Starts to destage a block with its neighbours in the stripe; returns where to go on, as an
     /// error when the block cannot go now.
-    pub(crate) fn start_destage(&mut self, key: Key, fx: &mut Effects) -> Result<Key, Key> {
+    pub fn start(&mut self, cache: &mut Cache, key: Key, fx: &mut Effects) -> Result<Key, Key> {
         let volume = key.volume();
-        if self.volume(volume).retry_at > self.now {
+        if cache.volume(volume).retry_at > cache.now {
             return Err(Key::range(volume).end);
         }
-        let Some(first) = self.may_destage(key) else {
-            if self.contents.dirty().contains(key)
-                && let Some(place) = self.contents.get(key)
+        let Some(first) = Self::may_destage(cache, key) else {
+            if cache.contents.dirty().contains(key)
+                && let Some(place) = cache.contents.get(key)
             {
-                self.want_block_durable(key, &place);
+                Self::want_block_durable(cache, key, &place);
             }
             return Err(Key(key.0 + 1));
         };
@@ -307,25 +288,25 @@ impl Engine {
         let mut versions = vec![first];
         while key.0 + (versions.len() as u64) < stripe_end {
             let next = Key(key.0 + versions.len() as u64);
-            match self.may_destage(next) {
+            match Self::may_destage(cache, next) {
                 Some(version) => versions.push(version),
                 None => break,
             }
         }
         let blocks = BlockRange { first: key.block(), count: versions.len() as u64 };
         for version in &versions {
-            self.log.begin_destaging(version.place.segment);
+            cache.log.begin_destaging(version.place.segment);
         }
         let mut through = Vec::new();
         for key in (key.0..key.0 + blocks.count).map(Key) {
-            self.contents.begin_destaging(key);
-            if !self.destaging.through_waiters.is_empty() {
-                through.extend(self.destaging.through_waiters.remove(&key).unwrap_or_default());
+            cache.contents.begin_destaging(key);
+            if !self.through_waiters.is_empty() {
+                through.extend(self.through_waiters.remove(&key).unwrap_or_default());
             }
         }
-        let buf = self.config.buffers.get(versions.len() * BLOCK_SIZE);
-        let started = self.now;
-        let switches = self.volume(volume).switches;
+        let buf = cache.config.buffers.get(versions.len() * BLOCK_SIZE);
+        let started = cache.now;
+        let switches = cache.volume(volume).switches;
         let next = Key(key.0 + blocks.count);
         let (bad, error, unread, written) = (Vec::new(), None, Vec::new(), false);
         let destage = Destage {
@@ -342,93 +323,93 @@ impl Engine {
             started,
             switches,
         };
-        let id = self.destaging.destages.insert(destage);
-        let flow = &mut self.volume_mut(volume).flow;
+        let id = self.destages.insert(destage);
+        let flow = &mut cache.volume_mut(volume).flow;
         flow.destage_writes += 1;
         flow.collecting += blocks.count;
-        self.gather(id, fx);
+        self.gather(cache, id, fx);
         Ok(next)
     }
 
     /// Asks for a flush of the cache device, so that a block can go to the primary.
-    fn want_block_durable(&mut self, key: Key, place: &Place) {
-        let last = self.log.segment(place.segment as usize).last_lsn;
-        let last = self.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
-        let lsn = last.min(self.log.completed());
-        self.log.want_durable(lsn);
+    fn want_block_durable(cache: &mut Cache, key: Key, place: &Place) {
+        let last = cache.log.segment(place.segment as usize).last_lsn;
+        let last = cache.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
+        let lsn = last.min(cache.log.completed());
+        cache.log.want_durable(lsn);
     }
 
     /// One source of a destage is in; writes when it was the last.
-    pub(super) fn gathered(&mut self, id: Id, fx: &mut Effects) {
-        let destage = self.destaging.destages.get_mut(id);
+    pub(super) fn gathered(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
+        let destage = self.destages.get_mut(id);
         destage.reads -= 1;
         if destage.reads > 0 {
             return;
         }
         let (volume, blocks, error) = (destage.volume, destage.blocks, destage.error.take());
-        self.volume_mut(volume).flow.collecting -= blocks.count;
+        cache.volume_mut(volume).flow.collecting -= blocks.count;
         if let Some(error) = error {
             // Tried again after a pause.
-            self.probe_cache(fx);
-            if self.health() == Health::Good {
-                self.back_off(id, &error);
+            cache.probe_cache(fx);
+            if cache.health() == Health::Good {
+                self.back_off(cache, id, &error);
             } else {
-                for at in std::mem::take(&mut self.destaging.destages.get_mut(id).unread) {
-                    self.note_unreadable(Key::new(volume, blocks.first + at as u64));
+                for at in std::mem::take(&mut self.destages.get_mut(id).unread) {
+                    cache.note_unreadable(Key::new(volume, blocks.first + at as u64));
                 }
             }
-            self.destage_ended(id, &Err(error), fx);
-            return self.drop_destage(id, false);
+            self.ended(cache, id, &Err(error));
+            return self.forget(cache, id, false);
         }
-        let destage = self.destaging.destages.get(id);
+        let destage = self.destages.get(id);
         if destage.bad.is_empty() {
-            return self.write_destage(id, fx);
+            return self.write(cache, id, fx);
         }
         // What cannot be read back is fenced; its neighbours go another time.
-        let error = forebay_block::ErrorKind::Corrupt.into();
+        let error = ErrorKind::Corrupt.into();
         let version = |&i: &usize| {
             (Key::new(destage.volume, destage.blocks.first + i as u64), destage.versions[i])
         };
         let bad: Vec<(Key, Version)> = destage.bad.iter().map(version).collect();
         for (key, version) in bad {
-            if self.is_newest(key, &version) {
-                self.fence(key);
+            if Self::is_newest(cache, key, &version) {
+                cache.fence(key);
             }
         }
-        self.destage_ended(id, &Err(error), fx);
-        self.drop_destage(id, false);
+        self.ended(cache, id, &Err(error));
+        self.forget(cache, id, false);
     }
 
-    fn write_destage(&mut self, id: Id, fx: &mut Effects) {
-        let destage = self.destaging.destages.get_mut(id);
+    fn write(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
+        let destage = self.destages.get_mut(id);
         let (volume, blocks) = (destage.volume, destage.blocks);
         let mut buf = std::mem::take(&mut destage.buf);
         let zero = destage.versions.iter().all(|version| version.place.kind == EntryKind::Zero);
-        let range = self.bytes_on_volume(volume, blocks);
+        let range = cache.bytes_on_volume(volume, blocks);
         let ticket = Ticket::DestageWrite(id);
-        self.stats.destage_writes += 1;
+        cache.stats.destage_writes += 1;
         if zero {
             let flags = IoFlags { no_hole: true, ..IoFlags::default() };
             let buf = IoBuf::empty();
             let io = |tag: IoTag| Io { tag, op: IoOp::WriteZeroes, range, flags, buf };
-            return self.send(fx, Target::Primary(volume), ticket, io);
+            return cache.send(fx, Target::Primary(volume), ticket, io);
         }
         buf.set_len(range.len as usize);
-        self.send(fx, Target::Primary(volume), ticket, |tag| Io::write(tag, range.offset, buf));
+        cache.send(fx, Target::Primary(volume), ticket, |tag| Io::write(tag, range.offset, buf));
     }
 
     /// A destage write ended.
-    pub(crate) fn destage_written(&mut self, id: Id, done: Completion, fx: &mut Effects) {
-        self.destage_ended(id, &done.result, fx);
-        let volume = self.destaging.destages.get(id).volume;
+    pub fn written(&mut self, cache: &mut Cache, id: Id, done: Completion) {
+        self.ended(cache, id, &done.result);
+        let volume = self.destages.get(id).volume;
         if let Err(error) = &done.result {
-            self.back_off(id, error);
-            return self.drop_destage(id, false);
+            self.back_off(cache, id, error);
+            return self.forget(cache, id, false);
         }
-        let (now, blocks) = (self.now, self.destaging.destages.get(id).blocks.count);
-        self.destaging.destages.get_mut(id).written = true;
-        self.stats.destaged_blocks += blocks;
-        let volume = self.volume_mut(volume);
+        let (now, blocks) = (cache.now, self.destages.get(id).blocks.count);
+        self.destages.get_mut(id).written = true;
+        cache.stats.destaged_blocks += blocks;
+        let volume = cache.volume_mut(volume);
         volume.flow.destaged(now, blocks);
         volume.failures = 0;
         if volume.written.is_empty() {
@@ -438,91 +419,91 @@ impl Engine {
     }
 
     /// Tells the writes that wait for the blocks; the device has no more to do with them.
-    fn destage_ended(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
-        let volume = self.destaging.destages.get(id).volume;
-        self.volume_mut(volume).flow.destage_writes -= 1;
+    fn ended(&mut self, cache: &mut Cache, id: Id, result: &IoResult<()>) {
+        let volume = self.destages.get(id).volume;
+        cache.volume_mut(volume).flow.destage_writes -= 1;
         if let Err(error) = result {
-            self.note_failed(id, error, fx);
+            self.note_failed(cache, id, error);
         }
-        for op in std::mem::take(&mut self.destaging.destages.get_mut(id).through) {
-            self.through_part_done(op, result, fx);
+        for op in std::mem::take(&mut self.destages.get_mut(id).through) {
+            cache.out.note(Note::OnPrimary(op, result.clone()));
         }
     }
 
     /// In a mode that promises that the primary alone is complete, a flush must not succeed before
     /// blocks are there whose destage failed.
-    fn note_failed(&mut self, id: Id, error: &IoError, fx: &mut Effects) {
-        let Destage { volume, blocks, .. } = *self.destaging.destages.get(id);
-        if !self.volume(volume).config.mode.is_complete() {
+    fn note_failed(&self, cache: &mut Cache, id: Id, error: &IoError) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        if !cache.volume(volume).config.mode.is_complete() {
             return;
         }
         let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let state = self.volume_mut(volume);
+        let state = cache.volume_mut(volume);
         state.leftover.extend(keys);
         for op in std::mem::take(&mut state.leftover_waiters) {
-            self.flush_part_done(op, Err(error.clone()), fx);
+            cache.out.note(Note::FlushPart(op, Err(error.clone())));
         }
     }
 
     /// A destage failed: the volume's next ones wait.
-    fn back_off(&mut self, id: Id, error: &IoError) {
-        let Destage { volume, blocks, .. } = *self.destaging.destages.get(id);
-        let now = self.now;
-        let state = self.volume_mut(volume);
+    fn back_off(&self, cache: &mut Cache, id: Id, error: &IoError) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        let now = cache.now;
+        let state = cache.volume_mut(volume);
         let pause = RETRY_FIRST * (1 << state.failures.min(RETRY_DOUBLINGS_MAX));
         state.retry_at = now + pause;
         state.failures += 1;
-        self.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
+        cache.tell(Event::DestageFailed { volume, blocks, kind: error.kind(), pause });
     }
 
     /// Whether enough has been written to the primary for a flush.
-    pub(crate) fn destage_flush_is_due(&self, volume: usize) -> bool {
-        let Some(volume) = self.volumes[volume].as_ref() else { return false };
+    pub fn flush_is_due(&self, cache: &Cache, volume: usize) -> bool {
+        let Some(volume) = cache.volumes[volume].as_ref() else { return false };
         let written = volume.written.len();
-        let impatient = self.destaging.draining
+        let impatient = self.draining
             || volume.draining
-            || *self.state() == State::Stopping
+            || *cache.state() == State::Stopping
             || !volume.leftover_waiters.is_empty()
-            || self.detaches(volume.config.id);
+            || volume.is_leaving;
         // Near the limit writes wait for blocks to become clean.
-        let crowded = self.is_crowded(volume.config.id);
+        let crowded = cache.is_crowded(volume.config.id);
         written >= FLUSH_BATCH
             || written > 0
-                && (self.now.since(volume.written_since) >= FLUSH_AFTER
+                && (cache.now.since(volume.written_since) >= FLUSH_AFTER
                     || crowded
                     || impatient && volume.flow.destage_writes == 0)
     }
 
     /// A flush of the primary that covers a destage ended.
-    pub(crate) fn destage_flushed(&mut self, id: Id, result: &IoResult<()>, fx: &mut Effects) {
-        let Destage { volume, blocks, .. } = *self.destaging.destages.get(id);
-        self.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
+    pub fn flushed(&mut self, cache: &mut Cache, id: Id, result: &IoResult<()>) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        cache.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
         if let Err(error) = result {
-            self.back_off(id, error);
-            self.note_failed(id, error, fx);
+            self.back_off(cache, id, error);
+            self.note_failed(cache, id, error);
         }
-        self.drop_destage(id, result.is_ok());
+        self.forget(cache, id, result.is_ok());
     }
 
     /// Forgets a destage; its blocks become clean if the primary has them durably.
-    fn drop_destage(&mut self, id: Id, durable: bool) {
-        let destage = self.destaging.destages.remove(id);
+    fn forget(&mut self, cache: &mut Cache, id: Id, durable: bool) {
+        let destage = self.destages.remove(id);
         let started = durable.then_some(destage.started);
-        let state = self.volume_mut(destage.volume);
+        let state = cache.volume_mut(destage.volume);
         let settles = durable && state.switches == destage.switches && !state.leftover.is_empty();
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
-            let newest = self.is_newest(key, version);
-            self.log.end_destaging(version.place.segment, version.seq);
+            let newest = Self::is_newest(cache, key, version);
+            cache.log.end_destaging(version.place.segment, version.seq);
             // Of a block that was passed the newer version may have failed.
             if settles && !version.passed {
-                self.volume_mut(destage.volume).leftover.remove(&key);
+                cache.volume_mut(destage.volume).leftover.remove(&key);
             }
-            if durable && newest && self.contents.dirty().contains(key) {
-                self.contents.mark_clean(key, &version.place);
+            if durable && newest && cache.contents.dirty().contains(key) {
+                cache.contents.mark_clean(key, &version.place);
             }
             if !version.passed {
-                self.contents.end_destaging(key, started);
+                cache.contents.end_destaging(key, started);
             }
         }
     }

@@ -22,8 +22,6 @@ pub struct Context<'a> {
     pub log: &'a mut Log,
     pub locks: &'a Locks,
     pub stats: &'a mut Stats,
-    /// The segment that is being reclaimed.
-    pub leaving: Option<SegmentSeq>,
 }
 
 impl Context<'_> {
@@ -35,7 +33,7 @@ impl Context<'_> {
     /// Whether a segment is far enough from being reclaimed for other blocks to rest on it.
     pub fn is_young(&self, seq: SegmentSeq) -> bool {
         let (all, age) = (self.log.len(), self.log.age(seq));
-        self.leaving != Some(seq) && age < all - all / BASES_SHARE
+        self.log.leaving() != Some(seq) && age < all - all / BASES_SHARE
     }
 
     /// Whether an entry of the segment written now can name a payload of that one.

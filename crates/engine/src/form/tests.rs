@@ -14,7 +14,6 @@ use crate::testing::rooms::{BLOCKS, Rooms, key};
 struct Bed {
     rooms: Rooms,
     forms: Forms,
-    leaving: Option<SegmentSeq>,
 }
 
 impl Bed {
@@ -22,7 +21,7 @@ impl Bed {
         let mut rooms = Rooms::new(16);
         (rooms.config.content, rooms.config.compress) = (content, compress);
         let forms = Forms::new(content == ContentLocality::Similar, BLOCKS);
-        Self { rooms, forms, leaving: None }
+        Self { rooms, forms }
     }
 
     /// Blocks are stored as they are, or by what RAM has of them and of others.
@@ -32,8 +31,8 @@ impl Bed {
 
     fn store(&mut self, store: impl FnOnce(&mut Forms, &mut Context<'_>)) -> Pending {
         let Rooms { config, now, contents, ram, log, locks, stats, .. } = &mut self.rooms;
-        let (now, leaving) = (*now, self.leaving);
-        let mut cx = Context { now, config, contents, ram, log, locks, stats, leaving };
+        let now = *now;
+        let mut cx = Context { now, config, contents, ram, log, locks, stats };
         store(&mut self.forms, &mut cx);
         *self.rooms.log.builder().pending.last().expect("it was stored")
     }
@@ -143,7 +142,7 @@ fn a_rewrite_without_a_usable_base_is_stored_whole() {
     };
     assert_eq!(rewrite(&|_| ()), EntryKind::Delta);
     assert_eq!(rewrite(&|bed| bed.rooms.ram.remove(key(1))), EntryKind::Raw, "not in RAM");
-    let leaves = |bed: &mut Bed| bed.leaving = Some(SegmentSeq(1));
+    let leaves = |bed: &mut Bed| bed.rooms.log.set_leaving(Some(SegmentSeq(1)), None);
     assert_eq!(rewrite(&leaves), EntryKind::Raw, "its segment is being reclaimed");
     let copied = |bed: &mut Bed| {
         let now = bed.rooms.contents.get(key(1)).expect("it is in the log");
@@ -188,7 +187,10 @@ fn a_block_that_only_looks_equal_has_a_payload_of_its_own() {
     assert!(!is_shared(&|bed| bed.rooms.ram.put(key(1), &noise(2, BLOCK_SIZE))), "other bytes");
     let locked = |bed: &mut Bed| assert!(bed.rooms.locks.acquire(key(1), crate::slab::Id(1)));
     assert!(!is_shared(&locked), "RAM may have a version that is not in the log");
-    assert!(!is_shared(&|bed| bed.leaving = Some(SegmentSeq(1))), "its segment goes");
+    assert!(
+        !is_shared(&|bed| bed.rooms.log.set_leaving(Some(SegmentSeq(1)), None)),
+        "its segment goes"
+    );
     let rewritten = |bed: &mut Bed| {
         let other = changed(&noise(1, BLOCK_SIZE), 9);
         for bytes in [other, noise(1, BLOCK_SIZE)] {

@@ -15,10 +15,10 @@ use std::time::Duration;
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, STRIPE_BLOCKS, VolumeId};
 use forebay_format::{EntryKind, Lsn, SegmentSeq};
 
-use crate::Engine;
 use crate::api::event::Event;
 use crate::api::primary::is_away;
 use crate::api::{Effects, Health, State, Target};
+use crate::cache::Cache;
 use crate::contents::{Place, Stored};
 use crate::form::AssociateOwner;
 use crate::form::decode;
@@ -107,123 +107,128 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-impl Engine {
+impl Compare {
     /// Begins to compare the volumes whose primary is suspect.
-    pub(crate) fn begin_comparing(&mut self) {
-        let suspect = self.config.volumes.iter().filter(|volume| volume.suspect);
-        self.life.compare.volumes = suspect.map(|volume| volume.id).collect();
+    pub fn begin(&mut self, cache: &Cache) {
+        let suspect = cache.config.volumes.iter().filter(|volume| volume.suspect);
+        self.volumes = suspect.map(|volume| volume.id).collect();
     }
 
     /// Goes on comparing, and dropping what must not be used.
-    pub(crate) fn pump_compare(&mut self, fx: &mut Effects) {
-        if self.life.health != Health::Good || self.life.state != State::Serving {
+    pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        if cache.health() != Health::Good || *cache.state() != State::Serving {
             return;
         }
-        self.drop_clean(fx);
-        if self.life.compare.round.is_some() || self.now < self.life.compare.next_at {
+        self.drop_clean(cache, fx);
+        if self.round.is_some() || cache.now < self.next_at {
             return;
         }
-        let Some(&volume) = self.life.compare.volumes.front() else { return };
-        if self.life.compare.keys.is_empty() && !self.find_clean(volume) {
-            self.life.compare.next_at = self.now + PAUSE_MIN;
+        let Some(&volume) = self.volumes.front() else { return };
+        if self.keys.is_empty() && !self.find_clean(cache, volume) {
+            self.next_at = cache.now + PAUSE_MIN;
             return;
         }
-        self.start_round(false, fx);
+        self.start_round(cache, false, fx);
     }
 
-    /// When [`Engine::pump_compare`] has something to do.
-    pub(crate) fn next_compare(&self) -> Option<Instant> {
-        if self.life.health != Health::Good || self.life.state != State::Serving {
+    /// When [`Compare::pump`] has something to do.
+    pub fn next(&self, cache: &Cache) -> Option<Instant> {
+        if cache.health() != Health::Good || *cache.state() != State::Serving {
             return None;
         }
-        let compare = &self.life.compare;
-        if !compare.drops.is_empty() {
-            return Some(self.now + PAUSE_MIN);
+        if !self.drops.is_empty() {
+            return Some(cache.now + PAUSE_MIN);
         }
-        (compare.round.is_none() && !compare.volumes.is_empty()).then_some(compare.next_at)
+        (self.round.is_none() && !self.volumes.is_empty()).then_some(self.next_at)
     }
 
-    fn stripes(&self, volume: VolumeId) -> u64 {
-        let blocks = self.volume(volume).config.size.div_ceil(BLOCK_SIZE as u64);
+    fn stripes(cache: &Cache, volume: VolumeId) -> u64 {
+        let blocks = cache.volume(volume).config.size.div_ceil(BLOCK_SIZE as u64);
         blocks.div_ceil(STRIPE_BLOCKS)
     }
 
     /// Looks for a stripe with clean blocks; false when it found none in this turn.
-    fn find_clean(&mut self, volume: VolumeId) -> bool {
-        let count = self.stripes(volume);
+    fn find_clean(&mut self, cache: &mut Cache, volume: VolumeId) -> bool {
+        let count = Self::stripes(cache, volume);
         for _ in 0..STRIPES_SEARCHED {
-            if self.life.compare.looked > count {
-                let blocks = std::mem::take(&mut self.life.compare.compared);
-                self.life.compare.looked = 0;
-                self.life.compare.volumes.pop_front();
-                self.tell(Event::Compared { volume, blocks });
+            if self.looked > count {
+                let blocks = std::mem::take(&mut self.compared);
+                self.looked = 0;
+                self.volumes.pop_front();
+                cache.tell(Event::Compared { volume, blocks });
                 return false;
             }
-            let stripe = nth_stripe(self.life.compare.looked, count);
-            self.life.compare.looked += 1;
-            self.life.compare.keys = self.clean_in(volume, stripe).collect();
-            if !self.life.compare.keys.is_empty() {
+            let stripe = nth_stripe(self.looked, count);
+            self.looked += 1;
+            self.keys = Self::clean_in(cache, volume, stripe).collect();
+            if !self.keys.is_empty() {
                 return true;
             }
         }
         false
     }
 
-    fn clean_in(&self, volume: VolumeId, stripe: u64) -> impl Iterator<Item = Key> {
+    fn clean_in(cache: &Cache, volume: VolumeId, stripe: u64) -> impl Iterator<Item = Key> {
         let first = stripe * STRIPE_BLOCKS;
         let keys = (first..first + STRIPE_BLOCKS).map(move |block| Key::new(volume, block));
-        keys.filter(|&key| self.contents.get(key).is_some_and(|place| !place.dirty))
+        keys.filter(|&key| cache.contents.get(key).is_some_and(|place| !place.dirty))
     }
 
     /// Reads the next blocks from the cache and from the primary.
-    fn start_round(&mut self, again: bool, fx: &mut Effects) {
-        let compare = &mut self.life.compare;
-        let count = compare.keys.len().min(ROUND_BLOCKS);
-        let keys: Vec<Key> = compare.keys.iter().take(count).copied().collect();
-        let items = keys.iter().filter(|key| !self.requests.is_locked(**key));
+    fn start_round(&mut self, cache: &mut Cache, again: bool, fx: &mut Effects) {
+        let count = self.keys.len().min(ROUND_BLOCKS);
+        let keys: Vec<Key> = self.keys.iter().take(count).copied().collect();
+        let items = keys.iter().filter(|key| !cache.locks.is_locked(**key));
         let items: Vec<Item> = items
             .filter_map(|&key| {
-                let place = self.contents.get(key).filter(|place| !place.dirty)?;
-                let seq = self.log.seq_of(&place);
+                let place = cache.contents.get(key).filter(|place| !place.dirty)?;
+                let seq = cache.log.seq_of(&place);
                 Some(Item { key, place, seq, bytes: None })
             })
             .collect();
         let (Some(first), Some(last)) = (items.first(), items.last()) else {
-            self.life.compare.keys.drain(..count);
+            self.keys.drain(..count);
             return;
         };
         let volume = first.key.volume();
         let (first, end) = (first.key.block(), last.key.block() + 1);
         let blocks = BlockRange { first, count: end - first };
-        let range = self.bytes_on_volume(volume, blocks);
-        let buf = self.config.buffers.get(range.len as usize);
-        let sent = self.now;
+        let range = cache.bytes_on_volume(volume, blocks);
+        let buf = cache.config.buffers.get(range.len as usize);
+        let sent = cache.now;
         let waiting: Vec<(Key, Place)> = items.iter().map(|item| (item.key, item.place)).collect();
-        self.life.compare.round =
+        self.round =
             Some(Round { blocks, items, primary: None, away: false, outstanding: 2, sent, again });
         let ticket = Ticket::ComparePrimary;
-        self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+        cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
         for (at, (key, place)) in waiting.into_iter().enumerate() {
-            self.read_compared(at, key, place, fx);
+            self.read_compared(cache, at, key, place, fx);
         }
-        self.compare_part(fx);
+        self.compare_part(cache, fx);
     }
 
     /// Reads a block of the round from where the cache has it.
-    fn read_compared(&mut self, at: usize, key: Key, place: Place, fx: &mut Effects) {
-        if let Some(bytes) = self.peek_applied(key, <[u8]>::to_vec) {
+    fn read_compared(
+        &mut self,
+        cache: &mut Cache,
+        at: usize,
+        key: Key,
+        place: Place,
+        fx: &mut Effects,
+    ) {
+        if let Some(bytes) = cache.peek_applied(key, <[u8]>::to_vec) {
             return self.take_compared(at, Some(&bytes));
         }
         if place.kind == EntryKind::Zero {
             return self.take_compared(at, Some(&[0; BLOCK_SIZE]));
         }
-        let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
-        if !self.is_associate_written(&base.unwrap_or(place), &place) {
+        let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
+        if !cache.is_associate_written(&base.unwrap_or(place), &place) {
             return;
         }
         self.round().outstanding += 1;
         if let Some(base) = base {
-            return self.read_associate(
+            return cache.read_associate(
                 AssociateOwner::Compare(at),
                 Stored { key, place },
                 base,
@@ -231,11 +236,11 @@ impl Engine {
             );
         }
         let read = SegmentRead::one(Reader::Compare(at), Stored { key, place });
-        self.read_payloads(read, fx);
+        cache.read_payloads(read, fx);
     }
 
     fn round(&mut self) -> &mut Round {
-        self.life.compare.round.as_mut().expect("its reads end before it does")
+        self.round.as_mut().expect("its reads end before it does")
     }
 
     fn take_compared(&mut self, at: usize, bytes: Option<&[u8]>) {
@@ -243,8 +248,9 @@ impl Engine {
     }
 
     /// A block of the round has been read from the cache device.
-    pub(crate) fn compare_read(
+    pub fn read(
         &mut self,
+        cache: &mut Cache,
         item: usize,
         read: &SegmentRead,
         done: &Completion,
@@ -255,89 +261,95 @@ impl Engine {
         let payload = read.payload(done, &read.items[0]);
         let bytes = payload.and_then(|payload| decode(&read.items[0].place, payload, &mut room));
         self.take_compared(item, bytes);
-        self.compare_part(fx);
+        self.compare_part(cache, fx);
     }
 
     /// The same of one that is stored against another.
-    pub(crate) fn compare_block(&mut self, item: usize, bytes: Option<&[u8]>, fx: &mut Effects) {
+    pub fn put_together(
+        &mut self,
+        cache: &mut Cache,
+        item: usize,
+        bytes: Option<&[u8]>,
+        fx: &mut Effects,
+    ) {
         self.take_compared(item, bytes);
-        self.compare_part(fx);
+        self.compare_part(cache, fx);
     }
 
     /// The primary's bytes of the round have been read.
-    pub(crate) fn compare_primary(&mut self, done: &Completion, fx: &mut Effects) {
-        let now = self.now;
+    pub fn primary_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
+        let now = cache.now;
         let round = self.round();
         round.primary = done.result.is_ok().then(|| done.buf.to_vec());
         round.away = done.result.as_ref().is_err_and(|error| is_away(error.kind()));
         let pause = if round.away { PAUSE_MAX } else { now.since(round.sent) * PAUSE };
-        self.life.compare.next_at = now + pause.clamp(PAUSE_MIN, PAUSE_MAX);
-        self.compare_part(fx);
+        self.next_at = now + pause.clamp(PAUSE_MIN, PAUSE_MAX);
+        self.compare_part(cache, fx);
     }
 
     /// A part of the round is in; compares when it was the last.
-    fn compare_part(&mut self, fx: &mut Effects) {
+    fn compare_part(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let round = self.round();
         round.outstanding -= 1;
         if round.outstanding > 0 {
             return;
         }
-        let Some(round) = self.life.compare.round.take() else { return };
+        let Some(round) = self.round.take() else { return };
         let volume = round.items[0].key.volume();
-        if self.life.state != State::Serving || self.life.compare.volumes.front() != Some(&volume) {
+        if *cache.state() != State::Serving || self.volumes.front() != Some(&volume) {
             return;
         }
-        let differs = round.items.iter().find(|item| self.differs(&round, item));
+        let differs = round.items.iter().find(|item| Self::differs(cache, &round, item));
         match differs.map(|item| item.key) {
             Some(key) if round.again => {
-                self.life.compare.volumes.pop_front();
+                self.volumes.pop_front();
                 let blocks = BlockRange { first: key.block(), count: 1 };
-                self.tell(Event::PrimaryChanged { volume, blocks });
+                cache.tell(Event::PrimaryChanged { volume, blocks });
                 fx.changed.push(volume);
-                self.distrust(volume);
+                self.distrust(cache, volume);
             }
-            Some(_) => self.start_round(true, fx),
+            Some(_) => self.start_round(cache, true, fx),
             // The same blocks again when it may be back.
             None if round.away => {}
             None => {
-                self.life.compare.compared += round.items.len() as u64;
-                let done = self.life.compare.keys.len().min(ROUND_BLOCKS);
-                self.life.compare.keys.drain(..done);
+                self.compared += round.items.len() as u64;
+                let done = self.keys.len().min(ROUND_BLOCKS);
+                self.keys.drain(..done);
             }
         }
     }
 
     /// Whether the primary has other bytes of a block than the cache, which has still the version
     /// that was read.
-    fn differs(&self, round: &Round, item: &Item) -> bool {
-        let same = self.contents.get(item.key).is_some_and(|now| {
-            now.is_same_version(&item.place) && !now.dirty && self.log.seq_of(&now) == item.seq
+    fn differs(cache: &Cache, round: &Round, item: &Item) -> bool {
+        let same = cache.contents.get(item.key).is_some_and(|now| {
+            now.is_same_version(&item.place) && !now.dirty && cache.log.seq_of(&now) == item.seq
         });
         let (Some(cached), Some(primary)) = (&item.bytes, &round.primary) else { return false };
         let from = (item.key.block() - round.blocks.first) as usize * BLOCK_SIZE;
         let part = &primary[from..(from + BLOCK_SIZE).min(primary.len())];
-        same && !self.requests.is_locked(item.key) && cached[..part.len()] != *part
+        same && !cache.locks.is_locked(item.key) && cached[..part.len()] != *part
     }
 
     /// Uses clean blocks of a volume no more: its primary was changed without the cache. Another
     /// shard may have found that.
-    pub fn distrust(&mut self, volume: VolumeId) {
-        if self.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
+    pub fn distrust(&mut self, cache: &mut Cache, volume: VolumeId) {
+        if cache.known_volume(volume).is_none_or(|volume| volume.distrusted || volume.changed) {
             return;
         }
-        self.life.compare.volumes.retain(|&other| other != volume);
-        (self.life.compare.looked, self.life.compare.compared) = (0, 0);
-        self.life.compare.keys.clear();
-        let state = self.volume_mut(volume);
+        self.volumes.retain(|&other| other != volume);
+        (self.looked, self.compared) = (0, 0);
+        self.keys.clear();
+        let state = cache.volume_mut(volume);
         (state.distrusted, state.changed) = (true, true);
         let (next, again, until) = (0, VecDeque::new(), Lsn(0));
-        self.life.compare.drops.push_back(Drop { volume, next, again, until });
+        self.drops.push_back(Drop { volume, next, again, until });
     }
 
     /// Tells the log that clean blocks are gone.
-    fn drop_clean(&mut self, fx: &mut Effects) {
-        let Some(mut job) = self.life.compare.drops.pop_front() else { return };
-        let count = self.stripes(job.volume);
+    fn drop_clean(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let Some(mut job) = self.drops.pop_front() else { return };
+        let count = Self::stripes(cache, job.volume);
         for _ in 0..STRIPES_DROPPED {
             let stripe = match job.next < count {
                 true => job.next,
@@ -346,26 +358,26 @@ impl Engine {
                     None => break,
                 },
             };
-            if !self.has_client_space() || !self.drop_clean_in(stripe, &mut job, fx) {
+            if !cache.has_client_space() || !Self::drop_clean_in(cache, stripe, &mut job, fx) {
                 job.again.push_back(stripe);
                 break;
             }
             job.next = job.next.max(stripe + 1);
         }
-        if job.next >= count && job.again.is_empty() && self.log.next_lsn() > job.until {
-            self.volume_mut(job.volume).distrusted = false;
+        if job.next >= count && job.again.is_empty() && cache.log.next_lsn() > job.until {
+            cache.volume_mut(job.volume).distrusted = false;
         } else {
-            self.life.compare.drops.push_front(job);
+            self.drops.push_front(job);
         }
     }
 
     /// The same of a stripe; false when the log has no room now.
-    fn drop_clean_in(&mut self, stripe: u64, job: &mut Drop, fx: &mut Effects) -> bool {
-        let keys: Vec<Key> = self.clean_in(job.volume, stripe).collect();
+    fn drop_clean_in(cache: &mut Cache, stripe: u64, job: &mut Drop, fx: &mut Effects) -> bool {
+        let keys: Vec<Key> = Self::clean_in(cache, job.volume, stripe).collect();
         let mut rest = keys.into_iter().peekable();
         let mut locked = false;
         while let Some(first) = rest.next() {
-            if self.requests.is_locked(first) {
+            if cache.locks.is_locked(first) {
                 // Whoever writes it may fail, and leave it as it was.
                 locked = true;
                 continue;
@@ -374,29 +386,24 @@ impl Engine {
             let follows = |key: &Key, count: u32, locks: &crate::locks::Locks| {
                 key.0 == first.0 + u64::from(count) && !locks.is_locked(*key)
             };
-            while rest.next_if(|key| follows(key, count, self.requests.locks())).is_some() {
+            while rest.next_if(|key| follows(key, count, &cache.locks)).is_some() {
                 count += 1;
             }
             let kind = EntryKind::Invalidate;
-            if !self.push_bare(fx, first, count, kind, false, Expect::Always) {
+            if !cache.push_bare(fx, first, count, kind, false, Expect::Always) {
                 return false;
             }
             for key in (first.0..first.0 + u64::from(count)).map(Key) {
-                self.ram.remove(key);
+                cache.ram.remove(key);
             }
             // A direct write that finds the block gone must find this durable first.
-            self.log.raise_barrier();
-            job.until = self.log.next_lsn();
+            cache.log.raise_barrier();
+            job.until = cache.log.next_lsn();
         }
         if locked {
             job.again.push_back(stripe);
         }
         true
-    }
-
-    /// Whether what the cache has of a block must not be used.
-    pub(crate) fn is_distrusted(&self, key: Key) -> bool {
-        self.volume(key.volume()).distrusted && !self.contents.dirty().contains(key)
     }
 }
 

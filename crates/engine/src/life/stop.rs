@@ -6,10 +6,14 @@ use std::time::Duration;
 use forebay_block::{Completion, ErrorKind, Io};
 use forebay_format::EntryKind;
 
-use crate::Engine;
 use crate::api::{Effects, Health, State, Target};
+use crate::cache::Cache;
+use crate::destage::Destaging;
 use crate::key::Key;
+use crate::life::Life;
 use crate::log::builder::Expect;
+use crate::note::Note;
+use crate::request::Requests;
 use crate::ticket::Ticket;
 
 /// How long a stop waits for what a failed cache device has left over.
@@ -29,67 +33,74 @@ pub enum StopStep {
     LastFlush,
 }
 
-impl Engine {
+impl Life {
     /// Goes on with an orderly stop.
-    pub(crate) fn pump_stop(&mut self, fx: &mut Effects) {
-        if self.life.state != State::Stopping {
+    pub fn pump_stop(
+        &mut self,
+        cache: &mut Cache,
+        requests: &mut Requests,
+        destaging: &mut Destaging,
+        fx: &mut Effects,
+    ) {
+        if *cache.state() != State::Stopping {
             return;
         }
-        while let Some(op) = self.pop_delayed() {
-            self.end_write(op, Err(ErrorKind::ShuttingDown.into()), fx);
+        while let Some(op) = cache.pop_held() {
+            requests.end_write(cache, op, Err(ErrorKind::ShuttingDown.into()), fx);
         }
         // Nothing is destaged any more.
-        self.give_up_leftover(fx);
-        let busy = self.requests.len() + self.destaging.len() + self.requests.fetches() > 0
-            || self.volumes.iter().flatten().any(|v| v.flushing || v.direct > v.direct_durable);
+        requests.give_up_leftover(cache, fx);
+        let busy = requests.len() + destaging.len() + requests.fetches() > 0
+            || cache.volumes.iter().flatten().any(|v| v.flushing || v.direct > v.direct_durable);
         if busy {
             return;
         }
-        if self.life.health != Health::Good {
+        if cache.health() != Health::Good {
             // What failed to reach the log is in memory only: the primary gets it now, if it can.
             // Then the next start must know that the log is behind.
-            let lost = !self.contents.fenced().is_empty()
-                || self.volumes.iter().flatten().any(|volume| volume.failures > 0);
-            let is_known = self.life.trust >= self.life.trust_wanted;
-            let is_late = self.now.since(self.life.stop_since) >= PATIENCE;
-            let ends = self.life.health == Health::Detached || lost && is_known || is_late;
-            if self.out.len() == 0 && ends {
-                self.life.state = State::Stopped;
+            let lost = !cache.contents.fenced().is_empty()
+                || cache.volumes.iter().flatten().any(|volume| volume.failures > 0);
+            let is_known = cache.standing.trust >= self.trust_wanted;
+            let is_late = cache.now.since(self.stop_since) >= PATIENCE;
+            let ends = cache.health() == Health::Detached || lost && is_known || is_late;
+            if cache.out.len() == 0 && ends {
+                cache.standing.state = State::Stopped;
             }
             return;
         }
-        match self.life.stop_step {
+        match self.stop_step {
             StopStep::Settling => {
                 let key = Key(0);
-                let said = self.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
-                    && self.close_record(fx);
+                let said =
+                    cache.push_bare(fx, key, 1, EntryKind::Checkpoint, false, Expect::Always)
+                        && cache.close_record(fx);
                 // Without room the log ends as it is.
-                if said || self.log.free() <= 1 && self.log.is_idle() {
-                    self.log.builder().clear();
-                    self.life.stop_step = StopStep::LastRecord;
+                if said || cache.log.free() <= 1 && cache.log.is_idle() {
+                    cache.log.builder().clear();
+                    self.stop_step = StopStep::LastRecord;
                     // The last free one stays open: the next start goes on in it.
-                    if self.log.free() > 0 {
-                        self.seal_open_segment();
+                    if cache.log.free() > 0 {
+                        cache.seal_open_segment();
                     }
                 }
             }
-            StopStep::LastRecord if !self.log.is_sealing() => {
-                self.life.stop_step = StopStep::LastFooters;
-                self.pump_stop(fx);
+            StopStep::LastRecord if !cache.log.is_sealing() => {
+                self.stop_step = StopStep::LastFooters;
+                self.pump_stop(cache, requests, destaging, fx);
             }
-            StopStep::LastFooters if self.out.len() == 0 => {
-                self.life.stop_step = StopStep::LastFlush;
-                self.send(fx, Target::Cache, Ticket::StopFlush, Io::flush);
+            StopStep::LastFooters if cache.out.len() == 0 => {
+                self.stop_step = StopStep::LastFlush;
+                cache.send(fx, Target::Cache, Ticket::StopFlush, Io::flush);
             }
             _ => {}
         }
     }
 
     /// The last flush ended.
-    pub(crate) fn stop_flushed(&mut self, done: Completion, fx: &mut Effects) {
-        match done.result {
-            Ok(()) => self.life.state = State::Stopped,
-            Err(_) => self.fail_cache(fx),
+    pub fn stop_flushed(cache: &mut Cache, done: &Completion) {
+        match &done.result {
+            Ok(()) => cache.standing.state = State::Stopped,
+            Err(_) => cache.out.note(Note::CacheFailed),
         }
     }
 }

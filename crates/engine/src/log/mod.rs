@@ -16,10 +16,12 @@ use crate::key::Key;
 use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::builder::Builder;
 use crate::slab::Id;
+use leaving::Leaving;
 
 pub(crate) mod append;
 pub(crate) mod builder;
 pub(crate) mod durable;
+mod leaving;
 pub(crate) mod read;
 
 /// Where a segment is in its life.
@@ -39,7 +41,7 @@ pub enum SegmentState {
 }
 
 /// One segment.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct Segment {
     /// Where it is in its life.
     pub state: SegmentState,
@@ -171,6 +173,7 @@ pub struct Log {
     failed: Vec<FailedRecord>,
     /// Reads of blocks whose record is still being written.
     read_waiters: Vec<(Id, Key)>,
+    leaving: Leaving,
 }
 
 impl Log {
@@ -202,6 +205,7 @@ impl Log {
             barrier: Lsn(0),
             failed: Vec::new(),
             read_waiters: Vec::new(),
+            leaving: Leaving::default(),
         }
     }
 

@@ -7,9 +7,9 @@ use forebay_block::{BLOCK_SIZE, Completion, IoError};
 use forebay_codec::crc32c;
 use forebay_format::EntryKind;
 
-use super::{Job, State};
-use crate::Engine;
+use super::{Job, Reclaim, State};
 use crate::api::Effects;
+use crate::cache::Cache;
 use crate::contents::{Place, Stored};
 use crate::form::AssociateOwner;
 use crate::form::{Copied, Like};
@@ -17,83 +17,85 @@ use crate::key::Key;
 use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
+use crate::note::Note;
 
-impl Engine {
+impl Reclaim {
     /// Reads the next blocks whose base is in the segment, to be written whole.
-    pub(super) fn read_rebases(&mut self, fx: &mut Effects) {
+    pub(super) fn read_rebases(&mut self, cache: &mut Cache, fx: &mut Effects) {
         loop {
-            let retry_at = self.reclaim.retry_at;
-            let Some(job) = self.reclaim.job_mut() else { return };
+            let retry_at = self.retry_at;
+            let Some(job) = self.job_mut() else { return };
             let busy = job.rebasing >= REBASES_MAX || job.bytes >= COPY_BYTES_MAX;
-            if busy || retry_at > self.now {
+            if busy || retry_at > cache.now {
                 return;
             }
             let Some(item) = job.to_rebase.pop_front() else { return };
             let Stored { key, place } = item;
-            if self.contents.same_version(key, &place).is_none() {
+            if cache.contents.same_version(key, &place).is_none() {
                 continue;
             }
-            let base = self.contents.base_of_associate(key);
-            if let Some(block) = self.peek_applied(key, <[u8]>::to_vec) {
-                self.rebase(&item, block);
-            } else if self.is_associate_written(&base, &place) {
-                self.job().rebasing += 1;
-                self.read_associate(AssociateOwner::Rebase, item, base, fx);
+            let base = cache.contents.base_of_associate(key);
+            if let Some(block) = cache.peek_applied(key, <[u8]>::to_vec) {
+                self.rebase(cache, &item, block);
+            } else if cache.is_associate_written(&base, &place) {
+                self.going().rebasing += 1;
+                cache.read_associate(AssociateOwner::Rebase, item, base, fx);
             } else {
-                self.job().to_rebase.push_front(item);
+                self.going().to_rebase.push_front(item);
                 return;
             }
         }
     }
 
     /// A block to be written whole has been put together, or could not be.
-    pub(crate) fn rebase_read(
+    pub fn put_together(
         &mut self,
+        cache: &mut Cache,
         item: &Stored,
         block: Option<&[u8]>,
         error: Option<&IoError>,
         fx: &mut Effects,
     ) {
-        let Some(job) = self.reclaim.job_mut() else { return };
+        let Some(job) = self.job_mut() else { return };
         job.rebasing -= 1;
-        let now = self.contents.same_version(item.key, &item.place);
+        let now = cache.contents.same_version(item.key, &item.place);
         match (now, block, error) {
             (None, ..) => {}
             (Some(_), Some(block), _) => {
-                self.reclaim.failures = 0;
-                self.rebase(item, block.to_vec());
+                self.failures = 0;
+                self.rebase(cache, item, block.to_vec());
             }
             (Some(_), None, Some(_)) => {
                 job.to_rebase.push_front(*item);
-                return self.pause_reclaim(fx);
+                return self.pause(cache);
             }
             (Some(now), None, None) if now.dirty => {
-                self.rescue(item.key, now);
+                self.rescue(cache, item.key, now);
             }
             (Some(_), None, None) => {
-                self.note_corrupt_clean(item.key);
-                self.contents.forget(item.key, &mut self.ram);
+                cache.note_corrupt_clean(item.key);
+                cache.contents.forget(item.key, &mut cache.ram);
             }
         }
-        self.read_rebases(fx);
-        self.pump_copies(fx);
-        self.finish_reclaim();
+        self.read_rebases(cache, fx);
+        self.pump_copies(cache, fx);
+        self.finish(cache);
     }
 
     /// Hands a block over to be written whole.
-    fn rebase(&mut self, item: &Stored, block: Vec<u8>) {
-        self.stats.rebased_blocks += 1;
+    fn rebase(&mut self, cache: &mut Cache, item: &Stored, block: Vec<u8>) {
+        cache.stats.rebased_blocks += 1;
         let (len, crc) = (block.len() as u16, crc32c(&block));
         let whole = Place { kind: EntryKind::Raw, len, crc, ..item.place };
-        self.job().take(Copied::new(item.key, whole, block));
+        self.going().take(Copied::new(item.key, whole, block));
     }
 
     /// Reads the next payloads to copy, neighbours in one go.
-    pub(super) fn read_copies(&mut self, fx: &mut Effects) {
-        let retry_at = self.reclaim.retry_at;
+    pub(super) fn read_copies(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let retry_at = self.retry_at;
         loop {
-            let Some(job) = self.reclaim.job_mut() else { return };
-            if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > self.now {
+            let Some(job) = self.job_mut() else { return };
+            if job.reading || job.bytes >= COPY_BYTES_MAX || retry_at > cache.now {
                 return;
             }
             let without = |item: &mut Stored| !item.place.kind.has_payload();
@@ -107,128 +109,131 @@ impl Engine {
             let near = Near::Pages(COPY_GAP, SEGMENT_READ_MAX as u32);
             let Some(read) = SegmentRead::next(Reader::Copies, near, next) else { return };
             job.reading = true;
-            self.read_payloads(read, fx);
+            cache.read_payloads(read, fx);
         }
     }
 
-    fn job(&mut self) -> &mut Job {
-        self.reclaim.job_mut().expect("it goes on")
+    fn going(&mut self) -> &mut Job {
+        self.job_mut().expect("it goes on")
     }
 
     /// The footer could not be read: begin again after a pause.
-    pub(super) fn reclaim_later(&mut self, fx: &mut Effects) {
-        self.reclaim.state = State::Idle;
-        self.pause_reclaim(fx);
+    pub(super) fn later(&mut self, cache: &mut Cache) {
+        self.enter(&mut cache.log, State::Idle);
+        self.pause(cache);
     }
 
     /// A read failed. It is tried again for some seconds; then the device counts as failed, since
     /// a log that cannot be reclaimed cannot be written.
-    fn pause_reclaim(&mut self, fx: &mut Effects) {
-        self.reclaim.failures += 1;
-        if self.reclaim.failures > READ_TRIES {
-            return self.fail_cache(fx);
+    fn pause(&mut self, cache: &mut Cache) {
+        self.failures += 1;
+        if self.failures > READ_TRIES {
+            return cache.out.note(Note::CacheFailed);
         }
-        self.reclaim.retry_at = self.now + READ_PAUSE * (1 << self.reclaim.failures);
+        self.retry_at = cache.now + READ_PAUSE * (1 << self.failures);
     }
 
     /// Payloads to copy have been read: checked here, so that a bad one does not spread.
-    pub(crate) fn reclaim_copy_read(
+    pub fn copies_read(
         &mut self,
+        cache: &mut Cache,
         read: &SegmentRead,
         done: &Completion,
         fx: &mut Effects,
     ) {
-        let Some(job) = self.reclaim.job_mut() else { return };
+        let Some(job) = self.job_mut() else { return };
         job.reading = false;
         if done.result.is_err() {
             read.items.iter().rev().for_each(|item| job.to_read.push_front(*item));
-            return self.pause_reclaim(fx);
+            return self.pause(cache);
         }
-        self.reclaim.failures = 0;
+        self.failures = 0;
         for item in &read.items {
-            let Some(now) = self.contents.same_version(item.key, &item.place) else { continue };
+            let Some(now) = cache.contents.same_version(item.key, &item.place) else {
+                continue;
+            };
             match read.payload(done, item).filter(|payload| crc32c(payload) == item.place.crc) {
-                Some(payload) => self.job().take(Copied::new(item.key, now, payload.to_vec())),
-                None if now.dirty => self.rescue(item.key, now),
+                Some(payload) => self.going().take(Copied::new(item.key, now, payload.to_vec())),
+                None if now.dirty => self.rescue(cache, item.key, now),
                 None => {
-                    self.note_corrupt_clean(item.key);
-                    self.contents.forget(item.key, &mut self.ram);
+                    cache.note_corrupt_clean(item.key);
+                    cache.contents.forget(item.key, &mut cache.ram);
                 }
             }
         }
-        self.read_copies(fx);
-        self.pump_copies(fx);
-        self.finish_reclaim();
+        self.read_copies(cache, fx);
+        self.pump_copies(cache, fx);
+        self.finish(cache);
     }
 
     /// A dirty block's bytes are bad. If RAM has them, they are written from there; else the log
     /// goes on to say that they are lost.
-    fn rescue(&mut self, key: Key, place: Place) {
-        let copy = match self.peek_applied(key, <[u8]>::to_vec) {
+    fn rescue(&mut self, cache: &mut Cache, key: Key, place: Place) {
+        let copy = match cache.peek_applied(key, <[u8]>::to_vec) {
             Some(bytes) => {
                 debug_assert_eq!(bytes.len(), BLOCK_SIZE);
                 let (len, crc) = (BLOCK_SIZE as u16, crc32c(&bytes));
                 Copied::new(key, Place { kind: EntryKind::Raw, len, crc, ..place }, bytes)
             }
             None => {
-                self.fence(key);
+                cache.fence(key);
                 Copied::new(key, Place { kind: EntryKind::Lost, ..place }, Vec::new())
             }
         };
-        self.job().take(copy);
+        self.going().take(copy);
     }
 
     /// Moves payloads that were read into the record being built.
-    pub(crate) fn pump_copies(&mut self, fx: &mut Effects) {
-        while !self.form.background().turn_is_over()
-            && let Some(job) = self.reclaim.job_mut().filter(|job| job.seeking < REBASES_MAX)
+    pub fn pump_copies(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        while !cache.form.background().turn_is_over()
+            && let Some(job) = self.job_mut().filter(|job| job.seeking < REBASES_MAX)
             && let Some(mut copy) = job.to_copy.pop_front()
         {
             let Copied { key, place, .. } = copy;
-            let now = self.contents.get(key);
+            let now = cache.contents.get(key);
             let same = |now: &Place| now.segment == place.segment && now.offset == place.offset;
             let Some(now) = now.filter(same) else {
                 job.bytes -= copy.bytes.len();
                 continue;
             };
             if matches!(copy.like, Like::Unsought) {
-                let (forms, mut cx) = self.forms();
+                let (forms, mut cx) = cache.forms();
                 copy.like = forms.seek_like(&mut cx, &copy);
             }
             if let Like::OnDevice(sketch, base) = copy.like {
-                self.job().seeking += 1;
-                let read = self.form.begin_seek(copy, sketch, base);
-                self.read_payloads(read, fx);
+                self.going().seeking += 1;
+                let read = cache.form.begin_seek(copy, sketch, base);
+                cache.read_payloads(read, fx);
                 continue;
             }
             let done = match place.kind {
                 EntryKind::Lost => {
-                    self.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
+                    cache.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
                 }
-                _ => self.push_copy(fx, &copy, now),
+                _ => cache.push_copy(fx, &copy, now),
             };
-            let is_emergency = self.log.is_emergency();
-            let Some(job) = self.reclaim.job_mut() else { return };
+            let is_emergency = cache.log.is_emergency();
+            let Some(job) = self.job_mut() else { return };
             if !done {
                 job.to_copy.push_front(copy);
                 if is_emergency && !job.is_reading() {
                     // Evicting and destaging instead of copying.
-                    self.reclaim.begin_again(self.now + READ_PAUSE);
+                    self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
                 }
                 return;
             }
             job.bytes -= copy.bytes.len();
-            self.stats.copied_blocks += 1;
+            cache.stats.copied_blocks += 1;
         }
     }
 
     /// The content of a block that is like one to be copied has been read, or could not be.
-    pub(crate) fn similar_sought(&mut self, copy: Copied, fx: &mut Effects) {
-        let Some(job) = self.reclaim.job_mut() else { return };
+    pub fn similar_sought(&mut self, cache: &mut Cache, copy: Copied, fx: &mut Effects) {
+        let Some(job) = self.job_mut() else { return };
         job.seeking -= 1;
         job.to_copy.push_front(copy);
-        self.pump_copies(fx);
-        self.finish_reclaim();
+        self.pump_copies(cache, fx);
+        self.finish(cache);
     }
 }
 

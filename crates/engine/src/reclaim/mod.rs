@@ -12,14 +12,15 @@ use forebay_format::{
 };
 use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
 
-use crate::Engine;
 use crate::api::{self, Effects, Health};
+use crate::cache::Cache;
 use crate::contents::{Place, Stored};
 use crate::key::Key;
 use crate::key::KeyMap;
 use crate::limits::RECLAIM_RESERVE;
-use crate::log::SegmentState;
 use crate::log::read::{Reader, SegmentRead};
+use crate::log::{Log, SegmentState};
+use crate::note::Note;
 
 mod copy;
 
@@ -85,13 +86,15 @@ impl Reclaim {
         self.retry_at
     }
 
-    /// The segment that is being reclaimed.
-    pub fn seq(&self) -> Option<SegmentSeq> {
-        match &self.state {
-            State::Idle => None,
-            State::Scanning(seq) => Some(*seq),
-            State::Copying(job) => Some(job.seq),
-        }
+    /// Goes on to another state, and tells the log.
+    fn enter(&mut self, log: &mut Log, state: State) {
+        let (seq, needs) = match &state {
+            State::Idle => (None, None),
+            State::Scanning(seq) => (Some(*seq), None),
+            State::Copying(job) => (Some(job.seq), Some(job.needs)),
+        };
+        log.set_leaving(seq, needs);
+        self.state = state;
     }
 
     fn is_idle(&self) -> bool {
@@ -117,22 +120,23 @@ impl Reclaim {
         self.job().is_some_and(Job::goes_on)
     }
 
-    /// A record of clients and admissions needs `len` bytes, for which some segments are
-    /// reclaimed.
-    pub fn note_client_bytes(&mut self, len: u32) {
-        let fair = u64::from(len) * RECLAIMED_FOR_ONE;
-        self.in_vain = self.in_vain.saturating_sub(fair);
-        self.lap = Lap::default();
+    /// Counts what clients and admissions have written since it last did.
+    fn take_client_bytes(&mut self, log: &mut Log) {
+        let bytes = log.take_client_bytes();
+        if bytes > 0 {
+            self.in_vain = self.in_vain.saturating_sub(bytes * RECLAIMED_FOR_ONE);
+            self.lap = Lap::default();
+        }
     }
 
     /// The cache device failed: nothing is reclaimed any more.
-    pub fn give_up(&mut self) {
-        self.state = State::Idle;
+    pub fn give_up(&mut self, log: &mut Log) {
+        self.enter(log, State::Idle);
     }
 
-    /// Begins again with the oldest segment, after `pause`.
-    fn begin_again(&mut self, at: Instant) {
-        self.state = State::Idle;
+    /// Begins again with the oldest segment, not before `at`.
+    fn begin_again(&mut self, log: &mut Log, at: Instant) {
+        self.enter(log, State::Idle);
         self.retry_at = at;
     }
 
@@ -205,97 +209,90 @@ const IN_VAIN_SEGMENTS_MAX: u64 = 8;
 /// least, usually more than a quarter.
 const RECLAIMED_FOR_ONE: u64 = 8;
 
-impl Engine {
+impl Reclaim {
     /// Starts or continues to free the oldest segment, when there are few free ones.
-    pub(crate) fn pump_reclaim(&mut self, fx: &mut Effects) {
-        if self.health() != Health::Good
-            || *self.state() != api::State::Serving
-            || self.reclaim.retry_at > self.now
+    pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        if cache.health() != Health::Good
+            || *cache.state() != api::State::Serving
+            || self.retry_at > cache.now
         {
             return;
         }
-        if self.reclaim.is_idle() && !self.start_reclaim(fx) {
+        if self.is_idle() && !self.begin(cache, fx) {
             return;
         }
-        self.read_copies(fx);
-        self.read_rebases(fx);
-        self.give_up_copying(fx);
-        self.finish_reclaim();
+        self.read_copies(cache, fx);
+        self.read_rebases(cache, fx);
+        self.give_up_copying(cache, fx);
+        self.finish(cache);
     }
 
     /// When copies have no room but the last segment: begins again, evicting and destaging.
-    fn give_up_copying(&mut self, fx: &mut Effects) {
-        let Some(job) = self.reclaim.job() else { return };
-        let index = self.log.position(job.seq);
-        let settled = !job.is_reading() && self.contents.live_in(index) > 0;
-        let may_close = settled && self.log.is_emergency() && !self.log.is_busy();
-        if may_close && !self.close_record(fx) {
-            self.reclaim.begin_again(self.now + READ_PAUSE);
+    fn give_up_copying(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let Some(job) = self.job() else { return };
+        let index = cache.log.position(job.seq);
+        let settled = !job.is_reading() && cache.contents.live_in(index) > 0;
+        let may_close = settled && cache.log.is_emergency() && !cache.log.is_busy();
+        if may_close && !cache.close_record(fx) {
+            self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
     }
 
     /// Whether the index is nearly full and there are clean blocks to evict.
-    fn index_is_tight(&self) -> bool {
-        let margin = self.contents.index().capacity() / INDEX_MARGIN;
-        self.contents.index().len() + margin >= self.contents.index().capacity()
-            && self.contents.index().len() > self.contents.dirty().blocks()
-    }
-
-    /// Whether what is copied out of the oldest segment has room in an empty one, with a quarter to
-    /// spare for records that crashes cut short. A stop does not go on copying.
-    pub(crate) fn frees_with_one(&self) -> bool {
-        let segment = u64::from(self.config.segment_size);
-        let frees = |job: &Job| job.needs <= segment / 4 * 3;
-        *self.state() == api::State::Serving && self.reclaim.job().is_some_and(frees)
+    fn index_is_tight(cache: &Cache) -> bool {
+        let margin = cache.contents.index().capacity() / INDEX_MARGIN;
+        cache.contents.index().len() + margin >= cache.contents.index().capacity()
+            && cache.contents.index().len() > cache.contents.dirty().blocks()
     }
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there
     /// are more.
-    pub(crate) fn fills_last(&mut self) -> bool {
-        let copies = self.log.free() == 0 && self.log.builder().waiters.is_empty();
-        copies && self.reclaim.goes_on()
+    pub fn fills_last(&self, cache: &mut Cache) -> bool {
+        let copies = cache.log.free() == 0 && cache.log.builder().waiters.is_empty();
+        copies && self.goes_on()
     }
 
     /// Whether reclaim has gained too little for some time: what it copies may fill as many
     /// segments as it frees, since a record that does not fit leaves the end of a segment unused.
-    fn reclaims_in_vain(&mut self) -> bool {
-        let in_vain = self.reclaim.in_vain >= self.vain(1);
+    fn reclaims_in_vain(&mut self, cache: &mut Cache) -> bool {
+        self.take_client_bytes(&mut cache.log);
+        let in_vain = self.in_vain >= Self::vain(cache, 1);
         if in_vain {
-            self.reclaim.in_vain = 0;
+            self.in_vain = 0;
         }
         in_vain
     }
 
     /// Bytes reclaimed without need that are one part in `parts` of too many.
-    fn vain(&self, parts: u64) -> u64 {
-        u64::from(self.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
+    fn vain(cache: &Cache, parts: u64) -> u64 {
+        u64::from(cache.config.segment_size) * IN_VAIN_SEGMENTS_MAX / parts
     }
 
-    fn goes_in_circles(&mut self) -> bool {
-        let (all, free) = (self.log.len(), self.log.free());
-        self.reclaim.goes_in_circles(all, free, self.contents.dirty().blocks())
-    }
-
-    fn start_reclaim(&mut self, fx: &mut Effects) -> bool {
-        let total = self.log.len();
-        let low = free_segments_wanted(total, RECLAIM_RESERVE) + self.stuck_reserve();
-        let (dirty, limit) = (self.contents.dirty().blocks(), self.dirty_limit());
+    fn begin(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
+        self.take_client_bytes(&mut cache.log);
+        let total = cache.log.len();
+        let low = free_segments_wanted(total, RECLAIM_RESERVE) + cache.stuck_reserve();
+        let (dirty, limit) = (cache.contents.dirty().blocks(), cache.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
-        let coming = self.log.freeing();
-        let free = self.log.free() + coming;
-        let tight = self.index_is_tight();
+        let coming = cache.log.freeing();
+        let free = cache.log.free() + coming;
+        let tight = Self::index_is_tight(cache);
         if free > high {
-            self.reclaim.in_vain = 0;
+            self.in_vain = 0;
         }
         let wanted = free <= high || tight && coming == 0;
-        let Some(seq) = self.log.oldest().filter(|_| wanted && !self.goes_in_circles()) else {
+        let Some(seq) = cache
+            .log
+            .oldest()
+            .filter(|_| wanted && !self.goes_in_circles(total, cache.log.free(), dirty))
+        else {
             return false;
         };
-        let index = self.log.position(seq);
-        match self.log.segment(index).state {
+        let index = cache.log.position(seq);
+        match cache.log.segment(index).state {
             SegmentState::Sealed => {}
             SegmentState::Open if tight => {
-                self.seal_open_segment();
+                cache.seal_open_segment();
                 return false;
             }
             // Its footer is on its way.
@@ -304,53 +301,53 @@ impl Engine {
         // Where much is dirty, copying a segment that mostly is gains little room for much wear:
         // destage first. What is lost is never destaged: it is copied when all else is clean. What
         // belongs to a primary that takes nothing is copied at once: nobody else waits for it.
-        let segment = self.log.segment(index);
-        let much = dirty > limit * PRESSED_FROM / 100 || self.reclaim.in_vain >= self.vain(2);
-        let dirty_here = self.destageable_in(index);
+        let segment = *cache.log.segment(index);
+        let much = dirty > limit * PRESSED_FROM / 100 || self.in_vain >= Self::vain(cache, 2);
+        let dirty_here = cache.destageable_in(index);
         let mostly_dirty = much && dirty_here * 2 > segment.entries;
         let any_dirty = free <= 1 && dirty_here > 0;
-        let pressed = (mostly_dirty || any_dirty) && self.contents.dirty_level() > 0;
-        self.destaging.press(pressed);
-        if self.log.is_emergency() && coming > 0 {
+        let pressed = (mostly_dirty || any_dirty) && cache.contents.dirty_level() > 0;
+        cache.log.press(pressed);
+        if cache.log.is_emergency() && coming > 0 {
             // Room is on its way, and nothing need leave the cache for it.
             return false;
         }
         if pressed || segment.destaging > 0 && free > low && !tight {
             return false;
         }
-        if self.log.builder().rests_on(index as u32) && !self.close_record(fx) {
+        if cache.log.builder().rests_on(index as u32) && !cache.close_record(fx) {
             return false;
         }
-        let bytes = footer_bytes(self.log.segment(index).entries as usize);
-        let at = self.config.segment_size - bytes as u32;
-        if self.contents.live_in(index) == 0 {
-            self.reclaim.state = State::Copying(Job::new(seq));
+        let bytes = footer_bytes(cache.log.segment(index).entries as usize);
+        let at = cache.config.segment_size - bytes as u32;
+        if cache.contents.live_in(index) == 0 {
+            self.enter(&mut cache.log, State::Copying(Job::new(seq)));
             return true;
         }
-        self.reclaim.state = State::Scanning(seq);
-        let range = at..self.config.segment_size;
-        self.read_payloads(SegmentRead::part(Reader::Footer, index, range), fx);
+        self.enter(&mut cache.log, State::Scanning(seq));
+        let range = at..cache.config.segment_size;
+        cache.read_payloads(SegmentRead::part(Reader::Footer, index, range), fx);
         true
     }
 
     /// The footer of the segment has been read: decide on every block that still lives there.
-    pub(crate) fn reclaim_footer_read(&mut self, done: &Completion, fx: &mut Effects) {
-        let State::Scanning(seq) = self.reclaim.state else { return };
-        let index = self.log.position(seq);
+    pub fn footer_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
+        let State::Scanning(seq) = self.state else { return };
+        let index = cache.log.position(seq);
         if done.result.is_err() {
-            return self.reclaim_later(fx);
+            return self.later(cache);
         }
-        self.reclaim.failures = 0;
+        self.failures = 0;
         let footer = decode_footer(&done.buf).ok().filter(|(f, _)| f.seq == seq);
         let Some((_, entries)) = footer else {
             // Written and now unreadable: the device cannot be relied on to keep the log.
-            return self.fail_cache(fx);
+            return cache.out.note(Note::CacheFailed);
         };
         let mut job = Job::new(seq);
         let mut clean: Vec<Candidate> = Vec::new();
         let mut dirty_bytes = 0;
-        for (key, place) in self.blocks_in(index, &entries) {
-            let base = place.kind.is_associate().then(|| self.contents.base_of_associate(key));
+        for (key, place) in Self::blocks_in(cache, index, &entries) {
+            let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
             // A block of zeros takes its entry at least, so that no room means none kept.
             let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
             let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
@@ -363,47 +360,47 @@ impl Engine {
                 }
             }
         }
-        let keep_bytes = self.keep_bytes(dirty_bytes);
-        self.policy.choose(&mut clean, keep_bytes);
+        let keep_bytes = self.keep_bytes(cache, dirty_bytes);
+        cache.policy.choose(&mut clean, keep_bytes);
         for block in clean {
             let key = Key(block.key);
-            let place = self.contents.get(key).expect("it was there a moment ago");
+            let place = cache.contents.get(key).expect("it was there a moment ago");
             if block.keep && place.kind.is_associate() {
                 job.to_rebase.push_back(Stored { key, place });
             } else if block.keep {
                 job.to_read.push_back(Stored { key, place });
             } else {
-                self.stats.evicted_blocks += 1;
-                self.contents.forget(key, &mut self.ram);
+                cache.stats.evicted_blocks += 1;
+                cache.contents.forget(key, &mut cache.ram);
             }
         }
         // Whatever happens next, a direct write must find this durable first.
-        self.log.note_evicted(seq);
-        job.needs = job.bytes_at_most(self.log.builder().pages_max());
+        cache.log.note_evicted(seq);
+        job.needs = job.bytes_at_most(cache.log.builder().pages_max());
         job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
-        self.reclaim.state = State::Copying(job);
-        self.read_copies(fx);
-        self.read_rebases(fx);
+        self.enter(&mut cache.log, State::Copying(job));
+        self.read_copies(cache, fx);
+        self.read_rebases(cache, fx);
     }
 
     /// How many bytes of the oldest segment's clean blocks may be copied forward beside those of
     /// its dirty ones.
-    fn keep_bytes(&mut self, dirty_bytes: u64) -> u64 {
-        let in_vain = self.reclaims_in_vain();
-        if self.index_is_tight() || self.log.is_emergency() || in_vain {
+    fn keep_bytes(&mut self, cache: &mut Cache, dirty_bytes: u64) -> u64 {
+        let in_vain = self.reclaims_in_vain(cache);
+        if Self::index_is_tight(cache) || cache.log.is_emergency() || in_vain {
             // Copying forward would not make room.
             return 0;
         }
-        let limit = self.dirty_limit();
+        let limit = cache.dirty_limit();
         let (full, none) = (limit * COPY_FULL_TO / 100, limit * COPY_NONE_FROM / 100);
-        let left = none.saturating_sub(self.contents.dirty().blocks()).min(none - full);
-        let most = copy_bytes_max(u64::from(self.config.segment_size)).saturating_sub(dirty_bytes);
+        let left = none.saturating_sub(cache.contents.dirty().blocks()).min(none - full);
+        let most = copy_bytes_max(u64::from(cache.config.segment_size)).saturating_sub(dirty_bytes);
         most * left / (none - full).max(1)
     }
 
     /// The blocks that live in the segment at position `index`, each once, in the order of its
     /// footer's `entries`: with a version there, or with the base of one.
-    fn blocks_in(&self, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
+    fn blocks_in(cache: &Cache, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
         let mut found = Vec::new();
         let mut seen = KeyMap::default();
         let places =
@@ -412,11 +409,11 @@ impl Engine {
             let blocks = entry.block..entry.block + u64::from(entry.count);
             blocks.map(|block| Key::new(entry.volume, block))
         });
-        for key in in_footer.chain(self.contents.sharers_in(index).iter().copied()) {
-            let Some(place) = self.contents.get(key) else { continue };
+        for key in in_footer.chain(cache.contents.sharers_in(index).iter().copied()) {
+            let Some(place) = cache.contents.get(key) else { continue };
             // An associate goes with its base, which is no newer.
             let root = match place.kind {
-                kind if kind.is_associate() => self.contents.base_of_associate(key),
+                kind if kind.is_associate() => cache.contents.base_of_associate(key),
                 _ => place,
             };
             if root.segment as usize == index && seen.insert(key, ()).is_none() {
@@ -427,18 +424,19 @@ impl Engine {
     }
 
     /// Frees the segment when no block lives there any more.
-    fn finish_reclaim(&mut self) {
-        let Some(job) = self.reclaim.job() else { return };
-        let index = self.log.position(job.seq);
-        if job.is_reading() || self.contents.live_in(index) > 0 {
+    fn finish(&mut self, cache: &mut Cache) {
+        let Some(job) = self.job() else { return };
+        let index = cache.log.position(job.seq);
+        if job.is_reading() || cache.contents.live_in(index) > 0 {
             return;
         }
-        self.reclaim.state = State::Idle;
-        self.contents.drop_sharers(index);
-        self.log.free_oldest();
-        self.stats.segments_reclaimed += 1;
-        self.reclaim.lap.reclaimed += 1;
-        self.reclaim.in_vain += u64::from(self.config.segment_size);
+        self.enter(&mut cache.log, State::Idle);
+        self.take_client_bytes(&mut cache.log);
+        cache.contents.drop_sharers(index);
+        cache.log.free_oldest();
+        cache.stats.segments_reclaimed += 1;
+        self.lap.reclaimed += 1;
+        self.in_vain += u64::from(cache.config.segment_size);
     }
 }
 

@@ -15,12 +15,9 @@
 
 use std::collections::BTreeMap;
 
-use forebay_block::{BlockRange, ByteRange, VolumeId};
+use forebay_block::{ByteRange, VolumeId};
 use forebay_format::{ENTRY_BYTES, Entry, EntryKind, FOOTER_TRAILER_BYTES, Lsn, PAGE, SegmentSeq};
 
-use crate::Engine;
-use crate::api::{Effects, Health};
-use crate::log::builder::Expect;
 use crate::recovery::scan::{Link, Scanned};
 use crate::recovery::survey::Survey;
 
@@ -232,7 +229,7 @@ impl Survey {
     }
 
     /// Fills the gaps between segments; the last record.
-    fn join(&mut self, pieces: &mut Vec<Piece>, durable: Lsn) -> Result<Link, String> {
+    fn join(&self, pieces: &mut Vec<Piece>, durable: Lsn) -> Result<Link, String> {
         let mut end: Option<(usize, Link)> = None;
         let mut i = 0;
         while i < pieces.len() {
@@ -420,48 +417,4 @@ pub struct LostRange {
     pub volume: VolumeId,
     /// Where, in bytes of the volume.
     pub range: ByteRange,
-}
-
-impl Engine {
-    /// What is known to be lost, in order: reads of it are errors until it is written again. At
-    /// most `most` ranges.
-    #[must_use]
-    pub fn lost_ranges(&self, most: usize) -> Vec<LostRange> {
-        let mut ranges: Vec<LostRange> = Vec::new();
-        for key in self.contents.fenced().iter() {
-            let volume = key.volume();
-            let range = BlockRange { first: key.block(), count: 1 };
-            let range = self.bytes_on_volume(volume, range);
-            let full = ranges.len() == most;
-            match ranges.last_mut() {
-                Some(last) if last.volume == volume && last.range.end() == range.offset => {
-                    last.range.len += range.len;
-                }
-                _ if full => break,
-                _ => ranges.push(LostRange { volume, range }),
-            }
-        }
-        ranges
-    }
-
-    /// Records that were found to be gone at the start: any block may have been in them.
-    #[must_use]
-    pub fn lost_records(&self) -> &[Hole] {
-        &self.recovery.lost_records
-    }
-
-    /// Lets the log say of blocks that recovery found lost that they are.
-    pub(crate) fn pump_fences(&mut self, fx: &mut Effects) {
-        while self.health() == Health::Good
-            && let Some(&key) = self.recovery.to_fence.front()
-        {
-            let now = self.contents.get(key).filter(|now| now.kind == EntryKind::Lost && now.dirty);
-            if let Some(now) = now
-                && !self.push_bare(fx, key, 1, EntryKind::Lost, true, Expect::At(now))
-            {
-                return;
-            }
-            self.recovery.to_fence.pop_front();
-        }
-    }
 }

@@ -9,7 +9,8 @@ use forebay_format::{
 
 use crate::api::event::Recovered;
 use crate::recovery::salvage::Hole;
-use crate::recovery::scan::{Link, Owner, Scanned, scan_segment};
+use crate::recovery::scan::scan_segment;
+pub use crate::recovery::scan::{Beyond, Link, Owner, Scanned};
 
 /// A segment as found.
 #[derive(Default, Debug)]

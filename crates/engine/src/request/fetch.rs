@@ -1,9 +1,10 @@
 //! Read misses: one read of the primary for all who miss the same block, and admission after the
 //! clients have been answered.
 //!
-//! A fetch that overlaps in time with a write lock of a block is stale for it: it answers those
-//! who waited, since they overlap with the write themselves, but never enters RAM or the log, and
-//! nobody joins it later.
+//! A fetch that overlaps in time with a write lock of a block is stale for it: it answers the reads
+//! that waited, since they overlap with the write themselves, but never enters RAM or the log, and
+//! no read joins it later. So is a fetch of a block that is on its way to the primary although the
+//! cache has it no more: a discard took it out.
 //!
 //! While the cache has never been full, what lies around a missed block of a slow primary is read
 //! with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache is warm sooner.
@@ -11,10 +12,11 @@
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
 use forebay_policy::ReadAround;
 
-use crate::Engine;
-use crate::api::{Effects, Health, Mode, Target};
+use crate::api::{Effects, Target};
+use crate::cache::Cache;
 use crate::key::Key;
 use crate::limits::READS_AROUND_MAX;
+use crate::request::Requests;
 use crate::slab::Id;
 use crate::ticket::Ticket;
 
@@ -38,10 +40,11 @@ impl Fetch {
     }
 }
 
-impl Engine {
+impl Requests {
     /// Reads missed blocks from the primary for `op`, or joins reads under way.
-    pub(crate) fn fetch(
+    pub fn fetch(
         &mut self,
+        cache: &mut Cache,
         op: Id,
         volume: VolumeId,
         blocks: BlockRange,
@@ -50,10 +53,9 @@ impl Engine {
     ) {
         let mut first = blocks.first;
         while first < blocks.end() {
-            let joined = self.requests.fetching.get(&Key::new(volume, first)).copied();
+            let joined = self.fetching.get(&Key::new(volume, first)).copied();
             let mut end = first + 1;
-            while end < blocks.end()
-                && self.requests.fetching.get(&Key::new(volume, end)).copied() == joined
+            while end < blocks.end() && self.fetching.get(&Key::new(volume, end)).copied() == joined
             {
                 end += 1;
             }
@@ -61,11 +63,11 @@ impl Engine {
             self.add_part(op);
             match joined {
                 Some(fetch) => {
-                    let fetch = self.requests.fetches.get_mut(fetch);
+                    let fetch = self.fetches.get_mut(fetch);
                     fetch.waiters.push((op, run));
                     fetch.admit |= admit;
                 }
-                None => self.start_fetch(op, volume, run, admit, fx),
+                None => self.start_fetch(cache, op, volume, run, admit, fx),
             }
             first = end;
         }
@@ -73,79 +75,86 @@ impl Engine {
 
     fn start_fetch(
         &mut self,
+        cache: &mut Cache,
         op: Id,
         volume: VolumeId,
         missed: BlockRange,
         admit: bool,
         fx: &mut Effects,
     ) {
-        let blocks = if admit { self.around(volume, missed) } else { missed };
+        let blocks = if admit { self.around(cache, volume, missed) } else { missed };
         let keys = blocks.iter().map(|block| Key::new(volume, block));
-        let stale: Vec<bool> = keys.clone().map(|key| self.requests.locks.is_locked(key)).collect();
+        let changes = |key| cache.locks.is_locked(key) || cache.contents.dirty().is_destaging(key);
+        let stale: Vec<bool> = keys.clone().map(changes).collect();
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
         let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, missed)] };
-        let id = self.requests.fetches.insert(fetch);
+        let id = self.fetches.insert(fetch);
         for key in fresh {
-            self.requests.fetching.insert(key, id);
+            self.fetching.insert(key, id);
         }
-        let range = self.bytes_on_volume(volume, blocks);
-        let buf = self.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
+        let range = cache.bytes_on_volume(volume, blocks);
+        let buf = cache.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
         let mut buf = buf;
         buf.set_len(range.len as usize);
-        self.destaging.note_foreground(self.now);
-        let now = self.now;
-        let state = self.volume_mut(volume);
+        cache.note_foreground();
+        let now = cache.now;
+        let state = cache.volume_mut(volume);
         state.flow.pacer.begin_foreground();
         state.around.begin(now);
         let ticket = Ticket::Fetch(id);
-        self.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
+        cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
     }
 
     /// What to read for blocks that were missed: while the cache has never been full, and where a
     /// longer read costs the primary little, what lies around them too, up to what is cached
     /// already or on its way.
-    fn around(&self, id: VolumeId, missed: BlockRange) -> BlockRange {
-        let volume = self.volume(id);
-        let places = self.contents.index().capacity();
-        let has_room = ReadAround::has_room(self.log.len(), self.log.free())
-            && ReadAround::has_room(places, places.saturating_sub(self.contents.index().len()));
-        if !has_room || !volume.around.pays() || self.requests.fetches.len() > READS_AROUND_MAX {
+    fn around(&self, cache: &Cache, id: VolumeId, missed: BlockRange) -> BlockRange {
+        let volume = cache.volume(id);
+        let places = cache.contents.index().capacity();
+        let has_room = ReadAround::has_room(cache.log.len(), cache.log.free())
+            && ReadAround::has_room(places, places.saturating_sub(cache.contents.index().len()));
+        if !has_room || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
             return missed;
         }
         let blocks = volume.config.size.div_ceil(BLOCK_SIZE as u64);
         ReadAround::around(missed, blocks, |block| {
             let key = Key::new(id, block);
-            let cached = self.ram.contains(key) || self.contents.get(key).is_some();
-            !cached
-                && !self.requests.locks.is_locked(key)
-                && !self.requests.fetching.contains_key(&key)
+            let cached = cache.ram.contains(key) || cache.contents.get(key).is_some();
+            !cached && !cache.locks.is_locked(key) && !self.fetching.contains_key(&key)
         })
     }
 
     /// A write is about to change the block: a fetch under way must not bring the old content
     /// into the cache.
-    pub(crate) fn spoil_fetch(&mut self, key: Key) {
-        if self.requests.fetching.is_empty() {
+    pub fn spoil_fetch(&mut self, key: Key) {
+        if self.fetching.is_empty() {
             return;
         }
-        if let Some(id) = self.requests.fetching.remove(&key) {
-            let fetch = self.requests.fetches.get_mut(id);
+        if let Some(id) = self.fetching.remove(&key) {
+            let fetch = self.fetches.get_mut(id);
             fetch.stale[(key.block() - fetch.blocks.first) as usize] = true;
         }
     }
 
     /// A read of a primary ended.
-    pub(crate) fn fetched(&mut self, id: Id, sent: Instant, done: Completion, fx: &mut Effects) {
-        let fetch = self.requests.fetches.remove(id);
-        let now = self.now;
-        let state = self.volume_mut(fetch.volume);
+    pub fn fetched(
+        &mut self,
+        cache: &mut Cache,
+        id: Id,
+        sent: Instant,
+        done: Completion,
+        fx: &mut Effects,
+    ) {
+        let fetch = self.fetches.remove(id);
+        let now = cache.now;
+        let state = cache.volume_mut(fetch.volume);
         state.flow.pacer.end_foreground(now, now.since(sent));
         state.around.end(now);
-        self.destaging.note_foreground(self.now);
+        cache.note_foreground();
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {
-                self.requests.fetching.remove(&Key::new(fetch.volume, block));
+                self.fetching.remove(&Key::new(fetch.volume, block));
             }
         }
         let Completion { result, mut buf, .. } = done;
@@ -155,11 +164,11 @@ impl Engine {
         for &(op, run) in &fetch.waiters {
             if let Err(error) = &result {
                 if run == fetch.blocks {
-                    self.part_done(op, Err(error.clone()), fx);
+                    self.part_done(cache, op, Err(error.clone()), fx);
                 } else {
                     // What could not be read may be none of what was asked for.
-                    self.fetch(op, fetch.volume, run, false, fx);
-                    self.part_done(op, Ok(()), fx);
+                    self.fetch(cache, op, fetch.volume, run, false, fx);
+                    self.part_done(cache, op, Ok(()), fx);
                 }
                 continue;
             }
@@ -167,51 +176,44 @@ impl Engine {
                 let start = (block - fetch.blocks.first) as usize * BLOCK_SIZE;
                 self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
             }
-            self.stats.primary_read_blocks += run.count;
-            self.part_done(op, Ok(()), fx);
+            cache.stats.primary_read_blocks += run.count;
+            self.part_done(cache, op, Ok(()), fx);
         }
         if result.is_ok() && fetch.admit {
-            self.take_in(&fetch, &buf, fx);
+            Self::take_in(cache, &fetch, &buf, fx);
         }
     }
 
     /// Puts what was asked for into RAM, and all into the log if that need not wait, unless a write
     /// came between.
-    fn take_in(&mut self, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
+    fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
-        let waits = self.policy.chooses() && self.ram.frames() > 0;
-        let admits = !waits && self.policy.admits(first..first + fetch.blocks.count);
+        let waits = cache.policy.chooses() && cache.ram.frames() > 0;
+        let admits = !waits && cache.policy.admits(first..first + fetch.blocks.count);
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
-                self.stats.stale_fills += 1;
+                cache.stats.stale_fills += 1;
                 continue;
             }
             let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
-            if self.contents.get(key).is_some() {
+            if cache.contents.get(key).is_some() {
                 continue;
             }
             if fetch.is_asked_for(block) {
-                self.make_way(key, fx);
-                self.ram.put(key, bytes);
+                cache.make_way(key, fx);
+                cache.ram.put(key, bytes);
             } else {
-                self.stats.read_around_blocks += 1;
+                cache.stats.read_around_blocks += 1;
             }
             if waits {
-                self.ram.alone().note();
+                cache.ram.alone().note();
             } else if admits {
-                self.admit(key, bytes, fx);
+                cache.admit(key, bytes, fx);
             } else {
-                self.stats.unadmitted_blocks += 1;
+                cache.stats.unadmitted_blocks += 1;
             }
         }
-    }
-
-    /// Whether reads of the volume may bring blocks into the cache.
-    pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
-        let volume = self.volume(volume);
-        let none = matches!(volume.config.mode, Mode::WriteOnly | Mode::PassThrough);
-        !none && !volume.distrusted && self.health() == Health::Good
     }
 }
 

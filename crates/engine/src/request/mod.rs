@@ -2,32 +2,32 @@
 
 pub(crate) mod fetch;
 pub(crate) mod flush;
+mod held;
 pub(crate) mod merge;
 pub(crate) mod op;
 mod overflow;
 pub(crate) mod read;
 pub(crate) mod write;
 
-use crate::key::{Key, KeyMap};
-use crate::locks::Locks;
+use forebay_block::{Instant, IoBuf, IoError};
+
+use crate::api::{Effects, Reply, RequestId};
+use crate::key::KeyMap;
 use crate::request::op::Op;
 use crate::slab::{Id, Slab};
 use fetch::Fetch;
-use overflow::Overflow;
 
 /// The requests that are being served.
 #[derive(Default)]
 pub struct Requests {
     ops: Slab<Op>,
-    /// Who may change which block.
-    locks: Locks,
     /// Reads of primaries, and the blocks that they bring.
     fetches: Slab<Fetch>,
     fetching: KeyMap<Id>,
     /// Flushes that failed, and whose other parts have not ended.
     answered: usize,
-    /// Whether writes go past a log that has no room.
-    overflow: Overflow,
+    /// Since when writes have found no room in the log.
+    no_room_since: Option<Instant>,
 }
 
 impl Requests {
@@ -55,14 +55,9 @@ impl Requests {
     pub fn fetches(&self) -> usize {
         self.fetches.len()
     }
+}
 
-    /// Whether somebody is about to change a block.
-    pub fn is_locked(&self, key: Key) -> bool {
-        self.locks.is_locked(key)
-    }
-
-    /// Who may change which block.
-    pub fn locks(&self) -> &Locks {
-        &self.locks
-    }
+/// Answers a client.
+fn reply(fx: &mut Effects, id: RequestId, result: Result<(), IoError>, buf: IoBuf) {
+    fx.replies.push(Reply { id, result, buf, direct: None });
 }

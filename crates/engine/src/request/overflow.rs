@@ -9,98 +9,84 @@
 
 use std::collections::VecDeque;
 
-use forebay_block::{ErrorKind, Instant};
+use forebay_block::ErrorKind;
 
-use crate::Engine;
 use crate::api::event::Event;
 use crate::api::{Bypass, Effects, Health};
+use crate::cache::Cache;
 use crate::limits::RECLAIM_RESERVE;
+use crate::request::Requests;
 use crate::request::op::{Op, Path};
 use crate::slab::Id;
 
-/// Whether writes go past a log that has no room.
-#[derive(Debug, Default)]
-pub struct Overflow {
-    /// Since when writes have found no room.
-    since: Option<Instant>,
-    /// They go past it.
-    active: bool,
-}
-
-impl Engine {
-    /// Whether writes go past the log, since it has no room for them.
-    pub(crate) fn overflows(&self) -> bool {
-        self.requests.overflow.active
-    }
-
+impl Requests {
     /// Sees whether the log has had no room for longer than the patience, and lets writes pass by.
-    pub(crate) fn pump_overflow(&mut self, fx: &mut Effects) {
-        if (self.log.queued() == 0) && self.requests.overflow.since.is_none() {
+    pub fn pump_overflow(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        if (cache.log.queued() == 0) && self.no_room_since.is_none() {
             return;
         }
-        if self.has_client_space() || self.health() != Health::Good {
-            self.requests.overflow.since = None;
-            self.set_overflow(false);
+        if cache.has_client_space() || cache.health() != Health::Good {
+            self.no_room_since = None;
+            Self::set_overflow(cache, false);
             return;
         }
-        if self.log.queued() == 0 {
+        if cache.log.queued() == 0 {
             return;
         }
-        let since = *self.requests.overflow.since.get_or_insert(self.now);
-        let waited = self.now.since(since) >= self.config.patience;
-        self.set_overflow(waited && self.is_any_stuck());
-        if !self.requests.overflow.active {
+        let since = *self.no_room_since.get_or_insert(cache.now);
+        let waited = cache.now.since(since) >= cache.config.patience;
+        Self::set_overflow(cache, waited && cache.is_any_stuck());
+        if !cache.standing.overflows {
             return;
         }
         let mut kept = VecDeque::new();
-        for id in std::mem::take(self.log.queue()) {
-            match self.way_of(id) {
+        for id in std::mem::take(cache.log.queue()) {
+            match self.way_of(cache, id) {
                 Way::Past => {
-                    self.stats.bypassed_by[Bypass::Degraded as usize] += 1;
-                    self.go_past(id, fx);
+                    cache.stats.bypassed_by[Bypass::Degraded as usize] += 1;
+                    self.go_past(cache, id, fx);
                 }
                 Way::Wait => kept.push_back(id),
                 Way::None => {
-                    self.stats.given_up_writes += 1;
-                    self.end_write(id, Err(ErrorKind::DeviceGone.into()), fx);
+                    cache.stats.given_up_writes += 1;
+                    self.end_write(cache, id, Err(ErrorKind::DeviceGone.into()), fx);
                 }
             }
         }
         // Invalidations first: others may have to wait for long.
-        let mut queue = std::mem::take(self.log.queue());
+        let mut queue = std::mem::take(cache.log.queue());
         queue.append(&mut kept);
         queue.make_contiguous().sort_by_key(|&id| !self.is_begun(id));
-        *self.log.queue() = queue;
+        *cache.log.queue() = queue;
     }
 
-    fn set_overflow(&mut self, active: bool) {
-        if self.requests.overflow.active != active {
-            self.requests.overflow.active = active;
-            self.tell(Event::Overflow { active });
+    fn set_overflow(cache: &mut Cache, active: bool) {
+        if cache.standing.overflows != active {
+            cache.standing.overflows = active;
+            cache.tell(Event::Overflow { active });
         }
     }
 
     /// Whether an operation may use what is kept for reclaim: an invalidation, or the rest of a
     /// write of which a part is in the log.
-    pub(crate) fn fits_reserve(&self, id: Id) -> bool {
-        self.requests.overflow.active && self.is_begun(id) && self.log.free() > RECLAIM_RESERVE
+    pub fn fits_reserve(&self, cache: &Cache, id: Id) -> bool {
+        cache.standing.overflows && self.is_begun(id) && cache.log.free() > RECLAIM_RESERVE
     }
 
     fn is_begun(&self, id: Id) -> bool {
-        match self.requests.get(id) {
+        match self.get(id) {
             Op::Write(write) => write.path == Path::Direct || write.logged > 0,
             Op::Read(_) | Op::Flush(_) => unreachable!("only writes wait for the log"),
         }
     }
 
-    fn way_of(&self, id: Id) -> Way {
-        let Op::Write(write) = self.requests.get(id) else {
+    fn way_of(&self, cache: &Cache, id: Id) -> Way {
+        let Op::Write(write) = self.get(id) else {
             unreachable!("only writes wait for the log");
         };
-        let is_dirty =
-            |key| self.contents.dirty().contains(key) || self.contents.dirty().is_destaging(key);
+        let is_dirty = |key| cache.contents.dirty().is_unsettled(key);
         match self.is_begun(id) {
-            false if self.is_stuck(write.volume) => Way::None,
+            false if cache.is_stuck(write.volume) => Way::None,
             false if !write.keys().any(is_dirty) => Way::Past,
             _ => Way::Wait,
         }

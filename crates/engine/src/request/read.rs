@@ -7,9 +7,9 @@
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoError, VolumeId};
 use forebay_format::EntryKind;
 
-use crate::Engine;
 use crate::api::primary::Lookup;
 use crate::api::{Bypass, Effects, Health, Mode, Request};
+use crate::cache::Cache;
 use crate::contents::block_of;
 use crate::contents::{Place, Stored};
 use crate::form::AssociateOwner;
@@ -18,6 +18,7 @@ use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::request::op::{Op, ReadOp, ReadOwner};
+use crate::request::{Requests, reply};
 use crate::slab::Id;
 
 /// How a read was served, for the statistics.
@@ -27,205 +28,225 @@ struct Found {
     misses: u64,
 }
 
-impl Engine {
+impl Requests {
     /// Takes a client's read.
-    pub(crate) fn submit_read(&mut self, request: Request, fx: &mut Effects) {
+    pub fn submit_read(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, range, mut buf, bypass, .. } = request;
-        self.stats.reads += 1;
-        self.stats.read_bytes += range.len;
-        let mode = self.volume(volume).config.mode;
+        cache.stats.reads += 1;
+        cache.stats.read_bytes += range.len;
+        let mode = cache.volume(volume).config.mode;
         let why = match bypass {
             Some(why) => Some(why),
             None if mode == Mode::PassThrough => Some(Bypass::Mode),
-            None if self.health() != Health::Good => Some(Bypass::Degraded),
+            None if cache.health() != Health::Good => Some(Bypass::Degraded),
             None => None,
         };
         if why.is_none() {
-            self.note_asked(volume, range.blocks());
+            Self::note_asked(cache, volume, range.blocks());
         }
-        if why.is_none() && self.read_block_in_ram(volume, range, &mut buf) {
-            self.note_lookup(volume, Lookup::Hit);
-            return self.reply(fx, id, Ok(()), buf);
+        if why.is_none() && Self::read_block_in_ram(cache, volume, range, &mut buf) {
+            cache.note_lookup(volume, Lookup::Hit);
+            return reply(fx, id, Ok(()), buf);
         }
-        let op = self.requests.ops.insert(Op::Read(ReadOp {
+        let op = self.ops.insert(Op::Read(ReadOp {
             owner: ReadOwner::Client(id),
             range,
             buf,
             parts: 1,
             error: None,
-            admit: why.is_none() && self.admits_reads(volume),
+            admit: why.is_none() && cache.admits_reads(volume),
         }));
-        let found = self.read_blocks(op, volume, range.blocks(), fx);
+        let found = self.read_blocks(cache, op, volume, range.blocks(), fx);
         let lookup = match why {
             Some(why) => {
-                self.stats.bypassed_by[why as usize] += 1;
+                cache.stats.bypassed_by[why as usize] += 1;
                 Lookup::Bypass
             }
             None if found.misses == 0 => Lookup::Hit,
             None if found.hits == 0 => Lookup::Miss,
             None => Lookup::Partial,
         };
-        self.note_lookup(volume, lookup);
-        self.part_done(op, Ok(()), fx);
+        cache.note_lookup(volume, lookup);
+        self.part_done(cache, op, Ok(()), fx);
     }
 
     /// Tells the policy what a client asked for. What goes past the cache disturbs no statistics.
-    pub(crate) fn note_asked(&mut self, volume: VolumeId, blocks: BlockRange) {
-        blocks.iter().for_each(|block| self.policy.asked(Key::new(volume, block).0));
+    pub fn note_asked(cache: &mut Cache, volume: VolumeId, blocks: BlockRange) {
+        blocks.iter().for_each(|block| cache.policy.asked(Key::new(volume, block).0));
     }
 
     /// The usual hit: all that is wanted is in one block, and that is in RAM.
-    fn read_block_in_ram(&mut self, volume: VolumeId, range: ByteRange, buf: &mut [u8]) -> bool {
+    fn read_block_in_ram(
+        cache: &mut Cache,
+        volume: VolumeId,
+        range: ByteRange,
+        buf: &mut [u8],
+    ) -> bool {
         let blocks = range.blocks();
         if blocks.count != 1 {
             return false;
         }
         let key = Key::new(volume, blocks.first);
-        if self.requests.locks.is_locked(key) || self.is_distrusted(key) {
+        if cache.locks.is_locked(key) || cache.is_distrusted(key) {
             return false;
         }
-        let Some(bytes) = self.ram.get(key) else { return false };
+        let Some(bytes) = cache.ram.get(key) else { return false };
         let from = (range.offset % BLOCK_SIZE as u64) as usize;
         buf.copy_from_slice(&bytes[from..from + buf.len()]);
-        self.stats.ram_hit_blocks += 1;
-        self.touch(key);
+        cache.stats.ram_hit_blocks += 1;
+        Self::touch(cache, key);
         true
     }
 
     /// Reads one block whole, for a write that covers it in part.
-    pub(crate) fn read_for_merge(&mut self, owner: ReadOwner, key: Key, fx: &mut Effects) {
+    pub fn read_for_merge(
+        &mut self,
+        cache: &mut Cache,
+        owner: ReadOwner,
+        key: Key,
+        fx: &mut Effects,
+    ) {
         let blocks = BlockRange { first: key.block(), count: 1 };
         let volume = key.volume();
-        let op = self.requests.ops.insert(Op::Read(ReadOp {
+        let op = self.ops.insert(Op::Read(ReadOp {
             owner,
             range: blocks.bytes(),
-            buf: self.config.buffers.get(BLOCK_SIZE),
+            buf: cache.config.buffers.get(BLOCK_SIZE),
             parts: 1,
             error: None,
             admit: false,
         }));
-        self.read_blocks(op, volume, blocks, fx);
-        self.part_done(op, Ok(()), fx);
+        self.read_blocks(cache, op, volume, blocks, fx);
+        self.part_done(cache, op, Ok(()), fx);
     }
 
     /// Finds every block of a read and starts what is needed for those not in RAM.
     fn read_blocks(
         &mut self,
+        cache: &mut Cache,
         op: Id,
         volume: VolumeId,
         blocks: BlockRange,
         fx: &mut Effects,
     ) -> Found {
-        let distrusts = self.volume(volume).distrusted;
+        let distrusts = cache.volume(volume).distrusted;
         let mut found = Found::default();
         let mut ssd: Vec<Stored> = Vec::new();
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
             let key = Key::new(volume, block);
-            let Op::Read(read) = self.requests.ops.get_mut(op) else {
+            let Op::Read(read) = self.ops.get_mut(op) else {
                 unreachable!("a read's id names a read");
             };
             // A write puts its bytes into RAM before they have a place in the log, and may fail
             // until then. Only who holds the lock knows that it has not come so far.
             let sees_ram =
-                matches!(read.owner, ReadOwner::Merge(..)) || !self.requests.locks.is_locked(key);
-            let trusted = !distrusts || self.contents.dirty().contains(key);
-            if let Some(bytes) = self.ram.get(key).filter(|_| sees_ram && trusted) {
+                matches!(read.owner, ReadOwner::Merge(..)) || !cache.locks.is_locked(key);
+            let trusted = !distrusts || cache.contents.dirty().contains(key);
+            if let Some(bytes) = cache.ram.get(key).filter(|_| sees_ram && trusted) {
                 copy_into(read, block, bytes);
                 found.hits += 1;
-                self.stats.ram_hit_blocks += 1;
-                self.touch(key);
+                cache.stats.ram_hit_blocks += 1;
+                Self::touch(cache, key);
                 continue;
             }
-            let Some(place) = self.contents.get(key).filter(|_| trusted) else {
+            let Some(place) = cache.contents.get(key).filter(|_| trusted) else {
                 found.misses += 1;
                 if missing.end() != block || missing.count == 0 {
-                    self.fetch_missing(op, volume, missing, fx);
+                    self.fetch_missing(cache, op, volume, missing, fx);
                     missing = BlockRange { first: block, count: 0 };
                 }
                 missing.count += 1;
                 continue;
             };
             found.hits += 1;
-            self.touch(key);
-            if self.contents.fenced().contains(&key) {
+            Self::touch(cache, key);
+            if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
-                self.stats.ram_hit_blocks += 1;
+                cache.stats.ram_hit_blocks += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
             } else if place.kind.is_associate() {
-                self.stats.ssd_hit_blocks += 1;
-                self.read_delta(op, Stored { key, place }, fx);
-            } else if !self.read_from_failed_record(op, key, &place) {
+                cache.stats.ssd_hit_blocks += 1;
+                self.read_delta(cache, op, Stored { key, place }, fx);
+            } else if !self.read_from_failed_record(cache, op, key, &place) {
                 ssd.push(Stored { key, place });
             }
         }
-        self.fetch_missing(op, volume, missing, fx);
-        self.stats.ssd_hit_blocks += ssd.len() as u64;
-        self.read_ssd(op, ssd, fx);
+        self.fetch_missing(cache, op, volume, missing, fx);
+        cache.stats.ssd_hit_blocks += ssd.len() as u64;
+        self.read_ssd(cache, op, ssd, fx);
         found
     }
 
-    fn touch(&mut self, key: Key) {
-        let policy = &self.policy;
+    fn touch(cache: &mut Cache, key: Key) {
+        let policy = &cache.policy;
         if policy.notes_hits() {
-            self.contents.update_meta(key, |meta| policy.hit(meta));
+            cache.contents.update_meta(key, |meta| policy.hit(meta));
         }
     }
 
-    fn fetch_missing(&mut self, op: Id, volume: VolumeId, run: BlockRange, fx: &mut Effects) {
+    fn fetch_missing(
+        &mut self,
+        cache: &mut Cache,
+        op: Id,
+        volume: VolumeId,
+        run: BlockRange,
+        fx: &mut Effects,
+    ) {
         if run.count > 0 {
-            let Op::Read(read) = self.requests.ops.get(op) else {
+            let Op::Read(read) = self.ops.get(op) else {
                 unreachable!("a read's id names a read");
             };
             let admit = read.admit;
-            self.fetch(op, volume, run, admit, fx);
+            self.fetch(cache, op, volume, run, admit, fx);
         }
     }
 
     /// A block whose record could not be written is still in memory.
-    fn read_from_failed_record(&mut self, op: Id, key: Key, place: &Place) -> bool {
-        let payload = self.log.failed_payload(place.segment, place.offset, place.len);
+    fn read_from_failed_record(&mut self, cache: &Cache, op: Id, key: Key, place: &Place) -> bool {
+        let payload = cache.log.failed_payload(place.segment, place.offset, place.len);
         let Some(payload) = payload else { return false };
         let mut room = [0; BLOCK_SIZE];
         let Some(block) = decode(place, payload, &mut room) else { return false };
-        if let Op::Read(read) = self.requests.ops.get_mut(op) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
             copy_into(read, key.block(), block);
         }
         true
     }
 
     /// Reads a block that is stored as a delta, once its record has been written.
-    fn read_delta(&mut self, op: Id, item: Stored, fx: &mut Effects) {
-        let base = self.contents.base_of_associate(item.key);
+    fn read_delta(&mut self, cache: &mut Cache, op: Id, item: Stored, fx: &mut Effects) {
+        let base = cache.contents.base_of_associate(item.key);
         self.add_part(op);
-        if self.is_associate_written(&base, &item.place) {
-            self.read_associate(AssociateOwner::Read(op), item, base, fx);
+        if cache.is_associate_written(&base, &item.place) {
+            cache.read_associate(AssociateOwner::Read(op), item, base, fx);
         } else {
-            self.log.wait_written(op, item.key);
+            cache.log.wait_written(op, item.key);
         }
     }
 
     /// Reads payloads from the cache device, neighbours in one go. Those whose record is still
     /// being written are read all the same once it is done: the device orders nothing, so the
     /// read waits.
-    fn read_ssd(&mut self, op: Id, items: Vec<Stored>, fx: &mut Effects) {
+    fn read_ssd(&mut self, cache: &mut Cache, op: Id, items: Vec<Stored>, fx: &mut Effects) {
         let (written, waiting): (Vec<_>, Vec<_>) = items
             .into_iter()
-            .partition(|item| self.log.is_written(item.place.segment, item.place.offset));
+            .partition(|item| cache.log.is_written(item.place.segment, item.place.offset));
         for item in waiting {
             self.add_part(op);
-            self.log.wait_written(op, item.key);
+            cache.log.wait_written(op, item.key);
         }
         for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), written) {
             self.add_part(op);
-            self.read_payloads(read, fx);
+            cache.read_payloads(read, fx);
         }
     }
 
     /// A read of the cache device ended.
-    pub(crate) fn ssd_read(
+    pub fn ssd_read(
         &mut self,
+        cache: &mut Cache,
         op: Id,
         read: &SegmentRead,
         done: &Completion,
@@ -237,17 +258,18 @@ impl Engine {
             match payload.and_then(|payload| decode(&item.place, payload, &mut room)) {
                 Some(block) => {
                     self.fill_read(op, item.key.block(), block);
-                    self.promote(item, block, fx);
+                    Self::promote(cache, item, block, fx);
                 }
-                None => self.bad_payload(op, item, done.result.as_ref().err(), fx),
+                None => self.bad_payload(cache, op, item, done.result.as_ref().err(), fx),
             }
         }
-        self.part_done(op, Ok(()), fx);
+        self.part_done(cache, op, Ok(()), fx);
     }
 
     /// A block that is stored as a delta has been put together, or could not be.
-    pub(crate) fn block_read(
+    pub fn block_read(
         &mut self,
+        cache: &mut Cache,
         op: Id,
         item: &Stored,
         block: Option<&[u8]>,
@@ -257,112 +279,127 @@ impl Engine {
         match block {
             Some(block) => {
                 self.fill_read(op, item.key.block(), block);
-                self.promote(item, block, fx);
+                Self::promote(cache, item, block, fx);
             }
-            None => self.bad_payload(op, item, error, fx),
+            None => self.bad_payload(cache, op, item, error, fx),
         }
-        self.part_done(op, Ok(()), fx);
+        self.part_done(cache, op, Ok(()), fx);
     }
 
     /// Brings a block that was read from the cache device into RAM, if it is still the newest.
-    fn promote(&mut self, item: &Stored, block: &[u8], fx: &mut Effects) {
-        let current = self.contents.same_version(item.key, &item.place).is_some();
-        let wanted = self.ram.has_room_for(item.key) || self.is_preferred(item.key);
-        if current && wanted && !self.requests.locks.is_locked(item.key) {
-            self.make_way(item.key, fx);
-            self.ram.put(item.key, block);
+    fn promote(cache: &mut Cache, item: &Stored, block: &[u8], fx: &mut Effects) {
+        let current = cache.contents.same_version(item.key, &item.place).is_some();
+        let wanted = cache.ram.has_room_for(item.key) || Self::is_preferred(cache, item.key);
+        if current && wanted && !cache.locks.is_locked(item.key) {
+            cache.make_way(item.key, fx);
+            cache.ram.put(item.key, block);
         }
     }
 
     /// Whether a block is worth the place of the least recent one in RAM, which the log may have
     /// just as well.
-    fn is_preferred(&self, key: Key) -> bool {
-        let oldest = self.ram.recent().oldest();
-        oldest.is_none_or(|(oldest, _)| self.policy.prefers(key.0, block_of(Key(oldest)).0))
+    fn is_preferred(cache: &Cache, key: Key) -> bool {
+        let oldest = cache.ram.recent().oldest();
+        oldest.is_none_or(|(oldest, _)| cache.policy.prefers(key.0, block_of(Key(oldest)).0))
     }
 
     /// A payload could not be read or does not match its checksum.
-    fn bad_payload(&mut self, op: Id, item: &Stored, error: Option<&IoError>, fx: &mut Effects) {
-        let now = self.contents.same_version(item.key, &item.place);
+    fn bad_payload(
+        &mut self,
+        cache: &mut Cache,
+        op: Id,
+        item: &Stored,
+        error: Option<&IoError>,
+        fx: &mut Effects,
+    ) {
+        let now = cache.contents.same_version(item.key, &item.place);
         match now {
             // A failed read may work another time; a bad checksum will not.
             Some(now) if now.dirty => match error {
                 Some(error) => {
                     self.read_failed(op, error.clone());
-                    self.probe_cache(fx);
+                    cache.probe_cache(fx);
                 }
                 None => {
-                    self.fence(item.key);
+                    cache.fence(item.key);
                     self.read_failed(op, ErrorKind::Corrupt.into());
                 }
             },
             Some(now) => {
-                self.drop_corrupt_clean(item.key, now, fx);
+                Self::drop_corrupt_clean(cache, item.key, now, fx);
                 let blocks = BlockRange { first: item.key.block(), count: 1 };
-                self.fetch(op, item.key.volume(), blocks, false, fx);
+                self.fetch(cache, op, item.key.volume(), blocks, false, fx);
             }
             // It has moved meanwhile.
-            None => self.read_again(op, item.key, fx),
+            None => self.read_again(cache, op, item.key, fx),
         }
     }
 
     /// Looks a block up once more for a read under way.
-    pub(crate) fn read_again(&mut self, op: Id, key: Key, fx: &mut Effects) {
+    pub fn read_again(&mut self, cache: &mut Cache, op: Id, key: Key, fx: &mut Effects) {
         let blocks = BlockRange { first: key.block(), count: 1 };
-        self.read_blocks(op, key.volume(), blocks, fx);
+        self.read_blocks(cache, op, key.volume(), blocks, fx);
     }
 
     /// Takes a clean block with bad bytes out of the cache, durably, so that it does not come
     /// back after a crash when the primary has moved on. Without room in the log it stays, and
     /// the next reader finds the same.
-    pub(crate) fn drop_corrupt_clean(&mut self, key: Key, place: Place, fx: &mut Effects) {
-        self.note_corrupt_clean(key);
-        if self.health() == Health::Good
-            && self.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
+    pub fn drop_corrupt_clean(cache: &mut Cache, key: Key, place: Place, fx: &mut Effects) {
+        cache.note_corrupt_clean(key);
+        if cache.health() == Health::Good
+            && cache.push_bare(fx, key, 1, EntryKind::Invalidate, false, Expect::At(place))
         {
             // A direct write that finds the block gone must find this durable first.
-            self.log.raise_barrier();
+            cache.log.raise_barrier();
         }
     }
 
-    pub(crate) fn add_part(&mut self, op: Id) {
-        if let Op::Read(read) = self.requests.ops.get_mut(op) {
+    pub fn add_part(&mut self, op: Id) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
             read.parts += 1;
         }
     }
 
     /// Copies a block's bytes to where a read wants them.
-    pub(crate) fn fill_read(&mut self, op: Id, block: u64, bytes: &[u8]) {
-        if let Op::Read(read) = self.requests.ops.get_mut(op) {
+    pub fn fill_read(&mut self, op: Id, block: u64, bytes: &[u8]) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
             copy_into(read, block, bytes);
         }
     }
 
-    pub(crate) fn read_failed(&mut self, op: Id, error: IoError) {
-        if let Op::Read(read) = self.requests.ops.get_mut(op) {
+    pub fn read_failed(&mut self, op: Id, error: IoError) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
             read.error.get_or_insert(error);
         }
     }
 
     /// A part of a read has arrived; the last one ends it.
-    pub(crate) fn part_done(&mut self, op: Id, result: Result<(), IoError>, fx: &mut Effects) {
+    pub fn part_done(
+        &mut self,
+        cache: &mut Cache,
+        op: Id,
+        result: Result<(), IoError>,
+        fx: &mut Effects,
+    ) {
         if let Err(error) = result {
             self.read_failed(op, error);
         }
-        let Op::Read(read) = self.requests.ops.get_mut(op) else {
+        let Op::Read(read) = self.ops.get_mut(op) else {
             unreachable!("a read's id names a read");
         };
         read.parts -= 1;
         if read.parts > 0 {
             return;
         }
-        let Op::Read(read) = self.requests.ops.remove(op) else {
+        let Op::Read(read) = self.ops.remove(op) else {
             unreachable!("a read's id names a read");
         };
         let result = read.error.map_or(Ok(()), Err);
         match read.owner {
-            ReadOwner::Client(id) => self.reply(fx, id, result, read.buf),
-            ReadOwner::Merge(write, first) => self.merge_read(write, first, result, read.buf, fx),
+            ReadOwner::Client(id) => reply(fx, id, result, read.buf),
+            ReadOwner::Merge(write, first) => {
+                self.merge_read(cache, write, first, result, read.buf, fx)
+            }
         }
     }
 }

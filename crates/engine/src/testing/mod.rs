@@ -15,7 +15,7 @@ use forebay_block::{
 };
 
 use crate::{
-    ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Reply, Request, RequestId,
+    ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Reply, Request, RequestId, Shard,
     ShardConfig, Stats, Target, Trust, VolumeConfig,
 };
 

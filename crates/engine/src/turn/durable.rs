@@ -21,83 +21,83 @@ impl Engine {
         fx: &mut Effects,
     ) {
         match done.result {
-            Ok(()) => self.log.end_record(lsn),
-            Err(_) if tries < WRITE_TRIES && self.health() == Health::Good => {
-                let (index, at) = self.log.record_at(lsn);
-                let offset = self.segment_offset(index) + u64::from(at);
+            Ok(()) => self.cache.log.end_record(lsn),
+            Err(_) if tries < WRITE_TRIES && self.cache.health() == Health::Good => {
+                let (index, at) = self.cache.log.record_at(lsn);
+                let offset = self.cache.segment_offset(index) + u64::from(at);
                 let ticket = Ticket::Record { lsn, tries: tries + 1 };
-                self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, done.buf));
+                self.cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, done.buf));
                 return;
             }
             Err(_) => {
-                self.log.fail_record(lsn, done.buf);
+                self.cache.log.fail_record(lsn, done.buf);
                 self.fail_cache(fx);
             }
         }
-        if self.health() == Health::Good {
+        if self.cache.health() == Health::Good {
             self.advance_completed(fx);
         } else {
-            self.log.drop_ended();
+            self.cache.log.drop_ended();
         }
         self.wake_readers(fx);
     }
 
     /// Lets reads go on that waited for a record to be written.
     fn wake_readers(&mut self, fx: &mut Effects) {
-        for (op, key) in self.log.take_read_waiters() {
-            self.read_again(op, key, fx);
-            self.part_done(op, Ok(()), fx);
+        for (op, key) in self.cache.log.take_read_waiters() {
+            self.requests.read_again(&mut self.cache, op, key, fx);
+            self.requests.part_done(&mut self.cache, op, Ok(()), fx);
         }
     }
 
     /// Counts the records that have completed without a gap.
     fn advance_completed(&mut self, fx: &mut Effects) {
-        while let Some(writes) = self.log.complete_next() {
+        while let Some(writes) = self.cache.log.complete_next() {
             for op in writes {
                 self.record_done(op, fx);
             }
         }
-        if !self.config.cache_volatile {
-            self.advance_durable(self.log.completed(), fx);
+        if !self.cache.config.cache_volatile {
+            self.advance_durable(self.cache.log.completed(), fx);
         }
     }
 
     /// Everything up to `lsn` is durable now.
     fn advance_durable(&mut self, lsn: Lsn, fx: &mut Effects) {
-        if !self.log.advance_durable(lsn) {
+        if !self.cache.log.advance_durable(lsn) {
             return;
         }
-        self.contents.settle(lsn);
-        while let Some(op) = self.log.pop_waiter(false) {
+        self.cache.contents.settle(lsn);
+        while let Some(op) = self.cache.log.pop_waiter(false) {
             match self.requests.get(op) {
-                Op::Write(_) => self.write_durable(op, fx),
-                Op::Flush(_) => self.flush_part_done(op, Ok(()), fx),
+                Op::Write(_) => self.requests.write_durable(&mut self.cache, op, fx),
+                Op::Flush(_) => self.requests.flush_part_done(&mut self.cache, op, Ok(()), fx),
                 Op::Read(_) => unreachable!("reads do not wait for durability"),
             }
         }
-        self.log.finish_freeing();
+        self.cache.log.finish_freeing();
     }
 
     /// Sends the flush and the footers that are due.
     pub(crate) fn pump_durability(&mut self, fx: &mut Effects) {
-        if self.health() != Health::Good {
+        if self.cache.health() != Health::Good {
             return;
         }
-        if self.log.begin_wanted_flush() {
-            self.stats.cache_flushes += 1;
-            self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
+        if self.cache.log.begin_wanted_flush() {
+            self.cache.stats.cache_flushes += 1;
+            self.cache.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
         }
-        while let Some(footer) = self.log.next_footer(&self.config) {
+        while let Some(footer) = self.cache.log.next_footer(&self.cache.config) {
             self.send_footer(footer, 1, fx);
         }
-        self.log.finish_freeing();
+        self.cache.log.finish_freeing();
     }
 
     /// A flush of the cache device ended. A failed one is not tried again: what the device had in
     /// its cache may be gone although the next flush would say yes.
     pub(crate) fn cache_flushed(&mut self, result: IoResult<()>, fx: &mut Effects) {
-        let covered = self.log.end_flush();
-        if self.health() != Health::Good {
+        let covered = self.cache.log.end_flush();
+        if self.cache.health() != Health::Good {
             return;
         }
         match result {
@@ -108,10 +108,10 @@ impl Engine {
 
     fn send_footer(&mut self, footer: FooterWrite, tries: u32, fx: &mut Effects) {
         let FooterWrite { seq, offset, buf } = footer;
-        self.stats.log_bytes += buf.len() as u64;
-        let offset = self.config.area.offset + offset;
+        self.cache.stats.log_bytes += buf.len() as u64;
+        let offset = self.cache.config.area.offset + offset;
         let ticket = Ticket::Footer { seq, tries };
-        self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
+        self.cache.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, buf));
     }
 
     /// A footer's write ended.
@@ -123,10 +123,10 @@ impl Engine {
         fx: &mut Effects,
     ) {
         match done {
-            Ok(()) => self.log.end_footer(seq),
-            Err(_) if !self.log.awaits_footer(seq) => {}
-            Err(_) if tries < WRITE_TRIES && self.health() == Health::Good => {
-                if let Some(footer) = self.log.footer_again(seq, &self.config) {
+            Ok(()) => self.cache.log.end_footer(seq),
+            Err(_) if !self.cache.log.awaits_footer(seq) => {}
+            Err(_) if tries < WRITE_TRIES && self.cache.health() == Health::Good => {
+                if let Some(footer) = self.cache.log.footer_again(seq, &self.cache.config) {
                     self.send_footer(footer, tries + 1, fx);
                 }
             }
@@ -140,15 +140,15 @@ impl Engine {
             unreachable!("only writes wait for records");
         };
         write.outstanding -= 1;
-        self.advance_write(op, fx);
+        self.requests.advance_write(&mut self.cache, op, fx);
     }
 
     /// The device failed: who waits for durability waits for the primary instead.
     pub(crate) fn leave_durable_waiters(&mut self, fx: &mut Effects) {
-        while let Some(op) = self.log.pop_waiter(true) {
+        while let Some(op) = self.cache.log.pop_waiter(true) {
             match self.requests.get(op) {
-                Op::Flush(_) => self.flush_without_log(op, fx),
-                _ => self.wait_detached(op, fx),
+                Op::Flush(_) => self.requests.flush_without_log(&mut self.cache, op),
+                _ => self.requests.wait_detached(&mut self.cache, op, fx),
             }
         }
     }

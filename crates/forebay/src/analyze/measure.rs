@@ -1,5 +1,6 @@
-//! What blocks are like, one after another: zero, equal to an earlier one, how well they pack,
-//! alone and against one that is like them, and how long a delta against an older version is.
+//! Properties of blocks, measured one after another: all zeros, equal to an earlier block,
+//! compressed size (alone and against a similar block), and size of a delta against an older
+//! version.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,59 +12,60 @@ use forebay_codec::{
 use forebay_engine::{Alike, Key, Sketch, similar_max};
 use forebay_format::{ENTRY_BYTES, PAGE};
 
-/// Hashes that are remembered at most: some 100 MiB. Of larger volumes a sample is.
+/// Most hashes kept, about 100 MiB. Of larger volumes a sample of hashes is kept.
 const HASHES_MAX: usize = 1 << 22;
-/// Payloads start at a multiple of this.
+/// Alignment of payloads, in bytes.
 const ALIGN: usize = 8;
-/// Upper ends of the classes of deltas by length, in bytes.
+/// Upper bounds of the size classes of deltas, in bytes.
 pub const DELTA_CLASSES: [usize; 4] = [128, 256, 512, DELTA_MAX];
 
-/// What was found.
+/// The results of a measurement.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Blocks looked at.
+    /// Number of blocks measured.
     pub blocks: u64,
-    /// Of them: all zeros.
+    /// Of these: all zeros.
     pub zero: u64,
-    /// Packed by LZ4.
+    /// Compressed by LZ4.
     pub lz4: u64,
-    /// Packed by zstd, and not by LZ4.
+    /// Compressed by zstd but not by LZ4.
     pub dense_only: u64,
-    /// Payload bytes on the cache device, by LZ4.
+    /// Bytes of payload on the cache device with LZ4.
     pub lz4_bytes: u64,
-    /// The same by zstd.
+    /// Bytes of payload with zstd.
     pub dense_bytes: u64,
-    /// The same, with `content = similar`.
+    /// Bytes of payload with `content = similar`.
     pub similar_bytes: u64,
-    /// Blocks stored against similar ones then.
+    /// Blocks stored against similar ones with `content = similar`.
     pub similar: u64,
     /// Blocks that differ from their older version.
     pub changed: u64,
-    /// Of them: stored as deltas.
+    /// Of the changed blocks: stored as deltas.
     pub deltas: u64,
-    /// Bytes of those.
+    /// Bytes of these deltas.
     pub delta_bytes: u64,
-    /// Deltas by [`DELTA_CLASSES`].
+    /// Number of deltas in each of [`DELTA_CLASSES`].
     pub delta_classes: [u64; DELTA_CLASSES.len()],
 }
 
 impl Counts {
-    /// Blocks that are not zero. The others are mostly space that was never used, which no cache
-    /// sees.
+    /// Blocks that are not all zeros. Zero blocks are mostly space that was never used, which no
+    /// cache sees.
     pub fn filled(&self) -> u64 {
         self.blocks - self.zero
     }
 
-    /// Bytes of filled blocks that a byte of the cache device holds, where their payloads take
-    /// `payloads` bytes: entries in records and footers, and the records' header pages, included.
+    /// Bytes of filled blocks stored per byte of the cache device, if their payloads take
+    /// `payloads` bytes; accounts for entries in records and footers and for the records' header
+    /// pages.
     pub fn holds(&self, payloads: u64) -> f64 {
         let bytes = payloads + self.filled() * 2 * ENTRY_BYTES as u64;
         (self.filled() * BLOCK_SIZE as u64) as f64 / (bytes + bytes / HEADER_SHARE).max(1) as f64
     }
 }
 
-/// One page in this many of a log is a record's header page: records of 128 pages, some of them cut
-/// short.
+/// One page of a log in this many is a record's header page: records have 128 pages, and some are
+/// shorter.
 const HEADER_SHARE: u64 = 100;
 
 /// Measures blocks.
@@ -73,14 +75,14 @@ pub struct Measure {
     alike: Alike,
     against: SimilarCompressor,
     out: Box<[u8; BLOCK_SIZE]>,
-    /// How often blocks with this hash were seen, for hashes whose last `skip` bits are zero.
+    /// Number of blocks seen for each hash whose last `skip` bits are zero.
     seen: HashMap<u64, u32>,
     skip: u32,
     counts: Counts,
 }
 
 impl Measure {
-    /// Nothing has been seen, of this many blocks.
+    /// Starts a measurement of `blocks` blocks.
     pub fn new(blocks: u64) -> Self {
         Self {
             lz4: Compressor::new(),
@@ -94,11 +96,11 @@ impl Measure {
         }
     }
 
-    /// Looks at the block of this number, and at its older version if there is one; `read` gives
-    /// an earlier block.
+    /// Measures a block, and compares it with its older version if there is one; `read` returns an
+    /// earlier block by its number.
     ///
     /// # Errors
-    /// That of `read`.
+    /// The error of `read`.
     pub fn take(
         &mut self,
         number: u64,
@@ -128,7 +130,7 @@ impl Measure {
         Ok(())
     }
 
-    /// Bytes of the block's payload against a similar one; none if it has none.
+    /// Bytes of the block's payload against a similar block; `None` if there is none.
     fn similar(
         &mut self,
         number: u64,
@@ -176,12 +178,12 @@ impl Measure {
         }
     }
 
-    /// What was found.
+    /// The results so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Of the blocks that are not zero, the share that equals an earlier one.
+    /// The share of non-zero blocks that equal an earlier one.
     pub fn duplicate_share(&self) -> f64 {
         let all: u64 = self.seen.values().map(|&times| u64::from(times)).sum();
         if all == 0 { 0.0 } else { (all - self.seen.len() as u64) as f64 / all as f64 }

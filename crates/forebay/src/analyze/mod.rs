@@ -1,5 +1,5 @@
-//! `forebay analyze`: what a cache would hold of a device or file, by how its blocks are stored.
-//! Nothing is written to it.
+//! `forebay analyze`: predicts how a cache would store the blocks of a device or file. Nothing is
+//! written to it.
 
 mod measure;
 
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::output;
 use measure::{Counts, DELTA_CLASSES, Measure};
 
-/// Bytes read at once.
+/// Size of a read, in bytes.
 const PIECE: u64 = 1 << 20;
 
 /// Arguments of `forebay analyze`.
@@ -27,10 +27,10 @@ const PIECE: u64 = 1 << 20;
 pub struct AnalyzeArgs {
     /// The device or file
     pub path: PathBuf,
-    /// An older version of it
+    /// An older version of it, for the size of deltas
     #[arg(long, value_name = "PATH")]
     pub older: Option<PathBuf>,
-    /// Read at most so much, in pieces of 1 MiB spread evenly; 0 for all of it
+    /// Read at most this much, in pieces of 1 MiB spread evenly; 0 for all of it
     #[arg(long, value_name = "SIZE", default_value = "16GiB")]
     pub limit: Size,
     /// Print JSON
@@ -65,12 +65,12 @@ pub fn run(args: &AnalyzeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Of how many pieces one is read, so that no more than `limit` bytes are; 0 is no limit.
+/// Reads one piece out of this many, so that at most `limit` bytes are read; a limit of 0 is none.
 fn pieces_apart(size: u64, limit: u64) -> u64 {
     if limit == 0 { 1 } else { size.div_ceil(PIECE).div_ceil((limit / PIECE).max(1)).max(1) }
 }
 
-/// What is read.
+/// A device or file to read.
 struct Source {
     file: File,
     size: u64,
@@ -101,7 +101,7 @@ impl Source {
     }
 }
 
-/// Measures one piece of every `every`.
+/// Measures one piece out of every `every`.
 fn read(
     source: &Source,
     older: Option<&Source>,
@@ -127,17 +127,17 @@ fn read(
     Ok(())
 }
 
-/// The outcome.
+/// The results.
 struct Found {
     source: Source,
     every: u64,
     counts: Counts,
-    /// Of the blocks that are not zero, the share that equals an earlier one.
+    /// The share of non-zero blocks that equal an earlier one.
     equal: f64,
 }
 
 impl Found {
-    /// Ways to store the blocks, and bytes of payload of each.
+    /// The ways to store the blocks, with the bytes of payload of each.
     fn ways(&self) -> [(&'static str, u64); 5] {
         let Counts { lz4_bytes, dense_bytes, similar_bytes, .. } = self.counts;
         let raw = self.counts.filled() * BLOCK_SIZE as u64;
@@ -211,8 +211,9 @@ impl Found {
             out += &format!("  {what:<32}{}\n", percent(self.share(part)));
         }
         out += &format!("  {:<32}{}\n", "equal to an earlier one", percent(self.duplicates()));
-        out += &format!("  {:<32}{}\n", "like an earlier one", percent(self.share(c.similar)));
-        out += "\nbytes of blocks, not zero, in a byte of the cache device\n";
+        out +=
+            &format!("  {:<32}{}\n", "similar to an earlier one", percent(self.share(c.similar)));
+        out += "\nbytes of non-zero blocks held by one byte of the cache device\n";
         let names = [
             "raw",
             "by LZ4, without time for more",
@@ -229,7 +230,7 @@ impl Found {
         out
     }
 
-    /// What rewriting the older version with the newer one would take.
+    /// The cost of rewriting the older version with the newer one.
     fn rewrites(&self) -> String {
         let c = &self.counts;
         let share = |count: u64| format!("{:6.1} %", count as f64 * 100.0 / c.changed as f64);

@@ -1,4 +1,4 @@
-//! `forebay drain`: starts a job in the server and shows how far it is.
+//! `forebay drain`: starts a job in the server and shows its progress.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,16 @@ pub struct DrainArgs {
     /// The volume to drain [default: all of them]
     #[arg(conflicts_with_all = ["job", "list"])]
     pub volume: Option<String>,
-    /// Return at once and print the job's number
+    /// Return at once and print the job's id
     #[arg(long, conflicts_with_all = ["job", "list"])]
     pub background: bool,
     /// List the drains that the server remembers, oldest first
     #[arg(long, conflicts_with = "job")]
     pub list: bool,
-    /// Show a drain that was started before
+    /// Show a drain that was started earlier
     #[arg(long, value_name = "NUMBER")]
     pub job: Option<u64>,
-    /// End it; what it has written stays written
+    /// Cancel it; data already written stays written
     #[arg(long, requires = "job")]
     pub cancel: bool,
     /// Print JSON: an object on one line for each job
@@ -36,13 +36,13 @@ pub struct DrainArgs {
     pub daemon: Daemon,
 }
 
-/// How long to wait before the progress is asked for again: a share of the time so far, so that the
-/// end is seen late by 2 % at most, within bounds.
+/// Interval between two queries for the progress: the time so far divided by this, within bounds,
+/// so that the end is noticed at most 2 % late.
 const PERIOD_SHARE: u32 = 50;
 const PERIOD_MIN: Duration = Duration::from_millis(5);
 const PERIOD_MAX: Duration = Duration::from_millis(200);
 
-/// Drains, or asks about drains.
+/// Starts, lists, shows or cancels drains.
 pub fn run(args: &DrainArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
     if args.list {

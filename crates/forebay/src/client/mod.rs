@@ -1,4 +1,4 @@
-//! The commands that ask a running server through its control socket.
+//! The commands that query and control a running server through its control socket.
 
 pub mod drain;
 pub mod set;

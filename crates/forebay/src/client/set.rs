@@ -18,7 +18,7 @@ pub struct SetArgs {
     #[arg(required = true, value_name = "[VOLUME] KEY=VALUE", help = settings_help())]
     #[arg(value_parser = Word, hide_possible_values = true)]
     pub words: Vec<String>,
-    /// Print what is in force now as JSON
+    /// Print the settings in force as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ impl TypedValueParser for Word {
     }
 }
 
-/// The settings of `set`, with the values of each.
+/// The settings that `set` accepts, with their values.
 fn settings_help() -> String {
     let one = |spec: &Spec| {
         let volume = if spec.is_of_volume() { ", of a volume" } else { "" };
@@ -62,7 +62,7 @@ fn settings_help() -> String {
     format!("The settings; known: {}{each}", known.join(", "))
 }
 
-/// Changes the settings, and prints those in force then.
+/// Changes the settings, and prints the settings then in force.
 pub fn run(args: &SetArgs) -> anyhow::Result<()> {
     let (volume, settings) = understood(&args.words)?;
     let answer = args.daemon.client().set(volume, &settings)?;
@@ -70,7 +70,7 @@ pub fn run(args: &SetArgs) -> anyhow::Result<()> {
     Ok(output::line(&line)?)
 }
 
-/// The volume, if the first word names one, and the settings.
+/// Splits the words into the volume, if the first word names one, and the settings.
 fn understood(words: &[String]) -> Result<(Option<&str>, BTreeMap<String, String>), WrongUsage> {
     let (volume, settings) = match words {
         [volume, settings @ ..] if !volume.contains('=') => (Some(volume.as_str()), settings),

@@ -1,4 +1,4 @@
-//! `forebay status`: the server's own JSON, or the few lines of it that a person asks for first.
+//! `forebay status`: the server's JSON, or a short summary of it for people.
 
 use clap::Args;
 use forebay_control::text;

@@ -17,16 +17,16 @@ pub struct StopArgs {
     /// First write everything dirty to the primaries
     #[arg(long)]
     pub drain: bool,
-    /// Print what is left as JSON
+    /// Print the data left in the cache as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub daemon: Daemon,
 }
 
-/// How often the server is looked at.
+/// Interval between two queries for the server's status.
 const PERIOD: Duration = Duration::from_millis(100);
-/// A drain that is given up has stood still for as long, less this.
+/// A drain counts as abandoned if it made no progress for the server's patience, less this.
 const SLACK: Duration = Duration::from_secs(5);
 
 /// Stops the server.
@@ -56,24 +56,24 @@ pub fn run(args: &StopArgs) -> anyhow::Result<()> {
 
 const SEE_LOG: &str = "the server's log says of which volume and why";
 
-/// Bytes that a stop has left in the cache.
+/// Bytes left in the cache by a stop.
 #[derive(Clone, Copy, Default)]
 struct Left {
     dirty: u64,
     lost: u64,
-    /// A signal ended the drain.
+    /// Whether a signal ended the drain.
     given_up: bool,
 }
 
-/// Waits until nobody answers, showing what is still dirty; what was left at the last look. What
-/// was becoming less then, has been written since.
+/// Waits until the server no longer answers, showing the dirty bytes; returns the bytes left. If
+/// their number was still falling at the last query, all that could be read has been written since.
 fn wait(client: &Client) -> Left {
     let bar = output::bar(0);
     let (mut last, mut since) = (Left::default(), Instant::now());
     loop {
         match client.status() {
             Err(ClientError::NotRunning(_)) => break,
-            // On its way out it may be too busy to answer, or hang up in the middle.
+            // During its exit the server may be too busy to answer, or hang up in the middle.
             Err(_) => {}
             Ok(status) => {
                 let (dirty, lost) = (status.cache.dirty_bytes, status.cache.fenced_bytes);

@@ -1,5 +1,5 @@
-//! `forebay attach`: a volume as a disk of this machine, a loop device with direct I/O over the
-//! file that `serve --fuse` shows; and its file system mounted.
+//! `forebay attach`: makes a volume a disk of this machine, a loop device with direct I/O over the
+//! file that `serve --fuse` mounts; optionally mounts its file system.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ pub struct AttachArgs {
     /// Mount the file system on it here
     #[arg(long, value_name = "DIR")]
     pub mount: Option<PathBuf>,
-    /// Bytes in a sector of the disk: 512 or 4096 [default: what is on the volume decides; 4096
-    /// if nothing does]
+    /// Bytes in a sector of the disk: 512 or 4096 [default: according to the volume's content; 4096
+    /// if it is empty]
     #[arg(long, value_name = "BYTES", value_parser = sector_size)]
     pub sector_size: Option<u32>,
     /// Print JSON
@@ -77,7 +77,7 @@ fn described(device: &LoopDevice) -> anyhow::Result<String> {
     Ok(format!("{}, mounted at {}", device.path, list(&places)))
 }
 
-/// The directory to mount at: there, and nothing mounted on it.
+/// The directory to mount on: it must exist, with nothing mounted on it.
 fn mount_place(place: &Path) -> anyhow::Result<PathBuf> {
     let shown = place.display();
     let found = std::fs::canonicalize(place);

@@ -1,4 +1,4 @@
-//! `forebay detach`: unmounts an attached volume and takes its disk away, unless somebody uses it.
+//! `forebay detach`: unmounts an attached volume and removes its disk, unless it is in use.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ pub struct DetachArgs {
     pub daemon: Daemon,
 }
 
-/// Takes the disk away.
+/// Removes the disk.
 pub fn run(args: &DetachArgs) -> anyhow::Result<()> {
     need_root("detach")?;
     let volume = args.daemon.client().volume(&args.volume)?;
@@ -32,7 +32,7 @@ pub fn run(args: &DetachArgs) -> anyhow::Result<()> {
     let all = loops::all()?;
     let (ours, others): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|device| device.identity == mine);
-    // What a killed server left: a file of that name whose mount is gone, and nothing to read.
+    // A killed server leaves a file of that name whose mount is gone, and that cannot be read.
     let name = Path::new("/").join(&volume.name);
     let left =
         |device: &LoopDevice| (device.file == name || device.file == file) && device.is_dead();
@@ -56,15 +56,15 @@ pub fn run(args: &DetachArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Unmounts a disk and takes it away, unless somebody uses it; says where it was mounted.
+/// Unmounts a disk and removes it, unless it is in use; returns where it was mounted.
 fn release(device: &LoopDevice) -> anyhow::Result<Option<PathBuf>> {
     let path = &device.path;
     let holders = device.holders();
     if !holders.is_empty() {
-        bail!("{path} is in use by {}; take those away first", holders.join(", "));
+        bail!("{path} is in use by {}; remove those first", holders.join(", "));
     }
     if device.is_swap() {
-        bail!("{path} is swapped to; stop that first (swapoff {path})");
+        bail!("{path} is used as swap; stop that first (swapoff {path})");
     }
     let places = device.mounted()?;
     if places.len() > 1 {
@@ -85,7 +85,7 @@ fn release(device: &LoopDevice) -> anyhow::Result<Option<PathBuf>> {
     Ok(place)
 }
 
-/// Whether nobody else uses a disk.
+/// Fails if another process uses the disk.
 fn alone(path: &str) -> anyhow::Result<()> {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     match rustix::fs::open(path, flags, Mode::empty()) {

@@ -1,5 +1,5 @@
-//! Loop devices: which there are, over which files, who uses them; made and taken away by
-//! `losetup`, which every distribution has.
+//! Loop devices: a list of them with their files and users; created and removed by `losetup`, which
+//! every distribution has.
 
 use std::fs;
 use std::io;
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::disk::mounts;
 
 const BLOCK_DEVICES: &str = "/sys/block";
-/// How long a device may take to go once nobody needs it.
+/// How long a device may take to disappear once it is unused.
 const PATIENCE: Duration = Duration::from_secs(20);
 const STEP: Duration = Duration::from_millis(20);
 
@@ -26,7 +26,7 @@ pub struct LoopDevice {
     pub path: String,
     /// The file's path, as far as the kernel can name it.
     pub file: PathBuf,
-    /// The file's file system and number.
+    /// Device and inode number of the file.
     pub identity: (u64, u64),
 }
 
@@ -43,31 +43,31 @@ impl LoopDevice {
         Ok(found.map(|entry| entry.place).collect())
     }
 
-    /// Whether whatever serves the file is gone: nothing can be read.
+    /// Whether the server of the file is gone, so that nothing can be read.
     pub fn is_dead(&self) -> bool {
         let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
         let Ok(device) = rustix::fs::open(self.path.as_str(), flags, Mode::empty()) else {
             return true;
         };
-        // Direct I/O wants memory in units of a page.
+        // Direct I/O needs memory aligned to pages.
         let mut page = forebay_block::IoBuf::zeroed(4096);
         matches!(rustix::io::pread(&device, &mut page[..], 0), Err(Errno::IO | Errno::NOTCONN))
     }
 
-    /// What else is built on it: device-mapper, RAID.
+    /// The devices built on it: device-mapper, RAID.
     pub fn holders(&self) -> Vec<String> {
         let held = format!("{BLOCK_DEVICES}/{}/holders", self.name());
         names(Path::new(&held)).into_iter().map(|name| format!("/dev/{name}")).collect()
     }
 
-    /// Whether it is swapped to.
+    /// Whether it is used as swap.
     pub fn is_swap(&self) -> bool {
         let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
         swaps.lines().any(|line| line.split_whitespace().next() == Some(self.path.as_str()))
     }
 }
 
-/// The loop devices over a path, as the kernel tells without being asked for the file itself.
+/// The loop devices over a path, according to the kernel, without access to the file itself.
 pub fn over_path(path: &str) -> Vec<String> {
     attached(|file| file == Path::new(path))
 }
@@ -98,7 +98,7 @@ fn backing_file(name: &str) -> Option<PathBuf> {
     fs::read_to_string(path).ok().map(|text| PathBuf::from(text.trim_end_matches('\n')))
 }
 
-/// Makes durable what is in memory for a disk: of the file systems on it, and of its own.
+/// Flushes a disk: the file systems on it, and the cached blocks of the disk itself.
 pub fn write_back(device: &str) {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
@@ -141,13 +141,13 @@ fn device(listed: &serde_json::Value) -> Option<LoopDevice> {
     })
 }
 
-/// What a loop device over a file is known by.
+/// The identity of a file that loop devices report.
 pub fn identity(file: &Path) -> io::Result<(u64, u64)> {
     let found = fs::metadata(file)?;
     Ok((found.dev(), found.ino()))
 }
 
-/// Makes a loop device over a file, with direct I/O; gives its path.
+/// Creates a loop device over a file, with direct I/O; returns its path.
 pub fn attach(file: &Path, sector_size: u32, read_only: bool) -> anyhow::Result<String> {
     let path = file.to_str().context("the path is not UTF-8")?;
     let size = sector_size.to_string();
@@ -165,14 +165,14 @@ pub fn attach(file: &Path, sector_size: u32, read_only: bool) -> anyhow::Result<
     Ok(device)
 }
 
-/// Takes a loop device away, and waits until it is gone.
+/// Removes a loop device, and waits until it is gone.
 pub fn detach(device: &LoopDevice) -> anyhow::Result<()> {
     losetup(&["--detach", &device.path])?;
     let deadline = Instant::now() + PATIENCE;
     while backing_file(device.name()).is_some_and(|file| file == device.file) {
         if Instant::now() > deadline {
             bail!(
-                "{} goes when those who have it open close it, which they have not in {} s",
+                "{} is still open elsewhere after {} s; it is removed once it is closed",
                 device.path,
                 PATIENCE.as_secs()
             );
@@ -186,7 +186,7 @@ fn losetup(words: &[&str]) -> anyhow::Result<Output> {
     run("losetup", words)
 }
 
-/// Runs a program to its end; its own words are the error.
+/// Runs a program to its end; its own error output is the error.
 pub fn run(program: &str, words: &[&str]) -> anyhow::Result<Output> {
     let output = match Command::new(program).args(words).output() {
         Ok(output) => output,

@@ -1,5 +1,5 @@
-//! Volumes as disks of this machine: [`attach`] makes them and [`detach`] takes them away.
-//! Nothing that could lose data is done: both say what is in the way, and leave it as it is.
+//! Volumes as disks of this machine: [`attach`] creates them and [`detach`] removes them. Neither
+//! does anything that could lose data: if something is in the way, they name it and change nothing.
 
 pub mod attach;
 pub mod detach;
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::output;
 
-/// What `--json` prints of a disk.
+/// The JSON output about a disk.
 #[derive(Serialize)]
 struct Attached<'a> {
     volume: &'a str,
@@ -32,7 +32,7 @@ fn need_root(command: &str) -> anyhow::Result<()> {
     bail!("{command} needs root: it makes and mounts a disk of this machine")
 }
 
-/// The file that a volume is.
+/// The file of a volume.
 fn file_of(volume: &VolumeStatus) -> anyhow::Result<PathBuf> {
     let file = volume.file.as_ref().map(PathBuf::from);
     file.with_context(|| {

@@ -1,4 +1,4 @@
-//! What is mounted where, as the kernel lists it.
+//! The list of mounts, as the kernel gives it.
 
 use std::ffi::OsString;
 use std::io;
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountEntry {
-    /// The device's numbers, as `7:0`.
+    /// Major and minor number of the device, as `7:0`.
     pub device: String,
-    /// Where it is.
+    /// The mount point.
     pub place: PathBuf,
     /// The file system's type.
     pub kind: String,
@@ -22,7 +22,7 @@ pub fn all() -> io::Result<Vec<MountEntry>> {
     Ok(parse(&text))
 }
 
-/// What is mounted at `place`; the last one made is what is seen there.
+/// The mount at `place`; the last one made hides the others.
 pub fn at(place: &Path) -> io::Result<Option<MountEntry>> {
     Ok(all()?.into_iter().rev().find(|entry| entry.place == place))
 }
@@ -43,7 +43,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// Spaces and their like are written as a backslash and three octal digits.
+/// The kernel escapes blanks as a backslash and three octal digits.
 fn unescape(word: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut rest = word;

@@ -1,11 +1,10 @@
-//! Which sector size a disk must have for what is on it to be usable: 512 or 4096 bytes.
+//! The sector size that a disk's content requires: 512 or 4096 bytes.
 
-/// Bytes from the start of a disk that are looked at.
+/// Bytes at the start of a disk that are examined.
 pub const LOOKED_AT: usize = 8 << 10;
 
-/// The sector size for a disk of `size` bytes that begins with `start`. What was made on small
-/// sectors cannot be used on large ones; a disk with nothing on it gets large ones, the unit of
-/// the cache.
+/// The sector size for a disk of `size` bytes that begins with `start`. Content made for small
+/// sectors cannot be used on large ones; an empty disk gets large ones, the cache's unit.
 pub fn fitting(start: &[u8], size: u64) -> u32 {
     let at = |from: usize, length: usize| start.get(from..from + length).unwrap_or(&[]);
     if !size.is_multiple_of(4096) {
@@ -16,7 +15,7 @@ pub fn fitting(start: &[u8], size: u64) -> u32 {
         return if sector >= 4096 { 4096 } else { 512 };
     }
     if at(1080, 2) == [0x53, 0xef] {
-        // ext2 to ext4, and the size of their blocks.
+        // ext2 to ext4, with the size of their blocks.
         let shift = at(1048, 4).first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
         return if shift >= 2 { 4096 } else { 512 };
     }

@@ -1,13 +1,13 @@
-//! `forebay check`: a cache device that no server uses, verified: its superblocks, its log, the
-//! checksums of all data, and what of the dirty blocks can be read.
+//! `forebay check`: verifies a cache device that no server uses: its superblocks, its log, the
+//! checksums of all data, and whether its dirty blocks can be read.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use forebay_device::open_cache_read_only;
-use forebay_engine::offline::Report;
 use forebay_runtime::Blocking;
+use forebay_volume::offline::Report;
 
 use crate::offline::report::{blocks, read, summary, text};
 use crate::offline::salvage;
@@ -26,7 +26,7 @@ pub struct CheckArgs {
     pub json: bool,
 }
 
-/// Verifies a cache device; fails if anything is wrong.
+/// Verifies a cache device; fails if there is any problem.
 pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     let report = read(&args.cache, !args.fast)?;
     let outcome = if args.fast { None } else { Some(salvageable(&args.cache)?) };
@@ -52,8 +52,8 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
         ),
         (0, _) => say_good(args, &report),
         (_, 0) => bail!(
-            "{}: {count} problems, none of them in dirty data; what they concern is read from the \
-             primary again",
+            "{}: {count} problems, none of them in dirty data; the blocks concerned are read \
+             from the primary again",
             args.cache.display()
         ),
         _ => bail!(
@@ -64,7 +64,7 @@ pub fn run(args: &CheckArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A cache in which nothing is wrong.
+/// Reports a cache without problems.
 fn say_good(args: &CheckArgs, report: &Report) -> anyhow::Result<()> {
     if args.json {
         return Ok(());
@@ -78,7 +78,7 @@ fn say_good(args: &CheckArgs, report: &Report) -> anyhow::Result<()> {
     Ok(output::line(&format!("good: {what}"))?)
 }
 
-/// What of the dirty blocks can be read, and what is lost.
+/// The dirty blocks that can be read, and those that are lost.
 fn salvageable(path: &Path) -> anyhow::Result<salvage::Outcome> {
     let device = busy::open(|| open_cache_read_only(path))?;
     let mut queue = Blocking::open(&*device).with_context(|| path.display().to_string())?;

@@ -1,9 +1,9 @@
-//! `forebay dump`: lists what is in a cache device that no server uses.
+//! `forebay dump`: lists the content of a cache device that no server uses.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use forebay_engine::offline::BlockInfo;
+use forebay_volume::offline::BlockInfo;
 use serde_json::{Value, json};
 
 use crate::offline::report::{read, summary, text};
@@ -22,7 +22,7 @@ pub struct DumpArgs {
     pub json: bool,
 }
 
-/// Lists what is in a cache device.
+/// Lists the content of a cache device.
 pub fn run(args: &DumpArgs) -> anyhow::Result<()> {
     let report = read(&args.cache, false)?;
     if args.json {

@@ -7,8 +7,8 @@ use anyhow::{Context, anyhow};
 use forebay_block::BLOCK_SIZE;
 use forebay_control::units::Size;
 use forebay_device::open_cache_read_only;
-use forebay_engine::offline::{Report, ShardReport, examine};
 use forebay_runtime::Blocking;
+use forebay_volume::offline::{Report, ShardReport, examine};
 use serde_json::{Value, json};
 
 use crate::busy;
@@ -16,7 +16,7 @@ use crate::offline::salvage;
 use crate::server::cache::read_at;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Problems that are printed; the rest are counted.
+/// Most problems that are printed; the others are counted.
 const PROBLEMS_SHOWN: usize = 100;
 
 /// Reads the whole log. The device stays locked meanwhile, so that no server starts on it.

@@ -1,5 +1,6 @@
-//! `forebay salvage`: what only a cache device has is written to a primary, without a server and
-//! without a change to the cache device. The engine reads the log as a start would, and destages
+//! `forebay salvage`: writes the dirty blocks of a cache device to a primary, without a server and
+//! without a change to the cache device. The engine reads the log as at a start, and destages as it
+//! does when a cache device has failed; here its reads and writes are carried out one by one.
 //! as it does when a cache device has failed; here its reads and writes are carried out one by one.
 
 use std::path::Path;
@@ -14,31 +15,32 @@ use forebay_block::{
 use forebay_control::config::STATE_DIR;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
-use forebay_engine::pool::{area_of, index_blocks};
 use forebay_engine::salvage::{Hole, LostRange};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, ShardConfig, State, Target, Trust,
-    VolumeConfig, offline,
+    ContentLocality, Effects, Engine, Eviction, Mode, Shard, ShardConfig, State, Target, Trust,
+    VolumeConfig,
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
 use forebay_runtime::{Blocking, Witness};
+use forebay_volume::offline;
+use forebay_volume::pool::{area_of, index_blocks};
 use serde_json::{Value, json};
 
 use crate::server::cache::{of_shard, read_at};
 use crate::{busy, output};
 
-/// Memory for recent blocks, which a salvage hardly needs.
+/// Memory for recent blocks, of which a salvage needs almost none.
 const RAM_BYTES: u64 = 1 << 20;
-/// Writes to a primary that the engine asks for at once.
+/// Most concurrent writes that the engine requests.
 const DESTAGE_DEPTH: u32 = 64;
-/// Lost ranges that are printed; JSON has all.
+/// Most lost ranges that are printed; the JSON output has all.
 const RANGES_SHOWN: usize = 100;
-/// Lost ranges that are told apart, by shard.
+/// Most separate lost ranges of a shard.
 const RANGES_MAX: usize = 1 << 20;
-/// Longest piece of zeros written at once.
+/// Longest write of zeros, in bytes.
 const ZEROS_MAX: u64 = 1 << 20;
-/// Virtual time in which an engine that was told to destage everything has something to do.
+/// Most turns without work of an engine that was told to destage everything.
 const IDLE_TURNS_MAX: u32 = 100_000;
 
 /// Arguments of `forebay salvage`.
@@ -46,20 +48,20 @@ const IDLE_TURNS_MAX: u32 = 100_000;
 pub struct SalvageArgs {
     /// The cache device
     pub cache: PathBuf,
-    /// Where to write a volume's blocks: as serve's --primary
+    /// Destination of a volume's blocks: like serve's --primary
     #[arg(long, value_name = "PRIMARY", required_unless_present = "list")]
     pub to: Vec<String>,
-    /// Which volume that is; needed if the cache holds several, once for each --to
+    /// The volume that --to is for; needed if the cache holds several, once for each --to
     #[arg(long, value_name = "NAME")]
     pub volume: Vec<String>,
-    /// Only list what would be written, and what is lost
+    /// Only list the blocks that would be written, and the lost ones
     #[arg(long, conflicts_with_all = ["to", "volume", "force"])]
     pub list: bool,
-    /// Write to another primary than the one that the blocks belong to
+    /// Write to a primary other than the one that the blocks belong to
     #[arg(long)]
     pub force: bool,
-    /// Where the host remembers the state of the cache: blocks that were written past a failed
-    /// cache are left out
+    /// Directory in which the host keeps the state of the cache: blocks that were written past a
+    /// failed cache are left out
     #[arg(long, value_name = "DIR", default_value = STATE_DIR)]
     pub state: PathBuf,
     /// Print JSON
@@ -67,23 +69,23 @@ pub struct SalvageArgs {
     pub json: bool,
 }
 
-/// A volume of the cache, and what becomes of its blocks.
+/// A volume of the cache, and the destination of its blocks.
 struct Saved {
     record: VolumeRecord,
-    /// Where they go; nowhere when they are only counted.
+    /// The destination; `None` when the blocks are only counted.
     primary: Option<(Arc<dyn BlockDevice>, Blocking)>,
     bytes: u64,
 }
 
-/// What a salvage found.
+/// The result of a salvage.
 pub struct Outcome {
-    /// Bytes that could be read, by volume.
+    /// Readable bytes, by volume.
     pub readable: Vec<(VolumeRecord, u64)>,
-    /// What is known to be lost.
+    /// Ranges known to be lost.
     pub lost: Vec<LostRange>,
-    /// Records that are gone, with the shard: which blocks they held is not known.
+    /// Lost records, with their shard: it is unknown which blocks they held.
     pub holes: Vec<(usize, Hole)>,
-    /// Shards whose log cannot be read at all, and why.
+    /// Shards whose log cannot be read at all, with the reason.
     pub refused: Vec<(usize, String)>,
 }
 
@@ -98,7 +100,7 @@ impl Outcome {
         self.lost.iter().filter(|lost| lost.volume == id).map(|lost| lost.range.len).sum()
     }
 
-    /// What is lost, for people.
+    /// The losses, for people.
     pub fn losses(&self) -> String {
         let mut out = String::new();
         let name =
@@ -118,18 +120,18 @@ impl Outcome {
         }
         for (shard, hole) in &self.holes {
             out += &format!(
-                "lost: shard {shard}, {}: {} records up to {}; which blocks they held is not \
-                 known, so any block may be older than what was written last\n",
+                "lost: shard {shard}, {}: {} records up to {}; it is unknown which blocks they \
+                 held, so any block may be older than its last write\n",
                 hole.seq, hole.records, hole.last
             );
         }
         for (shard, why) in &self.refused {
-            out += &format!("lost: shard {shard}: all that only it had: {why}\n");
+            out += &format!("lost: shard {shard}: all its dirty data: {why}\n");
         }
         out
     }
 
-    /// The same for machines.
+    /// The losses, for machines.
     pub fn losses_json(&self) -> (Value, Value) {
         let name = |id| self.readable.iter().find(|(v, _)| v.id == id).map(|(v, _)| v.name.clone());
         let ranges = self.lost.iter().map(|lost| {
@@ -153,7 +155,7 @@ impl Outcome {
     }
 }
 
-/// Saves what can be saved; fails if anything is lost.
+/// Saves all readable blocks; fails if any are lost.
 pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     let device = busy::open(|| open_cache_read_only(&args.cache))?;
     let mut queue = Blocking::open(&*device).with_context(|| args.cache.display().to_string())?;
@@ -164,12 +166,12 @@ pub fn run(args: &SalvageArgs) -> anyhow::Result<()> {
     report(args, &superblock, &outcome)?;
     if !outcome.is_whole() {
         let saved = if args.list { "readable" } else { "saved" };
-        bail!("{}: not everything is {saved}; what is lost is listed above", args.cache.display());
+        bail!("{}: not everything is {saved}; the losses are listed above", args.cache.display());
     }
     Ok(())
 }
 
-/// What can be read of a cache device, and what is lost, without writing anything.
+/// The readable and the lost blocks of a cache device; nothing is written.
 pub fn survey(path: &Path, queue: &mut Blocking) -> anyhow::Result<Outcome> {
     let superblock = superblock_of(path, queue)?;
     let volumes = superblock.volumes.iter().map(|record| counted(record.clone())).collect();
@@ -186,7 +188,7 @@ fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock
     offline::superblock(&mut read).map_err(|error| anyhow!("{}: {error}", path.display()))
 }
 
-/// What the host knows of stripes that the cache left when it had failed: the primaries have newer
+/// The host's records of stripes that the cache left when it had failed: the primaries have newer
 /// blocks of them.
 fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard>> {
     let record = match state.exists() {
@@ -207,14 +209,14 @@ fn detached(state: &Path, superblock: &Superblock) -> anyhow::Result<Vec<OfShard
             Ok(Vec::new())
         }
         Some((record, _)) if record.trust == Trust::Nothing => bail!(
-            "the primaries have been written without this cache since all that it had was on \
-             them: there is nothing to save"
+            "all data of this cache was on the primaries before they were written without it: \
+             there is nothing to save"
         ),
         Some((_, witness)) => Ok(detached::read(witness.state(), superblock.uuid)?),
     }
 }
 
-/// The volumes to be saved, each with its primary.
+/// The volumes to save, each with its primary.
 fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Saved>> {
     if args.list {
         return Ok(superblock.volumes.iter().map(|record| counted(record.clone())).collect());
@@ -223,7 +225,7 @@ fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Sav
     let wanted: Vec<&str> = match (args.volume.as_slice(), names.as_slice()) {
         ([], [one]) => vec![one],
         ([], _) => bail!(
-            "the cache holds the volumes {}: say --volume NAME --to PRIMARY for each to be saved",
+            "the cache holds the volumes {}: give --volume NAME --to PRIMARY for each to save",
             names.join(", ")
         ),
         (volumes, _) => volumes.iter().map(String::as_str).collect(),
@@ -246,7 +248,7 @@ fn chosen(args: &SalvageArgs, superblock: &Superblock) -> anyhow::Result<Vec<Sav
     Ok(saved)
 }
 
-/// Opens the primary that a volume's blocks are to be written to.
+/// Opens the primary for a volume's blocks.
 fn target(args: &SalvageArgs, record: &VolumeRecord, uri: &str) -> anyhow::Result<Saved> {
     let name = &record.name;
     let device = busy::open(|| open_primary(uri)).with_context(|| format!("volume {name}"))?;
@@ -273,7 +275,7 @@ fn target(args: &SalvageArgs, record: &VolumeRecord, uri: &str) -> anyhow::Resul
     Ok(Saved { record: record.clone(), primary: Some((device, queue)), bytes: 0 })
 }
 
-/// Reads the log of every shard, and writes what is dirty to where it is to go.
+/// Reads the log of every shard, and writes the dirty blocks to their destinations.
 fn salvage(
     cache: &mut Blocking,
     superblock: &Superblock,
@@ -303,7 +305,7 @@ fn salvage(
     Ok(Outcome { readable, lost, holes, refused })
 }
 
-/// An engine that writes nothing to its cache device, and takes from it what is dirty.
+/// The configuration of an engine that writes nothing to its cache device, and only destages.
 fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardConfig {
     let area = superblock.shards[shard];
     let volumes = volumes.iter().map(|volume| VolumeConfig {
@@ -341,7 +343,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
     }
 }
 
-/// An engine whose time passes as fast as its requests are carried out.
+/// Drives an engine in virtual time, which passes as fast as requests are carried out.
 struct Drive {
     engine: Engine,
     fx: Effects,
@@ -349,7 +351,7 @@ struct Drive {
 }
 
 impl Drive {
-    /// Until nothing is dirty but what is lost.
+    /// Runs until only lost blocks are dirty.
     fn run(&mut self, cache: &mut Blocking, volumes: &mut [Saved]) -> anyhow::Result<()> {
         self.engine.start(self.now, &mut self.fx);
         self.engine.set_drain(true);
@@ -386,7 +388,7 @@ impl Drive {
     }
 }
 
-/// Nothing is ever written to the cache device: it is not open for that.
+/// Carries out a read; a write to the cache device, which is not open for writing, fails.
 fn read_cache(cache: &mut Blocking, mut io: Io) -> Completion {
     let result = match io.op {
         IoOp::Read => cache.read(io.range).map(|bytes| io.buf.copy_from_slice(&bytes)),
@@ -448,7 +450,7 @@ fn report(args: &SalvageArgs, superblock: &Superblock, outcome: &Outcome) -> any
             "volume {}: {} {}, {} known to be lost\n",
             volume.name,
             Size(*bytes),
-            if args.list { "readable that its primary lacks" } else { "saved" },
+            if args.list { "of dirty data readable" } else { "saved" },
             Size(outcome.lost_bytes(volume.id)),
         );
     }

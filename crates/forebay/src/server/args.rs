@@ -16,30 +16,30 @@ pub struct ServeArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub flags: ServeFlags,
-    /// Discard the content of the cache and begin with an empty one; refused while it holds dirty
+    /// Discard the content of the cache and start with an empty one; refused while it holds dirty
     /// data
     #[arg(long)]
     pub reset_cache: bool,
-    /// Serve although a part of the log is lost, and with it blocks of unknown places. With
+    /// Serve although a part of the log is lost, and it is unknown which blocks were in it. With
     /// --reset-cache: discard dirty data too
     #[arg(long)]
     pub accept_data_loss: bool,
-    /// Take the primary of this volume although it was changed, or is another, since the cache was
-    /// used: the cache's dirty blocks are written to it, and the rest of the cache is discarded.
-    /// May be repeated; for one start
+    /// Accept the primary of this volume although it was changed or replaced since the cache was
+    /// used: the cache's dirty blocks are written to it, and its other blocks are discarded. May be
+    /// repeated; valid for one start
     #[arg(long, value_name = "VOLUME")]
     pub accept_primary: Vec<String>,
-    /// Remove this volume, which is not configured any more, although blocks of it are not on its
-    /// primary: they are lost. May be given several times
+    /// Remove this volume, which is no longer configured, and lose its dirty blocks. May be
+    /// repeated
     #[arg(long, value_name = "NAME")]
     pub forget_volume: Vec<String>,
-    /// How the log on standard error is written
+    /// Format of the log on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }
 
 impl ServeArgs {
-    /// The configuration that the file or the flags give.
+    /// The configuration given by the file or the flags.
     pub fn config(&self) -> anyhow::Result<Config> {
         let Some(path) = &self.config else {
             let config = self.flags.config().map_err(crate::WrongUsage)?;

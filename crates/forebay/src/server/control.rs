@@ -18,34 +18,34 @@ use crate::server::mount::MountPoint;
 use crate::server::recording::Trace;
 use crate::server::settings::{KeptSettings, Wish};
 
-/// What does not change while the pool runs.
+/// Facts that do not change while the pool runs.
 pub struct Facts {
     /// The cache device's path.
     pub cache_path: String,
-    /// Bytes of it in use, and that it has.
+    /// Bytes of it in use, and its size in bytes.
     pub cache_bytes: u64,
     pub cache_device_bytes: u64,
-    /// Where clients connect.
+    /// Addresses that clients connect to.
     pub endpoints: Vec<String>,
     /// The volumes in the registry's order.
     pub volumes: Vec<VolumeSnapshot>,
 }
 
-/// A running pool. It does not stop by itself: whoever holds the other end of the channel is told
-/// whether to drain first.
+/// A running pool. It does not stop by itself: a request to stop, with or without a drain, goes to
+/// the other end of the channel.
 pub struct Running {
     pool: Pool,
     facts: Facts,
-    /// The configuration of this start, without the changes kept from earlier ones.
+    /// The configuration of this start, without the changes kept from earlier starts.
     configured: Config,
     /// The settings in force.
     in_force: Mutex<Config>,
     kept: Mutex<KeptSettings>,
-    /// The recordings, under way or the last ones, by volume.
+    /// For each volume, the current or last recording.
     traces: Mutex<Vec<Option<Trace>>>,
     began: Instant,
     stopping: AtomicBool,
-    /// The drain before the stop was given up; and somebody was told since.
+    /// Whether the drain before the stop was abandoned, and whether a client has been told.
     given_up: AtomicBool,
     told: AtomicBool,
     mount: Option<Arc<MountPoint>>,
@@ -53,7 +53,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// `pool`, ready since now.
+    /// Wraps a pool that is ready now.
     pub fn new(
         pool: Pool,
         facts: Facts,
@@ -83,22 +83,22 @@ impl Running {
         }
     }
 
-    /// From now on the state is `stopping`.
+    /// Changes the reported state to `stopping`.
     pub fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// From now on the status says that the drain before the stop was given up.
+    /// Reports from now on that the drain before the stop was abandoned.
     pub fn set_given_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody has asked since.
+    /// Whether a client has queried the status since then.
     pub fn has_told(&self) -> bool {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// Where the volume of that name is in the registry.
+    /// The index of the named volume in the registry.
     fn place(&self, volume: &str) -> Result<usize, ControlError> {
         let volumes = self.pool.registry().volumes();
         volumes.iter().position(|known| known.name == volume).ok_or_else(|| {
@@ -119,7 +119,7 @@ impl Running {
         volumes.map(now).collect()
     }
 
-    /// The settings in force, with the configured values of those that were changed.
+    /// The settings in force; changed ones also with their configured values.
     fn settings(&self, in_force: &Config) -> Vec<SettingSnapshot> {
         let kept = locked(&self.kept);
         let mut all = settings::in_force(in_force);
@@ -137,18 +137,18 @@ impl Running {
     }
 }
 
-/// What is behind these locks is replaced whole, so that a panic leaves nothing half-changed.
+/// The values behind these locks are replaced whole, so a panic leaves nothing half-changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Upper bounds of latencies as they are shown, in microseconds.
+/// Upper bounds of the reported latencies, in microseconds.
 const BOUNDS_MICROS: [u64; 16] = [
     10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 500_000,
     1_000_000, 10_000_000,
 ];
 
-/// For each bound the number of requests that surely took at most that long.
+/// For each bound, the number of requests that certainly took at most that long.
 fn at_most(histogram: &Histogram) -> Vec<(u64, u64)> {
     let mut fine = histogram.cumulative().peekable();
     let mut count = 0;
@@ -220,7 +220,7 @@ impl PoolControl for Running {
     }
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
-        // Under the lock, so that the values shown are those that the shards were told last.
+        // Under the lock, so that the reported values are the ones last sent to the shards.
         let mut in_force = locked(&self.in_force);
         let mut config = in_force.clone();
         let (mut told, mut kept) = (Vec::new(), Vec::new());

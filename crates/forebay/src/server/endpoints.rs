@@ -1,4 +1,4 @@
-//! The endpoints of NBD clients: their sockets, their certificates, and the server behind each.
+//! The endpoints of NBD clients: their sockets, certificates, and servers.
 
 use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
@@ -15,10 +15,10 @@ use forebay_runtime::{Access, Address, Listener, Pool, SessionFactory};
 
 use crate::busy;
 
-/// Permission bits of a Unix socket whose endpoint gives none: the owner and the group.
+/// Default permission bits of a Unix socket: owner and group.
 const SOCKET_MODE: u32 = 0o660;
 
-/// Sockets that are bound, and certificates that are read.
+/// Sockets that are bound, and certificates that are loaded.
 pub struct Endpoints {
     listeners: Vec<(TlsPolicy, Listener)>,
     tls: Option<TlsConfig>,
@@ -41,7 +41,7 @@ impl Endpoints {
         Ok(Self { listeners, tls })
     }
 
-    /// Where clients connect; ports that the kernel chose are filled in.
+    /// The addresses that clients connect to, with the ports that the kernel chose.
     pub fn addresses(&self) -> impl Iterator<Item = String> {
         self.listeners.iter().map(|(_, listener)| listener.address().to_string())
     }
@@ -62,7 +62,7 @@ impl Endpoints {
     }
 }
 
-/// Sessions of the clients of an endpoint.
+/// Creates the sessions of an endpoint's clients.
 struct Sessions(NbdServer);
 
 impl SessionFactory for Sessions {
@@ -75,16 +75,16 @@ impl SessionFactory for Sessions {
     }
 }
 
-/// Says so when an endpoint lets the network read and write the volumes.
+/// Warns if an endpoint lets the network read and write the volumes.
 fn warn_if_open(policy: TlsPolicy, address: &Address) {
     if let Address::Tcp(at) = address
         && !at.ip().is_loopback()
         && policy == TlsPolicy::Off
     {
         tracing::warn!(
-            "ANYBODY who reaches {address} may read and write all volumes, and whoever is on the \
-             way may too: use TLS (tls = \"required\", docs/user/nbd.md), a loopback address, or a \
-             Unix socket"
+            "ANYBODY who reaches {address} may read and write all volumes, and so may anybody on \
+             the network path: use TLS (tls = \"required\", docs/user/nbd.md), a loopback address, \
+             or a Unix socket"
         );
     }
 }
@@ -110,7 +110,7 @@ fn addresses(endpoint: &Listen) -> anyhow::Result<Vec<Address>> {
     }
 }
 
-/// Why an endpoint cannot be had, and what to do.
+/// Why an endpoint cannot be opened, and the remedy.
 fn no_listener(error: std::io::Error) -> anyhow::Error {
     let hint = match error.kind() {
         ErrorKind::NotFound => "make its directory first",

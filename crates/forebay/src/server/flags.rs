@@ -1,5 +1,6 @@
-//! The flags of `forebay serve` that configure one volume. Each is made from its line in the table
-//! of settings; only `--cache`, which holds two settings, and the rules between flags are here.
+//! The flags of `forebay serve` that configure one volume. Each is generated from its line in the
+//! table of settings; only `--cache`, which holds two settings, and the rules between flags are
+//! defined here.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,10 +12,10 @@ use forebay_control::config::{Config, TlsPolicy};
 use forebay_control::settings::{Flag, Initial, Kind, Spec, TABLE};
 use forebay_control::units::Size;
 
-/// The group of these flags, none of which goes with `--config`.
+/// The group of these flags, all of which conflict with `--config`.
 pub const GROUP: &str = "flags";
 
-/// The settings that flags gave.
+/// The settings given by flags.
 #[derive(Clone, Debug, Default)]
 pub struct ServeFlags {
     cache: CacheFlag,
@@ -104,7 +105,7 @@ fn flag(spec: &'static Spec, name: String) -> Arg {
     }
 }
 
-/// Takes a text if it stands for a value of the setting.
+/// Checks that a text is a value of the setting.
 fn checked(spec: &'static Spec) -> impl Fn(&str) -> Result<String, String> + Clone {
     |text| spec.check(text).map(|()| text.to_owned())
 }
@@ -128,7 +129,7 @@ fn help(spec: &Spec) -> String {
     help
 }
 
-/// The flag with those that it needs, or that may stand for it.
+/// Adds to a flag the flags that it requires or that can replace it.
 fn related(arg: Arg) -> Arg {
     match arg.get_id().as_str() {
         "primary" => arg.required_unless_present("config").display_order(0),
@@ -140,14 +141,14 @@ fn related(arg: Arg) -> Arg {
     }
 }
 
-/// The setting of that section and key.
+/// The setting with that section and key.
 fn setting(section: &str, key: &str) -> &'static Spec {
     let found = TABLE.iter().find(|spec| spec.section.name() == section && spec.key == key);
     found.expect("the table has this setting")
 }
 
 impl ServeFlags {
-    /// The configuration that the flags give.
+    /// The configuration given by the flags.
     pub fn config(&self) -> Result<Config, String> {
         let mut config = Config::defaults(1);
         config.cache.path.clone_from(&self.cache.path);
@@ -169,8 +170,8 @@ impl ServeFlags {
     }
 }
 
-/// The name of a volume when nobody gives one: the last part of its primary's, without what a
-/// name may not hold.
+/// The default name of a volume: the last part of its primary's path, with invalid characters
+/// replaced.
 fn name_of(primary: &str) -> String {
     let place = primary.split('?').next().unwrap_or(primary);
     let last = place.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(place);
@@ -286,8 +287,8 @@ mod tests {
         }
     }
 
-    /// The same value as a flag and in the file gives the same configuration: for the default of
-    /// each setting, and for the last of its names.
+    /// A value gives the same configuration as a flag and in the file: tested with the default of
+    /// each setting, and with the last of its names.
     #[test]
     fn flags_and_file_agree_on_every_setting() {
         let base = ["--primary=p", "--cache=c", "--nbd=unix:s"];
@@ -323,7 +324,7 @@ mod tests {
         assert!(count > 15, "{count}");
     }
 
-    /// A file with the least that a server needs, and this setting.
+    /// A file with the minimum that a server needs, and this setting.
     fn config_in_file(spec: &Spec, value: &str, fuse: bool) -> Result<Config, String> {
         let fuse = if fuse { "fuse = \"/f\"\n" } else { "" };
         let section = |name: &str, keys: &str| {

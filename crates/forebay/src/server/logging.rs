@@ -1,25 +1,25 @@
-//! The server's log: to standard error, structured, for people or for machines. What is logged is
-//! chosen by `FOREBAY_LOG`, in the words of tracing's filters: `info`, `debug`, or a module's
-//! path and a level.
+//! The server's log: structured, to standard error, for people or for machines. `FOREBAY_LOG`
+//! selects the lines, in the syntax of tracing's filters: `info`, `debug`, or a module's path and a
+//! level.
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// The variable that chooses what is logged.
+/// The variable with the filter.
 const FILTER: &str = "FOREBAY_LOG";
 
-/// How the log is written.
+/// Format of the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people
+    /// Text for people
     #[default]
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
-/// Starts to log.
+/// Starts the log.
 pub fn start(format: LogFormat) -> anyhow::Result<()> {
     let filter = match std::env::var(FILTER) {
         Ok(text) => EnvFilter::try_new(&text)

@@ -1,6 +1,6 @@
-//! `forebay serve`: [`serve`] starts and stops everything else here. The cache device is opened in
-//! [`cache`], the primaries in [`primaries`]; clients come through [`endpoints`] and [`mount`], the
-//! operator through [`control`].
+//! `forebay serve`: [`serve`] starts and stops all parts. [`cache`] opens the cache device and
+//! [`primaries`] the primaries; clients connect through [`endpoints`] and [`mount`], the operator
+//! through [`control`].
 
 pub mod args;
 pub mod cache;

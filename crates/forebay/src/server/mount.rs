@@ -1,8 +1,8 @@
-//! The mount of `serve --fuse`: made, agreed on with the kernel, served, and taken away.
+//! The mount of `serve --fuse`: mounted, negotiated with the kernel, served, and unmounted.
 //!
-//! Whoever uses a file when the server stops must not be surprised: `forebay stop` is refused
-//! then. A signal is not: what is in the memory of file systems on our disks is written first,
-//! while there is somebody to take it.
+//! A stop must not surprise the users of a file. So `forebay stop` is refused while a file is in
+//! use. A signal is not refused, but file systems on our disks are first synced while the server
+//! can still take their data.
 
 use std::ffi::CString;
 use std::fs;
@@ -29,28 +29,28 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use crate::disk::{loops, mounts};
 
 const DEVICE: &str = "/dev/fuse";
-/// The type of our mounts: a dead one of this type may be taken away.
+/// The type of our mounts: a dead mount of this type may be unmounted.
 const KIND: &str = "fuse.forebay";
 const SOURCE: &str = "forebay";
-/// The switch for FUSE over io_uring, and the list of processors that there may be.
+/// The switch for FUSE over io_uring, and the list of possible processors.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const PROCESSORS: &str = "/sys/devices/system/cpu/possible";
-/// How long the kernel may take for its first message, and a file for its first answer.
+/// How long the kernel may take to send its first message, and a file to answer first.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a file may stay busy after it was closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-/// How long file systems on our disks may take to write what they have.
+/// How long file systems on our disks may take to sync.
 const SYNC_PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes that the slots of all queues may take; and slots of a queue, at least and at most.
+/// Most bytes for the slots of all queues; fewest and most slots of a queue.
 const SLOT_BYTES: usize = 64 << 20;
 const DEPTH: std::ops::RangeInclusive<usize> = 4..=32;
 
-/// Unmounts although it is in use, and ends what the kernel and the server have of each other:
-/// without that a slot stays with the kernel, and its ring would wait for it.
+/// Unmounts even while in use, and aborts the connection between kernel and server: otherwise a
+/// slot would stay with the kernel, and its ring would wait for it.
 const CUT_OFF: UnmountFlags =
     UnmountFlags::FORCE.union(UnmountFlags::DETACH).union(UnmountFlags::NOFOLLOW);
 
-/// A directory, mounted.
+/// A directory with the mount.
 pub struct MountPoint {
     place: PathBuf,
 }
@@ -61,7 +61,7 @@ impl MountPoint {
         self.place.join(volume).display().to_string()
     }
 
-    /// Unmounts, unless a file is in use; says then by whom, as far as that can be told.
+    /// Unmounts, unless a file is in use; the error names the users if they can be found.
     pub fn leave_unused(&self) -> Result<(), String> {
         match self.unmount_when_closed() {
             Ok(()) => Ok(()),
@@ -69,7 +69,9 @@ impl MountPoint {
                 let devices = self.devices();
                 let place = self.place.display();
                 Err(if devices.is_empty() {
-                    format!("files under {place} are open, or it is somebody's directory")
+                    format!(
+                        "files under {place} are open, or it is the working directory of a process"
+                    )
                 } else {
                     format!("volumes are attached as {}", devices.join(", "))
                 })
@@ -81,11 +83,11 @@ impl MountPoint {
         }
     }
 
-    /// Unmounts in any case. What was written to file systems on our disks is written to the
-    /// volumes before; what comes after that fails, as with a disk that is pulled.
+    /// Unmounts in any case. File systems on our disks are synced to the volumes first; later
+    /// writes fail, as on a disk that is pulled.
     pub fn leave(&self) {
         let Err(what) = self.leave_unused() else { return };
-        tracing::warn!("{what}: writing what they have, then they are cut off");
+        tracing::warn!("{what}: syncing their file systems, then they are cut off");
         let devices = self.devices();
         let (done, wait) = mpsc::channel();
         let write = move || {
@@ -101,8 +103,8 @@ impl MountPoint {
         }
     }
 
-    /// A file that was just closed may be busy for a moment: a process that somebody starts holds
-    /// what its parent has open until it runs its own program.
+    /// A file that was just closed may be busy for a moment: a child process holds its parent's
+    /// open files until it runs its own program.
     fn unmount_when_closed(&self) -> Result<(), Errno> {
         let limit = Instant::now() + CLOSE_PATIENCE;
         loop {
@@ -114,7 +116,7 @@ impl MountPoint {
         }
     }
 
-    /// Taken away already, by us or somebody else, is as good.
+    /// Success if it was already unmounted, by the server or by others.
     fn unmount(&self, flags: UnmountFlags) -> Result<(), Errno> {
         match mounts::at(&self.place) {
             Ok(Some(entry)) if entry.kind == KIND => rustix::mount::unmount(&self.place, flags),
@@ -127,7 +129,7 @@ impl MountPoint {
     }
 }
 
-/// A mount that nobody serves yet.
+/// A mount that is not served yet.
 pub struct NewMount {
     pub point: Arc<MountPoint>,
     device: OwnedFd,
@@ -135,25 +137,25 @@ pub struct NewMount {
 }
 
 impl Drop for MountPoint {
-    /// A start that failed leaves nothing behind.
+    /// A failed start leaves no mount behind.
     fn drop(&mut self) {
         let _ = self.unmount(CUT_OFF);
     }
 }
 
-/// Looks at the directory, before anything is begun: it must be there, empty, and not mounted.
-/// What a killed server left there is taken away.
+/// Checks the directory before a start: it must exist, be empty, and not be a mount point. The
+/// mount of a killed server is removed.
 pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
     let shown = place.display();
     let place = std::path::absolute(place).with_context(|| format!("{shown}"))?;
-    // Not what the kernel remembers of it: that outlives its server.
+    // Not its cached attributes: these outlive the server.
     if matches!(rustix::fs::statfs(&place), Err(Errno::NOTCONN | Errno::CONNABORTED)) {
         take_away(&place)?;
     }
     let place = match fs::canonicalize(&place) {
         Ok(place) => place,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("--fuse {shown}: there is no such directory; make one (mkdir -p {shown})");
+            bail!("--fuse {shown}: there is no such directory; create it (mkdir -p {shown})");
         }
         Err(error) => bail!("--fuse {shown}: {error}"),
     };
@@ -168,21 +170,21 @@ pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
     };
     if entries.next().is_some() {
         bail!(
-            "--fuse {shown}: the directory is not empty, and what is in it would be hidden; name \
-             an empty one"
+            "--fuse {shown}: the directory is not empty, and its content would be hidden; name an \
+             empty one"
         );
     }
     Ok(place)
 }
 
-/// Takes away the mount of a server that is gone, if it was one of ours.
+/// Removes the mount of a server that is gone, if it has our type.
 fn take_away(place: &Path) -> anyhow::Result<()> {
     let shown = place.display();
     match mounts::at(place)? {
         Some(entry) if entry.kind == KIND => {
             rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
                 .with_context(|| format!("the mount that a killed server left at {shown}"))?;
-            tracing::warn!("took away the mount that a killed server left at {shown}");
+            tracing::warn!("removed the mount that a killed server left at {shown}");
             Ok(())
         }
         Some(entry) => bail!(
@@ -194,7 +196,7 @@ fn take_away(place: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Mounts, and agrees with the kernel on how requests come.
+/// Mounts, and negotiates with the kernel how requests are transported.
 pub fn mount(place: &Path, transport: FuseTransport) -> anyhow::Result<NewMount> {
     let wanted = transport != FuseTransport::Device;
     let switched = wanted.then(switch_on);
@@ -237,7 +239,7 @@ pub fn mount(place: &Path, transport: FuseTransport) -> anyhow::Result<NewMount>
     Ok(NewMount { point, device, agreement })
 }
 
-/// Switches FUSE over io_uring on, for all of this machine; or says why it is not on.
+/// Switches on FUSE over io_uring for the whole machine, or returns why it is off.
 fn switch_on() -> Result<(), String> {
     match fs::read_to_string(SWITCH) {
         Ok(state) if state.trim() == "Y" => return Ok(()),
@@ -268,7 +270,7 @@ fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
         match rustix::io::read(device, &mut message) {
             Ok(length) => break length,
             Err(Errno::AGAIN | Errno::INTR) if !left.is_zero() => {}
-            Err(error) => bail!("{DEVICE}: the kernel does not begin: {error}"),
+            Err(error) => bail!("{DEVICE}: the kernel sends no first message: {error}"),
         }
     };
     let agreement = negotiate(&message[..length], ring)?;
@@ -304,7 +306,7 @@ pub fn serve(mount: NewMount, pool: &Pool, control: Arc<dyn PoolControl>) -> any
     Ok(())
 }
 
-/// The kernel's queues, one for each processor that there may be, and slots for each.
+/// The number of the kernel's queues, one for each possible processor, and of slots in each.
 fn queues() -> anyhow::Result<(u16, usize)> {
     let list = fs::read_to_string(PROCESSORS).context(PROCESSORS)?;
     let last = list.trim().rsplit([',', '-']).next().and_then(|last| last.parse::<u16>().ok());
@@ -313,7 +315,7 @@ fn queues() -> anyhow::Result<(u16, usize)> {
     Ok((queues, depth.clamp(*DEPTH.start(), *DEPTH.end())))
 }
 
-/// Waits until a file is there with its size.
+/// Waits until a file exists with its size.
 fn await_file(path: String, size: u64) -> anyhow::Result<()> {
     let (tell, hear) = mpsc::channel();
     let look = {

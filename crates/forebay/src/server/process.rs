@@ -1,17 +1,17 @@
-//! What the server asks of the operating system for itself. All of it is best effort: without it
-//! the server works, but may wait for its own storage when memory is short.
+//! Process settings of the server, all best effort: without them the server works, but may wait for
+//! its own storage when memory is short.
 
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{Resource, Rlimit, configure_io_flusher_behavior, getrlimit, setrlimit};
 
-/// Files for connections, devices and rings.
+/// Open files, for connections, devices and rings.
 const FILES: u64 = 16 << 10;
 
-/// Prepares the process. With `lock`, and when it serves a disk of this very machine, its memory
-/// is locked.
+/// Prepares the process. Its memory is locked if `lock` is set and it serves a disk of this very
+/// machine.
 pub fn prepare(lock: bool, serves_this_machine: bool) {
-    // Memory that is freed by writing to a volume that this process serves must not be waited
-    // for by this process: it would wait for itself.
+    // This process must not wait for memory to be freed by writes to a volume that it serves: it
+    // would wait for itself.
     if let Err(error) = configure_io_flusher_behavior(true) {
         if serves_this_machine {
             tracing::warn!(
@@ -36,7 +36,7 @@ pub fn prepare(lock: bool, serves_this_machine: bool) {
     }
 }
 
-/// Locks what is in memory now, and what comes later once it is used.
+/// Locks all memory in use, and later memory once it is used.
 fn lock_memory() {
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if let Err(error) = mlockall(flags) {
@@ -50,7 +50,7 @@ fn lock_memory() {
     }
 }
 
-/// Tells systemd, if it waits to be told.
+/// Notifies systemd, if it expects that.
 pub fn notify(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "systemd could not be told");

@@ -1,4 +1,4 @@
-//! The recording of a volume as the control API sees it: a new file, and how far it is.
+//! The recording of a volume as the control API sees it: a new file, and its progress.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter};
@@ -12,17 +12,17 @@ use forebay_block::VolumeId;
 use forebay_control::{ControlError, ControlErrorKind, TraceSnapshot, TraceTarget};
 use forebay_runtime::{Pool, Recording};
 
-/// A recording, under way or ended.
+/// A recording, running or ended.
 pub struct Trace {
     path: PathBuf,
     recording: Recording,
     began: Instant,
-    /// How long it took, once that is known.
+    /// Its duration, once it has ended.
     took: Mutex<Option<Duration>>,
 }
 
 impl Trace {
-    /// Makes the file and begins.
+    /// Creates the file and begins to record.
     pub fn start(pool: &Pool, volume: VolumeId, to: &TraceTarget) -> Result<Self, ControlError> {
         let cannot = |error: io::Error| {
             let hint = match error.kind() {
@@ -39,7 +39,7 @@ impl Trace {
         Ok(Self { path, recording, began, took: Mutex::new(None) })
     }
 
-    /// How it stands.
+    /// The state of the recording.
     pub fn snapshot(&self) -> TraceSnapshot {
         let status = self.recording.status();
         let mut took = self.took.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl Trace {
         }
     }
 
-    /// Ends it, if it has not ended by itself.
+    /// Ends the recording, if it is still running.
     pub fn stop(&mut self, pool: &Pool, volume: VolumeId) {
         if self.recording.status().running {
             pool.stop_recording(volume, &mut self.recording);

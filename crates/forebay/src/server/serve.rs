@@ -1,5 +1,5 @@
 //! `forebay serve`: opens the devices and the cache, starts the shards, the clients' endpoints and
-//! the control socket, says that it is ready, and stops all of it in order.
+//! the control socket, reports that it is ready, and stops everything in order.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ use crate::server::endpoints::Endpoints;
 use crate::server::mount::MountPoint;
 use crate::server::{logging, mount, process};
 
-/// How long a stop waits for somebody to ask how it stands, when that has changed.
+/// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
 const TELL_STEP: Duration = Duration::from_millis(10);
 
@@ -36,7 +36,7 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     let config = args.config()?;
     process::prepare(config.memory.lock, config.server.fuse.is_some());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // From here on the signals wait for us, so that none ends a half-started server unasked.
+    // From here on the signals are queued, so that none kills a half-started server.
     let mut signals = {
         let _context = runtime.enter();
         Signals::catch()?
@@ -47,8 +47,8 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
     runtime.block_on(serving.until_stopped(&mut signals))
 }
 
-/// The signals that a server hears. SIGHUP does not stop it: it comes from a closed terminal, from
-/// `systemctl reload`, from the rotation of logs.
+/// The signals that a server handles. SIGHUP does not stop it: it comes from a closed terminal,
+/// from `systemctl reload`, from log rotation.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -62,7 +62,7 @@ impl Signals {
         Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())? })
     }
 
-    /// The name of the next one that stops it.
+    /// Waits for a signal that stops the server; returns its name.
     async fn next(&mut self) -> &'static str {
         loop {
             tokio::select! {
@@ -77,7 +77,7 @@ impl Signals {
     }
 }
 
-/// A server whose clients may connect.
+/// A server to which clients may connect.
 struct Serving {
     pool: Pool,
     running: Arc<Running>,
@@ -90,7 +90,7 @@ struct Serving {
 
 impl Serving {
     fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
-        // What can be found wrong without touching a device is found first.
+        // First the checks that touch no device.
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let socket = ControlSocket::bind(&socket, &config.control.access())?;
         let clients = Endpoints::open(config)?;
@@ -123,7 +123,7 @@ impl Serving {
         let settings = [configured, in_force];
         let running =
             Arc::new(Running::new(pool.clone(), facts, settings, kept, point.clone(), stop));
-        // From here on clients may write: what was made for this start stays.
+        // From here on clients may write: the files of this start stay.
         cache.keep();
         if let Some(mount) = mount {
             mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
@@ -165,22 +165,22 @@ impl Serving {
                         // The next start recovers as after a crash: nothing flushed is lost.
                         bail!("{name} again: not stopped in order; the next start will recover");
                     }
-                    tracing::warn!("{name}: the drain is given up");
+                    tracing::warn!("{name}: the drain is abandoned");
                     given_up = true;
                     self.tell_given_up().await;
                     self.pool.give_up_drain();
                 }
             }
         };
-        // A signal asks for a stop without a drain: that is then what was done.
+        // The signal requested a stop without a drain, and that is what happened.
         let left = if drain && !given_up { what_is_left(&stopped) } else { String::new() };
         self.close(&stopped, health)?;
         anyhow::ensure!(left.is_empty(), "stopped, but not all is drained: {left}");
         Ok(())
     }
 
-    /// Gives `forebay stop` the time to hear that the drain is given up, before nobody answers it
-    /// any more.
+    /// Gives `forebay stop` time to see that the drain is abandoned, before the server stops
+    /// answering.
     async fn tell_given_up(&self) {
         self.running.set_given_up();
         let limit = Instant::now() + TELL_TIME;
@@ -196,13 +196,13 @@ impl Serving {
             Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
         };
         tracing::info!(dirty_blocks = stopped.dirty_blocks, "stopped");
-        // The last thing to go is what `forebay stop` waits for.
+        // Last, since `forebay stop` waits for it.
         drop(self.control);
         closed
     }
 }
 
-/// The settings that this start was given.
+/// Logs the settings of this start.
 fn log_settings(config: &Config) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
@@ -232,7 +232,7 @@ fn log_volumes(config: &Config, registry: &Registry) {
     }
 }
 
-/// What a drain before the stop has left, and why.
+/// The dirty data that a drain before the stop has left, and why.
 fn what_is_left(stopped: &Stopped) -> String {
     let of_volume = |left: &Left| {
         let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);

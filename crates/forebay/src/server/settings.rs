@@ -1,8 +1,8 @@
 //! Settings that were changed while serving, kept for the next start.
 //!
-//! `UUID.settings` in the state directory holds each with the value that the configuration had
-//! then. As long as the configuration still says the same, what was set counts; when somebody has
-//! changed the configuration since, that is the newer wish. Both are said in the log.
+//! `UUID.settings` in the state directory holds each change with the value configured at that time.
+//! As long as the configured value is the same, the change stays in force; once it differs, the
+//! configuration wins. Both cases are logged.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,21 +15,21 @@ use forebay_runtime::{StateDir, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay settings 1";
-/// Longest file that is read: a mode for each of 64 volumes, and a few lines more.
+/// Longest file that is read, in bytes: a mode for each of 64 volumes, and a few more lines.
 const BYTES_MAX: u64 = 16 << 10;
 
-/// A setting that was changed.
+/// A setting that was changed while serving.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The volume, for one of a volume; nothing for one of the whole cache.
+    /// The volume; `None` for a setting of the whole cache.
     pub volume: Option<VolumeId>,
     /// Its line in the table of settings.
     pub spec: &'static Spec,
-    /// The value that it was set to.
+    /// The new value.
     pub value: String,
-    /// The value that was configured then.
+    /// The value configured at the time of the change.
     pub configured: String,
-    /// When, in seconds since 1970.
+    /// Time of the change, in seconds since 1970.
     pub since: u64,
 }
 
@@ -39,18 +39,18 @@ impl Setting {
     }
 }
 
-/// A value to keep.
+/// A value to be kept.
 #[derive(Debug)]
 pub struct Wish {
     /// As in [`Setting`].
     pub volume: Option<VolumeId>,
     pub spec: &'static Spec,
     pub value: String,
-    /// The configured value; if it is the same, there is nothing to keep.
+    /// The configured value; if it is the same, nothing is kept.
     pub configured: String,
 }
 
-/// The settings that are kept of one cache.
+/// The kept settings of one cache.
 pub struct KeptSettings {
     state: StateDir,
     name: String,
@@ -58,11 +58,11 @@ pub struct KeptSettings {
 }
 
 impl KeptSettings {
-    /// What is kept of the cache `uuid`.
+    /// The kept settings of the cache `uuid`.
     ///
     /// # Errors
-    /// When the file cannot be read or is damaged: going on without it could end a protection that
-    /// was asked for.
+    /// If the file cannot be read or is damaged: continuing without it could end a protection that
+    /// the operator requested.
     pub fn load(state: &StateDir, uuid: [u8; 16]) -> io::Result<Self> {
         let uuid = format!("{:032x}", u128::from_be_bytes(uuid));
         let name = format!("{uuid}.settings");
@@ -76,12 +76,12 @@ impl KeptSettings {
         Ok(Self { state: state.clone(), name, settings })
     }
 
-    /// What is kept of the cache that `opened` describes. One that is made again in the place of
-    /// `old`, which nobody gave up, goes on with its settings: each volume's under the volume's
-    /// name. [`KeptSettings::store`] makes that durable.
+    /// The kept settings of the cache that `opened` describes. If it was re-created in place of
+    /// `old`, it keeps the settings of `old`, those of a volume under the volume's name.
+    /// [`KeptSettings::store`] makes that durable.
     ///
     /// # Errors
-    /// As for [`KeptSettings::load`].
+    /// As [`KeptSettings::load`].
     pub fn of(state: &StateDir, opened: &Superblock, old: Option<&Superblock>) -> io::Result<Self> {
         let own = Self::load(state, opened.uuid)?;
         let Some(old) = old.filter(|old| old.uuid != opened.uuid) else { return Ok(own) };
@@ -96,11 +96,11 @@ impl KeptSettings {
         Ok(Self { settings, ..own })
     }
 
-    /// Puts what is kept into `config`, whose volumes have the ids `ids`, and forgets what the
-    /// configuration overrules. Says so in the log.
+    /// Applies the kept settings to `config`, whose volumes have the ids `ids`, and forgets those
+    /// that the configuration overrides. Both are logged.
     ///
     /// # Errors
-    /// When a value is not known, or what is forgotten cannot be made durable.
+    /// If a value is unknown, or the removal cannot be made durable.
     pub fn apply(&mut self, config: &mut Config, ids: &[VolumeId]) -> io::Result<()> {
         let before = self.settings.len();
         let mut held = Vec::new();
@@ -130,7 +130,7 @@ impl KeptSettings {
         if self.settings.len() < before { self.store() } else { Ok(()) }
     }
 
-    /// What was set, and counts.
+    /// The kept setting with this volume and key.
     pub fn find(&self, volume: Option<VolumeId>, key: &str) -> Option<&Setting> {
         self.settings.iter().find(|known| known.is(volume, key))
     }
@@ -139,7 +139,7 @@ impl KeptSettings {
     /// returns.
     ///
     /// # Errors
-    /// When they cannot be made durable. Then the settings kept before stay in force.
+    /// If they cannot be made durable. The settings kept before then stay in force.
     pub fn keep(&mut self, wishes: &[Wish]) -> io::Result<()> {
         let before = self.settings.clone();
         for Wish { volume, spec, value, configured } in wishes {
@@ -162,10 +162,10 @@ impl KeptSettings {
         stored
     }
 
-    /// Keeps what counts; durable when this returns.
+    /// Stores the kept settings; durable when this returns.
     ///
     /// # Errors
-    /// When it cannot be made durable.
+    /// If they cannot be made durable.
     pub fn store(&self) -> io::Result<()> {
         if self.settings.is_empty() {
             return self.state.remove(&self.name);
@@ -201,8 +201,8 @@ fn setting(line: &str) -> Option<Setting> {
     words.next().is_none().then_some(Setting { volume, spec, value, configured, since })
 }
 
-/// The day of a time in seconds since 1970, as in 2026-01-31, in UTC. (Days to a date of the
-/// Gregorian calendar, counted from 1 March of the year 0.)
+/// The date of a time in seconds since 1970, in UTC, as 2026-01-31. (Computed as days in the
+/// Gregorian calendar from 1 March of the year 0.)
 pub fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);

@@ -1,4 +1,4 @@
-//! What the commands of `forebay trace` are asked.
+//! The arguments of `forebay trace`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,29 +11,29 @@ use forebay_trace::Format;
 
 use crate::client::Daemon;
 
-/// The commands.
+/// The subcommands.
 #[derive(Subcommand, Debug)]
 pub enum TraceCommand {
-    /// Record what clients ask of a served volume: times, kinds, places; no data
+    /// Record the requests of a served volume: times, kinds, ranges; no data
     ///
-    /// The server makes the file and writes it. Ctrl-C ends the recording. Clients never wait for
-    /// it: where the file is too slow, requests are left out and counted.
+    /// The server creates the file and writes it. Ctrl-C ends the recording. Clients never wait for
+    /// it: if the file is too slow, requests are left out and counted.
     #[command(
         after_help = "Example:\n  forebay trace record db --out /var/tmp/db.trace --seconds 60"
     )]
     Record(RecordArgs),
     /// Send the requests of a trace to a volume, and measure
     ///
-    /// What is written is noise. A trace with writes is refused unless --write or --reads-only
-    /// says what is to become of them.
+    /// The data written is noise. A trace with writes is refused unless --write or --reads-only is
+    /// given.
     #[command(after_help = "Examples:\n  \
         forebay trace replay db.trace nbd://127.0.0.1:10809/test --write --speed 2\n  \
         forebay trace replay web_0.csv.zst /dev/sdb --reads-only --past-end wrap --speed max")]
     Replay(ReplayArgs),
     /// Run eviction policies over a trace: miss ratios, and bytes written to the cache device
     ///
-    /// The policies are those of the server, over the same log. Sizes are absolute or a share of
-    /// what the trace touches.
+    /// The policies and the log are those of the server. Sizes are absolute, or a share of the
+    /// blocks that the trace touches.
     #[command(after_help = "Examples:\n  \
         forebay trace simulate db.trace --size 5%,10%,25%\n  \
         forebay trace simulate web_0.csv.zst --size 1GiB --policy lru,frequency --json")]
@@ -45,13 +45,13 @@ pub enum TraceCommand {
 pub struct TraceInput {
     /// The trace; may be compressed by zstd
     pub trace: PathBuf,
-    /// Its format [default: as it looks]: forebay, csv (t_us,rwbs,sector,nsect), msr,
-    /// cloudphysics, vscsi1, vscsi2, blkparse, iolog
+    /// Its format [default: detected]: forebay, csv (t_us,rwbs,sector,nsect), msr, cloudphysics,
+    /// vscsi1, vscsi2, blkparse, iolog
     #[arg(long, value_parser = parse_format)]
     pub format: Option<Format>,
 }
 
-/// What `record` is asked.
+/// Arguments of `record`.
 #[derive(Args, Debug)]
 pub struct RecordArgs {
     /// The volume
@@ -59,7 +59,7 @@ pub struct RecordArgs {
     /// The new file for the trace, on the server's host
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// End by itself after this many seconds
+    /// Stop automatically after this many seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub seconds: Option<u64>,
     /// Print JSON
@@ -69,7 +69,7 @@ pub struct RecordArgs {
     pub daemon: Daemon,
 }
 
-/// What `replay` is asked.
+/// Arguments of `replay`.
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
     #[command(flatten)]
@@ -80,17 +80,17 @@ pub struct ReplayArgs {
     /// Overwrite and discard data of the volume as the trace does
     #[arg(long, conflicts_with = "reads_only")]
     pub write: bool,
-    /// Leave out what changes data
+    /// Leave out requests that change data
     #[arg(long)]
     pub reads_only: bool,
-    /// How fast: 1 as recorded, 2 twice as fast, ..., or max
+    /// Speed: 1 as recorded, 2 twice as fast, ..., or max
     #[arg(long, value_name = "FACTOR|max", default_value = "1")]
     pub speed: Speed,
-    /// Requests in flight at most
+    /// Most requests in flight
     #[arg(long, value_name = "N", default_value = "128",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub depth: u16,
-    /// What to do with requests past the end of the volume
+    /// How to treat requests past the end of the volume
     #[arg(long, value_name = "WHAT", default_value = "refuse")]
     pub past_end: PastEnd,
     /// Print JSON
@@ -98,21 +98,21 @@ pub struct ReplayArgs {
     pub json: bool,
 }
 
-/// What to do with requests past the end of a volume.
+/// How to treat requests past the end of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum PastEnd {
-    /// Do not begin
+    /// Refuse the replay
     Refuse,
     /// Leave them out
     Skip,
-    /// Put them where the remainder of their offset is
+    /// Wrap their offset around the end of the volume
     Wrap,
 }
 
-/// How fast a trace is replayed.
+/// Speed of a replay.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Speed {
-    /// So many times as fast as it was recorded.
+    /// A multiple of the recorded speed.
     Times(f64),
     /// As fast as the volume answers.
     Max,
@@ -130,12 +130,12 @@ impl FromStr for Speed {
     }
 }
 
-/// What `simulate` is asked.
+/// Arguments of `simulate`.
 #[derive(Args, Debug)]
 pub struct SimulateArgs {
     #[command(flatten)]
     pub input: TraceInput,
-    /// Sizes of the cache: bytes, or percent of what the trace touches
+    /// Sizes of the cache: bytes, or percent of the blocks that the trace touches
     #[arg(long, value_name = "SIZE|PERCENT", value_delimiter = ',',
         default_values = ["1%", "5%", "10%", "25%"])]
     pub size: Vec<CacheSize>,
@@ -146,7 +146,7 @@ pub struct SimulateArgs {
     /// The RAM tier: bytes, or percent of the cache
     #[arg(long, value_name = "SIZE|PERCENT", default_value = "1%")]
     pub ram: CacheSize,
-    /// Let sequential streams pass by the cache after this many bytes; 0 is never
+    /// Let sequential streams bypass the cache after this many bytes; 0 is never
     #[arg(long, value_name = "SIZE", default_value = "512KiB")]
     pub sequential_threshold: Size,
     /// Print JSON
@@ -162,17 +162,17 @@ fn parse_format(name: &str) -> Result<Format, String> {
     })
 }
 
-/// Bytes, or a share of something.
+/// A size in bytes, or a share of another size.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CacheSize {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So much of a whole.
+    /// A percentage.
     Percent(f64),
 }
 
 impl CacheSize {
-    /// The bytes, of this many.
+    /// The size in bytes, for a whole of `whole` bytes.
     pub fn of(self, whole: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes,

@@ -1,4 +1,4 @@
-//! A trace's file: opened, decompressed if need be, with progress by the bytes of the file.
+//! A trace's file: opened, decompressed if needed, with progress by the bytes of the file.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Read};
@@ -9,15 +9,15 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::TraceInput;
 
-/// How zstd's frames begin.
+/// The first bytes of a zstd frame.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Bytes read at once.
+/// Size of a read, in bytes.
 const BUFFER: usize = 256 << 10;
 
 /// A trace being read.
 pub type Reader = TraceReader<Box<dyn BufRead + Send>>;
 
-/// Opens the trace; `what` is done with it is shown as progress on standard error.
+/// Opens the trace; `what` names the action in the progress bar on standard error.
 pub fn open(input: &TraceInput, what: &'static str) -> anyhow::Result<(Reader, ProgressBar)> {
     let path = &input.trace;
     let failed = || format!("cannot open the trace {}", path.display());
@@ -39,12 +39,12 @@ pub fn open(input: &TraceInput, what: &'static str) -> anyhow::Result<(Reader, P
     Ok((reader, bar))
 }
 
-/// Says which trace an error is about.
+/// Names the trace that an error is about.
 pub fn in_trace(input: &TraceInput) -> String {
     input.trace.display().to_string()
 }
 
-/// Progress over the bytes of the file; nothing where standard error is not a terminal.
+/// A progress bar over the bytes of the file; hidden if standard error is not a terminal.
 fn bar(bytes: u64, what: &'static str) -> ProgressBar {
     let template = "{msg} {bar:40} {percent}%, {eta} left";
     let style = ProgressStyle::with_template(template).expect("the template is sound");

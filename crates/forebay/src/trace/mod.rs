@@ -1,5 +1,5 @@
-//! `forebay trace`: records what clients ask of a volume, replays it, and simulates policies
-//! over it.
+//! `forebay trace`: records the requests of a volume, replays them, and simulates policies over
+//! them.
 
 pub mod args;
 mod input;

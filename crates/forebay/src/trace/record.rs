@@ -1,4 +1,4 @@
-//! `forebay trace record`: tells the server to record, shows how far it is, and ends it.
+//! `forebay trace record`: tells the server to record, shows the progress, and ends it.
 
 use std::path::absolute;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::args::RecordArgs;
 use crate::output;
 
-/// How often the server is asked.
+/// Interval between two queries of the progress.
 const PERIOD: Duration = Duration::from_millis(200);
 
 /// Records until the time is over, the server ends it, or Ctrl-C.

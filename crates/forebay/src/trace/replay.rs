@@ -1,8 +1,8 @@
 //! `forebay trace replay`: sends a trace's requests to a volume, at their times or faster, and
 //! measures.
 //!
-//! The trace is read twice: first to know that everything in it can be sent, so that nothing is
-//! changed by a replay that is then refused.
+//! The trace is read twice: first to check that every request can be sent, so that a refused replay
+//! changes nothing.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -21,19 +21,19 @@ use super::args::{PastEnd, ReplayArgs, Speed};
 use super::input::{self, Reader, in_trace};
 use crate::output;
 
-/// Submissions that the ring takes at once.
+/// Submissions that the ring accepts at once.
 const RING_ENTRIES: u32 = 1024;
-/// How long the last answers may take.
+/// How long to wait for the last answers.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of noise that written data is cut from.
+/// Bytes of noise from which written data is cut.
 const NOISE: usize = 1 << 20;
 
-/// What a trace asks for.
+/// A summary of a trace's requests.
 #[derive(Default)]
 struct Survey {
     requests: u64,
     changes: u64,
-    /// The largest end of a request.
+    /// The highest end of a request.
     end: u64,
     longest: u64,
     nanos: u64,
@@ -51,27 +51,27 @@ struct Latencies {
     max: f64,
 }
 
-/// What came of it.
+/// The result of a replay.
 #[derive(Serialize)]
 struct Report {
     trace: String,
     volume: String,
     requests: u64,
-    /// Requests left out: writes in a replay of reads only, or what lies past the end.
+    /// Requests left out: writes in a replay of reads only, or requests past the end.
     skipped: u64,
     errors: u64,
     first_error: Option<String>,
     seconds: f64,
-    /// What the trace took when it was recorded, at the speed of the replay.
+    /// Duration of the recording, at the speed of the replay.
     planned_seconds: Option<f64>,
     read_bytes: u64,
     write_bytes: u64,
     latencies_micros: Vec<Latencies>,
-    /// By how much requests were sent later than the trace says, in microseconds.
+    /// Delay of requests against the trace, in microseconds.
     lateness_micros: Option<Latencies>,
 }
 
-/// Replays, and prints what was measured.
+/// Replays a trace, and prints the measurements.
 pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let survey = survey(args)?;
     let device = open(args, &survey)?;
@@ -110,7 +110,7 @@ fn survey(args: &ReplayArgs) -> anyhow::Result<Survey> {
         let changes = survey.changes;
         let what = format!(
             "{changes} requests of the trace overwrite or discard data of {}; \
-             say --write to destroy it, or --reads-only to leave them out",
+             use --write to destroy it, or --reads-only to leave them out",
             args.volume
         );
         return Err(crate::WrongUsage(what).into());
@@ -122,7 +122,7 @@ fn open(args: &ReplayArgs, survey: &Survey) -> anyhow::Result<Arc<dyn BlockDevic
     let changes = survey.changes > 0 && !args.reads_only;
     let path = std::path::Path::new(&args.volume);
     if !changes && path.exists() {
-        // Others may go on reading it, and it may be read-only.
+        // Other processes may continue to read it, and it may be read-only.
         let mode = OpenMode { read_only: true, ..OpenMode::default() };
         return Ok(Arc::new(FileDevice::open(path, mode)?));
     }
@@ -133,8 +133,8 @@ fn check(args: &ReplayArgs, survey: &Survey, device: &dyn BlockDevice) -> anyhow
     let size = device.info().size;
     if survey.end > size && args.past_end == PastEnd::Refuse {
         let what = format!(
-            "the trace reaches to byte {}, but {} has {size}; \
-             say --past-end wrap or --past-end skip, or take a larger volume",
+            "the trace extends to byte {}, but {} has {size}; \
+             use --past-end wrap, --past-end skip, or a larger volume",
             survey.end, args.volume
         );
         return Err(crate::WrongUsage(what).into());
@@ -144,14 +144,14 @@ fn check(args: &ReplayArgs, survey: &Survey, device: &dyn BlockDevice) -> anyhow
     Ok(())
 }
 
-/// A replay under way.
+/// A replay in progress.
 struct Replay<'a> {
     args: &'a ReplayArgs,
     ring: Rc<Ring>,
     clock: Clock,
     queue: Box<dyn IoQueue>,
     noise: Vec<u8>,
-    /// What is in flight, by tag: operation, and when it was sent.
+    /// Requests in flight, by tag: operation, and time of sending.
     sent: Vec<Option<(IoOp, Instant)>>,
     free: Vec<usize>,
     done: Vec<Completion>,
@@ -220,7 +220,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// The request as it is sent; `None` when it is left out.
+    /// The request to send; `None` if it is left out.
     fn request(&self, request: &TraceRequest) -> Option<Io> {
         let TraceRequest { op, fua, range, .. } = *request;
         if op == IoOp::Flush {
@@ -299,7 +299,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Waits for an answer, or until a time.
+    /// Waits for an answer, or until a deadline.
     fn wait(&mut self, until: Option<Instant>) -> anyhow::Result<()> {
         let now = self.clock.now();
         let oldest = self.sent.iter().flatten().map(|&(_, at)| at).min();
@@ -368,7 +368,7 @@ fn percentiles(operation: &'static str, histogram: &Histogram) -> Latencies {
     }
 }
 
-/// Bytes that do not compress; the same in every run.
+/// Incompressible bytes, the same in every run.
 fn noise() -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let mut words = VecDeque::with_capacity(NOISE);

@@ -1,5 +1,5 @@
-//! `forebay trace simulate`: every policy at every size in one pass over the trace. The caches
-//! are shared out over the processors; each gets all requests, in batches.
+//! `forebay trace simulate`: every policy at every size in one pass over the trace. The caches are
+//! distributed over the processors; each gets all requests, in batches.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -15,27 +15,27 @@ use super::args::{CacheSize, SimulateArgs};
 use super::input::{self, in_trace};
 use crate::output;
 
-/// Requests handed on at once, and batches that may wait.
+/// Requests in a batch, and most batches that wait.
 const BATCH: usize = 4096;
 const BATCHES_MAX: usize = 8;
 
-/// What was simulated and what came of it.
+/// The parameters and results of the simulations.
 #[derive(Serialize)]
 struct Report {
     trace: String,
     format: &'static str,
     requests: u64,
-    /// Requests that the trace says were dropped when it was recorded.
+    /// Requests dropped during the recording, according to the trace.
     dropped: u64,
     footprint_bytes: u64,
     results: Vec<Row>,
 }
 
-/// One cache.
+/// The result of one cache.
 #[derive(Serialize)]
 struct Row {
     cache_bytes: u64,
-    /// Of the footprint.
+    /// Size of the cache, in percent of the footprint.
     cache_percent: f64,
     ram_bytes: u64,
     policy: &'static str,
@@ -75,7 +75,7 @@ impl Row {
     }
 }
 
-/// Simulates, and prints the table.
+/// Simulates all caches, and prints the table.
 pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     let footprint = footprint(args)?;
     let configs = configs(args, footprint)?;
@@ -113,7 +113,7 @@ pub fn run(args: &SimulateArgs) -> anyhow::Result<()> {
     }
 }
 
-/// What the trace touches, in bytes.
+/// Bytes of the distinct blocks that the trace touches.
 fn footprint(args: &SimulateArgs) -> anyhow::Result<u64> {
     let (mut reader, bar) = input::open(&args.input, "footprint ")?;
     let mut footprint = Footprint::new();
@@ -156,7 +156,7 @@ fn configs(args: &SimulateArgs, footprint: u64) -> anyhow::Result<Vec<SimulateCo
     Ok(configs)
 }
 
-/// Threads that simulate, each some of the caches.
+/// Simulating threads, each with some of the caches.
 struct Lanes<'scope> {
     senders: Vec<SyncSender<Arc<Vec<TraceRequest>>>>,
     threads: Vec<thread::ScopedJoinHandle<'scope, Vec<(usize, Outcome)>>>,

@@ -1,4 +1,4 @@
-//! A server with a mount, for tests that may make one: files, loop devices, file systems.
+//! A server with a mount, for tests that need one: files, loop devices, file systems.
 
 #![allow(dead_code)] // each test takes what it needs
 
@@ -15,7 +15,7 @@ pub const O_DIRECT: i32 = if cfg!(target_arch = "aarch64") { 0o200_000 } else { 
 /// Writes are durable when they return.
 pub const O_DSYNC: i32 = 0o10_000;
 
-/// Whether this machine lets the test mount; says why if not.
+/// Whether this machine lets the test mount; prints why if not.
 pub fn can_mount() -> bool {
     if !Path::new("/dev/fuse").exists() {
         return skip("there is no /dev/fuse");
@@ -63,11 +63,11 @@ pub fn open(path: &Path, flags: i32) -> File {
     options.open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Takes away what a test that failed leaves: its disk, and its mount.
+/// Removes the remains of a failed test: its disk, and its mount.
 pub struct Cleanup(pub Vec<PathBuf>, pub PathBuf);
 
 impl Cleanup {
-    /// Of a place whose disks are mounted at `mounted`.
+    /// For a place whose disks are mounted at `mounted`.
     pub fn of(place: &Place, mounted: &[&str]) -> Self {
         let mounted = mounted.iter().map(|name| place.path(name)).collect();
         Self(mounted, place.path("volumes"))
@@ -99,7 +99,7 @@ impl Drop for Cleanup {
     }
 }
 
-/// Runs a command of the binary that must fail; what it said.
+/// Runs a command of the binary that must fail; returns its output.
 pub fn refused(server: &Server, arguments: &[&str]) -> String {
     let control = server.control_argument();
     let output = forebay(&[arguments, &[control.as_str()]].concat());

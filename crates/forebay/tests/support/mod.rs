@@ -18,7 +18,7 @@ pub use forebay_block::testing::noise;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory for a test, and one with a short name for its sockets, whose paths have a limit;
-/// gone with it.
+/// both are removed when dropped.
 pub struct Place {
     directory: PathBuf,
     sockets: PathBuf,
@@ -84,9 +84,9 @@ impl Place {
         Server::start(arguments, self.text("control.sock"))
     }
 
-    /// Runs a server that must refuse to start; what it said.
+    /// Runs a server that must refuse to start; returns its output.
     pub fn refuse(&self, arguments: &[String]) -> String {
-        // One that starts all the same must fail the test, not hold it for ever.
+        // A server that starts anyway must fail the test instead of blocking it.
         let mut command = Command::new("timeout");
         command.arg("60").arg(env!("CARGO_BIN_EXE_forebay")).args(arguments);
         let output = command.output().expect("the binary runs");
@@ -98,8 +98,8 @@ impl Place {
         last
     }
 
-    /// Makes a certificate for this host, which is its own authority: the files of it and of its
-    /// key. Clients look for theirs in this directory.
+    /// Creates a self-signed certificate for this host; returns the files of the certificate and
+    /// its key. Clients look for theirs in this directory.
     pub fn certificate(&self) -> (String, String) {
         let (cert, key) = (self.text("server-cert.pem"), self.text("server-key.pem"));
         let made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 \
@@ -135,7 +135,7 @@ pub struct Server {
     child: Child,
     control: String,
     log: Arc<Mutex<String>>,
-    /// The line that it printed when it was ready.
+    /// The line that it printed when ready.
     pub ready: String,
 }
 
@@ -165,7 +165,7 @@ impl Server {
         Self { child, control, log, ready }
     }
 
-    /// Starts a server and kills it so soon that it may be recovering.
+    /// Starts a server and kills it soon, so that it may still be recovering.
     pub fn start_and_kill(arguments: &[String], after: Duration) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
@@ -175,7 +175,7 @@ impl Server {
         child.wait().expect("it is our child");
     }
 
-    /// Runs a command that talks to it, which must succeed; what it printed.
+    /// Runs a command that talks to the server, which must succeed; returns its output.
     pub fn ask(&self, arguments: &[&str]) -> String {
         let control = format!("--control={}", self.control);
         let output = forebay(&[arguments, &[control.as_str()]].concat());
@@ -184,7 +184,7 @@ impl Server {
         String::from_utf8(output.stdout).expect("it prints text")
     }
 
-    /// What it has logged, once there is `text` in it.
+    /// The log so far, once it contains `text`.
     pub fn log(&self, text: &str) -> String {
         let limit = Instant::now() + PATIENCE;
         loop {
@@ -197,7 +197,7 @@ impl Server {
         }
     }
 
-    /// The process.
+    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -209,7 +209,7 @@ impl Server {
         port.expect("it has one").expect("it is a number")
     }
 
-    /// How a command is told which server to talk to.
+    /// The argument that tells a command which server to talk to.
     pub fn control_argument(&self) -> String {
         format!("--control={}", self.control)
     }
@@ -232,7 +232,7 @@ impl Server {
         assert_eq!(self.wait(), Some(0));
     }
 
-    /// Waits for its end; the exit code, or nothing if a signal ended it.
+    /// Waits for its end; returns the exit code, or `None` if a signal ended it.
     pub fn wait(mut self) -> Option<i32> {
         let limit = Instant::now() + PATIENCE;
         loop {
@@ -244,7 +244,7 @@ impl Server {
         }
     }
 
-    /// Kills it as a crash would.
+    /// Kills it, as in a crash.
     pub fn kill(mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it is our child");
@@ -258,7 +258,7 @@ impl Drop for Server {
     }
 }
 
-/// Runs a client, which must succeed; what it printed.
+/// Runs a client, which must succeed; returns its output.
 pub fn client(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let output = output.unwrap_or_else(|error| panic!("{program} (make setup): {error}"));

@@ -1,4 +1,5 @@
-//! The least NBD client that a test needs: one request at a time, and errors that say what came.
+//! A minimal NBD client for tests: one request at a time, and errors that contain the server's
+//! answer.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -33,7 +34,7 @@ impl Nbd {
         Self::choose(stream, name)
     }
 
-    /// The same connection, for another thread.
+    /// The same connection for another thread.
     pub fn twin(&self) -> io::Result<Self> {
         Ok(Self { stream: self.stream.try_clone()?, size: self.size })
     }
@@ -67,14 +68,14 @@ impl<S: Read + Write> Nbd<S> {
         Ok(Self { stream, size })
     }
 
-    /// Fills `buf` from `offset`.
+    /// Reads `buf.len()` bytes at `offset`.
     pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.send(READ, 0, offset, buf.len(), &[])?;
         self.take_reply()?;
         self.stream.read_exact(buf)
     }
 
-    /// Reads `len` bytes from `offset` and throws them away.
+    /// Reads `len` bytes at `offset` and discards them.
     pub fn read_and_forget(&mut self, offset: u64, len: u32) -> io::Result<()> {
         self.begin_read(offset, len)?;
         self.take_reply()?;
@@ -83,29 +84,29 @@ impl<S: Read + Write> Nbd<S> {
         if count == u64::from(len) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Writes `bytes` at `offset`; durable when it returns, with `fua`.
+    /// Writes `bytes` at `offset`; with `fua`, durable when this returns.
     pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         self.send(WRITE, u16::from(fua) * FUA, offset, bytes.len(), bytes)?;
         self.take_reply()
     }
 
-    /// Makes what was written durable.
+    /// Makes completed writes durable.
     pub fn flush(&mut self) -> io::Result<()> {
         self.send(FLUSH, 0, 0, 0, &[])?;
         self.take_reply()
     }
 
-    /// Asks for `len` bytes from `offset`, and takes no answer.
+    /// Requests `len` bytes at `offset`, without receiving the answer.
     pub fn begin_read(&mut self, offset: u64, len: u32) -> io::Result<()> {
         self.send(READ, 0, offset, len as usize, &[])
     }
 
-    /// Begins to write `len` bytes at `offset` with the first of them, and takes no answer.
+    /// Begins to write `len` bytes at `offset` by sending only the first of them.
     pub fn begin_write(&mut self, offset: u64, len: u32, first: &[u8]) -> io::Result<()> {
         self.send(WRITE, 0, offset, len as usize, first)
     }
 
-    /// Takes the answer to the oldest request that has none, and its data.
+    /// Receives the answer to the oldest unanswered request, and its data.
     pub fn finish(&mut self, buf: &mut [u8]) -> io::Result<()> {
         self.take_reply()?;
         self.stream.read_exact(buf)

@@ -1,5 +1,5 @@
-//! A cache device that fails when told to: a file mounted by nbdfuse, over an nbdkit whose error
-//! filter has switches. What was stored before a failure is there again after it.
+//! A cache device that fails on command: a file mounted by nbdfuse, over an nbdkit whose error
+//! filter has switches. Data stored before a failure is there again after it.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use crate::support::Place;
 use crate::tools::{skip, succeeds};
 
-/// How it may fail.
+/// The way in which it fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Nothing can be written any more.
+    /// All writes fail.
     Writes,
-    /// Nothing can be read or written.
+    /// All reads and writes fail.
     Vanished,
 }
 
@@ -29,8 +29,8 @@ pub struct Sick {
 }
 
 impl Sick {
-    /// Mounts one of `size` bytes as the file `cache.img` of `place`, or nothing where that is
-    /// not possible.
+    /// Mounts a device of `size` bytes as the file `cache.img` of `place`; `None` if that is not
+    /// possible.
     pub fn mount(place: &Place, size: u64) -> Option<Self> {
         if !Path::new("/dev/fuse").exists() {
             skip("no /dev/fuse here");
@@ -65,7 +65,7 @@ impl Sick {
         Some(sick)
     }
 
-    /// From now on it fails.
+    /// Makes it fail from now on.
     pub fn fail(&self, failure: Failure) {
         let switches: &[&PathBuf] = match failure {
             Failure::Writes => &[&self.writes],
@@ -74,7 +74,7 @@ impl Sick {
         switches.iter().for_each(|switch| fs::write(switch, "").expect("a file can be made"));
     }
 
-    /// It works again.
+    /// Makes it work again.
     pub fn heal(&self) {
         for switch in [&self.reads, &self.writes] {
             let _ = fs::remove_file(switch);
@@ -97,7 +97,7 @@ fn quiet(command: &mut Command) -> Child {
     command.spawn().expect("it runs")
 }
 
-/// Waits for a while; whether it happened.
+/// Waits for a while; returns whether it happened.
 fn until(mut happened: impl FnMut() -> bool) -> bool {
     let limit = Instant::now() + Duration::from_secs(20);
     while !happened() {

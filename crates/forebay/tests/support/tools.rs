@@ -1,5 +1,6 @@
-//! What a test may lack: programs, and rights to mount. A test says so and passes, unless
-//! `FOREBAY_TEST_STRICT=1` and it is a program that is missing, since those can be installed.
+//! Requirements that a test may lack: programs, and the right to mount. The test then prints the
+//! reason and passes, unless `FOREBAY_TEST_STRICT=1` and a program is missing, since programs can
+//! be installed.
 
 #![allow(dead_code)] // each test takes what it needs
 
@@ -21,25 +22,25 @@ pub fn have(tools: &[&str]) -> bool {
     missing.is_empty() || skip(&format!("not installed: {missing:?} (make setup)"))
 }
 
-/// Says why a test is skipped; false.
+/// Prints why a test is skipped; returns false.
 pub fn skip(why: &str) -> bool {
     println!("skipped: {why}");
     eprintln!("skipped: {why}");
     false
 }
 
-/// Runs a program; whether it succeeded.
+/// Runs a program; returns whether it succeeded.
 pub fn succeeds(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
-/// A small file system of its own in memory, gone with its owner.
+/// A small file system in memory, unmounted when dropped.
 pub struct Tmpfs {
     at: String,
 }
 
 impl Tmpfs {
-    /// Mounts one of `mebibytes` at `at`, or nothing where that is not allowed.
+    /// Mounts one of `mebibytes` MiB at `at`; `None` if mounting is not allowed.
     pub fn mount(at: &Path, mebibytes: u64) -> Option<Self> {
         std::fs::create_dir_all(at).expect("a directory can be made");
         let at = at.to_string_lossy().into_owned();
@@ -51,7 +52,7 @@ impl Tmpfs {
         Some(Self { at })
     }
 
-    /// Makes it read-only, or writable again. A killed server's files are in use a moment longer.
+    /// Remounts it read-only or writable. A killed server's files stay in use for a moment.
     pub fn remount(&self, read_only: bool) {
         let option = if read_only { "remount,ro" } else { "remount,rw" };
         let limit = Instant::now() + Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! One structure of each kind, with every field different, for the tests that need bytes.
+//! One structure of each kind, with distinct values in all fields, for the tests that need bytes.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -10,8 +10,8 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// Makes the CRC of a structure right again after a field was changed: the checks behind the CRC
-/// are reached only so.
+/// Corrects the CRC of a structure after a field was changed; without that, the checks after the
+/// CRC check would not be reached.
 pub fn reseal(structure: &mut [u8]) {
     let crc = crc32c(&structure[12..]);
     structure[8..12].copy_from_slice(&crc.to_le_bytes());
@@ -24,7 +24,7 @@ fn entry(kind: EntryKind, block: u64, offset: u32, len: u16) -> Entry {
     Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
 }
 
-/// A record of three pages at the second page of its segment, with an entry of each kind.
+/// A record of three pages at the second page of its segment, with entries of five kinds.
 pub fn record() -> (RecordHeader, Vec<Entry>) {
     let header = RecordHeader {
         pool: 0x1122_3344_5566_7788,
@@ -49,7 +49,7 @@ pub fn record() -> (RecordHeader, Vec<Entry>) {
     (header, entries)
 }
 
-/// A record at the start of the segment after, whose one block is stored against the one in LZ4.
+/// A record at the start of the next segment, whose only block is stored against the LZ4 one.
 pub fn similar_page() -> Vec<u8> {
     let (header, _) = record();
     let header = RecordHeader { seq: SegmentSeq(10), lsn: Lsn(1001), at: 0, pages: 1, ..header };
@@ -60,7 +60,7 @@ pub fn similar_page() -> Vec<u8> {
     page
 }
 
-/// The record's header page; bytes that the encoder leaves alone are zero.
+/// The record's header page; bytes that the encoder leaves unchanged are zero.
 pub fn record_page() -> Vec<u8> {
     let (header, entries) = record();
     let mut page = vec![0; PAGE];
@@ -68,7 +68,7 @@ pub fn record_page() -> Vec<u8> {
     page
 }
 
-/// The footer of a segment with two records, the second the one above.
+/// The footer of a segment with two records; the second is the one above.
 pub fn footer() -> (Footer, Vec<Entry>) {
     let first = Entry { first: true, ..entry(EntryKind::Lz4, 5, 96 + 24, 64) };
     let entries: Vec<Entry> = [first].into_iter().chain(record().1).collect();

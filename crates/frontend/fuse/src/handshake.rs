@@ -1,22 +1,22 @@
-//! The first message of a mount: kernel and server agree on a version and on abilities.
+//! The first message of a mount: kernel and server agree on a version and on capabilities.
 
 use std::fmt;
 
 use forebay_fuse_wire::{Header, Init, InitIn, Op, OutHeader, Request, WireError, init_out, split};
 
-/// Most bytes of one read or write. Each entry of a ring has a payload of this size.
+/// Maximum length of a read or write, in bytes; also the payload size of each ring entry.
 pub const REQUEST_BYTES: u32 = 256 << 10;
-/// Requests that the kernel may have in flight for those who do not wait, such as a loop device.
+/// Maximum number of background requests that the kernel may have in flight, as for a loop device.
 const BACKGROUND: u16 = 1024;
-/// The protocol's version here. The kernel speaks an older one if asked, and a newer one never.
+/// The server's protocol version. The kernel adapts to an older server, but not to a newer one.
 const VERSION: (u32, u32) = (7, 42);
-/// The oldest that is spoken: Linux 5.4.
+/// The oldest supported version: Linux 5.4.
 const OLDEST: (u32, u32) = (7, 31);
 
-/// What both sides will do.
+/// The result of the handshake.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Agreement {
-    /// Requests come over io_uring.
+    /// Whether requests come over io_uring.
     pub ring: bool,
     /// The kernel's version.
     pub version: (u32, u32),
@@ -24,12 +24,12 @@ pub struct Agreement {
     pub reply: Vec<u8>,
 }
 
-/// Why there is no agreement.
+/// Why the handshake failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HandshakeError {
-    /// The message cannot be read.
+    /// The message is malformed.
     Wire(WireError),
-    /// It is another one.
+    /// The first message is not an init request.
     Unexpected(Op),
     /// The kernel is too old.
     Version(u32, u32),
@@ -57,10 +57,10 @@ impl From<WireError> for HandshakeError {
     }
 }
 
-/// Reads the kernel's first message. With `ring`, io_uring is agreed on if the kernel offers it.
+/// Parses the kernel's first message. With `ring`, io_uring is agreed on if the kernel offers it.
 ///
 /// # Errors
-/// When it is not what must come first.
+/// When the message is not a valid init request.
 pub fn negotiate(message: &[u8], ring: bool) -> Result<Agreement, HandshakeError> {
     let parts = split(message)?;
     let header = Header::decode(parts.header)?;
@@ -115,7 +115,7 @@ mod tests {
         let none = init(Op::INIT, 39, Init::ASYNC_DIO | 1 << 12);
         let agreed = negotiate(&none, true).expect("a good offer");
         assert!(!agreed.ring);
-        // What was not offered, or has no use, is not agreed on.
+        // Capabilities that were not offered, or are not useful, are not agreed on.
         assert_eq!(agreed.reply[28..32], (Init::ASYNC_DIO as u32).to_ne_bytes());
         assert_eq!(agreed.reply[20..24], 39u32.to_ne_bytes());
     }

@@ -1,22 +1,22 @@
-//! What a ticket says of a request that was passed on, in the words of this crate.
+//! The contents of a ticket for a request passed on, in this crate's types.
 
 use forebay_block::Ticket;
 
 use crate::tree::Topic;
 
-/// A request that waits for a volume, or for a text.
+/// A request that waits for a volume or for a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Waiting {
-    /// A read of this many bytes.
+    /// A read with this length in bytes.
     Read(u32),
-    /// A write of this many bytes.
+    /// A write with this length in bytes.
     Write(u32),
     /// A flush.
     Sync,
-    /// The rest of a range of a volume to be zeroed, from an offset to an end, keeping the space
-    /// or not.
+    /// The rest of a range of a volume to be zeroed, from an offset to an end; `keep` the space
+    /// allocated or not.
     Zeroes { volume: usize, from: u64, end: u64, keep: bool },
-    /// A text that is being opened.
+    /// An open of a text.
     Text(Topic),
 }
 

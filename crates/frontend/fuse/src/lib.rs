@@ -1,7 +1,7 @@
 //! The FUSE file system: a file for each volume, and text to `cat` under `.forebay`.
 //!
-//! [`FuseServer`] is a [`Responder`](forebay_block::Responder): it reads requests of the kernel
-//! and makes its answers. It does no I/O and reads no clock; whoever owns `/dev/fuse` hands it
+//! [`FuseServer`] is a [`Responder`](forebay_block::Responder): it parses requests of the kernel
+//! and builds the answers. It does no I/O and reads no clock; the owner of `/dev/fuse` passes it
 //! messages, over the device or over io_uring, and mounts and unmounts.
 //!
 //! ```text

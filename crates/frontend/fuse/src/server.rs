@@ -1,4 +1,4 @@
-//! What all requests share: the files, and the texts that are open.
+//! State shared by all requests: the files, and the open texts.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use forebay_block::{ErrorKind, Export};
 
 use crate::tree::TEXTS;
 
-/// Texts that may be open at once.
+/// Maximum number of open texts.
 const TEXTS_MAX: usize = 256;
 
 /// A volume as a file.
@@ -15,12 +15,12 @@ const TEXTS_MAX: usize = 256;
 pub struct SharedFile {
     /// Its name.
     pub name: String,
-    /// Its size, for ever.
+    /// Its size in bytes; constant.
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether the primary makes holes at less cost than that of writing zeros there. Where it
-    /// does not, large holes are refused, and whoever needs zeros writes them.
+    /// Whether the primary makes holes at less cost than writing zeros. If not, large holes are
+    /// refused, and the caller must write zeros where it needs them.
     pub holes: bool,
 }
 
@@ -33,25 +33,25 @@ impl SharedFile {
     }
 }
 
-/// Whose the files are, and since when.
+/// Owner and time of the files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// User.
+    /// User ID.
     pub uid: u32,
-    /// Group.
+    /// Group ID.
     pub gid: u32,
-    /// Seconds since 1970.
+    /// Modification time, in seconds since 1970.
     pub seconds: u64,
 }
 
-/// Why a server cannot be made.
+/// Why a server cannot be created.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServerError {
-    /// There is nothing to serve.
+    /// There is no volume to serve.
     NoFile,
-    /// No file can have that name here.
+    /// The name is not valid for a file.
     BadName(String),
-    /// Two files with one name.
+    /// Two files have the same name.
     SameName(String),
 }
 
@@ -77,7 +77,7 @@ pub struct FuseServer {
     texts: Mutex<Texts>,
 }
 
-/// Texts that are open, as they were when they were opened.
+/// Open texts, with their content at the time of opening.
 #[derive(Debug, Default)]
 struct Texts {
     open: HashMap<u64, Arc<[u8]>>,
@@ -85,10 +85,10 @@ struct Texts {
 }
 
 impl FuseServer {
-    /// A file system of these files.
+    /// A file system with these files.
     ///
     /// # Errors
-    /// When their names make no sense.
+    /// When a name is invalid or not unique, or there are no files.
     pub fn new(files: Vec<SharedFile>, owner: Owner) -> Result<Self, ServerError> {
         if files.is_empty() {
             return Err(ServerError::NoFile);
@@ -106,7 +106,7 @@ impl FuseServer {
         Ok(Self { files, owner, texts: Mutex::default() })
     }
 
-    /// Keeps a text for a file that is being opened; gives its handle.
+    /// Stores the text of a file being opened. Returns its handle.
     pub(crate) fn keep(&self, text: Vec<u8>) -> Result<u64, ErrorKind> {
         let mut texts = self.texts();
         if texts.open.len() >= TEXTS_MAX {
@@ -126,7 +126,7 @@ impl FuseServer {
         self.texts().open.remove(&handle);
     }
 
-    /// A table of texts is whole at any time: a panic elsewhere does not matter.
+    /// Poisoning is ignored: the table is consistent at any time.
     fn texts(&self) -> MutexGuard<'_, Texts> {
         self.texts.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Requests in the words of block I/O, and their ends in the words of the kernel.
+//! Translates requests of the kernel to block I/O, and results back to answers.
 
 use forebay_block::{
     Answer, Body, BufPool, ByteRange, Endpoint, ErrorKind, Io, IoBuf, IoError, IoFlags, IoOp,
@@ -14,13 +14,13 @@ use crate::in_flight::Waiting;
 use crate::server::FuseServer;
 use crate::tree::{Node, Topic};
 
-/// Nothing here ever changes but contents: names and attributes hold for a day.
+/// How long names and attributes stay valid: only contents ever change.
 const VALID_SECONDS: u64 = 86_400;
-/// Most bytes that one request to a volume zeroes.
+/// Maximum length of a zeroing request to a volume, in bytes.
 const ZEROES_BYTES_MAX: u64 = 1 << 30;
-/// A hole larger than this is refused where it would cost as much as writing zeros.
+/// Where making holes costs as much as writing zeros, larger holes are refused; in bytes.
 const COSTLY_HOLE: u64 = 256 << 10;
-/// `O_DSYNC`, which `O_SYNC` includes; and the bits of open(2) that say how a file is used.
+/// `O_DSYNC`, which `O_SYNC` includes; and the bits of open(2) for the access mode.
 const O_DSYNC: u32 = 0o10_000;
 const O_ACCMODE: u32 = 0o3;
 
@@ -38,10 +38,10 @@ const ENOSYS: i32 = 38;
 const EOPNOTSUPP: i32 = 95;
 const ESHUTDOWN: i32 = 108;
 
-/// What is answered: what it returns, or why it failed.
+/// The payload of an answer, or an error number.
 type Outcome = Result<Body, i32>;
 
-/// One request on its way.
+/// One request being handled.
 struct Asked<'a> {
     server: &'a FuseServer,
     header: Header,
@@ -51,7 +51,7 @@ struct Asked<'a> {
 impl Responder for FuseServer {
     fn request(&self, parts: Parts<'_>, pool: &BufPool) -> Step {
         let Ok(header) = Header::decode(parts.header) else {
-            // There is nobody to answer.
+            // Without the header there is no request to answer.
             tracing::warn!("a message of the kernel is shorter than its header");
             return Step::Silent;
         };
@@ -112,7 +112,7 @@ impl Asked<'_> {
             Request::GetAttributes => self.attributes(),
             Request::SetAttributes(set) if set.changes_rights() => Err(EPERM),
             Request::SetAttributes(set) => match (set.size(), self.node()) {
-                // The size is the volume's; times are nobody's.
+                // The size is the volume's, and times are not stored.
                 (Some(size), Some(Node::Volume(at))) if size != self.server.files[at].size => {
                     Err(EPERM)
                 }
@@ -128,7 +128,8 @@ impl Asked<'_> {
             Request::ReleaseDirectory | Request::SyncDirectory | Request::Destroy => {
                 Ok(Body::EMPTY)
             }
-            // A second agreement is none; what is not known is said once, and not asked again.
+            // Only the first init request is valid. An unknown operation is refused once; the
+            // kernel does not send it again.
             Request::Init(_) => Err(EIO),
             Request::Interrupt | Request::Other(_) => Err(ENOSYS),
         };
@@ -139,7 +140,7 @@ impl Asked<'_> {
         Node::of(self.header.node, self.server.files.len())
     }
 
-    /// The volume that the request is for.
+    /// Index of the volume that the request is for.
     fn volume(&self) -> Result<usize, i32> {
         match self.node() {
             Some(Node::Volume(at)) => Ok(at),
@@ -194,7 +195,7 @@ impl Asked<'_> {
         let fits = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let bytes = fits.min(REQUEST_BYTES as usize);
         if bytes == 0 {
-            // As a block device has it: nothing goes behind its end.
+            // Like a block device: no writes beyond the end.
             let end = if data.is_empty() { Ok(Body::short(&write_out(0))) } else { Err(ENOSPC) };
             return answer(self.header.unique, end);
         }
@@ -208,7 +209,7 @@ impl Asked<'_> {
     fn sync(&self) -> Step {
         match self.volume() {
             Ok(at) => self.pass(Waiting::Sync, at, Io::flush(IoTag(0))),
-            // There is nothing to make durable.
+            // A text has nothing to make durable.
             Err(EBADF) => answer(self.header.unique, Ok(Body::EMPTY)),
             Err(errno) => self.fail(errno),
         }
@@ -229,7 +230,7 @@ impl Asked<'_> {
         let kind = asked.mode & !Mode::KEEP_SIZE;
         let keep = kind == Mode::ZERO_RANGE;
         match kind {
-            // The space is there already.
+            // The space is already allocated.
             0 => answer(self.header.unique, Ok(Body::EMPTY)),
             Mode::ZERO_RANGE | Mode::PUNCH_HOLE if from == end => {
                 answer(self.header.unique, Ok(Body::EMPTY))
@@ -300,7 +301,7 @@ impl Asked<'_> {
     }
 }
 
-/// Zeroes the first part of a range; the ticket knows of the rest.
+/// Zeroes the first part of a range; the ticket holds the rest.
 fn zeroes(unique: u64, volume: usize, range: std::ops::Range<u64>, keep: bool) -> Step {
     let length = (range.end - range.start).min(ZEROES_BYTES_MAX);
     let from = range.start + length;
@@ -311,7 +312,7 @@ fn zeroes(unique: u64, volume: usize, range: std::ops::Range<u64>, keep: bool) -
     Step::Pass(ticket, Endpoint(volume), io)
 }
 
-/// The number for a failed request. What the file cannot do is `EOPNOTSUPP`, as for any file.
+/// The error number for a failed request. Unsupported operations get `EOPNOTSUPP`, as on any file.
 fn errno(error: &IoError) -> i32 {
     match error.kind() {
         ErrorKind::ReadOnly => EROFS,

@@ -1,14 +1,14 @@
-//! The files: their numbers, names and attributes. All are there from the start, and stay.
+//! The files: their inode numbers, names and attributes. All exist from the start, permanently.
 
 use forebay_fuse_wire::Attributes;
 
 use crate::server::{Owner, SharedFile};
 
-/// The name of the directory with the texts.
+/// Name of the directory with the texts.
 pub(crate) const TEXTS: &str = ".forebay";
-/// The directory in it with a text for each volume.
+/// Name of its subdirectory with a text for each volume.
 const VOLUMES: &str = "volumes";
-/// The texts in it, in the order of their numbers.
+/// Names of the texts in it, in the order of their numbers.
 const NAMES: [&str; 3] = ["status", "status.json", "metrics"];
 
 const ROOT: u64 = 1;
@@ -21,21 +21,21 @@ const FIRST_VOLUME_TEXT: u64 = 0x2000;
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 
-/// A text to read.
+/// A readable text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Topic {
-    /// What is served and how it is doing, for people.
+    /// The status, for people.
     Status,
-    /// The same as JSON.
+    /// The status as JSON.
     Json,
     /// Every counter, for Prometheus.
     Metrics,
-    /// One volume, by its place in the list.
+    /// One volume, by its index.
     Volume(usize),
 }
 
 impl Topic {
-    /// Its number.
+    /// The number of the text.
     #[must_use]
     pub fn number(self) -> u64 {
         match self {
@@ -46,7 +46,7 @@ impl Topic {
         }
     }
 
-    /// The text of that number.
+    /// The text with this number.
     #[must_use]
     pub fn of(number: u64) -> Self {
         match number {
@@ -80,7 +80,7 @@ impl Node {
         }
     }
 
-    /// The node of a number, in a tree of this many volumes.
+    /// The node with this number, in a tree with `volumes` volumes.
     pub fn of(number: u64, volumes: usize) -> Option<Self> {
         let below = |first: u64, count: usize| {
             let at = usize::try_from(number.checked_sub(first)?).ok()?;
@@ -99,12 +99,12 @@ impl Node {
         }
     }
 
-    /// Whether there are files in it.
+    /// Whether it is a directory.
     pub fn is_directory(self) -> bool {
         matches!(self, Self::Root | Self::TextDirectory | Self::VolumeTexts)
     }
 
-    /// What is in a directory, with names; `.` and `..` first.
+    /// The entries of a directory, with names; `.` and `..` first.
     pub fn entries(self, files: &[SharedFile]) -> Vec<(Self, &str)> {
         let mut entries = vec![(self, "."), (Self::Root, "..")];
         let volumes = files.iter().enumerate();
@@ -128,7 +128,7 @@ impl Node {
         entries
     }
 
-    /// What of that name is in a directory.
+    /// The entry of a directory with this name.
     pub fn child(self, name: &[u8], files: &[SharedFile]) -> Option<Self> {
         let entries = self.entries(files);
         let found = entries.iter().skip(2).find(|(_, known)| known.as_bytes() == name);

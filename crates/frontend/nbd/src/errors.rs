@@ -1,9 +1,9 @@
-//! Failed requests in the words of the protocol.
+//! Errors of the protocol for failed requests.
 
 use forebay_block::ErrorKind;
 use forebay_nbd_wire::NbdError;
 
-/// A request that is answered with an error and not passed on.
+/// A request that is answered with an error instead of being passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal {
     pub error: NbdError,
@@ -18,8 +18,8 @@ impl Refusal {
     pub const STOPPING: Self = Self::new(NbdError::ESHUTDOWN, "the server is shutting down");
 }
 
-/// The error number for a failed `Io`. `ENOTSUP` is only for zeros that had to be fast: elsewhere
-/// the specification has `EINVAL`.
+/// The protocol's error for a failed `Io`. `ENOTSUP` is only for zeroing that had to be fast; in
+/// other cases the specification requires `EINVAL`.
 pub(crate) fn number(kind: ErrorKind, fast_only: bool) -> NbdError {
     match kind {
         ErrorKind::Media | ErrorKind::DeviceGone | ErrorKind::Corrupt | ErrorKind::Timeout => {

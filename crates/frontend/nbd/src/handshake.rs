@@ -1,7 +1,7 @@
 //! The handshake: greeting, flags and options, until an export is chosen.
 //!
-//! Nothing is stored of an option that has not come in full, and an option has a largest size.
-//! What is refused by its header alone has its data skipped.
+//! Incomplete options are not stored, and their length is limited. If the header alone leads to a
+//! refusal, the option's data is skipped.
 
 use std::sync::Arc;
 
@@ -15,35 +15,35 @@ use forebay_nbd_wire::{
 use crate::Tls;
 use crate::server::Shared;
 
-/// Bytes in the longest option: a name and some queries.
+/// Maximum length of an option in bytes: a name and some queries.
 pub(crate) const OPTION_MAX: u32 = 32 << 10;
 /// The number of the only metadata context.
 pub(crate) const ALLOCATION_CONTEXT: u32 = 1;
 
-/// The smallest preferred block that the protocol allows.
+/// Minimum preferred block size that the protocol allows, in bytes.
 const PREFERRED_MIN: u32 = 512;
 
-/// What is agreed on when the handshake ends.
+/// The result of the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Agreement {
-    /// Place of the export.
+    /// Index of the export.
     pub export: usize,
     /// Whether data and errors are sent in chunks.
     pub structured: bool,
-    /// Whether `base:allocation` may be asked for.
+    /// Whether `base:allocation` was negotiated.
     pub allocation: bool,
 }
 
-/// What follows an option.
+/// The step after an option.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
-    /// More options.
+    /// Read more options.
     Options,
-    /// The same over TLS.
+    /// Start TLS.
     StartTls,
-    /// The transmission phase.
+    /// Begin the transmission phase.
     Transmit(Agreement),
-    /// The end.
+    /// Close the connection.
     Close,
 }
 
@@ -54,9 +54,9 @@ pub(crate) struct Handshake {
     options: u32,
     skip: u32,
     structured: bool,
-    /// The export for which `base:allocation` was chosen last.
+    /// Index of the export for which `base:allocation` was last chosen.
     allocation: Option<usize>,
-    /// Why this client is not served, which is all that it is told.
+    /// Why this client is not served; every option is answered with it.
     refusal: Option<&'static str>,
 }
 
@@ -74,13 +74,13 @@ impl Handshake {
         }
     }
 
-    /// One that refuses every option.
+    /// A handshake that refuses every option.
     pub fn refusing(shared: Arc<Shared>, why: &'static str) -> Self {
         Self { refusal: Some(why), ..Self::new(shared) }
     }
 
-    /// Forgets all that was agreed on without TLS. Only the client's flags stay, since they are
-    /// not sent again.
+    /// Forgets everything negotiated without TLS, except the client's flags, which are not sent
+    /// again.
     pub fn enter_tls(&mut self) {
         *self = Self { in_tls: true, flags: self.flags, ..Self::new(Arc::clone(&self.shared)) };
     }
@@ -90,7 +90,7 @@ impl Handshake {
         out.extend_from_slice(&Greeting { flags }.encode());
     }
 
-    /// Takes what it can of `bytes`; returns how many were used and what follows.
+    /// Consumes bytes of `bytes`; returns the number consumed, and the next step.
     pub fn receive(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> (usize, Next) {
         let mut rest = bytes;
         loop {
@@ -121,7 +121,7 @@ impl Handshake {
         Some((ClientFlags::BYTES, Next::Options))
     }
 
-    /// Takes one option, or nothing when it has not come in full.
+    /// Parses one option; `None` if it is incomplete.
     fn option(
         &mut self,
         flags: ClientFlags,
@@ -146,7 +146,7 @@ impl Handshake {
         Some((OptionHeader::BYTES + data.len(), self.act(flags, header.code, data, out)))
     }
 
-    /// What the header alone decides, if anything.
+    /// The step after an option, if the header alone determines it.
     fn judge(&self, flags: ClientFlags, header: OptionHeader, out: &mut Vec<u8>) -> Option<Next> {
         let code = header.code;
         let is_export_name = code == OptionCode::EXPORT_NAME;
@@ -165,7 +165,7 @@ impl Handshake {
         }
         if let Some(why) = self.refusal {
             if is_export_name {
-                // Its answer has no place for a reason.
+                // The answer to this option cannot carry a reason.
                 return Some(Next::Close);
             }
             return Some(refuse(out, code, Kind::ERR_POLICY, why));
@@ -314,7 +314,7 @@ impl Handshake {
         type T = TransmissionFlags;
         let info = &self.shared.exports[export].info;
         let always = T::HAS_FLAGS | T::SEND_FLUSH | T::SEND_FUA | T::SEND_CACHE;
-        // All connections of an export meet the same volume, and its flush covers them all.
+        // All connections to an export reach the same volume, and its flush covers them all.
         (always | T::CAN_MULTI_CONN)
             .with_if(info.read_only, T::READ_ONLY)
             .with_if(info.rotational, T::ROTATIONAL)

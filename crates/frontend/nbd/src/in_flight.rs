@@ -1,35 +1,35 @@
-//! The requests in flight. Each has one place in a table and is carried out in one or more
-//! pieces, each an `Io` of its own; the reply is made when the last piece is done.
+//! The requests in flight. Each has an index in a table and is carried out in one or more pieces,
+//! each a separate `Io`; the reply is made when the last piece is done.
 //!
-//! A piece stays within a stripe. So nobody below has to cut it again, and its buffer is never
-//! larger than what pools keep at hand.
+//! A piece lies within one stripe. So no lower layer has to split it again, and its buffer is never
+//! larger than the ones that pools keep.
 
 use forebay_block::{Completion, IoBuf, IoError, IoTag};
 
-/// What the reply to a request needs to know of it.
+/// The properties of a request that its reply depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub cookie: u64,
     pub offset: u64,
-    /// Bytes of its buffers, all together.
+    /// Total size of its buffers, in bytes.
     pub bytes: u32,
     pub returns_data: bool,
     pub fast_only: bool,
 }
 
-/// A request that waits for its pieces.
+/// A request with outstanding pieces.
 #[derive(Debug)]
 struct Pending {
     asked: Asked,
-    /// Pieces not done.
+    /// Number of outstanding pieces.
     left: usize,
-    /// Why the first piece that failed did.
+    /// The error of the first piece that failed.
     error: Option<IoError>,
-    /// The buffers of the pieces that are done, when there are several.
+    /// The buffers of the completed pieces, if there are several.
     parts: Vec<IoBuf>,
 }
 
-/// A request whose last piece is done.
+/// A request whose last piece has completed.
 pub(crate) struct Finished {
     pub asked: Asked,
     pub error: Option<IoError>,
@@ -43,7 +43,7 @@ impl Finished {
         if self.parts.is_empty() { std::slice::from_ref(&self.last) } else { &self.parts }
     }
 
-    /// The same, taken out.
+    /// The buffers of its pieces, in order, by value.
     pub fn into_buffers(self) -> Vec<IoBuf> {
         if self.parts.is_empty() { vec![self.last] } else { self.parts }
     }
@@ -67,7 +67,7 @@ impl InFlight {
         self.pieces
     }
 
-    /// Takes a request of this many pieces; returns its place, for [`tag`].
+    /// Adds a request of `pieces` pieces. Returns its index, for [`tag`].
     pub fn insert(&mut self, asked: Asked, pieces: usize) -> usize {
         let mut parts = Vec::new();
         if pieces > 1 {
@@ -83,7 +83,7 @@ impl InFlight {
         place
     }
 
-    /// Takes the end of a piece; returns the request if it was the last.
+    /// Records the completion of a piece. Returns the request if it was the last piece.
     pub fn complete(&mut self, done: Completion) -> Option<Finished> {
         let (place, piece) = (done.tag.0 as u32 as usize, (done.tag.0 >> 32) as usize);
         let slot = &mut self.places[place];
@@ -107,7 +107,7 @@ impl InFlight {
     }
 }
 
-/// The name of a piece of the request at a place.
+/// The tag of a piece of the request at index `place`.
 pub(crate) fn tag(place: usize, piece: usize) -> IoTag {
     IoTag((piece as u64) << 32 | place as u64)
 }

@@ -2,8 +2,8 @@
 //!
 //! [`NbdServer`] knows the exports and is shared by all threads; each connection is a
 //! [`Session`](forebay_block::Session) from [`NbdServer::session`], a state machine that does no
-//! I/O and reads no clock. The event loop owns the sockets, the accepting, the number of clients
-//! and the time a handshake may take.
+//! I/O and reads no clock. The event loop owns the sockets, accepts connections, and limits the
+//! number of clients and the duration of a handshake.
 //!
 //! ```text
 //! bytes -> NbdSession -> (TLS) -> Protocol: Handshake, then Transmission -> Io

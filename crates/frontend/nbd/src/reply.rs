@@ -1,5 +1,5 @@
-//! Replies, appended to what the client will be sent. Success without data is a simple reply,
-//! which is shorter and always allowed; data and errors are chunks once those are agreed on.
+//! Replies, appended to the output. Success without data is a simple reply, which is shorter and
+//! always allowed; data and errors are chunks if those were negotiated.
 
 use forebay_block::IoBuf;
 use forebay_nbd_wire::{
@@ -7,22 +7,22 @@ use forebay_nbd_wire::{
     encode_data_header, encode_error_chunk,
 };
 
-/// Bytes in front of data, at most.
+/// Maximum length of the header before data, in bytes.
 const DATA_HEAD: usize = ChunkHeader::BYTES + 8;
 
-/// Where replies go, and in which shape.
+/// Appends replies to the output, in the negotiated form.
 pub(crate) struct Replies<'a> {
     pub out: &'a mut Vec<u8>,
     pub structured: bool,
 }
 
 impl Replies<'_> {
-    /// The request was done; it has no data to return.
+    /// The reply to a request that succeeded without data to return.
     pub fn done(&mut self, cookie: u64) {
         self.simple(cookie, NbdError::OK);
     }
 
-    /// The request failed.
+    /// The reply to a request that failed.
     pub fn failed(&mut self, cookie: u64, error: NbdError, message: &str) {
         if self.structured {
             encode_error_chunk(self.out, cookie, error, message);
@@ -31,7 +31,7 @@ impl Replies<'_> {
         }
     }
 
-    /// The `len` bytes that were read at `offset`, in one or more buffers.
+    /// The reply with the `len` bytes read at `offset`, in one or more buffers.
     pub fn data(&mut self, cookie: u64, offset: u64, len: u32, buffers: &[IoBuf]) {
         self.out.reserve(DATA_HEAD + len as usize);
         self.data_head(cookie, offset, len);
@@ -40,7 +40,7 @@ impl Replies<'_> {
         }
     }
 
-    /// What comes before the `len` bytes that were read at `offset`.
+    /// The header before the `len` bytes read at `offset`.
     pub fn data_head(&mut self, cookie: u64, offset: u64, len: u32) {
         if self.structured {
             self.out.extend_from_slice(&encode_data_header(cookie, offset, len));
@@ -49,7 +49,7 @@ impl Replies<'_> {
         }
     }
 
-    /// One extent of one metadata context.
+    /// The reply with one extent of one metadata context.
     pub fn status(&mut self, cookie: u64, context: u32, extent: Extent) {
         encode_block_status(self.out, cookie, ReplyFlags::DONE, context, &[extent]);
     }

@@ -1,8 +1,8 @@
-//! What is still to be said: replies with much data, which are copied as the client takes them,
-//! and the small ones made meanwhile.
+//! Pending output: large replies, which are copied only as fast as the client takes them, and small
+//! replies made in the meantime.
 //!
-//! Invariants: a reply that was begun is finished before any other byte; small replies pass the
-//! large ones that were not begun; a buffer goes as soon as its last byte is copied.
+//! Invariants: a reply that was begun is finished before any other byte; small replies overtake
+//! large ones that were not begun; a buffer is released as soon as its last byte is copied.
 
 use std::collections::VecDeque;
 
@@ -11,37 +11,37 @@ use forebay_block::{IoBuf, SLICE};
 use crate::in_flight::Asked;
 use crate::reply::Replies;
 
-/// A reply with more data than this is said in slices.
+/// A reply with more data than this, in bytes, is sent in slices.
 pub(crate) const LARGE: usize = 64 << 10;
-/// Bytes of small replies from which on no more requests are taken.
+/// Bytes of pending small replies from which on no more requests are accepted.
 const BESIDE_MAX: usize = SLICE;
 
 struct Large {
     asked: Asked,
     buffers: std::vec::IntoIter<IoBuf>,
-    /// The buffer that is being copied, and how much of it is.
+    /// The buffer being copied, and the number of bytes copied.
     buf: IoBuf,
     copied: usize,
 }
 
-/// The replies of one connection that wait for the client to take them.
+/// Replies of one connection that wait for the client to take them.
 #[derive(Default)]
 pub(crate) struct Saying {
     large: VecDeque<Large>,
     /// Whether the first of them was begun.
     begun: bool,
-    /// Small replies made since it was begun.
+    /// Small replies made since the first large one was begun.
     beside: Vec<u8>,
 }
 
 impl Saying {
-    /// A reply with data.
+    /// Adds a reply with data.
     pub fn push(&mut self, asked: Asked, buffers: Vec<IoBuf>) {
         let (buffers, buf, copied) = (buffers.into_iter(), IoBuf::empty(), 0);
         self.large.push_back(Large { asked, buffers, buf, copied });
     }
 
-    /// Where a small reply goes: to the client, or behind the reply that was begun.
+    /// Where to append a small reply: to the output, or after the large reply that was begun.
     pub fn place<'a>(&'a mut self, out: &'a mut Vec<u8>) -> &'a mut Vec<u8> {
         if self.begun { &mut self.beside } else { out }
     }
@@ -50,17 +50,17 @@ impl Saying {
         self.large.is_empty()
     }
 
-    /// Whether the client has so much to take that it is not asked for more.
+    /// Whether so much output is pending that no more requests are accepted.
     pub fn is_full(&self) -> bool {
         self.beside.len() >= BESIDE_MAX
     }
 
-    /// Forgets everything: nobody is there to hear it.
+    /// Discards all output, after the connection is lost.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Says more, until `out` has a slice; returns the bytes of the buffers that went.
+    /// Appends output until `out` has a slice. Returns the number of bytes of buffers released.
     pub fn speak(&mut self, out: &mut Vec<u8>, structured: bool) -> u64 {
         let mut freed = 0;
         while out.len() < SLICE

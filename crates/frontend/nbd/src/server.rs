@@ -1,4 +1,4 @@
-//! What all connections share: the exports, the limits and the buffers.
+//! State shared by all connections: the exports, the limits and the buffers.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::session::NbdSession;
 
 const _: () = assert!(REQUEST_MAX == PAYLOAD_MAX as u64, "a payload is one request");
 
-/// What one connection may hold at once.
+/// Limits of one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Requests in flight.
+    /// Maximum number of requests in flight.
     pub requests: usize,
-    /// Bytes of data in flight; at least one request is always taken.
+    /// Maximum bytes of data in flight; one request is always accepted.
     pub bytes: u64,
-    /// Options in one handshake.
+    /// Maximum number of options in one handshake.
     pub options: u32,
 }
 
@@ -27,22 +27,22 @@ impl Default for Limits {
     }
 }
 
-/// Why a server cannot be made.
+/// Why a server cannot be created.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ServerError {
-    /// There is nothing to serve.
+    /// There is no volume to serve.
     #[error("no export to serve: name at least one volume")]
     NoExport,
-    /// A name that clients could not ask for.
+    /// Clients could not request the name.
     #[error("export name {0:?} does not fit the protocol: at most 4096 bytes, none of them NUL")]
     BadName(String),
-    /// A description that does not fit.
+    /// The description is too long, or contains NUL.
     #[error("the description of export {0:?} does not fit the protocol: at most 4096 bytes")]
     BadDescription(String),
-    /// Two exports with one name.
+    /// Two exports have the same name.
     #[error("two exports are named {0:?}: names must differ")]
     SameName(String),
-    /// Limits under which nothing could be served.
+    /// A limit is zero, so that nothing could be served.
     #[error("the limits on requests and options must not be zero")]
     ZeroLimit,
 }
@@ -62,11 +62,11 @@ pub(crate) struct Shared {
 }
 
 impl NbdServer {
-    /// A server of `exports`. The first one is also served under the empty name, unless another
-    /// has that name. Requests take their buffers from `pool`.
+    /// A server of `exports`. The first one is also served under the empty name, unless another has
+    /// that name. Buffers for requests come from `pool`.
     ///
     /// # Errors
-    /// When names or limits make no sense.
+    /// When a name, description or limit is invalid.
     pub fn new(
         exports: Vec<Export>,
         tls: Tls,
@@ -88,7 +88,7 @@ impl NbdServer {
         Ok(Self { shared: Arc::new(Shared { exports, tls, limits }), pool })
     }
 
-    /// The exports in their order, which is that of `Endpoint`.
+    /// The exports, in the order of their `Endpoint` indices.
     #[must_use]
     pub fn exports(&self) -> &[Export] {
         &self.shared.exports
@@ -100,14 +100,13 @@ impl NbdServer {
         self.session_on(self.pool.clone())
     }
 
-    /// The same with the buffers of the calling thread.
+    /// The state machine of a new connection that takes its buffers from `pool`.
     #[must_use]
     pub fn session_on(&self, pool: BufPool) -> Box<dyn Session> {
         Box::new(NbdSession::new(Arc::clone(&self.shared), pool))
     }
 
-    /// The state machine of a connection that is not to be served: every option is answered with
-    /// `why`.
+    /// The state machine of a connection that is refused: every option is answered with `why`.
     #[must_use]
     pub fn refusal(&self, why: &'static str) -> Box<dyn Session> {
         Box::new(NbdSession::refusing(Arc::clone(&self.shared), self.pool.clone(), why))
@@ -126,7 +125,7 @@ fn check(export: &Export) -> Result<(), ServerError> {
 }
 
 impl Shared {
-    /// The place of the export that a client calls `name`.
+    /// Index of the export that clients request as `name`.
     pub fn find(&self, name: &str) -> Option<usize> {
         let named = self.exports.iter().position(|export| export.name == name);
         named.or(name.is_empty().then_some(0))

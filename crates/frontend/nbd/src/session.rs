@@ -1,4 +1,4 @@
-//! One connection: handshake, then transmission, inside TLS or not.
+//! One connection: handshake, then transmission, with or without TLS.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::server::Shared;
 use crate::tls::TlsLayer;
 use crate::transmission::Transmission;
 
-/// What the event loop holds: the protocol, and TLS around it once that has been started.
+/// The session given to the event loop: the protocol, and TLS around it once started.
 pub(crate) struct NbdSession {
     protocol: Protocol,
     tls: Option<Box<TlsLayer>>,
@@ -21,14 +21,15 @@ impl NbdSession {
         Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
     }
 
-    /// One that is told why it is not served, and nothing else.
+    /// A session that refuses every option with `why`.
     pub fn refusing(shared: Arc<Shared>, pool: BufPool, why: &'static str) -> Self {
         let handshake = Handshake::refusing(Arc::clone(&shared), why);
         Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
     }
 
-    /// Puts TLS around the connection. A client waits for the answer to `STARTTLS` before it
-    /// says anything: bytes that came along with the request were injected, and end it.
+    /// Starts TLS around the connection. A client waits for the answer to `STARTTLS` before it
+    /// sends anything else, so bytes received together with the option were injected, and end the
+    /// connection.
     fn start_tls(&mut self, injected: usize, out: &mut Outbox) {
         if injected > 0 {
             tracing::warn!("{injected} bytes came in plain text behind STARTTLS: closing");
@@ -130,7 +131,7 @@ pub(crate) struct Protocol {
     starts_tls: bool,
     /// Bytes of data that may be held.
     allowed: u64,
-    /// Nothing is read or said any more.
+    /// Whether the connection has ended, so that nothing more is read or sent.
     dead: bool,
 }
 
@@ -145,7 +146,7 @@ impl Protocol {
         Self { shared, pool, phase, starts_tls: false, allowed: u64::MAX, dead: false }
     }
 
-    /// Takes what it can of `bytes`; returns how many were used.
+    /// Consumes bytes of `bytes`; returns the number consumed.
     pub fn receive(&mut self, bytes: &[u8], out: &mut Outbox) -> usize {
         let mut used = 0;
         while !self.dead {
@@ -199,7 +200,7 @@ impl Protocol {
         }
     }
 
-    /// Whether the client was just told to go on in TLS; true once.
+    /// Whether the client was just told to start TLS; true only once.
     fn take_starts_tls(&mut self) -> bool {
         std::mem::take(&mut self.starts_tls)
     }
@@ -230,7 +231,7 @@ impl Protocol {
         }
     }
 
-    /// Whether input would be looked at.
+    /// Whether input would be processed.
     pub fn wants_input(&self) -> bool {
         match &self.phase {
             _ if self.dead => false,
@@ -253,7 +254,7 @@ impl Protocol {
         }
     }
 
-    /// Ends the connection at once: the stream can no longer be trusted, or is over.
+    /// Ends the connection at once: the stream is no longer trustworthy, or has ended.
     pub fn die(&mut self, out: &mut Outbox) {
         self.dead = true;
         out.close = true;

@@ -1,8 +1,8 @@
 //! TLS by certificate: the configuration, and the layer around a session's bytes.
 //!
 //! The layer is rustls without I/O: cipher text in, plain text to the protocol; the protocol's
-//! bytes in, cipher text out. It keeps at most one option or request header of plain text that
-//! the protocol did not use, and takes no more input while the protocol wants none.
+//! bytes in, cipher text out. It keeps at most one option or request header of plain text that the
+//! protocol has not consumed, and accepts no input while the protocol wants none.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -20,12 +20,12 @@ use crate::session::Protocol;
 /// Whether clients may or must use TLS.
 #[derive(Clone, Debug, Default)]
 pub enum Tls {
-    /// Clients that ask for it are refused it.
+    /// TLS is refused.
     #[default]
     Off,
-    /// Clients choose. An attacker on the wire can choose for them: prefer `Required`.
+    /// The client decides. An attacker on the wire can decide for it: prefer `Required`.
     Allowed(TlsConfig),
-    /// Nothing but `STARTTLS` is answered without it.
+    /// Without TLS, only `STARTTLS` is accepted.
     Required(TlsConfig),
 }
 
@@ -41,41 +41,40 @@ impl fmt::Debug for TlsConfig {
     }
 }
 
-/// Why certificates cannot be used.
+/// Why certificates are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file is not PEM.
+    /// A file is not valid PEM.
     #[error("the {what} is not valid PEM: {source}")]
     Pem {
-        /// Which of the files.
+        /// Name of the file.
         what: &'static str,
-        /// Why.
+        /// The parser's error.
         source: pem::Error,
     },
-    /// A file has no certificate in it.
+    /// A file contains no certificate.
     #[error("there is no certificate in the {what}")]
     NoCertificate {
-        /// Which of the files.
+        /// Name of the file.
         what: &'static str,
     },
-    /// The certificate and the key cannot be used, or not together.
+    /// The certificate or the key is unusable, or they do not match.
     #[error("the certificate and its key cannot be used: {0}")]
     Unusable(#[from] rustls::Error),
-    /// A certificate of the authority cannot be trusted with anything.
+    /// A certificate of the authority is not usable as a trust anchor.
     #[error("the client authority's certificate cannot be used: {0}")]
     Authority(rustls::Error),
-    /// No verifier can be made of the authority's certificates.
+    /// The authority's certificates are not usable for a verifier.
     #[error("the client authority's certificates cannot be used: {0}")]
     Verifier(#[from] rustls::server::VerifierBuilderError),
 }
 
 impl TlsConfig {
-    /// A configuration from the contents of PEM files: the server's certificate chain, its
-    /// private key, and, if clients must prove who they are, the certificates of the authority
-    /// that must have signed theirs.
+    /// A configuration from the contents of PEM files: the server's certificate chain, its private
+    /// key, and, if clients must authenticate, the certificates of the authority that signs theirs.
     ///
     /// # Errors
-    /// When one of them cannot be read or used.
+    /// When one of them is malformed or unusable.
     pub fn from_pem(cert: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Result<Self, TlsError> {
         let chain = certificates(cert, "certificate file")?;
         let key = PrivateKeyDer::from_pem_slice(key)
@@ -108,9 +107,9 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
 /// TLS around a protocol.
 pub(crate) struct TlsLayer {
     connection: ServerConnection,
-    /// Plain text from the client that the protocol has not used yet.
+    /// Plain text from the client that the protocol has not consumed yet.
     received: Vec<u8>,
-    /// What the protocol says in plain text; empty between calls.
+    /// Output of the protocol in plain text; empty between calls.
     inner: Outbox,
 }
 
@@ -120,7 +119,7 @@ impl TlsLayer {
             return Err(rustls::Error::General("TLS is off".into()));
         };
         let mut connection = ServerConnection::new(Arc::clone(&config.server))?;
-        // The protocol bounds what it says by what is in flight.
+        // Requests in flight bound the output of the protocol.
         connection.set_buffer_limit(None);
         Ok(Self { connection, received: Vec::new(), inner: Outbox::default() })
     }
@@ -158,7 +157,7 @@ impl TlsLayer {
         }
     }
 
-    /// Goes on with plain text that the protocol had no room for.
+    /// Continues with plain text that the protocol could not consume before.
     pub fn go_on(&mut self, protocol: &mut Protocol, out: &mut Outbox) {
         if !self.received.is_empty() && protocol.wants_input() {
             self.feed(protocol);
@@ -171,7 +170,7 @@ impl TlsLayer {
         self.flush(out);
     }
 
-    /// Takes some cipher text and keeps the plain text of it.
+    /// Decrypts some cipher text and stores its plain text.
     fn decrypt(&mut self, bytes: &mut &[u8]) -> Result<(), rustls::Error> {
         let general = |error: std::io::Error| rustls::Error::General(error.to_string());
         self.connection.read_tls(bytes).map_err(general)?;
@@ -181,7 +180,7 @@ impl TlsLayer {
         self.connection.reader().read_exact(&mut self.received[before..]).map_err(general)
     }
 
-    /// Offers the plain text at hand to the protocol.
+    /// Passes the stored plain text to the protocol.
     fn feed(&mut self, protocol: &mut Protocol) {
         if protocol.wants_input() && !self.received.is_empty() {
             let used = protocol.receive(&self.received, &mut self.inner);
@@ -189,7 +188,7 @@ impl TlsLayer {
         }
     }
 
-    /// Encrypts what the protocol said.
+    /// Encrypts the protocol's output.
     fn flush(&mut self, out: &mut Outbox) {
         out.ios.append(&mut self.inner.ios);
         // Writing to memory: neither call can fail.

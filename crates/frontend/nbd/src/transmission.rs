@@ -1,8 +1,8 @@
 //! The transmission phase: requests in, `Io` down, completions up, replies out.
 //!
 //! Invariants: each request is answered exactly once (`DISC` excepted); requests in flight and
-//! their bytes are within the limits; a write is passed on only when all its data has come, and
-//! memory is taken only as it comes; the payload of a refused write is skipped, never stored;
+//! their bytes are within the limits; a write is passed on only after all its data has arrived, and
+//! memory is allocated only as it arrives; the payload of a refused write is skipped, never stored;
 //! large replies are copied in slices, as the client takes them.
 
 use forebay_block::{
@@ -26,15 +26,15 @@ pub(crate) struct Transmission {
     pool: BufPool,
     in_flight: InFlight,
     saying: Saying,
-    /// Bytes of the requests in flight, a write being received and replies not said included.
+    /// Bytes of the requests in flight, including a write being received and unsent replies.
     bytes: u64,
     payload: Option<Payload>,
     phase: Phase,
-    /// A request waits in the input for others to finish, or for memory.
+    /// Whether a request waits in the input for others to finish, or for memory.
     stalled: bool,
-    /// Bytes that may be held, by those who know of the other clients.
+    /// Bytes that may be held; set by the event loop, which knows the other clients.
     allowed: u64,
-    /// How many there would be with the request that waits for memory.
+    /// Bytes that would be held with the request that waits for memory.
     wanted: Option<u64>,
 }
 
@@ -47,26 +47,26 @@ enum Phase {
     Leaving,
 }
 
-/// What follows a `WRITE` in the input.
+/// The payload of a `WRITE` in the input.
 enum Payload {
     Store(Incoming),
     Skip { left: usize },
 }
 
-/// A write whose data is coming in.
+/// A write whose data is being received.
 struct Incoming {
     request: Request,
     flags: IoFlags,
-    /// The buffers of the pieces that are complete.
+    /// The buffers of the complete pieces.
     full: Vec<IoBuf>,
-    /// The buffer of the next piece, and how much of it has come.
+    /// The buffer of the current piece, and the number of bytes received.
     buf: IoBuf,
     filled: usize,
-    /// The pieces behind that one.
+    /// The range after the current piece.
     behind: ByteRange,
 }
 
-/// What to do with a request.
+/// The decision about a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verdict {
     Pass { op: IoOp, flags: IoFlags },
@@ -92,12 +92,12 @@ impl Transmission {
         }
     }
 
-    /// Bytes of the requests in flight, a write being received and replies not said included.
+    /// Bytes of the requests in flight, including a write being received and unsent replies.
     pub fn memory(&self) -> u64 {
         self.bytes
     }
 
-    /// How many bytes there would be with the request that waits for memory, if one does.
+    /// Bytes that would be held with the request that waits for memory, if there is one.
     pub fn wants_memory(&self) -> Option<u64> {
         self.wanted.filter(|_| self.stalled)
     }
@@ -107,7 +107,7 @@ impl Transmission {
         self.stalled &= self.wants_memory().is_none_or(|wanted| wanted > bytes);
     }
 
-    /// Whether a request has begun whose data has not all come.
+    /// Whether the data of a request that has begun is still incomplete.
     pub fn is_owed(&self) -> bool {
         self.payload.is_some()
     }
@@ -120,12 +120,12 @@ impl Transmission {
         !self.stalled && !self.saying.is_full() && self.phase != Phase::Leaving
     }
 
-    /// Whether [`Transmission::speak`] has more to say.
+    /// Whether [`Transmission::speak`] has more to send.
     pub fn has_more_to_say(&self) -> bool {
         !self.saying.is_empty()
     }
 
-    /// Goes on with the replies that are said in slices.
+    /// Continues the replies that are sent in slices.
     pub fn speak(&mut self, out: &mut Outbox) {
         let freed = self.saying.speak(&mut out.bytes, self.agreement.structured);
         self.bytes -= freed;
@@ -133,12 +133,12 @@ impl Transmission {
         self.close_if_idle(out);
     }
 
-    /// Nobody will hear any more.
+    /// Discards all pending output.
     pub fn fall_silent(&mut self) {
         self.saying.clear();
     }
 
-    /// No new requests; closes as soon as none is in flight.
+    /// Accepts no new requests; closes as soon as none is in flight.
     pub fn stop(&mut self, out: &mut Outbox) {
         if self.phase == Phase::Serving {
             self.phase = Phase::Stopping;
@@ -146,10 +146,10 @@ impl Transmission {
         self.close_if_idle(out);
     }
 
-    /// Takes what it can of `bytes`; returns how many were used.
+    /// Consumes bytes of `bytes`; returns the number consumed.
     ///
     /// # Errors
-    /// When the stream is out of step; the connection must be closed.
+    /// When the stream is out of sync; the connection must be closed.
     pub fn receive(&mut self, bytes: &[u8], out: &mut Outbox) -> WireResult<usize> {
         let mut rest = bytes;
         loop {
@@ -185,7 +185,8 @@ impl Transmission {
         }
     }
 
-    /// Takes data of a write, at most to the end of a piece; passes the write on after the last.
+    /// Stores data of a write, at most to the end of a piece. Passes the write on after its last
+    /// byte.
     fn store(&mut self, mut write: Incoming, bytes: &[u8], out: &mut Outbox) -> usize {
         let used = (write.buf.len() - write.filled).min(bytes.len());
         write.buf[write.filled..write.filled + used].copy_from_slice(&bytes[..used]);
@@ -209,12 +210,12 @@ impl Transmission {
         used
     }
 
-    /// Takes a request, or refuses to for now because too much is in flight.
+    /// Handles a request. Returns false if it must wait because too much is in flight.
     fn request(&mut self, request: Request, out: &mut Outbox) -> bool {
         match self.judge(&request) {
             Ok(Verdict::Pass { op, flags }) => return self.pass(request, op, flags, out),
             Ok(Verdict::Status) => {
-                // The allocation of the primary is not known: it is data, which is always true.
+                // The primary's allocation is unknown; reporting it as data is always correct.
                 let extent = Extent { len: request.len, status: 0 };
                 self.replies(out).status(request.cookie, ALLOCATION_CONTEXT, extent);
             }
@@ -284,7 +285,7 @@ impl Transmission {
         out.ios.push((Endpoint(self.agreement.export), io));
     }
 
-    /// Decides about a request from its header alone.
+    /// Decides about a request by its header alone.
     fn judge(&self, request: &Request) -> Result<Verdict, Refusal> {
         if request.command == Command::DISC {
             return Ok(Verdict::Disconnect);
@@ -377,7 +378,8 @@ impl Transmission {
         Err(Refusal::new(beyond, "the range reaches beyond the end of the export"))
     }
 
-    /// Takes the end of a piece; replies if it was the last, unless the connection is `dead`.
+    /// Records the completion of a piece. Replies if it was the last, unless the connection is
+    /// `dead`.
     pub fn complete(&mut self, done: Completion, dead: bool, out: &mut Outbox) {
         let Some(finished) = self.in_flight.complete(done) else { return };
         let request = finished.asked;
@@ -405,8 +407,8 @@ impl Transmission {
         self.close_if_idle(out);
     }
 
-    /// Ends the connection when it is to end and nothing is in flight; what the client may still
-    /// send is ignored from then on.
+    /// Ends a stopping connection if nothing is in flight; further input from the client is ignored
+    /// from then on.
     fn close_if_idle(&mut self, out: &mut Outbox) {
         let quiet = self.in_flight.pieces() == 0 && self.saying.is_empty();
         if self.phase != Phase::Serving && quiet {
@@ -421,7 +423,7 @@ impl Transmission {
     }
 }
 
-/// The range of a request that was found to lie in the export.
+/// The range of a request that was checked to lie in the export.
 fn range_of(request: &Request) -> ByteRange {
     ByteRange::new(request.offset, request.len.into())
 }

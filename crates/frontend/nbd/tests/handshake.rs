@@ -1,4 +1,4 @@
-//! Every option, asked rightly and wrongly, and what the server answers.
+//! Every option, in valid and invalid requests, and the server's answers.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 mod support;
@@ -11,7 +11,7 @@ use forebay_nbd_wire::{
 };
 use support::{Peer, export, exports, go, info, option, option_replies, server, set_context};
 
-/// A peer that has said its flags; the greeting is checked and gone.
+/// A peer that has sent its flags; the greeting is checked and removed.
 fn haggling() -> Peer {
     let mut peer = Peer::plain();
     let greeting = peer.take();

@@ -1,4 +1,4 @@
-//! Streams as they come: cut anywhere, random, hostile.
+//! Input streams: cut anywhere, random, hostile.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 mod support;
@@ -11,7 +11,7 @@ use support::{Answer, Peer, answers, go, option, request, server, set_context};
 /// The size of the export `long`.
 const SIZE: u64 = (4 << 20) + 512;
 
-/// A request that a client might make, mostly sensible.
+/// A request that a client might send, mostly valid.
 fn any_request() -> impl Strategy<Value = Request> {
     let command = prop_oneof![
         8 => Just(C::READ),
@@ -22,14 +22,14 @@ fn any_request() -> impl Strategy<Value = Request> {
         1 => Just(C::BLOCK_STATUS),
         1 => any::<u16>().prop_filter("not a goodbye", |c| *c != C::DISC.0).prop_map(C),
     ];
-    // Stripes end at each MiB, where requests are cut.
+    // Stripes end at each MiB, where requests are split.
     let near_cut = (1..4u64, 0..3000u64).prop_map(|(mib, before)| (mib << 20) - before);
     let offset = prop_oneof![5 => 0..SIZE, 4 => near_cut, 1 => any::<u64>()];
     let len = prop_oneof![20 => 0..5000u32, 2 => 0..200_000u32, 1 => 0..3_000_000u32];
     let flags = prop_oneof![5 => Just(0), 1 => Just(1), 1 => any::<u16>()];
     (command, offset, len, flags).prop_map(|(command, offset, len, flags)| {
         let flags = CommandFlags(flags);
-        // Whoever asks for a payload length it does not send is out of step by its own doing.
+        // A client that announces a payload and does not send it is out of sync by its own fault.
         Request { flags, command, cookie: 0, offset, len }
     })
 }
@@ -45,7 +45,7 @@ fn stream_of(requests: &[Request]) -> Vec<u8> {
     bytes
 }
 
-/// Sends `bytes` in pieces of the lengths given, round and round, and returns what came back.
+/// Sends `bytes` in pieces with these lengths, repeated as needed, and returns the answers.
 fn feed(peer: &mut Peer, mut bytes: &[u8], pieces: &[usize]) -> Vec<u8> {
     let mut sizes = pieces.iter().cycle();
     while !bytes.is_empty() {
@@ -82,7 +82,7 @@ proptest! {
         let mut whole = Peer::transmitting("long", structured);
         let expected = by_cookie(answers(&feed(&mut whole, &bytes, &[usize::MAX]), &requests));
         prop_assert_eq!(expected.len(), requests.len(), "one answer each");
-        // One at a time takes long for much.
+        // One byte at a time would take too long for large inputs.
         let one = if bytes.len() < 300_000 { 1 } else { 1009 };
         for pieces in [&pieces[..], &[one]] {
             let mut cut = Peer::transmitting("long", structured);

@@ -1,4 +1,5 @@
-//! TLS: what must be encrypted is, what came before counts for nothing, and real clients agree.
+//! TLS: what must be encrypted is encrypted, negotiations before TLS are void, and real clients
+//! work.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 mod support;
@@ -18,7 +19,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use support::daemon::{Daemon, TempDir, fail, have, make_certificates, succeed};
 use support::{Peer, answers, go, option, option_replies, request, server, set_context};
 
-/// Certificates, if they can be made here.
+/// Certificates, if the tool to create them is installed.
 fn certificates() -> Option<TempDir> {
     have(&["openssl"]).then(|| {
         let directory = TempDir::new();
@@ -37,20 +38,20 @@ fn config(directory: &Path, client_ca: Option<&str>) -> TlsConfig {
     TlsConfig::from_pem(&cert, &key, ca.as_deref()).unwrap()
 }
 
-/// A client's TLS over a peer.
+/// A client's TLS around a peer.
 struct Wrapped {
     peer: Peer,
     client: ClientConnection,
-    /// How many bytes at a time.
+    /// Number of bytes to transfer at a time.
     piece: usize,
-    /// What the server said inside TLS.
+    /// The server's output inside TLS.
     said: Vec<u8>,
     /// Whether the server closed TLS in order.
     closed: bool,
 }
 
 impl Wrapped {
-    /// After `STARTTLS` and the handshake of TLS, or the error of that.
+    /// A client after `STARTTLS` and the TLS handshake, or the error of that handshake.
     fn start(
         mut peer: Peer,
         directory: &Path,
@@ -83,7 +84,7 @@ impl Wrapped {
         Ok(wrapped)
     }
 
-    /// Carries bytes both ways until nobody has more to say.
+    /// Transfers bytes both ways until neither side has more to send.
     fn exchange(&mut self) -> Result<(), String> {
         loop {
             let mut bytes = Vec::new();
@@ -109,7 +110,7 @@ impl Wrapped {
         }
     }
 
-    /// Sends plain text through TLS and returns what came back.
+    /// Sends plain text through TLS and returns the answer.
     fn ask(&mut self, bytes: &[u8]) -> Vec<u8> {
         for part in bytes.chunks(32 << 10) {
             self.client.writer().write_all(part).unwrap();
@@ -120,7 +121,7 @@ impl Wrapped {
     }
 }
 
-/// A peer that has said its flags to a server with these rules.
+/// A peer that has sent its flags to a server with these TLS rules.
 fn haggling(tls: Tls) -> Peer {
     let mut peer = Peer::new(&server(Limits::default(), tls));
     peer.take();
@@ -128,8 +129,8 @@ fn haggling(tls: Tls) -> Peer {
     peer
 }
 
-/// The attack of CVE-2021-3716, on nbdkit: structured replies asked for in plain text by someone
-/// on the wire confuse a client that goes on in TLS and never asked for them.
+/// The attack of CVE-2021-3716, on nbdkit: an attacker on the wire requests structured replies in
+/// plain text, which confuse a client that continues in TLS and never requested them.
 #[test]
 fn what_was_agreed_in_plain_text_is_forgotten() {
     let Some(directory) = certificates() else { return };
@@ -220,8 +221,8 @@ fn without_tls_nothing_is_told_when_it_is_required() {
     assert_eq!(option_replies(&peer.take())[0].1, Kind::ACK);
 }
 
-/// The attack: plain text sent along with `STARTTLS`, to be taken for the client's own once the
-/// connection is encrypted.
+/// The attack: plain text sent together with `STARTTLS`, to be mistaken for the client's own input
+/// once the connection is encrypted.
 #[test]
 fn plain_text_behind_starttls_ends_the_connection() {
     let Some(directory) = certificates() else { return };
@@ -232,7 +233,7 @@ fn plain_text_behind_starttls_ends_the_connection() {
         let replies = option_replies(&peer.take());
         assert!(replies.iter().all(|(code, ..)| *code == O::STARTTLS), "nothing else is answered");
 
-        // The same a moment later is no TLS.
+        // The same bytes a moment later are not valid TLS.
         let mut peer = haggling(Tls::Allowed(config(&directory.0, None)));
         peer.send(&option(O::STARTTLS, b""));
         peer.take();

@@ -1,4 +1,4 @@
-//! Every command, asked rightly and wrongly, and what the server answers.
+//! Every command, in valid and invalid requests, and the server's answers.
 #![allow(clippy::unwrap_used, reason = "a test ends at what it did not expect")]
 
 mod support;
@@ -16,7 +16,7 @@ fn flagged(flags: F, request: Request) -> Request {
     Request { flags, ..request }
 }
 
-/// A payload for writes, nothing for others.
+/// A payload for writes; empty for others.
 fn payload_of(request: &Request) -> Vec<u8> {
     if request.command == C::WRITE { vec![0x5a; request.len as usize] } else { Vec::new() }
 }
@@ -84,8 +84,8 @@ fn zeroes_carry_their_flags() {
     assert!(!flags.no_hole && !flags.fast_only);
 }
 
-/// What is wrong with a request, on which export, and the error it gets with simple replies and
-/// with structured ones.
+/// Invalid requests: description, export, request, and the errors with simple and with structured
+/// replies.
 fn wrong_requests() -> Vec<(&'static str, &'static str, Request, E, E)> {
     let both = |what, export, request, error| (what, export, request, error, error);
     let end = 1 << 20;
@@ -167,7 +167,7 @@ fn wrong_requests_get_the_error_of_the_specification() {
             assert_eq!(answer.error, error, "{what}, structured: {structured}");
             assert_eq!(answer.structured, structured, "{what}");
             assert!(peer.devices.iter().all(|device| device.log.is_empty()), "{what}");
-            // The stream is still in step.
+            // The stream is still in sync.
             let answer = peer.ask(request(C::READ, 7, 0, 512), &[]);
             assert_eq!((answer.cookie, answer.error), (7, E::OK), "after {what}");
         }
@@ -229,7 +229,7 @@ fn one_failed_piece_fails_the_request_once() {
             let read = request(C::READ, 1, 0, 3 << 20);
             peer.send(&read.encode());
             assert_eq!((peer.session.in_flight(), peer.held.len()), (3, 3));
-            // In any order.
+            // Complete them in reverse order.
             for (i, (_, io)) in std::mem::take(&mut peer.held).into_iter().enumerate().rev() {
                 assert!(peer.out.bytes.is_empty());
                 let result = if i == failing { Err(ErrorKind::Media.into()) } else { Ok(()) };
@@ -446,7 +446,7 @@ fn garbage_ends_the_connection_and_completions_still_come() {
 }
 
 /// Found by fuzzing: a server that stopped an idle connection refused a late request with
-/// `ESHUTDOWN` behind its own goodbye, where TLS would already have closed.
+/// `ESHUTDOWN` after its own goodbye, where TLS would already have closed.
 #[test]
 fn nothing_is_said_after_a_stop_that_found_nothing_in_flight() {
     let mut peer = Peer::transmitting("plain", false);

@@ -1,4 +1,4 @@
-//! Shards that do not do as others do.
+//! Shards with unusual behavior.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
@@ -8,7 +8,7 @@ use forebay_block::{Completion, Instant, IoError};
 use forebay_engine::{Effects, Health, Request, Setting, State, Stats, Target, Trust};
 use forebay_runtime::Shard;
 
-/// It reads its cache and then refuses it.
+/// A shard that reads its cache and then refuses it.
 pub struct Refusing {
     state: State,
 }
@@ -54,7 +54,7 @@ impl Shard for Refusing {
     fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
 }
 
-/// Its cache device fails at once; when that is recorded, it has nothing to save.
+/// A shard whose cache device fails at once; once that is recorded, it has nothing to save.
 pub struct Failing {
     state: State,
     trust: Trust,

@@ -1,4 +1,4 @@
-//! A protocol made for tests, with a server and a client of it: a request is an operation, an
+//! A protocol for tests, with a server and a client of it: a request is an operation, an
 //! offset, a length and the data; an answer is a status and the data.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
@@ -20,7 +20,7 @@ use forebay_volume::{Registry, Volume};
 
 const HEAD: usize = 14;
 
-/// One connection: the endpoint, operation, offset and length are a request's head.
+/// One connection: a request's head consists of endpoint, operation, offset and length.
 struct Plain {
     buffers: BufPool,
     in_flight: usize,

@@ -1,4 +1,4 @@
-//! A session that a test talks to through a channel.
+//! A session that a test controls through a channel.
 
 use std::sync::mpsc::Sender;
 

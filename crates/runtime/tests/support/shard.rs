@@ -1,16 +1,16 @@
-//! A shard that does as one without a cache does, but for what a test wants.
+//! A shard that behaves like one without a cache, except as a test configures.
 
 use forebay_block::{Completion, Instant, IoError};
 use forebay_engine::{Effects, Event, Health, Request, Setting, State, Stats, Target, Trust};
 use forebay_runtime::{Shard, Uncached};
 
-/// It passes everything on.
+/// It passes every request on.
 #[derive(Default)]
 pub struct Passing {
     pub inner: Uncached,
-    /// Dirty blocks that it says it has, and never gets rid of.
+    /// Number of dirty blocks that it claims to have, and never destages.
     pub dirty: u64,
-    /// It tells of something when it is stopped.
+    /// Whether it reports an event when it is stopped.
     pub tells: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What a simulated disk keeps, drops, tears and garbles.
+//! The outcomes of writes on a simulated disk: kept, dropped, torn, garbled.
 
 use forebay_block::{IoBuf, IoTag};
 

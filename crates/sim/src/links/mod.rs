@@ -1,10 +1,11 @@
-//! Several shards, each with a connection of its own to one NBD server, through the real sessions,
+//! Several shards, each with its own connection to one NBD server, through the real sessions,
 //! lines, debts, gates and devices of the runtime. The server loses power, links break, old
 //! requests and answers arrive late, and threads are held up.
 //!
-//! The promise: what a shard had completed when it asked for a flush that ended well is never
-//! lost, whatever happens afterwards: neither to a server that had it in its cache, nor to an older
-//! request that lands on top of it. And when all is well again, all is written and flushed soon.
+//! The promise: writes that a shard had completed when it requested a flush that then succeeded are
+//! never lost, whatever happens afterwards: neither by a server that had them in its cache, nor by
+//! an older request that lands on top of them. Once the troubles end, everything is written and
+//! flushed soon.
 
 mod net;
 mod queue;
@@ -24,28 +25,28 @@ use net::{Event, MS, Net};
 use queue::SimQueue;
 use shard::{SECTORS, Shard, TARGET};
 
-/// Virtual time with troubles.
+/// Virtual time in which troubles occur.
 const ROUGH: u64 = 30_000 * MS;
-/// Virtual time after which all must be well again: a silent server alone takes a minute.
+/// Virtual time after which everything must be safe again: a silent server alone takes a minute.
 const CALM: u64 = 120_000 * MS;
 /// Longest time between two troubles.
 const PAUSE_MAX: u64 = 4_000 * MS;
-/// Shortest time between two turns of a thread that nothing but a deadline wakes.
+/// Shortest time between two turns of a thread that only a deadline wakes.
 const TURN: u64 = MS / 100;
-/// Failed flushes that a shard may meet when nothing goes wrong any more: of the breaks that are
-/// noticed late, and for each one more for the changes that were on their way then.
+/// Failed flushes that a shard may meet after the troubles: those of breaks that are noticed late,
+/// and for each of them one more for the changes then in flight.
 const AFTERMATH: u64 = 10;
 
-/// A mistake made on purpose, to see that it is found.
+/// A deliberate mistake that must be detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Slip {
-    /// A flush over any connection counts for all, and each connection keeps its own debts.
+    /// A flush over any connection covers all of them, but each connection keeps its own debts.
     DebtsApart,
-    /// A flush over any connection counts for all.
+    /// A flush over any connection covers all of them.
     FlushElsewhere,
     /// A broken connection's requests are not waited for.
     NoParting,
-    /// A shard does not hear of the failed flushes of others.
+    /// A shard is not told of the failed flushes of others.
     Deaf,
 }
 
@@ -55,19 +56,19 @@ impl Slip {
         [Self::DebtsApart, Self::FlushElsewhere, Self::NoParting, Self::Deaf];
 }
 
-/// What happened in a run.
+/// Counters of runs.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Tally {
-    /// Runs.
+    /// Number of runs.
     pub seeds: u64,
     /// Power failures, broken links, failed flushes on the server.
     pub troubles: [u64; 3],
-    /// Shards' flushes that ended well, and that failed.
+    /// Shards' flushes that succeeded, and that failed.
     pub flushes: [u64; 2],
 }
 
 impl Tally {
-    /// Adds another run's.
+    /// Adds the counters of another run.
     pub fn add(&mut self, other: &Self) {
         self.seeds += other.seeds;
         for i in 0..3 {
@@ -82,7 +83,7 @@ impl Tally {
 struct World {
     net: Rc<RefCell<Net>>,
     shards: Vec<Shard>,
-    /// When each shard's devices want a turn, as far as it is arranged.
+    /// For each shard, when its devices next need a turn, if that is scheduled.
     due: Vec<u64>,
     rng: Rng,
     slip: Option<Slip>,
@@ -91,7 +92,7 @@ struct World {
 /// Runs one seed.
 ///
 /// # Errors
-/// The promise that was broken.
+/// A description of the broken promise.
 pub fn run(seed: u64, slip: Option<Slip>) -> Result<Tally, String> {
     let mut world = World::new(seed, slip);
     world.play(ROUGH, false)?;
@@ -150,7 +151,7 @@ impl World {
         Self { net, shards, due, rng, slip }
     }
 
-    /// Lets things happen until a time; when `settling`, until everything is safe.
+    /// Processes events until a time; if `settling`, until everything is safe.
     fn play(&mut self, until: u64, settling: bool) -> Result<(), String> {
         let mut settled = vec![false; self.shards.len()];
         loop {
@@ -196,7 +197,7 @@ impl World {
         if power { self.check() } else { Ok(()) }
     }
 
-    /// After a power failure: whatever was safe is there, or something newer.
+    /// Checks after a power failure that all safe data, or newer data, is there.
     fn check(&self) -> Result<(), String> {
         let net = self.net.borrow();
         for (i, shard) in self.shards.iter().enumerate() {
@@ -215,7 +216,7 @@ impl World {
         Ok(())
     }
 
-    /// A shard's turn; when `settling`, whether everything of it is safe.
+    /// Runs a shard's turn; if `settling`, returns whether all its data is safe.
     fn turn(&mut self, shard: usize, tick: bool, settling: bool) -> bool {
         let now = Instant(self.net.borrow().now);
         let mut outgoing: Vec<Vec<Message>> = self.shards.iter().map(|_| Vec::new()).collect();
@@ -248,7 +249,7 @@ impl World {
 mod tests {
     use super::*;
 
-    /// Seeds that a slip may hide from.
+    /// Most seeds in which a slip may stay hidden.
     const SLIP_SEEDS: u64 = 4000;
 
     #[test]

@@ -1,13 +1,12 @@
-//! A network with an NBD server at its end: connections that break, requests that land late, and
-//! a server with a volatile cache that loses power.
+//! A network with an NBD server at its end: connections that break, requests that land late, and a
+//! server with a volatile cache that loses power.
 //!
-//! Assumed of a real one, and no more: bytes of a connection arrive in order or not at all. An
-//! answer that was sent may arrive long after the server is gone. A server carries out what it has
-//! of a connection before it hangs up; where the client does not hear it hang up, old requests
-//! land within [`LATE_MAX`] of the break. Where a router resets the connection, that is
-//! [`RESET_LATE_MAX`]: nobody can wait for what nobody can see.
-//! A flush that lands late does nothing: one that failed then would take the server's error with
-//! it.
+//! It assumes of a real network the following, and no more: the bytes of a connection arrive in
+//! order or not at all. An answer may arrive long after its server is gone. A server carries out
+//! the requests that it has received on a connection before it hangs up. If the client does not see
+//! it hang up, old requests land within [`LATE_MAX`] of the break; if a router resets the
+//! connection, within [`RESET_LATE_MAX`], since nobody can wait for an end that is invisible. A
+//! flush that lands late does nothing: if it failed then, it would take the server's error with it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,27 +19,27 @@ use crate::disk::{DiskProfile, Fate, Fault, Rule, SimDisk, Slot};
 use crate::pages::Pages;
 use crate::rng::Rng;
 
-/// A thousandth of a second.
+/// A millisecond, in nanoseconds.
 pub const MS: u64 = 1_000_000;
-/// How long after a break the last request lands, where the server's end is not seen.
+/// Time from a break to the last request that lands, if the server's end is not seen.
 const LATE_MAX: u64 = 4_500 * MS;
-/// The same where the connection was reset.
+/// Time from a break to the last request that lands, if the connection was reset.
 const RESET_LATE_MAX: u64 = 800 * MS;
-/// How long the client may not notice that a server is gone.
+/// Longest time until the client notices that a server is gone.
 const NOTICE_MAX: u64 = 3_000 * MS;
-/// How long a server is off.
+/// Longest time that a server is off.
 const OFF_MAX: u64 = 1_000 * MS;
 
-/// What happens next.
+/// A future event.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
-    /// A shard's turn, since something happened.
+    /// A shard's turn, caused by an event.
     Turn(usize),
-    /// A shard's turn, since a client wants something.
+    /// A shard's turn, caused by a client.
     Tick(usize),
-    /// Something goes wrong.
+    /// A power failure, a broken link or a failed flush.
     Trouble,
-    /// The server's disk is done with a request of a connection in a life of the server.
+    /// The server's disk completes a request: slot, connection, cookie, life of the server.
     Disk(Slot, usize, u64, u32),
     /// Bytes arrive at the server.
     ToServer(usize, Vec<u8>),
@@ -54,29 +53,29 @@ pub enum Event {
 #[derive(Default)]
 struct Link {
     shard: usize,
-    /// Bytes for the client.
+    /// Bytes that the client can receive.
     arrived: Vec<u8>,
-    /// The client sees that it has ended.
+    /// Whether the client sees that it has ended.
     ended: bool,
-    /// Bytes of requests that the server has in part.
+    /// Bytes of a request that the server has received in part.
     partial: Vec<u8>,
-    /// The server has no end of it any more.
+    /// Whether the server's end is gone.
     dead: bool,
-    /// The client has closed it for sending.
+    /// Whether the client has closed it for sending.
     closing: bool,
-    /// Nothing more gets through; what is on its way arrives at this time.
+    /// Since when nothing more gets through; bytes already on their way arrive at this time.
     cut: Option<u64>,
-    /// Whether the server's end gets through, too.
+    /// Whether the server does not see the client close the connection.
     deaf: bool,
-    /// Requests that the server's disk has.
+    /// Number of requests that the server's disk has.
     busy: u32,
-    /// When the last bytes arrive at the server and at the client.
+    /// Arrival of the last bytes at the server and at the client.
     last: (u64, u64),
 }
 
-/// Network and server.
+/// The network and the server.
 pub struct Net {
-    /// Nanoseconds.
+    /// Virtual time, in nanoseconds.
     pub now: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     number: u64,
@@ -85,14 +84,14 @@ pub struct Net {
     pub disk: SimDisk,
     life: u32,
     on_at: u64,
-    /// Chance.
+    /// The source of randomness.
     pub rng: Rng,
-    /// How often power failed, a link broke, and a flush failed on the server.
+    /// Number of power failures, broken links, and failed flushes on the server.
     pub troubles: [u64; 3],
 }
 
 impl Net {
-    /// A server with a disk of `size` zero bytes.
+    /// Creates a server with a disk of `size` zero bytes.
     pub fn new(size: u64, mut rng: Rng) -> Self {
         let profile = DiskProfile {
             size,
@@ -107,13 +106,13 @@ impl Net {
         Self { now: 0, events, number: 0, links, disk, life: 0, on_at: 0, rng, troubles: [0; 3] }
     }
 
-    /// Something will happen.
+    /// Schedules an event.
     pub fn at(&mut self, at: u64, event: Event) {
         self.number += 1;
         self.events.push(Reverse((at, self.number, event)));
     }
 
-    /// The next event; those of the network itself have happened when it returns.
+    /// Returns the next event for a shard; events of the network itself are handled on the way.
     pub fn next(&mut self) -> Option<Event> {
         let Reverse((at, _, event)) = self.events.pop()?;
         self.now = at;
@@ -136,14 +135,14 @@ impl Net {
         Some(event)
     }
 
-    /// The shard of a connection soon has a turn; now and then it is held up.
+    /// Schedules a turn for the shard of a connection, sometimes with a long delay.
     fn wake(&mut self, link: usize) {
         let held = if self.rng.percent(2) { 1_500 * MS } else { MS / 10 };
         let (at, shard) = (self.now + self.rng.below(held), self.links[link].shard);
         self.at(at, Event::Turn(shard));
     }
 
-    /// A new connection for a shard, if the server is on.
+    /// Opens a connection for a shard, if the server is on.
     pub fn connect(&mut self, shard: usize) -> Option<usize> {
         if self.now < self.on_at {
             return None;
@@ -152,13 +151,13 @@ impl Net {
         Some(self.links.len() - 1)
     }
 
-    /// Takes what has arrived at the client, and whether it has ended.
+    /// Takes the bytes that have arrived at the client, and whether the connection has ended.
     pub fn receive(&mut self, link: usize) -> (Vec<u8>, bool) {
         let link = &mut self.links[link];
         (std::mem::take(&mut link.arrived), link.ended)
     }
 
-    /// Bytes leave the client.
+    /// Sends bytes from the client.
     pub fn send(&mut self, link: usize, bytes: Vec<u8>) {
         let took = self.rng.below(MS) + if self.rng.percent(2) { 200 * MS } else { 0 };
         let state = &mut self.links[link];
@@ -170,13 +169,13 @@ impl Net {
         self.at(at, Event::ToServer(link, bytes));
     }
 
-    /// The client closes its end for sending.
+    /// Closes the client's end for sending.
     pub fn part(&mut self, link: usize) {
         self.links[link].closing = true;
         self.leave(link);
     }
 
-    /// The server hangs up if the client did and nothing is left to do.
+    /// Lets the server hang up if the client did and no request is left.
     fn leave(&mut self, link: usize) {
         let took = self.rng.below(MS);
         let state = &mut self.links[link];
@@ -195,7 +194,7 @@ impl Net {
             return;
         }
         if let Some(at) = state.cut.filter(|&at| at > self.now) {
-            // Order stays: they come again one after another.
+            // In order: deferred bytes arrive one after another.
             return self.at(at, Event::ToServer(link, bytes));
         }
         let mut all = std::mem::take(&mut state.partial);
@@ -247,7 +246,7 @@ impl Net {
         self.leave(link);
     }
 
-    /// Something goes wrong: power, a link, or a flush.
+    /// Causes a power failure, a broken link, or a failed flush.
     pub fn trouble(&mut self, ranges: Range<u64>) {
         match self.rng.below(10) {
             0..=3 => self.cut_power(),
@@ -261,7 +260,7 @@ impl Net {
         }
     }
 
-    /// The server loses power. Each connection ends when its client notices.
+    /// Cuts the server's power. Each connection ends when its client notices.
     pub fn cut_power(&mut self) {
         self.troubles[0] += 1;
         self.life += 1;
@@ -280,7 +279,7 @@ impl Net {
         }
     }
 
-    /// A connection breaks, and nobody tells the server.
+    /// Breaks a connection without telling the server.
     fn break_link(&mut self) {
         let live = |link: &Link| !link.dead && link.cut.is_none() && !link.closing;
         let live: Vec<usize> = (0..self.links.len()).filter(|&l| live(&self.links[l])).collect();
@@ -301,7 +300,7 @@ impl Net {
         }
     }
 
-    /// Nothing goes wrong any more: what is on its way has arrived, and broken links are seen.
+    /// Ends the troubles: bytes on their way arrive, and broken links are noticed.
     pub fn heal(&mut self) {
         self.disk.heal();
         for link in 0..self.links.len() {
@@ -312,7 +311,7 @@ impl Net {
         }
     }
 
-    /// The number in a sector of the server's disk as a read finds it.
+    /// The number stored in a sector of the server's disk, as a read returns it.
     pub fn stamp(&self, sector: u64) -> u64 {
         let mut bytes = [0; 8];
         self.disk.view().read(sector * SECTOR_SIZE as u64, &mut bytes);

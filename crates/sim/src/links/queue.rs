@@ -1,5 +1,5 @@
-//! A shard's queue to the simulated server: the line of the real one, with the network in the
-//! place of the ring and virtual time in that of the reconnecting thread.
+//! A shard's queue to the simulated server: the line of the real one, with the network instead of
+//! the ring, and virtual time instead of the reconnecting thread.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,32 +10,32 @@ use forebay_device::{Line, Parting, Terms};
 
 use super::net::{MS, Net};
 
-/// Between two attempts to connect.
+/// Pause between two attempts to connect.
 const PAUSE: u64 = 100 * MS;
 
-/// A queue.
+/// A queue on a simulated connection.
 pub struct SimQueue {
     net: Rc<RefCell<Net>>,
     shard: usize,
     line: Line,
     terms: Terms,
     link: State,
-    /// Whether it waits for requests of an old connection.
+    /// Whether it waits for requests of an old connection to land.
     waits: bool,
-    /// Bytes of an answer that is not whole.
+    /// Bytes of an incomplete answer.
     kept: Vec<u8>,
 }
 
 enum State {
     Up(usize),
-    /// Taking leave of the server: until when, and for how long after that.
+    /// Closing an old connection: link, deadline, and the wait after it.
     Parting(usize, u64, u64),
-    /// The next attempt to connect.
+    /// Time of the next attempt to connect.
     Down(u64),
 }
 
 impl SimQueue {
-    /// A queue that is not connected yet.
+    /// Creates a queue that is not connected yet.
     pub fn new(
         net: &Rc<RefCell<Net>>,
         shard: usize,

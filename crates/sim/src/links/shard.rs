@@ -1,6 +1,7 @@
-//! A shard that writes sectors of its own and flushes, over the runtime's real devices. It does
-//! what the engine does: a sector is safe when a flush has ended well that was asked for after its
-//! write had completed; after a failed flush, its own or another's, nothing unflushed is.
+//! A shard that writes its own sectors and flushes them, over the runtime's real devices. Like the
+//! engine, it considers a sector safe when a flush has succeeded that was requested after the
+//! sector's write had completed; after a failed flush, its own or another's, no unflushed write is
+//! safe.
 
 use std::collections::BTreeMap;
 
@@ -13,37 +14,37 @@ use crate::rng::Rng;
 
 /// The one device.
 pub const TARGET: Target = Target::Primary(VolumeId(0));
-/// Sectors of a shard.
+/// Number of sectors of a shard.
 pub const SECTORS: u64 = 6;
 
-/// What is known of a sector.
+/// The state of a sector.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Sector {
-    /// The number that was last written to it.
+    /// The number last written to it.
     pub written: u64,
-    /// The last whose write completed, unless it was given up since.
+    /// The last number whose write completed, unless a failure has lost it since.
     pub completed: u64,
-    /// The last that is safe.
+    /// The last number that is safe.
     pub safe: u64,
     busy: bool,
 }
 
-/// A shard.
+/// A shard under test.
 pub struct Shard {
     /// Its devices.
     pub devices: Devices,
-    /// Messages for it.
+    /// Messages to it.
     pub inbox: Vec<Message>,
-    /// Its sectors, from `first` on.
+    /// Its sectors; the first one has number `first`.
     pub sectors: Vec<Sector>,
-    /// Sector number of its first.
+    /// Number of its first sector on the disk.
     pub first: u64,
     writes: BTreeMap<u64, (usize, u64)>,
-    /// What the flush under way will make safe.
+    /// The writes that the flush in flight will make safe.
     flush: Option<(u64, Vec<u64>)>,
     tag: u64,
     stamp: u64,
-    /// Flushes that ended well, and that failed.
+    /// Number of flushes that succeeded, and that failed.
     pub flushes: [u64; 2],
     /// Failed flushes, its own and others', that it was told of.
     pub failures: u64,
@@ -181,7 +182,7 @@ impl Shard {
         }
     }
 
-    /// Writes what is not safe, and flushes; true when all is.
+    /// Writes sectors that are not safe, and flushes; returns true when all are safe.
     pub fn settle(&mut self, now: Instant) -> bool {
         for at in 0..self.sectors.len() {
             let Sector { written, completed, .. } = self.sectors[at];

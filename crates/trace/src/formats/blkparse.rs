@@ -1,13 +1,13 @@
 //! The text that `blkparse` prints by default:
 //! `8,0    3        1     0.000000000   697  Q  WS 223490 + 8 [process]`.
 //!
-//! A request counts where it is queued (`Q`). Everything else that happens to it, and the summary
-//! at the end, is passed over.
+//! A request counts when it is queued (`Q`). Its other events and the summary at the end are
+//! skipped.
 
 use super::csv::Found;
 use super::text::{number, rwbs, seconds, sectors};
 
-/// What is in a line of an event.
+/// The fields of an event's line.
 struct Event<'a> {
     time: &'a str,
     action: &'a str,
@@ -30,19 +30,19 @@ fn event(line: &str) -> Option<Event<'_>> {
     Some(Event { time, action, letters, rest: [words.next(), words.next(), words.next()] })
 }
 
-/// Whether a first line is of this form.
+/// Whether a trace with this first line is in this format.
 pub fn is_one(line: &str) -> bool {
     event(line).is_some()
 }
 
-/// The parts of a trace that are of events, and its end.
+/// Reads a trace; knows whether its summary has begun.
 #[derive(Debug, Default)]
 pub struct Blkparse {
     summary: bool,
 }
 
 impl Blkparse {
-    /// A line.
+    /// Decodes a line.
     pub fn line(&mut self, line: &str) -> Result<Found, String> {
         self.summary |= line.starts_with("CPU") || line.starts_with("Total (");
         if self.summary {
@@ -57,7 +57,7 @@ impl Blkparse {
             [Some(sector), Some("+"), Some(count)] => {
                 sectors(number("sector", sector)?, number("number of sectors", count)?)?
             }
-            // A flush has no place.
+            // A flush has no range.
             _ if event.letters.starts_with('F') || event.letters.starts_with('N') => sectors(0, 0)?,
             _ => return Err(format!("no \"sector + number\" in {line:?}")),
         };

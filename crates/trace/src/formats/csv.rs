@@ -1,29 +1,29 @@
-//! Traces as comma-separated values: Forebay's, those of MSR Cambridge (Narayanan, Donnelly and
-//! Rowstron, FAST 2008) and those of CloudPhysics (Waldspurger et al., FAST 2015).
+//! Traces as comma-separated values: Forebay's format, and those of MSR Cambridge (Narayanan,
+//! Donnelly and Rowstron, FAST 2008) and CloudPhysics (Waldspurger et al., FAST 2015).
 
 use forebay_block::IoOp;
 
 use super::text::{bytes, number, rwbs, scsi, seconds, sectors};
 use crate::request::TraceRequest;
 
-/// The head of Forebay's form.
+/// The header line of Forebay's format.
 pub const HEADER: &str = "t_us,rwbs,sector,nsect";
-/// The head that the CloudPhysics form may have.
+/// The header line that the CloudPhysics format may have.
 const CLOUDPHYSICS_HEADER: &str = "version,time,op,size,lbn";
 
-/// What a line says: at most a flush and something after it.
+/// The requests in a line: at most a flush and one request after it.
 pub type Found = [Option<TraceRequest>; 2];
 
-/// The fields of a line, as many as the format has.
+/// Splits a line into its fields; an error if their number is not `N`.
 fn fields<const N: usize>(line: &str) -> Result<[&str; N], String> {
     let mut all = line.split(',');
     let mut fields = [""; N];
     for (at, field) in fields.iter_mut().enumerate() {
-        *field = all.next().ok_or_else(|| format!("{at} fields where {N} should be: {line:?}"))?;
+        *field = all.next().ok_or_else(|| format!("{at} fields instead of {N}: {line:?}"))?;
     }
     match all.count() {
         0 => Ok(fields),
-        more => Err(format!("{} fields where {N} should be: {line:?}", N + more)),
+        more => Err(format!("{} fields instead of {N}: {line:?}", N + more)),
     }
 }
 
@@ -32,22 +32,22 @@ fn are_numbers(line: &str, count: usize, at: &[usize]) -> bool {
     fields.len() == count && at.iter().all(|&at| fields[at].trim().parse::<f64>().is_ok())
 }
 
-/// Whether a first line is of Forebay's form.
+/// Whether a trace with this first line is in Forebay's CSV format.
 pub fn is_csv(line: &str) -> bool {
     line == HEADER || are_numbers(line, 4, &[0, 2, 3])
 }
 
-/// Whether a first line is of MSR's form.
+/// Whether a trace with this first line is in MSR's format.
 pub fn is_msr(line: &str) -> bool {
     line.starts_with("Timestamp,Hostname") || are_numbers(line, 7, &[0, 2, 4, 5])
 }
 
-/// Whether a first line is of the CloudPhysics form.
+/// Whether a trace with this first line is in the CloudPhysics format.
 pub fn is_cloudphysics(line: &str) -> bool {
     line == CLOUDPHYSICS_HEADER || are_numbers(line, 5, &[0, 1, 3, 4])
 }
 
-/// A line of `t_us,rwbs,sector,nsect`; nothing for the head.
+/// Decodes a line of `t_us,rwbs,sector,nsect`; the header contains no request.
 pub fn csv(line: &str) -> Result<Found, String> {
     if line == HEADER {
         return Ok([None, None]);
@@ -59,15 +59,16 @@ pub fn csv(line: &str) -> Result<Found, String> {
     rwbs(nanos, letters.trim(), range)
 }
 
-/// Lines of `timestamp,host,disk,type,offset,size,response`, times in units of 100 ns since 1601:
-/// the reader subtracts the first.
+/// Decodes lines of `timestamp,host,disk,type,offset,size,response`. Times are in units of 100 ns
+/// since 1601; the reader subtracts the first.
 #[derive(Debug, Default)]
 pub struct Msr {
     disk: Option<(String, u64)>,
 }
 
 impl Msr {
-    /// A line; nothing for the head. A trace is of one disk: another is an error.
+    /// Decodes a line; a header contains no request. A trace covers one disk: a second one is an
+    /// error.
     pub fn line(&mut self, line: &str) -> Result<Found, String> {
         if line.starts_with("Timestamp,Hostname") {
             return Ok([None, None]);
@@ -94,7 +95,8 @@ impl Msr {
     }
 }
 
-/// A line of `version,time,op,size,lbn`; nothing for the head and for commands without data.
+/// Decodes a line of `version,time,op,size,lbn`; the header and commands without data contain no
+/// request.
 pub fn cloudphysics(line: &str) -> Result<Found, String> {
     if line == CLOUDPHYSICS_HEADER {
         return Ok([None, None]);

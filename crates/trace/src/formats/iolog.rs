@@ -1,6 +1,6 @@
-//! fio's iolog, versions 2 and 3 (fio's manual, "Trace file format v2", "v3"):
-//! `filename action [offset length]`, in version 3 with a time in microseconds before.
-//! In version 2 time passes at `wait` only, which gives microseconds from the start of the log.
+//! fio's iolog, versions 2 and 3 (fio's manual, "Trace file format v2", "v3"): `filename action
+//! [offset length]`, in version 3 with a time in microseconds in front. In version 2 time passes
+//! only at `wait`, which gives microseconds from the start of the log.
 
 use forebay_block::IoOp;
 
@@ -8,7 +8,7 @@ use super::csv::Found;
 use super::text::{bytes, number};
 use crate::request::TraceRequest;
 
-/// The version that a first line names.
+/// The version that a first line declares.
 pub fn version(line: &str) -> Option<u8> {
     match line {
         "fio version 2 iolog" => Some(2),
@@ -17,20 +17,20 @@ pub fn version(line: &str) -> Option<u8> {
     }
 }
 
-/// A log being read.
+/// The state of reading a log.
 #[derive(Debug, Default)]
 pub struct Iolog {
     version: u8,
     file: Option<String>,
-    /// Time of version 2.
+    /// Current time of a version 2 log, in microseconds.
     micros: u64,
 }
 
 impl Iolog {
-    /// A line.
+    /// Decodes a line.
     pub fn line(&mut self, line: &str) -> Result<Found, String> {
         if self.version == 0 {
-            let wrong = || format!("{line:?} where \"fio version 2 iolog\" or 3 should be");
+            let wrong = || format!("{line:?} instead of \"fio version 2 iolog\" or 3");
             self.version = version(line).ok_or_else(wrong)?;
             return Ok([None, None]);
         }

@@ -1,12 +1,12 @@
-//! The formats by name, and how one is told from another.
+//! The formats by name, and how they are told apart.
 //!
-//! | name | what |
+//! | name | content |
 //! |---|---|
-//! | `forebay` | what `forebay trace record` writes; see `own` |
+//! | `forebay` | the output of `forebay trace record`; see `own` |
 //! | `csv` | `t_us,rwbs,sector,nsect`: microseconds, blktrace's letters, 512-byte sectors |
 //! | `msr` | MSR Cambridge: `timestamp,host,disk,type,offset,size,response` |
 //! | `cloudphysics` | `version,time,op,size,lbn`: seconds, SCSI operation codes, 512-byte blocks |
-//! | `vscsi1`, `vscsi2` | VMware's binary records of the same, 32 and 40 bytes |
+//! | `vscsi1`, `vscsi2` | the same traces as VMware's binary records of 32 and 40 bytes |
 //! | `blkparse` | the default text output of `blkparse` |
 //! | `iolog` | fio, versions 2 and 3 |
 
@@ -20,21 +20,21 @@ pub mod vscsi;
 /// A trace's format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
-    /// Forebay's own.
+    /// Forebay's own, binary.
     Forebay,
-    /// `t_us,rwbs,sector,nsect`.
+    /// Forebay's CSV: `t_us,rwbs,sector,nsect`.
     Csv,
-    /// MSR Cambridge.
+    /// CSV of MSR Cambridge.
     Msr,
-    /// CloudPhysics as text.
+    /// CSV of CloudPhysics.
     CloudPhysics,
-    /// CloudPhysics as 32-byte records.
+    /// CloudPhysics, binary records of 32 bytes.
     Vscsi1,
-    /// CloudPhysics as 40-byte records.
+    /// CloudPhysics, binary records of 40 bytes.
     Vscsi2,
-    /// Text of `blkparse`.
+    /// Text output of `blkparse`.
     Blkparse,
-    /// fio, versions 2 and 3.
+    /// fio's iolog, versions 2 and 3.
     Iolog,
 }
 
@@ -57,13 +57,13 @@ impl Format {
         Self::NAMES[self as usize].0
     }
 
-    /// The format of that name.
+    /// The format named `name`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|&(_, format)| format)
     }
 
-    /// The format that a trace which begins like this is in.
+    /// Guesses the format from the first bytes of a trace.
     #[must_use]
     pub fn guess(head: &[u8]) -> Option<Self> {
         if head.starts_with(&own::MAGIC) {

@@ -7,18 +7,18 @@
 //! chunk, 32 bytes:  0 magic "FBTC" | 4 CRC32C of 8.. and the entries u32
 //!                   8 bytes of the entries u32 | 12 number of entries u32
 //!                  16 time of the first, ns from the start u64
-//!                  24 requests dropped so far, since the recorder could not keep up u64
+//!                  24 requests dropped so far because the recorder could not keep up u64
 //! then its entries
 //! ```
 //!
-//! An entry is a byte, then numbers of seven bits a byte, lowest first, the eighth saying that
-//! more follow; signed ones are folded (0, -1, 1, -2, ...). The byte: operation in bits 0 to 2
-//! (read, write, flush, discard, write-zeroes), force unit access in bit 3, bit 4 when offset and
-//! length count units of 512 bytes instead of one. Then: time since the entry before in
-//! nanoseconds, signed; unless it is a flush, the way from the end of the entry before to the
-//! offset, signed, and the length. In each chunk "the entry before" begins at the chunk's time
-//! and offset 0, so that a damaged chunk spoils no other. The last chunk has no entries: without
-//! it the recording was cut off.
+//! An entry is a flag byte followed by variable-length numbers: seven bits per byte, lowest first,
+//! the eighth bit set if more bytes follow. Signed numbers are zigzag-encoded (0, -1, 1, -2, ...).
+//! The flag byte: operation in bits 0 to 2 (read, write, flush, discard, write-zeroes), force unit
+//! access in bit 3; bit 4 is set if offset and length count units of 512 bytes instead of one. The
+//! numbers: the time since the previous entry in nanoseconds, signed; then, unless it is a flush,
+//! the distance from the end of the previous entry to the offset, signed, and the length. In each
+//! chunk "the previous entry" starts as the chunk's time and offset 0, so that a damaged chunk
+//! damages no other. The last chunk has no entries; if it is missing, the recording was cut off.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, Read};
@@ -29,16 +29,16 @@ use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use crate::TraceError;
 use crate::request::TraceRequest;
 
-/// How a trace begins.
+/// The first bytes of a trace.
 pub const MAGIC: [u8; 8] = *b"FOREBAYT";
 const CHUNK_MAGIC: [u8; 4] = *b"FBTC";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 32;
-/// Bytes in the longest name of a volume.
+/// Longest name of a volume, in bytes.
 pub const VOLUME_NAME_MAX: usize = 1024;
-/// Entries in the longest chunk: bounds what a reader keeps.
+/// Most entries in a chunk: bounds the memory of a reader.
 const CHUNK_ENTRIES_MAX: usize = 4096;
-/// Bytes of the longest entry: its byte and three numbers of 64 bits.
+/// Longest entry, in bytes: its flag byte and three numbers of 64 bits.
 const ENTRY_BYTES_MAX: usize = 1 + 3 * 10;
 const CHUNK_BYTES_MAX: usize = CHUNK_ENTRIES_MAX * ENTRY_BYTES_MAX;
 const OPS: [IoOp; 5] = [IoOp::Read, IoOp::Write, IoOp::Flush, IoOp::Discard, IoOp::WriteZeroes];
@@ -47,7 +47,7 @@ const SECTORS: u8 = 1 << 4;
 
 const _: () = assert!(CHUNK_BYTES_MAX < 1 << 20);
 
-/// Makes a trace: what it appends to `out` is to be written in order.
+/// Encodes a trace: its owner writes the bytes appended to `out`, in order.
 #[derive(Debug)]
 pub struct TraceWriter {
     waiting: Vec<TraceRequest>,
@@ -55,8 +55,8 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// Begins the trace of a volume of `size` bytes, recorded since `seconds` after 1970. Of a
-    /// name, [`VOLUME_NAME_MAX`] bytes are kept.
+    /// Begins the trace of a volume of `size` bytes, recorded since `seconds` after 1970. Names are
+    /// cut to [`VOLUME_NAME_MAX`] bytes.
     #[must_use]
     pub fn new(volume: &str, size: u64, seconds: u64, out: &mut Vec<u8>) -> Self {
         let mut covered = [0; 16];
@@ -75,7 +75,7 @@ impl TraceWriter {
         Self { waiting: Vec::new(), dropped: 0 }
     }
 
-    /// Adds a request, and the chunk that it completes.
+    /// Adds a request; if it fills the chunk, the chunk is appended to `out`.
     pub fn push(&mut self, request: TraceRequest, out: &mut Vec<u8>) {
         self.waiting.push(request);
         if self.waiting.len() == CHUNK_ENTRIES_MAX {
@@ -83,12 +83,12 @@ impl TraceWriter {
         }
     }
 
-    /// So many requests have been dropped by now.
+    /// Sets the number of requests dropped so far.
     pub fn set_dropped(&mut self, dropped: u64) {
         self.dropped = dropped;
     }
 
-    /// Ends the chunk, so that what was added can be read.
+    /// Ends the chunk, so that the requests added so far can be read.
     pub fn flush(&mut self, out: &mut Vec<u8>) {
         if !self.waiting.is_empty() {
             self.chunk(out);
@@ -127,7 +127,7 @@ fn crc<const N: usize>(parts: [&[u8]; N]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Appends an entry; returns time and end for the next.
+/// Appends an entry; returns its time and end, which the next entry is relative to.
 fn encode(request: &TraceRequest, before: (u64, u64), out: &mut Vec<u8>) -> (u64, u64) {
     let TraceRequest { nanos, op, fua, range } = *request;
     let kind = OPS.iter().position(|known| *known == op).expect("every operation is listed");
@@ -161,23 +161,23 @@ fn number(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// What a trace says of itself.
+/// The head of a trace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Head {
     /// The volume's name.
     pub volume: String,
-    /// Its size in bytes.
+    /// The volume's size, in bytes.
     pub size: u64,
-    /// When the recording began, in seconds since 1970.
+    /// Start of the recording, in seconds since 1970.
     pub seconds: u64,
 }
 
-/// A trace being read.
+/// Reads a trace.
 #[derive(Debug)]
 pub struct OwnReader {
-    /// What it says of itself; none before the first request is read.
+    /// The head; `None` before the first request is read.
     pub head: Option<Head>,
-    /// Requests that the recorder dropped, as far as it is read.
+    /// Requests that the recorder dropped, according to the chunks read so far.
     pub dropped: u64,
     /// Bytes read so far.
     offset: u64,
@@ -191,7 +191,7 @@ impl OwnReader {
         Self { head: None, dropped: 0, offset: 0, ready: VecDeque::new(), ended: false }
     }
 
-    /// The next request; none at the end.
+    /// The next request; `None` at the end.
     pub fn next(&mut self, input: &mut impl BufRead) -> Result<Option<TraceRequest>, TraceError> {
         if self.head.is_none() {
             self.head = Some(self.read_head(input)?);
@@ -202,7 +202,7 @@ impl OwnReader {
         Ok(self.ready.pop_front())
     }
 
-    /// The end of the chunk read last.
+    /// Offset of the end of the last chunk read, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -306,7 +306,7 @@ fn u64_at(bytes: &[u8; HEAD_BYTES], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("within a head"))
 }
 
-/// The next number of `rest`.
+/// Decodes the next number of `rest`.
 fn read_number(rest: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {

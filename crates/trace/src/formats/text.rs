@@ -7,24 +7,24 @@ use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use crate::TraceError;
 use crate::request::TraceRequest;
 
-/// Bytes in the longest line.
+/// Longest line, in bytes.
 const LINE_MAX: u64 = 4096;
 
 /// The lines of a trace, one at a time.
 pub struct Lines<R> {
     input: R,
     line: Vec<u8>,
-    /// Number of the line read last, from 1.
+    /// Number of the last line read, from 1.
     pub number: u64,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// The lines of `input`.
+    /// Reads the lines of `input`.
     pub fn new(input: R) -> Self {
         Self { input, line: Vec::new(), number: 0 }
     }
 
-    /// The next line that is not empty, without the blanks around it.
+    /// The next non-empty line, without surrounding blanks.
     pub fn next(&mut self) -> Result<Option<&str>, TraceError> {
         loop {
             self.line.clear();
@@ -48,13 +48,13 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// A whole number, or what to say.
+/// Parses a whole number; `what` names it in the error.
 pub fn number(what: &str, text: &str) -> Result<u64, String> {
     let text = text.trim();
     text.parse().map_err(|_| format!("the {what} {text:?} is not a whole number below 2^64"))
 }
 
-/// Seconds with a fraction as nanoseconds, exactly; digits beyond those are dropped.
+/// Parses seconds with a fraction into nanoseconds, exactly; digits beyond nanoseconds are dropped.
 pub fn seconds(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let wrong = || format!("the time {text:?} is not a number of seconds");
@@ -69,7 +69,7 @@ pub fn seconds(text: &str) -> Result<u64, String> {
     whole.checked_mul(1_000_000_000).and_then(|n| n.checked_add(part * scale)).ok_or_else(wrong)
 }
 
-/// The bytes of `count` sectors from `sector`.
+/// The byte range of `count` sectors from `sector`; an error if it is too large.
 pub fn sectors(sector: u64, count: u64) -> Result<ByteRange, String> {
     let size = SECTOR_SIZE as u64;
     let range = sector.checked_mul(size).zip(count.checked_mul(size));
@@ -77,17 +77,16 @@ pub fn sectors(sector: u64, count: u64) -> Result<ByteRange, String> {
     range.ok_or_else(|| format!("{count} sectors at sector {sector} are beyond 2^64 bytes"))
 }
 
-/// `len` bytes from `offset`.
+/// The byte range of `len` bytes from `offset`; an error if it is too large.
 pub fn bytes(offset: u64, len: u64) -> Result<ByteRange, String> {
     ByteRange::checked(offset, len)
         .ok_or_else(|| format!("{len} bytes at {offset} are beyond 2^64 bytes"))
 }
 
-/// What blktrace's letters ask for: at most a flush and something after it. `None` for requests
-/// of no kind that a cache knows.
+/// Decodes blktrace's letters: at most a flush and a request after it. `None` for requests that a
+/// cache ignores.
 ///
-/// # Errors
-/// What is wrong with the letters.
+/// # Errors If the letters are invalid.
 pub fn rwbs(
     nanos: u64,
     letters: &str,
@@ -124,7 +123,7 @@ pub fn rwbs(
     Ok([flush, request])
 }
 
-/// What a SCSI operation code asks for; `None` for one that moves no data of the volume.
+/// The operation of a SCSI code; `None` for commands that move no data of the volume.
 #[must_use]
 pub fn scsi(code: u8) -> Option<IoOp> {
     match code {

@@ -1,4 +1,4 @@
-//! CloudPhysics traces as the hypervisor wrote them: records of 32 (version 1) or 40 bytes
+//! CloudPhysics traces in the hypervisor's own format: records of 32 (version 1) or 40 bytes
 //! (version 2), little-endian, without a header. The layout is that of libCacheSim's reader.
 //!
 //! ```text
@@ -13,9 +13,9 @@ use super::Format;
 use super::text::{bytes, scsi, sectors};
 use crate::request::TraceRequest;
 
-/// Bytes of a record of version 1, and of version 2.
+/// Length of a record of version 1 and of version 2, in bytes.
 pub const RECORD_BYTES: [usize; 2] = [32, 40];
-/// Records that must look right for a guess.
+/// Records that must be plausible for a guess.
 const LOOK: usize = 2;
 
 fn field<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
@@ -27,7 +27,7 @@ fn version(record: &[u8], at: usize) -> u8 {
     (u16::from_le_bytes(field(record, at)) >> 8) as u8
 }
 
-/// The version that a trace which begins like this is of.
+/// Guesses the version from the first bytes of a trace.
 pub fn guess(head: &[u8]) -> Option<Format> {
     let fits = |number: u8, size: usize, version_at: usize, command_at: usize| {
         let records = head.chunks_exact(size).take(LOOK);
@@ -46,13 +46,13 @@ pub fn guess(head: &[u8]) -> Option<Format> {
     }
 }
 
-/// A record of `format`'s length; `None` for a command without data.
+/// Decodes a record of `format`'s length; `None` for a command without data.
 pub fn record(format: Format, record: &[u8]) -> Result<Option<TraceRequest>, String> {
     let [command, version_at, len] = if format == Format::Vscsi2 { [0, 2, 8] } else { [12, 14, 4] };
     let wanted = if format == Format::Vscsi2 { 2 } else { 1 };
     let found = version(record, version_at);
     if found != wanted {
-        return Err(format!("a record of version {found} where version {wanted} should be"));
+        return Err(format!("a record of version {found} instead of {wanted}"));
     }
     let command = u16::from_le_bytes(field(record, command));
     let Ok(code) = u8::try_from(command) else {

@@ -1,4 +1,4 @@
-//! The circular log: segments of block numbers, and where each cached block's newest copy is.
+//! The circular log: segments of block numbers, and the place of each cached block's newest copy.
 
 use std::collections::VecDeque;
 
@@ -8,16 +8,16 @@ use hashbrown::HashMap;
 
 /// Segments of the smallest log, as in the engine.
 pub const SEGMENTS_MIN: usize = 8;
-/// Segments that a log has at least unless they would be below a block, as when a pool is made.
+/// Segments aimed for, as in a new pool; fewer if a segment would be smaller than a block.
 const SEGMENTS_WANTED: u64 = 64;
-/// Blocks of the largest segment.
+/// Most blocks in a segment.
 const SEGMENT_BLOCKS_MAX: u64 = 1024;
 /// Free segments that only reclaim may use, as in the engine.
 const RESERVE: u64 = 2;
 
-/// Where a block's newest copy lies.
+/// Place of a block's newest copy.
 struct Place {
-    /// The segment's number, from the first ever filled.
+    /// Number of the segment, counted from the first one ever filled.
     segment: u64,
     at: u32,
     meta: u8,
@@ -28,9 +28,9 @@ pub struct Log {
     segment_blocks: usize,
     /// Segments that may be in use before the oldest is reclaimed.
     in_use_max: usize,
-    /// Oldest first; the last is open.
+    /// Segments in use, oldest first; the last one is open.
     segments: VecDeque<Vec<u64>>,
-    /// Number of the oldest.
+    /// Number of the oldest segment.
     first: u64,
     index: HashMap<u64, Place, KeyHash>,
     /// Blocks copied forward so far.
@@ -56,7 +56,7 @@ impl Log {
         }
     }
 
-    /// Blocks cached.
+    /// Number of cached blocks.
     pub fn len(&self) -> u64 {
         self.index.len() as u64
     }
@@ -66,7 +66,7 @@ impl Log {
         self.index.contains_key(&key)
     }
 
-    /// Tells the policy that a block was hit, if it is cached; says whether it is.
+    /// Tells the policy that a block was hit, if it is cached; returns whether it is.
     pub fn hit(&mut self, key: u64, policy: &dyn EvictionPolicy) -> bool {
         let place = self.index.get_mut(&key);
         place.map(|place| place.meta = policy.hit(place.meta)).is_some()
@@ -120,12 +120,12 @@ impl Log {
         }
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub fn forget(&mut self, key: u64) {
         self.index.remove(&key);
     }
 
-    /// Takes out all blocks but some.
+    /// Removes all blocks but those that `keep` accepts.
     pub fn retain(&mut self, keep: impl Fn(u64) -> bool) {
         self.index.retain(|&key, _| keep(key));
     }

@@ -1,11 +1,10 @@
-//! One cache of one size under one policy, run over a trace.
+//! One cache of one size under one policy, simulated over a trace.
 //!
 //! It is the engine without bytes, time and errors: the same circular log of segments, reclaimed
-//! oldest first, with the same number of free segments and the same share copied forward; the
-//! same RAM tier before it, the same sequential bypass, and the policies of the engine themselves.
-//! Writes go into the log (`write-back`). What it leaves out: blocks are not compressed, a record
-//! costs its blocks only, every block has been destaged by the time its segment is reclaimed, and
-//! nothing is read around misses.
+//! oldest first, with the same number of free segments and the same share copied forward; the same
+//! RAM tier in front of it, the same sequential bypass, and the engine's own policies. Writes go
+//! into the log (`write-back`). Differences: blocks are not compressed, records have no overhead,
+//! every block is destaged before its segment is reclaimed, and there is no reading around misses.
 
 mod log;
 
@@ -17,30 +16,30 @@ use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector, Windo
 use crate::request::TraceRequest;
 use log::Log;
 
-/// Sequential streams that are told apart, as in a volume.
+/// Sequential streams tracked, as in a volume.
 const STREAMS_MAX: usize = 64;
 
-/// What is simulated.
+/// The cache to simulate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SimulateConfig {
     /// Bytes of the cache device that hold segments.
     pub cache_bytes: u64,
-    /// Bytes of the RAM tier.
+    /// Size of the RAM tier, in bytes.
     pub ram_bytes: u64,
-    /// The policy.
+    /// The eviction policy.
     pub eviction: Eviction,
-    /// Bytes after which a sequential stream goes past the cache; 0 for never.
+    /// Length in bytes from which a sequential stream bypasses the cache; 0 for never.
     pub sequential_threshold: u64,
 }
 
-/// What came of it so far. Blocks are of 4 KiB; a block that a request covers in part counts.
+/// Counters so far. Blocks are of 4 KiB; a partly covered block counts as a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Outcome {
-    /// Reads.
+    /// Read requests.
     pub read_requests: u64,
-    /// Reads of which a block was not cached.
+    /// Read requests with at least one block that was not cached.
     pub read_requests_missed: u64,
-    /// Blocks read.
+    /// Blocks read, cached or not.
     pub read_blocks: u64,
     /// Blocks read that were not cached.
     pub read_blocks_missed: u64,
@@ -50,30 +49,30 @@ pub struct Outcome {
     pub write_blocks: u64,
     /// Blocks written that were not cached.
     pub write_blocks_missed: u64,
-    /// Blocks read or written past the cache, since they belong to a sequential stream.
+    /// Blocks read or written past the cache because they belong to a sequential stream.
     pub bypassed_blocks: u64,
-    /// Blocks written to the cache device since a client wrote them.
+    /// Blocks written to the cache device because a client wrote them.
     pub logged_blocks: u64,
-    /// Blocks written to the cache device since a client read them.
+    /// Blocks written to the cache device because a client read them.
     pub admitted_blocks: u64,
-    /// Blocks written to the cache device again, to keep them.
+    /// Blocks copied forward on the cache device.
     pub copied_blocks: u64,
 }
 
 impl Outcome {
-    /// The share of the blocks read that were not cached.
+    /// The share of blocks read that were not cached.
     #[must_use]
     pub fn block_miss_ratio(&self) -> f64 {
         ratio(self.read_blocks_missed, self.read_blocks)
     }
 
-    /// The share of the reads of which a block was not cached.
+    /// The share of read requests with a block that was not cached.
     #[must_use]
     pub fn request_miss_ratio(&self) -> f64 {
         ratio(self.read_requests_missed, self.read_requests)
     }
 
-    /// The share of the blocks read or written that were not cached: what papers on policies give.
+    /// The share of blocks read or written that were not cached: the figure in papers on policies.
     #[must_use]
     pub fn reference_miss_ratio(&self) -> f64 {
         let missed = self.read_blocks_missed + self.write_blocks_missed;
@@ -115,10 +114,10 @@ impl Simulator {
         Self::with_policy(config, config.eviction.policy(config.cache_bytes / BLOCK_SIZE as u64))
     }
 
-    /// An empty cache under a policy that has no name.
+    /// An empty cache under any policy, even one that is no [`Eviction`].
     ///
     /// # Panics
-    /// As for [`Simulator::new`].
+    /// As [`Simulator::new`].
     #[must_use]
     pub fn with_policy(config: &SimulateConfig, policy: Box<dyn EvictionPolicy + Send>) -> Self {
         assert!(config.cache_bytes >= Self::CACHE_BYTES_MIN, "{} bytes", config.cache_bytes);
@@ -135,13 +134,13 @@ impl Simulator {
         }
     }
 
-    /// What came of it so far.
+    /// The counters so far.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         Outcome { copied_blocks: self.log.copied, ..self.outcome }
     }
 
-    /// Takes the next request of the trace.
+    /// Processes the next request of the trace.
     pub fn take(&mut self, request: &TraceRequest) {
         let blocks = request.range.blocks();
         match request.op {
@@ -200,7 +199,7 @@ impl Simulator {
         self.outcome.read_requests_missed += u64::from(missed);
     }
 
-    /// Brings a block into RAM; what has to leave for it may enter the log.
+    /// Brings a block into RAM; blocks evicted for it may enter the log.
     fn remember(&mut self, key: u64) {
         if !self.ram.has_room_for(key) {
             let log = &self.log;
@@ -210,7 +209,7 @@ impl Simulator {
         self.ram.put(key);
     }
 
-    /// Puts missed blocks into the log if they are worth it, unless that waits.
+    /// Offers missed blocks to the log; if `waits`, their admission is left to the RAM tier.
     fn offer(&mut self, keys: Range<u64>, waits: bool) {
         if !waits && !keys.is_empty() && self.policy.admits(keys.clone()) {
             for key in keys {
@@ -241,7 +240,7 @@ impl Simulator {
     fn drop_blocks(&mut self, blocks: BlockRange) {
         let cached = self.log.len() + self.ram.len() as u64;
         if blocks.count > cached {
-            // A discard may be of a whole volume.
+            // A discard may cover a whole volume: check the cached blocks, not the range.
             self.log.retain(|key| !blocks.contains(key));
             self.ram.retain(|key| !blocks.contains(key));
             return;

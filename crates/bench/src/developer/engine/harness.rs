@@ -1,6 +1,6 @@
-//! An engine on devices in memory ([`forebay_engine::testing`]): all I/O that it wants in a turn is
-//! done before the next turn. Its time is simulated; the CPU time counted is real, and only that of
-//! the engine: so the turns are this module's own.
+//! An engine on devices in memory ([`forebay_engine::testing`]): all I/O that it starts in a turn
+//! is done before the next turn. Its clock is simulated. The CPU time is real, and counts only the
+//! engine; therefore this module has its own loop of turns.
 
 use std::time::Duration;
 
@@ -9,32 +9,32 @@ use forebay_block::testing::Numbers;
 use forebay_block::{Arena, BufPool, ByteRange, Completion, Instant, IoBuf, IoFlags, IoOp};
 use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Request, RequestId, ShardConfig, State, Stats, Target,
+    ContentLocality, Effects, Engine, Request, RequestId, Shard, ShardConfig, State, Stats, Target,
 };
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::load::content::Content;
 
-/// Bytes of a block.
+/// Length of a block, in bytes.
 pub const BLOCK: usize = 4096;
-/// Requests handed over in a turn.
+/// Requests submitted per turn.
 pub const BATCH: usize = 32;
-/// Simulated time from turn to turn.
+/// Simulated time per turn.
 const TURN: Duration = Duration::from_micros(100);
-/// Turns before anything is measured: a second.
+/// Turns before the measurements: a simulated second.
 const SETTLING_TURNS: usize = 10_000;
-/// Turns without an end after which something is stuck.
+/// Number of turns without completion after which the engine counts as stuck.
 const TURNS_MAX: usize = 10_000_000;
 
-/// What the engine is given.
+/// Configuration of the engine and its data.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    /// Blocks of the volume.
+    /// Number of blocks of the volume.
     pub blocks: u64,
     cache_bytes: u64,
     ram_bytes: u64,
     content: Content,
-    /// A block is always written with nearly the same bytes.
+    /// Whether a block is always written with nearly the same bytes.
     rewrites: bool,
 }
 
@@ -45,18 +45,19 @@ impl Layout {
         Self { blocks, cache_bytes: 256 << 20, ram_bytes: 96 << 20, content, rewrites: false }
     }
 
-    /// 64 MiB of pages that nearly fit a RAM tier of three quarters of that in compressed form.
+    /// 64 MiB of pages that nearly fit, in compressed form, a RAM tier of three quarters of that
+    /// size.
     pub fn compressed_ram() -> Self {
         Self { ram_bytes: 48 << 20, content: Content::Pages, ..Self::ram() }
     }
 
-    /// 64 MiB of database rows that are written again with little changes; so much RAM.
+    /// 64 MiB of database rows that are rewritten with small changes; `ram_bytes` of RAM.
     pub fn rewrites(ram_bytes: u64) -> Self {
         let (blocks, content) = (64 << 20 >> 12, Content::Database);
         Self { blocks, cache_bytes: 1024 << 20, ram_bytes, content, rewrites: true }
     }
 
-    /// 512 MiB of data that fits the cache device, with 8 MiB of RAM before it.
+    /// 512 MiB of data that fits the cache device, with 8 MiB of RAM in front of it.
     pub fn ssd(content: Content) -> Self {
         let blocks = 512 << 20 >> 12;
         Self { blocks, cache_bytes: 1536 << 20, ram_bytes: 8 << 20, content, rewrites: false }
@@ -70,9 +71,9 @@ pub struct Harness {
     fx: Effects,
     now: Instant,
     devices: Devices,
-    /// What is written, in blocks.
+    /// The data of writes, in blocks.
     data: Vec<u8>,
-    /// What the last batch of writes wrote, and whether the next repeats it elsewhere.
+    /// The blocks of the last batch of writes, and whether the next batch repeats them elsewhere.
     written: Vec<Vec<u8>>,
     repeat: bool,
     bufs: Vec<IoBuf>,
@@ -83,7 +84,7 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// A fresh engine that serves.
+    /// A fresh engine in service.
     pub fn start(layout: Layout) -> anyhow::Result<Self> {
         let now = Instant(1);
         let engine = Engine::new(config(&layout), now);
@@ -115,7 +116,7 @@ impl Harness {
         bail!("the engine does not start");
     }
 
-    /// What it was given.
+    /// Its configuration.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -130,20 +131,20 @@ impl Harness {
         self.spent
     }
 
-    /// Bytes of index for each block that it has room for.
+    /// Size of the index in bytes per block of its capacity.
     pub fn index_bytes_per_block(&self) -> f64 {
         let stats = self.stats();
         stats.index_bytes as f64 / stats.index_capacity as f64
     }
 
-    /// Writes every block of the volume once, and makes all of it clean.
+    /// Writes every block of the volume once, and destages all.
     pub fn fill(&mut self) -> anyhow::Result<()> {
         let mut block = 0;
         while block < self.layout.blocks {
             let first = block;
             self.batch(IoOp::Write, BATCH as u64, |i, _| first + i)?;
             block += BATCH as u64;
-            // Never near the dirty limit.
+            // Drain regularly, so that the dirty limit is never near.
             if block.is_multiple_of(1 << 14) {
                 self.drain()?;
             }
@@ -151,18 +152,18 @@ impl Harness {
         self.drain()
     }
 
-    /// Reads `ops` random blocks; microseconds for each.
+    /// Reads `ops` random blocks. Returns CPU microseconds per read.
     pub fn reads(&mut self, ops: u64) -> anyhow::Result<f64> {
         let bound = self.layout.blocks;
         self.measure(IoOp::Read, ops, move |_, numbers| numbers.below(bound))
     }
 
-    /// Reads `ops` blocks in turn, each a page apart from the last so that they are no stream.
+    /// Reads `ops` blocks in ascending order, with gaps of a page so that they are not a stream.
     pub fn reads_in_turn(&mut self, first: u64, ops: u64) -> anyhow::Result<f64> {
         self.measure(IoOp::Read, ops, move |i, _| first + (i * 4099) % ops)
     }
 
-    /// Writes every block twice in a row, and makes all of it clean.
+    /// Writes every block twice in a row, and destages all.
     pub fn fill_twice(&mut self) -> anyhow::Result<()> {
         for first in (0..self.layout.blocks).step_by(BATCH) {
             for _ in 0..2 {
@@ -172,14 +173,14 @@ impl Harness {
         self.drain()
     }
 
-    /// Writes `ops` random blocks; microseconds for each, to the acknowledgement.
+    /// Writes `ops` random blocks. Returns CPU microseconds per write, up to the acknowledgment.
     pub fn writes(&mut self, ops: u64) -> anyhow::Result<f64> {
         let bound = self.layout.blocks;
         self.measure(IoOp::Write, ops, move |_, numbers| numbers.below(bound))
     }
 
-    /// Writes random blocks, and after each batch the same bytes to others; CPU microseconds for
-    /// each of the latter.
+    /// Writes random blocks, and after each batch the same bytes to other blocks. Returns CPU
+    /// microseconds per write of the latter.
     pub fn repeated_writes(&mut self, ops: u64) -> anyhow::Result<f64> {
         let bound = self.layout.blocks;
         let mut spent = Duration::ZERO;
@@ -212,7 +213,7 @@ impl Harness {
         Ok((self.spent - before).as_nanos() as f64 / 1e3 / ops as f64)
     }
 
-    /// Submits a batch and turns until all of it is answered.
+    /// Submits a batch, and takes turns until all of it is answered.
     fn batch(
         &mut self,
         op: IoOp,
@@ -229,7 +230,8 @@ impl Harness {
                 let from = if self.layout.rewrites { block % pool } else { random };
                 let from = from as usize * BLOCK;
                 buf.copy_from_slice(&self.data[from..from + BLOCK]);
-                // No two writes are quite the same: a header, and where a row has changed.
+                // No two writes are equal: the header differs, and so does the place of a changed
+                // row.
                 buf[..8].copy_from_slice(&self.numbers.next().to_le_bytes());
                 if self.layout.rewrites {
                     let row = 64 + self.numbers.below(BLOCK as u64 - 128) as usize;
@@ -269,7 +271,7 @@ impl Harness {
         bail!("requests stay without an answer");
     }
 
-    /// Destages everything, and lets reclaim come to rest.
+    /// Destages everything, and waits for reclaim to come to rest.
     pub fn drain(&mut self) -> anyhow::Result<()> {
         self.engine.set_drain(true);
         for _ in 0..TURNS_MAX {
@@ -323,7 +325,7 @@ fn config(layout: &Layout) -> ShardConfig {
     config
 }
 
-/// CPU time of this thread for some work.
+/// CPU time of this thread for `work`.
 fn timed(work: impl FnOnce()) -> Duration {
     let before = clock_gettime(ClockId::ThreadCPUTime);
     work();

@@ -1,11 +1,10 @@
-//! What an operation costs the engine in CPU time.
+//! CPU time of the engine per operation.
 //!
-//! The engine runs alone on this thread: requests come in batches of 32, as many as a busy event
-//! loop hands over in a turn, and whatever I/O it asks for is done at once in memory, outside of
-//! the time that is counted. Counted is the thread's CPU time within the engine: from a request's
-//! submission to its reply, the calls of `poll` and `complete` included. Each figure is the best of
-//! several rounds, since everything else on the machine can only add to it; the median is shown
-//! beside it.
+//! The engine runs alone on this thread. Requests come in batches of 32, as many as a busy event
+//! loop submits per turn, and its I/O is done at once in memory, outside of the measured time.
+//! Measured is the thread's CPU time within the engine, from a request's submission to its reply,
+//! including the calls of `poll` and `complete`. Each figure is the best of several rounds, since
+//! everything else on the machine can only add to it; the median is shown next to it.
 
 mod harness;
 
@@ -17,10 +16,10 @@ use crate::load::content::Content;
 use crate::report::table::{Table, save, verdict};
 use harness::{BLOCK, Harness, Layout};
 
-/// Bytes of index for each block that it has room for.
+/// Maximum size of the index in bytes per block of its capacity.
 const INDEX_BYTES_MAX: f64 = 18.0;
 
-/// What the command is asked.
+/// Arguments of the command.
 #[derive(clap::Args)]
 pub struct Args {
     /// Rounds of each measurement
@@ -29,12 +28,12 @@ pub struct Args {
     /// Print the figures as JSON instead of a table
     #[arg(long)]
     json: bool,
-    /// Only measurements whose name contains this
+    /// Run only measurements whose name contains this
     #[arg(long, default_value = "")]
     only: String,
 }
 
-/// One measurement.
+/// The result of a measurement.
 struct Figure {
     name: String,
     best: f64,
@@ -42,7 +41,7 @@ struct Figure {
     target: Option<f64>,
 }
 
-/// Measures and reports.
+/// Runs the measurements and reports.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
     let mut figures = Vec::new();
@@ -91,7 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 type Measure = Box<dyn Fn(usize) -> anyhow::Result<Vec<f64>>>;
 
-/// Every measurement: its name, the most it may cost in microseconds, and how it is done.
+/// All measurements: name, maximum cost in microseconds, and procedure.
 fn measurements() -> Vec<(String, Option<f64>, Measure)> {
     let mut all: Vec<(String, Option<f64>, Measure)> = Vec::new();
     all.push(("read, RAM hit".to_owned(), Some(1.5), Box::new(ram_hits)));
@@ -141,12 +140,12 @@ fn ram_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Reads that hit RAM, of which a good part is compressed. The limit is that of an SSD hit.
+/// Reads that hit RAM, many of them compressed blocks. The limit is that of an SSD hit.
 fn compressed_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::compressed_ram())?;
     harness.fill()?;
     let ops = 200_000;
-    // The tier finds its balance.
+    // The tier reaches its balance of compressed blocks.
     (0..5).try_for_each(|_| harness.reads(ops).map(|_| ()))?;
     in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
         let hits = after.ram_hit_blocks - before.ram_hit_blocks;
@@ -190,7 +189,7 @@ fn misses(rounds: usize) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Writes into a log with room, of blocks that are cached already; to the acknowledgement.
+/// Writes of cached blocks into a log with room, up to the acknowledgment.
 fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(content))?;
     harness.fill()?;
@@ -202,7 +201,7 @@ fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Writes of blocks that equal others written just before.
+/// Writes of blocks equal to others written just before.
 fn duplicate_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Database))?;
     harness.fill()?;
@@ -214,7 +213,7 @@ fn duplicate_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Writes of blocks whose older version is in RAM and little different.
+/// Writes of blocks whose older version is in RAM and differs little.
 fn delta_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::rewrites(160 << 20))?;
     harness.fill()?;
@@ -231,7 +230,7 @@ fn delta_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Reads of blocks that are stored as deltas. The limit is that of an SSD hit, and 4 more.
+/// Reads of blocks stored as deltas. The limit is that of an SSD hit plus 4 microseconds.
 fn delta_reads(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::rewrites(8 << 20))?;
     harness.fill_twice()?;
@@ -244,7 +243,7 @@ fn delta_reads(rounds: usize) -> anyhow::Result<Vec<f64>> {
     })
 }
 
-/// Writes with everything that they cost later: destaging, reclaiming what they displaced.
+/// Writes including their later cost: destaging, and reclaiming the blocks that they displaced.
 fn writes_for_good(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Random))?;
     harness.fill()?;

@@ -1,11 +1,11 @@
-//! The model against the figures it promises, in modelled time only.
+//! The model against its documented figures, in modeled time only.
 
 use super::*;
 
 const SIZE: u64 = 64 << 30;
 const BLOCK: u64 = 4096;
 
-/// Keeps `depth` requests in flight until `count` have ended; returns the seconds that took.
+/// Keeps `depth` requests in flight until `count` have ended; returns the time in seconds.
 fn run(
     profile: Profile,
     depth: usize,
@@ -51,7 +51,7 @@ fn assert_within(what: &str, found: f64, low: f64, high: f64) {
     assert!((low..=high).contains(&found), "{what}: {found:.1}, not within {low} to {high}");
 }
 
-/// One at a time: 8.5 ms of seek, 4.17 of rotation, 0.03 of transfer; 78.8 a second.
+/// One at a time: 8.5 ms of seek, 4.17 ms of rotation, 0.03 ms of transfer; 78.8 a second.
 #[test]
 fn random_reads_of_a_disk_one_at_a_time() {
     assert_within("hdd 4 KiB random depth 1", random_rate(Profile::Hdd, 1, IoOp::Read), 76., 82.);
@@ -67,7 +67,7 @@ fn sequential_transfers_reach_the_platter_rate() {
     }
 }
 
-/// Choosing among 32 shortens seek and rotation: drives of this kind give 2 to 3 times.
+/// Choosing among 32 requests shortens seek and rotation: real drives gain a factor of 2 to 3.
 #[test]
 fn a_deep_queue_gains_by_reordering() {
     let one = random_rate(Profile::Hdd, 1, IoOp::Read);
@@ -148,7 +148,7 @@ fn a_flush_ends_after_all_that_came_before_and_costs_nothing() {
     assert!(model.next_event().is_none());
 }
 
-/// Each byte of a range lies on exactly one pair, at the place that the stripe gives it.
+/// Each byte of a range lies on exactly one pair, at the position given by its stripe.
 #[test]
 fn shares_of_pairs_cover_a_range_once() {
     let unit = STRIPE_UNIT;

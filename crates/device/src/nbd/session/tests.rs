@@ -158,8 +158,8 @@ fn a_failed_piece_ends_a_request_once_its_others_are_answered() {
     assert!(out.is_empty(), "no more pieces of a request that has failed");
 }
 
-/// Right answers with bytes changed, cut or repeated: a session may break, and must not panic,
-/// lose a request, or complete one twice.
+/// Correct answers with bytes changed, cut or repeated: a session may report a protocol violation,
+/// but must not panic, lose a request, or complete one twice.
 #[test]
 fn changed_answers_never_do_more_than_break_the_connection() {
     let mut numbers = crate::random::Numbers::new(71);

@@ -1,18 +1,18 @@
-//! What a device holds that is not a Forebay cache, by the marks that its makers left: so that
-//! `--reset-cache` says what it would destroy.
+//! Recognizes the content of a device that is not a Forebay cache by its magic numbers, so that
+//! `--reset-cache` can name the content that it would destroy.
 
 use forebay_block::ByteRange;
 use forebay_runtime::Blocking;
 
-/// Bytes from the start of a device that are looked at.
+/// Bytes examined at the start of a device.
 const HEAD: u64 = 128 << 10;
-/// Bytes from its end.
+/// Bytes examined at its end.
 const TAIL: u64 = 128 << 10;
 
-/// A mark: what it is of, where it is, and its bytes.
+/// A magic number: the name of the content, the offset, and the bytes.
 type Mark = (&'static str, usize, &'static [u8]);
 
-/// Marks near the start of a device, those first that decide between several.
+/// Magic numbers near the start of a device; the first match decides.
 const MARKS: [Mark; 20] = [
     ("a Forebay cache whose superblocks are damaged", 0, b"ForebayS"),
     ("a Forebay cache whose superblocks are damaged", 65_536, b"ForebayS"),
@@ -36,10 +36,10 @@ const MARKS: [Mark; 20] = [
     ("a partition table (MBR)", 510, &[0x55, 0xaa]),
 ];
 
-/// What the device holds; nothing where all that was looked at is zero.
+/// The content of the device; `None` if all bytes examined are zero.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn content(queue: &mut Blocking, size: u64) -> anyhow::Result<Option<&'static str>> {
     if size < HEAD {
         return Ok(None);
@@ -55,7 +55,7 @@ fn of_bytes(head: &[u8], tail: &[u8]) -> Option<&'static str> {
     if let Some((what, ..)) = MARKS.iter().find(|(_, at, mark)| has(*at, mark)) {
         return Some(what);
     }
-    // Older md arrays have their mark near the end of the device.
+    // Older md arrays have their magic number near the end of the device.
     let md = [0xfc, 0x4e, 0x2b, 0xa9];
     if tail.chunks_exact(4096).any(|page| page.starts_with(&md)) {
         return Some("a member of an md array");

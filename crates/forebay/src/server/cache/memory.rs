@@ -1,5 +1,5 @@
-//! Memory: how much of it the index may take, and whether all that a start wants can be had. What
-//! cannot is an error before anything is written; later it would end the process.
+//! Memory: how much of it the index may take, and whether a start can get all it needs. A lack of
+//! memory is an error before anything is written; later it would end the process.
 
 use std::fs;
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::path::Path;
 use anyhow::bail;
 use forebay_control::config::Config;
 use forebay_control::units::Size;
-use forebay_engine::pool::{Opened, index_bytes};
+use forebay_volume::pool::{Opened, index_bytes};
 use rustix::process::{Resource, getrlimit};
 use rustix::system::sysinfo;
 
-/// Share of the machine's memory that the index of a new cache may take unless configured.
+/// By default, the index of a new cache may take the machine's memory divided by this.
 const INDEX_SHARE: u64 = 2;
 
-/// Bytes that the index of a new cache may take.
+/// Most bytes for the index of a new cache.
 pub fn index_budget(config: &Config) -> u64 {
     config.memory.index.map_or_else(|| limit(false) / INDEX_SHARE, |Size(bytes)| bytes)
 }
@@ -24,8 +24,8 @@ pub fn index(opened: &Opened) -> u64 {
     opened.superblock.shards.iter().map(|&area| index_bytes(area)).sum()
 }
 
-/// Whether the memory can be had that the server will ask for; `others` bytes besides index, RAM
-/// tier and clients.
+/// Fails if the server cannot get its memory; `others`: bytes in addition to index, RAM tier and
+/// clients.
 pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<()> {
     let (index, Size(ram)) = (index(opened), config.memory.ram);
     let others = (others as u64).saturating_add(config.server.client_memory.0);
@@ -34,8 +34,8 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     let wanted = index.saturating_add(ram).saturating_add(others);
     if wanted > most {
         bail!(
-            "memory: {} for recent blocks and {} for the index are more than the {} that there \
-             are; {hint}",
+            "memory: {} for recent blocks and {} for the index are more than the {} \
+             available; {hint}",
             Size(ram),
             Size(index),
             Size(most)
@@ -44,14 +44,14 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     let shards = opened.superblock.shards.iter();
     let count = shards.len() as u64;
     let parts = shards.flat_map(|&area| [index_bytes(area), ram / count]);
-    // All at once, in the pieces in which it will be asked for, and given back.
+    // Allocates everything at the same time, in the same pieces as later, and frees it.
     let mut held = Vec::new();
     for bytes in parts.chain([others]) {
         let mut piece: Vec<u8> = Vec::new();
         let wanted = usize::try_from(bytes).unwrap_or(usize::MAX);
         if let Err(error) = piece.try_reserve_exact(wanted) {
             bail!(
-                "memory: {} for recent blocks and {} for the index cannot be had ({error}); \
+                "memory: {} for recent blocks and {} for the index cannot be allocated ({error}); \
                  {hint}, or raise the limit on memory or on locked memory",
                 Size(ram),
                 Size(index)
@@ -62,8 +62,8 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     Ok(())
 }
 
-/// Bytes of memory that this process may have: the machine's, with its `swap` or without, or a
-/// limit of the process or of its control group.
+/// Bytes of memory that this process may have: the machine's, with or without `swap`, or a limit of
+/// the process or of its control group.
 fn limit(swap: bool) -> u64 {
     let machine = sysinfo();
     let unit = u64::from(machine.mem_unit);
@@ -73,7 +73,7 @@ fn limit(swap: bool) -> u64 {
     machine.min(own).min(of_groups())
 }
 
-/// The lowest limit of the control groups that this process is in.
+/// The lowest memory limit among the control groups of this process.
 fn of_groups() -> u64 {
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else {

@@ -1,5 +1,5 @@
-//! The cache device of a server: opened or made, handed to the shards, and closed. The decisions
-//! are the engine's (`pool::open`, `pool::closed`); here they are carried out.
+//! The cache device of a server: opened or created, handed to the shards, and closed. The engine
+//! makes the decisions (`pool::open`, `pool::closed`); this module carries them out.
 
 mod foreign;
 mod memory;
@@ -17,14 +17,15 @@ use forebay_block::{Arena, BufPool, ByteRange, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::{Size, Time};
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
-use forebay_engine::pool::{
-    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
-    index_blocks, open as decide,
-};
-use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig, offline};
+use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig};
 use forebay_format::Superblock;
 use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
+use forebay_volume::offline;
+use forebay_volume::pool::{
+    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
+    index_blocks, open as decide,
+};
 use forebay_volume::{Registry, Volume};
 
 use crate::busy;
@@ -37,36 +38,36 @@ use crate::server::primaries::{self, returns, samples};
 use crate::server::settings::KeptSettings;
 use superblocks::Superblocks;
 
-/// Bytes of buffers that all threads share.
+/// Bytes of buffers shared by all threads.
 const ARENA_BYTES: usize = 64 << 20;
-/// Shards of a new cache when nobody says how many, at most.
+/// Most shards of a new cache, unless configured.
 const SHARDS_CHOSEN_MAX: usize = 4;
-/// Destage writes in flight, of all shards.
+/// Destage writes in flight, over all shards.
 const DESTAGE_DEPTH: usize = 64;
-/// Destage writes in flight that a shard has at least.
+/// Fewest destage writes in flight of a shard.
 const DESTAGE_DEPTH_MIN: usize = 8;
 
 /// A cache device in use.
 pub struct Cache {
     device: Arc<dyn BlockDevice>,
-    /// Bytes of the device that may be used.
+    /// Usable size of the device, in bytes.
     device_bytes: u64,
     primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
     witness: Witness,
     superblock: Superblock,
-    /// The copy of the superblock that is to be written next.
+    /// Index of the superblock copy to write next.
     next_copy: usize,
     keeper: Keeper,
     returns: Returns,
     state_dir: PathBuf,
     /// The loss that was accepted for this start.
     accepted: Option<String>,
-    /// What this start has made, until it serves.
+    /// Files that this start has created, until it serves.
     made: Made,
 }
 
-/// Files that a start has made. They go with it if it fails: a cache that has never served holds
-/// nothing, and must not stand in the way of the next start.
+/// Files that a start has created. They are removed if it fails: a cache that has never served
+/// holds nothing, and must not hinder the next start.
 #[derive(Default)]
 struct Made {
     cache: Option<PathBuf>,
@@ -89,13 +90,13 @@ impl Drop for Made {
     }
 }
 
-/// Whether nothing has that name.
+/// Whether nothing exists at the path.
 fn is_absent(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
-/// Opens the primaries and the cache, or makes the cache; the pool that is returned is ready to
-/// be started. Settings that were changed while serving are put into `config`.
+/// Opens the primaries, and opens or creates the cache; returns a pool that is ready to start.
+/// Settings that were changed while serving are applied to `config`.
 pub fn open(
     args: &ServeArgs,
     config: &mut Config,
@@ -169,7 +170,7 @@ pub fn open(
     Ok((cache, plan, settings))
 }
 
-/// Makes a start durable, in the order in which a crash between any two steps does no harm.
+/// Makes a start durable, in an order in which a crash between any two steps does no harm.
 fn put_on_record(
     (config, reset): (&Config, bool),
     opened: &Opened,
@@ -179,14 +180,14 @@ fn put_on_record(
     made: &mut Made,
 ) -> anyhow::Result<()> {
     let keep = || table.store(witness.state()).context(NO_STATE);
-    // What is on record of a primary stays right until the server changes it, so it is renewed
-    // first. What was accepted must not be taken for sound before the cache knows of it.
+    // Recorded samples stay correct until the server changes the primary, so they are renewed
+    // first. Samples of an accepted primary must not be recorded before the cache knows of it.
     let renewed = !opened.fresh && opened.trust == Trust::Full;
     if renewed {
         keep()?;
     }
     if opened.fresh {
-        // It may go on with those of the cache that it replaces.
+        // A new cache may take over the settings of the one it replaces.
         settings.store().context(NO_STATE)?;
     }
     superblocks::write_all(&mut queue, opened)?;
@@ -195,7 +196,7 @@ fn put_on_record(
         let note = "--reset-cache made this cache";
         once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
     }
-    // After the superblock: a witness of a start that the device knows nothing of would condemn it.
+    // After the superblock: a witness of a start that is unknown to the device would condemn it.
     if made.cache.is_some() {
         made.witness = Some((witness.clone(), uuid));
     }
@@ -205,7 +206,7 @@ fn put_on_record(
     if renewed { Ok(()) } else { keep() }
 }
 
-/// The pool that primaries come back to.
+/// The parameters for primaries that return.
 fn returns_to(superblock: &Superblock, witness: &Witness) -> returns::Pool {
     returns::Pool {
         witness: witness.clone(),
@@ -216,7 +217,7 @@ fn returns_to(superblock: &Superblock, witness: &Witness) -> returns::Pool {
     }
 }
 
-/// What clients may take.
+/// Sets the limits for clients.
 fn set_limits(plan: &mut PoolConfig, config: &Config) {
     plan.clients = config.server.max_clients as usize;
     plan.client_memory = config.server.client_memory.0;
@@ -226,13 +227,12 @@ fn set_limits(plan: &mut PoolConfig, config: &Config) {
 }
 
 impl Cache {
-    /// Bytes of the device in use.
+    /// Size of the device in use, in bytes.
     pub fn bytes(&self) -> u64 {
         self.superblock.device_size
     }
 
-    /// Once the shards serve: what was lost and accepted is recorded, and accepted for this start
-    /// only.
+    /// Records the accepted loss once the shards serve; it is accepted for this start only.
     pub fn note_accepted(&self) -> anyhow::Result<()> {
         let Some(loss) = &self.accepted else { return Ok(()) };
         for line in loss.lines() {
@@ -241,25 +241,25 @@ impl Cache {
         once::mark(&self.state_dir, self.superblock.uuid, once::ACCEPTED, loss)
     }
 
-    /// Bytes of the device that may be used, those included that memory is too short for.
+    /// Usable size of the device in bytes, including the part for which memory is too short.
     pub fn device_bytes(&self) -> u64 {
         self.device_bytes
     }
 
-    /// Threads that share it.
+    /// Number of shards.
     pub fn shards(&self) -> usize {
         self.superblock.shards.len()
     }
 
-    /// Keeps what was made for this start, also if it fails: clients may write from now on.
+    /// Keeps the files of this start even if it fails: clients may write from now on.
     pub fn keep(&mut self) {
         let Made { cache, state, witness } = &mut self.made;
         (*cache, *state, *witness) = (None, None, None);
     }
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
-    /// primary was changed meanwhile, and whether dirty blocks are left. Nothing when the device is
-    /// out of use.
+    /// primary was changed meanwhile, and whether dirty blocks are left. Does nothing if the device
+    /// is out of use.
     pub fn close(self, health: Health, stopped: &Stopped) -> anyhow::Result<()> {
         self.returns.stop();
         let table = self.keeper.stop();
@@ -297,14 +297,14 @@ impl Cache {
     }
 }
 
-/// What is wrong when the state directory cannot be used.
+/// The error if the state directory cannot be used.
 pub const NO_STATE: &str = "the state directory cannot be used; name another with --state DIR";
 
-/// Why there is no cache device, and what to do when it is only not there.
+/// Why there is no cache device, and the remedy if it is only absent.
 fn no_cache(path: &Path, error: OpenError) -> anyhow::Error {
     match &error {
         OpenError::System { source, .. } if source.kind() == ErrorKind::NotFound => {
-            anyhow!("cache {}: it is not there; to make a file, give it a size", path.display())
+            anyhow!("cache {}: it does not exist; to create a file, give it a size", path.display())
         }
         _ => anyhow::Error::new(error).context("cache"),
     }
@@ -337,7 +337,7 @@ fn decide_on(
     let Superblocks { copies, announcement, known } = found;
     let witnesses = witness.load_all()?;
     for superblock in known {
-        // Here one that cannot be read is an error.
+        // Unlike at a start, a witness that cannot be read is an error.
         witness.load(superblock.uuid)?;
     }
     let newest = found.newest();
@@ -363,7 +363,7 @@ fn decide_on(
     within_memory(config, request)
 }
 
-/// Decides so that the index of a new cache takes no more memory than it may.
+/// Opens with an index for a new cache that takes no more memory than allowed.
 fn within_memory(config: &Config, request: OpenRequest) -> anyhow::Result<Opened> {
     let cache = || format!("cache {}", config.cache.path.display());
     let mut opened = decide(&request).with_context(cache)?;
@@ -395,7 +395,7 @@ fn within_memory(config: &Config, request: OpenRequest) -> anyhow::Result<Opened
     Ok(opened)
 }
 
-/// What is in the cache of its volumes that are not configured any more.
+/// The cached data of volumes that are no longer configured.
 fn gone(
     args: &ServeArgs,
     queue: &mut Blocking,
@@ -409,7 +409,7 @@ fn gone(
     {
         bail!(
             "--forget-volume {name}: the cache has no volume of that name that is not configured; \
-             leave the flag out"
+             remove the flag"
         );
     }
     if gone.is_empty() {
@@ -417,7 +417,7 @@ fn gone(
     }
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
     let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;
-    // What cannot be read may be of any volume.
+    // An unreadable part may belong to any volume.
     let damaged = report.problems.iter().filter(|problem| problem.dirty).count() as u64;
     let absent = gone.into_iter().map(|record| Absent {
         id: record.id,
@@ -427,7 +427,7 @@ fn gone(
     Ok(absent.collect())
 }
 
-/// The volumes whose primaries are not there, with what is on record of them.
+/// The volumes whose primaries are absent, with their records.
 fn missing(config: &Config, gone: &[Gone], ids: &[VolumeId], table: &Table) -> Vec<Missing> {
     let missing = gone.iter().map(|gone| {
         let (volume, id) = (&config.volumes[gone.at], ids[gone.at]);
@@ -444,8 +444,8 @@ fn missing(config: &Config, gone: &[Gone], ids: &[VolumeId], table: &Table) -> V
     missing.collect()
 }
 
-/// Half of the processors: the clients run on the others. One shard also keeps a disk's heads in
-/// one place, where destaging of several shards pulls them to and fro.
+/// Half of the processors: the clients run on the others. Few shards also keep a disk's heads in
+/// one area, while destaging from several shards moves them back and forth.
 fn shards_by_processors() -> u16 {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     u16::try_from((processors / 2).clamp(1, SHARDS_CHOSEN_MAX)).expect("a small number")
@@ -472,12 +472,12 @@ fn registry(
     Ok(Registry::new(volumes.collect())?)
 }
 
-/// What is recorded of a shard's stripes that a failed cache has left.
+/// The recorded stripes of a shard that a failed cache has left.
 pub fn of_shard(detached: &[OfShard], shard: usize) -> Vec<DetachedStripe> {
     detached.iter().filter(|(of, _)| *of == shard).map(|&(_, stripe)| stripe).collect()
 }
 
-/// The makers of the shards, each with its share of the memory.
+/// The constructors of the shards, each with its share of the memory.
 fn shards_of(
     (accept_loss, detached): (bool, &[OfShard]),
     config: &Config,

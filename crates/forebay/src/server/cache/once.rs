@@ -1,7 +1,7 @@
-//! Options that are good for one start: `--reset-cache` left in a unit file must not discard the
-//! cache at every boot. A start that used one leaves a mark in the state directory, with the name
-//! of the pool that it made; while that pool is there, the option counts again only after a start
-//! without it.
+//! Options that are valid for one start: `--reset-cache` left in a unit file must not discard the
+//! cache at every boot. A start that uses such an option leaves a mark in the state directory, with
+//! the UUID of the pool that it created. As long as the pool is there, the option is valid again
+//! only after a start without it.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -11,17 +11,17 @@ use anyhow::Context;
 
 /// The mark of a reset.
 pub const RESET: &str = "reset";
-/// The mark of a loss that was accepted.
+/// The mark of an accepted loss.
 pub const ACCEPTED: &str = "accepted";
 
 fn path(directory: &Path, uuid: [u8; 16], what: &str) -> PathBuf {
     directory.join(format!("{:032x}.{what}", u128::from_be_bytes(uuid)))
 }
 
-/// Whether an option that was given counts; one that was not given loses its mark.
+/// Whether an option is valid at this start; a start without it removes its mark.
 ///
 /// # Errors
-/// When the state directory cannot be changed.
+/// If the state directory cannot be changed.
 pub fn counts(directory: &Path, uuid: [u8; 16], what: &str, given: bool) -> anyhow::Result<bool> {
     let path = path(directory, uuid, what);
     if given {
@@ -35,14 +35,14 @@ pub fn counts(directory: &Path, uuid: [u8; 16], what: &str, given: bool) -> anyh
     }
 }
 
-/// Leaves the mark of an option that was used, durably, with a note about its use.
+/// Leaves the mark of a used option durably, with a note on its use.
 ///
 /// # Errors
-/// When the state directory cannot be written.
+/// If the state directory cannot be written.
 pub fn mark(directory: &Path, uuid: [u8; 16], what: &str, note: &str) -> anyhow::Result<()> {
     let path = path(directory, uuid, what);
     let write = || {
-        // An existing file, or a link, is never written through.
+        // Never writes to an existing file or through a link.
         let mut file = File::options().write(true).create_new(true).open(&path)?;
         writeln!(file, "{note}")?;
         file.sync_all()?;

@@ -1,6 +1,6 @@
-//! What `--reset-cache` and `--accept-data-loss` may do: nothing is discarded before it was said
-//! what it is, nothing that may be the only copy without a second word, and each word is good for
-//! one start.
+//! Rules for `--reset-cache` and `--accept-data-loss`: content is named before it is discarded,
+//! possible only copies are discarded only with both options, and each option is valid for one
+//! start.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,27 +9,27 @@ use anyhow::{anyhow, bail};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::BlockDevice;
-use forebay_engine::offline;
 use forebay_format::Superblock;
 use forebay_runtime::Blocking;
+use forebay_volume::offline;
 
 use crate::server::args::ServeArgs;
 use crate::server::cache::read_at;
 use crate::server::cache::{foreign, once};
 
-/// What this start may do.
+/// The options that are valid at this start.
 #[derive(Debug, Default)]
 pub struct Allowed {
-    /// Make a new cache whatever is on the device.
+    /// Create a new cache whatever the device holds.
     pub reset: bool,
-    /// Serve a log of which a part is lost; what is lost, to be remembered.
+    /// Serve a log with a lost part; the loss, to be recorded.
     pub accepted: Option<String>,
 }
 
-/// Decides what the options of this start may do; says what a reset would destroy.
+/// Decides which options are valid at this start; logs the content that a reset would destroy.
 ///
 /// # Errors
-/// When it would destroy what nobody agreed to lose.
+/// If a reset would destroy data whose loss was not accepted.
 pub fn allowed(
     args: &ServeArgs,
     config: &Config,
@@ -55,7 +55,7 @@ pub fn allowed(
     Ok(Allowed { reset, accepted })
 }
 
-/// Adds what the device holds to why it is refused.
+/// Adds the content of the device to the reason for a refusal.
 pub fn explain(
     error: anyhow::Error,
     primaries: &[Arc<dyn BlockDevice>],
@@ -78,7 +78,7 @@ fn superblock(queue: &mut Blocking, size: u64) -> Option<Superblock> {
     offline::superblock(&mut |offset, bytes| read_at(queue, size, offset, bytes)).ok()
 }
 
-/// Whether an option counts at this start.
+/// Whether an option is valid at this start.
 fn option(
     state: &Path,
     found: &Superblock,
@@ -89,14 +89,14 @@ fn option(
     let counts = once::counts(state, found.uuid, what, given)?;
     if given && !counts {
         tracing::warn!(
-            "{name} was used for this cache already and is passed over; to use it again, start \
+            "{name} was used for this cache already and is ignored; to use it again, start \
              once without it"
         );
     }
     Ok(counts)
 }
 
-/// A reset of a cache: refused while it holds what the primaries lack.
+/// Allows the reset of a cache, unless it holds dirty data.
 fn may_discard(
     args: &ServeArgs,
     found: &Superblock,
@@ -109,7 +109,7 @@ fn may_discard(
     let report = match offline::examine(&mut read, false) {
         Ok(report) => report,
         Err(error) if args.accept_data_loss => {
-            tracing::warn!(error, "the cache is discarded; what it held is not known");
+            tracing::warn!(error, "the cache is discarded; its content is unknown");
             return Ok(());
         }
         Err(error) => bail!("--reset-cache: {error}; {hint}"),
@@ -136,7 +136,7 @@ fn may_discard(
     )
 }
 
-/// A reset of something that is no cache: refused unless it is blank.
+/// Allows the reset of a device without a cache only if it is blank.
 fn may_overwrite(
     args: &ServeArgs,
     config: &Config,
@@ -159,7 +159,7 @@ fn may_overwrite(
     Ok(())
 }
 
-/// A primary that is a Forebay cache.
+/// The path of a primary that is a Forebay cache, if there is one.
 fn swapped(primaries: &[Arc<dyn BlockDevice>]) -> Option<String> {
     let is_cache = |primary: &&Arc<dyn BlockDevice>| {
         let size = primary.info().size;
@@ -172,7 +172,7 @@ fn swapped_text(identity: &str) -> String {
     format!("the primary {identity} is a Forebay cache; are the primary and the cache swapped?")
 }
 
-/// What is wrong with the log of a cache that may have cost dirty data; nothing if all is well.
+/// The damage to a cache's log that may have cost dirty data; `None` if there is none.
 fn damage(queue: &mut Blocking, size: u64) -> anyhow::Result<Option<String>> {
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
     let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;

@@ -1,26 +1,26 @@
-//! The superblocks of a cache device as a start finds them, read once, and as it writes them.
+//! The superblocks of a cache device, read once by a start, and written.
 
 use anyhow::{Context, bail};
 use forebay_block::{ByteRange, IoBuf, IoResult};
-use forebay_engine::pool::Opened;
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Blocking;
+use forebay_volume::pool::Opened;
 
-/// What stands where the superblocks of a cache device are.
+/// The content of a cache device's superblock area.
 pub struct Superblocks {
     /// The bytes of both copies.
     pub copies: [IoBuf; 2],
     /// The bytes of the announcement.
     pub announcement: IoBuf,
-    /// The copies that are superblocks.
+    /// The valid superblocks among the copies.
     pub known: Vec<Superblock>,
 }
 
 impl Superblocks {
-    /// Reads those of a device of which `size` bytes may be used.
+    /// Reads the area of a device of which `size` bytes may be used.
     ///
     /// # Errors
-    /// When the device is too small for them, or cannot be read.
+    /// If the device is too small for it, or cannot be read.
     pub fn read(queue: &mut Blocking, size: u64) -> anyhow::Result<Self> {
         let [first, second] = SUPERBLOCK_OFFSETS;
         if size < second + SUPERBLOCK_BYTES as u64 {
@@ -33,16 +33,16 @@ impl Superblocks {
         Ok(Self { copies, announcement, known })
     }
 
-    /// The newest, if there is one.
+    /// The newest superblock, if there is one.
     pub fn newest(&self) -> Option<&Superblock> {
         self.known.iter().max_by_key(|superblock| superblock.generation)
     }
 }
 
-/// Writes what a start has decided on, each write durable before the next.
+/// Writes the superblocks of a start, each write durable before the next.
 ///
 /// # Errors
-/// When the device cannot be written.
+/// If the device cannot be written.
 pub fn write_all(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<()> {
     let failed = "the cache device cannot be written; nothing was changed on the primaries";
     for (at, bytes) in opened.writes() {
@@ -54,7 +54,7 @@ pub fn write_all(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<()> {
 /// Writes one copy, durable when this returns.
 ///
 /// # Errors
-/// When the device cannot be written.
+/// If the device cannot be written.
 pub fn write(queue: &mut Blocking, superblock: &Superblock, copy: usize) -> IoResult<()> {
     let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
     superblock.encode(&mut bytes);

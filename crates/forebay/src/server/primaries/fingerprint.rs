@@ -1,6 +1,6 @@
-//! A digest that tells whether a primary is as it was left: when it was last changed, where the
-//! system keeps that, and samples of its content. Samples alone see a change only where they
-//! happen to look; for regular files the time of change sees every one.
+//! A digest that tells whether a primary is unchanged: the time of its last change, if the system
+//! keeps one, and samples of its content. Samples detect a change only at their own places; for
+//! regular files the time detects every change.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
 use forebay_runtime::Blocking;
 
-/// Blocks that are looked at: few enough that a disk answers at once.
+/// Number of blocks sampled: few enough that a disk answers at once.
 const SAMPLES: u64 = 32;
 
 /// The fingerprint of a primary.
@@ -18,14 +18,14 @@ const SAMPLES: u64 = 32;
 pub struct Fingerprint {
     /// A digest of the content in the lower half, and of the time of the last change in the upper.
     pub digest: u64,
-    /// All samples are alike: nothing in them tells this primary from others.
+    /// Whether all samples are alike, so that they cannot identify this primary.
     pub blank: bool,
 }
 
 /// The fingerprint of the first `size` bytes of a primary.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn of(primary: &dyn BlockDevice, size: u64) -> IoResult<Fingerprint> {
     let mut queue = Blocking::open(primary)
         .map_err(|error| IoError::with_source(ErrorKind::DeviceGone, error))?;
@@ -40,7 +40,7 @@ pub fn of(primary: &dyn BlockDevice, size: u64) -> IoResult<Fingerprint> {
     Ok(Fingerprint { digest: u64::from(crc32c(&changed)) << 32 | u64::from(content), blank })
 }
 
-/// Where the samples are: the first blocks, the last, and evenly between.
+/// The ranges of the samples: the first blocks, the last one, and evenly spaced ones.
 fn places(size: u64) -> Vec<ByteRange> {
     let block = BLOCK_SIZE as u64;
     let blocks = size.div_ceil(block);
@@ -53,8 +53,8 @@ fn places(size: u64) -> Vec<ByteRange> {
     places
 }
 
-/// When a regular file was last changed, and nothing for other things: the time of a device's
-/// node says nothing about its content.
+/// The time of a regular file's last change, empty for other files: the time of a device's node
+/// says nothing about its content.
 fn changed(name: &str) -> Vec<u8> {
     let found = std::fs::metadata(Path::new(name)).ok().filter(std::fs::Metadata::is_file);
     found.map_or(Vec::new(), |found| {

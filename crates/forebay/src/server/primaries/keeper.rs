@@ -1,5 +1,5 @@
-//! Keeps the samples of the primaries on record while they are served: a thread that takes a
-//! place off the record before the server changes it, and puts it on record again when it rests.
+//! Keeps the recorded samples of the primaries valid while they are served: a thread that voids the
+//! record of a place before the server changes it, and renews it when the place is at rest.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,18 +15,18 @@ use forebay_runtime::{Blocking, StateDir};
 use crate::server::primaries::samples::{Sample, Table};
 use crate::server::primaries::watch_one;
 
-/// How long nothing may have changed a place before it goes on record again, at least.
+/// Least time without changes before the sample of a place is recorded again.
 const REST: Duration = Duration::from_secs(30);
-/// Places of a primary that go on record at once: their changes wait for as long as that takes.
+/// Places of a primary that are recorded together: changes to them wait meanwhile.
 const AT_ONCE: usize = 8;
 
 /// A primary whose samples are kept.
 pub struct Kept {
     /// Its volume.
     pub id: VolumeId,
-    /// The primary itself, below what watches it.
+    /// The primary itself, below the device that watches it.
     pub primary: Arc<dyn BlockDevice>,
-    /// What is on record of it, in the order of the table.
+    /// The watch over its recorded samples, in the order of the table.
     pub watch: Arc<Watch>,
 }
 
@@ -36,13 +36,13 @@ pub struct Arrival {
     pub id: VolumeId,
     /// The primary itself.
     pub primary: Arc<dyn BlockDevice>,
-    /// What it holds, as it was found.
+    /// Samples of its content, as found.
     pub samples: Vec<Sample>,
-    /// What stood in for it.
+    /// The device that stands in for it.
     pub stand_in: Arc<AwayDevice>,
 }
 
-/// Where primaries come in that were away.
+/// The entrance for primaries that were away.
 #[derive(Clone)]
 pub struct Door {
     arrivals: Arc<Mutex<Vec<Arrival>>>,
@@ -50,15 +50,15 @@ pub struct Door {
 }
 
 impl Door {
-    /// Puts the primary behind its stand-in as soon as its samples are on record: before that the
-    /// server must change nothing.
+    /// Connects the primary to its stand-in as soon as its samples are recorded: before that the
+    /// server must not change it.
     pub fn let_in(&self, arrival: Arrival) {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
         self.keeper.unpark();
     }
 }
 
-/// The thread; it ends with this.
+/// The thread; dropping this ends it.
 pub struct Keeper {
     thread: Option<JoinHandle<Table>>,
     stop: Arc<AtomicBool>,
@@ -69,16 +69,16 @@ struct Work {
     state: StateDir,
     table: Table,
     kept: Vec<Kept>,
-    /// How often each place had been changed when it was last looked at, if it rested then.
+    /// For each place, the number of its changes at the last check, if it was at rest then.
     rested: Vec<Vec<Option<u64>>>,
     arrivals: Arc<Mutex<Vec<Arrival>>>,
 }
 
 impl Keeper {
-    /// Keeps `table`, which is stored in `state` as it is.
+    /// Keeps `table`, which is already stored in `state`.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// If the thread cannot be started.
     pub fn start(state: StateDir, table: Table, kept: Vec<Kept>) -> io::Result<Self> {
         let rested = kept.iter().map(|one| vec![None; table.of(one.id).len()]).collect();
         let arrivals = Arc::<Mutex<Vec<Arrival>>>::default();
@@ -94,12 +94,12 @@ impl Keeper {
         Ok(Self { thread: Some(thread), stop, door })
     }
 
-    /// Where primaries come in that were away at the start.
+    /// The entrance for primaries that were away at the start.
     pub fn door(&self) -> Door {
         self.door.clone()
     }
 
-    /// Ends the thread; the table as it is stored. The shards have stopped.
+    /// Ends the thread; returns the table as stored. The shards must have stopped.
     pub fn stop(mut self) -> Option<Table> {
         self.end()
     }
@@ -137,7 +137,7 @@ impl Work {
         }
     }
 
-    /// Takes off the record what is about to be changed.
+    /// Voids the records of places that are about to be changed.
     fn take_off(&mut self) {
         let asked: Vec<Vec<usize>> = self.kept.iter().map(|one| one.watch.asked()).collect();
         if asked.iter().all(Vec::is_empty) {
@@ -152,7 +152,7 @@ impl Work {
         }
     }
 
-    /// Puts those on record that have come, and lets the shards use them.
+    /// Records the samples of returned primaries, and lets the shards use these.
     fn let_in(&mut self) {
         let mut all = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
         let all = std::mem::take(&mut *all);
@@ -160,7 +160,7 @@ impl Work {
             self.table.volumes.retain(|(one, _)| *one != id);
             self.table.volumes.push((id, samples));
             if !self.store() {
-                // Nothing is on record then, so nothing waits.
+                // Nothing is recorded in this case, so no change has to wait.
                 let samples = self.table.volumes.last_mut().map(|(_, samples)| samples);
                 samples.into_iter().flatten().for_each(|sample| sample.crc = None);
             }
@@ -172,7 +172,7 @@ impl Work {
         }
     }
 
-    /// Puts on record what was not changed for a while.
+    /// Records the samples of places that are at rest.
     fn put_on(&mut self) {
         for volume in 0..self.kept.len() {
             let rests = self.resting(volume);
@@ -200,7 +200,8 @@ impl Work {
         }
     }
 
-    /// Places that have rested since the last time; changes of them wait from now on.
+    /// Returns places that have been at rest since the last check; changes to them wait from now
+    /// on.
     fn resting(&mut self, volume: usize) -> Vec<usize> {
         let watch = &self.kept[volume].watch;
         let mut found = Vec::new();
@@ -233,8 +234,8 @@ impl Work {
         }
     }
 
-    /// Makes the table durable, or takes it away: then nothing is on record. Changes do not wait
-    /// for a state directory that fails: the next start may then take them for somebody else's.
+    /// Makes the table durable, or removes it, so that nothing is recorded. Changes do not wait for
+    /// a failing state directory: the next start may then take them for foreign changes.
     fn store(&self) -> bool {
         let Err(error) = self.table.store(&self.state) else { return true };
         match self.table.remove(&self.state) {
@@ -274,13 +275,13 @@ mod tests {
         let stored = || Table::load(&state, uuid, 1).expect("it can be read").expect("it is there");
         let mut queue = Blocking::open(&watched).expect("memory can be opened");
         queue.write(4096, IoBuf::copy_of(&[1; 512])).expect("it can be written");
-        // The write is done, so the record was void before.
+        // The write is complete, so the record was voided before.
         assert_eq!(stored().of(id)[1].crc, None);
         assert_eq!(stored().of(id)[0], taken[0], "others stay");
         queue.flush().expect("it can be flushed");
         let table = keeper.stop().expect("it ends");
         assert_eq!(table, stored());
-        // By hand, since the thread waits longer than a test should.
+        // Called directly, since the thread waits longer than a test should.
         let kept = vec![Kept { id, primary: Arc::clone(&primary), watch }];
         let rested = vec![vec![None; taken.len()]];
         let mut work = Work { state: state.clone(), table, kept, rested, arrivals: Arc::default() };

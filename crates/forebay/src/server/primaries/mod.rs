@@ -1,5 +1,5 @@
-//! The primaries of a server, between what is on record of them and the shards: compared at the
-//! start, watched while they are served, and recorded at the end.
+//! The primaries of a server: compared with their records at the start, watched while they are
+//! served, and recorded at the end.
 
 mod fingerprint;
 pub mod keeper;
@@ -12,25 +12,25 @@ use anyhow::Context;
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_device::{AwayDevice, BlockDevice, OpenError, Watch, WatchedDevice, open_primary};
-use forebay_engine::pool::{Opened, VolumeSpec};
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::{StateDir, Stopped};
+use forebay_volume::pool::{Opened, VolumeSpec};
 
 use crate::busy;
 use crate::server::args::ServeArgs;
 use keeper::Kept;
 use samples::{Sample, Table};
 
-/// The digest of each primary that could be recorded.
+/// The fingerprint of each primary that could be recorded.
 type Fingerprints = Vec<(VolumeId, Option<u64>)>;
 
 /// The primary of each volume, in the order of the configuration.
 type Primaries = Vec<Arc<dyn BlockDevice>>;
 
-/// Opens every primary. One that is not there now may be there later: why, instead.
+/// Opens every primary. For an absent one, which may return later, the result holds the error.
 ///
 /// # Errors
-/// When one cannot be a primary, or is used by somebody else; when none is there.
+/// If a device cannot be a primary or is in use, or if no primary is present.
 pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, OpenError>>> {
     let open = |volume: &VolumeConfig| match busy::open(|| open_primary(&volume.primary)) {
         Err(error) if !is_away(&error) => {
@@ -48,7 +48,7 @@ pub fn open(config: &Config) -> anyhow::Result<Vec<Result<Arc<dyn BlockDevice>, 
     Ok(opened)
 }
 
-/// Whether a device is not there, as a disk or a server that does not answer.
+/// Whether a device is absent, such as a disk or a server that does not answer.
 pub fn is_away(error: &OpenError) -> bool {
     use std::io::ErrorKind::{
         ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable,
@@ -64,25 +64,25 @@ pub fn is_away(error: &OpenError) -> bool {
         NotFound,
         TimedOut,
     ];
-    // No such device, no medium, an error of the device.
+    // No such device, no medium, or an error of the device.
     kinds.contains(&source.kind()) || matches!(source.raw_os_error(), Some(5 | 6 | 19 | 123))
 }
 
-/// A primary that is not there, and what is on record of it.
+/// An absent primary, and its record.
 pub struct Gone {
-    /// Its place in the configuration.
+    /// Its index in the configuration.
     pub at: usize,
-    /// What was on record of it before this start.
+    /// Its record from before this start.
     pub record: VolumeRecord,
-    /// What stands in for it.
+    /// The device that stands in for it.
     pub stand_in: Arc<AwayDevice>,
 }
 
-/// A primary that is not there does not keep the others from being served: its volume gets a
-/// stand-in that fails every request, so that its blocks stay in the cache.
+/// An absent primary does not keep the others from being served: its volume gets a stand-in that
+/// fails every request, so that its blocks stay in the cache.
 ///
 /// # Errors
-/// When nothing is known of one that is not there.
+/// If there is no record of an absent primary.
 pub fn stand_in(
     config: &Config,
     opened: Vec<Result<Arc<dyn BlockDevice>, OpenError>>,
@@ -100,9 +100,9 @@ pub fn stand_in(
             }
             (Err(error), Some(record)) => {
                 let why = format!(
-                    "its primary cannot be opened: {error}. Others are served; blocks of it that \
-                     are cached are served too, its other requests fail, and what is dirty stays \
-                     in the cache. It is looked for, and used when it is back"
+                    "its primary cannot be opened: {error}. The other volumes are served. Its \
+                     cached blocks are served, its other requests fail, and its dirty blocks stay \
+                     in the cache. The primary is used as soon as it is back"
                 );
                 let device = AwayDevice::new(record.size, &record.identity, &volume.primary, why);
                 let stand_in = Arc::new(device);
@@ -119,11 +119,11 @@ pub fn stand_in(
     Ok((primaries, gone))
 }
 
-/// The volumes with what their primaries are now, compared with what is on record of them in the
-/// newest superblock and in the state directory.
+/// The volumes with the present state of their primaries, compared with the records in the newest
+/// superblock and in the state directory.
 ///
 /// # Errors
-/// When a primary that something is on record of cannot be read.
+/// If a primary with a record cannot be read.
 pub fn specs(
     args: &ServeArgs,
     config: &Config,
@@ -136,23 +136,23 @@ pub fn specs(
     volumes.map(|(volume, primary)| spec_of(args, volume, &**primary, record.as_ref())).collect()
 }
 
-/// The samples that the last start kept, if they are there and sound.
+/// The samples that the last start kept, if they exist and are valid.
 fn samples_of(newest: &Superblock, state: &StateDir) -> Option<Table> {
     let found = Table::load(state, newest.uuid, newest.epoch);
     found.unwrap_or_else(|error| {
-        tracing::warn!(%error, "samples of the primaries were kept and cannot be read: left out");
+        tracing::warn!(%error, "the samples of the primaries cannot be read, and are ignored");
         None
     })
 }
 
-/// Samples of every primary as it is, for the start that `opened` describes.
+/// Takes samples of every primary, for the start that `opened` describes.
 pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], state: &StateDir) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
     let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
     let name = |id| name_of(&opened.superblock, id);
     let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
         if primary.is_away() {
-            // What was on record of it stays.
+            // Keeps the earlier record of an absent primary.
             return (id, before.as_ref().map_or(Vec::new(), |table| table.of(id).to_vec()));
         }
         let found = samples::take(&**primary).unwrap_or_else(|error| {
@@ -164,13 +164,13 @@ pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], state: &State
     Table { uuid, epoch, volumes: opened.ids.iter().zip(primaries).map(take).collect() }
 }
 
-/// What people call a volume.
+/// The name of a volume, for messages.
 fn name_of(superblock: &Superblock, id: VolumeId) -> &str {
     let found = superblock.volumes.iter().find(|volume| volume.id == id);
     found.map_or("?", |volume| &volume.name)
 }
 
-/// The primaries as the shards get them: what is on record of them is watched.
+/// The primaries as the shards use them: changes to recorded samples are watched.
 pub fn watch(
     table: &Table,
     ids: &[VolumeId],
@@ -189,7 +189,7 @@ pub fn watch(
     (watched, kept)
 }
 
-/// The same of one primary, which has these samples on record.
+/// Watches one primary with these recorded samples.
 pub fn watch_one(
     id: VolumeId,
     primary: &Arc<dyn BlockDevice>,
@@ -202,7 +202,7 @@ pub fn watch_one(
     (device, Kept { id, primary: Arc::clone(primary), watch })
 }
 
-/// A volume with what its primary is now, compared with what is on record of it.
+/// A volume with the present state of its primary, compared with its record.
 fn spec_of(
     args: &ServeArgs,
     volume: &VolumeConfig,
@@ -213,8 +213,8 @@ fn spec_of(
     if info.identity.starts_with("name:") {
         tracing::warn!(
             volume = name,
-            "nothing lasting is known of primary {}, only its name: after a start it is told from \
-             others by its size and samples of its content; see docs/user/primaries.md",
+            "primary {} has no permanent identity, only a name: a start recognizes it by its size \
+             and samples of its content; see docs/user/primaries.md",
             info.name
         );
     }
@@ -230,11 +230,11 @@ fn spec_of(
     Ok(VolumeSpec { accepted, ..compared(name, primary, record)? })
 }
 
-/// The volume `name` with what its primary is now, compared with the record and the samples of it,
-/// if there are any. Nothing is accepted.
+/// The volume `name` with the present state of its primary, compared with the record and, if there
+/// are any, the samples. No change is accepted.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If the primary cannot be read.
 pub fn compared(
     name: &str,
     primary: &dyn BlockDevice,
@@ -262,8 +262,8 @@ pub fn compared(
     })
 }
 
-/// Fingerprints and samples of the primaries after an orderly stop: of what is durable, so that a
-/// power loss after the stop leaves just that.
+/// Fingerprints and samples of the primaries after an orderly stop, of durable content only, so
+/// that they match even after a power failure.
 pub fn leave(
     superblock: &Superblock,
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
@@ -277,13 +277,13 @@ pub fn leave(
             continue;
         }
         let mut sampled = samples::unknown(&**primary);
-        // One that has come back while the volume was served may be larger than the volume.
+        // A primary that returned while the volume was served may be larger than the volume.
         let size = superblock.volumes.iter().find(|volume| volume.id == *id);
         let size = size.map_or(primary.info().size, |volume| volume.size);
         let found = samples::take(&**primary)
             .and_then(|found| Ok((fingerprint::of(&**primary, size)?, found)));
         match found {
-            // It says yes to the next flush, and may yet lose what it shows.
+            // Its next flush may succeed although the data that it shows is lost.
             _ if stopped.doubtful.contains(id) => {
                 let volume = name_of(superblock, *id);
                 tracing::warn!(volume, "no fingerprint of its primary, since a flush of it failed");

@@ -1,9 +1,9 @@
-//! Primaries that were not there at the start: looked for while the other volumes are served,
-//! compared as a start compares them, and put behind their stand-ins.
+//! Primaries that were absent at the start: searched for while the other volumes are served,
+//! compared as at a start, and connected to their stand-ins.
 //!
-//! Each has a thread, since a disk or a server that hangs must not keep another from coming back.
-//! A primary that is not the one on record, or was changed, stays away: its blocks in the cache may
-//! be used only in a start that knows of it.
+//! Each has its own thread, since a disk or a server that hangs must not keep another from
+//! returning. A primary that is not the recorded one, or was changed, stays away: its cached blocks
+//! may be used only in a start that knows of the change.
 
 use std::io;
 use std::sync::Arc;
@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use forebay_block::VolumeId;
 use forebay_device::{AwayDevice, BlockDevice, OpenError, open_primary};
-use forebay_engine::pool::rejoin;
 use forebay_format::VolumeRecord;
 use forebay_runtime::Witness;
+use forebay_volume::pool::rejoin;
 
 use crate::server::primaries::keeper::{Arrival, Door};
 use crate::server::primaries::samples::{self, Sample};
 use crate::server::primaries::{self, is_away};
 
-/// How long to wait between two looks for a primary that is not there.
+/// Pause between two attempts to find an absent primary.
 const PERIOD: Duration = Duration::from_secs(3);
-/// The same for one that was there and is not the right one.
+/// Pause after a primary was found but refused.
 const PERIOD_REFUSED: Duration = Duration::from_secs(15);
 
 /// A volume whose primary was not there at the start.
@@ -34,32 +34,32 @@ pub struct Missing {
     pub name: String,
     /// Its primary, as configured.
     pub uri: String,
-    /// Whether nobody may write it, by configuration.
+    /// Whether it is configured as read-only.
     pub read_only: bool,
-    /// What was on record of it before this start.
+    /// Its record from before this start.
     pub record: VolumeRecord,
-    /// The samples of it that are on record.
+    /// Its recorded samples.
     pub samples: Vec<Sample>,
-    /// What stands in for it.
+    /// The device that stands in for it.
     pub stand_in: Arc<AwayDevice>,
 }
 
-/// What is the same for all volumes of the pool.
+/// Parameters common to all volumes of the pool.
 #[derive(Clone)]
 pub struct Pool {
     /// The witnesses.
     pub witness: Witness,
-    /// The pool.
+    /// UUID of the pool.
     pub uuid: [u8; 16],
-    /// Its start count.
+    /// Start count of the pool.
     pub epoch: u32,
-    /// How many threads use a primary.
+    /// Number of shards, each of which uses every primary.
     pub shards: usize,
-    /// Which volume has which primary, by identity.
+    /// The identity of each volume's primary.
     pub identities: Vec<(VolumeId, String)>,
 }
 
-/// The threads that look. They end with this, as soon as what they wait for lets them.
+/// The searching threads. Dropping this ends them as soon as their current operation allows.
 pub struct Returns {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -67,10 +67,10 @@ pub struct Returns {
 }
 
 impl Returns {
-    /// Looks for the primaries of `missing`; those that are back come in through `door`.
+    /// Searches for the primaries of `missing`; returned ones enter through `door`.
     ///
     /// # Errors
-    /// When there are no threads to be had.
+    /// If the threads cannot be started.
     pub fn start(missing: Vec<Missing>, pool: &Pool, door: &Door) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let of = |one: &Missing| (one.id, Arc::clone(&one.stand_in));
@@ -85,13 +85,13 @@ impl Returns {
         Ok(all)
     }
 
-    /// Looks no more; the primaries that stood behind a stand-in when it was told to stop.
+    /// Ends the search.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         self.threads.iter().for_each(|thread| thread.thread().unpark());
     }
 
-    /// The primaries that have come back. The keeper, who lets them in, has stopped.
+    /// The primaries that have returned. The keeper, which lets them in, must have stopped.
     pub fn came(&self) -> impl Iterator<Item = (VolumeId, Arc<dyn BlockDevice>)> {
         self.stand_ins.iter().filter_map(|(id, one)| Some((*id, Arc::clone(one.real()?))))
     }
@@ -105,9 +105,9 @@ impl Drop for Returns {
 
 /// Why a primary is not used.
 enum Why {
-    /// It is not there.
+    /// It is absent.
     Absent,
-    /// It is there, and may not be used.
+    /// It is present, but may not be used.
     Refused(String),
 }
 
@@ -115,9 +115,9 @@ struct Search {
     missing: Missing,
     pool: Pool,
     door: Door,
-    /// Looks that found nothing.
+    /// Number of attempts without a result.
     tries: u64,
-    /// The refusal that was logged last.
+    /// The last refusal that was logged.
     said: Option<String>,
 }
 
@@ -150,7 +150,7 @@ impl Search {
         }
     }
 
-    /// Logs a refusal, unless it is the one that was logged last.
+    /// Logs a refusal, unless it is the last one logged.
     fn say(&mut self, why: String) {
         if self.said.as_ref() != Some(&why) {
             let name = &self.missing.name;
@@ -159,7 +159,7 @@ impl Search {
         }
     }
 
-    /// Looks once.
+    /// Tries once.
     fn look(&self) -> Result<Arrival, Why> {
         let Missing { id, name, uri, record, samples, stand_in, .. } = &self.missing;
         let primary = open_primary(uri).map_err(why)?;
@@ -171,7 +171,7 @@ impl Search {
         let witness = witness.filter(|witness| witness.epoch == self.pool.epoch);
         rejoin(record, &spec, witness.as_ref()).map_err(|error| refused(&error))?;
         let samples = samples::take(&*primary).map_err(|_| Why::Absent)?;
-        // Last: the shards get the connections that this makes.
+        // Last, since this makes the connections that the shards get.
         primary.prepare(self.pool.shards).map_err(|error| refused(&error))?;
         if let Some(remark) = primary.remark() {
             tracing::warn!("volume {name}: {remark}");
@@ -179,7 +179,8 @@ impl Search {
         Ok(Arrival { id: *id, primary, samples, stand_in: Arc::clone(stand_in) })
     }
 
-    /// What a start would find wrong without reading it, or would tell clients.
+    /// Rejects a primary that a start would reject without reading it, or that differs from what
+    /// clients were told.
     fn check(&self, primary: &dyn BlockDevice) -> Result<(), Why> {
         let info = primary.info();
         if info.read_only && !self.missing.read_only {
@@ -188,7 +189,7 @@ impl Search {
         }
         let mut others = self.pool.identities.iter().filter(|(id, _)| *id != self.missing.id);
         match others.find(|(_, identity)| *identity == info.identity) {
-            Some(_) => Err(Why::Refused(format!("{} is that of another volume", info.name))),
+            Some(_) => Err(Why::Refused(format!("{} belongs to another volume", info.name))),
             None => Ok(()),
         }
     }

@@ -1,8 +1,8 @@
-//! Samples of the primaries that hold while they are served, so that a start after a crash can
-//! compare too: a file in the state directory, replaced whole.
+//! Samples of the primaries that stay valid while they are served, so that a start after a crash
+//! can compare too: a file in the state directory, replaced whole.
 //!
-//! Each sample has its own checksum, or none while the server itself changes what is there. So
-//! what is on record is always right, and any difference was made by somebody else.
+//! Each sample has its own checksum, or none while the server itself may change its place. So every
+//! recorded checksum is correct, and any difference is a foreign change.
 //!
 //! ```text
 //! forebay samples 1
@@ -24,40 +24,40 @@ const HEADING: &str = "forebay samples 1";
 /// Longest file that is read: 64 volumes with 128 samples of 50 bytes a line.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// A place of a primary and what is there.
+/// A place of a primary, and the checksum of its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sample {
-    /// Where.
+    /// Range of the place.
     pub range: ByteRange,
-    /// Checksum of the content; nothing while the server may be changing it.
+    /// CRC32C of the content; `None` while the server may be changing it.
     pub crc: Option<u32>,
 }
 
 /// The samples of all volumes of a pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
-    /// The pool.
+    /// UUID of the pool.
     pub uuid: [u8; 16],
-    /// The start that keeps them: those of an earlier one say nothing.
+    /// The start that keeps the samples; those of an earlier start are void.
     pub epoch: u32,
-    /// The samples of each volume, in ascending order of their places.
+    /// The samples of each volume, in ascending order of their ranges.
     pub volumes: Vec<(VolumeId, Vec<Sample>)>,
 }
 
-/// What comparing a primary with its samples has shown.
+/// The result of comparing a primary with its samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Compared {
-    /// Place of the first sample that differs.
+    /// Offset of the first sample that differs.
     pub changed: Option<u64>,
-    /// All samples are of one byte again and again.
+    /// Whether all samples consist of one repeated byte.
     pub blank: bool,
 }
 
 impl Table {
-    /// The samples of a pool, if they are there and were kept by this start or a later one.
+    /// The samples of a pool, if the file exists and was written by this start or a later one.
     ///
     /// # Errors
-    /// When the file cannot be read, is damaged, or others may have written it.
+    /// If the file cannot be read, is damaged, or others may have written it.
     pub fn load(state: &StateDir, uuid: [u8; 16], epoch: u32) -> io::Result<Option<Self>> {
         let Some(text) = state.read(&file_name(uuid), BYTES_MAX)? else { return Ok(None) };
         let damaged = || io::Error::new(ErrorKind::InvalidData, "the file is damaged");
@@ -68,15 +68,15 @@ impl Table {
     /// Replaces the file; durable when this returns.
     ///
     /// # Errors
-    /// When it could not be made durable: then either table may be there at the next start.
+    /// If it could not be made durable: the next start may then find the old or the new table.
     pub fn store(&self, state: &StateDir) -> io::Result<()> {
         state.replace(&file_name(self.uuid), &self.print())
     }
 
-    /// Takes the file away, where it cannot be replaced; durable when this returns.
+    /// Removes the file when it cannot be replaced; durable when this returns.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(&self, state: &StateDir) -> io::Result<()> {
         state.remove(&file_name(self.uuid))
     }
@@ -136,10 +136,10 @@ pub fn file_name(uuid: [u8; 16]) -> String {
     format!("{:032x}.samples", u128::from_be_bytes(uuid))
 }
 
-/// Compares a primary with what is on record of it; nothing when nothing is.
+/// Compares a primary with its recorded samples; `None` if there are none.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option<Compared>> {
     let size = primary.info().size;
     let known: Vec<&Sample> =
@@ -154,10 +154,10 @@ pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option
     Ok(Some(Compared { changed: differs.map(|(one, _)| one.range.offset), blank }))
 }
 
-/// Samples of a primary as it is now, made durable first.
+/// Takes samples of a primary, after flushing it.
 ///
 /// # Errors
-/// When it cannot be flushed or read.
+/// If it cannot be flushed or read.
 pub fn take(primary: &dyn BlockDevice) -> IoResult<Vec<Sample>> {
     let places = places(primary.info().size);
     let mut queue = open(primary)?;
@@ -170,7 +170,7 @@ pub fn take(primary: &dyn BlockDevice) -> IoResult<Vec<Sample>> {
     Ok(places.into_iter().zip(&found).map(sample).collect())
 }
 
-/// The places of a primary that cannot be sampled now.
+/// The places of a primary that cannot be sampled now, without checksums.
 pub fn unknown(primary: &dyn BlockDevice) -> Vec<Sample> {
     let places = places(primary.info().size);
     places.into_iter().map(|range| Sample { range, crc: None }).collect()
@@ -182,21 +182,21 @@ fn open(primary: &dyn BlockDevice) -> IoResult<Blocking> {
     })
 }
 
-/// Where the samples of a primary of `size` bytes are: where file systems, partition tables,
-/// volume managers and databases note that they changed something, and evenly between.
+/// The ranges of the samples of a primary of `size` bytes: where file systems, partition tables,
+/// volume managers and databases record changes, and evenly spaced ones.
 pub fn places(size: u64) -> Vec<ByteRange> {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
-    // First byte, end, and bytes of each sample.
+    // First byte, end, and length of each sample.
     let mut wanted = vec![
         // Partition tables, superblocks of ext4, XFS, swap; LVM's label and its metadata; first
         // pages of databases.
         (0, 64 * KIB, 4 * KIB),
-        // Btrfs's superblock, then the rest of where ZFS writes its uberblocks in turn.
+        // Btrfs's superblock, then the rest of the area in which ZFS rotates its uberblocks.
         (64 * KIB, 68 * KIB, 4 * KIB),
         (68 * KIB, 128 * KIB, 60 * KIB),
         (128 * KIB, 256 * KIB, 32 * KIB),
-        // The same of a first partition, which begins here.
+        // The same for a first partition that begins here.
         (MIB, MIB + 4 * KIB, 4 * KIB),
         (MIB + 4 * KIB, MIB + 64 * KIB, 60 * KIB),
         (MIB + 64 * KIB, MIB + 68 * KIB, 4 * KIB),

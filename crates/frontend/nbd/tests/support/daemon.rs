@@ -15,7 +15,7 @@ use super::Memory;
 
 type Devices = Arc<Vec<Mutex<Memory>>>;
 
-/// A running server. Its threads end with the test's process.
+/// A running server. Its threads end with the test process.
 pub struct Daemon {
     pub directory: TempDir,
     pub socket: PathBuf,
@@ -94,7 +94,7 @@ fn serve<S: Read + Write>(mut stream: S, mut session: Box<dyn Session>, devices:
     }
 }
 
-/// A directory that goes with its owner.
+/// A directory that is removed on drop.
 pub struct TempDir(pub PathBuf);
 
 impl TempDir {
@@ -114,7 +114,7 @@ impl Drop for TempDir {
     }
 }
 
-/// Whether all `tools` are installed. A test without its tools says so and passes, unless
+/// Whether all `tools` are installed. A test with missing tools prints that and passes, unless
 /// `FOREBAY_TEST_STRICT=1`.
 pub fn have(tools: &[&str]) -> bool {
     for tool in tools {
@@ -132,7 +132,7 @@ pub fn have(tools: &[&str]) -> bool {
     true
 }
 
-/// Runs a client. The system's Python comes first, since libnbd's module belongs to it.
+/// Runs a client. The system's Python comes first in the path, since libnbd's module belongs to it.
 pub fn run(tool: &str, arguments: &[&str]) -> Output {
     let path = std::env::var("PATH").unwrap_or_default();
     Command::new(tool)
@@ -142,7 +142,7 @@ pub fn run(tool: &str, arguments: &[&str]) -> Output {
         .expect("the client starts")
 }
 
-/// Runs a client that must succeed; returns what it printed.
+/// Runs a client that must succeed; returns its output.
 pub fn succeed(tool: &str, arguments: &[&str]) -> String {
     let output = run(tool, arguments);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -151,15 +151,15 @@ pub fn succeed(tool: &str, arguments: &[&str]) -> String {
     said
 }
 
-/// Runs a client that must fail; returns its complaint.
+/// Runs a client that must fail; returns its error output.
 pub fn fail(tool: &str, arguments: &[&str]) -> String {
     let output = run(tool, arguments);
     assert!(!output.status.success(), "{tool} {arguments:?} succeeded");
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Certificates in `directory` as GnuTLS clients look for them: an authority, and a server and a
-/// client that it signed, both `localhost`.
+/// Creates certificates in `directory` with the names that GnuTLS clients expect: an authority, and
+/// a server and a client signed by it, both for `localhost`.
 pub fn make_certificates(directory: &Path) {
     let script = r#"
         set -e

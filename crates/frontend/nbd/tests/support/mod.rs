@@ -12,7 +12,7 @@ use forebay_nbd_wire::{
     OptionHeader, OptionReplyHeader, OptionReplyKind, ReplyHead, Request,
 };
 
-/// Exports that differ in what they can do.
+/// Exports with different capabilities.
 pub fn exports() -> Vec<Export> {
     let mut plain = export("plain", 1 << 20);
     plain.info.fast_zero = true;
@@ -37,17 +37,17 @@ pub fn server(limits: Limits, tls: Tls) -> NbdServer {
     NbdServer::new(exports(), tls, limits, BufPool::default()).expect("the exports are good")
 }
 
-/// A device that does at once what it is asked.
+/// A device that carries out each request at once.
 pub struct Memory {
     pub bytes: Vec<u8>,
     pub log: Vec<(IoOp, u64, u64, bool)>,
-    /// What every request fails with, if anything.
+    /// The error that every request fails with, if set.
     pub fails: Option<ErrorKind>,
 }
 
 impl Memory {
     pub fn new(size: u64) -> Self {
-        // A larger one is only asked, never carried out.
+        // A larger device gets requests that are refused, and never carries any out.
         Self { bytes: vec![0; size.min(64 << 20) as usize], log: Vec::new(), fails: None }
     }
 
@@ -67,17 +67,17 @@ impl Memory {
     }
 }
 
-/// A connection: the session, its devices, and what the client has not read yet.
+/// A connection: the session, its devices, and output that the client has not read yet.
 pub struct Peer {
     pub session: Box<dyn Session>,
     pub devices: Vec<Memory>,
     pub out: Outbox,
-    /// Bytes offered and not used.
+    /// Bytes offered but not consumed.
     pub unused: Vec<u8>,
-    /// Requests kept back by `hold`.
+    /// Requests held back by `hold`.
     pub held: Vec<(Endpoint, Io)>,
     pub hold: bool,
-    /// What the client has taken of what the server said.
+    /// Output of the server that the client has taken.
     taken: Vec<u8>,
 }
 
@@ -86,7 +86,7 @@ impl Peer {
         Self::over(server, server.session())
     }
 
-    /// One whose session is made already.
+    /// A peer over an existing session.
     pub fn over(server: &NbdServer, session: Box<dyn Session>) -> Self {
         let devices = server.exports().iter().map(|e| Memory::new(e.info.size)).collect();
         let mut peer = Self {
@@ -106,7 +106,7 @@ impl Peer {
         Self::new(&server(Limits::default(), Tls::Off))
     }
 
-    /// A peer past the handshake on `export`, its answers discarded.
+    /// A peer after the handshake on `export`, with the answers discarded.
     pub fn transmitting(export: &str, structured: bool) -> Self {
         let mut peer = Self::plain();
         peer.send(&ClientFlags(3).encode());
@@ -120,7 +120,7 @@ impl Peer {
         peer
     }
 
-    /// Feeds bytes and carries out what follows, as an event loop does.
+    /// Sends bytes and carries out the resulting requests, as an event loop does.
     pub fn send(&mut self, bytes: &[u8]) {
         self.unused.extend_from_slice(bytes);
         loop {
@@ -141,7 +141,7 @@ impl Peer {
         }
     }
 
-    /// Carries out what was kept back.
+    /// Carries out the requests held back.
     pub fn release(&mut self) {
         for (endpoint, io) in std::mem::take(&mut self.held) {
             let done = self.devices[endpoint.0].run(io);
@@ -150,7 +150,7 @@ impl Peer {
         self.listen();
     }
 
-    /// Takes what the server says in slices.
+    /// Takes the output that the server sends in slices.
     pub fn listen(&mut self) {
         while self.session.has_more_to_say() {
             self.taken.append(&mut self.out.bytes);
@@ -158,13 +158,13 @@ impl Peer {
         }
     }
 
-    /// What the server said since the last time.
+    /// The server's output since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         self.taken.append(&mut self.out.bytes);
         std::mem::take(&mut self.taken)
     }
 
-    /// Sends one request and returns the reply to it.
+    /// Sends one request and returns its reply.
     pub fn ask(&mut self, request: Request, payload: &[u8]) -> Answer {
         self.send(&request.encode());
         self.send(payload);
@@ -223,7 +223,7 @@ pub struct Answer {
     pub structured: bool,
 }
 
-/// The replies in order. The requests say which simple replies carry data.
+/// The replies in order. The requests determine which simple replies carry data.
 pub fn answers(mut bytes: &[u8], requests: &[Request]) -> Vec<Answer> {
     let mut all = Vec::new();
     while !bytes.is_empty() {

@@ -3,14 +3,14 @@
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, VolumeId};
 use forebay_format::EntryKind;
 
-use crate::Engine;
 use crate::api::Health;
 use crate::api::event::{Event, Recovered};
-use crate::api::primary::{LOST_RANGES_MAX, Lookup, VolumeState};
+use crate::api::primary::{LOST_RANGES_MAX, Lookup};
 use crate::api::stats::Stats;
+use crate::cache::Cache;
 use crate::key::Key;
 
-impl Engine {
+impl Cache {
     /// Notes an event; it goes out at the end of the turn.
     pub(crate) fn tell(&mut self, event: Event) {
         self.out.tell(event);
@@ -18,7 +18,7 @@ impl Engine {
 
     /// The cache device is used differently from now on.
     pub(crate) fn set_health(&mut self, to: Health) {
-        let from = self.life.set_health(to);
+        let from = std::mem::replace(&mut self.standing.health, to);
         if from != to {
             self.tell(Event::Health { from, to });
         }
@@ -75,31 +75,8 @@ impl Engine {
         *of_volume += 1;
     }
 
-    /// How each volume stands.
-    #[must_use]
-    pub fn volumes(&self) -> Vec<VolumeState> {
-        let state = |volume: &crate::volume::Volume| {
-            let id = volume.config.id;
-            let (lost_blocks, lost) = self.lost_of(id);
-            VolumeState {
-                id,
-                lookups: volume.lookups,
-                primary: volume.primary,
-                dirty_blocks: self.contents.dirty().blocks_of(id),
-                lost_blocks,
-                lost,
-                dirty_limit_blocks: self.limit_of(id),
-                changed: volume.changed,
-                held_writes: volume.flow.held_writes(),
-                slow_ios: volume.flow.slow_ios,
-                oldest_io: volume.flow.oldest_io,
-            }
-        };
-        self.volumes.iter().flatten().map(state).collect()
-    }
-
     /// Blocks of a volume that cannot be read back: how many, and where the first ranges are.
-    fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
+    pub(crate) fn lost_of(&self, volume: VolumeId) -> (u64, Vec<ByteRange>) {
         let mut ranges: Vec<ByteRange> = Vec::new();
         let mut count = 0;
         for key in self.contents.fenced().range(Key::range(volume)) {
@@ -138,7 +115,6 @@ impl Engine {
             index_capacity: self.contents.index().capacity(),
             segments: self.log.len(),
             segments_free: self.log.free(),
-            requests_in_flight: self.requests.unanswered() as u64,
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             slow_cache_ios: self.out.slow_cache_ios(),
             ..self.stats.clone()

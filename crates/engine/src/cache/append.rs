@@ -5,54 +5,21 @@ use forebay_block::Io;
 use forebay_codec::is_zero;
 use forebay_format::EntryKind;
 
-use crate::Engine;
-use crate::api::{ContentLocality, Effects, Health, Target};
+use crate::api::{Effects, Health, Target};
+use crate::cache::Cache;
 use crate::contents::Place;
 use crate::form::{Context, Copied, Forms};
 use crate::key::Key;
-use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT};
+use crate::limits::RECLAIM_RESERVE;
 use crate::log::append::{Closed, Closing};
 use crate::log::builder::Expect;
-use crate::request::op::Op;
-use crate::slab::Id;
+use crate::note::Note;
 use crate::ticket::Ticket;
 
-impl Engine {
-    /// Moves what waits for the log into it, as far as there is room.
-    pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
-        if self.health() != Health::Good {
-            return;
-        }
-        self.pump_copies(fx);
-        self.pump_overflow(fx);
-        while let Some(&op) = self.log.queue().front() {
-            let has_room = self.has_client_space() || self.fits_reserve(op);
-            if !has_room || !self.log_op(op, fx) {
-                break;
-            }
-            self.log.queue().pop_front();
-        }
-        if self.log.needs_checkpoint() {
-            self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
-        }
-        // What nobody waits for yet shares the record with what comes in the next turn.
-        let goes_on = self.form.background().turn_is_over() || self.fills_last();
-        let grows = goes_on && self.log.builder().complete.is_empty();
-        if self.log.in_flight() < RECORDS_IN_FLIGHT && !grows {
-            self.close_record(fx);
-        }
-    }
-
+impl Cache {
     /// Whether clients and admissions may use the log; the last segments are for reclaim.
     pub(crate) fn has_client_space(&self) -> bool {
         self.log.free() > RECLAIM_RESERVE + self.stuck_reserve() && !self.contents.index().is_full()
-    }
-
-    /// Changes how blocks that are like others are stored from now on.
-    pub(crate) fn set_content(&mut self, content: ContentLocality) {
-        self.config.content = content;
-        let wanted = content == ContentLocality::Similar;
-        self.form.set_similar(wanted, self.contents.index().capacity());
     }
 
     /// The forms, and what they need of the other rooms.
@@ -63,9 +30,8 @@ impl Engine {
             contents: &self.contents,
             ram: &mut self.ram,
             log: &mut self.log,
-            locks: self.requests.locks(),
+            locks: &self.locks,
             stats: &mut self.stats,
-            leaving: self.reclaim.seq(),
         };
         (&mut self.form, cx)
     }
@@ -137,18 +103,6 @@ impl Engine {
         room
     }
 
-    /// Notes that `op` waits for the record being built, and whether that is its last.
-    pub(crate) fn wait_for_builder(&mut self, op: Id, complete: bool) {
-        if self.log.builder().add_waiter(op)
-            && let Op::Write(write) = self.requests.get_mut(op)
-        {
-            write.outstanding += 1;
-        }
-        if complete {
-            self.log.builder().complete.push(op);
-        }
-    }
-
     /// Closes the record, places it and sends it. True when the builder is empty afterwards.
     pub(crate) fn close_record(&mut self, fx: &mut Effects) -> bool {
         if self.health() != Health::Good {
@@ -157,7 +111,7 @@ impl Engine {
         let mut cx = Closing {
             now: self.now,
             config: &self.config,
-            frees_with_one: self.frees_with_one(),
+            frees_with_one: self.is_serving() && self.log.copies_fit(self.config.segment_size),
             contents: &mut self.contents,
             ram: &mut self.ram,
             policy: &mut *self.policy,
@@ -169,13 +123,13 @@ impl Engine {
             Closed::Record(record) => record,
         };
         if record.has_news {
-            self.reclaim.note_client_bytes(record.buf.len() as u32);
+            self.log.note_client_bytes(record.buf.len() as u64);
         }
         let offset = self.config.area.offset + record.offset;
         let ticket = Ticket::Record { lsn: record.lsn, tries: 1 };
         self.send(fx, Target::Cache, ticket, |tag| Io::write(tag, offset, record.buf));
         for op in record.complete {
-            self.write_applied(op, record.lsn, fx);
+            self.out.note(Note::Placed(op, record.lsn));
         }
         true
     }

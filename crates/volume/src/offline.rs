@@ -6,15 +6,14 @@ use std::collections::BTreeMap;
 
 use forebay_block::VolumeId;
 use forebay_codec::crc32c;
+use forebay_engine::Key;
+use forebay_engine::survey::{Owner, Survey};
 use forebay_format::{
     AREA_OFFSET, Entry, EntryKind, Lsn, PAGE, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, SegmentSeq,
     ShardArea, Superblock, newest,
 };
 
-use crate::key::Key;
 use crate::pool::is_removed;
-use crate::recovery::scan::Owner;
-use crate::recovery::survey::Survey;
 
 /// Reads exactly the buffer's length from an offset of the cache device.
 pub type ReadAt<'a> = dyn FnMut(u64, &mut [u8]) -> Result<(), String> + 'a;

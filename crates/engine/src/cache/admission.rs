@@ -10,8 +10,8 @@ use std::time::Duration;
 use forebay_block::BLOCK_SIZE;
 use forebay_policy::Window;
 
-use crate::Engine;
 use crate::api::{Effects, Health};
+use crate::cache::Cache;
 use crate::contents::Index;
 use crate::contents::block_of;
 use crate::key::Key;
@@ -25,14 +25,14 @@ const PLACES_MAX: u64 = 1024;
 /// How often, where nothing else happens.
 pub const ROUND_TICK: Duration = Duration::from_millis(100);
 
-impl Engine {
+impl Cache {
     /// Before a block gets a place in RAM: what loses its place for it enters the log, if it is
     /// not there and worth it.
     pub(crate) fn make_way(&mut self, key: Key, fx: &mut Effects) {
         if self.ram.has_room_for(key) {
             return;
         }
-        let (index, locks) = (self.contents.index(), self.requests.locks());
+        let (index, locks) = (self.contents.index(), &self.locks);
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
         let blocks = run.end - run.start;
         if blocks > 0 && !self.weigh(run, fx) {
@@ -48,8 +48,7 @@ impl Engine {
         let due = u64::try_from(so_far).unwrap_or(frames).min(frames).min(from + PLACES_MAX);
         let (mut place, mut weighed) = (from, 0..0);
         while place < due && !self.form.background().turn_is_over() {
-            let (recent, index, locks) =
-                (self.ram.recent(), self.contents.index(), self.requests.locks());
+            let (recent, index, locks) = (self.ram.recent(), self.contents.index(), &self.locks);
             let alone = |key: u64| is_alone(index, locks, key);
             let at = u32::try_from(place).expect("places have 32 bits");
             if let Some(key) = recent.at(at).filter(|&key| !weighed.contains(&key) && alone(key)) {
@@ -72,8 +71,7 @@ impl Engine {
                 // A record that is closed for one of them may let a write go on that takes another
                 // one out of RAM.
                 let found = self.ram.peek(key, |bytes| block.copy_from_slice(bytes));
-                if found.is_some() && is_alone(self.contents.index(), self.requests.locks(), key.0)
-                {
+                if found.is_some() && is_alone(self.contents.index(), &self.locks, key.0) {
                     self.admit(key, &block, fx);
                 }
             }

@@ -2,13 +2,13 @@
 
 use forebay_block::{Completion, Io, IoTag};
 
-use crate::Engine;
 use crate::api::event::Event;
 use crate::api::primary::is_away;
 use crate::api::{Effects, Target};
+use crate::cache::Cache;
 use crate::ticket::{InFlight, Ticket};
 
-impl Engine {
+impl Cache {
     /// Sends an I/O and remembers what it belongs to.
     pub(crate) fn send(
         &mut self,

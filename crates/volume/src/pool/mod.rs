@@ -30,14 +30,12 @@ use std::fmt;
 use forebay_block::{
     BLOCK_SIZE, ByteRange, IoBuf, NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId,
 };
+use forebay_engine::{SEGMENTS_MAX, SEGMENTS_MIN, Trust, blocks_in, bytes_for};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, AREA_OFFSET, FormatError, IDENTITY_BYTES_MAX, SUPERBLOCK_BYTES,
     SUPERBLOCK_OFFSETS, ShardArea, Superblock, VolumeRecord, newest,
 };
 
-use crate::api::Trust;
-use crate::contents::{SEGMENTS_MAX, blocks_in, bytes_for};
-use crate::limits::SEGMENTS_MIN;
 pub use absent::{Absent, absent, is_removed};
 use absent::{drop_absent, record_of};
 use primary::{Standing, is_same, judge};

@@ -1,0 +1,238 @@
+//! The cache proper, on which requests, destaging, reclaim, life and recovery work: what is cached
+//! and where, the ways into the log and back, the devices, and the volumes.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
+use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
+use forebay_policy::EvictionPolicy;
+
+use crate::api::stats::Stats;
+use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
+use crate::contents::Contents;
+use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use crate::form::Forms;
+use crate::key::Key;
+use crate::left::Left;
+use crate::limits::{RECORD_PAGES_MAX, SEGMENTS_MIN};
+use crate::locks::Locks;
+use crate::log::Log;
+use crate::log::builder::Builder;
+use crate::log::read::SegmentRead;
+use crate::out::Out;
+use crate::ram::Ram;
+use crate::ticket::Ticket;
+use crate::volume::Volume;
+
+pub(crate) mod admission;
+mod append;
+mod associate;
+mod limit;
+mod probe;
+mod send;
+mod standing;
+mod tell;
+
+use limit::DirtyLimit;
+pub(crate) use standing::Standing;
+
+/// How long a block that could not be read back is left alone.
+const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
+
+/// What is cached, and the ways to it. Each field is a room, or a fact for all rooms.
+pub(crate) struct Cache {
+    pub config: ShardConfig,
+    pub now: Instant,
+    pub standing: Standing,
+    pub contents: Contents,
+    pub ram: Ram,
+    pub form: Forms,
+    pub log: Log,
+    pub policy: Box<dyn EvictionPolicy + Send>,
+    /// By id, up to the highest: every turn looks at all of them.
+    pub volumes: Vec<Option<Volume>>,
+    /// Who may change which block.
+    pub locks: Locks,
+    /// Stripes that a failed cache has left.
+    pub left: Left,
+    limit: DirtyLimit,
+    pub out: Out,
+    pub stats: Stats,
+}
+
+impl Cache {
+    /// An empty cache.
+    ///
+    /// # Panics
+    /// If the geometry is outside the limits; the pool of crate `volume` makes none that is.
+    pub fn new(config: ShardConfig, now: Instant) -> Self {
+        let segments = config.area.len / u64::from(config.segment_size);
+        assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments), "{segments} segments");
+        let segment = config.segment_size;
+        assert!(segment >= SEGMENT_SIZE_MIN && u64::from(segment) <= SEGMENT_BYTES_MAX);
+        assert!((segment as usize).is_multiple_of(PAGE) && config.area.is_aligned(PAGE as u64));
+        let pages_max = RECORD_PAGES_MAX.min(segment as usize / PAGE / 2);
+        let last = config.volumes.iter().map(|volume| volume.id.0).max().unwrap_or(0);
+        let mut volumes: Vec<Option<Volume>> = (0..=last).map(|_| None).collect();
+        let is_similar = config.content == ContentLocality::Similar;
+        for volume in &config.volumes {
+            let depth = config.destage_depth;
+            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
+        }
+        let segments = usize::try_from(segments).expect("segments fit memory");
+        let builder = Builder::new(config.buffers.clone(), pages_max);
+        Self {
+            now,
+            standing: Standing::new(config.trust, now),
+            contents: Contents::new(config.index_blocks, segments, volumes.len()),
+            ram: Ram::new(config.ram_bytes, config.compress_ram),
+            form: Forms::new(is_similar, config.index_blocks),
+            log: Log::new(segments, builder),
+            policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
+            volumes,
+            locks: Locks::default(),
+            left: Left::default(),
+            limit: DirtyLimit::new(&config),
+            out: Out::new(now),
+            stats: Stats::default(),
+            config,
+        }
+    }
+
+    /// Where the shard is in its life.
+    pub fn state(&self) -> &State {
+        &self.standing.state
+    }
+
+    /// How the cache device is doing.
+    pub fn health(&self) -> Health {
+        self.standing.health
+    }
+
+    /// A client asked for something.
+    pub fn note_foreground(&mut self) {
+        self.standing.last_foreground = self.now;
+    }
+
+    /// Whether clients are served.
+    pub fn is_serving(&self) -> bool {
+        self.standing.state == State::Serving
+    }
+
+    pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
+        self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
+    }
+
+    pub(crate) fn volume(&self, id: VolumeId) -> &Volume {
+        self.known_volume(id).expect("requests name volumes there are")
+    }
+
+    pub(crate) fn volume_mut(&mut self, id: VolumeId) -> &mut Volume {
+        self.volumes[usize::from(id.0)].as_mut().expect("requests name volumes there are")
+    }
+
+    /// Where a segment starts on the cache device.
+    pub(crate) fn segment_offset(&self, index: usize) -> u64 {
+        self.config.area.offset + index as u64 * u64::from(self.config.segment_size)
+    }
+
+    /// Sends a read of a segment; it ends in [`Engine::complete`].
+    pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
+        self.log.begin_read(&read);
+        let (index, range) = read.place();
+        self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
+    }
+
+    /// Reads `len` bytes from `at` of a segment.
+    pub(crate) fn read_segment(
+        &mut self,
+        fx: &mut Effects,
+        index: usize,
+        at: u32,
+        len: usize,
+        ticket: Ticket,
+    ) {
+        let range = ByteRange::new(self.segment_offset(index) + u64::from(at), len as u64);
+        let buf = self.config.buffers.get(len);
+        self.send(fx, Target::Cache, ticket, |tag| Io::read(tag, range, buf));
+    }
+
+    /// The bytes of a block range that exist on the volume: its last block may be short.
+    pub(crate) fn bytes_on_volume(&self, volume: VolumeId, blocks: BlockRange) -> ByteRange {
+        let whole = ByteRange { offset: 0, len: self.volume(volume).config.size };
+        blocks.bytes().intersection(&whole)
+    }
+
+    /// Changes what the cache does for a volume; requests from now on follow it.
+    pub fn set_mode(&mut self, volume: VolumeId, mode: Mode) {
+        if self.known_volume(volume).is_some() {
+            self.volume_mut(volume).config.mode = mode;
+            self.note_leftover(volume);
+        }
+    }
+
+    /// Changes how clean blocks are chosen to enter and to leave. What the new policy knows of
+    /// the blocks is little at first.
+    pub fn set_eviction(&mut self, eviction: Eviction) {
+        self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
+    }
+
+    /// Changes how blocks that are like others are stored from now on.
+    pub(crate) fn set_content(&mut self, content: ContentLocality) {
+        self.config.content = content;
+        let wanted = content == ContentLocality::Similar;
+        self.form.set_similar(wanted, self.contents.index().capacity());
+    }
+
+    /// Remembers the dirty blocks of a volume whose mode promises that the primary alone is
+    /// complete: they come from a crash or from another mode. What is written from now on waits for
+    /// the primary itself.
+    pub(crate) fn note_leftover(&mut self, id: VolumeId) {
+        let complete = self.volume(id).config.mode.is_complete();
+        let leftover =
+            if complete { self.contents.dirty().of_volume(id).collect() } else { BTreeSet::new() };
+        let volume = self.volume_mut(id);
+        volume.leftover = leftover;
+        volume.switches += 1;
+    }
+
+    /// Whether dirty blocks of a volume from an earlier time have to go to its primary at once.
+    pub(crate) fn has_leftover(&self, volume: VolumeId) -> bool {
+        !self.volume(volume).leftover.is_empty()
+    }
+
+    /// Whether reads of the volume may bring blocks into the cache.
+    pub(crate) fn admits_reads(&self, volume: VolumeId) -> bool {
+        let volume = self.volume(volume);
+        let none = matches!(volume.config.mode, Mode::WriteOnly | Mode::PassThrough);
+        !none && !volume.distrusted && self.health() == Health::Good
+    }
+
+    /// Whether what the cache has of a block must not be used.
+    pub(crate) fn is_distrusted(&self, key: Key) -> bool {
+        self.volume(key.volume()).distrusted && !self.contents.dirty().contains(key)
+    }
+
+    /// The device could not read a dirty block back: it is tried again after a while, and nothing
+    /// waits for it.
+    pub(crate) fn note_unreadable(&mut self, key: Key) {
+        self.contents.note_unreadable(key, self.now + UNREADABLE_PAUSE);
+    }
+
+    /// Whether it is too early to try again to read a block back.
+    pub(crate) fn rests(&self, key: Key) -> bool {
+        self.health() != Health::Good
+            && (self.locks.is_locked(key)
+                || self.contents.unreadable_until(key).is_some_and(|until| until > self.now))
+    }
+
+    /// Whether the log has nothing to say of a block's stripe.
+    pub(crate) fn is_detached(&self, key: Key) -> bool {
+        match self.health() {
+            Health::Good => false,
+            Health::Draining => self.left.has(key),
+            Health::Detached => true,
+        }
+    }
+}

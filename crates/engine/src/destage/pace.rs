@@ -1,0 +1,71 @@
+//! How many destage writes each volume may have under way.
+//!
+//! All of this is kept by volume, so that a primary that is slow or away holds up the writes of
+//! its own volume and nothing else.
+
+use std::time::Duration;
+
+use forebay_block::VolumeId;
+use forebay_policy::DestageState;
+
+use crate::api::{Health, State};
+use crate::cache::Cache;
+use crate::destage::Destaging;
+use crate::limits::DESTAGED_UNFLUSHED_MAX;
+
+impl Destaging {
+    pub(super) fn state(&self, cache: &Cache, volume: VolumeId, is_idle: bool) -> DestageState {
+        let (level, limit) = cache.paced_level(volume);
+        let oldest = cache.contents.dirty().oldest_of(volume).unwrap_or(cache.now);
+        DestageState {
+            now: cache.now,
+            dirty_blocks: level.max(cache.contents.dirty().blocks_of(volume).min(1)),
+            target_blocks: limit / 2,
+            limit_blocks: limit,
+            oldest_age: cache.now.since(oldest),
+            age_max: cache.config.write_cache_depth,
+            quiet: match is_idle {
+                true => cache.now.since(cache.standing.last_foreground),
+                false => Duration::ZERO,
+            },
+            draining: self.draining
+                || cache.volume(volume).draining
+                || cache.log.is_pressed()
+                || cache.standing.overflows
+                || cache.health() == Health::Draining
+                || cache.has_leftover(volume),
+            in_flight: cache.volume(volume).flow.destage_writes,
+        }
+    }
+
+    /// Destage writes that a volume may have under way. Volumes share the depth; each may always
+    /// use its part of half of it, and those that are stuck do not count.
+    pub(super) fn allowance(
+        &self,
+        cache: &mut Cache,
+        volume: VolumeId,
+        state: &DestageState,
+    ) -> u32 {
+        let stopping = *cache.state() == State::Stopping;
+        if stopping && !self.draining && cache.health() == Health::Good {
+            return 0;
+        }
+        if cache.volume(volume).written.len() >= DESTAGED_UNFLUSHED_MAX {
+            return 0;
+        }
+        let depth = cache.config.destage_depth;
+        let count = cache.volumes.iter().flatten().count() as u32;
+        let mut others = 0;
+        for other in cache.volumes.iter().flatten() {
+            let counts = other.config.id != volume && !other.is_stuck(cache.now);
+            others += if counts { other.flow.destage_writes } else { 0 };
+        }
+        let guaranteed = if count == 1 { depth } else { (depth / 2 / count).max(1) };
+        let mut share = depth.saturating_sub(others).max(guaranteed);
+        if cache.volume(volume).is_leaving {
+            // What writes wait for goes first.
+            share = share.min((depth / 8).max(1));
+        }
+        cache.volume_mut(volume).flow.pacer.allowance(state).min(share)
+    }
+}

@@ -1,0 +1,55 @@
+//! What a failing cache device leads to. One table with `docs/internals/fault-model.md`:
+//!
+//! | fault | outcome |
+//! |---|---|
+//! | write of record or footer, up to twice | the same bytes are written again in their place |
+//! | the third time, or a flush fails | `Draining`: nothing more is written to the device; dirty blocks are destaged; writes go to the primary, each once its stripe is detached ([`crate::life::detach`]) |
+//! | no dirty block is left | `Detached`, once that is recorded outside of the cache: the primary is used directly |
+//! | a dirty block cannot be read back | fenced: errors until overwritten |
+//! | a clean block cannot be read back | dropped, read from the primary |
+//! | a read of a dirty block fails | a record is written to see whether that still works; if not, as above |
+//! | the oldest segment cannot be read at reclaim | tried again for some seconds, then as a failed write |
+//! | a dirty block of it has bad bytes | written from RAM if there, else the log says that it is lost |
+
+use std::collections::BTreeSet;
+
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::{Effects, Health, Trust};
+
+impl Engine {
+    /// The cache device cannot be written any more.
+    pub(crate) fn fail_cache(&mut self, fx: &mut Effects) {
+        if self.cache.health() != Health::Good {
+            return;
+        }
+        self.cache.set_health(Health::Draining);
+        self.reclaim.give_up(&mut self.cache.log);
+        self.detach.note_undurable(&mut self.cache);
+        // Writes whose records were sent: their blocks are dirty in the index, readable from RAM
+        // or from the failed records. The records themselves stay in flight until the device
+        // answers.
+        self.forget_unlogged();
+        let mut waiters = self.cache.log.take_writes();
+        let mut seen = BTreeSet::new();
+        waiters.retain(|&op| seen.insert(op));
+        for op in waiters {
+            self.requests.wait_detached(&mut self.cache, op, fx);
+        }
+        self.leave_durable_waiters(fx);
+        while let Some(op) = self.cache.pop_held() {
+            self.requests.lock_blocks(&mut self.cache, op, fx);
+        }
+        self.life.want_trust(Trust::DirtyOnly);
+    }
+
+    /// RAM has the bytes of writes that never reached the log.
+    fn forget_unlogged(&mut self) {
+        for item in &self.cache.log.builder().pending {
+            if item.expect.is_certain() && item.kind != EntryKind::Checkpoint {
+                self.cache.ram.remove(item.key);
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! What waits for the log is moved into it.
+
+use forebay_format::EntryKind;
+
+use crate::Engine;
+use crate::api::{Effects, Health};
+use crate::key::Key;
+use crate::limits::RECORDS_IN_FLIGHT;
+use crate::log::builder::Expect;
+
+impl Engine {
+    /// Moves what waits for the log into it, as far as there is room.
+    pub(crate) fn pump_log(&mut self, fx: &mut Effects) {
+        if self.cache.health() != Health::Good {
+            return;
+        }
+        self.reclaim.pump_copies(&mut self.cache, fx);
+        self.requests.pump_overflow(&mut self.cache, fx);
+        self.deliver(fx);
+        while let Some(&op) = self.cache.log.queue().front() {
+            let has_room =
+                self.cache.has_client_space() || self.requests.fits_reserve(&self.cache, op);
+            let is_logged = has_room && self.requests.log_op(&mut self.cache, op, fx);
+            if is_logged {
+                self.cache.log.queue().pop_front();
+            }
+            // Writes that wait for the same blocks as those just placed may come into the queue.
+            self.deliver(fx);
+            if !is_logged {
+                break;
+            }
+        }
+        if self.cache.log.needs_checkpoint() {
+            self.cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+        }
+        // What nobody waits for yet shares the record with what comes in the next turn.
+        let goes_on =
+            self.cache.form.background().turn_is_over() || self.reclaim.fills_last(&mut self.cache);
+        let grows = goes_on && self.cache.log.builder().complete.is_empty();
+        if self.cache.log.in_flight() < RECORDS_IN_FLIGHT && !grows {
+            self.cache.close_record(fx);
+        }
+    }
+}

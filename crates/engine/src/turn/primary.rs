@@ -1,0 +1,82 @@
+//! Flushes of primaries: one flush serves destages, flushes of clients and writes with FUA.
+
+use std::time::Duration;
+
+use forebay_block::{Io, IoResult};
+
+use crate::Engine;
+use crate::api::{Effects, State, Target};
+use crate::ticket::{PrimaryFlush, Ticket};
+
+/// How long direct changes of a primary wait for a flush that nobody asks for; until then what
+/// is read there is not admitted.
+const FLUSH_DIRECT_AFTER: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Sends a flush to every primary that has something to flush and someone to tell, or much.
+    pub(crate) fn pump_primary_flushes(&mut self, fx: &mut Effects) {
+        let stopping = *self.cache.state() == State::Stopping;
+        for i in 0..self.cache.volumes.len() {
+            let Some(volume) = self.cache.volumes[i].as_mut() else { continue };
+            let waited = !volume.flush_waiters.is_empty() || !volume.fua_waiters.is_empty();
+            // Until the first one nothing that is read from the primary may be admitted.
+            let first = volume.direct_durable == 0;
+            let since = self.cache.now.since(volume.direct_since);
+            let quiet = first || stopping || since >= FLUSH_DIRECT_AFTER;
+            let direct = quiet && volume.direct > volume.direct_durable;
+            let due = waited || direct || self.destaging.flush_is_due(&self.cache, i);
+            let volume = self.cache.volumes[i].as_mut().expect("it was there just now");
+            if volume.flushing || !due {
+                continue;
+            }
+            volume.flushing = true;
+            let flush = PrimaryFlush {
+                volume: volume.config.id,
+                direct: volume.direct,
+                destages: std::mem::take(&mut volume.written),
+                flushes: std::mem::take(&mut volume.flush_waiters),
+                writes: std::mem::take(&mut volume.fua_waiters),
+            };
+            let target = Target::Primary(flush.volume);
+            self.cache.stats.primary_flushes += 1;
+            self.cache.send(fx, target, Ticket::PrimaryFlush(flush), Io::flush);
+        }
+    }
+
+    /// A flush of a primary ended. After a failure nothing it covered counts as durable: dirty
+    /// blocks stay dirty and are written again; direct writes are reported to those who flush.
+    pub(crate) fn primary_flushed(
+        &mut self,
+        flush: PrimaryFlush,
+        result: &IoResult<()>,
+        fx: &mut Effects,
+    ) {
+        let PrimaryFlush { volume, direct, mut destages, mut flushes, mut writes } = flush;
+        let now = self.cache.now;
+        let state = self.cache.volume_mut(volume);
+        state.flow.note_unflushed();
+        state.flushing = false;
+        state.direct_since = now;
+        match result {
+            Ok(()) => state.direct_durable = direct,
+            Err(error) => {
+                // What was written or waited meanwhile shares its fate.
+                destages.append(&mut state.written);
+                flushes.append(&mut state.flush_waiters);
+                writes.append(&mut state.fua_waiters);
+                // What was done after it was sent is none of what those asked for who are told.
+                let told = !flushes.is_empty() && state.direct == direct;
+                state.give_up_direct(error, told);
+            }
+        }
+        for destage in destages {
+            self.destaging.flushed(&mut self.cache, destage, result);
+        }
+        for op in flushes {
+            self.requests.flush_part_done(&mut self.cache, op, result.clone(), fx);
+        }
+        for op in writes {
+            self.requests.write_flushed(&mut self.cache, op, result.clone(), fx);
+        }
+    }
+}
