@@ -84,6 +84,37 @@ impl ByteRange {
         Self { offset, len: end.saturating_sub(offset) }
     }
 
+    /// Number of the stripe of its first byte.
+    #[must_use]
+    pub fn stripe(&self) -> u64 {
+        self.offset / STRIPE_SIZE
+    }
+
+    /// What of it is in the stripe of its first byte, and what is behind that.
+    #[must_use]
+    pub fn split_at_stripe(&self) -> (Self, Self) {
+        let stripe_end = (self.stripe() + 1).saturating_mul(STRIPE_SIZE);
+        let middle = self.end().min(stripe_end);
+        let first = Self { offset: self.offset, len: middle - self.offset };
+        (first, Self { offset: middle, len: self.end() - middle })
+    }
+
+    /// Whether no byte is in another stripe than the first.
+    #[must_use]
+    pub fn is_in_one_stripe(&self) -> bool {
+        self.split_at_stripe().1.is_empty()
+    }
+
+    /// Its parts, each in one stripe, in order; none if it is empty.
+    pub fn stripes(&self) -> impl Iterator<Item = Self> + Clone + use<> {
+        let mut rest = *self;
+        std::iter::from_fn(move || {
+            let first;
+            (first, rest) = rest.split_at_stripe();
+            (!first.is_empty()).then_some(first)
+        })
+    }
+
     /// The smallest range of whole blocks that covers these bytes.
     #[must_use]
     pub fn blocks(&self) -> BlockRange {
@@ -156,6 +187,30 @@ mod tests {
                 assert!(range.offset - bytes.offset < 4096 && bytes.end() - range.end() < 4096);
             }
         }
+    }
+
+    #[test]
+    fn stripes_tile_the_range_and_are_as_few_as_possible() {
+        let edges = [0, 1, 511, 512, 4096, STRIPE_SIZE - 1, STRIPE_SIZE, STRIPE_SIZE + 1];
+        let lengths = (0..3).flat_map(|whole| edges.map(|tail| whole * STRIPE_SIZE + tail));
+        for len in lengths {
+            for offset in edges {
+                let range = ByteRange::new(offset, len);
+                let mut at = offset;
+                for part in range.stripes() {
+                    assert_eq!(part.offset, at);
+                    assert!(!part.is_empty() && part.is_in_one_stripe());
+                    assert_eq!(part.stripe(), (part.end() - 1) / STRIPE_SIZE, "{part}");
+                    at = part.end();
+                }
+                assert_eq!(at, range.end());
+                let last = range.end().saturating_sub(1) / STRIPE_SIZE;
+                let least = if len == 0 { 0 } else { last - range.stripe() + 1 };
+                assert_eq!(range.stripes().count() as u64, least);
+                assert_eq!(range.is_in_one_stripe(), least <= 1);
+            }
+        }
+        assert_eq!(ByteRange::new(u64::MAX - 1, 1).stripes().count(), 1);
     }
 
     #[test]

@@ -64,6 +64,12 @@ impl<T> Slab<T> {
         value
     }
 
+    /// Takes every value out, in the order of numbers.
+    pub fn drain(&mut self) -> impl Iterator<Item = T> + '_ {
+        self.free.clear();
+        self.places.drain(..).flatten()
+    }
+
     /// The value with this number.
     #[must_use]
     pub fn get(&self, at: u32) -> Option<&T> {
@@ -105,5 +111,9 @@ mod tests {
             [(0, 'a'), (1, 'd'), (2, 'c')]
         );
         assert_eq!(slab.len(), 3);
+        slab.remove(0);
+        assert_eq!(slab.drain().collect::<Vec<_>>(), ['d', 'c']);
+        assert!(slab.is_empty());
+        assert_eq!(slab.insert('e'), 0);
     }
 }

@@ -6,11 +6,10 @@ mod settings;
 use std::collections::BTreeMap;
 
 use forebay_block::{BLOCK_SIZE, ByteRange};
-use forebay_engine::{DELTA_SIZES, Health, Lookups, State};
+use forebay_engine::{Health, Lookups, State, Stats};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::metrics::{BYPASS_REASONS, METRICS};
 use crate::pool::{
     Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot,
 };
@@ -371,22 +370,16 @@ pub struct ErrorBody {
 }
 
 impl PoolStatus {
+    /// The statistics over all shards.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats::from_fields(|name| self.counters.get(name).copied().unwrap_or(0))
+    }
+
     /// The status derived from a snapshot.
     #[must_use]
     pub fn of(pool: &PoolSnapshot) -> Self {
-        let stats = || pool.shards.iter().map(|shard| &shard.stats);
-        let mut counters: BTreeMap<String, u64> = METRICS
-            .iter()
-            .map(|metric| (metric.name.to_owned(), metric.of_pool(stats())))
-            .collect();
-        for (at, reason) in BYPASS_REASONS.iter().enumerate() {
-            let count = stats().map(|stats| stats.bypassed_by[at]).sum();
-            counters.insert(format!("bypassed_{reason}"), count);
-        }
-        for (at, most) in DELTA_SIZES.iter().enumerate() {
-            let count = stats().map(|stats| stats.deltas_by_size[at]).sum();
-            counters.insert(format!("deltas_to_{most}_bytes"), count);
-        }
+        let stats = pool.stats();
         let slowest = pool.shards.iter().max_by_key(|shard| state_rank(&shard.state));
         let state = slowest.map_or("stopped", |shard| state_name(&shard.state));
         Self {
@@ -397,12 +390,12 @@ impl PoolStatus {
             problems: problems(pool),
             drain_given_up: pool.drain_given_up,
             uptime_seconds: pool.uptime.as_secs(),
-            cache: CacheStatus::of(pool, &counters),
+            cache: CacheStatus::of(pool, &stats),
             endpoints: pool.endpoints.clone(),
             clients: pool.clients,
             volumes: pool.volumes.iter().map(|volume| VolumeStatus::of(pool, volume)).collect(),
             shards: pool.shards.iter().map(ShardStatus::of).collect(),
-            counters,
+            counters: stats.fields().collect(),
             settings: pool.settings.iter().map(SettingStatus::of).collect(),
         }
     }
@@ -422,33 +415,30 @@ impl SettingStatus {
 }
 
 impl CacheStatus {
-    fn of(pool: &PoolSnapshot, counters: &BTreeMap<String, u64>) -> Self {
-        let count = |name: &str| counters.get(name).copied().unwrap_or(0);
-        let bytes = |name: &str| count(name) * BLOCK;
-        let lookups = count("lookups");
-        let found = count("hits") + count("partial_hits");
-        let asked = found + count("misses");
+    fn of(pool: &PoolSnapshot, stats: &Stats) -> Self {
+        let found = stats.hits + stats.partial_hits;
+        let asked = found + stats.misses;
         Self {
             path: pool.cache_path.clone(),
             size: pool.cache_bytes,
             device_size: pool.cache_device_bytes,
             eviction: pool.eviction.name().to_owned(),
             content: pool.content.name().to_owned(),
-            cached_bytes: bytes("cached_blocks"),
-            payload_bytes: count("payload_bytes"),
-            held_per_used_byte: ratio(bytes("cached_blocks"), count("log_used_bytes")),
-            written_per_byte: ratio(count("log_bytes"), count("write_bytes")),
-            written_per_stored_byte: ratio(count("log_bytes"), bytes("log_blocks")),
-            held_per_ram_byte: ratio(bytes("ram_blocks"), count("ram_bytes")),
-            dirty_bytes: bytes("dirty_blocks"),
-            dirty_limit_bytes: bytes("dirty_limit_blocks"),
-            oldest_dirty_seconds: count("oldest_dirty_nanos") as f64 / 1e9,
+            cached_bytes: stats.cached_blocks * BLOCK,
+            payload_bytes: stats.payload_bytes,
+            held_per_used_byte: ratio(stats.cached_blocks * BLOCK, stats.log_used_bytes),
+            written_per_byte: ratio(stats.log_bytes, stats.write_bytes),
+            written_per_stored_byte: ratio(stats.log_bytes, stats.log_blocks * BLOCK),
+            held_per_ram_byte: ratio(stats.ram_blocks * BLOCK, stats.ram_bytes),
+            dirty_bytes: stats.dirty_blocks * BLOCK,
+            dirty_limit_bytes: stats.dirty_limit_blocks * BLOCK,
+            oldest_dirty_seconds: stats.oldest_dirty_nanos as f64 / 1e9,
             write_cache_depth_seconds: pool.write_cache_depth.as_secs_f64(),
-            fenced_bytes: bytes("fenced_blocks"),
-            hit_percent: ratio(100 * found, lookups),
-            full_hit_percent: ratio(100 * count("hits"), asked),
-            partial_hit_percent: ratio(100 * count("partial_hits"), asked),
-            device_errors: count("cache_errors"),
+            fenced_bytes: stats.fenced_blocks * BLOCK,
+            hit_percent: ratio(100 * found, stats.lookups),
+            full_hit_percent: ratio(100 * stats.hits, asked),
+            partial_hit_percent: ratio(100 * stats.partial_hits, asked),
+            device_errors: stats.cache_errors,
         }
     }
 }

@@ -22,7 +22,7 @@ pub mod units;
 
 pub use client::{Client, ClientError};
 pub use error::{ControlError, ControlErrorKind};
-pub use metrics::{METRICS, Metric, MetricKind, exposition};
+pub use metrics::{exposed_name, exposition};
 pub use pool::{
     Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot,
     TraceSnapshot, TraceTarget, VolumeSnapshot,

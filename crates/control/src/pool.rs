@@ -230,6 +230,12 @@ impl PoolSnapshot {
         })
     }
 
+    /// The statistics of all shards together.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        Stats::merged(self.shards.iter().map(|shard| &shard.stats))
+    }
+
     /// Dirty blocks in all shards.
     #[must_use]
     pub fn dirty_blocks(&self) -> u64 {

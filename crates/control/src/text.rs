@@ -85,30 +85,30 @@ fn settings(settings: &[SettingStatus]) -> String {
 
 /// The line about the RAM tier; empty while nothing is in it.
 fn ram(status: &PoolStatus) -> String {
-    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
-    let bytes = |name: &str| count(name) * forebay_block::BLOCK_SIZE as u64;
+    let stats = status.stats();
+    let bytes = |blocks: u64| blocks * forebay_block::BLOCK_SIZE as u64;
     status.cache.held_per_ram_byte.map_or_else(String::new, |gain| {
         format!(
             "RAM      {} of data in {}, {gain:.1} to 1; {} of it compressed\n",
-            Size(bytes("ram_blocks")),
-            Size(count("ram_bytes")),
-            Size(bytes("ram_compressed_blocks")),
+            Size(bytes(stats.ram_blocks)),
+            Size(stats.ram_bytes),
+            Size(bytes(stats.ram_compressed_blocks)),
         )
     })
 }
 
 /// How the blocks in the cache are stored, and the wear saved by that.
 fn kinds(status: &PoolStatus) -> String {
-    let count = |name: &str| status.counters.get(name).copied().unwrap_or(0);
-    let all = count("cached_blocks").max(1) as f64;
-    let similar = count("similar_blocks");
+    let stats = status.stats();
+    let all = stats.cached_blocks.max(1) as f64;
+    let similar = stats.similar_blocks;
     let kinds = [
-        ("as they are", count("raw_blocks")),
-        ("as LZ4", count("lz4_blocks")),
-        ("as zstd", count("zstd_blocks")),
-        ("zero", count("zero_blocks")),
+        ("as they are", stats.raw_blocks),
+        ("as LZ4", stats.lz4_blocks),
+        ("as zstd", stats.zstd_blocks),
+        ("zero", stats.zero_blocks),
         ("by similar ones", similar),
-        ("deltas beside", count("associate_blocks").saturating_sub(similar)),
+        ("deltas beside", stats.associate_blocks.saturating_sub(similar)),
     ];
     let share = |(kind, blocks)| format!("{kind} {:.1} %", 100.0 * blocks as f64 / all);
     let saved = status.cache.written_per_stored_byte.map_or_else(String::new, |written| {

@@ -1,16 +1,12 @@
 //! The table of settings: every entry can be parsed, is checked, and is in the reference.
 
+mod support;
+
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use forebay_control::config::Config;
 use forebay_control::settings::{Change, Flag, Initial, Kind, Online, Section, Spec, TABLE};
-
-/// The document with the tables; [`UPDATE`] rewrites them.
-const REFERENCE: &str = "docs/user/configuration.md";
-/// The environment variable that `cargo xtask settings` sets.
-const UPDATE: &str = "FOREBAY_UPDATE_DOCS";
 
 /// A configuration file with the minimum that a server needs, and `line` added to `section`.
 fn file_with(section: Section, line: &str) -> String {
@@ -188,19 +184,6 @@ fn table(section: Section) -> String {
 
 #[test]
 fn the_reference_has_the_table() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(REFERENCE);
-    let mut text = fs::read_to_string(&path).expect("it can be read");
-    let before = text.clone();
-    for (name, section) in Section::NAMES {
-        let (begin, end) = (format!("<!-- settings: {name} -->\n\n"), "\n<!-- end -->");
-        let from = text.find(&begin).unwrap_or_else(|| panic!("{REFERENCE} has {begin:?}"));
-        let from = from + begin.len();
-        let length = text[from..].find(end).expect("the table ends");
-        text.replace_range(from..from + length, &table(section));
-    }
-    if std::env::var_os(UPDATE).is_some() {
-        fs::write(&path, &text).expect("it can be written");
-    } else {
-        assert!(text == before, "{REFERENCE} differs from the table; run `cargo xtask settings`");
-    }
+    let tables = Section::NAMES.iter().map(|&(name, section)| (name, table(section)));
+    support::compare("docs/user/configuration.md", "settings", tables);
 }

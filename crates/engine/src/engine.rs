@@ -20,7 +20,7 @@
 use std::time::Duration;
 
 use forebay_block::{
-    BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, IoError, IoOp, STRIPE_SIZE, VolumeId,
+    BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, IoError, IoOp, VolumeId,
 };
 
 use crate::api::primary::VolumeState;
@@ -350,11 +350,9 @@ impl Engine {
             return Err(ErrorKind::OutOfRange);
         };
         let range = request.range;
-        let stripes =
-            range.is_empty() || range.offset / STRIPE_SIZE == (range.end() - 1) / STRIPE_SIZE;
         let carries = matches!(request.op, IoOp::Read | IoOp::Write);
         if range.end() > volume.config.size
-            || !stripes
+            || !range.is_in_one_stripe()
             || (carries && request.buf.len() as u64 != range.len)
         {
             return Err(ErrorKind::OutOfRange);

@@ -9,6 +9,7 @@ use crate::client::drain::DrainArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
 use crate::client::stop::StopArgs;
+use crate::completions::CompletionsArgs;
 use crate::disk::attach::AttachArgs;
 use crate::disk::detach::DetachArgs;
 use crate::offline::check::CheckArgs;
@@ -118,6 +119,10 @@ pub enum Command {
         after_help = "Examples:\n  forebay demo\n  forebay demo --dir /ssd/work --seconds 0"
     )]
     Demo(Passed),
+    /// Print the script by which a shell completes these commands
+    #[command(after_help = "Examples:\n  source <(forebay completions bash)\n  \
+        forebay completions fish > ~/.config/fish/completions/forebay.fish")]
+    Completions(CompletionsArgs),
 }
 
 #[cfg(test)]

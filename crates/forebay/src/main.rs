@@ -6,6 +6,7 @@ mod bench;
 mod busy;
 mod cli;
 mod client;
+mod completions;
 mod disk;
 mod offline;
 mod output;
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         Command::Salvage(args) => offline::salvage::run(&args),
         Command::Bench(args) => bench::run("bench", &args),
         Command::Demo(args) => bench::run("demo", &args),
+        Command::Completions(args) => completions::run(&args),
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -31,12 +31,28 @@ const FILE_SYSTEMS: [(&str, &[&str], &[&str]); 2] = [
 /// so only one test at a time may have them.
 static DEAD_DISKS: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
-    DEAD_DISKS.lock().unwrap_or_else(PoisonError::into_inner)
+/// The right to make disks; nothing where this machine does not let a test make them.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    let tools = ["mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck", "git", "tar", "diff"];
+    let can = can_attach() && have(&tools);
+    can.then(|| DEAD_DISKS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn tools() -> bool {
-    have(&["mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck", "git", "tar", "diff"])
+/// A primary of `size` bytes, and the arguments to serve it.
+fn disk_of(size: u64) -> (Place, Cleanup, Vec<String>) {
+    let place = Place::new();
+    let cleanup = Cleanup::of(&place, &["mounted"]);
+    place.make("primary", size);
+    let arguments = serve(&place, "primary", &[]);
+    (place, cleanup, arguments)
+}
+
+/// A directory to mount at, and the flag for it.
+fn mount_point(place: &Place) -> (PathBuf, String) {
+    let mounted = place.path("mounted");
+    fs::create_dir_all(&mounted).expect("a directory can be made");
+    let flag = format!("--mount={}", mounted.display());
+    (mounted, flag)
 }
 
 /// Attaches the volume; returns the device.
@@ -67,22 +83,14 @@ fn unpack(into: &Path) {
 
 #[test]
 fn file_systems_hold_what_was_put_there() {
-    if !can_attach() || !tools() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     for (kind, make, check) in FILE_SYSTEMS {
-        let place = Place::new();
-        let _cleanup = Cleanup::of(&place, &["mounted"]);
-        place.make("primary", SIZE);
-        let arguments = serve(&place, "primary", &[]);
+        let (place, _cleanup, arguments) = disk_of(SIZE);
         let server = place.start(&arguments);
         let device = attach(&server, &[]);
         run(make, &device);
         server.ask(&["detach", "disk"]);
-        let mounted = place.path("mounted");
-        fs::create_dir_all(&mounted).expect("a directory can be made");
-        let mount = format!("--mount={}", mounted.display());
+        let (mounted, mount) = mount_point(&place);
         attach(&server, &[&mount]);
         let reference = place.path("reference");
         for into in [mounted.join("tree"), reference.clone()] {
@@ -109,8 +117,7 @@ fn file_systems_hold_what_was_put_there() {
         let device = attach(&server, &[]);
         run(check, &device);
         server.ask(&["detach", "disk"]);
-        server.ask(&["stop", "--drain"]);
-        assert_eq!(server.wait(), Some(0));
+        server.stop(&["--drain"]);
         // The primary alone is complete, too.
         run(check, &place.text("primary"));
     }
@@ -140,22 +147,14 @@ fn flushed_files(directory: PathBuf, stop: std::sync::mpsc::Receiver<()>) -> Vec
 
 #[test]
 fn a_killed_server_loses_no_flushed_file() {
-    if !can_attach() || !tools() {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     for (kind, make, check) in FILE_SYSTEMS {
-        let place = Place::new();
-        let _cleanup = Cleanup::of(&place, &["mounted"]);
-        place.make("primary", SIZE);
-        let arguments = serve(&place, "primary", &[]);
+        let (place, _cleanup, arguments) = disk_of(SIZE);
         let mut server = place.start(&arguments);
         let device = attach(&server, &[]);
         run(make, &device);
         server.ask(&["detach", "disk"]);
-        let mounted = place.path("mounted");
-        fs::create_dir_all(&mounted).expect("a directory can be made");
-        let mount = format!("--mount={}", mounted.display());
+        let (mounted, mount) = mount_point(&place);
         let mut all: Vec<(String, u64, String)> = Vec::new();
         for round in 0..2 {
             attach(&server, &[&mount]);
@@ -187,21 +186,15 @@ fn a_killed_server_loses_no_flushed_file() {
             run(check, &device);
             server.ask(&["detach", "disk"]);
         }
-        server.ask(&["stop"]);
-        assert_eq!(server.wait(), Some(0));
+        server.stop(&[]);
     }
 }
 
 #[test]
 fn what_is_in_use_stays_and_is_named() {
-    if !can_attach() || !tools() {
-        return;
-    }
-    let _alone = alone();
-    let place = Place::new();
-    let _cleanup = Cleanup::of(&place, &["mounted"]);
-    place.make("primary", 128 * MIB);
-    let server = place.start(&serve(&place, "primary", &[]));
+    let Some(_alone) = alone() else { return };
+    let (place, _cleanup, arguments) = disk_of(128 * MIB);
+    let server = place.start(&arguments);
     let said = refused(&server, &["attach", "nothing"]);
     assert!(said.contains("\"nothing\"") || said.contains("nothing"), "{said}");
     assert!(said.contains("disk"), "it lists the volumes: {said}");
@@ -209,9 +202,7 @@ fn what_is_in_use_stays_and_is_named() {
     let said = refused(&server, &["attach", "disk", "--mount=/nowhere/at/all"]);
     assert!(said.contains("/nowhere/at/all"), "{said}");
     // There is nothing to mount yet: the failed command must leave nothing attached.
-    let mounted = place.path("mounted");
-    fs::create_dir_all(&mounted).expect("a directory can be made");
-    let mount = format!("--mount={}", mounted.display());
+    let (mounted, mount) = mount_point(&place);
     let said = refused(&server, &["attach", "disk", &mount]);
     assert!(said.contains("make one"), "{said}");
     assert_eq!(server.status()["volumes"][0]["devices"], serde_json::json!([]));
@@ -237,28 +228,19 @@ fn what_is_in_use_stays_and_is_named() {
     assert_eq!(out[0]["device"], serde_json::json!(device));
     assert_eq!(out[0]["mounted"], serde_json::json!(mounted.to_string_lossy()));
     assert!(!Path::new(&device.replace("/dev/", "/sys/block/")).join("loop").exists());
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 /// A signal stops the server although a file system is mounted; all data written to it, flushed or
 /// not, is on the volume.
 #[test]
 fn a_signal_writes_back_what_mounted_file_systems_have() {
-    if !can_attach() || !tools() {
-        return;
-    }
-    let _alone = alone();
-    let place = Place::new();
-    let _cleanup = Cleanup::of(&place, &["mounted"]);
-    place.make("primary", 128 * MIB);
-    let arguments = serve(&place, "primary", &[]);
+    let Some(_alone) = alone() else { return };
+    let (place, _cleanup, arguments) = disk_of(128 * MIB);
     let server = place.start(&arguments);
     run(&["mkfs.ext4", "-q"], &attach(&server, &[]));
     server.ask(&["detach", "disk"]);
-    let mounted = place.path("mounted");
-    fs::create_dir_all(&mounted).expect("a directory can be made");
-    let mount = format!("--mount={}", mounted.display());
+    let (mounted, mount) = mount_point(&place);
     attach(&server, &[&mount]);
     fs::write(mounted.join("never-flushed"), noise(4, 3 << 20)).expect("it is written");
     server.signal("TERM");
@@ -269,8 +251,7 @@ fn a_signal_writes_back_what_mounted_file_systems_have() {
     let found = fs::read(mounted.join("never-flushed")).expect("it is there");
     assert!(found == noise(4, 3 << 20));
     server.ask(&["detach", "disk"]);
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 #[test]
@@ -300,26 +281,18 @@ fn without_files_or_root_nothing_is_attached() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("/nowhere/forebay.sock") || said.contains("root"), "{said}");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 /// A disk made for sectors of 512 bytes keeps them.
 #[test]
 fn small_sectors_stay_small() {
-    if !can_attach() || !tools() {
-        return;
-    }
-    let _alone = alone();
-    let place = Place::new();
-    let _cleanup = Cleanup::of(&place, &["mounted"]);
-    place.make("primary", 128 * MIB);
-    let server = place.start(&serve(&place, "primary", &[]));
+    let Some(_alone) = alone() else { return };
+    let (place, _cleanup, arguments) = disk_of(128 * MIB);
+    let server = place.start(&arguments);
     let path = disk::file(&place);
     client("mkfs.ext4", &["-q", "-F", "-b", "1024", &path.to_string_lossy()]);
-    let mounted = place.path("mounted");
-    fs::create_dir_all(&mounted).expect("a directory can be made");
-    let mount = format!("--mount={}", mounted.display());
+    let (mounted, mount) = mount_point(&place);
     let device = attach(&server, &[&mount]);
     assert_eq!(client("blockdev", &["--getss", &device]).trim(), "512");
     fs::write(mounted.join("file"), "kept").expect("it is written");
@@ -327,6 +300,5 @@ fn small_sectors_stay_small() {
     let mut start = [0; 2048];
     open(&path, 0).read_exact(&mut start).expect("it is read");
     assert_eq!(start[1080..1082], [0x53, 0xef]);
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }

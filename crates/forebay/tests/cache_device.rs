@@ -86,8 +86,7 @@ fn healthy(health: &'static str) -> impl Fn(&Value) -> bool {
 }
 
 fn stop(server: Server) {
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 /// A server in `mode` on a cache device that can be made to fail.
@@ -134,8 +133,7 @@ fn is_done_without(mode: &str, failure: Failure) {
     assert_eq!(read(&mut nbd, 0..100, 2) + read(&mut nbd, 100..BLOCKS + 100, 1), 0);
     write(&mut nbd, 50..150, 3);
     drop(nbd);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     check_primary(&place, 0..50, 2);
     check_primary(&place, 50..150, 3);
     check_primary(&place, 150..BLOCKS + 100, 1);

@@ -35,8 +35,7 @@ fn image(place: &Place, seed: u64, len: u64) -> String {
 fn finish(place: &Place, server: Server) {
     let seen = place.text("seen");
     client("nbdcopy", &[&place.uri(), &seen]);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let seen = fs::read(seen).expect("it was copied");
     let primary = fs::read(place.path("disk.img")).expect("it is there");
     let differs = seen.iter().zip(&primary).position(|(a, b)| a != b);

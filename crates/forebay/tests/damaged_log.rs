@@ -64,8 +64,7 @@ impl Left {
         nbd.flush().expect("it is flushed");
         drop(nbd);
         if clean {
-            server.ask(&["stop", "--drain"]);
-            assert_eq!(server.wait(), Some(0));
+            server.stop(&["--drain"]);
         } else {
             server.kill();
         }
@@ -239,8 +238,7 @@ fn a_lost_record_is_refused_without_a_word_and_costs_its_blocks_with_it() {
     arguments.pop();
     let server = left.place.start(&arguments);
     assert_eq!(left.older(), gone);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let server = left.place.start(&arguments);
     assert_eq!(left.older(), gone);
     server.kill();
@@ -312,8 +310,7 @@ fn what_can_be_read_is_salvaged_and_the_rest_is_listed() {
     let whole = forebay(&["salvage", &cache, "--to", &disk, "--json"]);
     assert_eq!(whole.status.code(), Some(0), "{whole:?}");
     let server = left.start();
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     for number in [7, 100] {
         fs::File::options()
             .write(true)
@@ -363,8 +360,7 @@ fn a_damaged_segment_of_clean_blocks_is_left_out() {
     left.damage(&[first_page, last_page + BLOCK - 128]);
     let server = left.start();
     assert!(left.unreadable().is_empty(), "the primary has them");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 #[test]
@@ -389,8 +385,7 @@ fn a_dirty_block_with_bad_bytes_is_an_error_until_it_is_written_again() {
     let mut nbd = left.connect();
     nbd.write(place_of(100), &content(100), true).expect("it can be written");
     assert!(left.unreadable().is_empty());
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let disk = fs::read(left.place.path("disk.img")).expect("it is there");
     for number in 0..BLOCKS {
         let at = place_of(number) as usize;

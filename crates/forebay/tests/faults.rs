@@ -104,17 +104,14 @@ fn a_primary_that_fails_costs_what_it_alone_has() {
     fs::remove_file(&trigger).expect("it is there");
     server.ask(&["drain", "disk"]);
     nbd.read(5000 * BLOCK, &mut found).expect("the primary is back");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
     let mut san = Nbd::connect(&place.path("san.sock"), "").expect("it serves");
     check_blocks(&mut san, 0..200);
 }
 
 #[test]
 fn faults_and_delays_of_a_uri_are_those_of_the_primary() {
-    let place = Place::new();
-    place.make("disk.img", 64 << 20);
-    let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
+    let (place, mut arguments) = Place::with_disk();
     let plain = arguments[1].clone();
     arguments[1] = format!("{plain}?fault=write:1&delay=100ms");
     let server = place.start(&arguments);
@@ -130,16 +127,14 @@ fn faults_and_delays_of_a_uri_are_those_of_the_primary() {
     write_blocks(&mut nbd, 0..50);
     until("destaging meets the error", || counter(&server, "primary_errors") > 0);
     assert!(counter(&server, "dirty_blocks") > 0, "what is not on the primary stays dirty");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 
     // The cache recognizes the same primary, and nothing is lost.
     arguments[1] = plain;
     let server = place.start(&arguments);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     check_blocks(&mut nbd, 0..50);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
 }
 
 #[test]
@@ -160,8 +155,7 @@ fn a_primary_that_vanishes_is_found_again() {
 
     let _san = nbdkit(&place.path("san.sock"), &["file", &file]);
     until("it is found again", || nbd.read(5000 * BLOCK, &mut found).is_ok());
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let mut san = Nbd::connect(&place.path("san.sock"), "").expect("it serves");
     check_blocks(&mut san, 0..200);
 }

@@ -31,9 +31,7 @@ fn survives_a_kill(mode: &str) {
     if !have(&["fio"]) {
         return;
     }
-    let place = Place::new();
-    place.make("disk.img", 64 << 20);
-    let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
+    let (place, mut arguments) = Place::with_disk();
     arguments.push(format!("--mode={mode}"));
     let uri = format!("--uri={}", place.uri());
     let nbd = ["--ioengine=nbd", &uri, "--iodepth=16"];
@@ -47,8 +45,7 @@ fn survives_a_kill(mode: &str) {
     }
     let server = place.start(&arguments);
     fio(&nbd, &["--verify_only"]);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let filename = format!("--filename={}", place.text("disk.img"));
     fio(&["--ioengine=psync", &filename], &["--verify_only"]);
 }

@@ -77,8 +77,7 @@ fn what_a_broken_connection_lost_is_an_error_of_the_next_flush_of_every_shard() 
         assert!(san.durable(at, BLOCK as usize) == bytes(round + 100), "round {round}");
     }
     assert!(losses > 2, "the power never failed in time");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 /// The power fails repeatedly, each time right after a destage was answered. A block is clean only
@@ -107,8 +106,7 @@ fn no_dirty_block_is_clean_by_a_flush_over_another_connection() {
         }
     }
     assert!(san.cuts() > 4, "the power fails by itself, too");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 /// A destage's connection breaks, and the destage lands late, after a newer write of its block. The

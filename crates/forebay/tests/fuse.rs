@@ -23,14 +23,20 @@ const MIB: u64 = 1 << 20;
 /// Not a multiple of a block or of a stripe.
 const SIZE: u64 = 24 * MIB + 512;
 
+/// A primary, and the arguments to serve it over a transport of FUSE.
+fn over(transport: &str) -> (Place, Cleanup, Vec<String>) {
+    let place = Place::new();
+    let cleanup = Cleanup::of(&place, &[]);
+    place.make("primary", SIZE);
+    let arguments = serve(&place, "primary", &[&format!("--fuse-transport={transport}")]);
+    (place, cleanup, arguments)
+}
+
 #[test]
 fn contents_are_those_written_at_any_offset_and_length() {
     for transport in if can_mount() { transports() } else { Vec::new() } {
-        let place = Place::new();
-        let _cleanup = Cleanup::of(&place, &[]);
-        place.make("primary", SIZE);
-        let how = format!("--fuse-transport={transport}");
-        let server = place.start(&serve(&place, "primary", &[&how]));
+        let (place, _cleanup, arguments) = over(transport);
+        let server = place.start(&arguments);
         assert!(server.ready.contains("fuse:/"), "{}", server.ready);
         let path = file(&place);
         assert_eq!(fs::metadata(&path).expect("it is there").len(), SIZE);
@@ -56,8 +62,7 @@ fn contents_are_those_written_at_any_offset_and_length() {
         let direct = open(&path, O_DIRECT);
         assert_eq!(direct.metadata().expect("it is open").len(), SIZE);
         drop((volume, direct));
-        server.ask(&["stop", "--drain"]);
-        assert_eq!(server.wait(), Some(0));
+        server.stop(&["--drain"]);
         assert!(fs::read(place.path("primary")).expect("it is there") == expected, "{transport}");
         assert!(fs::read_dir(place.path("volumes")).expect("unmounted").next().is_none());
     }
@@ -69,11 +74,7 @@ fn holes_read_as_zeros_and_durable_writes_survive_a_kill() {
         return;
     }
     for transport in transports() {
-        let place = Place::new();
-        let _cleanup = Cleanup::of(&place, &[]);
-        place.make("primary", SIZE);
-        let how = format!("--fuse-transport={transport}");
-        let arguments = serve(&place, "primary", &[&how]);
+        let (place, _cleanup, arguments) = over(transport);
         let server = place.start(&arguments);
         let path = file(&place);
         let text = path.to_string_lossy().into_owned();
@@ -199,8 +200,7 @@ fn texts_show_what_the_control_socket_shows() {
         text.lines().filter_map(|line| Some(line.split(' ').next()?.to_owned())).collect()
     };
     assert_eq!(words(&asked), words(&volume), "the command shows the same: {asked}");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
 }
 
 /// Four threads write, read back and punch holes, each in its own quarter, with requests in any
@@ -208,11 +208,8 @@ fn texts_show_what_the_control_socket_shows() {
 #[test]
 fn threads_do_not_see_each_other() {
     for transport in if can_mount() { transports() } else { Vec::new() } {
-        let place = Place::new();
-        let _cleanup = Cleanup::of(&place, &[]);
-        place.make("primary", SIZE);
-        let how = format!("--fuse-transport={transport}");
-        let server = place.start(&serve(&place, "primary", &[&how]));
+        let (place, _cleanup, arguments) = over(transport);
+        let server = place.start(&arguments);
         let path = file(&place);
         let workers: Vec<_> = (0..4u64)
             .map(|worker| {
@@ -224,8 +221,7 @@ fn threads_do_not_see_each_other() {
             workers.into_iter().map(|worker| worker.join().expect("no content is wrong")).collect();
         let whole = fs::read(&path).expect("it can be read");
         assert!(whole[..parts.concat().len()] == parts.concat(), "{transport}");
-        server.ask(&["stop"]);
-        assert_eq!(server.wait(), Some(0));
+        server.stop(&[]);
     }
 }
 
@@ -272,8 +268,7 @@ fn a_bad_directory_is_refused_by_reason() {
     *control.expect("it is there") = format!("--control={}", place.text("other.sock"));
     let said = place.refuse(&arguments);
     assert!(said.contains("another server"), "{said}");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
     arguments.retain(|argument| !argument.starts_with("--fuse"));
     arguments.push(format!("--fuse={}", place.text("nowhere")));
     let said = place.refuse(&arguments);

@@ -466,8 +466,7 @@ fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
     };
     let server = place.start(&accepting(&arguments));
     in_force(&server);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     // Now the cache is re-created.
     for how in [End::Kill, End::Stop] {
         let server = place.start(&arguments);

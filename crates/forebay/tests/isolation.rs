@@ -176,8 +176,7 @@ fn a_primary_that_is_away_stops_the_writes_of_its_own_volume_only() {
         assert!(found == bytes, "the block at {offset} is wrong");
     }
     drop(a);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let primary = fs::read(place.path("a.img")).expect("it is a file");
     for (offset, bytes) in (0..taken).map(block) {
         assert!(primary[offset as usize..][..BLOCK as usize] == bytes, "{offset} on the primary");

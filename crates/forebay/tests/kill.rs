@@ -250,8 +250,7 @@ fn survives_kills(mode: &str) {
     verify_all(&mut parts, &socket);
     let (success, text) = said(fio(&place, 2));
     assert!(success, "{text}");
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let checked = forebay(&["check", &place.text("cache.img")]);
     assert_eq!(checked.status.code(), Some(0), "{}", String::from_utf8_lossy(&checked.stderr));
 

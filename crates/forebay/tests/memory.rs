@@ -17,9 +17,7 @@ const GIB: u64 = 1 << 30;
 /// witness were written.
 #[test]
 fn ram_that_cannot_be_had_is_refused_and_nothing_is_written() {
-    let place = Place::new();
-    place.make("disk.img", 64 * MIB);
-    let mut arguments = place.serve("disk.img", "cache.img,size=32MiB");
+    let (place, mut arguments) = Place::with_disk();
     arguments.push("--ram=8TiB".to_owned());
     arguments.retain(|argument| argument != "--ram=4MiB");
     let said = place.refuse(&arguments);

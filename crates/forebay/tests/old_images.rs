@@ -72,8 +72,7 @@ fn open(name: &str, packed: &[u8]) {
     }
     compare(name, &expected, &found);
     drop(nbd);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let disk = fs::read(format!("{PLACE}/disk.img")).expect("it is there");
     compare(&format!("{name}, drained"), &expected, &disk);
 }

@@ -50,8 +50,7 @@ fn a_port_that_the_network_reaches_without_tls_is_warned_of() {
     let place = Place::new();
     let server = serve(&place, "tcp:0.0.0.0:0", &[]);
     server.log("ANYBODY who reaches tcp:0.0.0.0:");
-    server.ask(&["stop"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&[]);
     let server = serve(&place, "tcp:127.0.0.1:0", &[]);
     let log = server.log(" serving ");
     assert!(!log.contains("ANYBODY"), "{log}");

@@ -9,14 +9,6 @@ use support::{Place, client, forebay, noise};
 
 const MIB: u64 = 1 << 20;
 
-/// A directory with a primary of 64 MiB, and the arguments to serve it with a cache of 32 MiB.
-fn place() -> (Place, Vec<String>) {
-    let place = Place::new();
-    place.make("disk.img", 64 * MIB);
-    let arguments = place.serve("disk.img", "cache.img,size=32MiB");
-    (place, arguments)
-}
-
 /// Writes `bytes` at the start of the volume, and flushes.
 fn write(place: &Place, bytes: &[u8]) {
     fs::write(place.path("data"), bytes).expect("a file can be written");
@@ -42,7 +34,7 @@ fn primary(place: &Place, len: usize) -> Vec<u8> {
 
 #[test]
 fn clients_read_what_they_wrote_and_a_drain_brings_it_to_the_primary() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     assert_eq!(server.ready.trim(), format!("ready unix:{}", place.text("nbd.sock")));
     let data = noise(1, 8 << 20);
@@ -66,7 +58,7 @@ fn clients_read_what_they_wrote_and_a_drain_brings_it_to_the_primary() {
 
 #[test]
 fn a_hangup_stops_nothing() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     server.signal("HUP");
     std::thread::sleep(std::time::Duration::from_millis(500));
@@ -78,7 +70,7 @@ fn a_hangup_stops_nothing() {
 #[test]
 fn a_signal_stops_in_order_and_the_next_start_has_everything() {
     for name in ["TERM", "INT"] {
-        let (place, arguments) = place();
+        let (place, arguments) = Place::with_disk();
         let data = noise(2, 4 << 20);
         let server = place.start(&arguments);
         write(&place, &data);
@@ -92,15 +84,14 @@ fn a_signal_stops_in_order_and_the_next_start_has_everything() {
 
         let server = place.start(&arguments);
         assert_eq!(read(&place, data.len()), data);
-        server.ask(&["stop", "--drain"]);
-        assert_eq!(server.wait(), Some(0));
+        server.stop(&["--drain"]);
         assert_eq!(primary(&place, data.len()), data);
     }
 }
 
 #[test]
 fn what_was_flushed_survives_a_kill() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     for round in 0..3 {
         let data = noise(10 + round, 4 << 20);
         let server = place.start(&arguments);
@@ -114,7 +105,7 @@ fn what_was_flushed_survives_a_kill() {
 
 #[test]
 fn rewritten_blocks_are_deltas_and_survive_a_kill() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     let deltas = |server: &support::Server| {
         server.status()["counters"]["delta_blocks"].as_u64().expect("it is counted")
@@ -139,14 +130,13 @@ fn rewritten_blocks_are_deltas_and_survive_a_kill() {
     write(&place, &data);
     assert_eq!(deltas(&server), 0, "none since it was started");
     assert_eq!(read(&place, data.len()), data);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     assert_eq!(primary(&place, data.len()), data);
 }
 
 #[test]
 fn the_mode_can_be_changed_while_serving() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     let said = server.ask(&["set", "disk", "mode=write-through"]);
     assert_eq!(said, "disk: mode=write-through eviction=frequency content=rewrite\n");
@@ -162,7 +152,7 @@ fn the_mode_can_be_changed_while_serving() {
 
 #[test]
 fn two_servers_do_not_share_a_cache_or_a_primary() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let _server = place.start(&arguments);
     let other = Place::new();
     other.make("disk.img", 64 * MIB);
@@ -190,7 +180,7 @@ fn two_servers_do_not_share_a_cache_or_a_primary() {
 
 #[test]
 fn a_cache_of_another_primary_is_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     place.start(&arguments).kill();
     place.make("other.img", 64 * MIB);
     let said = place.refuse(&place.serve("other.img", "cache.img"));
@@ -200,7 +190,7 @@ fn a_cache_of_another_primary_is_refused() {
 
 #[test]
 fn a_primary_that_shrank_or_changed_is_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     write(&place, &noise(4, 1 << 20));
     server.signal("TERM");
@@ -217,7 +207,7 @@ fn a_primary_that_shrank_or_changed_is_refused() {
 
 #[test]
 fn an_older_copy_of_the_cache_is_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let stop = |server: support::Server| {
         server.signal("TERM");
         assert_eq!(server.wait(), Some(0));
@@ -239,7 +229,7 @@ fn an_older_copy_of_the_cache_is_refused() {
 
 #[test]
 fn a_damaged_superblock_is_survived_and_two_are_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let data = noise(21, 1 << 20);
     for damaged in [0, 65536] {
         let server = place.start(&arguments);
@@ -265,7 +255,7 @@ fn damage(place: &Place, offset: u64) {
 
 #[test]
 fn a_read_only_volume_takes_no_writes() {
-    let (place, mut arguments) = place();
+    let (place, mut arguments) = Place::with_disk();
     arguments.push("--read-only".to_owned());
     let server = place.start(&arguments);
     let info = client("nbdinfo", &[&place.uri()]);
@@ -277,7 +267,7 @@ fn a_read_only_volume_takes_no_writes() {
 
 #[test]
 fn a_primary_that_grew_is_served_whole() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let data = noise(22, 1 << 20);
     let server = place.start(&arguments);
     write(&place, &data);
@@ -293,7 +283,7 @@ fn a_primary_that_grew_is_served_whole() {
 
 #[test]
 fn a_reset_asks_before_it_loses_data() {
-    let (place, mut arguments) = place();
+    let (place, mut arguments) = Place::with_disk();
     let server = place.start(&arguments);
     // Nothing may be destaged before the server is killed.
     write(&place, &noise(5, 1 << 20));
@@ -350,7 +340,7 @@ fn a_reset_says_what_it_would_destroy_and_asks() {
 
 #[test]
 fn devices_that_cannot_be_used_are_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let with = |name: &str, value: &str| {
         let mut changed = arguments.clone();
         let at = changed.iter().position(|argument| argument.starts_with(name));
@@ -376,7 +366,7 @@ fn devices_that_cannot_be_used_are_refused() {
 
 #[test]
 fn check_finds_damage_and_dump_lists_blocks() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     let data = noise(7, 1 << 20);
     write(&place, &data);
@@ -431,8 +421,7 @@ fn several_volumes_share_a_cache() {
         let uri = format!("nbd+unix:///{name}?socket={}", place.text("nbd.sock"));
         client("nbdcopy", &["--flush", &place.text("data"), &uri]);
     }
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     for (name, seed) in [("a", 8), ("b", 9)] {
         let mut bytes = fs::read(place.path(&format!("{name}.img"))).expect("it is there");
         bytes.truncate(1 << 20);

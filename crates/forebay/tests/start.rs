@@ -9,15 +9,6 @@ use std::path::PathBuf;
 
 use support::{Place, Server};
 
-const MIB: u64 = 1 << 20;
-
-fn place() -> (Place, Vec<String>) {
-    let place = Place::new();
-    place.make("disk.img", 64 * MIB);
-    let arguments = place.serve("disk.img", "cache.img,size=32MiB");
-    (place, arguments)
-}
-
 /// The mode of the volume and the eviction policy, each with its configured value if it was changed
 /// with `set`.
 fn in_force(server: &Server) -> [(String, Option<String>); 2] {
@@ -57,7 +48,7 @@ fn state_file(place: &Place, end: &str) -> Option<PathBuf> {
 /// write-through.
 #[test]
 fn what_was_set_outlasts_a_kill_and_a_stop_until_the_configuration_changes() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     assert_eq!(in_force(&server), expected(("write-back", None), ("frequency", None)));
     server.ask(&["set", "disk", "mode=write-through", "eviction=lru"]);
@@ -87,7 +78,7 @@ fn what_was_set_outlasts_a_kill_and_a_stop_until_the_configuration_changes() {
 
 #[test]
 fn the_configured_mode_comes_back_with_default() {
-    let (place, mut arguments) = place();
+    let (place, mut arguments) = Place::with_disk();
     arguments.push("--mode=write-through".to_owned());
     let server = place.start(&arguments);
     server.ask(&["set", "disk", "mode=pass-through"]);
@@ -101,7 +92,7 @@ fn the_configured_mode_comes_back_with_default() {
 
 #[test]
 fn settings_that_are_damaged_are_refused_and_not_forgotten() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let server = place.start(&arguments);
     server.ask(&["set", "disk", "mode=write-through"]);
     server.kill();
@@ -119,7 +110,7 @@ fn settings_that_are_damaged_are_refused_and_not_forgotten() {
 
 #[test]
 fn a_state_directory_that_others_may_write_is_refused() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     place.start(&arguments).kill();
     let state = place.path("state");
     fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).expect("it is ours");
@@ -146,7 +137,7 @@ fn a_state_directory_that_others_may_write_is_refused() {
 /// Regression: a cache file of the wrong size stayed behind, and made the next start fail.
 #[test]
 fn a_refused_start_leaves_no_file_behind() {
-    let (place, arguments) = place();
+    let (place, arguments) = Place::with_disk();
     let refused = place.serve("disk.img", "cache.img,size=1MiB");
     let said = place.refuse(&refused);
     assert!(said.contains("need at least"), "{said}");

@@ -7,7 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
-use support::{Place, Server, noise};
+use support::{Place, noise};
 
 const MIB: u64 = 1 << 20;
 
@@ -44,17 +44,19 @@ fn check(place: &Place, volume: &str, expected: &[u8]) {
     assert!(found == expected, "something else is on {volume}");
 }
 
-fn stop(server: Server, how: &[&str]) {
-    server.ask(&[&["stop"], how].concat());
-    assert_eq!(server.wait(), Some(0));
+/// Two primaries, and the arguments to serve them as `a` and `b`.
+fn two() -> (Place, Vec<String>) {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    let arguments = serve(&place, &[("a", "a.img"), ("b", "b.img")]);
+    (place, arguments)
 }
 
 #[test]
 fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
-    let server = place.start(&serve(&place, &[("a", "a.img"), ("b", "b.img")]));
+    let (place, arguments) = two();
+    let server = place.start(&arguments);
     write(&place, "a", 1);
     write(&place, "b", 2);
     server.kill();
@@ -77,7 +79,7 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
     assert!(place.refuse(&wrong).contains("no volume of that name"));
     let server = place.start(&serve(&place, &[("c", "a.img"), ("a", "b.img")]));
     check(&place, "a", &noise(2, 1 << 20));
-    stop(server, &["--drain"]);
+    server.stop(&["--drain"]);
 
     // Removed without dirty blocks; the other one's blocks stay cached.
     let server = place.start(&serve(&place, &[("c", "a.img")]));
@@ -107,21 +109,18 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
         &[&serve(&place, &[("c", "a.img")])[..], &["--forget-volume=b".to_owned()]].concat(),
     );
     check(&place, "c", &noise(1, 1 << 20));
-    stop(server, &[]);
+    server.stop(&[]);
     let server = place.start(&serve(&place, &[("b", "b.img"), ("c", "a.img")]));
     check(&place, "b", &changed);
     check(&place, "c", &noise(1, 1 << 20));
-    stop(server, &["--drain"]);
+    server.stop(&["--drain"]);
 }
 
 /// A primary that is absent at the start: the other volumes are served, and the dirty blocks of its
 /// volume are served, kept, and written to it when it returns.
 #[test]
 fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
-    let arguments = serve(&place, &[("a", "a.img"), ("b", "b.img")]);
+    let (place, arguments) = two();
     let server = place.start(&arguments);
     write(&place, "a", 1);
     write(&place, "b", 2);
@@ -145,7 +144,7 @@ fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
         );
         drop(nbd);
         if how.is_empty() {
-            stop(server, &[]);
+            server.stop(&[]);
         } else {
             // The data left is reported, and kept.
             let output = support::forebay(&["stop", "--drain", &server.control_argument()]);
@@ -163,7 +162,7 @@ fn a_primary_that_is_not_there_does_not_keep_the_others_from_starting() {
     fs::rename(place.path("elsewhere"), place.path("a.img")).expect("it is there");
     let server = place.start(&serve(&place, &[("a", "a.img"), ("b", "b.img")]));
     check(&place, "a", &noise(1, 1 << 20));
-    stop(server, &["--drain"]);
+    server.stop(&["--drain"]);
     let bytes = fs::read(place.path("a.img")).expect("it is there");
     assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "the primary has it");
     assert!(bytes[4 * MIB as usize..][..4096] == noise(5, 4096), "and what was written meanwhile");
@@ -225,13 +224,10 @@ fn until_back(place: &Place, volume: &str) -> Vec<u8> {
 #[test]
 fn a_primary_that_comes_back_is_used_without_another_start() {
     for san in [false, true] {
-        let place = Place::new();
-        place.make("a.img", 16 * MIB);
-        place.make("b.img", 16 * MIB);
-        let arguments = match san {
-            true => serve_san(&place),
-            false => serve(&place, &[("a", "a.img"), ("b", "b.img")]),
-        };
+        let (place, mut arguments) = two();
+        if san {
+            arguments = serve_san(&place);
+        }
         let mut server_of_a = san.then(|| San::start(&place, "a.img"));
         let server = place.start(&arguments);
         write(&place, "a", 1);
@@ -256,7 +252,7 @@ fn a_primary_that_comes_back_is_used_without_another_start() {
         server.ask(&["drain", "a"]);
         server.kill();
         let server = place.start(&arguments);
-        stop(server, &["--drain"]);
+        server.stop(&["--drain"]);
         drop(server_of_a);
         let bytes = fs::read(place.path("a.img")).expect("it is there");
         assert!(bytes[..4096] == noise(6, 4096), "what was written after it came");
@@ -269,10 +265,7 @@ fn a_primary_that_comes_back_is_used_without_another_start() {
 /// nothing is written to it.
 #[test]
 fn a_primary_that_comes_back_changed_stays_away() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
-    let arguments = serve(&place, &[("a", "a.img"), ("b", "b.img")]);
+    let (place, arguments) = two();
     let server = place.start(&arguments);
     write(&place, "a", 1);
     server.kill();
@@ -305,7 +298,7 @@ fn a_primary_that_comes_back_changed_stays_away() {
     put(&right);
     until_back(&place, "a");
     drop(nbd);
-    stop(server, &["--drain"]);
+    server.stop(&["--drain"]);
     let bytes = fs::read(place.path("a.img")).expect("it is there");
     assert!(bytes[MIB as usize..][..1 << 20] == noise(1, 1 << 20), "the primary has it");
 }

@@ -66,8 +66,7 @@ fn a_cache_with_a_volume_that_is_not_configured_is_refused() {
     check(&place, &one, 1);
     // Even without dirty blocks it may be the wrong device.
     let server = place.start(&one);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     let said = place.refuse(&other);
     assert!(said.contains("none of its volumes is configured"), "{said}");
     check(&place, &one, 1);
@@ -138,8 +137,7 @@ fn a_cache_that_was_wiped_or_replaced_is_refused() {
 fn a_cache_that_was_drained_can_be_replaced() {
     let (place, [one, _]) = two_pools();
     let server = place.start(&one);
-    server.ask(&["stop", "--drain"]);
-    assert_eq!(server.wait(), Some(0));
+    server.stop(&["--drain"]);
     fs::remove_file(place.path("cache1.img")).expect("it is there");
     check(&place, &one, 1);
 }

@@ -235,6 +235,17 @@ fn a_footers_records_are_as_many_as_its_lsns() {
     assert_eq!(invalid(decode_footer(&page(|front| front[200] = 1))).1, 200, "padding");
 }
 
+/// Superblocks with some bytes changed: the change, where it is, its bytes, and where the error is.
+fn each_is_refused(cases: &[(&str, usize, &[u8], usize)]) {
+    for &(case, at, bytes, error_at) in cases {
+        let mut superblock = common::superblock_bytes();
+        superblock[at..at + bytes.len()].copy_from_slice(bytes);
+        reseal(&mut superblock);
+        let (what, at) = invalid(Superblock::decode(&superblock));
+        assert_eq!(at, error_at, "{case}: {what}");
+    }
+}
+
 #[test]
 fn each_field_of_a_superblock_is_checked() {
     let volumes = 128 + SHARD_AREAS * 16;
@@ -259,13 +270,7 @@ fn each_field_of_a_superblock_is_checked() {
         ("name of no bytes", volumes + 2, &[0], volumes + 24),
         ("bytes after the last volume", SUPERBLOCK_BYTES - 1, &[1], SUPERBLOCK_BYTES - 1),
     ];
-    for (case, at, bytes, error_at) in cases {
-        let mut superblock = common::superblock_bytes();
-        superblock[at..at + bytes.len()].copy_from_slice(bytes);
-        reseal(&mut superblock);
-        let (what, at) = invalid(Superblock::decode(&superblock));
-        assert_eq!(at, error_at, "{case}: {what}");
-    }
+    each_is_refused(&cases);
 }
 
 #[test]
@@ -281,13 +286,7 @@ fn each_field_of_a_volume_is_checked() {
         ("name that is not UTF-8", first + 24, &[0xff], first + 24),
         ("bytes after the identity", first + 24 + 64 + 200, &[1], first + 24 + 64 + 200),
     ];
-    for (case, at, bytes, error_at) in cases {
-        let mut superblock = common::superblock_bytes();
-        superblock[at..at + bytes.len()].copy_from_slice(bytes);
-        reseal(&mut superblock);
-        let (what, at) = invalid(Superblock::decode(&superblock));
-        assert_eq!(at, error_at, "{case}: {what}");
-    }
+    each_is_refused(&cases);
 }
 
 #[test]

@@ -1,184 +1,30 @@
-//! Pools of threads over devices in RAM, with a protocol for these tests: a request is an
-//! operation, an offset, a length and the data; an answer is a status and the data.
+//! Pools of threads over devices in RAM: clients, their limits, the start and the stop.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on has failed
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay_block::{
-    Arena, BufPool, ByteRange, Completion, DeviceInfo, Endpoint, Io, IoBuf, IoOp, IoQueue, IoTag,
-    Outbox, Session, VolumeId,
-};
-use forebay_device::{BlockDevice, MemoryDevice, Ring};
+use forebay_block::{DeviceInfo, IoQueue, Session};
+use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Trust;
 use forebay_runtime::detached::DetachedList;
-use forebay_runtime::{
-    Access, Address, Listener, MakeShard, Pool, PoolConfig, Record, Shard, StartError, Uncached,
-    Witness,
-};
-use forebay_volume::{Registry, Volume};
+use forebay_runtime::{Address, Listener, Pool, Record, Shard, StartError, Witness};
 
+#[path = "support/odd.rs"]
+mod odd;
+#[path = "support/plain.rs"]
+mod plain;
 #[path = "support/shard.rs"]
 mod shard;
+
+use plain::{Client, Server, config};
 use shard::Passing;
-
-const HEAD: usize = 14;
-
-/// One connection: a request's head consists of endpoint, operation, offset and length.
-struct Plain {
-    buffers: BufPool,
-    in_flight: usize,
-    greeted: bool,
-    ended: bool,
-}
-
-impl Session for Plain {
-    fn start(&mut self, out: &mut Outbox) {
-        out.bytes.extend(b"hello");
-    }
-
-    fn receive(&mut self, mut bytes: &[u8], out: &mut Outbox) -> usize {
-        let all = bytes.len();
-        while bytes.len() >= HEAD && self.wants_input() {
-            self.greeted = true;
-            let (endpoint, op) = (Endpoint(usize::from(bytes[0])), bytes[1]);
-            let offset = u64::from_le_bytes(bytes[2..10].try_into().unwrap());
-            let len = u32::from_le_bytes(bytes[10..14].try_into().unwrap()) as usize;
-            let range = ByteRange { offset, len: len as u64 };
-            let mut used = HEAD;
-            let io = match op {
-                0 => Io::read(IoTag(len as u64), range, self.buffers.get(len)),
-                1 if bytes.len() < HEAD + len => break,
-                1 => {
-                    used += len;
-                    Io::write(IoTag(0), offset, IoBuf::copy_of(&bytes[HEAD..used]))
-                }
-                2 => Io::flush(IoTag(0)),
-                _ => Io::bare(IoTag(0), IoOp::Discard, range),
-            };
-            out.ios.push((endpoint, io));
-            self.in_flight += 1;
-            bytes = &bytes[used..];
-        }
-        all - bytes.len()
-    }
-
-    fn complete(&mut self, done: Completion, out: &mut Outbox) {
-        self.in_flight -= 1;
-        out.bytes.push(done.result.map_or_else(|error| error.kind() as u8 + 1, |()| 0));
-        if done.tag.0 > 0 {
-            out.bytes.extend(&done.buf[..]);
-        }
-    }
-
-    fn wants_input(&self) -> bool {
-        !self.ended && self.in_flight < 64
-    }
-
-    fn is_negotiating(&self) -> bool {
-        !self.greeted
-    }
-
-    fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    fn shutdown(&mut self, out: &mut Outbox) {
-        self.ended = true;
-        out.bytes.extend(b"bye");
-    }
-}
-
-/// A server whose directory of sockets is removed at the end of the test.
-struct Server {
-    pool: Pool,
-    path: PathBuf,
-    tcp: SocketAddr,
-}
-
-impl Server {
-    fn start(shards: usize, volumes: &[u64], change: impl FnOnce(&mut PoolConfig)) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let serial = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("forebay-pool-{}-{serial}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let mut config = config(shards, volumes);
-        change(&mut config);
-        let buffers = BufPool::new(Arc::clone(&config.arena));
-        let pool = Pool::start(config).unwrap();
-        let unix = Address::Unix { path: path.clone(), access: Access::mode(0o600) };
-        let tcp = Address::Tcp("127.0.0.1:0".parse().unwrap());
-        let listeners = [&unix, &tcp].map(|address| Listener::bind(address).unwrap());
-        let Address::Tcp(tcp) = *listeners[1].address() else { panic!("a TCP listener") };
-        let factory = move || -> Box<dyn Session> {
-            let buffers = buffers.clone();
-            Box::new(Plain { buffers, in_flight: 0, greeted: false, ended: false })
-        };
-        pool.listen(listeners.into(), Arc::new(factory)).unwrap();
-        Self { pool, path, tcp }
-    }
-
-    fn connect(&self) -> Client<UnixStream> {
-        Client::greet(UnixStream::connect(&self.path).unwrap())
-    }
-}
-
-fn config(shards: usize, volumes: &[u64]) -> PoolConfig {
-    let table = volumes.iter().zip(0..).map(|(&size, id)| {
-        Volume::new(VolumeId(id), format!("v{id}"), DeviceInfo::plain(size, "memory"))
-    });
-    let registry = Registry::new(table.collect()).unwrap();
-    let primaries = volumes.iter().map(|&size| memory(size)).collect();
-    let makers = (0..shards).map(|_| -> MakeShard { Box::new(|_| Box::<Uncached>::default()) });
-    PoolConfig::new(registry, primaries, makers.collect(), Arena::new(8 << 20))
-}
-
-fn memory(size: u64) -> Arc<dyn BlockDevice> {
-    Arc::new(MemoryDevice::new(size))
-}
-
-struct Client<S>(S);
-
-impl<S: Read + Write> Client<S> {
-    fn greet(stream: S) -> Self {
-        let mut client = Self(stream);
-        assert_eq!(client.take(5), b"hello");
-        client
-    }
-
-    fn send(&mut self, volume: u8, op: u8, offset: u64, len: usize, data: &[u8]) {
-        let mut head = vec![volume, op];
-        head.extend(offset.to_le_bytes());
-        head.extend((len as u32).to_le_bytes());
-        head.extend(data);
-        self.0.write_all(&head).unwrap();
-    }
-
-    fn take(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.0.read_exact(&mut bytes).unwrap();
-        bytes
-    }
-
-    fn write(&mut self, volume: u8, offset: u64, data: &[u8]) -> u8 {
-        self.send(volume, 1, offset, data.len(), data);
-        self.take(1)[0]
-    }
-
-    fn read(&mut self, volume: u8, offset: u64, len: usize) -> Vec<u8> {
-        self.send(volume, 0, offset, len, &[]);
-        assert_eq!(self.take(1), [0]);
-        self.take(len)
-    }
-}
 
 const MIB: u64 = 1 << 20;
 
@@ -505,109 +351,4 @@ fn a_drain_before_a_stop_can_be_watched_and_given_up() {
     assert!(stopped.complete);
     assert_eq!(stopped.dirty_blocks, 14);
     assert_eq!(server.pool.stop(false), stopped, "a second stop gives the same answer");
-}
-
-mod odd {
-    //! Shards with unusual behavior.
-    use std::sync::{Arc, Mutex};
-
-    use forebay_block::{Completion, Instant, IoError};
-    use forebay_engine::{Effects, Health, Request, Setting, State, Stats, Target, Trust};
-    use forebay_runtime::Shard;
-
-    /// A shard that reads its cache and then refuses it.
-    pub struct Refusing {
-        state: State,
-    }
-
-    impl Default for Refusing {
-        fn default() -> Self {
-            Self { state: State::Recovering }
-        }
-    }
-
-    impl Shard for Refusing {
-        fn start(&mut self, now: Instant, fx: &mut Effects) {
-            fx.deadline = Some(now);
-        }
-        fn submit(&mut self, _: Instant, _: Request, _: &mut Effects) {
-            unreachable!("it never serves");
-        }
-        fn complete(&mut self, _: Instant, _: Target, _: Completion, _: &mut Effects) {}
-        fn poll(&mut self, now: Instant, fx: &mut Effects) {
-            if self.state == State::Recovering {
-                self.state = State::Refused("it is someone else's".into());
-                fx.deadline = Some(now);
-            }
-        }
-        fn stop(&mut self, _: Instant, _: &mut Effects) {
-            self.state = State::Stopped;
-        }
-        fn state(&self) -> &State {
-            &self.state
-        }
-        fn health(&self) -> Health {
-            Health::Good
-        }
-        fn stats(&self, _: Instant) -> Stats {
-            Stats::default()
-        }
-        fn set_drain(&mut self, _: bool) {}
-        fn dirty_blocks(&self) -> u64 {
-            0
-        }
-        fn set(&mut self, _: Setting) {}
-        fn trust_recorded(&mut self, _: Instant, _: Trust, _: &mut Effects) {}
-        fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
-    }
-
-    /// A shard whose cache device fails at once; once that is recorded, it has nothing to save.
-    pub struct Failing {
-        state: State,
-        trust: Trust,
-        told: Arc<Mutex<Vec<Trust>>>,
-    }
-
-    impl Failing {
-        pub fn new(told: Arc<Mutex<Vec<Trust>>>) -> Self {
-            Self { state: State::Serving, trust: Trust::Full, told }
-        }
-    }
-
-    impl Shard for Failing {
-        fn start(&mut self, _: Instant, _: &mut Effects) {}
-        fn submit(&mut self, _: Instant, _: Request, _: &mut Effects) {
-            unreachable!("nobody connects");
-        }
-        fn complete(&mut self, _: Instant, _: Target, _: Completion, _: &mut Effects) {}
-        fn poll(&mut self, _: Instant, fx: &mut Effects) {
-            fx.record_trust = match self.trust {
-                Trust::Full => Some(Trust::DirtyOnly),
-                Trust::DirtyOnly => Some(Trust::Nothing),
-                Trust::Nothing => None,
-            };
-        }
-        fn stop(&mut self, _: Instant, _: &mut Effects) {
-            self.state = State::Stopped;
-        }
-        fn state(&self) -> &State {
-            &self.state
-        }
-        fn health(&self) -> Health {
-            Health::Draining
-        }
-        fn stats(&self, _: Instant) -> Stats {
-            Stats::default()
-        }
-        fn set_drain(&mut self, _: bool) {}
-        fn dirty_blocks(&self) -> u64 {
-            0
-        }
-        fn set(&mut self, _: Setting) {}
-        fn flush_failed(&mut self, _: Instant, _: Target, _: &IoError, _: &mut Effects) {}
-        fn trust_recorded(&mut self, _: Instant, trust: Trust, _: &mut Effects) {
-            self.trust = self.trust.max(trust);
-            self.told.lock().unwrap().push(trust);
-        }
-    }
 }

@@ -7,11 +7,14 @@
 pub mod atlas;
 pub mod away;
 mod boot;
+mod checks;
 mod client;
 pub mod config;
+mod dealer;
 pub mod disk;
 pub mod errors;
 pub mod failure;
+mod faults;
 mod forge;
 pub mod links;
 pub mod pages;
@@ -24,6 +27,7 @@ pub mod script;
 pub mod server;
 pub mod shard;
 pub mod systematic;
+pub mod tally;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -163,46 +163,37 @@ fn main() -> ExitCode {
             }
             replay(seed, &keep, plant, (!quiet, caught))
         }
-        Command::Shrink { seed, keep } => match shrink(seed, &keep.unwrap_or_default()) {
-            Ok(keep) => {
-                println!("forebay-sim replay {seed} --script --keep {keep}");
-                true
-            }
-            Err(why) => {
-                eprintln!("{why}");
-                false
-            }
-        },
-        Command::Systematic => match systematic::every_crash(real, |script, mode, crashes| {
-            println!("{script}, {}: {crashes} crashes", mode.name());
-        }) {
-            Ok(crashes) => {
-                println!("{crashes} crashes, none went wrong");
-                true
-            }
-            Err(found) => {
-                println!("{found}");
-                false
-            }
-        },
-        Command::Errors => match errors::every_error(real, |script, mode, runs| {
-            println!("{script}, {}: {runs} errors", mode.name());
-        }) {
-            Ok(runs) => {
-                println!("{runs} errors, none went wrong");
-                true
-            }
-            Err(found) => {
-                println!("{found}");
-                false
-            }
-        },
+        Command::Shrink { seed, keep } => {
+            let shrunk = shrink(seed, &keep.unwrap_or_default());
+            said(shrunk.map(|keep| format!("forebay-sim replay {seed} --script --keep {keep}")))
+        }
+        Command::Systematic => {
+            let crashes = systematic::every_crash(real, |script, mode, crashes| {
+                println!("{script}, {}: {crashes} crashes", mode.name());
+            });
+            said(crashes.map(|crashes| format!("{crashes} crashes, none went wrong")))
+        }
+        Command::Errors => {
+            let runs = errors::every_error(real, |script, mode, runs| {
+                println!("{script}, {}: {runs} errors", mode.name());
+            });
+            said(runs.map(|runs| format!("{runs} errors, none went wrong")))
+        }
         Command::Planted => planted(),
         Command::Links { seeds, plant } => run_links(seeds, plant),
         Command::Damage { seeds, verbose } => run_worlds("damage", rest::world, seeds, verbose),
         Command::Away { seeds, verbose } => run_worlds("away", away::world, seeds, verbose),
     };
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints a result or what went wrong; whether it went well.
+fn said<E: std::fmt::Display>(outcome: Result<String, E>) -> bool {
+    match &outcome {
+        Ok(text) => println!("{text}"),
+        Err(why) => eprintln!("{why}"),
+    }
+    outcome.is_ok()
 }
 
 fn line(totals: &Totals) -> String {

@@ -4,30 +4,28 @@
 //! are over, every request is answered, everything dirty is destaged, and the primaries alone hold
 //! the content.
 
-use forebay_block::{ByteRange, ErrorKind, IoOp};
+use forebay_block::{ByteRange, IoOp};
 use forebay_engine::{ContentLocality, Eviction, Health, Setting, State, Stats, Target, Trust};
 
 use forebay_model::Model;
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
-use crate::disk::{Fate, Fault, Rule};
+use crate::disk::{Fate, Rule};
 use crate::failure::Kind;
 use crate::pages::Pages;
 use crate::planted::Mischief;
 use crate::rest;
-use crate::rng::Rng;
 use crate::script::Step;
 use crate::shard::Maker;
-use crate::world::{Failure, Tally, World};
+use crate::tally::Tally;
+use crate::world::{Failure, World};
 
 const SECOND: u64 = 1_000_000_000;
 /// Virtual time in which a request must be answered once all faults are over.
 const ANSWER_MAX: u64 = 300 * SECOND;
 /// Virtual time after which clients no longer wait for a fault to end by itself.
 const PATIENCE: u64 = 5 * SECOND;
-/// Length of the reads that check everything, in bytes.
-const CHECK_BYTES: u64 = 32 << 10;
 
 /// The result of a run that did not fail.
 #[derive(Debug)]
@@ -169,16 +167,6 @@ impl World {
         if let Some(server) = self.server.as_mut() {
             server.each(|engine| engine.set_drain(on));
         }
-    }
-
-    /// Ends the faults that can end.
-    pub(crate) fn heal(&mut self) {
-        if !self.setup.meets(Scenario::CacheVanishes) {
-            self.cache.heal();
-        }
-        let away = self.away.map(|away| away.volume);
-        let disks = self.primaries.iter_mut().enumerate();
-        disks.filter(|(at, _)| Some(*at) != away).for_each(|(_, disk)| disk.heal());
     }
 
     /// Processes the next event, and the crash if it is due. Returns false if there is no event.
@@ -419,7 +407,7 @@ impl World {
 
     /// Whether every write of a volume went through the log. Writes past it may be torn by the
     /// primary.
-    fn is_atomic(&self, volume: usize) -> bool {
+    pub(crate) fn is_atomic(&self, volume: usize) -> bool {
         let ended = self.was_broken && self.setup.may_end_cache();
         !ended && !self.overflowed && self.setup.is_atomic(volume)
     }
@@ -436,77 +424,6 @@ impl World {
             for sector in self.primaries[volume].lost() {
                 self.models[volume].forget_failure(sector);
             }
-        }
-    }
-
-    /// Begins the faults of the run.
-    fn break_something(&mut self, seed: u64) {
-        self.broken = true;
-        self.was_broken = true;
-        if !self.setup.outcome().crashes {
-            self.crash_in = None;
-        }
-        self.begin(self.setup.scenario, Rng::new(seed));
-        if let Some(also) = self.setup.also {
-            self.begin(also, Rng::new(!seed));
-        }
-    }
-
-    /// Begins one fault.
-    fn begin(&mut self, scenario: Scenario, mut rng: Rng) {
-        let everywhere = ByteRange::new(0, u64::MAX);
-        let some = rng.within(1, 6) as u32;
-        let rule = |fault, ops, times| Rule { fault, ops, range: everywhere, times };
-        let media = Fault::Error(ErrorKind::Media);
-        let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
-        let chosen = rng.below(self.primaries.len() as u64) as usize;
-        match scenario {
-            Scenario::Crashes | Scenario::ModeSwitches | Scenario::CacheDamaged => {}
-            Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
-            Scenario::CacheWriteErrors => {
-                let fault = rng.pick(&[media, Fault::TornError]);
-                self.cache.add_rule(rule(fault, write, some));
-            }
-            Scenario::CacheWritesFail => {
-                let fault = rng.pick(&[media, Fault::TornError]);
-                self.cache.add_rule(rule(fault, write, u32::MAX));
-            }
-            Scenario::CacheFlushErrors => self.cache.add_rule(rule(media, &[IoOp::Flush], some)),
-            Scenario::CacheFull => {
-                let full = Fault::Error(ErrorKind::NoSpace);
-                self.cache.add_rule(rule(full, write, u32::MAX));
-            }
-            Scenario::CacheVanishes => self.cache.vanish(),
-            Scenario::CacheRot => {
-                let area = self.cache.size() - (1 << 20);
-                for _ in 0..rng.within(1, 200) {
-                    let at = (1 << 20) + rng.below(area);
-                    self.cache.rot(at, rng.below(8) as u32);
-                }
-            }
-            Scenario::CacheLosesWrites => self.cache.add_rule(rule(Fault::Lost, write, some)),
-            Scenario::CacheMisdirects => {
-                let by = rng.within(1, 64) * 4096;
-                self.cache.add_rule(rule(Fault::Misdirected(by), write, some));
-            }
-            Scenario::CacheSlow => {
-                let slow = Fault::Slow(rng.below(4 * SECOND));
-                self.cache.add_rule(rule(slow, &[IoOp::Read, IoOp::Write, IoOp::Flush], some));
-            }
-            Scenario::PrimaryReadErrors => {
-                self.primaries[chosen].add_rule(rule(media, &[IoOp::Read], some));
-            }
-            Scenario::PrimaryWriteErrors => {
-                let fault = rng.pick(&[media, Fault::TornError]);
-                self.primaries[chosen].add_rule(rule(fault, write, some));
-            }
-            Scenario::PrimaryFlushErrors => {
-                self.primaries[chosen].add_rule(rule(media, &[IoOp::Flush], some));
-            }
-            Scenario::PrimaryVanishes => self.primaries[chosen].vanish(),
-            Scenario::PrimaryStaysAway => self.send_away(),
-            Scenario::CacheLost => self.lose_cache = true,
-            Scenario::CacheStale => self.turn_back = true,
         }
     }
 
@@ -558,157 +475,5 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    /// Reads everything that clients touched and compares it with the model; after a crash, also
-    /// checks that no block mixes two versions.
-    fn check_all(&mut self, after_crash: bool) -> Result<(), Failure> {
-        self.settle()?;
-        for volume in 0..self.setup.volumes.len() {
-            let windows = self.setup.volumes[volume].windows.clone();
-            self.strict = after_crash && self.is_atomic(volume);
-            for window in windows {
-                let mut at = window.offset;
-                while at < window.end() && self.server.is_some() {
-                    let len = CHECK_BYTES.min(window.end() - at);
-                    let depth = self.setup.client_depth;
-                    self.wait("a check", |world| world.waiting() < depth)?;
-                    let range = ByteRange::new(at, len);
-                    if self.server.is_some() && !self.would_hang(volume, IoOp::Read, range) {
-                        self.request(volume, IoOp::Read, range, false, None)?;
-                    }
-                    at += len;
-                }
-            }
-            self.settle()?;
-            self.strict = false;
-        }
-        Ok(())
-    }
-
-    /// Checks that the counters add up.
-    fn check_stats(&mut self) -> Result<(), Failure> {
-        let Some(server) = &self.server else { return Ok(()) };
-        if server.health() != Health::Good {
-            return Ok(());
-        }
-        for (shard, s) in server.stats(self.now).iter().enumerate() {
-            let sum = s.hits + s.partial_hits + s.misses + s.bypasses;
-            if s.lookups != sum {
-                let what = format!("shard {shard}: {} lookups, but {sum} outcomes", s.lookups);
-                return Err(self.fail(Kind::Counters, what));
-            }
-            if s.fenced_blocks > s.dirty_blocks {
-                let what = format!(
-                    "shard {shard}: {} blocks fenced, but {} dirty",
-                    s.fenced_blocks, s.dirty_blocks
-                );
-                return Err(self.fail(Kind::Counters, what));
-            }
-            if s.dirty_blocks > s.cached_blocks {
-                let what = format!(
-                    "shard {shard}: {} blocks dirty of {} cached",
-                    s.dirty_blocks, s.cached_blocks
-                );
-                return Err(self.fail(Kind::Counters, what));
-            }
-            if s.associate_blocks > s.cached_blocks
-                || s.payload_bytes > (s.cached_blocks + s.associate_blocks) * 4096
-            {
-                let what = format!(
-                    "shard {shard}: {} deltas and {} bytes of payload of {} blocks cached",
-                    s.associate_blocks, s.payload_bytes, s.cached_blocks
-                );
-                return Err(self.fail(Kind::Counters, what));
-            }
-            let packed = s.lz4_blocks + s.zstd_blocks + s.similar_blocks;
-            let whole = s.raw_blocks + packed + s.zero_blocks;
-            let sizes: u64 = s.deltas_by_size.iter().sum();
-            if whole > s.cached_blocks
-                || whole + s.fenced_blocks < s.cached_blocks
-                || sizes != s.delta_blocks
-                || s.delta_tries < s.delta_blocks
-                || s.dense_tries < s.dense_blocks
-                || s.similar_tries < s.similar_written
-                || s.similar_searches < s.similar_tries
-            {
-                return Err(
-                    self.fail(Kind::Counters, format!("shard {shard}: kinds do not add up: {s:?}"))
-                );
-            }
-            if s.ram_compressed_blocks > s.ram_blocks
-                || s.ram_compressed_bytes > s.ram_bytes
-                || s.ram_bytes > self.setup.ram_bytes
-                || s.ram_compressed_blocks > s.ram_compression_tries
-            {
-                return Err(
-                    self.fail(Kind::Counters, format!("shard {shard}: RAM does not add up: {s:?}"))
-                );
-            }
-            // Parts of a failed flush may continue after its answer.
-            let parts = self.server.as_ref().map_or(0, |server| server.in_flight() as u64);
-            if self.is_idle() && s.requests_in_flight > parts {
-                let what = format!("shard {shard}: {} requests never end", s.requests_in_flight);
-                return Err(self.fail(Kind::Counters, what));
-            }
-        }
-        Ok(())
-    }
-
-    /// Compares the primaries' current content with the model, where they must be complete.
-    fn check_primaries(&self) -> Result<(), Failure> {
-        for volume in 0..self.models.len() {
-            if self.setup.is_complete(volume) {
-                self.compare(volume)?;
-            } else if let Some(alone) = &self.alone[volume] {
-                self.compare_with(volume, alone)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Checks that the primaries alone hold the content, even without cache and power.
-    fn check_alone(&mut self) -> Result<(), Failure> {
-        for volume in 0..self.models.len() {
-            let model = self.models[volume].clone();
-            self.models[volume].crash();
-            let verdict = self.compare(volume);
-            self.models[volume] = model;
-            verdict?;
-        }
-        Ok(())
-    }
-
-    fn compare(&self, volume: usize) -> Result<(), Failure> {
-        self.compare_with(volume, &self.models[volume])
-    }
-
-    fn compare_with(&self, volume: usize, model: &Model) -> Result<(), Failure> {
-        for &window in &self.setup.volumes[volume].windows {
-            let data = self.stored(volume, window);
-            let verdict = model.check(window.offset / 512, &data);
-            verdict.map_err(|v| self.fail(Kind::Alone, format!("on the primary alone: {v}")))?;
-        }
-        Ok(())
-    }
-
-    /// Checks primaries after the loss of the cache: where they are not complete, they hold older
-    /// content of the same place and nothing else.
-    fn check_losses(&mut self) -> Result<(), Failure> {
-        for volume in 0..self.models.len() {
-            for window in self.setup.volumes[volume].windows.clone() {
-                let data = self.stored(volume, window);
-                let verdict = self.models[volume].check_origin(window.offset / 512, &data);
-                verdict
-                    .map_err(|v| self.fail(Kind::Alone, format!("on the primary alone: {v}")))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn stored(&self, volume: usize, range: ByteRange) -> Vec<u8> {
-        let mut data = vec![0; range.len as usize];
-        self.primaries[volume].image().read(range.offset, &mut data);
-        data
     }
 }

@@ -10,7 +10,7 @@ use crate::planted::{Bug, Mischief};
 use crate::run::{Options, Report, run};
 use crate::script::{Step, script};
 use crate::shard::real;
-use crate::world::Tally;
+use crate::tally::Tally;
 
 thread_local! {
     /// The seed that this thread is running, for the message of a panic.

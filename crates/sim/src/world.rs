@@ -15,6 +15,7 @@ use forebay_volume::{Ask, Asked, Done, FlushGate};
 use crate::boot::Pool;
 use crate::client::Client;
 use crate::config::Setup;
+use crate::dealer::Dealer;
 use crate::disk::{Fate, SimDisk, Slot};
 pub use crate::failure::Failure;
 use crate::failure::Kind;
@@ -23,6 +24,7 @@ use crate::planted::{Deed, Mischief};
 use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::shard::Maker;
+use crate::tally::Tally;
 use crate::trace::Trace;
 
 /// Longest delay of a turn after its cause, in nanoseconds: several causes may meet in one turn.
@@ -33,79 +35,6 @@ const WITNESS_DELAY: u64 = 3_000_000;
 const CHECK_EVERY: u64 = 128;
 /// Maximum number of events in a run; a longer run is taken to be looping.
 const EVENTS_MAX: u64 = 4_000_000;
-
-/// Counters of a run.
-#[derive(Clone, Default, Debug)]
-pub struct Tally {
-    /// Number of events.
-    pub events: u64,
-    /// Crashes, including those during recovery.
-    pub crashes: u64,
-    /// Crashes during recovery.
-    pub recovery_crashes: u64,
-    /// Requests of clients that were answered.
-    pub requests: u64,
-    /// Requests of clients that failed.
-    pub failed: u64,
-    /// Starts that were refused.
-    pub refusals: u64,
-    /// Records of stripes that a failed cache left.
-    pub detached: u64,
-    /// Disk requests that a fault struck.
-    pub struck: u64,
-    /// Bytes compared with the model.
-    pub checked: u64,
-    /// Blocks written as deltas, by servers that did not stop in order. So are the counters up to
-    /// `unpacked`.
-    pub deltas: u64,
-    /// Blocks written whole again at reclaim.
-    pub rebased: u64,
-    /// Blocks written that share the payload of another.
-    pub duplicates: u64,
-    /// Blocks that reclaim rewrote in a denser form.
-    pub dense: u64,
-    /// Blocks written against similar ones.
-    pub similar: u64,
-    /// Blocks read together with missed ones.
-    pub around: u64,
-    /// Blocks compressed in RAM.
-    pub packed: u64,
-    /// Hits on blocks compressed in RAM.
-    pub unpacked: u64,
-    /// Longest time of a client's write, in nanoseconds.
-    pub slowest_write: u64,
-    /// Number of writes that were uncertain at the first crash.
-    pub uncertain: Option<usize>,
-    /// Longest time of a request of a volume while another volume's primary was away, in
-    /// nanoseconds.
-    pub slowest: u64,
-    /// Whether the last crash came after the whole script.
-    pub crashed_at_end: bool,
-}
-
-impl Tally {
-    /// Adds the counts of another run.
-    pub fn add(&mut self, other: &Self) {
-        self.events += other.events;
-        self.crashes += other.crashes;
-        self.recovery_crashes += other.recovery_crashes;
-        self.requests += other.requests;
-        self.failed += other.failed;
-        self.refusals += other.refusals;
-        self.detached += other.detached;
-        self.struck += other.struck;
-        self.checked += other.checked;
-        self.deltas += other.deltas;
-        self.duplicates += other.duplicates;
-        self.dense += other.dense;
-        self.similar += other.similar;
-        self.rebased += other.rebased;
-        self.around += other.around;
-        self.packed += other.packed;
-        self.unpacked += other.unpacked;
-        self.slowest_write = self.slowest_write.max(other.slowest_write);
-    }
-}
 
 /// A future event.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -535,17 +464,10 @@ impl World {
         }
     }
 
-    /// Adds the counters of how servers stored blocks, before they are lost.
+    /// Adds the counters of the engines, before they are lost.
     pub(crate) fn count_deltas(&mut self) {
         for stats in self.server.as_ref().map(|server| server.stats(self.now)).unwrap_or_default() {
-            self.tally.deltas += stats.delta_blocks;
-            self.tally.duplicates += stats.duplicate_blocks;
-            self.tally.dense += stats.dense_blocks;
-            self.tally.similar += stats.similar_written;
-            self.tally.rebased += stats.rebased_blocks;
-            self.tally.around += stats.read_around_blocks;
-            self.tally.packed += stats.ram_compression_tries;
-            self.tally.unpacked += stats.ram_compressed_hit_blocks;
+            self.tally.count(&stats);
         }
     }
 
@@ -586,46 +508,5 @@ fn target_number(target: Target) -> u64 {
     match target {
         Target::Cache => 0,
         Target::Primary(volume) => 1 + u64::from(volume.0),
-    }
-}
-
-/// Deals out fates at a crash: each crash leans one way, since mixed ways hide each other.
-struct Dealer {
-    rng: Rng,
-    style: u64,
-    scripted: Option<std::vec::IntoIter<Fate>>,
-    dealt: Vec<Fate>,
-}
-
-impl Dealer {
-    fn new(mut rng: Rng, scripted: Option<Vec<Fate>>) -> Self {
-        let style = rng.below(6);
-        Self { rng, style, scripted: scripted.map(Vec::into_iter), dealt: Vec::new() }
-    }
-
-    fn deal(&mut self, sectors: u64) -> Fate {
-        let fate = match &mut self.scripted {
-            Some(fates) => fates.next().unwrap_or(Fate::Drop),
-            None => self.draw(sectors),
-        };
-        self.dealt.push(fate);
-        fate
-    }
-
-    fn draw(&mut self, sectors: u64) -> Fate {
-        let rng = &mut self.rng;
-        match self.style {
-            0 => Fate::Drop,
-            1 => Fate::Keep,
-            2 if rng.percent(80) => Fate::Keep,
-            3 if rng.percent(80) => Fate::Drop,
-            _ => match rng.below(6) {
-                0 | 1 => Fate::Keep,
-                2 => Fate::Drop,
-                3 => Fate::Prefix(rng.below(sectors + 1)),
-                4 => Fate::Scatter(rng.number()),
-                _ => Fate::Garble(rng.number()),
-            },
-        }
     }
 }

@@ -1,6 +1,8 @@
 //! Calm disks and no faults: no write takes much longer than its devices do, in any mode, and none
 //! waits for a timer.
 
+mod support;
+
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
@@ -20,17 +22,8 @@ const PRIMARY: (u64, u64) = (200 * MICRO, 2_000 * MICRO);
 const TIMES: u64 = 10;
 
 fn calm(seed: u64, mode: Mode, depth: usize) -> Setup {
-    let mut setup = Setup::from_seed(seed);
+    let mut setup = support::one_volume(seed, mode);
     setup.scenario = Scenario::ModeSwitches;
-    setup.also = None;
-    setup.shards = 1;
-    setup.volumes.truncate(1);
-    let volume = &mut setup.volumes[0];
-    volume.size = 4 << 20;
-    volume.mode = mode;
-    volume.sequential_threshold = 0;
-    volume.windows = vec![ByteRange::new(0, 256 << 10)];
-    setup.segment_size = 64 << 10;
     setup.segments = 40;
     setup.index_blocks = 960;
     setup.dirty_limit_percent = 70;
@@ -38,7 +31,6 @@ fn calm(seed: u64, mode: Mode, depth: usize) -> Setup {
     setup.cache.size = (2 << 20) + (2880 << 10);
     (setup.cache.latency, setup.cache.flush) = ((10 * MICRO, CACHE.0), (20 * MICRO, CACHE.1));
     setup.cache.slow_percent = 0;
-    setup.primary.garbles = false;
     (setup.primary.latency, setup.primary.flush) =
         ((50 * MICRO, PRIMARY.0), (500 * MICRO, PRIMARY.1));
     setup.primary.slow_percent = 0;

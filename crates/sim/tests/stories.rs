@@ -1,5 +1,7 @@
 //! Bugs found by the simulator, each with its story and a world in which it is likely.
 
+mod support;
+
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
@@ -13,21 +15,12 @@ use forebay_sim::shard::real;
 
 /// A world without faults: one shard, one volume in this mode, a log of eight small segments.
 fn small(seed: u64, mode: Mode) -> Setup {
-    let mut setup = Setup::from_seed(seed);
-    (setup.scenario, setup.also) = (Scenario::Crashes, None);
-    setup.shards = 1;
-    setup.volumes.truncate(1);
-    let volume = &mut setup.volumes[0];
-    volume.size = 4 << 20;
-    volume.mode = mode;
-    volume.sequential_threshold = 0;
-    volume.windows = vec![ByteRange::new(0, 256 << 10)];
-    setup.segment_size = 64 << 10;
+    let mut setup = support::one_volume(seed, mode);
+    setup.scenario = Scenario::Crashes;
     setup.segments = 8;
     setup.index_blocks = 192;
     setup.compress = false;
     setup.cache.size = (2 << 20) + (576 << 10);
-    setup.primary.garbles = false;
     setup
 }
 

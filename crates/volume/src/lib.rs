@@ -15,7 +15,7 @@ mod port;
 mod record;
 mod registry;
 mod router;
-mod split;
+mod stripes;
 
 pub use flush_gate::{Ask, Asked, Ended, FailedFlushes, FlushGate};
 pub use port::ShardPort;
@@ -24,4 +24,4 @@ pub use registry::{Registry, RegistryError, SEQUENTIAL_THRESHOLD, Volume};
 pub use router::{
     ClientKey, DISCARD_MAX, Done, PIECES_MAX, REQUESTS_MAX, Router, RouterConfig, WAVE, origin_of,
 };
-pub use split::{next_piece, shard_of};
+pub use stripes::shard_of;

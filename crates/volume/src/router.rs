@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 
 use forebay_block::{
     BufPool, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag,
-    REQUEST_MAX, SHARDS_MAX, STRIPE_SIZE, Slab, VolumeId,
+    REQUEST_MAX, SHARDS_MAX, Slab, VolumeId,
 };
 use forebay_engine::{Bypass, Reply, Request, RequestId};
 use forebay_policy::SequentialDetector;
@@ -35,7 +35,7 @@ use crate::flush_gate::FailedFlushes;
 use crate::port::ShardPort;
 use crate::record::Recorded;
 use crate::registry::Registry;
-use crate::split::{next_piece, shard_of};
+use crate::stripes::shard_of;
 
 /// Most client requests in flight in one router.
 pub const REQUESTS_MAX: usize = 1 << 16;
@@ -334,7 +334,7 @@ impl Router {
     fn fits_one_shard(&self, io: &Io) -> bool {
         match io.op {
             IoOp::Flush => self.shards == 1,
-            _ => next_piece(io.range) == io.range,
+            _ => io.range.is_in_one_stripe(),
         }
     }
 
@@ -345,7 +345,7 @@ impl Router {
         bypass: Option<Bypass>,
         port: &mut dyn ShardPort,
     ) {
-        let shard = shard_of(origin.volume, io.range.offset / STRIPE_SIZE, self.shards);
+        let shard = shard_of(origin.volume, io.range.stripe(), self.shards);
         let request = Request {
             id: self.name(Sent::Whole(origin)),
             volume: origin.volume,
@@ -472,9 +472,9 @@ impl Join {
             self.rest = ByteRange { offset: self.rest.offset + 1, len: self.rest.len - 1 };
             return (shard, ByteRange::default());
         }
-        let piece = next_piece(self.rest);
-        self.rest = ByteRange { offset: piece.end(), len: self.rest.len - piece.len };
-        (shard_of(self.origin.volume, piece.offset / STRIPE_SIZE, shards), piece)
+        let piece;
+        (piece, self.rest) = self.rest.split_at_stripe();
+        (shard_of(self.origin.volume, piece.stripe(), shards), piece)
     }
 
     fn piece_buffer(&self, piece: ByteRange, buffers: &BufPool) -> IoBuf {

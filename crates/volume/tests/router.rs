@@ -59,9 +59,9 @@ impl ShardPort for Shards {
         }
         assert_eq!(origin_of(request.id), usize::from(ORIGIN));
         if request.op != IoOp::Flush {
-            let first = request.range.offset / STRIPE_SIZE;
-            assert_eq!(first, (request.range.end() - 1) / STRIPE_SIZE, "one stripe");
-            assert_eq!(shard, shard_of(request.volume, first, self.taken.len()));
+            assert!(request.range.is_in_one_stripe(), "{}", request.range);
+            let stripe = request.range.stripe();
+            assert_eq!(shard, shard_of(request.volume, stripe, self.taken.len()));
         }
         self.taken[shard].push_back(request);
         Ok(())

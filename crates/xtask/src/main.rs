@@ -2,15 +2,16 @@
 //! xtask layers` (dependencies between crates, and between the rooms of the engine) and `cargo
 //! xtask style` (the form of source files and documents). Each prints the violations and how to fix
 //! them, and exits with 1 if there are any. `cargo xtask rooms` prints which rooms of the engine
-//! each room imports; `cargo xtask settings` writes the table of settings to the reference.
+//! each room imports; `cargo xtask settings` and `cargo xtask statistics` write the tables of the
+//! code to the manual.
 
 mod docs;
 mod layers;
 mod markdown;
 mod rooms;
 mod scan;
-mod settings;
 mod style;
+mod tables;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,9 +27,10 @@ fn main() -> ExitCode {
         }),
         ["rooms"] => rooms::graph(&root()),
         ["style"] => style::workspace(&root()),
-        ["settings"] => settings::write(&root()),
+        ["settings"] => tables::SETTINGS.write(&root()),
+        ["statistics"] => tables::STATISTICS.write(&root()),
         _ => {
-            eprintln!("usage: cargo xtask layers | rooms | style | settings");
+            eprintln!("usage: cargo xtask layers | rooms | style | settings | statistics");
             return ExitCode::from(2);
         }
     };

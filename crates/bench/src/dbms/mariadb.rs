@@ -82,20 +82,15 @@ impl Dbms for MariaDb {
         self.connect("").is_ok()
     }
 
-    fn describe(setting: &Setting) -> String {
+    fn own_settings(setting: &Setting) -> String {
         let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
-        let mut text = format!(
+        format!(
             "buffer pool {}, {} pages of it to be kept free, redo log {}, O_DIRECT, flush at each \
              commit, doublewrite",
             mib(setting.buffer_pool),
             lru_scan_depth(setting.buffer_pool),
             mib(setting.redo_log)
-        );
-        for line in &setting.more {
-            text += ", ";
-            text += line;
-        }
-        text
+        )
     }
 
     fn process(&self) -> &Process {

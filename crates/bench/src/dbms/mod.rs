@@ -65,8 +65,14 @@ pub trait Dbms: Sized {
         Ok(self)
     }
 
-    /// The settings in one line.
-    fn describe(setting: &Setting) -> String;
+    /// The settings that it always has, and those of [`Setting`] but for `more`, in one line.
+    fn own_settings(setting: &Setting) -> String;
+
+    /// All settings in one line.
+    fn describe(setting: &Setting) -> String {
+        let own = [Self::own_settings(setting)];
+        own.iter().chain(&setting.more).cloned().collect::<Vec<_>>().join(", ")
+    }
 
     /// Its process.
     fn process(&self) -> &Process;

@@ -127,7 +127,7 @@ impl Dbms for Postgres {
         self.query("SELECT 1").is_ok()
     }
 
-    fn describe(setting: &Setting) -> String {
+    fn own_settings(setting: &Setting) -> String {
         let mib = |bytes: u64| bytes >> 20;
         let mut text = format!(
             "shared_buffers {} MiB, max_wal_size {} MiB, fsync, full_page_writes, checksums",
@@ -136,10 +136,6 @@ impl Dbms for Postgres {
         );
         if let Some(bytes) = setting.page_cache {
             text += &format!(", page cache at most about {} MiB", mib(bytes));
-        }
-        for line in &setting.more {
-            text += ", ";
-            text += line;
         }
         text
     }

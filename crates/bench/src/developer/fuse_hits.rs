@@ -46,21 +46,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "this needs root: it mounts and makes disks");
     let place = Place::new(args.hits.common.dir.as_deref())?;
     let size = args.hits.size();
-    place.sparse("primary", size)?;
     let volumes = place.path("volumes");
     fs::create_dir_all(&volumes)?;
-    let setting = Setting {
-        primary: place.text("primary"),
-        cache: ("cache".to_owned(), size * 3),
-        mode: "write-back",
-        ram: size * 2,
-        shards: args.shards,
-        more: vec![
-            "--sequential-threshold=0".to_owned(),
-            format!("--fuse={}", volumes.display()),
-            format!("--fuse-transport={}", args.fuse_transport),
-        ],
-    };
+    let mut setting = args.hits.setting(&place, args.shards, size * 2)?;
+    setting.more.push(format!("--fuse={}", volumes.display()));
+    setting.more.push(format!("--fuse-transport={}", args.fuse_transport));
     let forebay = Server::forebay(&binary(args.hits.common.forebay.as_deref())?, &place, &setting)?;
     forebay.load(&hits::fill(size), |_| {})?;
     forebay.drain()?;

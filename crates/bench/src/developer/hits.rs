@@ -9,7 +9,8 @@ use crate::load::content::Content;
 use crate::load::{Load, Pattern};
 use crate::report::progress;
 use crate::rig::Common;
-use crate::rig::server::{Server, Status};
+use crate::rig::place::Place;
+use crate::rig::server::{Server, Setting, Status};
 
 /// Requests in flight.
 pub const DEPTH: usize = 32;
@@ -43,6 +44,20 @@ impl Hits {
     /// Size of the data, in bytes.
     pub fn size(&self) -> u64 {
         self.mib << 20
+    }
+
+    /// A server in write-back of a new `primary` of that size, which it caches whole. `ram` is in
+    /// bytes; requests in sequence are cached too.
+    pub fn setting(&self, place: &Place, shards: u16, ram: u64) -> anyhow::Result<Setting> {
+        place.sparse("primary", self.size())?;
+        Ok(Setting {
+            primary: place.text("primary"),
+            cache: ("cache".to_owned(), self.size() * 3),
+            mode: "write-back",
+            ram,
+            shards,
+            more: vec!["--sequential-threshold=0".to_owned()],
+        })
     }
 
     /// Measures two servers in turns. `one` gets the numbers of the server and the turn; it returns

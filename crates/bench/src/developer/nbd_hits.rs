@@ -55,15 +55,7 @@ impl Tool {
 pub fn ram(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.hits.common.dir.as_deref())?;
     let size = args.hits.size();
-    place.sparse("primary", size)?;
-    let setting = Setting {
-        primary: place.text("primary"),
-        cache: ("cache".to_owned(), size * 3),
-        mode: "write-back",
-        ram: size * 2,
-        shards: args.shards,
-        more: vec!["--sequential-threshold=0".to_owned()],
-    };
+    let setting = args.hits.setting(&place, args.shards, size * 2)?;
     let forebay = Server::forebay(&binary(args.hits.common.forebay.as_deref())?, &place, &setting)?;
     let other = Server::nbdkit_memory(&place, size)?;
     for server in [&forebay, &other] {
@@ -81,16 +73,8 @@ pub fn ram(args: &Args) -> anyhow::Result<()> {
 pub fn ssd(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.hits.common.dir.as_deref())?;
     let size = args.hits.size();
-    place.sparse("primary", size)?;
     place.sparse("plain", size)?;
-    let setting = Setting {
-        primary: place.text("primary"),
-        cache: ("cache".to_owned(), size * 3),
-        mode: "write-back",
-        ram: 1 << 20,
-        shards: args.shards,
-        more: vec!["--sequential-threshold=0".to_owned()],
-    };
+    let setting = args.hits.setting(&place, args.shards, 1 << 20)?;
     let plain = Setting {
         primary: place.text("plain"),
         cache: ("unused".to_owned(), 64 << 20),

@@ -138,33 +138,26 @@ impl Value for Percent {
     }
 }
 
-impl Value for u32 {
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| format!("{text:?} is not a whole number up to {}", Self::MAX))
-    }
+macro_rules! whole_numbers {
+    ($($number:ty),+) => {
+        $(impl Value for $number {
+            fn read(text: &str) -> Result<Self, String> {
+                let wrong = || format!("{text:?} is not a whole number up to {}", Self::MAX);
+                text.parse().map_err(|_| wrong())
+            }
 
-    fn text(&self) -> String {
-        self.to_string()
-    }
+            fn text(&self) -> String {
+                self.to_string()
+            }
 
-    fn number(&self) -> Option<u64> {
-        Some((*self).into())
-    }
+            fn number(&self) -> Option<u64> {
+                Some((*self).into())
+            }
+        })+
+    };
 }
 
-impl Value for u16 {
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| format!("{text:?} is not a whole number up to {}", Self::MAX))
-    }
-
-    fn text(&self) -> String {
-        self.to_string()
-    }
-
-    fn number(&self) -> Option<u64> {
-        Some((*self).into())
-    }
-}
+whole_numbers!(u16, u32);
 
 impl Value for bool {
     fn read(text: &str) -> Result<Self, String> {

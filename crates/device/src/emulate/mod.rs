@@ -5,14 +5,12 @@
 mod model;
 mod spindle;
 
-use std::io;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_block::{Completion, DeviceInfo, Instant, Io, IoQueue, IoTag};
 
 use crate::device::BlockDevice;
-use crate::ring::Ring;
+use crate::layer::{Layer, Layered};
 use model::{Model, Ticket};
 
 /// A device that can be emulated.
@@ -45,8 +43,10 @@ impl Profile {
 }
 
 /// A device with the timing of another.
-pub struct EmulatedDevice {
-    inner: Arc<dyn BlockDevice>,
+pub type EmulatedDevice = Layered<Emulation>;
+
+/// The model of a device that all queues share.
+pub struct Emulation {
     info: DeviceInfo,
     shared: Arc<Mutex<Shared>>,
 }
@@ -62,10 +62,10 @@ struct Shared {
 }
 
 impl EmulatedDevice {
-    /// Gives `inner` the timing of `profile`; `seed` sets the initial angle of its platters.
+    /// Gives `below` the timing of `profile`; `seed` sets the initial angle of its platters.
     #[must_use]
-    pub fn new(inner: Arc<dyn BlockDevice>, profile: Profile, seed: u64) -> Self {
-        let mut info = inner.info().clone();
+    pub fn new(below: Arc<dyn BlockDevice>, profile: Profile, seed: u64) -> Self {
+        let mut info = below.info().clone();
         info.rotational = profile != Profile::Cloud;
         info.fast_zero = false;
         if matches!(profile, Profile::Raid10x4 | Profile::San) {
@@ -77,33 +77,25 @@ impl EmulatedDevice {
             ended: Vec::new(),
             queues: Vec::new(),
         };
-        Self { inner, info, shared: Arc::new(Mutex::new(shared)) }
+        let layer = Emulation { info, shared: Arc::new(Mutex::new(shared)) };
+        Self { below, layer }
     }
 }
 
-impl BlockDevice for EmulatedDevice {
-    fn info(&self) -> &DeviceInfo {
+impl Layer for Emulation {
+    fn info<'a>(&'a self, _: &'a DeviceInfo) -> &'a DeviceInfo {
         &self.info
     }
 
-    fn remark(&self) -> Option<&str> {
-        self.inner.remark()
-    }
-
-    fn prepare(&self, queues: usize) -> io::Result<()> {
-        self.inner.prepare(queues)
-    }
-
-    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
-        let inner = self.inner.open_queue(ring)?;
+    fn queue(&self, below: Box<dyn IoQueue>) -> Box<dyn IoQueue> {
         let mut shared = locked(&self.shared);
         let id = shared.queues.iter().position(Option::is_none).unwrap_or_else(|| {
             shared.queues.push(None);
             shared.queues.len() - 1
         });
         shared.queues[id] = Some(Vec::new());
-        Ok(Box::new(EmulatedQueue {
-            inner,
+        Box::new(EmulatedQueue {
+            inner: below,
             info: self.info.clone(),
             shared: Arc::clone(&self.shared),
             id,
@@ -111,7 +103,7 @@ impl BlockDevice for EmulatedDevice {
             free: Vec::new(),
             done: Vec::new(),
             due: Vec::new(),
-        }))
+        })
     }
 }
 

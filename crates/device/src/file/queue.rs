@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{
-    ByteRange, Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoError, IoOp, IoQueue,
+    ByteRange, Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoError, IoOp, IoQueue, Slab,
 };
 use rustix::io::Errno;
 
@@ -36,15 +36,14 @@ pub(super) struct FileQueue {
     shared: Arc<Shared>,
     client: Client,
     file: RingFile,
-    jobs: Vec<Option<Job>>,
-    free: Vec<usize>,
+    jobs: Slab<Job>,
     serial: u64,
     /// Number of jobs that change only a part of a logical block.
     partial: usize,
     /// Jobs that wait for an earlier change of the same block.
-    waiting: VecDeque<usize>,
+    waiting: VecDeque<u32>,
     /// Jobs whose next step did not fit into the ring.
-    stalled: VecDeque<usize>,
+    stalled: VecDeque<u32>,
     retry_at: Instant,
     now: Instant,
     fetched: Vec<Done>,
@@ -87,7 +86,7 @@ impl IoQueue for FileQueue {
     }
 
     fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
-        if self.jobs.len() - self.free.len() + self.finished.len() >= QUEUE_MAX {
+        if self.jobs.len() + self.finished.len() >= QUEUE_MAX {
             return Err(io);
         }
         self.now = now;
@@ -133,8 +132,7 @@ impl FileQueue {
             shared,
             client,
             file,
-            jobs: Vec::new(),
-            free: Vec::new(),
+            jobs: Slab::new(QUEUE_MAX as u32),
             serial: 0,
             partial: 0,
             waiting: VecDeque::new(),
@@ -146,12 +144,12 @@ impl FileQueue {
         }
     }
 
-    fn insert(&mut self, io: Io) -> usize {
+    fn insert(&mut self, io: Io) -> u32 {
         self.serial += 1;
         let block = u64::from(self.shared.info.logical_block);
         let partial = io.op.changes_data() && !io.range.is_aligned(block);
         self.partial += usize::from(partial);
-        let job = Job {
+        self.jobs.insert(Job {
             io,
             partial,
             serial: self.serial,
@@ -160,21 +158,11 @@ impl FileQueue {
             bounce: IoBuf::empty(),
             moved: 0,
             retries: 0,
-        };
-        match self.free.pop() {
-            Some(index) => {
-                self.jobs[index] = Some(job);
-                index
-            }
-            None => {
-                self.jobs.push(Some(job));
-                self.jobs.len() - 1
-            }
-        }
+        })
     }
 
-    fn job(&mut self, index: usize) -> &mut Job {
-        self.jobs[index].as_mut().expect("a job lives until it is finished")
+    fn job(&mut self, index: u32) -> &mut Job {
+        self.jobs.get_mut(index).expect("a job lives until it is finished")
     }
 
     /// Required alignment of reads and writes, in bytes.
@@ -183,14 +171,14 @@ impl FileQueue {
     }
 
     /// Whether an earlier change of the same logical block must finish first.
-    fn is_blocked(&self, index: usize) -> bool {
-        let Some(mine) = &self.jobs[index] else { return false };
+    fn is_blocked(&self, index: u32) -> bool {
+        let Some(mine) = self.jobs.get(index) else { return false };
         if self.partial == 0 || !mine.io.op.changes_data() {
             return false;
         }
         let unit = u64::from(self.shared.info.logical_block);
         let (extent, partial) = (outward(mine.io.range, unit), mine.partial);
-        self.jobs.iter().flatten().any(|other| {
+        self.jobs.iter().any(|(_, other)| {
             other.serial < mine.serial
                 && other.io.op.changes_data()
                 && (partial || other.partial)
@@ -199,7 +187,7 @@ impl FileQueue {
     }
 
     /// Chooses the first step of a request, and starts it.
-    fn start(&mut self, index: usize) {
+    fn start(&mut self, index: u32) {
         let (unit, is_block) = (self.unit(), self.shared.is_block);
         let block = u64::from(self.shared.info.logical_block);
         let job = self.job(index);
@@ -226,7 +214,7 @@ impl FileQueue {
     }
 
     /// Starts the bounce window at `offset`.
-    fn bounce(&mut self, index: usize, offset: u64) {
+    fn bounce(&mut self, index: u32, offset: u64) {
         let unit = self.unit();
         let job = self.job(index);
         let end = job.io.range.end().min((offset / WINDOW + 1) * WINDOW);
@@ -245,7 +233,7 @@ impl FileQueue {
         self.issue(index);
     }
 
-    fn zero_by_writing(&mut self, index: usize) {
+    fn zero_by_writing(&mut self, index: u32) {
         let job = self.job(index);
         if job.io.flags.fast_only {
             return self.finish(index, Err(ErrorKind::Unsupported.into()));
@@ -255,9 +243,9 @@ impl FileQueue {
     }
 
     /// Submits the current step of a job to the ring.
-    fn issue(&mut self, index: usize) {
+    fn issue(&mut self, index: u32) {
         let op = self.job(index).operation();
-        if let Err(op) = self.client.submit(&self.file, index as u64, op) {
+        if let Err(op) = self.client.submit(&self.file, index.into(), op) {
             self.job(index).take_back(op);
             self.stalled.push_back(index);
             self.retry_at = self.now + RETRY_AFTER;
@@ -265,7 +253,7 @@ impl FileQueue {
     }
 
     fn arrived(&mut self, end: Done) {
-        let index = end.token as usize;
+        let index = u32::try_from(end.token).expect("the token is a job's number");
         let job = self.job(index);
         if let Payload::Buf(buf) = end.payload {
             *job.transfer_buf() = buf;
@@ -281,7 +269,7 @@ impl FileQueue {
         }
     }
 
-    fn failed(&mut self, index: usize, error: Errno) {
+    fn failed(&mut self, index: u32, error: Errno) {
         let job = self.job(index);
         let unknown = matches!(error, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL);
         match (job.step, job.io.op) {
@@ -295,7 +283,7 @@ impl FileQueue {
     }
 
     /// Continues a job after a successful step.
-    fn progress(&mut self, index: usize, moved: usize) {
+    fn progress(&mut self, index: u32, moved: usize) {
         let unit = self.unit() as usize;
         let job = self.job(index);
         match job.step {
@@ -324,7 +312,7 @@ impl FileQueue {
     }
 
     /// Continues after a complete transfer of the request or of a window.
-    fn transferred(&mut self, index: usize) {
+    fn transferred(&mut self, index: u32) {
         let job = self.job(index);
         if job.step == Step::Move {
             return self.finish(index, Ok(()));
@@ -342,9 +330,8 @@ impl FileQueue {
         self.bounce(index, at);
     }
 
-    fn finish(&mut self, index: usize, result: Result<(), IoError>) {
-        let job = self.jobs[index].take().expect("a job is finished once");
-        self.free.push(index);
+    fn finish(&mut self, index: u32, result: Result<(), IoError>) {
+        let job = self.jobs.remove(index).expect("a job is finished once");
         let changed = job.io.op.changes_data();
         self.partial -= usize::from(job.partial);
         self.finished.push(job.io.complete(result));

@@ -2,52 +2,37 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_block::{Completion, DeviceInfo, Instant, Io, IoQueue, IoTag};
 
-use super::Slots;
+use super::{Layer, Layered, Slots};
 use crate::device::BlockDevice;
-use crate::ring::Ring;
 
 /// A slower device.
-pub(crate) struct DelayDevice {
-    inner: Arc<dyn BlockDevice>,
-    delay: Duration,
-}
+pub(crate) type DelayDevice = Layered<Delay>;
+
+/// The time that is added to every request.
+pub(crate) struct Delay(Duration);
 
 impl DelayDevice {
-    /// Adds `delay` to every request of `inner`.
-    pub(crate) fn new(inner: Arc<dyn BlockDevice>, delay: Duration) -> Self {
-        Self { inner, delay }
+    /// Adds `delay` to every request of `below`.
+    pub(crate) fn new(below: Arc<dyn BlockDevice>, delay: Duration) -> Self {
+        Self { below, layer: Delay(delay) }
     }
 }
 
-impl BlockDevice for DelayDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn remark(&self) -> Option<&str> {
-        self.inner.remark()
-    }
-
-    fn prepare(&self, queues: usize) -> io::Result<()> {
-        self.inner.prepare(queues)
-    }
-
-    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
-        Ok(Box::new(DelayQueue {
-            inner: self.inner.open_queue(ring)?,
-            delay: self.delay,
+impl Layer for Delay {
+    fn queue(&self, below: Box<dyn IoQueue>) -> Box<dyn IoQueue> {
+        Box::new(DelayQueue {
+            inner: below,
+            delay: self.0,
             slots: Slots::default(),
             held: Slots::default(),
             dues: BinaryHeap::new(),
             below: Vec::new(),
-        }))
+        })
     }
 }
 
@@ -69,14 +54,9 @@ impl IoQueue for DelayQueue {
         self.inner.info()
     }
 
-    fn submit(&mut self, now: Instant, mut io: Io) -> Result<(), Io> {
-        let tag = io.tag;
-        io.tag = self.slots.put(tag, now + self.delay);
-        self.inner.submit(now, io).map_err(|mut io| {
-            self.slots.take(io.tag);
-            io.tag = tag;
-            io
-        })
+    fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
+        let passed = self.slots.pass(&mut *self.inner, now, io, now + self.delay);
+        passed.map_err(|(io, _)| io)
     }
 
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {

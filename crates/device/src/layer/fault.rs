@@ -2,15 +2,13 @@
 //! determines the requests that fail, so a single client meets the same faults in every run.
 
 use std::io;
-use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoError, IoOp, IoQueue};
 
-use super::Slots;
+use super::{Layer, Layered, Slots};
 use crate::device::BlockDevice;
 use crate::random::Numbers;
-use crate::ring::Ring;
 
 /// Shares are in millionths; this is all requests.
 const WHOLE: u32 = 1_000_000;
@@ -61,42 +59,33 @@ fn millionths(text: &str) -> Option<u32> {
 }
 
 /// A device with faults.
-pub(crate) struct FaultDevice {
-    inner: Arc<dyn BlockDevice>,
+pub(crate) type FaultDevice = Layered<Faulty>;
+
+/// Which requests fail.
+pub(crate) struct Faulty {
     faults: Faults,
     /// Shared by all queues.
     numbers: Arc<Mutex<Numbers>>,
 }
 
 impl FaultDevice {
-    /// Fails requests of `inner`; `seed` determines which.
-    pub(crate) fn new(inner: Arc<dyn BlockDevice>, faults: Faults, seed: u64) -> Self {
-        Self { inner, faults, numbers: Arc::new(Mutex::new(Numbers::new(seed))) }
+    /// Fails requests of `below`; `seed` determines which.
+    pub(crate) fn new(below: Arc<dyn BlockDevice>, faults: Faults, seed: u64) -> Self {
+        let layer = Faulty { faults, numbers: Arc::new(Mutex::new(Numbers::new(seed))) };
+        Self { below, layer }
     }
 }
 
-impl BlockDevice for FaultDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn remark(&self) -> Option<&str> {
-        self.inner.remark()
-    }
-
-    fn prepare(&self, queues: usize) -> io::Result<()> {
-        self.inner.prepare(queues)
-    }
-
-    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
-        Ok(Box::new(FaultQueue {
-            inner: self.inner.open_queue(ring)?,
+impl Layer for Faulty {
+    fn queue(&self, below: Box<dyn IoQueue>) -> Box<dyn IoQueue> {
+        Box::new(FaultQueue {
+            inner: below,
             faults: self.faults,
             numbers: Arc::clone(&self.numbers),
             slots: Slots::default(),
             failed: Vec::new(),
             below: Vec::new(),
-        }))
+        })
     }
 }
 
@@ -125,20 +114,14 @@ impl IoQueue for FaultQueue {
         self.inner.info()
     }
 
-    fn submit(&mut self, now: Instant, mut io: Io) -> Result<(), Io> {
+    fn submit(&mut self, now: Instant, io: Io) -> Result<(), Io> {
         if self.strikes(io.op) {
             let source = io::Error::other("a fault from the URI of the device");
             let error = IoError::with_source(ErrorKind::Media, source);
             self.failed.push(io.complete(Err(error)));
             return Ok(());
         }
-        let tag = io.tag;
-        io.tag = self.slots.put(tag, ());
-        self.inner.submit(now, io).map_err(|mut io| {
-            self.slots.take(io.tag);
-            io.tag = tag;
-            io
-        })
+        self.slots.pass(&mut *self.inner, now, io, ()).map_err(|(io, ())| io)
     }
 
     fn poll(&mut self, now: Instant, done: &mut Vec<Completion>) {

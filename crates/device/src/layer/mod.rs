@@ -6,7 +6,56 @@ pub(crate) mod delay;
 pub(crate) mod fault;
 pub(crate) mod watch;
 
-use forebay_block::{IoTag, Slab};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use forebay_block::{DeviceInfo, Instant, Io, IoQueue, IoTag, Slab};
+
+use crate::device::BlockDevice;
+use crate::ring::Ring;
+
+/// What a layer does to the requests of a queue.
+pub trait Layer: Send + Sync {
+    /// A queue over one of the device below.
+    fn queue(&self, below: Box<dyn IoQueue>) -> Box<dyn IoQueue>;
+
+    /// What the device is with this layer, given what it is without.
+    fn info<'a>(&'a self, below: &'a DeviceInfo) -> &'a DeviceInfo {
+        below
+    }
+}
+
+/// A device with a layer over it: in everything else it is the device below.
+#[derive(Clone)]
+pub struct Layered<L> {
+    /// The device below.
+    pub(crate) below: Arc<dyn BlockDevice>,
+    /// What is done to its requests.
+    pub(crate) layer: L,
+}
+
+impl<L: Layer> BlockDevice for Layered<L> {
+    fn info(&self) -> &DeviceInfo {
+        self.layer.info(self.below.info())
+    }
+
+    fn remark(&self) -> Option<&str> {
+        self.below.remark()
+    }
+
+    fn is_away(&self) -> bool {
+        self.below.is_away()
+    }
+
+    fn prepare(&self, queues: usize) -> io::Result<()> {
+        self.below.prepare(queues)
+    }
+
+    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
+        Ok(self.layer.queue(self.below.open_queue(ring)?))
+    }
+}
 
 /// Requests that a layer has passed to the device below: for each tag given to that device, the
 /// original tag and the layer's own data.
@@ -20,6 +69,22 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
+    /// Passes a request on, and stores `what` of it. Returns both if the queue below has no room.
+    pub(crate) fn pass(
+        &mut self,
+        below: &mut dyn IoQueue,
+        now: Instant,
+        mut io: Io,
+        what: T,
+    ) -> Result<(), (Io, T)> {
+        io.tag = self.put(io.tag, what);
+        below.submit(now, io).map_err(|mut io| {
+            let what;
+            (io.tag, what) = self.take(io.tag);
+            (io, what)
+        })
+    }
+
     /// Stores a request; returns the tag for the device below.
     pub(crate) fn put(&mut self, tag: IoTag, what: T) -> IoTag {
         IoTag(self.0.insert((tag, what)).into())

@@ -16,9 +16,7 @@
 //! it checks the count: one of them sees the other.
 
 use std::collections::VecDeque;
-use std::io;
 use std::ops::Range;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -26,9 +24,8 @@ use std::time::Duration;
 
 use forebay_block::{ByteRange, Completion, DeviceInfo, Instant, Io, IoOp, IoQueue};
 
-use super::Slots;
+use super::{Layer, Layered, Slots};
 use crate::device::BlockDevice;
-use crate::ring::Ring;
 
 /// Interval at which a waiting change checks again: about the time that updating the record takes.
 const NAP: Duration = Duration::from_millis(1);
@@ -164,46 +161,33 @@ impl Watch {
 }
 
 /// A device on which changes of recorded places wait.
+pub type WatchedDevice = Layered<Watched>;
+
+/// The record that changes wait for.
 #[derive(Clone)]
-pub struct WatchedDevice {
-    inner: Arc<dyn BlockDevice>,
-    watch: Arc<Watch>,
-}
+pub struct Watched(Arc<Watch>);
 
 impl WatchedDevice {
-    /// Wraps `inner`, with its places watched.
+    /// Wraps `below`, with its places watched.
     #[must_use]
-    pub fn new(inner: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
-        Self { inner, watch }
+    pub fn new(below: Arc<dyn BlockDevice>, watch: Arc<Watch>) -> Self {
+        Self { below, layer: Watched(watch) }
     }
 }
 
-impl BlockDevice for WatchedDevice {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
-    }
-
-    fn remark(&self) -> Option<&str> {
-        self.inner.remark()
-    }
-
-    fn prepare(&self, queues: usize) -> io::Result<()> {
-        self.inner.prepare(queues)
-    }
-
-    fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
-        Ok(Box::new(WatchedQueue {
-            inner: self.inner.open_queue(ring)?,
-            watch: Arc::clone(&self.watch),
+impl Layer for Watched {
+    fn queue(&self, below: Box<dyn IoQueue>) -> Box<dyn IoQueue> {
+        Box::new(WatchedQueue {
+            inner: below,
+            watch: Arc::clone(&self.0),
             slots: Slots::default(),
             held: VecDeque::new(),
             again: Instant::default(),
-        }))
+        })
     }
 }
 
 /// Data kept for a request at the device below.
-#[derive(Clone)]
 enum Noted {
     Change(Range<usize>),
     /// A flush, with the number of changes that had ended before it.
@@ -224,15 +208,9 @@ struct WatchedQueue {
 
 impl WatchedQueue {
     /// Passes a request on; returns it if the device below has no room.
-    fn pass(&mut self, now: Instant, mut io: Io, noted: Noted) -> Result<(), Io> {
-        let tag = io.tag;
-        let kept = noted.clone();
-        io.tag = self.slots.put(tag, noted);
-        let place = io.tag;
-        self.inner.submit(now, io).map_err(|mut io| {
-            self.slots.take(place);
-            io.tag = tag;
-            if let Noted::Change(places) = kept {
+    fn pass(&mut self, now: Instant, io: Io, noted: Noted) -> Result<(), Io> {
+        self.slots.pass(&mut *self.inner, now, io, noted).map_err(|(io, noted)| {
+            if let Noted::Change(places) = noted {
                 // The request was not accepted, so it changed nothing.
                 for mark in &self.watch.marks[places] {
                     mark.in_flight.fetch_sub(1, SeqCst);

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use forebay_block::{Completion, ErrorKind, Io, IoError, IoOp};
+use forebay_block::{Completion, ErrorKind, Io, IoError, IoOp, Slab};
 use forebay_nbd_wire::{
     ChunkHeader, ChunkKind, Command, CommandFlags, ErrorChunk, Hole, NbdError, ReplyFlags,
     ReplyHead, Request, SimpleReply, TransmissionFlags, WireError,
@@ -61,10 +61,9 @@ impl From<WireError> for Broken {
 #[derive(Debug)]
 pub(super) struct Session {
     terms: Terms,
-    jobs: Vec<Option<Job>>,
-    free_jobs: Vec<usize>,
+    jobs: Slab<Job>,
     /// Jobs with pieces not yet sent.
-    queued: VecDeque<usize>,
+    queued: VecDeque<u32>,
     pieces: Vec<Option<Piece>>,
     free_pieces: Vec<usize>,
     serial: u64,
@@ -87,7 +86,7 @@ struct Job {
 
 #[derive(Debug)]
 struct Piece {
-    job: usize,
+    job: u32,
     cookie: u64,
     command: Command,
     offset: u64,
@@ -115,8 +114,8 @@ impl Session {
     pub(super) fn new(terms: Terms) -> Self {
         Self {
             terms,
-            jobs: Vec::new(),
-            free_jobs: Vec::new(),
+            // The line bounds them.
+            jobs: Slab::new(u32::MAX),
             queued: VecDeque::new(),
             pieces: (0..PIECES_MAX).map(|_| None).collect(),
             free_pieces: (0..PIECES_MAX).rev().collect(),
@@ -127,12 +126,12 @@ impl Session {
 
     /// Number of requests in progress.
     pub(super) fn in_flight(&self) -> usize {
-        self.jobs.len() - self.free_jobs.len()
+        self.jobs.len()
     }
 
     /// Whether the server may have changes that it has not answered.
     pub(super) fn has_changes(&self) -> bool {
-        self.jobs.iter().flatten().any(|job| job.io.op.changes_data() && job.open > 0)
+        self.jobs.iter().any(|(_, job)| job.io.op.changes_data() && job.open > 0)
     }
 
     /// Accepts a request within the device's bounds; appends it to `done` if nothing needs to be
@@ -157,16 +156,7 @@ impl Session {
             && !can(TransmissionFlags::SEND_FUA)
             && can(TransmissionFlags::SEND_FLUSH);
         let job = Job { io, sent: 0, open: 0, more: true, flush_follows, error: None };
-        let index = match self.free_jobs.pop() {
-            Some(index) => {
-                self.jobs[index] = Some(job);
-                index
-            }
-            None => {
-                self.jobs.push(Some(job));
-                self.jobs.len() - 1
-            }
-        };
+        let index = self.jobs.insert(job);
         self.queued.push_back(index);
     }
 
@@ -182,11 +172,11 @@ impl Session {
         }
     }
 
-    fn job(&mut self, index: usize) -> &mut Job {
-        self.jobs[index].as_mut().expect("a job lives until its last reply")
+    fn job(&mut self, index: u32) -> &mut Job {
+        self.jobs.get_mut(index).expect("a job lives until its last reply")
     }
 
-    fn send_piece(&mut self, index: usize, place: usize, out: &mut Vec<u8>) {
+    fn send_piece(&mut self, index: u32, place: usize, out: &mut Vec<u8>) {
         let flags = self.terms.flags;
         let transfer_max = u64::from(self.terms.maximum).min(TRANSFER_MAX);
         self.serial += 1;
@@ -428,18 +418,16 @@ impl Session {
             job.more = true;
             return self.queued.push_front(index);
         }
-        let job = self.jobs[index].take().expect("a job is finished once");
-        self.free_jobs.push(index);
+        let job = self.jobs.remove(index).expect("a job is finished once");
         let result = job.error.map_or(Ok(()), |error| Err(IoError::from_errno(error.0 as i32)));
         done.push(job.io.complete(result));
     }
 
     /// Fails every request, after the connection is gone.
     pub(super) fn fail_all(&mut self, error: &IoError, done: &mut Vec<Completion>) {
-        for job in self.jobs.drain(..).flatten() {
+        for job in self.jobs.drain() {
             done.push(job.io.complete(Err(error.clone())));
         }
-        self.free_jobs.clear();
         self.queued.clear();
     }
 }

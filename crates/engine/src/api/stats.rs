@@ -1,169 +1,520 @@
-//! Counters of one shard. They only grow, except those that are marked as levels.
+//! The statistics of one shard, as a table: a row is the field of [`Stats`], the way in which
+//! shards add up, the metric, the field in JSON, and the line in `docs/user/statistics.md`
+//! (`cargo xtask statistics` writes it there).
 //!
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
 //! at a shard.
 
 use crate::api::Bypass;
 
-/// Counters and levels; merged over shards by addition.
-#[derive(Clone, Default, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names are the documentation; the table is in docs/user/statistics.md
-pub struct Stats {
-    pub lookups: u64,
-    pub hits: u64,
-    pub partial_hits: u64,
-    pub misses: u64,
-    pub bypasses: u64,
-    /// Bypassed reads and writes by reason.
-    pub bypassed_by: [u64; Bypass::COUNT],
-    /// Blocks read from RAM, from the cache device, from a primary.
-    pub ram_hit_blocks: u64,
-    pub ssd_hit_blocks: u64,
-    pub primary_read_blocks: u64,
-    /// Blocks found compressed in RAM, for reads and as bases of deltas.
-    pub ram_compressed_hit_blocks: u64,
-    /// Blocks compressed when their place in RAM was needed, and blocks dropped instead because the
-    /// CPU budget was spent.
-    pub ram_compression_tries: u64,
-    pub ram_compression_refusals: u64,
-    pub reads: u64,
-    pub read_bytes: u64,
-    pub writes: u64,
-    pub write_bytes: u64,
-    pub flushes: u64,
-    pub discards: u64,
-    pub admitted_blocks: u64,
-    /// Blocks that were not requested but read from a primary together with missed neighbors.
-    pub read_around_blocks: u64,
-    /// Blocks that the eviction policy kept out after a miss.
-    pub unadmitted_blocks: u64,
-    /// Blocks read from the primary but not cached because a write intervened.
-    pub stale_fills: u64,
-    pub log_records: u64,
-    /// Bytes written to the cache device: records, footers, copies.
-    pub log_bytes: u64,
-    /// Blocks put into the log by client writes, after misses, and by reclaim; blocks of zeros are
-    /// not counted.
-    pub log_blocks: u64,
-    pub copied_blocks: u64,
-    /// Blocks written as deltas, and the bytes of these deltas.
-    pub delta_blocks: u64,
-    pub delta_bytes: u64,
-    /// Deltas written, by size: each counter holds those up to the bound in [`DELTA_SIZES`].
-    pub deltas_by_size: [u64; DELTA_SIZES.len()],
-    /// Blocks encoded to see whether a delta, or a dense form, is worth storing.
-    pub delta_tries: u64,
-    pub dense_tries: u64,
-    /// Blocks written that share the payload of another block; blocks written whole again because
-    /// their base was reclaimed.
-    pub duplicate_blocks: u64,
-    pub rebased_blocks: u64,
-    /// Blocks for which a similar block was searched, blocks encoded against one, blocks stored
-    /// that way, and the bytes of those.
-    pub similar_searches: u64,
-    pub similar_tries: u64,
-    pub similar_written: u64,
-    pub similar_bytes: u64,
-    /// Blocks copied forward in a denser form.
-    pub dense_blocks: u64,
-    pub evicted_blocks: u64,
-    pub segments_reclaimed: u64,
-    pub destaged_blocks: u64,
-    pub destage_writes: u64,
-    pub cache_flushes: u64,
-    pub primary_flushes: u64,
-    /// Checksum failures of clean and of dirty blocks.
-    pub corrupt_clean: u64,
-    pub corrupt_dirty: u64,
-    pub cache_errors: u64,
-    pub primary_errors: u64,
-    /// Nanoseconds that writes were held back on the way to the dirty limit.
-    pub throttled_nanos: u64,
-    // Levels.
-    pub cached_blocks: u64,
-    pub dirty_blocks: u64,
-    pub dirty_limit_blocks: u64,
-    /// Dirty blocks that cannot be read back any more.
-    pub fenced_blocks: u64,
-    pub ram_blocks: u64,
-    /// Bytes of RAM that these blocks take; number and bytes of the compressed ones among them.
-    pub ram_bytes: u64,
-    pub ram_compressed_blocks: u64,
-    pub ram_compressed_bytes: u64,
-    /// Blocks stored as deltas, or against similar ones.
-    pub associate_blocks: u64,
-    /// Blocks stored against similar ones.
-    pub similar_blocks: u64,
-    /// Blocks, and bases of deltas, by form. Together with the lost and the similar blocks they add
-    /// up to the cached blocks.
-    pub raw_blocks: u64,
-    pub lz4_blocks: u64,
-    pub zstd_blocks: u64,
-    pub zero_blocks: u64,
-    /// Bytes on the cache device that the payloads of cached blocks and of delta bases take.
-    pub payload_bytes: u64,
-    /// Bytes of the segments in use: payloads, headers, garbage.
-    pub log_used_bytes: u64,
-    pub index_bytes: u64,
-    pub index_capacity: u64,
-    pub segments: u64,
-    pub segments_free: u64,
-    pub requests_in_flight: u64,
-    /// Age of the oldest dirty block in nanoseconds; merged by maximum.
-    pub oldest_dirty_nanos: u64,
-    /// Writes that failed because the primary had been away for too long.
-    pub given_up_writes: u64,
-    /// Requests that the cache device has not answered for longer than the configured patience.
-    pub slow_cache_ios: u64,
-    /// CPU time of the shard's thread, filled in by the runtime.
-    pub cpu_nanos: u64,
+/// How a statistic behaves, and how its values in shards are combined.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Never decreases; the pool's value is the sum over shards.
+    Counter,
+    /// A current value; the pool's value is the sum over shards.
+    Level,
+    /// A current value; the pool's value is the maximum over shards.
+    Greatest,
 }
 
-/// Upper bounds of the size classes of deltas, in bytes; the last is the largest possible size.
-pub const DELTA_SIZES: [usize; 5] = [64, 128, 256, 512, forebay_codec::DELTA_MAX];
-
-impl Stats {
-    /// Adds the counters and levels of another shard.
-    pub fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.bypassed_by.iter_mut().zip(other.bypassed_by) {
-            *mine += theirs;
-        }
-        for (mine, theirs) in self.deltas_by_size.iter_mut().zip(other.deltas_by_size) {
-            *mine += theirs;
-        }
-        self.oldest_dirty_nanos = self.oldest_dirty_nanos.max(other.oldest_dirty_nanos);
-        for (mine, theirs) in self.sums().into_iter().zip(other.clone().sums()) {
-            *mine += *theirs;
+impl Kind {
+    /// The value of two shards together.
+    fn merged(self, one: u64, other: u64) -> u64 {
+        match self {
+            Self::Counter | Self::Level => one + other,
+            Self::Greatest => one.max(other),
         }
     }
 }
 
-/// Gives [`Stats`] a list of every number that is merged by addition. The pattern names all fields,
-/// so none can be forgotten.
-macro_rules! sums {
-    ($($name:ident),* $(,)?) => {
-        impl Stats {
-            fn sums(&mut self) -> Vec<&mut u64> {
-                let Self {
-                    bypassed_by: _, deltas_by_size: _, oldest_dirty_nanos: _, $($name),*
-                } = self;
-                vec![$($name),*]
+/// What a statistic counts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Unit {
+    /// Requests, of clients or to a device.
+    Requests,
+    /// Blocks of 4096 bytes.
+    Blocks,
+    /// Bytes.
+    Bytes,
+    /// Nanoseconds.
+    Nanoseconds,
+    /// Records of the log.
+    Records,
+    /// Segments of the log.
+    Segments,
+}
+
+impl Unit {
+    /// Its name in the documentation.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Blocks => "blocks",
+            Self::Bytes => "bytes",
+            Self::Nanoseconds => "ns",
+            Self::Records => "records",
+            Self::Segments => "segments",
+        }
+    }
+}
+
+/// The numbers of a statistic, and their names outside of [`Stats`].
+#[derive(Clone, Copy, Debug)]
+pub enum Shape {
+    /// One number.
+    One,
+    /// A number for each value of a label.
+    Labeled {
+        /// Name of the metric; followed by a value it is a field in JSON.
+        metric: &'static str,
+        /// The label.
+        label: &'static str,
+        /// Its values, in the order of the numbers.
+        values: &'static [&'static str],
+    },
+    /// A number for each bucket of a histogram of sizes in bytes.
+    Buckets {
+        /// Name of the metric.
+        metric: &'static str,
+        /// Followed by a bound, and `_bytes`, a field in JSON.
+        field: &'static str,
+        /// The largest size in each bucket, ascending.
+        bounds: &'static [usize],
+        /// The sum of all sizes.
+        sum: fn(&Stats) -> u64,
+    },
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Statistic {
+    /// The field of [`Stats`].
+    pub name: &'static str,
+    /// The table of the documentation that has it.
+    pub section: &'static str,
+    /// Counter or level.
+    pub kind: Kind,
+    /// What it counts.
+    pub unit: Unit,
+    /// Its numbers.
+    pub shape: Shape,
+    /// The comment of the field: one sentence; details in a second paragraph.
+    doc: &'static str,
+    get: fn(&Stats) -> &[u64],
+    get_mut: fn(&mut Stats) -> &mut [u64],
+}
+
+impl Statistic {
+    /// Its numbers in `stats`: one, unless its shape has more.
+    #[must_use]
+    pub fn of<'a>(&self, stats: &'a Stats) -> &'a [u64] {
+        (self.get)(stats)
+    }
+
+    /// Names of its numbers in JSON.
+    #[must_use]
+    pub fn fields(&self) -> Vec<String> {
+        match self.shape {
+            Shape::One => vec![self.name.to_owned()],
+            Shape::Labeled { metric, values, .. } => {
+                values.iter().map(|value| format!("{metric}_{value}")).collect()
+            }
+            Shape::Buckets { field, bounds, .. } => {
+                bounds.iter().map(|bound| format!("{field}_{bound}_bytes")).collect()
             }
         }
+    }
+
+    /// Its meaning in one sentence.
+    #[must_use]
+    pub fn help(&self) -> String {
+        self.paragraph(0)
+    }
+
+    /// Details for the documentation; may be empty.
+    #[must_use]
+    pub fn details(&self) -> String {
+        self.paragraph(1)
+    }
+
+    fn paragraph(&self, number: usize) -> String {
+        let lines = self.doc.split("\n\n").nth(number).unwrap_or_default().lines();
+        lines.map(str::trim).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A field of [`Stats`]: one number, or several.
+trait Numbers {
+    fn numbers(&self) -> &[u64];
+    fn numbers_mut(&mut self) -> &mut [u64];
+}
+
+impl Numbers for u64 {
+    fn numbers(&self) -> &[u64] {
+        std::slice::from_ref(self)
+    }
+
+    fn numbers_mut(&mut self) -> &mut [u64] {
+        std::slice::from_mut(self)
+    }
+}
+
+impl<const N: usize> Numbers for [u64; N] {
+    fn numbers(&self) -> &[u64] {
+        self
+    }
+
+    fn numbers_mut(&mut self) -> &mut [u64] {
+        self
+    }
+}
+
+/// The first argument, or else the default after the semicolon.
+macro_rules! or {
+    ($given:expr; $default:expr) => {
+        $given
+    };
+    (; $default:expr) => {
+        $default
     };
 }
 
-sums! {
-    lookups, hits, partial_hits, misses, bypasses, ram_hit_blocks, ssd_hit_blocks,
-    primary_read_blocks, reads, read_bytes, writes, write_bytes, flushes, discards, admitted_blocks,
-    read_around_blocks, unadmitted_blocks, stale_fills, log_records, log_bytes, log_blocks,
-    copied_blocks, delta_blocks, delta_bytes, delta_tries, duplicate_blocks, dense_blocks,
-    dense_tries, rebased_blocks, associate_blocks, raw_blocks, lz4_blocks, zstd_blocks,
-    similar_searches, similar_tries, similar_written, similar_bytes, similar_blocks, zero_blocks,
-    payload_bytes, log_used_bytes, cpu_nanos, evicted_blocks, segments_reclaimed, destaged_blocks,
-    destage_writes, cache_flushes, primary_flushes, corrupt_clean, corrupt_dirty, cache_errors,
-    primary_errors, throttled_nanos, cached_blocks, dirty_blocks, dirty_limit_blocks, fenced_blocks,
-    ram_blocks, ram_bytes, ram_compressed_blocks, ram_compressed_bytes, ram_compressed_hit_blocks,
-    ram_compression_tries, ram_compression_refusals, index_bytes, index_capacity, segments,
-    segments_free, requests_in_flight, given_up_writes, slow_cache_ios,
+/// The type of a field.
+macro_rules! field {
+    () => {
+        u64
+    };
+    ($type:ty) => {
+        $type
+    };
+}
+
+/// Declares [`Stats`] and [`STATISTICS`]. A row: the comment, the kind, the unit, the name; if it
+/// has several numbers, their type and shape.
+macro_rules! statistics {
+    ($($section:literal {
+        $(
+            $(#[doc = $doc:literal])+
+            $kind:ident $unit:ident $name:ident $(: $type:ty = $shape:expr)?;
+        )+
+    })+) => {
+        /// Counters and levels of a shard, or of all.
+        #[derive(Clone, Default, Debug, PartialEq, Eq)]
+        pub struct Stats {
+            $($($(#[doc = $doc])+ pub $name: field!($($type)?),)+)+
+        }
+
+        /// Every statistic, section by section, in the order of the documentation.
+        pub static STATISTICS: &[Statistic] = &[
+            $($(Statistic {
+                name: stringify!($name),
+                section: $section,
+                kind: Kind::$kind,
+                unit: Unit::$unit,
+                shape: or!($($shape)?; Shape::One),
+                doc: concat!($($doc, "\n"),+),
+                get: |stats| stats.$name.numbers(),
+                get_mut: |stats| stats.$name.numbers_mut(),
+            },)+)+
+        ];
+    };
+}
+
+/// Bounds of the sizes by which deltas are counted, in bytes: the last is the largest there is.
+pub const DELTA_SIZES: [usize; 5] = [64, 128, 256, 512, forebay_codec::DELTA_MAX];
+
+/// Names of the reasons, in the order of [`Bypass`].
+const BYPASS_REASONS: [&str; Bypass::COUNT] = ["sequential", "mode", "degraded"];
+
+const BYPASSED: Shape =
+    Shape::Labeled { metric: "bypassed", label: "reason", values: &BYPASS_REASONS };
+
+const BY_DELTA_SIZE: Shape = Shape::Buckets {
+    metric: "delta_size_bytes",
+    field: "deltas_to",
+    bounds: &DELTA_SIZES,
+    sum: |stats| stats.delta_bytes,
+};
+
+statistics! {
+    "reads and writes" {
+        /// Read requests, each piece at a shard: hits, partial hits, misses and bypasses.
+        Counter Requests lookups;
+        /// Read requests with all blocks in the cache.
+        Counter Requests hits;
+        /// Read requests with some blocks in the cache.
+        Counter Requests partial_hits;
+        /// Read requests with no block in the cache.
+        Counter Requests misses;
+        /// Read requests that bypassed the cache.
+        Counter Requests bypasses;
+        /// Reads and writes that bypassed the cache, by reason.
+        ///
+        /// `sequential`: a stream past its threshold. `mode`: the mode of the volume does not
+        /// cache it. `degraded`: the cache failed or is being detached.
+        Counter Requests bypassed_by: [u64; Bypass::COUNT] = BYPASSED;
+        /// Blocks that reads took from RAM.
+        Counter Blocks ram_hit_blocks;
+        /// Blocks that reads took from the cache device.
+        Counter Blocks ssd_hit_blocks;
+        /// Blocks that reads took from a primary.
+        Counter Blocks primary_read_blocks;
+        /// Read requests of clients.
+        Counter Requests reads;
+        /// Bytes that clients read.
+        Counter Bytes read_bytes;
+        /// Write requests of clients.
+        Counter Requests writes;
+        /// Bytes that clients wrote.
+        Counter Bytes write_bytes;
+        /// Flush requests of clients; each counts at every shard.
+        Counter Requests flushes;
+        /// Discard requests of clients.
+        Counter Requests discards;
+        /// CPU time of the shard's thread, in nanoseconds.
+        ///
+        /// It includes all work of the thread.
+        Counter Nanoseconds cpu_nanos;
+        /// Requests of clients that are not yet answered.
+        Level Requests requests_in_flight;
+        /// Time that writes were delayed near the dirty limit, in nanoseconds.
+        Counter Nanoseconds throttled_nanos;
+    }
+    "capacity" {
+        /// Blocks in the cache.
+        Level Blocks cached_blocks;
+        /// Clean blocks dropped to make room.
+        Counter Blocks evicted_blocks;
+        /// Bytes of RAM that the index takes.
+        Level Bytes index_bytes;
+        /// Number of blocks that fit in the index.
+        Level Blocks index_capacity;
+    }
+    "RAM" {
+        /// Blocks in RAM.
+        ///
+        /// 4096 × this ÷ `ram_bytes` is the gain of compression: `held_per_ram_byte` in JSON.
+        Level Blocks ram_blocks;
+        /// Bytes of RAM that the blocks in RAM take.
+        Level Bytes ram_bytes;
+        /// Blocks in RAM in compressed form.
+        Level Blocks ram_compressed_blocks;
+        /// Bytes of RAM that the compressed blocks take.
+        Level Bytes ram_compressed_bytes;
+        /// Blocks found in RAM in compressed form, for reads and as bases of deltas.
+        ///
+        /// Those for reads are also in `ram_hit_blocks`.
+        Counter Blocks ram_compressed_hit_blocks;
+        /// Blocks compressed when their place in RAM was needed.
+        Counter Blocks ram_compression_tries;
+        /// Blocks dropped from RAM because the CPU budget for compression was used up.
+        Counter Blocks ram_compression_refusals;
+    }
+    "admission" {
+        /// Blocks that entered the log after a miss.
+        ///
+        /// At once until the log has been full, later when they leave the RAM tier.
+        Counter Blocks admitted_blocks;
+        /// Neighbors of missed blocks, read from a primary in the same request.
+        ///
+        /// Only from a slow primary, and until the cache has been full. Also in
+        /// `admitted_blocks`, not in `primary_read_blocks`.
+        Counter Blocks read_around_blocks;
+        /// Blocks that the eviction policy kept out of the log after a miss.
+        ///
+        /// They were requested less frequently than the blocks they would have displaced.
+        Counter Blocks unadmitted_blocks;
+        /// Blocks read from a primary but not cached because a write came in between.
+        Counter Blocks stale_fills;
+    }
+    "forms" {
+        /// Cached blocks stored as they are, including bases of deltas.
+        ///
+        /// A delta counts by the form of its base. The four forms, `fenced_blocks` and
+        /// `similar_blocks` add up to `cached_blocks`.
+        Level Blocks raw_blocks;
+        /// Cached blocks stored as LZ4, including bases of deltas.
+        Level Blocks lz4_blocks;
+        /// Cached blocks stored as zstd, including bases of deltas.
+        Level Blocks zstd_blocks;
+        /// Cached blocks of zeros, stored without a payload, including bases of deltas.
+        Level Blocks zero_blocks;
+        /// Cached blocks stored as deltas or against similar blocks.
+        Level Blocks associate_blocks;
+        /// Cached blocks stored against similar blocks.
+        Level Blocks similar_blocks;
+        /// Bytes of the cached blocks on the cache device, including bases of deltas.
+        ///
+        /// A shared payload counts for each of its blocks.
+        Level Bytes payload_bytes;
+        /// Blocks written as deltas against their older version.
+        Counter Blocks delta_blocks;
+        /// Bytes of the deltas written.
+        Counter Bytes delta_bytes;
+        /// Deltas written, by size in bytes.
+        ///
+        /// In JSON each number counts the deltas up to its size that are above the size before.
+        Counter Blocks deltas_by_size: [u64; DELTA_SIZES.len()] = BY_DELTA_SIZE;
+        /// Blocks encoded to find out whether a delta is worth storing.
+        ///
+        /// If it rarely is, few are tried.
+        Counter Blocks delta_tries;
+        /// Blocks encoded to find out whether zstd is worth storing.
+        ///
+        /// If it rarely is, few are tried.
+        Counter Blocks dense_tries;
+        /// Blocks written without a payload because a recently written block has the same bytes.
+        Counter Blocks duplicate_blocks;
+        /// Blocks for which a similar block was searched.
+        ///
+        /// Only with `content = similar`. Where it does not pay for a volume, few searches are
+        /// made.
+        Counter Blocks similar_searches;
+        /// Blocks encoded against a similar block to find out whether that pays.
+        Counter Blocks similar_tries;
+        /// Blocks written against a similar block.
+        Counter Blocks similar_written;
+        /// Bytes of the blocks written against a similar block.
+        Counter Bytes similar_bytes;
+        /// Blocks written as zstd: by clients, after misses, and by reclaim if that made them
+        /// shorter.
+        Counter Blocks dense_blocks;
+        /// Deltas written as whole blocks again because their base was reclaimed.
+        Counter Blocks rebased_blocks;
+    }
+    "log" {
+        /// Bytes of the segments in use, including garbage.
+        ///
+        /// 4096 × `cached_blocks` ÷ this is the effective capacity: `held_per_used_byte` in JSON.
+        Level Bytes log_used_bytes;
+        /// Records written to the cache device.
+        Counter Records log_records;
+        /// Bytes written to the cache device: its wear.
+        Counter Bytes log_bytes;
+        /// Blocks put into the log by clients, after misses and by reclaim, except zeros.
+        ///
+        /// Their payload may be shared. `log_bytes` ÷ (4096 × this) is `written_per_stored_byte` in
+        /// JSON.
+        Counter Blocks log_blocks;
+        /// Blocks copied forward by reclaim.
+        Counter Blocks copied_blocks;
+        /// Segments on the cache device.
+        Level Segments segments;
+        /// Empty segments.
+        Level Segments segments_free;
+        /// Segments freed by reclaim.
+        Counter Segments segments_reclaimed;
+        /// Flushes of the cache device.
+        Counter Requests cache_flushes;
+    }
+    "dirty data" {
+        /// Blocks that are newer in the cache than on the primary.
+        Level Blocks dirty_blocks;
+        /// Number of dirty blocks at which writes wait for destaging.
+        Level Blocks dirty_limit_blocks;
+        /// Age of the oldest dirty block, in nanoseconds.
+        Greatest Nanoseconds oldest_dirty_nanos;
+        /// Dirty blocks written to a primary.
+        Counter Blocks destaged_blocks;
+        /// Writes to a primary that destaged dirty blocks.
+        Counter Requests destage_writes;
+        /// Flushes of a primary.
+        Counter Requests primary_flushes;
+    }
+    "faults" {
+        /// Clean blocks that failed their checksum and were read again from the primary.
+        Counter Blocks corrupt_clean;
+        /// Dirty blocks that failed their checksum: data is lost.
+        Counter Blocks corrupt_dirty;
+        /// Lost blocks, which answer with an error until they are written again.
+        Level Blocks fenced_blocks;
+        /// Requests that failed on the cache device.
+        Counter Requests cache_errors;
+        /// Requests that failed on a primary.
+        Counter Requests primary_errors;
+        /// Writes failed at the dirty limit as their primary was away for longer than `patience`.
+        Counter Requests given_up_writes;
+        /// Requests that the cache device has not answered for longer than `patience`.
+        Level Requests slow_cache_ios;
+    }
+}
+
+impl Stats {
+    /// Adds the counters and levels of another shard.
+    pub fn merge(&mut self, other: &Self) {
+        for row in STATISTICS {
+            for (mine, theirs) in (row.get_mut)(self).iter_mut().zip(row.of(other)) {
+                *mine = row.kind.merged(*mine, *theirs);
+            }
+        }
+    }
+
+    /// All shards together.
+    #[must_use]
+    pub fn merged<'a>(shards: impl IntoIterator<Item = &'a Self>) -> Self {
+        shards.into_iter().fold(Self::default(), |mut all, shard| {
+            all.merge(shard);
+            all
+        })
+    }
+
+    /// Every number with its name in JSON.
+    pub fn fields(&self) -> impl Iterator<Item = (String, u64)> {
+        STATISTICS.iter().flat_map(|row| row.fields().into_iter().zip(row.of(self).iter().copied()))
+    }
+
+    /// The statistics with the value that `of` gives for each name in JSON.
+    pub fn from_fields(of: impl Fn(&str) -> u64) -> Self {
+        let mut stats = Self::default();
+        for row in STATISTICS {
+            for (number, field) in (row.get_mut)(&mut stats).iter_mut().zip(row.fields()) {
+                *number = of(&field);
+            }
+        }
+        stats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_add_up_or_the_greatest_counts() {
+        let a =
+            Stats { hits: 3, oldest_dirty_nanos: 7, bypassed_by: [1, 0, 2], ..Stats::default() };
+        let b =
+            Stats { hits: 4, oldest_dirty_nanos: 5, bypassed_by: [1, 5, 0], ..Stats::default() };
+        let all =
+            Stats { hits: 7, oldest_dirty_nanos: 7, bypassed_by: [2, 5, 2], ..Stats::default() };
+        assert_eq!(Stats::merged([&a, &b]), all);
+    }
+
+    #[test]
+    fn fields_have_names_of_their_own_and_can_be_read_back() {
+        let names: Vec<String> = Stats::default().fields().map(|(name, _)| name).collect();
+        let place = |name: &str| names.iter().position(|other| other == name).expect(name) as u64;
+        let stats = Stats::from_fields(place);
+        assert!(stats.fields().map(|(_, value)| value).eq(0..names.len() as u64));
+        assert_eq!(stats.bypassed_by[1], place("bypassed_mode"));
+        assert_eq!(stats.deltas_by_size[0], place("deltas_to_64_bytes"));
+    }
+
+    #[test]
+    fn every_row_has_a_sentence_and_the_unit_of_its_name() {
+        for row in STATISTICS {
+            let (help, details) = (row.help(), row.details());
+            assert!(help.ends_with('.') && !help.contains(". "), "{}: {help}", row.name);
+            assert!(details.is_empty() || details.ends_with('.'), "{}: {details}", row.name);
+            assert!(row.doc.split("\n\n").count() <= 2, "{}: more paragraphs", row.name);
+            assert_eq!(row.fields().len(), row.of(&Stats::default()).len(), "{}", row.name);
+            let suffixes =
+                [("_blocks", Unit::Blocks), ("_bytes", Unit::Bytes), ("_nanos", Unit::Nanoseconds)];
+            for (_, unit) in suffixes.iter().filter(|(suffix, _)| row.name.ends_with(suffix)) {
+                assert_eq!(row.unit, *unit, "{}", row.name);
+            }
+        }
+    }
 }

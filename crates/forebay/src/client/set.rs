@@ -1,8 +1,10 @@
 //! `forebay set`: changes settings of a volume or of the whole cache while it serves.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 
-use clap::Args;
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::{Arg, Args, Command};
 use forebay_control::api::InForce;
 use forebay_control::settings::{Change, Spec};
 
@@ -14,12 +16,38 @@ use crate::output;
 #[derive(Args, Debug)]
 pub struct SetArgs {
     #[arg(required = true, value_name = "[VOLUME] KEY=VALUE", help = settings_help())]
+    #[arg(value_parser = Word, hide_possible_values = true)]
     pub words: Vec<String>,
     /// Print the settings in force as JSON
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub daemon: Daemon,
+}
+
+/// Takes every word, since the first may be a volume; shells complete settings and their values.
+#[derive(Clone)]
+struct Word;
+
+impl TypedValueParser for Word {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        word: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, word)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let settings = |spec: &'static Spec| {
+            let values = spec.kind.names().into_iter().chain(["default"]);
+            values.map(|value| PossibleValue::new(format!("{}={value}", spec.key)))
+        };
+        Some(Box::new(Spec::online().flat_map(settings)))
+    }
 }
 
 /// The settings that `set` accepts, with their values.

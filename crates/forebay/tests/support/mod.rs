@@ -39,6 +39,14 @@ impl Place {
         Self { directory, sockets }
     }
 
+    /// A directory with a primary of 64 MiB, and the arguments to serve it with a cache of 32 MiB.
+    pub fn with_disk() -> (Self, Vec<String>) {
+        let place = Self::new();
+        place.make("disk.img", 64 << 20);
+        let arguments = place.serve("disk.img", "cache.img,size=32MiB");
+        (place, arguments)
+    }
+
     /// A path in it.
     pub fn path(&self, name: &str) -> PathBuf {
         let place = if name.ends_with(".sock") { &self.sockets } else { &self.directory };
@@ -216,6 +224,12 @@ impl Server {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status();
         assert!(sent.expect("kill runs").success());
+    }
+
+    /// Stops it in order, with these flags, and waits for its end.
+    pub fn stop(self, flags: &[&str]) {
+        self.ask(&[&["stop"], flags].concat());
+        assert_eq!(self.wait(), Some(0));
     }
 
     /// Waits for its end; returns the exit code, or `None` if a signal ended it.

@@ -70,13 +70,15 @@ impl<S: Read + Write> Nbd<S> {
 
     /// Reads `buf.len()` bytes at `offset`.
     pub fn read(&mut self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.request(READ, 0, offset, buf.len(), &[])?;
+        self.send(READ, 0, offset, buf.len(), &[])?;
+        self.take_reply()?;
         self.stream.read_exact(buf)
     }
 
     /// Reads `len` bytes at `offset` and discards them.
     pub fn read_and_forget(&mut self, offset: u64, len: u32) -> io::Result<()> {
-        self.request(READ, 0, offset, len as usize, &[])?;
+        self.begin_read(offset, len)?;
+        self.take_reply()?;
         let mut rest = (&mut self.stream).take(len.into());
         let count = io::copy(&mut rest, &mut io::sink())?;
         if count == u64::from(len) { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -84,12 +86,14 @@ impl<S: Read + Write> Nbd<S> {
 
     /// Writes `bytes` at `offset`; with `fua`, durable when this returns.
     pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
-        self.request(WRITE, u16::from(fua) * FUA, offset, bytes.len(), bytes)
+        self.send(WRITE, u16::from(fua) * FUA, offset, bytes.len(), bytes)?;
+        self.take_reply()
     }
 
     /// Makes completed writes durable.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.request(FLUSH, 0, 0, 0, &[])
+        self.send(FLUSH, 0, 0, 0, &[])?;
+        self.take_reply()
     }
 
     /// Requests `len` bytes at `offset`, without receiving the answer.
@@ -106,18 +110,6 @@ impl<S: Read + Write> Nbd<S> {
     pub fn finish(&mut self, buf: &mut [u8]) -> io::Result<()> {
         self.take_reply()?;
         self.stream.read_exact(buf)
-    }
-
-    fn request(
-        &mut self,
-        command: u16,
-        flags: u16,
-        offset: u64,
-        len: usize,
-        payload: &[u8],
-    ) -> io::Result<()> {
-        self.send(command, flags, offset, len, payload)?;
-        self.take_reply()
     }
 
     fn send(

@@ -4,24 +4,7 @@
 //! A piece lies within one stripe. So no lower layer has to split it again, and its buffer is never
 //! larger than the ones that pools keep.
 
-use forebay_block::{ByteRange, Completion, IoBuf, IoError, IoTag, STRIPE_SIZE};
-
-/// Splits a range into its first piece and the rest.
-pub(crate) fn cut(range: ByteRange) -> (ByteRange, ByteRange) {
-    let end = (range.offset / STRIPE_SIZE + 1).saturating_mul(STRIPE_SIZE).min(range.end());
-    let first = ByteRange::new(range.offset, end - range.offset);
-    (first, ByteRange::new(end, range.end() - end))
-}
-
-/// All pieces of a range, in order.
-pub(crate) fn pieces(range: ByteRange) -> impl Iterator<Item = ByteRange> + Clone {
-    let mut rest = range;
-    std::iter::from_fn(move || {
-        let (first, behind) = cut(rest);
-        rest = behind;
-        (!first.is_empty()).then_some(first)
-    })
-}
+use forebay_block::{Completion, IoBuf, IoError, IoTag};
 
 /// The properties of a request that its reply depends on.
 #[derive(Clone, Copy, Debug)]
@@ -133,21 +116,6 @@ pub(crate) fn tag(place: usize, piece: usize) -> IoTag {
 mod tests {
     use super::*;
     use forebay_block::{ErrorKind, Io};
-
-    #[test]
-    fn pieces_cover_the_range_and_stay_within_stripes() {
-        const S: u64 = STRIPE_SIZE;
-        for (offset, len) in [(0, 1), (S - 1, 1), (S - 1, 2), (1, 3 * S), (5 * S, 2 * S)] {
-            let range = ByteRange::new(offset, len);
-            let all: Vec<_> = pieces(range).collect();
-            assert_eq!(all[0].offset, offset);
-            assert!(all.windows(2).all(|pair| pair[0].end() == pair[1].offset));
-            assert_eq!(all.last().unwrap().end(), range.end());
-            assert!(all.iter().all(|p| p.len > 0 && p.offset / S == (p.end() - 1) / S));
-        }
-        assert_eq!(pieces(ByteRange::new(u64::MAX - 1, 1)).count(), 1);
-        assert_eq!(pieces(ByteRange::new(7, 0)).count(), 0);
-    }
 
     #[test]
     fn a_request_ends_with_its_last_piece_and_keeps_the_first_error() {

@@ -15,7 +15,7 @@ use forebay_nbd_wire::{
 use crate::Limits;
 use crate::errors::{Refusal, number};
 use crate::handshake::{ALLOCATION_CONTEXT, Agreement};
-use crate::in_flight::{Asked, InFlight, cut, pieces, tag};
+use crate::in_flight::{Asked, InFlight, tag};
 use crate::reply::Replies;
 use crate::saying::{LARGE, Saying};
 
@@ -194,7 +194,7 @@ impl Transmission {
         if write.filled < write.buf.len() {
             self.payload = Some(Payload::Store(write));
         } else if !write.behind.is_empty() {
-            let (next, behind) = cut(write.behind);
+            let (next, behind) = write.behind.split_at_stripe();
             let buf = self.pool.get(next.len as usize);
             write.full.push(std::mem::replace(&mut write.buf, buf));
             self.payload = Some(Payload::Store(Incoming { filled: 0, behind, ..write }));
@@ -202,7 +202,7 @@ impl Transmission {
             let Incoming { request, flags, full, buf, .. } = write;
             let place = self.begin(&request, request.len, flags, full.len() + 1);
             let bufs = full.into_iter().chain([buf]);
-            for (piece, (range, buf)) in pieces(range_of(&request)).zip(bufs).enumerate() {
+            for (piece, (range, buf)) in range_of(&request).stripes().zip(bufs).enumerate() {
                 let (tag, op) = (tag(place, piece), IoOp::Write);
                 self.push(out, Io { tag, op, range, flags, buf });
             }
@@ -248,14 +248,14 @@ impl Transmission {
         let range = range_of(&request);
         match op {
             IoOp::Write => {
-                let (first, behind) = cut(range);
+                let (first, behind) = range.split_at_stripe();
                 let (full, buf) = (Vec::new(), self.pool.get(first.len as usize));
                 let write = Incoming { request, flags, full, buf, filled: 0, behind };
                 self.payload = Some(Payload::Store(write));
             }
             IoOp::Read => {
-                let place = self.begin(&request, bytes, flags, pieces(range).count());
-                for (piece, range) in pieces(range).enumerate() {
+                let place = self.begin(&request, bytes, flags, range.stripes().count());
+                for (piece, range) in range.stripes().enumerate() {
                     let buf = self.pool.get(range.len as usize);
                     let tag = tag(place, piece);
                     self.push(out, Io { tag, op, range, flags, buf });

@@ -152,8 +152,9 @@ impl Harness {
         self.drain()
     }
 
-    /// Reads `ops` random blocks below `bound`. Returns CPU microseconds per read.
-    pub fn reads(&mut self, ops: u64, bound: u64) -> anyhow::Result<f64> {
+    /// Reads `ops` random blocks. Returns CPU microseconds per read.
+    pub fn reads(&mut self, ops: u64) -> anyhow::Result<f64> {
+        let bound = self.layout.blocks;
         self.measure(IoOp::Read, ops, move |_, numbers| numbers.below(bound))
     }
 

@@ -9,6 +9,7 @@
 mod harness;
 
 use anyhow::ensure;
+use forebay_engine::Stats;
 use serde_json::json;
 
 use crate::load::content::Content;
@@ -110,19 +111,33 @@ fn measurements() -> Vec<(String, Option<f64>, Measure)> {
     all
 }
 
+/// Measures the cost of so many operations, round by round. `check` sees the statistics before and
+/// after each; then everything is destaged, so that every round begins alike.
+fn in_rounds(
+    harness: &mut Harness,
+    (rounds, ops): (usize, u64),
+    mut measure: impl FnMut(&mut Harness, u64) -> anyhow::Result<f64>,
+    check: impl Fn(&Stats, &Stats) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<f64>> {
+    (0..rounds)
+        .map(|_| {
+            let before = harness.stats();
+            let cost = measure(harness, ops)?;
+            check(&before, &harness.stats())?;
+            harness.drain()?;
+            Ok(cost)
+        })
+        .collect()
+}
+
 fn ram_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ram())?;
     harness.fill()?;
     let ops = 200_000;
-    (0..rounds)
-        .map(|_| {
-            let before = harness.stats();
-            let cost = harness.reads(ops, harness.layout().blocks)?;
-            let after = harness.stats();
-            ensure!(after.ram_hit_blocks - before.ram_hit_blocks == ops, "all hit RAM");
-            Ok(cost)
-        })
-        .collect()
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
+        ensure!(after.ram_hit_blocks - before.ram_hit_blocks == ops, "all hit RAM");
+        Ok(())
+    })
 }
 
 /// Reads that hit RAM, many of them compressed blocks. The limit is that of an SSD hit.
@@ -131,147 +146,115 @@ fn compressed_hits(rounds: usize) -> anyhow::Result<Vec<f64>> {
     harness.fill()?;
     let ops = 200_000;
     // The tier reaches its balance of compressed blocks.
-    (0..5).try_for_each(|_| harness.reads(ops, harness.layout().blocks).map(|_| ()))?;
-    (0..rounds)
-        .map(|_| {
-            let before = harness.stats();
-            let cost = harness.reads(ops, harness.layout().blocks)?;
-            let after = harness.stats();
-            let hits = after.ram_hit_blocks - before.ram_hit_blocks;
-            let compressed = after.ram_compressed_hit_blocks - before.ram_compressed_hit_blocks;
-            println!(
-                "{:.1} % of reads hit RAM, {:.1} % compressed; {:.2} bytes held for each",
-                100.0 * hits as f64 / ops as f64,
-                100.0 * compressed as f64 / ops as f64,
-                (after.ram_blocks * BLOCK as u64) as f64 / after.ram_bytes as f64
-            );
-            Ok(cost)
-        })
-        .collect()
+    (0..5).try_for_each(|_| harness.reads(ops).map(|_| ()))?;
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
+        let hits = after.ram_hit_blocks - before.ram_hit_blocks;
+        let compressed = after.ram_compressed_hit_blocks - before.ram_compressed_hit_blocks;
+        println!(
+            "{:.1} % of reads hit RAM, {:.1} % compressed; {:.2} bytes held for each",
+            100.0 * hits as f64 / ops as f64,
+            100.0 * compressed as f64 / ops as f64,
+            (after.ram_blocks * BLOCK as u64) as f64 / after.ram_bytes as f64
+        );
+        Ok(())
+    })
 }
 
 fn ssd_hits(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(content))?;
     harness.fill()?;
     let ops = 100_000;
-    (0..rounds)
-        .map(|_| {
-            let before = harness.stats();
-            let cost = harness.reads(ops, harness.layout().blocks)?;
-            let after = harness.stats();
-            let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
-            ensure!(hits > ops * 95 / 100, "{hits} of {ops} reads hit the SSD");
-            ensure!(after.primary_read_blocks == before.primary_read_blocks, "none missed");
-            Ok(cost)
-        })
-        .collect()
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
+        let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
+        ensure!(hits > ops * 95 / 100, "{hits} of {ops} reads hit the SSD");
+        ensure!(after.primary_read_blocks == before.primary_read_blocks, "none missed");
+        Ok(())
+    })
 }
 
 fn misses(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Random))?;
     let ops = 10_000u64.min(harness.layout().blocks / rounds as u64);
-    (0..rounds as u64)
-        .map(|round| {
-            let before = harness.stats();
-            let cost = harness.reads_in_turn(round * ops, ops)?;
-            let after = harness.stats();
-            ensure!(after.misses - before.misses == ops, "all missed");
-            let admitted = after.admitted_blocks - before.admitted_blocks;
-            ensure!(admitted > ops * 9 / 10, "{admitted} of {ops} were admitted: {after:?}");
-            Ok(cost)
-        })
-        .collect()
+    let mut next = 0;
+    let read = |harness: &mut Harness, ops| {
+        let first = next;
+        next += ops;
+        harness.reads_in_turn(first, ops)
+    };
+    in_rounds(&mut harness, (rounds, ops), read, |before, after| {
+        ensure!(after.misses - before.misses == ops, "all missed");
+        let admitted = after.admitted_blocks - before.admitted_blocks;
+        ensure!(admitted > ops * 9 / 10, "{admitted} of {ops} were admitted: {after:?}");
+        Ok(())
+    })
 }
 
 /// Writes of cached blocks into a log with room, up to the acknowledgment.
 fn writes(content: Content, rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(content))?;
     harness.fill()?;
-    (0..rounds)
-        .map(|_| {
-            let ops = 20_000;
-            let before = harness.stats();
-            let cost = harness.writes(ops)?;
-            let after = harness.stats();
-            ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
-            ensure!(after.duplicate_blocks == 0, "every block is written by itself");
-            harness.drain()?;
-            Ok(cost)
-        })
-        .collect()
+    let ops = 20_000;
+    in_rounds(&mut harness, (rounds, ops), Harness::writes, |before, after| {
+        ensure!(after.writes - before.writes == ops && after.throttled_nanos == 0);
+        ensure!(after.duplicate_blocks == 0, "every block is written by itself");
+        Ok(())
+    })
 }
 
 /// Writes of blocks equal to others written just before.
 fn duplicate_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Database))?;
     harness.fill()?;
-    (0..rounds)
-        .map(|_| {
-            let ops = 10_016;
-            let before = harness.stats().duplicate_blocks;
-            let cost = harness.repeated_writes(ops)?;
-            let found = harness.stats().duplicate_blocks - before;
-            ensure!(found > ops * 95 / 100, "{found} of {ops} were found");
-            harness.drain()?;
-            Ok(cost)
-        })
-        .collect()
+    let ops = 10_016;
+    in_rounds(&mut harness, (rounds, ops), Harness::repeated_writes, |before, after| {
+        let found = after.duplicate_blocks - before.duplicate_blocks;
+        ensure!(found > ops * 95 / 100, "{found} of {ops} were found");
+        Ok(())
+    })
 }
 
 /// Writes of blocks whose older version is in RAM and differs little.
 fn delta_writes(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::rewrites(160 << 20))?;
     harness.fill()?;
-    (0..rounds)
-        .map(|_| {
-            let ops = 20_000;
-            let before = harness.stats();
-            let cost = harness.writes(ops)?;
-            let after = harness.stats();
-            let deltas = after.delta_blocks - before.delta_blocks;
-            ensure!(deltas > ops * 95 / 100, "{deltas} of {ops} became deltas");
-            let (bytes, log) = (
-                (after.delta_bytes - before.delta_bytes) / deltas,
-                (after.log_bytes - before.log_bytes) / ops,
-            );
-            println!("a delta of {bytes} bytes; {log} bytes of log for each write");
-            harness.drain()?;
-            Ok(cost)
-        })
-        .collect()
+    let ops = 20_000;
+    in_rounds(&mut harness, (rounds, ops), Harness::writes, |before, after| {
+        let deltas = after.delta_blocks - before.delta_blocks;
+        ensure!(deltas > ops * 95 / 100, "{deltas} of {ops} became deltas");
+        let (bytes, log) = (
+            (after.delta_bytes - before.delta_bytes) / deltas,
+            (after.log_bytes - before.log_bytes) / ops,
+        );
+        println!("a delta of {bytes} bytes; {log} bytes of log for each write");
+        Ok(())
+    })
 }
 
 /// Reads of blocks stored as deltas. The limit is that of an SSD hit plus 4 microseconds.
 fn delta_reads(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::rewrites(8 << 20))?;
     harness.fill_twice()?;
-    let ops = 50_000;
-    (0..rounds)
-        .map(|_| {
-            let before = harness.stats();
-            ensure!(before.associate_blocks > harness.layout().blocks * 9 / 10, "{before:?}");
-            let cost = harness.reads(ops, harness.layout().blocks)?;
-            let after = harness.stats();
-            let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
-            ensure!(hits > ops * 80 / 100, "{hits} of {ops} reads hit the SSD");
-            Ok(cost)
-        })
-        .collect()
+    let (ops, blocks) = (50_000, harness.layout().blocks);
+    in_rounds(&mut harness, (rounds, ops), Harness::reads, |before, after| {
+        ensure!(before.associate_blocks > blocks * 9 / 10, "{before:?}");
+        let hits = after.ssd_hit_blocks - before.ssd_hit_blocks;
+        ensure!(hits > ops * 80 / 100, "{hits} of {ops} reads hit the SSD");
+        Ok(())
+    })
 }
 
 /// Writes including their later cost: destaging, and reclaiming the blocks that they displaced.
 fn writes_for_good(rounds: usize) -> anyhow::Result<Vec<f64>> {
     let mut harness = Harness::start(Layout::ssd(Content::Random))?;
     harness.fill()?;
-    (0..rounds)
-        .map(|_| {
-            let ops = 40_000;
-            let before = harness.cpu();
-            harness.writes(ops)?;
-            harness.drain()?;
-            Ok((harness.cpu() - before).as_nanos() as f64 / 1e3 / ops as f64)
-        })
-        .collect()
+    let ops = 40_000;
+    let write = |harness: &mut Harness, ops| {
+        let before = harness.cpu();
+        harness.writes(ops)?;
+        harness.drain()?;
+        Ok((harness.cpu() - before).as_nanos() as f64 / 1e3 / ops as f64)
+    };
+    in_rounds(&mut harness, (rounds, ops), write, |_, _| Ok(()))
 }
 
 const _: () = assert!(BLOCK == 4096);

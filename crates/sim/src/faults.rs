@@ -1,0 +1,93 @@
+//! The faults of a run: how those of its scenarios begin, and how they end.
+
+use forebay_block::{ByteRange, ErrorKind, IoOp};
+
+use crate::atlas::Scenario;
+use crate::disk::{Fault, Rule};
+use crate::rng::Rng;
+use crate::world::World;
+
+const SECOND: u64 = 1_000_000_000;
+
+impl World {
+    /// Begins the faults of the run.
+    pub(crate) fn break_something(&mut self, seed: u64) {
+        self.broken = true;
+        self.was_broken = true;
+        if !self.setup.outcome().crashes {
+            self.crash_in = None;
+        }
+        self.begin(self.setup.scenario, Rng::new(seed));
+        if let Some(also) = self.setup.also {
+            self.begin(also, Rng::new(!seed));
+        }
+    }
+
+    /// Begins one fault.
+    fn begin(&mut self, scenario: Scenario, mut rng: Rng) {
+        let everywhere = ByteRange::new(0, u64::MAX);
+        let some = rng.within(1, 6) as u32;
+        let rule = |fault, ops, times| Rule { fault, ops, range: everywhere, times };
+        let media = Fault::Error(ErrorKind::Media);
+        let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
+        let chosen = rng.below(self.primaries.len() as u64) as usize;
+        match scenario {
+            Scenario::Crashes | Scenario::ModeSwitches | Scenario::CacheDamaged => {}
+            Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
+            Scenario::CacheWriteErrors => {
+                let fault = rng.pick(&[media, Fault::TornError]);
+                self.cache.add_rule(rule(fault, write, some));
+            }
+            Scenario::CacheWritesFail => {
+                let fault = rng.pick(&[media, Fault::TornError]);
+                self.cache.add_rule(rule(fault, write, u32::MAX));
+            }
+            Scenario::CacheFlushErrors => self.cache.add_rule(rule(media, &[IoOp::Flush], some)),
+            Scenario::CacheFull => {
+                let full = Fault::Error(ErrorKind::NoSpace);
+                self.cache.add_rule(rule(full, write, u32::MAX));
+            }
+            Scenario::CacheVanishes => self.cache.vanish(),
+            Scenario::CacheRot => {
+                let area = self.cache.size() - (1 << 20);
+                for _ in 0..rng.within(1, 200) {
+                    let at = (1 << 20) + rng.below(area);
+                    self.cache.rot(at, rng.below(8) as u32);
+                }
+            }
+            Scenario::CacheLosesWrites => self.cache.add_rule(rule(Fault::Lost, write, some)),
+            Scenario::CacheMisdirects => {
+                let by = rng.within(1, 64) * 4096;
+                self.cache.add_rule(rule(Fault::Misdirected(by), write, some));
+            }
+            Scenario::CacheSlow => {
+                let slow = Fault::Slow(rng.below(4 * SECOND));
+                self.cache.add_rule(rule(slow, &[IoOp::Read, IoOp::Write, IoOp::Flush], some));
+            }
+            Scenario::PrimaryReadErrors => {
+                self.primaries[chosen].add_rule(rule(media, &[IoOp::Read], some));
+            }
+            Scenario::PrimaryWriteErrors => {
+                let fault = rng.pick(&[media, Fault::TornError]);
+                self.primaries[chosen].add_rule(rule(fault, write, some));
+            }
+            Scenario::PrimaryFlushErrors => {
+                self.primaries[chosen].add_rule(rule(media, &[IoOp::Flush], some));
+            }
+            Scenario::PrimaryVanishes => self.primaries[chosen].vanish(),
+            Scenario::PrimaryStaysAway => self.send_away(),
+            Scenario::CacheLost => self.lose_cache = true,
+            Scenario::CacheStale => self.turn_back = true,
+        }
+    }
+
+    /// Ends the faults that can end.
+    pub(crate) fn heal(&mut self) {
+        if !self.setup.meets(Scenario::CacheVanishes) {
+            self.cache.heal();
+        }
+        let away = self.away.map(|away| away.volume);
+        let disks = self.primaries.iter_mut().enumerate();
+        disks.filter(|(at, _)| Some(*at) != away).for_each(|(_, disk)| disk.heal());
+    }
+}
