@@ -10,8 +10,9 @@ use serde_json::json;
 use crate::load::content::Content;
 use crate::load::sample::Latency;
 use crate::load::{self, Load, Outcome, Pattern};
+use crate::report::kept::{Row, keep};
 use crate::report::progress;
-use crate::report::table::{Table, save, verdict};
+use crate::report::table::{Table, verdict};
 use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::san::San;
@@ -105,8 +106,13 @@ pub fn away(args: &Args) -> anyhow::Result<()> {
     let target = format!("{ratio:.2} times, at most {BESIDE_MAX}");
     table.row(row("beside", &beside, target, verdict(ratio <= BESIDE_MAX).to_string()));
     table.print();
-    println!("kept in {}", save("away", &figures)?.display());
-    Ok(())
+    let result = format!(
+        "p50 {:.2}, p99 {:.2} ms (alone {:.2}, {:.2}): {ratio:.2} times",
+        beside.p50_ms, beside.p99_ms, alone.p50_ms, alone.p99_ms
+    );
+    let row = Row::new("writes of a volume next to one whose primary is dead", result);
+    let row = row.with_target(format!("<= {BESIDE_MAX} times"), ratio <= BESIDE_MAX);
+    keep("away", vec![row], figures)
 }
 
 /// The rate of writes of one block in write-through, compared with distinct blocks.
@@ -143,6 +149,8 @@ pub fn rewrite(args: &Args) -> anyhow::Result<()> {
          {same:.0}; {ratio:.2} times (at least {REWRITES_MIN}): {}",
         verdict(ratio >= REWRITES_MIN)
     );
-    println!("kept in {}", save("rewrite", &figures)?.display());
-    Ok(())
+    let result = format!("{same:.0} a second, distinct blocks {distinct:.0}: {ratio:.2} times");
+    let row = Row::new("one block rewritten in write-through on a disk", result);
+    let row = row.with_target(format!(">= {REWRITES_MIN}"), ratio >= REWRITES_MIN);
+    keep("rewrite", vec![row], figures)
 }

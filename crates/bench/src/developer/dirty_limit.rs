@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 
 use crate::load::content::Content;
 use crate::load::{Load, Outcome, Pattern};
+use crate::report::kept::{Row, keep};
 use crate::report::progress;
-use crate::report::table::{Table, save, verdict};
+use crate::report::table::{Table, verdict};
 use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
@@ -174,12 +175,14 @@ fn present(figures: &Value) -> anyhow::Result<()> {
             DRAIN_TARGET,
         ),
     ];
+    let mut kept = Vec::new();
     for (name, [first, second], ratio, target) in rows {
         let (ratio_text, target_text) = (format!("{ratio:.2}"), format!(">= {target}"));
-        let met = verdict(ratio >= target);
-        table.row([name.to_owned(), first, second, ratio_text, target_text, met]);
+        let met = ratio >= target;
+        let row = Row::new(name, format!("{first} / {second}, {ratio_text}"));
+        kept.push(row.with_target(target_text.clone(), met));
+        table.row([name.to_owned(), first, second, ratio_text, target_text, verdict(met)]);
     }
     table.print();
-    println!("kept in {}", save("dirty-limit", figures)?.display());
-    Ok(())
+    keep("dirty-limit", kept, figures.clone())
 }

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use crate::load::content::Content;
 use crate::load::sample::Latency;
 use crate::load::{Load, Pattern};
+use crate::report::kept::{Row, keep};
 use crate::report::progress;
-use crate::report::table::{Table, save, verdict};
+use crate::report::table::{Table, verdict};
 use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
@@ -151,6 +152,8 @@ fn present(figures: &Value, alone: &Latency, beside: &Latency) -> anyhow::Result
     println!("{}", figures["setting"].as_str().unwrap_or_default());
     table.print();
     println!("large reads: {:.0} MiB/s", figures["large_reads_mib_s"].as_f64().unwrap_or(0.0));
-    println!("kept in {}", save("fairness", figures)?.display());
-    Ok(())
+    let result = format!("p99 {:.2} ms (alone {:.2})", beside.p99_ms, alone.p99_ms);
+    let row = Row::new("RAM hits during 32 MiB reads of other clients", result);
+    let row = row.with_target(format!("p99 <= {TARGET_MS:.0} ms"), beside.p99_ms <= TARGET_MS);
+    keep("fairness", vec![row], figures.clone())
 }

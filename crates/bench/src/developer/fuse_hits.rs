@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::developer::hits::{self, DEPTH, Hits, Turns};
 use crate::load::content::Content;
 use crate::load::fio::{RandomReads, median};
-use crate::report::table::{Table, save, verdict};
+use crate::report::kept::{Row, keep};
+use crate::report::table::{Table, verdict};
 use crate::rig::cleanup::{self, Process};
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
@@ -168,6 +169,16 @@ fn present(setting: &Setting, figures: &Value) -> anyhow::Result<()> {
     table.print();
     let mut figures = figures.clone();
     figures["setting"] = json!(setting.describe());
-    println!("kept in {}", save("fuse", &figures)?.display());
-    Ok(())
+    let (ours, other) = (number("ours"), number("other"));
+    let hits = "RAM hits through a loop device, over qemu-storage-daemon";
+    let rows = vec![
+        Row::new(hits, format!("{ours:.0} / {other:.0} reads/s, ratio {ratio:.2}"))
+            .with_target(format!(">= {TARGET:.1}"), ratio >= TARGET),
+        Row::new(
+            "the same, CPU of the daemon per read",
+            format!("{cost:.2} µs ({:.2})", number("other_cpu_us")),
+        )
+        .with_target(format!("<= {CPU_TARGET:.1}"), cost <= CPU_TARGET),
+    ];
+    keep("fuse", rows, figures)
 }

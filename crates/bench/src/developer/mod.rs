@@ -45,7 +45,7 @@ pub enum Part {
     Crash(crash::Args),
     /// Real servers under a random operator, with clients that check everything
     Operator(operator::Args),
-    /// Print rows of the table of results from the JSON of forebay bench
+    /// Print rows of the table of results from the JSON of benchmarks
     Report(rows::Args),
 }
 

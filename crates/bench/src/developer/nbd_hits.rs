@@ -12,7 +12,8 @@ use crate::developer::hits::{self, DEPTH, Hits};
 use crate::load::content::Content;
 use crate::load::fio::{RandomReads, median};
 use crate::load::{Load, Pattern};
-use crate::report::table::{Table, save, verdict};
+use crate::report::kept::{Row, keep};
+use crate::report::table::{Table, verdict};
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
@@ -152,20 +153,29 @@ fn present(name: &str, other: &str, target: f64, figures: &Value) -> anyhow::Res
         "target",
         "",
     ]);
+    let mut rows = Vec::new();
     for result in figures["results"].as_array().into_iter().flatten() {
         let number = |name: &str| result[name].as_f64().unwrap_or(f64::NAN);
+        let client = result["client"].as_str().unwrap_or_default();
+        let [ours, theirs, ratio, cost, other_cost] =
+            ["ours", "other", "ratio", "cpu_us", "other_cpu_us"].map(number);
+        let text = format!(
+            "{ours:.0} / {theirs:.0} reads/s, ratio {ratio:.2}; \
+             CPU {cost:.1} / {other_cost:.1} µs each"
+        );
+        let row = Row::new(format!("{name} over {other}, {client}"), text);
+        rows.push(row.with_target(format!(">= {target:.1}"), ratio >= target));
         table.row([
-            result["client"].as_str().unwrap_or_default().to_owned(),
-            format!("{:.0}", number("ours")),
-            format!("{:.0}", number("other")),
-            format!("{:.1} / {:.1}", number("cpu_us"), number("other_cpu_us")),
-            format!("{:.2}", number("ratio")),
+            client.to_owned(),
+            format!("{ours:.0}"),
+            format!("{theirs:.0}"),
+            format!("{cost:.1} / {other_cost:.1}"),
+            format!("{ratio:.2}"),
             format!(">= {target:.1}"),
-            verdict(number("ratio") >= target),
+            verdict(ratio >= target),
         ]);
     }
     println!("{}", figures["setting"].as_str().unwrap_or_default());
     table.print();
-    println!("kept in {}", save(name, figures)?.display());
-    Ok(())
+    keep(name, rows, figures.clone())
 }

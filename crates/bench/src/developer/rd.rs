@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use crate::load::content::Content;
 use crate::load::runs::{BLOCK, LOOPS, RUNS, Run};
 use crate::load::{Load, Outcome, Pattern};
+use crate::report::kept::{Row, keep};
 use crate::report::progress;
-use crate::report::table::{Table, save, verdict};
+use crate::report::table::{Table, verdict};
 use crate::rig::Common;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, Status, binary};
@@ -88,6 +89,14 @@ impl Measured {
         self.run.hypercache.min(CEILING_SHARE * self.ceiling())
     }
 
+    fn row(&self, area: u64) -> Row {
+        let (gain, target) = (self.gain(), self.target());
+        let (before, after) = (self.baseline.rate(), self.cached.rate());
+        let name = format!("{}, area of {}: gain", self.run.name, size_text(area));
+        let row = Row::new(name, format!("{before:.0} to {after:.0} IOPS, {gain:.1}"));
+        row.with_target(format!(">= {target:.1}"), gain >= target)
+    }
+
     fn json(&self) -> Value {
         let one = |outcome: &Outcome| {
             json!({
@@ -111,11 +120,12 @@ impl Measured {
 /// Runs the measurements and reports.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let areas = [args.hit_kib << 10, args.large_hit_mib << 20];
-    let mut tables = Vec::new();
+    let (mut tables, mut rows) = (Vec::new(), Vec::new());
     for area in areas.into_iter().filter(|&area| area > 0) {
         let results = series(args, area)?;
         println!("\nread hits go to {}; {}", size_text(area), settings(args).describe());
         table(&results).print();
+        rows.extend(results.iter().map(|measured| measured.row(area)));
         let results: Vec<Value> = results.iter().map(Measured::json).collect();
         tables.push(json!({ "hit_area": area, "results": results }));
     }
@@ -123,8 +133,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "primary_bytes": args.mib << 20, "model": args.model, "loops": LOOPS,
         "request_bytes": BLOCK, "setting": settings(args).describe(), "tables": tables,
     });
-    println!("kept in {}", save("rd", &figures)?.display());
-    Ok(())
+    keep("rd", rows, figures)
 }
 
 fn size_text(bytes: u64) -> String {

@@ -4,6 +4,7 @@
 
 mod chart;
 pub mod html;
+pub mod kept;
 mod progress;
 pub mod rows;
 mod scale;
@@ -260,7 +261,7 @@ impl Report {
             title: title.to_owned(),
             unit: unit.to_owned(),
             when: utc(SystemTime::now()),
-            command: command(),
+            command: command("forebay"),
             machine: machine(),
             ..Self::default()
         }
@@ -442,9 +443,9 @@ impl Report {
     }
 }
 
-/// The command line of this process.
-fn command() -> String {
-    std::iter::once("forebay".to_owned())
+/// The command line of this process, as one of `program`.
+fn command(program: &str) -> String {
+    std::iter::once(program.to_owned())
         .chain(std::env::args().skip(1))
         .collect::<Vec<_>>()
         .join(" ")

@@ -1,19 +1,21 @@
 //! `forebay-bench report`: rows of the table in `docs/results.md`, from the JSON files of the
-//! benchmarks for users.
+//! benchmarks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use serde_json::Value;
 
 use crate::WrongUsage;
+use crate::report::kept::{Kept, Row};
 use crate::report::table::short;
 use crate::report::{BASELINE, Group, Measured, Report};
 
 /// Arguments of `forebay-bench report`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// JSON files of forebay bench: NAME-TIME.json
+    /// JSON files of forebay bench (NAME-TIME.json) and of forebay-bench (target/bench/NAME.json)
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// The letter of the machine in the table
@@ -30,50 +32,65 @@ pub struct Args {
 /// When a file cannot be read, or is not a report.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     for path in &args.files {
-        let report = read(path)?;
-        rows(&report, &args.machine, &args.commit).iter().for_each(|row| println!("{row}"));
+        let run = read(path)?;
+        run.lines(&args.machine, &args.commit).iter().for_each(|row| println!("{row}"));
     }
     Ok(())
 }
 
-fn read(path: &Path) -> anyhow::Result<Report> {
+fn read(path: &Path) -> anyhow::Result<Kept> {
     let shown = path.display();
     let text = fs::read_to_string(path).with_context(|| shown.to_string())?;
-    serde_json::from_str(&text).map_err(|_| {
+    let user = serde_json::from_str::<Report>(&text).map(|report| kept(&report));
+    user.or_else(|_| serde_json::from_str(&text)).map_err(|_| {
         let what = format!(
-            "{shown}: not the figures of a forebay bench run; name a file NAME-TIME.json of its \
-             --out directory"
+            "{shown}: not the figures of a benchmark; name a file NAME-TIME.json of the --out \
+             directory of forebay bench, or target/bench/NAME.json of forebay-bench"
         );
         WrongUsage(what).into()
     })
 }
 
-/// A row for each set-up of each group, then one for each target.
-fn rows(report: &Report, machine: &str, commit: &str) -> Vec<String> {
-    let mut cells = Vec::new();
+impl Kept {
+    /// The lines of the table.
+    fn lines(&self, machine: &str, commit: &str) -> Vec<String> {
+        let date = self.when.split('T').next().unwrap_or("-");
+        let command = match self.command.as_str() {
+            "" => "-".to_owned(),
+            command => format!("`{command}`"),
+        };
+        let commands = std::iter::once(command.as_str()).chain(std::iter::repeat("the same"));
+        let line = |(row, command): (&Row, &str)| {
+            let Row { figure, result, target, met } = row;
+            let target = target.as_deref().unwrap_or("-");
+            let verdict = met.map_or("-", |met| if met { "met" } else { "**missed**" });
+            format!(
+                "| {figure} | {result} | {target} | {verdict} | {machine} | {commit} | {date} | \
+                 {command} |"
+            )
+        };
+        self.rows.iter().zip(commands).map(line).collect()
+    }
+}
+
+/// A report of a benchmark for users: a row for each set-up of each group, then one for each
+/// target.
+fn kept(report: &Report) -> Kept {
+    let mut rows = Vec::new();
     for group in &report.groups {
         for one in &group.results {
             let of = if report.groups.len() > 1 { &group.name } else { "" };
             let name = [report.benchmark.as_str(), of].join(" ");
             let figure = format!("{}: {}", name.trim_end(), one.setup);
-            cells.push([figure, result(report, group, one), "-".to_owned(), "-".to_owned()]);
+            rows.push(Row::new(figure, result(report, group, one)));
         }
     }
     for target in &report.targets {
-        let verdict = if target.is_met() { "met" } else { "**missed**" };
-        let figure = format!("{}: {}", report.benchmark, target.what);
-        cells.push([figure, short(target.found), target.wanted_text(), verdict.to_owned()]);
+        let row = Row::new(format!("{}: {}", report.benchmark, target.what), short(target.found));
+        rows.push(row.with_target(target.wanted_text(), target.is_met()));
     }
-    let date = report.when.split('T').next().unwrap_or("-");
-    let command = match report.command.as_str() {
-        "" => "-".to_owned(),
-        command => format!("`{command}`"),
-    };
-    let commands = std::iter::once(command.as_str()).chain(std::iter::repeat("the same"));
-    let row = |(cells, command): ([String; 4], &str)| {
-        format!("| {} | {machine} | {commit} | {date} | {command} |", cells.join(" | "))
-    };
-    cells.into_iter().zip(commands).map(row).collect()
+    let (when, command) = (report.when.clone(), report.command.clone());
+    Kept { when, command, rows, figures: Value::Null }
 }
 
 /// The results of a set-up: rate, gain, and other figures.
@@ -118,7 +135,7 @@ mod tests {
             targets: vec![target("gain", 8.5), target("other", 7.0)],
             ..Report::default()
         };
-        let found = rows(&report, "B", "a5a3120");
+        let found = kept(&report).lines("B", "a5a3120");
         assert_eq!(
             found,
             [
@@ -131,5 +148,32 @@ mod tests {
                  the same |",
             ]
         );
+    }
+    #[test]
+    fn figures_of_developers_are_rows_too() {
+        let row = Row::new("restart after a kill", "0.5 s").with_target("< 1 s", true);
+        let kept = Kept {
+            when: "2026-01-31T12:00:00Z".to_owned(),
+            command: "forebay-bench restart".to_owned(),
+            rows: vec![row, Row::new("start", "0.1 s")],
+            figures: serde_json::json!({ "seconds": [0.5, 0.1] }),
+        };
+        let place = tempfile();
+        fs::write(&place, serde_json::to_string(&kept).expect("it is plain data"))
+            .expect("written");
+        let found = read(&place).expect("figures of a run").lines("B", "a5a3120");
+        fs::remove_file(&place).expect("it is there");
+        assert_eq!(
+            found,
+            [
+                "| restart after a kill | 0.5 s | < 1 s | met | B | a5a3120 | 2026-01-31 | \
+                 `forebay-bench restart` |",
+                "| start | 0.1 s | - | - | B | a5a3120 | 2026-01-31 | the same |",
+            ]
+        );
+    }
+
+    fn tempfile() -> PathBuf {
+        std::env::temp_dir().join(format!("forebay-rows-{}.json", std::process::id()))
     }
 }

@@ -1,11 +1,5 @@
 //! Tables for people and JSON for programs.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::Context as _;
-use serde_json::Value;
-
 /// Rows of text under a heading. Columns are as wide as needed; the first is left-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -64,23 +58,6 @@ impl Table {
             }
         }
     }
-}
-
-/// Saves the figures of a benchmark as `target/bench/NAME.json`.
-pub fn save(name: &str, figures: &Value) -> anyhow::Result<PathBuf> {
-    let path = directory()?.join(format!("{name}.json"));
-    let text = serde_json::to_string_pretty(figures)?;
-    fs::write(&path, text + "\n").with_context(|| format!("{}", path.display()))?;
-    Ok(path)
-}
-
-/// `target/bench`, in the target directory that contains this program.
-fn directory() -> anyhow::Result<PathBuf> {
-    let program = std::env::current_exe().context("the program's own path")?;
-    let profile = program.parent().unwrap_or(Path::new("."));
-    let directory = profile.parent().unwrap_or(Path::new(".")).join("bench");
-    fs::create_dir_all(&directory).with_context(|| format!("{}", directory.display()))?;
-    Ok(directory)
 }
 
 /// Whether a figure meets its target, in words.

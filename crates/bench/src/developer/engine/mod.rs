@@ -13,7 +13,8 @@ use forebay_engine::Stats;
 use serde_json::json;
 
 use crate::load::content::Content;
-use crate::report::table::{Table, save, verdict};
+use crate::report::kept::{Row, keep};
+use crate::report::table::{Table, verdict};
 use harness::{BLOCK, Harness, Layout};
 
 /// Maximum size of the index in bytes per block of its capacity.
@@ -41,6 +42,17 @@ struct Figure {
     target: Option<f64>,
 }
 
+impl Figure {
+    fn row(&self) -> Row {
+        let name = format!("engine CPU per 4 KiB: {}", self.name);
+        let row = Row::new(name, format!("{:.2} µs", self.best));
+        match self.target {
+            Some(target) => row.with_target(format!("<= {target}"), self.best <= target),
+            None => row,
+        }
+    }
+}
+
 /// Runs the measurements and reports.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds must be at least 1");
@@ -64,7 +76,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "index_bytes_per_block": index,
         "index_bytes_per_block_target": INDEX_BYTES_MAX,
     });
-    let path = save("engine", &saved)?;
     if args.json {
         println!("{saved}");
         return Ok(());
@@ -84,8 +95,11 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         verdict(index <= INDEX_BYTES_MAX),
     ]);
     table.print();
-    println!("kept in {}", path.display());
-    Ok(())
+    let mut rows: Vec<Row> = figures.iter().map(Figure::row).collect();
+    let index = Row::new("index, bytes per block at capacity", format!("{index:.2}"))
+        .with_target(format!("<= {INDEX_BYTES_MAX}"), index <= INDEX_BYTES_MAX);
+    rows.push(index);
+    keep("engine", rows, saved)
 }
 
 type Measure = Box<dyn Fn(usize) -> anyhow::Result<Vec<f64>>>;
