@@ -110,3 +110,6 @@ impl Requests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
