@@ -508,3 +508,6 @@ impl Destaging {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
