@@ -236,3 +236,6 @@ impl Cache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
