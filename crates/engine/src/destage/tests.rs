@@ -213,6 +213,21 @@ fn a_neighbor_on_its_way_is_not_taken_along_in_its_newer_version() {
 }
 
 #[test]
+fn a_newer_version_is_on_its_way_although_the_older_one_that_it_passed_is_flushed() {
+    let mut bed = Bed::with([5]);
+    let older = bed.write();
+    bed.rooms.dirty_durable([5]);
+    bed.end(older, Ok(()));
+    bed.wait_through(5, 1);
+    let newer = bed.write();
+    bed.flushed(Ok(()));
+    assert_eq!(bed.state(5), (true, true));
+    bed.end(newer, Ok(()));
+    bed.flushed(Ok(()));
+    assert_eq!(bed.state(5), (false, false));
+}
+
+#[test]
 fn a_newer_version_for_which_nobody_waits_sets_out_after_the_flush_of_the_older_one() {
     let mut bed = Bed::with([5]);
     let older = bed.write();
@@ -319,6 +334,17 @@ fn where_the_primary_has_to_be_complete_a_failed_destage_fails_the_flushes_that_
     assert!(bed.rooms.has_leftover(VOLUME));
     bed.flushed(Ok(()));
     assert!(!bed.rooms.has_leftover(VOLUME));
+}
+
+#[test]
+fn where_the_primary_has_to_be_complete_a_failed_flush_makes_the_next_one_wait_for_the_blocks() {
+    let mut bed = Bed::with([5]);
+    bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    let write = bed.write();
+    bed.rooms.volume_mut(VOLUME).leftover.clear();
+    bed.end(write, Ok(()));
+    bed.flushed(Err(ErrorKind::Media.into()));
+    assert!(bed.rooms.has_leftover(VOLUME));
 }
 
 #[test]
