@@ -9,11 +9,8 @@ use crate::limits::{RECLAIM_RESERVE, RECORDS_IN_FLIGHT_MAX};
 use crate::log::builder::Expect;
 use crate::note::Note;
 use crate::slab::Id;
-use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
+use crate::testing::rooms::{BLOCK, FILL, IN_RECORD, PRIMARY, Rooms, content, key};
 use crate::testing::{SEGMENT, VOLUME};
-
-/// Blocks in the longest record.
-const IN_RECORD: u64 = 7;
 
 impl Rooms {
     /// Puts a block into the record being built, for a write of which it is the last one or not.
@@ -42,24 +39,6 @@ impl Rooms {
     fn events(&mut self) -> Vec<Event> {
         self.cache.out.hand_out(&mut self.fx);
         std::mem::take(&mut self.fx.events)
-    }
-
-    /// Fills the log with clean blocks down to so many free segments: a record of eight pages, one
-    /// of seven and a footer fill a segment.
-    fn fill_to(&mut self, free: u64) {
-        for block in (0..).step_by(IN_RECORD as usize) {
-            if self.log.free() == free && self.log.segment(self.last()).used >= SEGMENT - (2 << 12)
-            {
-                return;
-            }
-            self.clean(block..block + if block % 2 == 0 { IN_RECORD } else { IN_RECORD - 1 });
-        }
-    }
-
-    /// Position of the newest segment.
-    fn last(&self) -> usize {
-        let newest = (0..self.log.len() as usize).max_by_key(|&i| self.log.segment(i).seq);
-        newest.expect("a log has segments")
     }
 
     /// Tells the cache how an I/O has ended.
@@ -182,9 +161,9 @@ fn copies_are_promised_the_last_segment_only_if_the_record_being_built_fits_too(
 fn copies_alone_leave_a_quarter_of_the_last_segment() {
     let mut rooms = Rooms::new(0);
     rooms.fill_to(1);
-    let place = rooms.contents.get(key(0)).expect("it is cached");
+    let place = rooms.contents.get(key(FILL)).expect("it is cached");
     let Rooms { cache, fx, .. } = &mut rooms;
-    assert!(cache.push_bare(fx, key(0), 1, EntryKind::Zero, false, Expect::At(place)));
+    assert!(cache.push_bare(fx, key(FILL), 1, EntryKind::Zero, false, Expect::At(place)));
     rooms.log.set_leaving(Some(SegmentSeq(1)), Some(13 * PAGE as u64));
     assert!(!rooms.close_record());
     rooms.log.set_leaving(Some(SegmentSeq(1)), Some(12 * PAGE as u64));

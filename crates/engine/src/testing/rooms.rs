@@ -26,6 +26,10 @@ pub const BLOCKS: u64 = 1000;
 pub const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Blocks of the primary.
 pub const PRIMARY_BLOCKS: u64 = 4000;
+/// Blocks in the longest record.
+pub const IN_RECORD: u64 = 7;
+/// The first block of those that [`Rooms::fill_to`] fills the log with.
+pub const FILL: u64 = 2000;
 /// The only primary.
 pub const PRIMARY: Target = Target::Primary(VOLUME);
 
@@ -194,6 +198,23 @@ impl Rooms {
         self.dirty(blocks);
         self.flush_device();
         self.log.completed()
+    }
+
+    /// Fills the log with clean blocks until so many segments are free, and the open one is full.
+    pub fn fill_to(&mut self, free: u64) {
+        let mut block = FILL;
+        loop {
+            let last = (0..self.log.len() as usize).max_by_key(|&i| self.log.segment(i).seq);
+            let used = self.log.segment(last.expect("a log has segments")).used;
+            // But for a record's header and the footer.
+            let room = (u64::from(SEGMENT - used) / BLOCK).saturating_sub(2);
+            if room == 0 && self.log.free() == free {
+                return;
+            }
+            let count = if room == 0 { IN_RECORD } else { room.min(IN_RECORD) };
+            self.clean(block..block + count);
+            block += count;
+        }
     }
 
     /// Takes a block out of the cache.
