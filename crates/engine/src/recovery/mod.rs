@@ -605,3 +605,6 @@ impl Recovery {
         self.next = 0;
     }
 }
+
+#[cfg(test)]
+mod tests;
