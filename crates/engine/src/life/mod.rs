@@ -54,3 +54,6 @@ impl Life {
         };
     }
 }
+
+#[cfg(test)]
+mod tests;
