@@ -217,9 +217,11 @@ fn a_block_that_is_rewritten_while_it_is_read_is_not_copied() {
     let footer = bed.read();
     bed.end(footer, Ok(()));
     let copies = bed.rooms.only();
+    bed.rooms.spoil(1);
     bed.rooms.dirty([1]);
     bed.end(copies, Ok(()));
     assert_eq!(bed.copies(), [(2, RAW, true)]);
+    assert!(bed.rooms.contents.fenced().is_empty(), "the older version is not needed");
 }
 
 #[test]
@@ -283,6 +285,28 @@ fn a_read_that_works_makes_the_next_pause_short_again() {
     bed.end(footer, Ok(()));
     let copies = bed.rooms.only();
     bed.end(copies, Err(ErrorKind::Media.into()));
+    assert_eq!(bed.reclaim.retry_at(), bed.rooms.now + READ_PAUSE * 2);
+}
+
+#[test]
+fn copies_that_can_be_read_make_the_next_pause_short_again() {
+    let mut rooms = Rooms::new(0);
+    rooms.dirty([1]);
+    rooms.clean(10..15);
+    rooms.dirty([2]);
+    rooms.fill_to(3);
+    let mut bed = Bed::on(rooms);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    for _ in 0..3 {
+        let first = bed.read();
+        bed.end(first, Err(ErrorKind::Media.into()));
+        bed.wait(Duration::from_secs(1));
+    }
+    let first = bed.read();
+    bed.end(first, Ok(()));
+    let second = bed.read();
+    bed.end(second, Err(ErrorKind::Media.into()));
     assert_eq!(bed.reclaim.retry_at(), bed.rooms.now + READ_PAUSE * 2);
 }
 

@@ -170,6 +170,11 @@ fn clean_blocks_of_a_distrusted_volume_are_read_from_the_primary() {
     bed.rooms.volume_mut(crate::testing::VOLUME).distrusted = true;
     bed.read(6, 1);
     assert_eq!(bed.bytes(), content(6), "only the cache has it");
+    bed.rooms.ram.remove(key(6));
+    bed.read(6, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), content(6));
     bed.read(5, 1);
     let read = bed.read_of(PRIMARY);
     bed.end(read, Ok(()));
