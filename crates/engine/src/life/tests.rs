@@ -190,6 +190,19 @@ fn a_stripe_is_detached_in_the_order_primary_flush_record_and_then_its_writes_go
 }
 
 #[test]
+fn a_stripe_is_not_detached_while_a_version_that_is_not_needed_any_more_is_on_its_way() {
+    let mut bed = Bed::failed(dirty([5]));
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    bed.destaging.start(cache, key(5), fx).expect("it may go");
+    bed.rooms.forget(5);
+    bed.write(9);
+    bed.pump();
+    assert_eq!(bed.asked(), [], "it would come after the writes that go on");
+    bed.empty();
+    assert_eq!(bed.asked(), [(0, 0)]);
+}
+
+#[test]
 fn no_record_is_asked_for_before_it_is_recorded_that_the_device_has_failed() {
     let mut bed = Bed::failed(Rooms::new(0));
     bed.rooms.standing.trust = Trust::Full;
