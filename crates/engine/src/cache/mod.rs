@@ -235,3 +235,6 @@ impl Cache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -511,3 +511,6 @@ impl Destaging {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,6 +6,7 @@ use forebay_format::{EntryKind, SegmentSeq};
 
 use super::*;
 use crate::api::ContentLocality;
+use crate::cache::Cache;
 use crate::contents::{Place, base_key};
 use crate::log::builder::{Expect, Payload, Pending};
 use crate::testing::rooms::{BLOCKS, Rooms, key};
@@ -30,7 +31,7 @@ impl Bed {
     }
 
     fn store(&mut self, store: impl FnOnce(&mut Forms, &mut Context<'_>)) -> Pending {
-        let Rooms { config, now, contents, ram, log, locks, stats, .. } = &mut self.rooms;
+        let Cache { config, now, contents, ram, log, locks, stats, .. } = &mut self.rooms.cache;
         let now = *now;
         let mut cx = Context { now, config, contents, ram, log, locks, stats };
         store(&mut self.forms, &mut cx);

@@ -55,3 +55,6 @@ impl Life {
         };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -137,7 +137,7 @@ fn the_last_free_segment_is_kept_for_a_record_that_frees_one() {
     rooms.fill_behind(0);
     assert!(!rooms.has_room(1000) && rooms.log.is_emergency());
     assert!(!rooms.log.builder().is_empty(), "the record waits");
-    (0..IN_SEGMENT).for_each(|block| rooms.contents.forget(key(block), &mut rooms.ram));
+    (0..IN_SEGMENT).for_each(|block| rooms.forget(block));
     rooms.log.free_oldest();
     let record = rooms.closed();
     assert_eq!(record.offset, 0, "segment 8 lies at position 0");
@@ -226,6 +226,7 @@ fn who_waits_for_durability_goes_on_by_record_and_then_in_order() {
 fn a_footer_is_written_when_all_that_it_names_is_durable() {
     let mut rooms = Rooms::new(0);
     (0..=IN_SEGMENT).for_each(|block| drop(rooms.record(block)));
+    let Rooms { cache: rooms, .. } = &mut rooms;
     assert!(rooms.log.next_footer(&rooms.config).is_none());
     rooms.log.advance_durable(Lsn(IN_SEGMENT - 1));
     assert!(rooms.log.next_footer(&rooms.config).is_none(), "the last record is not durable");
@@ -253,7 +254,7 @@ fn a_segment_is_free_when_its_end_is_durable_and_nobody_reads_it() {
     let free = rooms.log.free();
     let read = SegmentRead::part(Reader::Footer, 1, 0..PAGE as u32);
     rooms.log.begin_read(&read);
-    (0..IN_SEGMENT).for_each(|block| rooms.contents.forget(key(block), &mut rooms.ram));
+    (0..IN_SEGMENT).for_each(|block| rooms.forget(block));
     rooms.log.free_oldest();
     assert!(rooms.log.needs_checkpoint(), "no record says so yet");
     let says = rooms.record(100).lsn;

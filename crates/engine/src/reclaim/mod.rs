@@ -450,3 +450,6 @@ impl Reclaim {
 /// One part in this many of the index is kept free, by reclaiming even when there are free
 /// segments.
 const INDEX_MARGIN: u64 = 64;
+
+#[cfg(test)]
+mod tests;

@@ -441,3 +441,6 @@ impl Recovery {
         self.next = 0;
     }
 }
+
+#[cfg(test)]
+mod tests;

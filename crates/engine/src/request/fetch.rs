@@ -226,3 +226,6 @@ fn pad_to_blocks(buf: &mut IoBuf, len: usize) {
         buf[have..].fill(0);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -112,3 +112,6 @@ impl Requests {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

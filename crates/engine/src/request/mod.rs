@@ -62,3 +62,6 @@ impl Requests {
 fn reply(fx: &mut Effects, id: RequestId, result: Result<(), IoError>, buf: IoBuf) {
     fx.replies.push(Reply { id, result, buf, direct: None });
 }
+
+#[cfg(test)]
+mod tests;

@@ -419,3 +419,6 @@ fn copy_into(read: &mut ReadOp, block: u64, bytes: &[u8]) {
     let len = part.len as usize;
     read.buf[to..to + len].copy_from_slice(&bytes[from..from + len]);
 }
+
+#[cfg(test)]
+mod tests;

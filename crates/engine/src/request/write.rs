@@ -508,3 +508,6 @@ impl Requests {
         fx.replies.push(Reply { id, result, buf, direct });
     }
 }
+
+#[cfg(test)]
+mod tests;

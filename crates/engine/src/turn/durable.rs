@@ -153,3 +153,6 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,396 @@
+//! Destaging with a cache in which blocks are dirty, and a primary; no requests.
+
+use forebay_block::ErrorKind;
+
+use super::*;
+use crate::api::Mode;
+use crate::testing::VOLUME;
+use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
+
+/// Destaging, as fast as the primary takes it, and the rooms that it works on.
+struct Bed {
+    rooms: Rooms,
+    destaging: Destaging,
+}
+
+impl Bed {
+    /// Blocks that are dirty and durable. RAM has none of them.
+    fn with(blocks: impl IntoIterator<Item = u64>) -> Self {
+        let mut rooms = Rooms::new(0);
+        rooms.dirty_durable(blocks);
+        Self { rooms, destaging: Destaging { draining: true, ..Destaging::default() } }
+    }
+
+    fn pump(&mut self) {
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        self.destaging.pump(cache, false, fx);
+    }
+
+    /// Tells destaging that a request has ended.
+    fn end(&mut self, sent: (Target, Io), result: IoResult<()>) {
+        let (sent, done) = self.rooms.end(sent, result);
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        match sent.ticket {
+            Ticket::DestageWrite(id) => self.destaging.written(cache, id, done),
+            Ticket::Payloads(read) => {
+                cache.log.end_read(&read);
+                let crate::log::read::Reader::Destage(id) = read.reader else {
+                    panic!("{:?}", read.reader);
+                };
+                self.destaging.read_back(cache, id, &read, &done, fx);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The writes that are sent: what they need of the cache device is read.
+    fn writes(&mut self) -> Vec<(Target, Io)> {
+        self.pump();
+        let (mut reads, mut writes) = (self.rooms.sent(), Vec::new());
+        while let Some(sent) = reads.pop() {
+            match sent.0 {
+                Target::Cache => self.end(sent, Ok(())),
+                Target::Primary(_) => writes.push(sent),
+            }
+            reads.append(&mut self.rooms.fx.ios);
+        }
+        writes.sort_by_key(|(_, io)| io.range.offset);
+        writes
+    }
+
+    /// Sends the write of what is dirty, which is one.
+    fn write(&mut self) -> (Target, Io) {
+        let mut writes = self.writes();
+        assert_eq!(writes.len(), 1, "{writes:?}");
+        writes.remove(0)
+    }
+
+    /// The primary has flushed what was written.
+    fn flushed(&mut self, result: IoResult<()>) {
+        for id in std::mem::take(&mut self.rooms.volume_mut(VOLUME).written) {
+            self.destaging.flushed(&mut self.rooms.cache, id, &result);
+        }
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.rooms.now = self.rooms.now + time;
+    }
+
+    /// Whether a block is dirty, and on its way to the primary.
+    fn state(&self, block: u64) -> (bool, bool) {
+        let dirty = self.rooms.contents.dirty();
+        (dirty.contains(key(block)), dirty.is_destaging(key(block)))
+    }
+
+    fn on_primary(&self, block: u64) -> bool {
+        let at = (block * BLOCK) as usize;
+        self.rooms.devices.primary[at..at + BLOCK_SIZE] == content(block)
+    }
+
+    fn wait_through(&mut self, block: u64, op: u32) {
+        self.destaging.wait_through(key(block), Id(op));
+    }
+
+    /// Writes that are told of their block, and how it went.
+    fn told(&mut self) -> Vec<(u32, Option<ErrorKind>)> {
+        let told = |note| match note {
+            Note::OnPrimary(op, result) => (op.0, result.err().map(|error| error.kind())),
+            other => panic!("{other:?}"),
+        };
+        self.rooms.notes().into_iter().map(told).collect()
+    }
+}
+
+fn blocks(sent: &[(Target, Io)]) -> Vec<(u64, u64)> {
+    sent.iter().map(|(_, io)| (io.range.offset / BLOCK, io.range.len / BLOCK)).collect()
+}
+
+#[test]
+fn neighbors_go_to_the_primary_in_one_write_in_the_order_of_their_addresses() {
+    let mut bed = Bed::with([7, 5, 9, 6]);
+    let writes = bed.writes();
+    assert_eq!(blocks(&writes), [(5, 3), (9, 1)]);
+    assert!(writes.iter().all(|(target, io)| *target == PRIMARY && io.op == IoOp::Write));
+    writes.into_iter().for_each(|write| bed.end(write, Ok(())));
+    assert!([5, 6, 7, 9].into_iter().all(|block| bed.on_primary(block)));
+}
+
+#[test]
+fn a_write_ends_where_its_stripe_does() {
+    let mut bed = Bed::with(STRIPE_BLOCKS - 2..STRIPE_BLOCKS + 1);
+    assert_eq!(blocks(&bed.writes()), [(STRIPE_BLOCKS - 2, 2), (STRIPE_BLOCKS, 1)]);
+}
+
+#[test]
+fn the_short_last_block_of_a_volume_is_written_as_far_as_it_goes() {
+    let mut bed = Bed::with([10]);
+    bed.rooms.volume_mut(VOLUME).config.size = 10 * BLOCK + 512;
+    let (_, io) = bed.write();
+    assert_eq!((io.range.offset, io.range.len, io.buf.len()), (10 * BLOCK, 512, 512));
+}
+
+#[test]
+fn zeros_are_written_without_bytes_and_keep_their_room_on_the_primary() {
+    let mut bed = Bed::with([]);
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    (3..5).for_each(|block| assert!(cache.push_written(fx, key(block), &[0; BLOCK_SIZE])));
+    bed.rooms.log_record();
+    bed.rooms.flush_device();
+    let (_, io) = bed.write();
+    assert_eq!((io.op, io.range.len, io.buf.len()), (IoOp::WriteZeroes, 2 * BLOCK, 0));
+    assert!(io.flags.no_hole);
+}
+
+#[test]
+fn a_block_that_was_rewritten_is_spared_until_destaging_comes_by_again() {
+    // More than half of what may be dirty, so that one goes at a time.
+    let mut bed = Bed::with((0..18).map(|n| 2 * n));
+    bed.destaging.drain(false);
+    bed.rooms.dirty_durable([0]);
+    let write = bed.write();
+    assert_eq!(write.1.range.offset, 2 * BLOCK);
+    bed.end(write, Ok(()));
+    bed.rooms.volume_mut(VOLUME).flow.cursor = key(0);
+    assert_eq!(bed.write().1.range.offset, 0);
+}
+
+#[test]
+fn a_block_that_was_rewritten_is_not_spared_by_a_drain() {
+    let mut bed = Bed::with((0..18).map(|n| 2 * n));
+    bed.rooms.dirty_durable([0]);
+    assert_eq!(blocks(&bed.writes())[0], (0, 1));
+}
+
+#[test]
+fn a_block_is_clean_only_when_the_primary_has_written_and_flushed_it() {
+    let mut bed = Bed::with([5]);
+    let write = bed.write();
+    assert_eq!(bed.state(5), (true, true));
+    bed.end(write, Ok(()));
+    assert_eq!((bed.state(5), bed.on_primary(5)), ((true, true), true));
+    assert_eq!(bed.rooms.volume(VOLUME).flow.unflushed_blocks, 1);
+    bed.flushed(Ok(()));
+    assert_eq!((bed.state(5), bed.destaging.len()), ((false, false), 0));
+    assert!(!bed.rooms.contents.get(key(5)).expect("it is still cached").dirty);
+    assert_eq!(bed.rooms.volume(VOLUME).flow.unflushed_blocks, 0);
+}
+
+#[test]
+fn a_block_that_is_rewritten_on_its_way_stays_dirty() {
+    let mut bed = Bed::with([5, 6]);
+    let write = bed.write();
+    bed.rooms.dirty_durable([5]);
+    bed.end(write, Ok(()));
+    bed.flushed(Ok(()));
+    assert_eq!((bed.state(5), bed.state(6)), ((true, false), (false, false)));
+    assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+#[test]
+fn a_newer_version_does_not_overtake_an_older_one_on_its_way_to_the_primary() {
+    let mut bed = Bed::with([5]);
+    let older = bed.write();
+    bed.rooms.dirty_durable([5]);
+    bed.wait_through(5, 1);
+    assert!(bed.writes().is_empty(), "not even if a write waits for it");
+    bed.end(older, Ok(()));
+    assert!(bed.told().is_empty(), "the primary has the older version");
+    // The older one is written: where a write waits, the newer one need not wait for the flush.
+    let newer = bed.write();
+    bed.end(newer, Ok(()));
+    assert_eq!(bed.told(), [(1, None)]);
+    bed.flushed(Ok(()));
+    assert_eq!((bed.state(5), bed.destaging.len()), ((false, false), 0));
+}
+
+#[test]
+fn a_neighbor_on_its_way_is_not_taken_along_in_its_newer_version() {
+    let mut bed = Bed::with([6]);
+    let older = bed.write();
+    bed.rooms.dirty_durable([5, 6, 7]);
+    assert_eq!(blocks(&bed.writes()), [(5, 1), (7, 1)]);
+    bed.end(older, Ok(()));
+}
+
+#[test]
+fn a_newer_version_is_on_its_way_although_the_older_one_that_it_passed_is_flushed() {
+    let mut bed = Bed::with([5]);
+    let older = bed.write();
+    bed.rooms.dirty_durable([5]);
+    bed.end(older, Ok(()));
+    bed.wait_through(5, 1);
+    let newer = bed.write();
+    bed.flushed(Ok(()));
+    assert_eq!(bed.state(5), (true, true));
+    bed.end(newer, Ok(()));
+    bed.flushed(Ok(()));
+    assert_eq!(bed.state(5), (false, false));
+}
+
+#[test]
+fn a_newer_version_for_which_nobody_waits_sets_out_after_the_flush_of_the_older_one() {
+    let mut bed = Bed::with([5]);
+    let older = bed.write();
+    bed.rooms.dirty_durable([5]);
+    bed.end(older, Ok(()));
+    assert!(bed.writes().is_empty());
+    bed.flushed(Ok(()));
+    assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+#[test]
+fn a_block_that_is_not_durable_waits_for_a_flush_of_the_cache_device() {
+    let mut bed = Bed::with([]);
+    bed.rooms.dirty([5]);
+    assert!(bed.writes().is_empty());
+    assert!(bed.rooms.log.begin_wanted_flush(), "destaging asks for it");
+    let covered = bed.rooms.log.end_flush();
+    bed.rooms.log.advance_durable(covered);
+    assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+#[test]
+fn a_failed_write_leaves_its_blocks_dirty_and_is_repeated_after_growing_pauses() {
+    let mut bed = Bed::with([5]);
+    let pauses = [100, 200, 400, 800, 1600, 3200, 6400, 6400].map(Duration::from_millis);
+    for pause in pauses {
+        let write = bed.write();
+        bed.end(write, Err(ErrorKind::Media.into()));
+        assert_eq!(bed.state(5), (true, false));
+        bed.wait(pause - Duration::from_nanos(1));
+        assert!(bed.writes().is_empty(), "{pause:?}");
+        bed.wait(Duration::from_nanos(1));
+    }
+    let write = bed.write();
+    bed.end(write, Ok(()));
+    assert_eq!(bed.rooms.volume(VOLUME).failures, 0, "the next pause is short again");
+}
+
+#[test]
+fn blocks_of_which_the_flush_failed_are_written_again() {
+    let mut bed = Bed::with([5]);
+    let write = bed.write();
+    bed.end(write, Ok(()));
+    bed.flushed(Err(ErrorKind::Media.into()));
+    assert_eq!(bed.state(5), (true, false));
+    bed.wait(RETRY_FIRST);
+    assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+#[test]
+fn a_block_with_bad_bytes_is_fenced_and_its_neighbors_go_without_it() {
+    let mut bed = Bed::with([5, 6, 7]);
+    bed.rooms.spoil(6);
+    bed.wait_through(6, 1);
+    assert_eq!(blocks(&bed.writes()), [(5, 1)], "6 and 7 are read together");
+    assert!(bed.rooms.contents.fenced().contains(&key(6)));
+    assert_eq!(bed.told(), [(1, Some(ErrorKind::Corrupt))]);
+    assert_eq!(blocks(&bed.writes()), [(7, 1)]);
+    assert_eq!(bed.state(6), (true, false));
+}
+
+#[test]
+fn a_read_error_of_the_cache_device_fences_nothing_and_leads_to_a_probe() {
+    let mut bed = Bed::with([5]);
+    bed.pump();
+    let read = bed.rooms.only();
+    bed.end(read, Err(ErrorKind::Media.into()));
+    assert!(bed.rooms.contents.fenced().is_empty());
+    let (target, probe) = bed.rooms.only();
+    assert_eq!((target, probe.op), (Target::Cache, IoOp::Write));
+    assert!(bed.writes().is_empty());
+    bed.wait(RETRY_FIRST);
+    assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+#[test]
+fn a_write_that_waits_is_told_when_its_block_is_written_or_failed_or_gone() {
+    let mut bed = Bed::with([5, 9]);
+    bed.destaging.drain(false);
+    [(5, 1), (5, 2), (9, 3), (20, 4)].iter().for_each(|&(block, op)| bed.wait_through(block, op));
+    let mut writes = bed.writes();
+    assert_eq!(bed.told(), [(4, None)], "block 20 is not dirty");
+    assert_eq!(blocks(&writes), [(5, 1), (9, 1)], "whatever the pace");
+    bed.end(writes.remove(0), Ok(()));
+    assert_eq!(bed.told(), [(1, None), (2, None)]);
+    bed.end(writes.remove(0), Err(ErrorKind::DeviceGone.into()));
+    assert_eq!(bed.told(), [(3, Some(ErrorKind::DeviceGone))]);
+}
+
+#[test]
+fn where_the_primary_has_to_be_complete_a_failed_destage_fails_the_flushes_that_wait_for_it() {
+    let mut bed = Bed::with([5]);
+    bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    bed.rooms.volume_mut(VOLUME).leftover.clear();
+    bed.rooms.volume_mut(VOLUME).leftover_waiters.push(Id(3));
+    let write = bed.write();
+    bed.end(write, Err(ErrorKind::Media.into()));
+    let notes = bed.rooms.notes();
+    assert!(matches!(&notes[..], [Note::FlushPart(Id(3), Err(_))]), "{notes:?}");
+    assert!(bed.rooms.has_leftover(VOLUME), "the next flush waits for the block");
+    bed.wait(RETRY_FIRST);
+    let write = bed.write();
+    bed.end(write, Ok(()));
+    assert!(bed.rooms.has_leftover(VOLUME));
+    bed.flushed(Ok(()));
+    assert!(!bed.rooms.has_leftover(VOLUME));
+}
+
+#[test]
+fn where_the_primary_has_to_be_complete_a_failed_flush_makes_the_next_one_wait_for_the_blocks() {
+    let mut bed = Bed::with([5]);
+    bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    let write = bed.write();
+    bed.rooms.volume_mut(VOLUME).leftover.clear();
+    bed.end(write, Ok(()));
+    bed.flushed(Err(ErrorKind::Media.into()));
+    assert!(bed.rooms.has_leftover(VOLUME));
+}
+
+#[test]
+fn a_destage_that_began_before_a_change_of_mode_settles_nothing_after_it() {
+    let mut bed = Bed::with([5]);
+    let write = bed.write();
+    bed.rooms.set_mode(VOLUME, Mode::WriteThrough);
+    bed.end(write, Ok(()));
+    bed.flushed(Ok(()));
+    assert!(bed.rooms.has_leftover(VOLUME), "it may have been an older version");
+}
+
+#[test]
+fn a_flush_of_the_primary_is_due_after_a_while_or_when_somebody_is_impatient() {
+    let mut bed = Bed::with([5, 9]);
+    let is_due = |bed: &Bed| bed.destaging.flush_is_due(&bed.rooms.cache, 0);
+    let mut writes = bed.writes();
+    bed.end(writes.remove(0), Ok(()));
+    assert!(!is_due(&bed), "a drain waits for the writes under way");
+    bed.end(writes.remove(0), Ok(()));
+    assert!(is_due(&bed));
+    bed.destaging.drain(false);
+    assert!(!is_due(&bed));
+    bed.wait(FLUSH_AFTER);
+    assert!(is_due(&bed));
+    bed.flushed(Ok(()));
+    assert!(!is_due(&bed), "nothing is written");
+}
+
+#[test]
+fn a_failed_cache_device_is_emptied_once_it_is_recorded_that_it_has_failed() {
+    let mut bed = Bed::with([5]);
+    bed.rooms.set_health(Health::Draining);
+    assert!(bed.writes().is_empty(), "the next start would trust the log more than the primary");
+    bed.rooms.standing.trust = Trust::DirtyOnly;
+    assert_eq!(blocks(&bed.writes()), [(5, 1)]);
+}
+
+#[test]
+fn a_segment_knows_how_many_of_its_blocks_are_on_their_way() {
+    let mut bed = Bed::with([5, 6]);
+    let destaging = |bed: &Bed| bed.rooms.log.segment(1).destaging;
+    let write = bed.write();
+    assert_eq!(destaging(&bed), 2);
+    bed.end(write, Ok(()));
+    assert_eq!(destaging(&bed), 2);
+    bed.flushed(Ok(()));
+    assert_eq!(destaging(&bed), 0);
+}

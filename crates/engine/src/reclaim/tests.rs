@@ -1,0 +1,422 @@
+//! Reclaim on a log that is nearly full, without the rooms that its copies come from and go to.
+
+use std::time::Duration;
+
+use forebay_block::{ErrorKind, Io, IoResult, VolumeId};
+use forebay_format::decode_record;
+use forebay_policy::EvictionPolicy;
+
+use super::*;
+use crate::api::{ContentLocality, Target};
+use crate::log::builder::Expect;
+use crate::testing::rooms::{FILL, Rooms, content, key};
+use crate::ticket::Ticket;
+
+/// Keeps every block for which there is room, but none that only fills the log.
+#[derive(Clone, Debug)]
+struct KeepAll;
+
+impl EvictionPolicy for KeepAll {
+    fn inserted(&self) -> u8 {
+        0
+    }
+
+    fn sealed(&mut self, _live_segments: u64) {}
+
+    fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64) {
+        let mut left = copy_bytes;
+        for block in blocks {
+            block.keep = block.key < key(FILL).0 && u64::from(block.bytes) <= left;
+            left -= if block.keep { u64::from(block.bytes) } else { 0 };
+        }
+    }
+}
+
+/// Reclaim, and the rooms that it works on.
+struct Bed {
+    rooms: Rooms,
+    reclaim: Reclaim,
+}
+
+impl Bed {
+    /// A log in whose oldest segment some blocks are dirty and some clean, and of which so many
+    /// segments are free.
+    fn with(dirty: &[u64], clean: &[u64], free: u64) -> Self {
+        let mut bed = Self::on(Rooms::new(0));
+        bed.rooms.dirty(dirty.iter().copied());
+        bed.rooms.clean(clean.iter().copied());
+        bed.rooms.fill_to(free);
+        bed
+    }
+
+    fn on(rooms: Rooms) -> Self {
+        Self { rooms, reclaim: Reclaim::default() }
+    }
+
+    fn keep_all(mut self) -> Self {
+        self.rooms.policy = Box::new(KeepAll);
+        self
+    }
+
+    fn pump(&mut self) {
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        self.reclaim.pump(cache, fx);
+    }
+
+    /// The read that reclaim has sent, or sends next.
+    fn read(&mut self) -> (Target, Io) {
+        if self.rooms.fx.ios.is_empty() {
+            self.pump();
+        }
+        self.rooms.only()
+    }
+
+    fn end(&mut self, sent: (Target, Io), result: IoResult<()>) {
+        let (sent, done) = self.rooms.end(sent, result);
+        let Ticket::Payloads(read) = sent.ticket else { panic!("{sent:?}") };
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        cache.log.end_read(&read);
+        match read.reader {
+            Reader::Footer => self.reclaim.footer_read(cache, &done, fx),
+            Reader::Copies => self.reclaim.copies_read(cache, &read, &done, fx),
+            Reader::Associate(id, part) => {
+                let Some(made) = cache.form.associate_read(id, part, &read, &done) else { return };
+                let mut room = [0; BLOCK_SIZE];
+                let block = made.block(&mut room);
+                self.reclaim.put_together(cache, &made.item, block, made.error.as_ref(), fx);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Reads all that reclaim wants to read.
+    fn copy(&mut self) {
+        self.pump();
+        while let Some(read) = self.rooms.fx.ios.pop() {
+            self.end(read, Ok(()));
+        }
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        self.reclaim.pump_copies(cache, fx);
+    }
+
+    /// The copies in the record being built: the block, what is said of it, whether it is dirty.
+    fn copies(&mut self) -> Vec<(u64, EntryKind, bool)> {
+        let pending = &self.rooms.log.builder().pending;
+        assert!(pending.iter().all(|item| matches!(item.expect, Expect::At(_))));
+        pending.iter().map(|item| (item.key.block(), item.kind, item.dirty)).collect()
+    }
+
+    fn has_failed(&mut self) -> bool {
+        match &self.rooms.notes()[..] {
+            [] => false,
+            [Note::CacheFailed] => true,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn is_cached(&self, block: u64) -> bool {
+        self.rooms.contents.get(key(block)).is_some()
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.rooms.now = self.rooms.now + time;
+    }
+}
+
+const RAW: EntryKind = EntryKind::Raw;
+
+#[test]
+fn nothing_is_reclaimed_while_enough_segments_are_free() {
+    let mut bed = Bed::with(&[1], &[2], RECLAIM_RESERVE + 2);
+    bed.pump();
+    assert!(bed.rooms.fx.ios.is_empty());
+    bed.rooms.fill_to(RECLAIM_RESERVE + 1);
+    bed.pump();
+    assert_eq!(bed.rooms.fx.ios.len(), 1);
+}
+
+#[test]
+fn dirty_blocks_are_copied_and_clean_ones_leave_the_cache() {
+    let mut bed = Bed::with(&[1, 2], &[3, 4], 3);
+    bed.copy();
+    assert_eq!(bed.copies(), [(1, RAW, true), (2, RAW, true)]);
+    assert_eq!([1, 2, 3, 4].map(|block| bed.is_cached(block)), [true, true, false, false]);
+    assert!(bed.is_cached(FILL + 7), "it lies in the next segment");
+    bed.rooms.log_record();
+    for block in [1, 2] {
+        let place = bed.rooms.contents.get(key(block)).expect("it is cached");
+        assert!(bed.rooms.log.seq_of(&place) > SegmentSeq(1) && place.dirty);
+        let at = bed.rooms.segment_offset(place.segment as usize) as usize + place.offset as usize;
+        assert_eq!(bed.rooms.devices.cache[at..at + BLOCK_SIZE], content(block));
+    }
+}
+
+#[test]
+fn a_segment_is_free_only_when_the_record_with_the_new_start_is_durable() {
+    let mut bed = Bed::with(&[1], &[], 3);
+    let state = |bed: &Bed| bed.rooms.log.segment(1).state;
+    bed.copy();
+    bed.pump();
+    assert_eq!(state(&bed), SegmentState::Sealed, "its block is not in a record yet");
+    bed.rooms.log_record();
+    bed.rooms.flush_device();
+    assert_eq!(state(&bed), SegmentState::Sealed);
+    bed.pump();
+    assert_eq!((state(&bed), bed.rooms.log.freeing()), (SegmentState::Freeing, 1));
+    assert!(bed.rooms.log.needs_checkpoint());
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+    assert!(cache.close_record(fx));
+    let header = decode_record(&fx.ios[0].1.buf[..PAGE]).expect("it is a record").header;
+    assert_eq!(header.start, SegmentSeq(2));
+    bed.rooms.log.finish_freeing();
+    assert_eq!(state(&bed), SegmentState::Freeing, "a crash may lose the record");
+    bed.rooms.settle();
+    bed.rooms.flush_device();
+    assert_eq!(state(&bed), SegmentState::Free);
+}
+
+#[test]
+fn a_segment_without_blocks_is_freed_without_being_read() {
+    let mut bed = Bed::with(&[1], &[], 3);
+    [1].into_iter().chain(FILL..FILL + 13).for_each(|block| bed.rooms.forget(block));
+    assert_eq!(bed.rooms.contents.live_in(1), 0);
+    bed.pump();
+    assert!(bed.rooms.fx.ios.is_empty());
+    assert_eq!(bed.rooms.log.segment(1).state, SegmentState::Freeing);
+}
+
+#[test]
+fn clean_blocks_that_the_policy_keeps_are_copied_clean() {
+    let mut bed = Bed::with(&[1], &[2, 3], 3).keep_all();
+    bed.copy();
+    assert_eq!(bed.copies()[..3], [(1, RAW, true), (2, RAW, false), (3, RAW, false)]);
+}
+
+#[test]
+fn nothing_clean_is_copied_when_copies_would_take_the_last_segment() {
+    let mut bed = Bed::with(&[], &[2, 3], 1).keep_all();
+    bed.copy();
+    assert!(!bed.is_cached(2) && !bed.is_cached(3));
+    assert!(bed.copies().is_empty());
+}
+
+#[test]
+fn before_the_primary_is_written_directly_it_is_durable_which_blocks_have_left() {
+    let mut bed = Bed::with(&[1], &[2], 3);
+    assert!(!bed.rooms.log.has_evicted());
+    bed.copy();
+    assert!(bed.rooms.log.has_evicted());
+    let next = bed.rooms.log.next_lsn();
+    assert_eq!(bed.rooms.log.barrier(), next);
+}
+
+#[test]
+fn a_block_that_is_rewritten_while_it_is_read_is_not_copied() {
+    let mut bed = Bed::with(&[1, 2], &[], 3);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    let copies = bed.rooms.only();
+    bed.rooms.spoil(1);
+    bed.rooms.dirty([1]);
+    bed.end(copies, Ok(()));
+    assert_eq!(bed.copies(), [(2, RAW, true)]);
+    assert!(bed.rooms.contents.fenced().is_empty(), "the older version is not needed");
+}
+
+#[test]
+fn a_block_that_becomes_clean_while_it_is_read_is_copied_clean() {
+    let mut bed = Bed::with(&[1], &[], 3);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    let copies = bed.rooms.only();
+    let place = bed.rooms.contents.get(key(1)).expect("it is cached");
+    bed.rooms.contents.mark_clean(key(1), &place);
+    bed.end(copies, Ok(()));
+    assert_eq!(bed.copies(), [(1, RAW, false)]);
+}
+
+#[test]
+fn zeros_are_copied_without_being_read() {
+    let mut bed = Bed::on(Rooms::new(0));
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    assert!(cache.push_written(fx, key(1), &[0; BLOCK_SIZE]));
+    bed.rooms.log_record();
+    bed.rooms.fill_to(3);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    assert!(bed.rooms.fx.ios.is_empty());
+    bed.copy();
+    assert_eq!(bed.copies(), [(1, EntryKind::Zero, true)]);
+}
+
+#[test]
+fn a_read_error_is_retried_with_growing_pauses_and_then_the_device_has_failed() {
+    for fails_copies in [false, true] {
+        let mut bed = Bed::with(&[1], &[], 3);
+        if fails_copies {
+            let footer = bed.read();
+            bed.end(footer, Ok(()));
+        }
+        for tries in 1..=8 {
+            let read = bed.read();
+            bed.end(read, Err(ErrorKind::Media.into()));
+            assert!(!bed.has_failed());
+            bed.wait(READ_PAUSE * (1 << tries) - Duration::from_nanos(1));
+            bed.pump();
+            assert!(bed.rooms.fx.ios.is_empty(), "try {tries}");
+            bed.wait(Duration::from_nanos(1));
+        }
+        let read = bed.read();
+        bed.end(read, Err(ErrorKind::Media.into()));
+        assert!(bed.has_failed());
+    }
+}
+
+#[test]
+fn a_read_that_works_makes_the_next_pause_short_again() {
+    let mut bed = Bed::with(&[1], &[], 3);
+    for _ in 0..3 {
+        let footer = bed.read();
+        bed.end(footer, Err(ErrorKind::Media.into()));
+        bed.wait(Duration::from_secs(1));
+    }
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    let copies = bed.rooms.only();
+    bed.end(copies, Err(ErrorKind::Media.into()));
+    assert_eq!(bed.reclaim.retry_at(), bed.rooms.now + READ_PAUSE * 2);
+}
+
+#[test]
+fn copies_that_can_be_read_make_the_next_pause_short_again() {
+    let mut rooms = Rooms::new(0);
+    rooms.dirty([1]);
+    rooms.clean(10..15);
+    rooms.dirty([2]);
+    rooms.fill_to(3);
+    let mut bed = Bed::on(rooms);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    for _ in 0..3 {
+        let first = bed.read();
+        bed.end(first, Err(ErrorKind::Media.into()));
+        bed.wait(Duration::from_secs(1));
+    }
+    let first = bed.read();
+    bed.end(first, Ok(()));
+    let second = bed.read();
+    bed.end(second, Err(ErrorKind::Media.into()));
+    assert_eq!(bed.reclaim.retry_at(), bed.rooms.now + READ_PAUSE * 2);
+}
+
+#[test]
+fn a_footer_with_bad_bytes_shows_that_the_device_has_failed() {
+    let mut bed = Bed::with(&[1], &[], 3);
+    let end = bed.rooms.segment_offset(2) as usize;
+    bed.rooms.devices.cache[end - 1] ^= 1;
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    assert!(bed.has_failed());
+}
+
+#[test]
+fn a_dirty_block_with_bad_bytes_is_written_from_ram_or_else_said_to_be_lost() {
+    let mut bed = Bed::with(&[1, 2], &[], 3);
+    [1, 2].into_iter().for_each(|block| bed.rooms.spoil(block));
+    bed.rooms.cache.ram = crate::ram::Ram::new(4 << 12, false);
+    bed.rooms.ram.put(key(1), &content(1));
+    bed.copy();
+    assert_eq!(bed.copies(), [(1, RAW, true), (2, EntryKind::Lost, true)]);
+    assert!(bed.rooms.contents.fenced().iter().eq([&key(2)]));
+}
+
+#[test]
+fn a_clean_block_with_bad_bytes_leaves_the_cache() {
+    let mut bed = Bed::with(&[], &[1, 2], 3).keep_all();
+    bed.rooms.spoil(1);
+    bed.copy();
+    assert_eq!(bed.copies()[0], (2, RAW, false));
+    assert!(!bed.is_cached(1) && bed.rooms.stats.corrupt_clean == 1);
+}
+
+#[test]
+fn a_block_whose_base_lies_in_the_segment_is_written_whole() {
+    let mut rooms = Rooms::new(4);
+    rooms.config.content = ContentLocality::Rewrite;
+    let mut newer = content(1);
+    for bytes in [content(1), {
+        newer[100] ^= 1;
+        newer.clone()
+    }] {
+        let Rooms { cache, fx, .. } = &mut rooms;
+        assert!(cache.push_written(fx, key(1), &bytes));
+        cache.ram.put(key(1), &bytes);
+        rooms.log_record();
+    }
+    assert_eq!(rooms.contents.get(key(1)).map(|place| place.kind), Some(EntryKind::Delta));
+    // RAM has lost both versions.
+    rooms.cache.ram = crate::ram::Ram::new(0, false);
+    rooms.fill_to(3);
+    let mut bed = Bed::on(rooms);
+    bed.copy();
+    assert_eq!(bed.copies(), [(1, RAW, true)]);
+    bed.rooms.log_record();
+    let place = bed.rooms.contents.get(key(1)).expect("it is cached");
+    let at = bed.rooms.segment_offset(place.segment as usize) as usize + place.offset as usize;
+    assert_eq!(bed.rooms.devices.cache[at..at + BLOCK_SIZE], newer);
+    bed.pump();
+    assert_eq!(bed.rooms.log.segment(1).state, SegmentState::Freeing);
+}
+
+#[test]
+fn a_segment_that_is_mostly_dirty_waits_for_destaging_while_much_is_dirty() {
+    let dirty: Vec<u64> = (0..13).collect();
+    let mut bed = Bed::on(Rooms::new(0));
+    bed.rooms.dirty(dirty.iter().copied());
+    bed.rooms.dirty(100..113);
+    bed.rooms.fill_to(3);
+    bed.pump();
+    assert!(bed.rooms.log.is_pressed() && bed.rooms.fx.ios.is_empty());
+    // Less than half of what it has.
+    dirty[..8].iter().for_each(|&block| bed.rooms.forget(block));
+    bed.pump();
+    assert!(!bed.rooms.log.is_pressed());
+    assert_eq!(bed.rooms.fx.ios.len(), 1);
+}
+
+#[test]
+fn what_belongs_to_a_primary_that_takes_nothing_is_copied_and_not_waited_for() {
+    let mut bed = Bed::on(Rooms::new(0));
+    bed.rooms.dirty(0..13);
+    bed.rooms.dirty(100..113);
+    bed.rooms.fill_to(3);
+    bed.rooms.volume_mut(VolumeId(0)).failures = 1;
+    bed.pump();
+    assert!(!bed.rooms.log.is_pressed());
+    assert_eq!(bed.rooms.fx.ios.len(), 1);
+}
+
+#[test]
+fn reads_that_end_after_the_device_has_failed_change_nothing() {
+    let mut bed = Bed::with(&[1], &[2], 3);
+    let footer = bed.read();
+    bed.reclaim.give_up(&mut bed.rooms.cache.log);
+    bed.rooms.set_health(Health::Draining);
+    bed.end(footer, Ok(()));
+    bed.pump();
+    assert!(bed.is_cached(2) && bed.copies().is_empty() && bed.rooms.fx.ios.is_empty());
+    assert_eq!(bed.rooms.log.leaving(), None);
+}
+
+#[test]
+fn the_log_knows_which_segment_leaves_and_what_its_copies_need() {
+    let mut bed = Bed::with(&[1, 2], &[], 3);
+    let footer = bed.read();
+    let segment = bed.rooms.config.segment_size;
+    assert_eq!(bed.rooms.log.leaving(), Some(SegmentSeq(1)));
+    assert!(!bed.rooms.log.copies_fit(segment), "it is not known yet");
+    bed.end(footer, Ok(()));
+    assert!(bed.rooms.log.copies_fit(segment));
+    assert!(!bed.rooms.log.copies_fit(segment / 4), "two blocks, entries and headers");
+}

@@ -1,0 +1,182 @@
+//! Where a block is read from, and what happens if it cannot be.
+
+use forebay_block::{Io, IoOp};
+use forebay_format::{PAGE, decode_record};
+
+use super::*;
+use crate::api::Target;
+use crate::request::tests::Bed;
+use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
+
+impl Bed {
+    /// A bed without RAM, in whose log these blocks are dirty.
+    fn dirty(blocks: impl IntoIterator<Item = u64>) -> Self {
+        let mut bed = Self::with_ram(0);
+        bed.rooms.dirty_durable(blocks);
+        bed
+    }
+
+    /// The next I/O, which must be a read.
+    fn read_of(&mut self, target: Target) -> (Target, Io) {
+        let read = self.rooms.only();
+        assert_eq!((read.0, read.1.op), (target, IoOp::Read));
+        read
+    }
+}
+
+#[test]
+fn neighbors_of_a_record_are_read_with_one_request() {
+    let mut bed = Bed::dirty([5, 6, 7]);
+    bed.read(5, 3);
+    let read = bed.read_of(Target::Cache);
+    assert_eq!(read.1.range.len, 3 * BLOCK);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), [content(5), content(6), content(7)].concat());
+}
+
+#[test]
+fn a_read_of_hits_and_misses_is_answered_when_all_parts_are_there() {
+    let mut bed = Bed::dirty([6]);
+    let id = bed.read(5, 3);
+    let mut sent = bed.rooms.sent();
+    assert_eq!(sent.len(), 3, "blocks 5 and 7 of the primary, 6 of the cache device");
+    while let Some(read) = sent.pop() {
+        assert!(bed.answered().is_empty());
+        bed.end(read, Ok(()));
+    }
+    assert_eq!(bed.answered(), [(id, None)]);
+    let Rooms { cache, .. } = &bed.rooms;
+    assert_eq!((cache.stats.partial_hits, cache.stats.lookups), (1, 1));
+}
+
+#[test]
+fn bytes_of_a_write_that_has_no_place_in_the_log_are_not_seen() {
+    let mut bed = Bed::new();
+    bed.rooms.dirty_durable([5]);
+    bed.write(5, &[1; BLOCK_SIZE]);
+    bed.log();
+    assert!(bed.rooms.ram.contains(key(5)), "they are in RAM already");
+    bed.read(5, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), content(5));
+    bed.close();
+    bed.read(5, 1);
+    assert_eq!(bed.bytes(), [1; BLOCK_SIZE], "the index has the version");
+}
+
+#[test]
+fn a_block_that_is_read_while_it_is_written_does_not_come_into_ram() {
+    let mut bed = Bed::new();
+    bed.rooms.dirty_durable([5]);
+    bed.read(5, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.write(5, &[1; BLOCK_SIZE]);
+    bed.end(read, Ok(()));
+    assert!(!bed.rooms.ram.contains(key(5)));
+}
+
+#[test]
+fn a_block_whose_record_is_on_its_way_is_read_when_that_is_written() {
+    let mut bed = Bed::with_ram(0);
+    bed.write(5, &content(5));
+    let record = bed.close();
+    bed.read(5, 1);
+    assert!(bed.rooms.fx.ios.is_empty());
+    bed.end(record, Ok(()));
+    bed.answered();
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), content(5));
+}
+
+#[test]
+fn a_block_whose_record_could_not_be_written_is_read_from_memory() {
+    let mut bed = Bed::with_ram(0);
+    bed.write(5, &content(5));
+    let record = bed.close();
+    let (sent, done) = bed.rooms.end(record, Err(ErrorKind::Media.into()));
+    let crate::ticket::Ticket::Record { lsn, .. } = sent.ticket else { panic!("{sent:?}") };
+    bed.rooms.log.fail_record(lsn, done.buf);
+    bed.read(5, 1);
+    assert_eq!(bed.bytes(), content(5));
+}
+
+#[test]
+fn a_dirty_block_with_bad_bytes_is_fenced_and_never_read_from_the_primary() {
+    let mut bed = Bed::dirty([5]);
+    bed.rooms.spoil(5);
+    let id = bed.read(5, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.answered(), [(id, Some(ErrorKind::Corrupt))]);
+    assert!(bed.rooms.contents.fenced().contains(&key(5)));
+    let id = bed.read(5, 1);
+    assert_eq!(bed.answered(), [(id, Some(ErrorKind::Corrupt))]);
+    assert!(bed.rooms.fx.ios.is_empty());
+}
+
+#[test]
+fn a_dirty_block_that_cannot_be_read_is_not_fenced_and_leads_to_a_probe() {
+    let mut bed = Bed::dirty([5]);
+    let id = bed.read(5, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Err(ErrorKind::Media.into()));
+    assert_eq!(bed.answered(), [(id, Some(ErrorKind::Media))]);
+    assert!(bed.rooms.contents.fenced().is_empty());
+    assert_eq!(bed.rooms.only().1.op, IoOp::Write, "can the device be written?");
+}
+
+#[test]
+fn a_clean_block_with_bad_bytes_is_dropped_in_the_log_and_read_from_the_primary() {
+    let mut bed = Bed::with_ram(0);
+    bed.rooms.clean([5]);
+    bed.rooms.spoil(5);
+    bed.read(5, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    let read = bed.read_of(PRIMARY);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), [0; BLOCK_SIZE], "the primary's bytes");
+    let next = bed.rooms.log.next_lsn();
+    assert_eq!(bed.rooms.log.barrier(), next, "a direct write must find this durable");
+    let record = decode_record(&bed.close().1.buf[..PAGE]).expect("it is a record");
+    assert_eq!(record.entries[0].kind, EntryKind::Invalidate);
+    assert_eq!(bed.rooms.contents.get(key(5)), None);
+    assert_eq!(bed.rooms.stats.corrupt_clean, 1);
+}
+
+#[test]
+fn a_block_that_moved_while_it_was_read_is_looked_up_again() {
+    let mut bed = Bed::dirty([5]);
+    bed.read(5, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.rooms.spoil(5);
+    bed.rooms.dirty_durable([5]);
+    bed.end(read, Ok(()));
+    assert!(bed.answered().is_empty() && bed.rooms.contents.fenced().is_empty());
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), content(5));
+}
+
+#[test]
+fn clean_blocks_of_a_distrusted_volume_are_read_from_the_primary() {
+    let mut bed = Bed::new();
+    bed.rooms.clean([5]);
+    bed.rooms.dirty_durable([6]);
+    let ram = [5, 6].map(|block| (key(block), content(block)));
+    ram.iter().for_each(|(key, bytes)| bed.rooms.ram.put(*key, bytes));
+    bed.rooms.volume_mut(crate::testing::VOLUME).distrusted = true;
+    bed.read(6, 1);
+    assert_eq!(bed.bytes(), content(6), "only the cache has it");
+    bed.rooms.ram.remove(key(6));
+    bed.read(6, 1);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), content(6));
+    bed.read(5, 1);
+    let read = bed.read_of(PRIMARY);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), [0; BLOCK_SIZE]);
+}
