@@ -123,6 +123,8 @@ pub struct SimDisk {
     settled: u64,
     /// Ranges that failed flushes lost but reads still see.
     lost: Vec<ByteRange>,
+    /// A power failure took content that failed flushes had lost and reads had still seen.
+    took_back: bool,
     flights: Vec<Option<Flight>>,
     rules: Vec<Rule>,
     /// A fault that begins at the request with this number.
@@ -146,6 +148,7 @@ impl SimDisk {
             pending: Vec::new(),
             settled: 0,
             lost: Vec::new(),
+            took_back: false,
             flights: Vec::new(),
             rules: Vec::new(),
             planned: None,
@@ -365,6 +368,13 @@ impl SimDisk {
         self.pending.iter().filter(|write| !write.durable).map(|write| write.range)
     }
 
+    /// Whether a power failure took content that reads had seen although failed flushes had lost it:
+    /// the disk has changed without a write.
+    #[must_use]
+    pub fn took_back(&self) -> bool {
+        self.took_back
+    }
+
     /// The sectors whose content was lost although reads still see it.
     pub fn lost(&self) -> impl Iterator<Item = ByteRange> {
         let sectors = |range: &ByteRange| {
@@ -391,6 +401,8 @@ impl SimDisk {
     /// Power fails. `fates` is called for each uncertain write, in the order in which the writes
     /// completed, those in flight last, with the number of its sectors.
     pub fn crash(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
+        let takes_back = self.lost().next().is_some();
+        self.took_back |= takes_back;
         for write in std::mem::take(&mut self.pending) {
             let fate = if write.durable { Fate::Keep } else { fates(write.range.len / SECTOR) };
             if !write.given_up {

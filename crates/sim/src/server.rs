@@ -12,7 +12,6 @@ use forebay_volume::{
     ClientKey, Done, FailedFlushes, Registry, Router, RouterConfig, ShardPort, Volume,
 };
 
-use crate::atlas::Scenario;
 use crate::config::Setup;
 use crate::shard::{Maker, Shard};
 
@@ -59,8 +58,8 @@ pub struct Server {
     mailbox: usize,
     /// A fault that no event reported.
     unsaid: Option<String>,
-    /// Whether no primary loses data that it showed to readers, as it may after a failed flush.
-    keeps_primaries: bool,
+    /// Primaries that lost data which they had shown to readers, after a failed flush.
+    took_back: Vec<VolumeId>,
 }
 
 /// The router's access to the mailboxes.
@@ -84,7 +83,13 @@ impl ShardPort for Port<'_> {
 impl Server {
     /// Creates a server that begins to recover; the engines' effects are returned by shard.
     #[must_use]
-    pub fn start(setup: &Setup, start: Start, make: Maker, now: u64) -> (Self, Vec<Effects>) {
+    pub fn start(
+        setup: &Setup,
+        start: Start,
+        make: Maker,
+        now: u64,
+        took_back: Vec<VolumeId>,
+    ) -> (Self, Vec<Effects>) {
         let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| Volume {
             id: VolumeId(i as u8),
             name: format!("volume{i}"),
@@ -110,8 +115,7 @@ impl Server {
             effects.push(fx);
         }
         let mailbox = 4 + setup.seed as usize % 61;
-        let keeps_primaries = !setup.meets(Scenario::PrimaryFlushErrors);
-        (Self { units, router, mailbox, unsaid: None, keeps_primaries }, effects)
+        (Self { units, router, mailbox, unsaid: None, took_back }, effects)
     }
 
     /// Sets the counter of failed flushes of a volume's primary.
@@ -203,8 +207,8 @@ impl Server {
         if let Some(why) = unsaid(&*unit.engine, before, &fx.events) {
             self.unsaid.get_or_insert(format!("shard {shard}: {why}"));
         }
-        let changed = fx.events.iter().find(|event| matches!(event, Event::PrimaryChanged { .. }));
-        if let Some(changed) = changed.filter(|_| self.keeps_primaries) {
+        let kept = |event: &&Event| matches!(event, Event::PrimaryChanged { volume, .. } if !self.took_back.contains(volume));
+        if let Some(changed) = fx.events.iter().find(kept) {
             self.unsaid.get_or_insert(format!("shard {shard}: nobody did that: {changed:?}"));
         }
         for reply in std::mem::take(&mut fx.replies) {

@@ -198,7 +198,9 @@ impl World {
     /// Starts the shards.
     pub(crate) fn start_server(&mut self, start: Start) {
         self.trace.line(self.now, || format!("start: {start:?}"));
-        let (mut server, effects) = Server::start(&self.setup, start, self.make, self.now);
+        let changed = self.primaries.iter().enumerate().filter(|(_, disk)| disk.took_back());
+        let changed = changed.map(|(volume, _)| VolumeId(volume as u8)).collect();
+        let (mut server, effects) = Server::start(&self.setup, start, self.make, self.now, changed);
         self.gates.clear();
         for volume in (0..self.models.len()).map(|i| VolumeId(i as u8)) {
             server.watch_flushes(volume, self.gate(Target::Primary(volume)).failed());
