@@ -175,7 +175,7 @@ impl Shard for Engine {
             Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
             Ticket::Fetch(fetch) => self.requests.fetched(&mut self.cache, fetch, at, done, fx),
             Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
-            Ticket::PrimaryFlush(flush) => self.primary_flushed(flush, &done.result, fx),
+            Ticket::PrimaryFlush(flush) => self.primary_flushed(*flush, &done.result, fx),
             Ticket::Direct(op) => self.requests.direct_done(&mut self.cache, op, at, done, fx),
             Ticket::ComparePrimary => self.compare.primary_read(&mut self.cache, &done, fx),
             Ticket::Recovery(step) => self.recovery.step_done(

@@ -34,7 +34,7 @@ pub enum Ticket {
     /// A destage write.
     DestageWrite(Id),
     /// A flush of a primary.
-    PrimaryFlush(PrimaryFlush),
+    PrimaryFlush(Box<PrimaryFlush>),
     /// A direct change of a primary.
     Direct(Id),
     /// A read of a primary for comparison with the cache.

@@ -368,7 +368,7 @@ impl SimDisk {
         self.pending.iter().filter(|write| !write.durable).map(|write| write.range)
     }
 
-    /// Whether a power failure took content that reads had seen although failed flushes had lost it:
+    /// Whether a power failure took content that failed flushes had lost and reads had still seen:
     /// the disk has changed without a write.
     #[must_use]
     pub fn took_back(&self) -> bool {

@@ -207,7 +207,10 @@ impl Server {
         if let Some(why) = unsaid(&*unit.engine, before, &fx.events) {
             self.unsaid.get_or_insert(format!("shard {shard}: {why}"));
         }
-        let kept = |event: &&Event| matches!(event, Event::PrimaryChanged { volume, .. } if !self.took_back.contains(volume));
+        let kept = |event: &&Event| match event {
+            Event::PrimaryChanged { volume, .. } => !self.took_back.contains(volume),
+            _ => false,
+        };
         if let Some(changed) = fx.events.iter().find(kept) {
             self.unsaid.get_or_insert(format!("shard {shard}: nobody did that: {changed:?}"));
         }

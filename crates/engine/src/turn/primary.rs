@@ -40,7 +40,7 @@ impl Engine {
             };
             let target = Target::Primary(flush.volume);
             self.cache.stats.primary_flushes += 1;
-            self.cache.send(fx, target, Ticket::PrimaryFlush(flush), Io::flush);
+            self.cache.send(fx, target, Ticket::PrimaryFlush(Box::new(flush)), Io::flush);
         }
     }
 
