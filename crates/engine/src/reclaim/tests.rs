@@ -39,8 +39,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// A log in whose oldest segment some blocks are dirty and some clean, and of which so many
-    /// segments are free.
+    /// A log with `free` free segments, and dirty and clean blocks in its oldest one.
     fn with(dirty: &[u64], clean: &[u64], free: u64) -> Self {
         let mut bed = Self::on(Rooms::new(0));
         bed.rooms.dirty(dirty.iter().copied());

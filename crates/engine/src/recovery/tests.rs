@@ -81,7 +81,7 @@ impl Bed {
 }
 
 impl Rooms {
-    /// Puts blocks into a record of which the device gets so many bytes.
+    /// Puts blocks into a record of which only the first bytes reach the device.
     fn torn(&mut self, blocks: Range<u64>, len: usize) {
         for block in blocks {
             let Self { cache, fx, .. } = self;

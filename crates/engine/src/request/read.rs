@@ -231,22 +231,16 @@ impl Requests {
 
     /// Reads payloads from the cache device, neighbors with one read. The device guarantees no
     /// order, so blocks whose record is still being written are read after that write has ended.
-    fn read_ssd(&mut self, cache: &mut Cache, op: Id, items: Vec<Stored>, fx: &mut Effects) {
-        let log = &cache.log;
-        let is_written = |item: &Stored| log.is_written(item.place.segment, item.place.offset);
-        if let [item] = items[..]
-            && is_written(&item)
-        {
-            // The usual case, without tables to sort.
-            self.add_part(op);
-            return cache.read_payloads(SegmentRead::one(Reader::Read(op), item), fx);
-        }
-        let (written, waiting): (Vec<_>, Vec<_>) = items.into_iter().partition(is_written);
-        for item in waiting {
-            self.add_part(op);
-            cache.log.wait_written(op, item.key);
-        }
-        for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), written) {
+    fn read_ssd(&mut self, cache: &mut Cache, op: Id, mut items: Vec<Stored>, fx: &mut Effects) {
+        items.retain(|item| {
+            let is_written = cache.log.is_written(item.place.segment, item.place.offset);
+            if !is_written {
+                self.add_part(op);
+                cache.log.wait_written(op, item.key);
+            }
+            is_written
+        });
+        for read in SegmentRead::all(Reader::Read(op), Near::Bytes(PACK_GAP), items) {
             self.add_part(op);
             cache.read_payloads(read, fx);
         }

@@ -200,7 +200,7 @@ impl Rooms {
         self.log.completed()
     }
 
-    /// Fills the log with clean blocks until so many segments are free, and the open one is full.
+    /// Fills the log with clean blocks until `free` segments are free and the open one is full.
     pub fn fill_to(&mut self, free: u64) {
         let mut block = FILL;
         loop {

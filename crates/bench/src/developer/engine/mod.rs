@@ -125,7 +125,7 @@ fn measurements() -> Vec<(String, Option<f64>, Measure)> {
     all
 }
 
-/// Measures the cost of so many operations, round by round. `check` sees the statistics before and
+/// Measures the cost of `ops` operations per round. `check` sees the statistics before and
 /// after each; then everything is destaged, so that every round begins alike.
 fn in_rounds(
     harness: &mut Harness,
