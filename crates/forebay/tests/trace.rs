@@ -207,12 +207,24 @@ fn simulate_prints_a_table_and_json() {
     let cut = cut.to_string_lossy();
     let table = printed(&forebay(&["simulate", &cut, "--size=10%,1MiB", "--policy=fifo,lru"]));
     let rows = |word: &str| table.lines().filter(|line| line.contains(word)).count();
-    assert_eq!((rows("fifo"), rows("lru"), rows("(10.0%)")), (2, 2, 2), "{table}");
+    assert_eq!((rows("fifo"), rows("lru"), rows("(10.0%)")), (2, 2, 7), "{table}");
+    assert_eq!((rows("textbook"), rows("optimum"), rows("LIRS")), (10, 2, 2), "{table}");
     let json = printed(&forebay(&["simulate", &cut, "--size=1MiB", "--json"]));
     let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let results = report["results"].as_array().expect("results");
-    assert_eq!(results.len(), 3, "every policy");
+    let named = |wanted: &serde_json::Value| -> Vec<String> {
+        let rows = results.iter().filter(|row| row["textbook"] == *wanted);
+        rows.map(|row| row["policy"].as_str().unwrap_or("").to_string()).collect()
+    };
+    assert_eq!(named(&true.into()), ["LRU", "S3-FIFO", "ARC", "LIRS", "optimum"]);
+    assert_eq!(named(&false.into()), ["fifo", "lru", "frequency"], "every policy");
+    let ratio = |row: &serde_json::Value| row["read_block_miss_ratio"].as_f64().unwrap_or(9.0);
+    let optimum = results.iter().find(|row| row["policy"] == "optimum").map_or(9.0, ratio);
     for row in results {
+        assert!(ratio(row) >= optimum && ratio(row) <= 1.0, "{row}");
+        assert_eq!(row["default"], row["policy"] == "frequency", "{row}");
+    }
+    for row in results.iter().filter(|row| row["textbook"] == false) {
         let sum = ["logged_bytes", "admitted_bytes", "copied_bytes"]
             .map(|name| row[name].as_u64().unwrap_or(0));
         assert_eq!(row["ssd_bytes"].as_u64(), Some(sum.iter().sum()), "{row}");
@@ -221,4 +233,29 @@ fn simulate_prints_a_table_and_json() {
     assert!(small.contains("4 KiB") && small.contains("32 KiB"), "{small}");
     assert!(refused(2, &["simulate", &cut, "--size=0%"]).contains("\"0%\""));
     assert!(refused(2, &["simulate", &cut, "--policy=arc"]).contains("frequency"));
+    assert!(refused(2, &["simulate", &cut, "--policy=adaptive"]).contains("lru"));
+}
+
+#[test]
+fn simulate_compares_layouts() {
+    let cut = Path::new(env!("CARGO_MANIFEST_DIR")).join("../trace/tests/data/own_pg_bench.csv");
+    let cut = cut.to_string_lossy();
+    let both = ["simulate", &cut, "--size=1MiB", "--layout=log,journal-store", "--no-textbook"];
+    let json = printed(&forebay(&[&both[..], &["--json"]].concat()));
+    let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let results = report["results"].as_array().expect("results");
+    let defaults: Vec<_> = results.iter().filter(|row| row["default"] == true).collect();
+    let names = defaults.iter().map(|row| (row["layout"].as_str(), row["policy"].as_str()));
+    let wanted = [(Some("log"), Some("frequency")), (Some("journal-store"), Some("adaptive"))];
+    assert_eq!(names.collect::<Vec<_>>(), wanted);
+    assert!(results.iter().all(|row| row["gap_closed"].is_null()), "there is no LRU to compare");
+    let bytes = |row: &serde_json::Value, name: &str| row[name].as_u64().unwrap_or(0);
+    for row in results.iter().filter(|row| row["layout"] == "journal-store") {
+        let parts = ["logged_bytes", "admitted_bytes", "moved_bytes", "mapping_bytes"];
+        let sum: u64 = parts.iter().map(|name| bytes(row, name)).sum();
+        assert_eq!((bytes(row, "ssd_bytes"), bytes(row, "copied_bytes")), (sum, 0), "{row}");
+        assert!(bytes(row, "moved_bytes") > 0 && bytes(row, "entries") > 0, "{row}");
+    }
+    let small = [&both[..], &["--journal=1"]].concat();
+    assert!(refused(2, &small).contains("--journal 1 is too small"), "{}", refused(2, &small));
 }

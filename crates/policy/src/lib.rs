@@ -7,18 +7,23 @@
 
 #![forbid(unsafe_code)]
 
+mod adaptive;
 mod around;
+mod counts;
 mod destage;
 mod drain;
 mod eviction;
 mod frequency;
 mod recent;
+mod rule;
 mod sequential;
+mod shadow;
 mod shares;
 mod sketch;
 mod throttle;
 mod window;
 
+pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
 pub use destage::{DestagePacer, DestageState, DrainRate};
 pub use drain::{DRAIN_PATIENCE, DrainProgress};

@@ -18,9 +18,18 @@ const LINE_COUNTERS: u64 = LINE_WORDS as u64 * 16;
 const HALVES: u64 = 0x7777_7777_7777_7777;
 
 /// Request counts of one shard's blocks.
+///
+/// All counts are halved at once, in name: a line is halved when it is next needed, or within the
+/// next period by a sweep of a few lines for each request, so that no request waits for all.
 #[derive(Clone, Debug)]
 pub struct Sketch {
     lines: Box<[[u64; LINE_WORDS]]>,
+    /// For each line, the number of the period in which it was halved last.
+    periods: Box<[u8]>,
+    /// The number of the current period; wraps around.
+    period: u8,
+    /// Lines swept in this period.
+    swept: usize,
     counted: u64,
     halve_at: u64,
 }
@@ -33,14 +42,27 @@ impl Sketch {
         let blocks = blocks.max(LINE_COUNTERS);
         let lines = (blocks * counters).div_ceil(LINE_COUNTERS);
         let lines = usize::try_from(lines).expect("a sketch fits memory");
-        let lines = vec![[0; LINE_WORDS]; lines].into_boxed_slice();
-        Self { lines, counted: 0, halve_at: blocks * period }
+        Self {
+            lines: vec![[0; LINE_WORDS]; lines].into_boxed_slice(),
+            periods: vec![0; lines].into_boxed_slice(),
+            period: 0,
+            swept: 0,
+            counted: 0,
+            halve_at: blocks * period,
+        }
     }
 
     /// Counts one request for the block. Returns true if that halved all counts.
     pub fn count(&mut self, key: u64) -> bool {
-        let (line, spots) = self.spots(key);
-        let line = &mut self.lines[line];
+        self.add(key);
+        self.pass()
+    }
+
+    /// Counts one request for the block, without moving on in the period.
+    pub fn add(&mut self, key: u64) {
+        let (at, spots) = self.spots(key);
+        self.settle(at);
+        let line = &mut self.lines[at];
         let least = least(line, spots);
         if least < COUNT_MAX {
             for spot in spots {
@@ -52,22 +74,40 @@ impl Sketch {
                 }
             }
         }
+    }
+
+    /// Moves on by one request in the period. Returns true if that halved all counts.
+    pub fn pass(&mut self) -> bool {
         self.counted += 1;
-        let due = self.counted >= self.halve_at;
-        if due {
-            self.counted = 0;
-            for word in self.lines.iter_mut().flatten() {
+        let due = u128::from(self.counted) * self.lines.len() as u128 / u128::from(self.halve_at);
+        while (self.swept as u128) < due {
+            self.settle(self.swept);
+            self.swept += 1;
+        }
+        let over = self.counted >= self.halve_at;
+        if over {
+            (self.counted, self.swept) = (0, 0);
+            self.period = self.period.wrapping_add(1);
+        }
+        over
+    }
+
+    /// Halves a line if the period has changed since it was. A sweep has passed it in each period,
+    /// so it is never due twice.
+    fn settle(&mut self, line: usize) {
+        if self.periods[line] != self.period {
+            self.periods[line] = self.period;
+            for word in &mut self.lines[line] {
                 *word = *word >> 1 & HALVES;
             }
         }
-        due
     }
 
     /// Recent requests for the block, at most [`COUNT_MAX`].
     #[must_use]
     pub fn estimate(&self, key: u64) -> u8 {
         let (line, spots) = self.spots(key);
-        least(&self.lines[line], spots)
+        least(&self.lines[line], spots) >> u8::from(self.periods[line] != self.period)
     }
 
     /// Loads the block's counters into the CPU cache.

@@ -13,6 +13,7 @@ mod formats;
 mod reader;
 mod request;
 mod simulate;
+mod textbook;
 
 pub use error::TraceError;
 pub use footprint::Footprint;
@@ -20,4 +21,7 @@ pub use formats::Format;
 pub use formats::own::{TraceWriter, VOLUME_NAME_MAX};
 pub use reader::TraceReader;
 pub use request::TraceRequest;
-pub use simulate::{Outcome, SimulateConfig, Simulator};
+pub use simulate::{
+    Outcome, Simulate, SimulateConfig, Simulator, StoreConfig, StorePolicy, StoreSimulator,
+};
+pub use textbook::{Misses, References, Textbook, TooManyReferences};

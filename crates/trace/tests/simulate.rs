@@ -2,7 +2,7 @@
 
 use forebay_block::{ByteRange, IoOp};
 use forebay_policy::Eviction;
-use forebay_trace::{Footprint, Outcome, SimulateConfig, Simulator, TraceRequest};
+use forebay_trace::{Footprint, Outcome, Simulate, SimulateConfig, Simulator, TraceRequest};
 
 const BLOCK: u64 = 4096;
 
@@ -33,7 +33,7 @@ fn fifo_holds_what_the_log_has_room_for() {
     let twice = [once.clone(), once.clone()].concat();
     let outcome = run(&fifo, &twice);
     assert_eq!((outcome.read_requests, outcome.read_requests_missed), (120, 60));
-    assert_eq!((outcome.admitted_blocks, outcome.copied_blocks), (60, 0));
+    assert_eq!((outcome.admitted_bytes / BLOCK, outcome.copied_bytes / BLOCK), (60, 0));
     assert!((outcome.block_miss_ratio() - 0.5).abs() < 1e-9);
     // One block more, and a loop misses every time.
     let more: Vec<_> = (0..=HELD).map(|block| request(IoOp::Read, block, 1)).collect();
@@ -48,15 +48,15 @@ fn a_miss_waits_in_ram_until_its_place_is_wanted() {
     let mut requests: Vec<_> = (0..HELD + 10).map(|block| read(2 * block, 1)).collect();
     // The log has been full since it held 60 blocks and reclaimed the first: later blocks wait.
     let full = run(&config, &requests);
-    assert_eq!((full.admitted_blocks, full.read_blocks_missed), (HELD + 1, HELD + 10));
+    assert_eq!((full.admitted_bytes / BLOCK, full.read_blocks_missed), (HELD + 1, HELD + 10));
     // A page is read three times, then from RAM; the pages that left RAM for it were read once.
     requests.extend([read(1000, 4), read(1000, 4), read(1000, 4)]);
     let paged = run(&config, &requests);
-    assert_eq!((paged.admitted_blocks, paged.ram_hit_blocks), (HELD + 1, 8));
+    assert_eq!((paged.admitted_bytes / BLOCK, paged.ram_hit_blocks), (HELD + 1, 8));
     // Its eviction is put off once; it enters the log as a whole when others take its place.
     requests.extend((0..20).map(|block| read(2000 + 2 * block, 1)));
     let left = run(&config, &requests);
-    assert_eq!(left.admitted_blocks, HELD + 1 + 4);
+    assert_eq!(left.admitted_bytes / BLOCK, HELD + 1 + 4);
     requests.push(read(1000, 4));
     let again = run(&config, &requests);
     assert_eq!(again.read_blocks_missed, left.read_blocks_missed);
@@ -89,10 +89,10 @@ fn lru_copies_what_was_hit() {
     requests.push(request(IoOp::Read, 0, 1));
     requests.push(request(IoOp::Read, 1, 1));
     let outcome = run(&lru, &requests);
-    assert_eq!(outcome.copied_blocks, 1);
+    assert_eq!(outcome.copied_bytes / BLOCK, 1);
     assert_eq!(outcome.read_blocks_missed, 120 + 2 + 1, "block 1 went, block 0 stayed");
     let fifo = run(&config(128, Eviction::Fifo), &requests);
-    assert_eq!((fifo.read_blocks_missed, fifo.copied_blocks), (120 + 2 + 2, 0));
+    assert_eq!((fifo.read_blocks_missed, fifo.copied_bytes / BLOCK), (120 + 2 + 2, 0));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_copy_is_kept_again_only_if_it_is_hit_again() {
     requests.push(request(IoOp::Read, 0, 1));
     requests.extend((110..3000).map(|block| request(IoOp::Read, block, 1)));
     let outcome = run(&lru, &requests);
-    assert_eq!(outcome.copied_blocks, 1, "one hit is worth one lap at most");
+    assert_eq!(outcome.copied_bytes / BLOCK, 1, "one hit is worth one lap at most");
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn writes_go_to_the_log_and_count_apart() {
     assert_eq!((outcome.write_blocks, outcome.write_blocks_missed), (6, 4));
     assert_eq!((outcome.read_blocks, outcome.read_blocks_missed), (8, 3));
     assert_eq!((outcome.read_requests, outcome.read_requests_missed), (3, 2));
-    assert_eq!((outcome.logged_blocks, outcome.admitted_blocks), (6, 3));
+    assert_eq!((outcome.logged_bytes / BLOCK, outcome.admitted_bytes / BLOCK), (6, 3));
     assert_eq!(outcome.ssd_bytes(), 9 * BLOCK);
     assert!((outcome.reference_miss_ratio() - 0.5).abs() < 1e-9);
 }
@@ -141,7 +141,7 @@ fn streams_go_past_the_cache() {
     passing.sequential_threshold = 8 * BLOCK;
     let reads: Vec<_> = (0..20).map(|block| request(IoOp::Read, block, 1)).collect();
     let outcome = run(&passing, &reads);
-    assert_eq!((outcome.admitted_blocks, outcome.bypassed_blocks), (7, 13));
+    assert_eq!((outcome.admitted_bytes / BLOCK, outcome.bypassed_blocks), (7, 13));
     assert_eq!(outcome.read_blocks_missed, 20);
 }
 

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Subcommand};
-use forebay_control::settings::parse_named;
 use forebay_control::units::Size;
-use forebay_engine::Eviction;
 use forebay_trace::Format;
 
 use crate::client::Daemon;
@@ -32,10 +30,11 @@ pub enum TraceCommand {
     Replay(ReplayArgs),
     /// Run eviction policies over a trace: miss ratios, and bytes written to the cache device
     ///
-    /// The policies and the log are those of the server. Sizes are absolute, or a share of the
-    /// blocks that the trace touches.
+    /// The policies and the log are those of the server; policies of papers are beside them. Sizes
+    /// are absolute, or a share of the blocks that the trace touches.
     #[command(after_help = "Examples:\n  \
         forebay trace simulate db.trace --size 5%,10%,25%\n  \
+        forebay trace simulate db.trace --size 10% --layout log,journal-store --ram 28%\n  \
         forebay trace simulate web_0.csv.zst --size 1GiB --policy lru,frequency --json")]
     Simulate(SimulateArgs),
 }
@@ -139,10 +138,23 @@ pub struct SimulateArgs {
     #[arg(long, value_name = "SIZE|PERCENT", value_delimiter = ',',
         default_values = ["1%", "5%", "10%", "25%"])]
     pub size: Vec<CacheSize>,
-    /// The policies: fifo, lru, frequency [default: all]
-    #[arg(long, value_name = "POLICY", value_delimiter = ',',
-        value_parser = parse_named::<Eviction>)]
-    pub policy: Vec<Eviction>,
+    /// Layouts of the cache device
+    #[arg(long, value_name = "LAYOUT", value_delimiter = ',', default_value = "log")]
+    pub layout: Vec<Layout>,
+    /// The policies: fifo, lru, frequency of the log; adaptive, lru, frequency of the store
+    /// [default: all]
+    #[arg(long, value_name = "POLICY", value_delimiter = ',')]
+    pub policy: Vec<String>,
+    /// Leave out the policies of papers, which need four bytes of memory for each block read or
+    /// written
+    #[arg(long)]
+    pub no_textbook: bool,
+    /// Share of the cache device for the journal of layout journal-store, in percent
+    #[arg(long, value_name = "PERCENT", default_value = "8", value_parser = parse_journal)]
+    pub journal: f64,
+    /// How many times smaller blocks become by compression, in layout journal-store
+    #[arg(long, value_name = "RATIO", default_value = "1", value_parser = parse_ratio)]
+    pub compress: f64,
     /// The RAM tier: bytes, or percent of the cache
     #[arg(long, value_name = "SIZE|PERCENT", default_value = "1%")]
     pub ram: CacheSize,
@@ -152,6 +164,29 @@ pub struct SimulateArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// A layout of the cache device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub enum Layout {
+    /// One circular log
+    Log,
+    /// A circular journal for writes, and a store of slots, each of which can be freed
+    JournalStore,
+}
+
+fn parse_journal(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 90.0 => Ok(percent),
+        _ => Err(format!("{text:?} is not a share above 0 and up to 90 percent")),
+    }
+}
+
+fn parse_ratio(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if (1.0..=16.0).contains(&ratio) => Ok(ratio),
+        _ => Err(format!("{text:?} is not a ratio from 1 to 16")),
+    }
 }
 
 /// A format by name.

@@ -1,12 +1,16 @@
 //! One cache of one size under one policy, simulated over a trace.
 //!
-//! It is the engine without bytes, time and errors: the same circular log of segments, reclaimed
+//! [`Simulator`] has a circular log, [`StoreSimulator`] a journal and a store of slots. The former
+//! is the engine without bytes, time and errors: the same circular log of segments, reclaimed
 //! oldest first, with the same number of free segments and the same share copied forward; the same
 //! RAM tier in front of it, the same sequential bypass, and the engine's own policies. Writes go
 //! into the log (`write-back`). Differences: blocks are not compressed, records have no overhead,
 //! every block is destaged before its segment is reclaimed, and there is no reading around misses.
 
+mod journal;
 mod log;
+mod slots;
+mod store;
 
 use std::ops::Range;
 
@@ -15,6 +19,7 @@ use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector, Windo
 
 use crate::request::TraceRequest;
 use log::Log;
+pub use store::{StoreConfig, StorePolicy, StoreSimulator};
 
 /// Sequential streams tracked, as in a volume.
 const STREAMS_MAX: usize = 64;
@@ -33,7 +38,7 @@ pub struct SimulateConfig {
 }
 
 /// Counters so far. Blocks are of 4 KiB; a partly covered block counts as a block.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Outcome {
     /// Read requests.
     pub read_requests: u64,
@@ -51,12 +56,20 @@ pub struct Outcome {
     pub write_blocks_missed: u64,
     /// Blocks read or written past the cache because they belong to a sequential stream.
     pub bypassed_blocks: u64,
-    /// Blocks written to the cache device because a client wrote them.
-    pub logged_blocks: u64,
-    /// Blocks written to the cache device because a client read them.
-    pub admitted_blocks: u64,
-    /// Blocks copied forward on the cache device.
-    pub copied_blocks: u64,
+    /// Bytes written to the cache device because a client wrote them.
+    pub logged_bytes: u64,
+    /// Bytes written to the cache device because a client read them.
+    pub admitted_bytes: u64,
+    /// Bytes copied forward on the cache device.
+    pub copied_bytes: u64,
+    /// Bytes written to the store for blocks that the journal held.
+    pub moved_bytes: u64,
+    /// Bytes written to the journal for entries of the store's blocks.
+    pub mapping_bytes: u64,
+    /// Share of the cache device that holds newest versions of blocks.
+    pub live_share: f64,
+    /// Blocks on the cache device.
+    pub entries: u64,
 }
 
 impl Outcome {
@@ -82,8 +95,8 @@ impl Outcome {
     /// Bytes written to the cache device.
     #[must_use]
     pub fn ssd_bytes(&self) -> u64 {
-        let blocks = self.logged_blocks + self.admitted_blocks + self.copied_blocks;
-        blocks * BLOCK_SIZE as u64
+        let new = self.logged_bytes + self.admitted_bytes;
+        new + self.copied_bytes + self.moved_bytes + self.mapping_bytes
     }
 }
 
@@ -91,7 +104,16 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// A cache being simulated.
+/// A simulated cache.
+pub trait Simulate {
+    /// Processes the next request of the trace.
+    fn take(&mut self, request: &TraceRequest);
+
+    /// The counters so far.
+    fn outcome(&self) -> Outcome;
+}
+
+/// A cache with a circular log.
 pub struct Simulator {
     log: Log,
     ram: Recent,
@@ -99,6 +121,7 @@ pub struct Simulator {
     policy: Box<dyn EvictionPolicy + Send>,
     detector: SequentialDetector,
     outcome: Outcome,
+    blocks: u64,
 }
 
 impl Simulator {
@@ -131,30 +154,7 @@ impl Simulator {
             policy,
             detector: SequentialDetector::new(config.sequential_threshold, STREAMS_MAX),
             outcome: Outcome::default(),
-        }
-    }
-
-    /// The counters so far.
-    #[must_use]
-    pub fn outcome(&self) -> Outcome {
-        Outcome { copied_blocks: self.log.copied, ..self.outcome }
-    }
-
-    /// Processes the next request of the trace.
-    pub fn take(&mut self, request: &TraceRequest) {
-        let blocks = request.range.blocks();
-        match request.op {
-            IoOp::Read => {
-                let bypass = self.observe(request);
-                self.read(blocks, bypass);
-            }
-            IoOp::Write => {
-                let bypass = self.observe(request);
-                self.write(blocks, bypass);
-            }
-            IoOp::WriteZeroes => self.write(blocks, false),
-            IoOp::Discard => self.drop_blocks(blocks),
-            IoOp::Flush => {}
+            blocks,
         }
     }
 
@@ -214,7 +214,7 @@ impl Simulator {
         if !waits && !keys.is_empty() && self.policy.admits(keys.clone()) {
             for key in keys {
                 self.log.append(key, &mut *self.policy);
-                self.outcome.admitted_blocks += 1;
+                self.outcome.admitted_bytes += BLOCK_SIZE as u64;
             }
         }
     }
@@ -228,7 +228,7 @@ impl Simulator {
             }
             self.policy.written(key);
             self.log.append(key, &mut *self.policy);
-            self.outcome.logged_blocks += 1;
+            self.outcome.logged_bytes += BLOCK_SIZE as u64;
             self.remember(key);
         }
         self.outcome.write_blocks += blocks.count;
@@ -248,6 +248,34 @@ impl Simulator {
         for key in blocks.iter() {
             self.log.forget(key);
             self.ram.forget(key);
+        }
+    }
+}
+
+impl Simulate for Simulator {
+    fn take(&mut self, request: &TraceRequest) {
+        let blocks = request.range.blocks();
+        match request.op {
+            IoOp::Read => {
+                let bypass = self.observe(request);
+                self.read(blocks, bypass);
+            }
+            IoOp::Write => {
+                let bypass = self.observe(request);
+                self.write(blocks, bypass);
+            }
+            IoOp::WriteZeroes => self.write(blocks, false),
+            IoOp::Discard => self.drop_blocks(blocks),
+            IoOp::Flush => {}
+        }
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome {
+            copied_bytes: self.log.copied * BLOCK_SIZE as u64,
+            live_share: self.log.len() as f64 / self.blocks as f64,
+            entries: self.log.len(),
+            ..self.outcome
         }
     }
 }

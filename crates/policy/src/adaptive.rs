@@ -1,0 +1,285 @@
+//! Eviction and admission for a cache that can free any of its blocks: of a random sample the least
+//! valued goes, and the rule for that is the one that missed least in small shadow caches.
+//!
+//! The owner tells every request ([`Adaptive::on_read`], [`Adaptive::on_write`]), keeps for each
+//! block the stamp of its last request ([`Adaptive::stamp`]), and asks which of a sample goes
+//! ([`Adaptive::choose_victim`]). Only reads count as requests and as misses: a write brings its
+//! data along, so having had the block saves nothing. A shadow that misses less takes over only if
+//! it does so clearly; else the rule would change with noise, and each change costs misses.
+
+use std::hash::Hasher;
+
+use crate::counts::{Counts, GROUP};
+use crate::recent::KeyHasher;
+use crate::rule::{Rule, SAMPLE_MAX, Traits};
+use crate::shadow::{SHADOWS, Shadows};
+
+/// Blocks of the cache for each place of a shadow.
+const BLOCKS_PER_PLACE: u64 = 512;
+/// Fewest places of a shadow, if the cache has as many, and most.
+const PLACES_MIN: u64 = 1024;
+const PLACES_MAX: u64 = 16384;
+/// Stamps in the time that the cache is filled once.
+const STAMPS_PER_FILL: u64 = 64;
+/// Reads between two comparisons of the shadows, for each of their places.
+const COMPARED_AFTER: f32 = 0.5;
+/// Share of the misses that is forgotten at a comparison.
+const FORGOTTEN: f32 = 0.03;
+/// A shadow takes over if it missed less than this share of the current one's misses; recency does
+/// if it missed less, and is left only for more.
+const CLEARLY: f32 = 0.99;
+const FROM_RECENCY: f32 = 0.985;
+
+/// A cached block, or several that are freed together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoreCandidate {
+    /// The key of the first block of its aligned group of four; unique across volumes.
+    pub group: u64,
+    /// A bit for each block of the group that is meant.
+    pub blocks: u8,
+    /// The stamp of the last request for one of them.
+    pub stamp: u8,
+}
+
+/// The policy.
+#[derive(Clone, Debug)]
+pub struct Adaptive {
+    counts: Counts,
+    shadows: Shadows,
+    /// A block is sampled if its hash is below this.
+    sampled_below: u64,
+    places: u64,
+    /// Recent misses of each shadow.
+    missed: [f32; SHADOWS],
+    reads: u64,
+    current: usize,
+    fixed: bool,
+    entered: u64,
+    stamp_after: u64,
+    stamp: u8,
+}
+
+impl Adaptive {
+    /// Most candidates for [`Adaptive::choose_victim`].
+    pub const CANDIDATES_MAX: usize = SAMPLE_MAX;
+
+    /// A policy for a cache of `blocks` blocks.
+    #[must_use]
+    pub fn new(blocks: u64) -> Self {
+        let blocks = blocks.max(1);
+        let places = (blocks / BLOCKS_PER_PLACE).clamp(PLACES_MIN, PLACES_MAX).min(blocks);
+        let share = u128::from(places) << 64;
+        Self {
+            counts: Counts::new(blocks),
+            shadows: Shadows::new(usize::try_from(places).expect("at most PLACES_MAX")),
+            sampled_below: u64::try_from(share / u128::from(blocks)).unwrap_or(u64::MAX),
+            places,
+            missed: [0.0; SHADOWS],
+            reads: 0,
+            current: Rule::RECENCY,
+            fixed: false,
+            entered: 0,
+            stamp_after: blocks.div_ceil(STAMPS_PER_FILL),
+            stamp: 0,
+        }
+    }
+
+    /// The same with one rule for ever: least recently used.
+    #[must_use]
+    pub fn recency(blocks: u64) -> Self {
+        Self { fixed: true, current: Rule::RECENCY, ..Self::new(blocks) }
+    }
+
+    /// The same with one rule for ever: least frequently used.
+    #[must_use]
+    pub fn frequency(blocks: u64) -> Self {
+        Self { fixed: true, current: Rule::FREQUENCY, ..Self::new(blocks) }
+    }
+
+    /// A client reads a block, cached or not.
+    pub fn on_read(&mut self, key: u64) {
+        self.counts.count(key);
+        if self.fixed || !self.is_sampled(key) {
+            return;
+        }
+        let counts = &self.counts;
+        let held = self.shadows.ask(key, |key| counts.of(key));
+        for (missed, held) in self.missed.iter_mut().zip(held) {
+            *missed += f32::from(u8::from(!held));
+        }
+        self.reads += 1;
+        if self.reads as f32 >= COMPARED_AFTER * self.places as f32 {
+            self.reads = 0;
+            self.compare();
+        }
+    }
+
+    /// A client writes a block.
+    pub fn on_write(&mut self, key: u64) {
+        if !self.fixed && self.is_sampled(key) {
+            let counts = &self.counts;
+            self.shadows.ask(key, |key| counts.of(key));
+        }
+    }
+
+    /// The stamp for a block that is requested now. Stamps wrap around.
+    #[must_use]
+    pub fn stamp(&self) -> u8 {
+        self.stamp
+    }
+
+    /// A block entered the cache: the policy's clock.
+    pub fn on_enter(&mut self) {
+        self.entered += 1;
+        if self.entered >= self.stamp_after {
+            self.entered = 0;
+            self.stamp = self.stamp.wrapping_add(1);
+        }
+    }
+
+    /// Which of the blocks goes. A block that asks to enter is a candidate like the others: if it
+    /// is chosen, it does not enter.
+    ///
+    /// # Panics
+    /// If there is none, or more than [`Adaptive::CANDIDATES_MAX`].
+    #[must_use]
+    pub fn choose_victim(&self, candidates: &[StoreCandidate]) -> usize {
+        let mut sample = [Traits { age: 0, count: 0 }; SAMPLE_MAX];
+        for (traits, candidate) in sample.iter_mut().zip(candidates) {
+            *traits = self.traits(candidate);
+        }
+        Rule::ALL[self.current].victim(&sample[..candidates.len()])
+    }
+
+    fn traits(&self, candidate: &StoreCandidate) -> Traits {
+        let blocks = (0..GROUP).filter(|at| candidate.blocks >> at & 1 == 1);
+        let counts = blocks.map(|at| u32::from(self.counts.of(candidate.group + at)));
+        let (sum, blocks) = counts.fold((0, 0), |(sum, blocks), count| (sum + count, blocks + 1));
+        let age = u32::from(self.stamp.wrapping_sub(candidate.stamp));
+        Traits { age, count: sum.div_ceil(blocks.max(1)) as u8 }
+    }
+
+    fn is_sampled(&self, key: u64) -> bool {
+        let mut hasher = KeyHasher::default();
+        hasher.write_u64(key / GROUP);
+        hasher.finish() <= self.sampled_below
+    }
+
+    /// Lets the rule that missed least take over.
+    fn compare(&mut self) {
+        let missed = |&shadow: &usize| self.missed[shadow];
+        let best = (0..SHADOWS).min_by(|a, b| missed(a).total_cmp(&missed(b)));
+        let best = best.unwrap_or(Rule::RECENCY);
+        let clearly = match (self.current, best) {
+            (_, Rule::RECENCY) => 1.0,
+            (Rule::RECENCY, _) => FROM_RECENCY,
+            _ => CLEARLY,
+        };
+        if self.missed[best] < self.missed[self.current] * clearly {
+            self.current = best;
+        }
+        self.missed.iter_mut().for_each(|missed| *missed *= 1.0 - FORGOTTEN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCKS: u64 = 600;
+
+    /// A cache of single blocks that frees one of a sample.
+    struct Cache {
+        policy: Adaptive,
+        blocks: Vec<StoreCandidate>,
+        random: u64,
+    }
+
+    impl Cache {
+        fn new(policy: Adaptive) -> Self {
+            Self { policy, blocks: Vec::new(), random: 1 }
+        }
+
+        fn read(&mut self, key: u64) -> bool {
+            self.policy.on_read(key);
+            let stamp = self.policy.stamp();
+            // One block of each group, so that a group is known by its block.
+            let new =
+                StoreCandidate { group: key / GROUP * GROUP, blocks: 1 << (key % GROUP), stamp };
+            let same = |known: &&mut StoreCandidate| known.group == new.group;
+            if let Some(known) = self.blocks.iter_mut().find(same) {
+                known.stamp = stamp;
+                return true;
+            }
+            self.policy.on_enter();
+            let mut sample = vec![new];
+            let mut at = vec![self.blocks.len()];
+            while self.blocks.len() as u64 == BLOCKS && sample.len() < 20 {
+                self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let next = (self.random >> 33) as usize % self.blocks.len();
+                sample.push(self.blocks[next]);
+                at.push(next);
+            }
+            if sample.len() == 1 {
+                self.blocks.push(new);
+            } else if let Some(freed) = self.blocks.get_mut(at[self.policy.choose_victim(&sample)])
+            {
+                *freed = new;
+            }
+            false
+        }
+
+        fn hits(&mut self, keys: impl Iterator<Item = u64>) -> usize {
+            keys.filter(|&key| self.read(key * GROUP)).count()
+        }
+    }
+
+    #[test]
+    fn it_becomes_what_the_load_wants() {
+        let looped = || (0..12_000).map(|at| at % 900);
+        let shifting = || (0..24_000).map(|at| 10_000 + at / 2400 * 500 + at % 500);
+        let both = |policy| {
+            let mut cache = Cache::new(policy);
+            (cache.hits(looped()), cache.hits(shifting()))
+        };
+        let recency = both(Adaptive::recency(BLOCKS));
+        let frequency = both(Adaptive::frequency(BLOCKS));
+        let adaptive = both(Adaptive::new(BLOCKS));
+        assert!(recency.0 < 1500 && frequency.0 > 5000, "{recency:?} {frequency:?}");
+        assert!(recency.1 > 18_000 && frequency.1 < 14_000, "{recency:?} {frequency:?}");
+        assert!(adaptive.0 > 4500 && adaptive.1 > 15_000, "{adaptive:?}");
+    }
+
+    #[test]
+    fn a_block_that_asks_to_enter_may_be_refused() {
+        let mut policy = Adaptive::frequency(BLOCKS);
+        (0..3).for_each(|_| policy.on_read(8));
+        policy.on_read(100);
+        let block = |group, blocks| StoreCandidate { group, blocks, stamp: policy.stamp() };
+        assert_eq!(policy.choose_victim(&[block(100, 1), block(8, 1)]), 0);
+        assert_eq!(policy.choose_victim(&[block(8, 1), block(100, 1)]), 1);
+        // The mean of a unit counts, rounded up: its other blocks were never read.
+        assert_eq!(policy.traits(&block(8, 0b1111)).count, 1);
+        assert_eq!(policy.traits(&block(8, 0b0011)).count, 2);
+    }
+
+    #[test]
+    fn writes_are_no_requests_and_stamps_follow_what_enters() {
+        let mut policy = Adaptive::recency(6400);
+        (0..10).for_each(|_| policy.on_write(8));
+        let old = StoreCandidate { group: 8, blocks: 1, stamp: policy.stamp() };
+        assert_eq!(policy.traits(&old), Traits { age: 0, count: 0 });
+        (0..250 * 100).for_each(|_| policy.on_enter());
+        assert_eq!(policy.traits(&old).age, 250);
+        let new = StoreCandidate { stamp: policy.stamp(), ..old };
+        assert_eq!(policy.choose_victim(&[new, old, new]), 1);
+    }
+
+    #[test]
+    fn about_the_wanted_share_is_sampled() {
+        let policy = Adaptive::new(1 << 20);
+        let sampled = (0..1u64 << 20).filter(|&key| policy.is_sampled(key)).count() as u64;
+        assert!(sampled.abs_diff(policy.places) < policy.places / 4, "{sampled}");
+        assert!((0..100).all(|key| Adaptive::new(64).is_sampled(key)));
+    }
+}

@@ -1,0 +1,338 @@
+//! A journal for writes and a store of slots, simulated over a trace.
+//!
+//! A write of a client goes into the journal, in a share of the cache device. A read that misses
+//! goes into RAM, and is offered to the store when it leaves it. When the oldest segment of the
+//! journal is freed, the blocks whose newest version it holds are offered to the store too: every
+//! block counts as destaged by then. If the store is full, a random sample of its units and what
+//! asks to enter are compared, and the least valued goes. Each block in the store has an entry in
+//! the journal, which is logged again once in a lap. RAM holds nothing that the device holds.
+
+use forebay_block::{BLOCK_SIZE, BlockRange, IoOp};
+use forebay_policy::{Adaptive, KeyHash, Recent, SequentialDetector, StoreCandidate};
+use hashbrown::HashMap;
+
+use super::journal::Journal;
+use super::slots::{GROUP, Slots, Unit};
+use super::{Outcome, STREAMS_MAX, Simulate};
+use crate::request::TraceRequest;
+
+/// Bytes of the journal for the entry of a block in the store.
+const ENTRY_BYTES: u64 = 49;
+/// Units compared with the one that asks to enter.
+const SAMPLE: usize = 24;
+const PAGE: u64 = BLOCK_SIZE as u64;
+
+/// Where the newest version of a block is in the journal.
+type Place = (u64, u32);
+
+/// The policies of the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StorePolicy {
+    /// The rule that misses least in shadow caches.
+    #[default]
+    Adaptive,
+    /// Least recently used of a sample.
+    Lru,
+    /// Least frequently read of a sample.
+    Frequency,
+}
+
+impl StorePolicy {
+    /// Every policy with its name.
+    pub const NAMES: [(&'static str, Self); 3] =
+        [("adaptive", Self::Adaptive), ("lru", Self::Lru), ("frequency", Self::Frequency)];
+
+    /// The policy's name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize].0
+    }
+
+    fn policy(self, blocks: u64) -> Adaptive {
+        match self {
+            Self::Adaptive => Adaptive::new(blocks),
+            Self::Lru => Adaptive::recency(blocks),
+            Self::Frequency => Adaptive::frequency(blocks),
+        }
+    }
+}
+
+/// The cache to simulate.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct StoreConfig {
+    /// Bytes of the cache device for the journal and the store.
+    pub cache_bytes: u64,
+    /// Size of the RAM tier, in bytes.
+    pub ram_bytes: u64,
+    /// The policy.
+    pub policy: StorePolicy,
+    /// Length in bytes from which a sequential stream bypasses the cache; 0 for never.
+    pub sequential_threshold: u64,
+    /// Share of the cache device for the journal, in percent.
+    pub journal_percent: f64,
+    /// How many times smaller blocks become by compression; at least 1.
+    pub compress: f64,
+}
+
+impl StoreConfig {
+    /// The smallest journal, in percent of the cache device, for blocks that become `compress`
+    /// times smaller: in a smaller one the store's entries would take more than half.
+    #[must_use]
+    pub fn journal_percent_min(compress: f64) -> f64 {
+        100.0 * 2.0 * ENTRY_BYTES as f64 / PAGE as f64 * compress
+    }
+}
+
+/// A cache of this layout.
+pub struct StoreSimulator {
+    journal: Journal,
+    /// Blocks whose newest version is in the journal.
+    fresh: HashMap<u64, Place, KeyHash>,
+    store: Slots,
+    /// The stamp of each cached block's last request.
+    stamps: HashMap<u64, u8, KeyHash>,
+    ram: Recent,
+    policy: Adaptive,
+    detector: SequentialDetector,
+    outcome: Outcome,
+    compress: f64,
+    device_blocks: u64,
+    random: u64,
+}
+
+impl StoreSimulator {
+    /// An empty cache.
+    ///
+    /// # Panics
+    /// If the journal is smaller than [`StoreConfig::journal_percent_min`], or blocks would grow.
+    #[must_use]
+    pub fn new(config: &StoreConfig) -> Self {
+        let least = StoreConfig::journal_percent_min(config.compress);
+        assert!(config.compress >= 1.0, "a ratio of {}", config.compress);
+        assert!(config.journal_percent >= least, "a journal of {} %", config.journal_percent);
+        let device_blocks = config.cache_bytes / PAGE;
+        let wanted = (config.cache_bytes as f64 * config.journal_percent / 100.0) as u64;
+        let journal = Journal::new(wanted);
+        let pages = device_blocks.saturating_sub(journal.bytes().div_ceil(PAGE)).max(1);
+        let ram = usize::try_from(config.ram_bytes / PAGE).expect("the RAM tier fits memory");
+        let held = (device_blocks as f64 * config.compress) as u64;
+        Self {
+            journal,
+            fresh: HashMap::default(),
+            store: Slots::new(pages),
+            stamps: HashMap::default(),
+            ram: Recent::new(ram),
+            policy: config.policy.policy(held + ram as u64),
+            detector: SequentialDetector::new(config.sequential_threshold, STREAMS_MAX),
+            outcome: Outcome::default(),
+            compress: config.compress,
+            device_blocks,
+            random: 0x9e37_79b9_7f4a_7c15,
+        }
+    }
+
+    fn is_cached(&self, key: u64) -> bool {
+        self.stamps.contains_key(&key)
+    }
+
+    fn read(&mut self, blocks: BlockRange, bypass: bool) {
+        let missed_before = self.outcome.read_blocks_missed;
+        for key in blocks.iter() {
+            if !bypass {
+                self.policy.on_read(key);
+            }
+            let stamp = self.policy.stamp();
+            if let Some(last) = self.stamps.get_mut(&key) {
+                *last = stamp;
+                self.outcome.ram_hit_blocks += u64::from(self.ram.touch(key).is_some());
+                continue;
+            }
+            self.outcome.read_blocks_missed += 1;
+            if !bypass {
+                self.enter_ram(key);
+            }
+        }
+        self.outcome.read_blocks += blocks.count;
+        self.outcome.read_requests += 1;
+        let missed = self.outcome.read_blocks_missed > missed_before;
+        self.outcome.read_requests_missed += u64::from(missed);
+    }
+
+    /// Brings a missed block into RAM; those that leave RAM for it are offered to the store.
+    fn enter_ram(&mut self, key: u64) {
+        self.policy.on_enter();
+        self.stamps.insert(key, self.policy.stamp());
+        let leaving = match self.ram.oldest() {
+            Some((oldest, place)) if !self.ram.has_room_for(key) => {
+                let group = oldest / GROUP * GROUP;
+                let together = self.ram.together(place, GROUP);
+                together.start.max(group)..together.end.min(group + GROUP)
+            }
+            None if !self.ram.has_room_for(key) => key..key + 1,
+            _ => 0..0,
+        };
+        leaving.clone().for_each(|key| self.ram.forget(key));
+        self.ram.put(key);
+        if !leaving.is_empty() {
+            let pages = self.offer(&leaving.collect::<Vec<_>>());
+            self.outcome.admitted_bytes += pages * PAGE;
+        }
+    }
+
+    /// Offers blocks of one group, which are nowhere else now, to the store. Returns the pages
+    /// written: none if they did not enter.
+    fn offer(&mut self, keys: &[u64]) -> u64 {
+        let group = keys[0] / GROUP * GROUP;
+        let bits = keys.iter().fold(0, |bits, key| bits | 1 << (key - group));
+        let bytes = keys.len() as f64 * PAGE as f64 / self.compress;
+        let pages = (bytes / PAGE as f64).ceil().max(1.0) as u8;
+        let unit = Unit { group, blocks: bits, pages };
+        while !self.store.has_room(pages) {
+            let Some(victim) = self.victim(unit) else {
+                self.leave(keys.iter().copied());
+                return 0;
+            };
+            let freed = self.store.free(victim);
+            self.leave(freed.keys());
+        }
+        self.store.insert(unit);
+        self.log_entries(keys.len() as u64);
+        u64::from(pages)
+    }
+
+    /// Forgets the stamps of blocks that are cached no more.
+    fn leave(&mut self, keys: impl Iterator<Item = u64>) {
+        for key in keys {
+            self.stamps.remove(&key);
+        }
+    }
+
+    /// The position of the unit that goes; `None` if it is the one that asks to enter.
+    fn victim(&mut self, unit: Unit) -> Option<usize> {
+        let units = self.store.units();
+        if units == 0 {
+            return None;
+        }
+        let mut candidates = [self.candidate(unit); SAMPLE + 1];
+        let mut at = [0; SAMPLE + 1];
+        for (candidate, at) in candidates.iter_mut().zip(&mut at).skip(1) {
+            *at = self.below(units);
+            *candidate = self.candidate(self.store.unit(*at));
+        }
+        match self.policy.choose_victim(&candidates) {
+            0 => None,
+            chosen => Some(at[chosen]),
+        }
+    }
+
+    fn candidate(&self, unit: Unit) -> StoreCandidate {
+        let now = self.policy.stamp();
+        let age = |key: u64| self.stamps.get(&key).map(|&stamp| (now.wrapping_sub(stamp), stamp));
+        let newest = unit.keys().filter_map(age).min().map_or(now, |(_, stamp)| stamp);
+        StoreCandidate { group: unit.group, blocks: unit.blocks, stamp: newest }
+    }
+
+    /// A number below `end`, of a fixed sequence.
+    fn below(&mut self, end: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        ((u128::from(self.random) * end as u128) >> 64) as usize
+    }
+
+    fn write(&mut self, blocks: BlockRange, bypass: bool) {
+        for key in blocks.iter() {
+            self.outcome.write_blocks_missed += u64::from(!self.is_cached(key));
+            self.forget(key);
+            if bypass {
+                continue;
+            }
+            self.policy.on_write(key);
+            self.policy.on_enter();
+            self.stamps.insert(key, self.policy.stamp());
+            let bytes = (PAGE as f64 / self.compress) as u64;
+            self.outcome.logged_bytes += bytes;
+            let place = self.journal.append(key, bytes);
+            self.fresh.insert(key, place);
+            self.free_segments();
+        }
+        self.outcome.write_blocks += blocks.count;
+    }
+
+    /// Logs the entries of blocks that entered the store.
+    fn log_entries(&mut self, blocks: u64) {
+        self.outcome.mapping_bytes += blocks * ENTRY_BYTES;
+        self.journal.fill(blocks * ENTRY_BYTES);
+    }
+
+    /// Frees segments of the journal until few enough are used, and logs again the share of the
+    /// store's entries that were in them.
+    fn free_segments(&mut self) {
+        while let Some((number, keys)) = self.journal.free_oldest() {
+            self.log_entries(self.store.len() / self.journal.lap());
+            let newest = |(at, key): (usize, u64)| {
+                let place = (number, u32::try_from(at).expect("a segment has few blocks"));
+                (self.fresh.get(&key) == Some(&place)).then_some(key)
+            };
+            let mut keys: Vec<u64> = keys.into_iter().enumerate().filter_map(newest).collect();
+            keys.sort_unstable();
+            for key in &keys {
+                self.fresh.remove(key);
+            }
+            for keys in keys.chunk_by(|a, b| a / GROUP == b / GROUP) {
+                let pages = self.offer(keys);
+                self.outcome.moved_bytes += pages * PAGE;
+            }
+        }
+    }
+
+    fn forget(&mut self, key: u64) {
+        if self.stamps.remove(&key).is_some() {
+            self.ram.forget(key);
+            self.fresh.remove(&key);
+            self.store.forget(key);
+        }
+    }
+
+    fn drop_blocks(&mut self, blocks: BlockRange) {
+        if blocks.count > self.stamps.len() as u64 {
+            let cached = self.stamps.keys().copied();
+            let keys: Vec<u64> = cached.filter(|&key| blocks.contains(key)).collect();
+            keys.into_iter().for_each(|key| self.forget(key));
+        } else {
+            blocks.iter().for_each(|key| self.forget(key));
+        }
+    }
+
+    fn observe(&mut self, request: &TraceRequest) -> bool {
+        let bypass = self.detector.observe(request.range, request.op == IoOp::Write);
+        self.outcome.bypassed_blocks += u64::from(bypass) * request.range.blocks().count;
+        bypass
+    }
+}
+
+impl Simulate for StoreSimulator {
+    fn take(&mut self, request: &TraceRequest) {
+        let blocks = request.range.blocks();
+        match request.op {
+            IoOp::Read => {
+                let bypass = self.observe(request);
+                self.read(blocks, bypass);
+            }
+            IoOp::Write => {
+                let bypass = self.observe(request);
+                self.write(blocks, bypass);
+            }
+            IoOp::WriteZeroes => self.write(blocks, false),
+            IoOp::Discard => self.drop_blocks(blocks),
+            IoOp::Flush => {}
+        }
+        self.free_segments();
+    }
+
+    fn outcome(&self) -> Outcome {
+        let entries = self.store.len() + self.fresh.len() as u64;
+        let live = entries as f64 / self.compress / self.device_blocks as f64;
+        Outcome { entries, live_share: live, ..self.outcome }
+    }
+}
