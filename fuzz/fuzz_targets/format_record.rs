@@ -5,7 +5,7 @@
 use forebay_block::VolumeId;
 use forebay_format::{
     ENTRY_BYTES, Entry, EntryKind, Lsn, NamedBase, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES,
-    RecordHeader, SegmentSeq, decode_record, encode_record,
+    RecordHeader, SegmentSeq, StoreSlot, decode_record, encode_record,
 };
 use forebay_fuzz::{change, reseal};
 use libfuzzer_sys::fuzz_target;
@@ -31,6 +31,7 @@ fn sound(entries: usize) -> Vec<u8> {
         (EntryKind::Zstd, 1024, 3000, Some(0)),
         (EntryKind::Raw, 4096, 4096, Some(2)),
         (EntryKind::Similar, 12288, 99, None),
+        (EntryKind::Lz4, 16, 99, None),
     ];
     let named = NamedBase { back: 2, offset: 800, len: 77, kind: EntryKind::Zstd };
     let entries: Vec<Entry> = (0..entries)
@@ -39,7 +40,22 @@ fn sound(entries: usize) -> Vec<u8> {
             let (volume, block, crc) = (VolumeId(7), i as u64, u32::from(len));
             let (dirty, first, count) = (true, false, 1);
             let base = (kind == EntryKind::Similar).then_some(named);
-            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
+            let in_store = kind == EntryKind::Lz4 && offset == 16;
+            let stored = in_store.then_some(StoreSlot { extent: 3, pages: 2 });
+            Entry {
+                volume,
+                block,
+                kind,
+                dirty,
+                first,
+                offset,
+                len,
+                count,
+                crc,
+                shared,
+                base,
+                stored,
+            }
         })
         .collect();
     let mut page = vec![0; PAGE];

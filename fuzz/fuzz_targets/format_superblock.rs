@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 /// Offset of the volume table: changes are folded into the used part.
 const VOLUMES_AT: usize = 4224;
 
-fn sound() -> Superblock {
+fn sound(log_segments: Option<u32>) -> Superblock {
     let volume = |id| VolumeRecord {
         id: VolumeId(id),
         name: format!("v{id}"),
@@ -26,6 +26,7 @@ fn sound() -> Superblock {
         segment_size: 1 << 20,
         device_size: 1 << 30,
         shards: vec![ShardArea { offset: AREA_OFFSET, len: 64 << 20 }],
+        log_segments,
         volumes: vec![volume(0), volume(1)],
         clean: false,
         created_unix: 5,
@@ -35,7 +36,7 @@ fn sound() -> Superblock {
 fuzz_target!(|data: &[u8]| {
     let whole = Superblock::decode(data);
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    sound().encode(&mut bytes);
+    sound(data.first().is_some_and(|byte| byte % 2 == 1).then_some(8)).encode(&mut bytes);
     let (to_head, to_volumes) = data.split_at(data.len() / 2);
     change(&mut bytes[..160], to_head);
     change(&mut bytes[VOLUMES_AT..][..1024], to_volumes);

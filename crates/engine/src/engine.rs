@@ -172,6 +172,7 @@ impl Shard for Engine {
             Ticket::Record { lsn, tries } => self.record_written(lsn, tries, done, fx),
             Ticket::CacheFlush => self.cache_flushed(done.result, fx),
             Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
+            Ticket::Unit { id, tries } => self.cache.unit_written(id, tries, done, fx),
             Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
             Ticket::Fetch(fetch) => self.requests.fetched(&mut self.cache, fetch, at, done, fx),
             Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
@@ -197,12 +198,13 @@ impl Shard for Engine {
         self.cache.ram.begin_turn(now);
         self.cache.pump_unanswered();
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
-            let rooms: [fn(&mut Self, &mut Effects); 15] = [
+            let rooms: [fn(&mut Self, &mut Effects); 16] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
                 |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
                 Self::pump_log,
                 Self::pump_durability,
                 |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
+                |engine, fx| engine.cache.pump_store(fx),
                 |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
                 Self::pump_detach,
                 Self::pump_destage,
@@ -362,7 +364,7 @@ impl Engine {
 
     /// Hands the payloads of a completed or failed read to the room that requested them.
     fn payloads_read(&mut self, read: &SegmentRead, done: &Completion, fx: &mut Effects) {
-        self.cache.log.end_read(read);
+        self.cache.end_read(read);
         match read.reader {
             Reader::Read(op) => self.requests.ssd_read(&mut self.cache, op, read, done, fx),
             Reader::Associate(id, part) => {
@@ -439,6 +441,10 @@ impl Engine {
         if self.reclaim.retry_at() > self.cache.now {
             deadline = deadline.min(self.reclaim.retry_at().max(self.cache.now + DESTAGE_TICK));
         }
+        if self.cache.store.exists() && self.reclaim.is_busy() {
+            // What it waits for may come without an I/O: slots that nothing needs any more.
+            deadline = deadline.min(self.cache.now + MOVE_TICK);
+        }
         if self.cache.form.background().turn_is_over() {
             let wait = if self.cache.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
             deadline = deadline.min(self.cache.now + wait);
@@ -465,6 +471,8 @@ const WARM_BLOCKS: usize = 64;
 const THROTTLE_TICK: Duration = Duration::from_micros(100);
 /// The wait before the next turn of re-encoding copies into denser forms.
 const COPY_TICK: Duration = Duration::from_micros(200);
+/// Interval between steps of moving blocks to the store.
+const MOVE_TICK: Duration = Duration::from_millis(1);
 /// Interval between checks whether a primary needs a flush.
 const FLUSH_TICK: Duration = Duration::from_millis(200);
 /// Interval between destaging steps while blocks are dirty.

@@ -26,6 +26,7 @@ mod recovery;
 mod request;
 mod shard;
 mod slab;
+mod store;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod ticket;

@@ -45,6 +45,10 @@ pub const TRY_ONE_IN: u32 = 16;
 /// Limit on the blocks that reclaim decodes at the same time, and on the copies for which it reads
 /// a similar block.
 pub const REBASES_MAX: usize = 32;
+/// Units of the store among which the least wanted is evicted.
+pub const EVICT_SAMPLE: usize = 8;
+/// Units evicted in one turn, by length of their slots.
+pub const EVICTIONS_MAX: usize = 32;
 /// Destage writes of one volume that may wait for the primary's flush.
 pub const DESTAGED_UNFLUSHED_MAX: usize = 4096;
 

@@ -27,7 +27,14 @@ pub enum Ticket {
         /// Number of this attempt, from 1.
         tries: u32,
     },
-    /// A read of payloads from the log.
+    /// A write of a unit of the store.
+    Unit {
+        /// The unit.
+        id: Id,
+        /// Number of this attempt, from 1.
+        tries: u32,
+    },
+    /// A read of payloads from the log or the store.
     Payloads(SegmentRead),
     /// A read of a primary.
     Fetch(Id),

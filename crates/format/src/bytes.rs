@@ -77,13 +77,26 @@ impl<'a> Reader<'a> {
         magic: u64,
         covered: &[u8],
     ) -> Result<u32, FormatError> {
+        self.prefix_of(what, magic, covered, FORMAT_VERSION).map(|(crc, _)| crc)
+    }
+
+    /// Does the same for a structure that exists in several versions, up to `newest`. Returns CRC
+    /// and version.
+    pub(crate) fn prefix_of(
+        &mut self,
+        what: &'static str,
+        magic: u64,
+        covered: &[u8],
+        newest: u16,
+    ) -> Result<(u32, u16), FormatError> {
         check_magic(what, self.u64()?, magic, covered)?;
         let crc = self.u32()?;
         let computed = crc32c(covered.get(COVERED_FROM..).unwrap_or_default());
         ensure_eq("CRC", self.at - 4, u64::from(crc), u64::from(computed))?;
         let version = self.u16()?;
-        ensure_eq("format version", self.at - 2, u64::from(version), u64::from(FORMAT_VERSION))?;
-        Ok(crc)
+        let known = if version > newest { newest } else { version.max(FORMAT_VERSION) };
+        ensure_eq("format version", self.at - 2, u64::from(version), u64::from(known))?;
+        Ok((crc, version))
     }
 }
 
@@ -159,9 +172,14 @@ impl<'a> Writer<'a> {
 
     /// Writes a structure's prefix; [`seal`] fills in its CRC once the rest is written.
     pub(crate) fn prefix(&mut self, magic: u64) {
+        self.prefix_of(magic, FORMAT_VERSION);
+    }
+
+    /// Does the same for a structure of this version.
+    pub(crate) fn prefix_of(&mut self, magic: u64, version: u16) {
         self.u64(magic);
         self.u32(0);
-        self.u16(FORMAT_VERSION);
+        self.u16(version);
     }
 }
 

@@ -4,7 +4,8 @@
 //! footer as in a record. A block that equals one written before has no payload of its own: its
 //! entry refers to the older payload, and to the segment of that by its distance in segments. A
 //! block stored against another one refers to the other's payload in the same way, in addition to
-//! its own.
+//! its own. A block in the store has its payload outside of the log: its entry refers to it by the
+//! number of its extent.
 
 use forebay_block::{BLOCK_SIZE, VolumeId};
 
@@ -25,7 +26,8 @@ const FLAG_SHARED: u8 = 4;
 /// Two bits with the kind of a named base, as a number below; zero if there is no base.
 const BASE_KIND_SHIFT: u32 = 3;
 const BASE_KIND: u8 = 3 << BASE_KIND_SHIFT;
-const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST | FLAG_SHARED | BASE_KIND;
+const FLAG_STORED: u8 = 32;
+const FLAGS: u8 = FLAG_DIRTY | FLAG_FIRST | FLAG_SHARED | BASE_KIND | FLAG_STORED;
 /// Bits of a base's offset, in units of [`PACKED_ALIGN`]; its length has the other 13 of 32 bits.
 const BASE_OFFSET_BITS: u32 = 19;
 /// Maximum end of a named base, in bytes from the start of its segment.
@@ -137,13 +139,24 @@ pub struct Entry {
     pub shared: Option<u16>,
     /// The base of a block of the kind `Similar`; `None` for other kinds.
     pub base: Option<NamedBase>,
+    /// Set if the payload is in the store; `offset` then counts from the start of its extent.
+    pub stored: Option<StoreSlot>,
+}
+
+/// The part of the store that holds a payload.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct StoreSlot {
+    /// Number of the extent, from the first after the log; less than 2^24.
+    pub extent: u32,
+    /// Length of the extent's slots, in pages.
+    pub pages: u8,
 }
 
 impl Entry {
     /// Whether the entry's payload is in its own record.
     #[must_use]
     pub fn has_own_payload(&self) -> bool {
-        self.kind.has_payload() && self.shared.is_none()
+        self.kind.has_payload() && self.shared.is_none() && self.stored.is_none()
     }
 
     pub(crate) fn put(&self, w: &mut Writer<'_>) {
@@ -155,10 +168,12 @@ impl Entry {
         w.u8((u8::from(self.dirty) * FLAG_DIRTY)
             | (u8::from(self.first) * FLAG_FIRST)
             | (u8::from(self.shared.is_some()) * FLAG_SHARED)
-            | (self.base.map_or(0, NamedBase::kind_number) << BASE_KIND_SHIFT));
+            | (self.base.map_or(0, NamedBase::kind_number) << BASE_KIND_SHIFT)
+            | (u8::from(self.stored.is_some()) * FLAG_STORED));
         w.u32(self.offset);
         w.u16(self.len);
-        w.u32(self.base.map_or(self.count, NamedBase::extent));
+        let stored = self.stored.map(StoreSlot::number);
+        w.u32(self.base.map(NamedBase::extent).or(stored).unwrap_or(self.count));
         w.u32(self.crc);
         w.u16(self.base.map(|base| base.back).or(self.shared).unwrap_or(0));
     }
@@ -183,9 +198,25 @@ impl Entry {
         };
         let shared = is_shared.then_some(back);
         let base = NamedBase::from_extent(base_kind, count, back);
-        let count = if base.is_some() { 1 } else { count };
-        let entry =
-            Self { volume, block, kind, dirty, first, offset, len, count, crc, shared, base };
+        let stored = (flags & FLAG_STORED != 0 && base.is_none()).then_some(count);
+        let stored = stored.map(StoreSlot::from_number);
+        let named = u64::from(flags & FLAG_STORED != 0 && base.is_some());
+        ensure_eq("base of a block in the store", at + 7, named, 0)?;
+        let count = if base.is_some() || stored.is_some() { 1 } else { count };
+        let entry = Self {
+            volume,
+            block,
+            kind,
+            dirty,
+            first,
+            offset,
+            len,
+            count,
+            crc,
+            shared,
+            base,
+            stored,
+        };
         entry.check(at)?;
         Ok(entry)
     }
@@ -224,6 +255,10 @@ impl Entry {
         }
         let sharing = u64::from(self.shared.is_some() && !self.kind.is_whole());
         ensure_eq("shared payload that is no block", at + 7, sharing, 0)?;
+        let stored = self.stored.is_some();
+        let misplaced = u64::from(stored && (!self.kind.is_whole() || self.shared.is_some()));
+        ensure_eq("payload in the store that is no block of its own", at + 7, misplaced, 0)?;
+        self.stored.map_or(Ok(()), |slot| slot.check(at))?;
         let needs_base = u64::from(self.kind == EntryKind::Similar);
         ensure_eq("base of a similar block", at + 7, u64::from(self.base.is_some()), needs_base)?;
         self.base.map_or(Ok(()), |base| base.check(at))?;
@@ -278,6 +313,26 @@ impl NamedBase {
         ensure_max("length of a base", at + 14, len, most)?;
         ensure_eq("base's offset within a page or 8 bytes", at + 14, offset % align, 0)?;
         ensure_max("end of a base", at + 14, self.end(), BASE_END_MAX)
+    }
+}
+
+/// Bits of an extent's number; the length of its slots has the other 8 of 32 bits.
+const EXTENT_BITS: u32 = 24;
+
+impl StoreSlot {
+    fn number(self) -> u32 {
+        (u32::from(self.pages) << EXTENT_BITS) | self.extent
+    }
+
+    fn from_number(number: u32) -> Self {
+        let pages = (number >> EXTENT_BITS) as u8;
+        Self { extent: number & ((1 << EXTENT_BITS) - 1), pages }
+    }
+
+    fn check(self, at: usize) -> Result<(), FormatError> {
+        let (extent, most) = (u64::from(self.extent), (1 << EXTENT_BITS) - 1);
+        ensure_max("extent of the store", at + 14, extent, most)?;
+        ensure_min("pages of a slot", at + 17, u64::from(self.pages), 1)
     }
 }
 

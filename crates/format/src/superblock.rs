@@ -11,7 +11,7 @@ use forebay_block::{NAME_BYTES_MAX, SHARDS_MAX, VOLUMES_MAX, VolumeId};
 use crate::bytes::{PREFIX_BYTES, Reader, Writer, ensure_len, magic, seal};
 use crate::entry::VOLUME_BLOCKS_MAX;
 use crate::error::{FormatError, Rule, ensure_eq, ensure_max, ensure_min};
-use crate::{PAGE, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN};
+use crate::{FORMAT_VERSION, PAGE, SEGMENT_SIZE_MAX, SEGMENT_SIZE_MIN};
 
 /// Length of a copy of the superblock, in bytes.
 pub const SUPERBLOCK_BYTES: usize = 32768;
@@ -33,15 +33,18 @@ pub const IDENTITY_BYTES_MAX: usize = 255;
 
 const MAGIC: u64 = magic(b"ForebayS");
 const HEAD_BYTES: usize = 128;
-const HEAD_USED: usize = PREFIX_BYTES + 2 + 8 + 16 + 8 + 4 + 4 + 8 + 8 + 2 + 2;
+const HEAD_USED: usize = PREFIX_BYTES + 2 + 8 + 16 + 8 + 4 + 4 + 8 + 8 + 2 + 2 + 4;
 const AREA_BYTES: usize = 16;
 const AREAS_AT: usize = HEAD_BYTES;
 const VOLUME_BYTES: usize = 384;
 const VOLUME_USED: usize = 8 + 8 + 8 + NAME_BYTES + IDENTITY_BYTES_MAX;
 const VOLUMES_AT: usize = AREAS_AT + SHARD_AREAS * AREA_BYTES;
 const END: usize = VOLUMES_AT + VOLUME_RECORDS * VOLUME_BYTES;
-const SHARDS_COUNT_AT: usize = HEAD_USED - 4;
-const VOLUMES_COUNT_AT: usize = HEAD_USED - 2;
+const SHARDS_COUNT_AT: usize = HEAD_USED - 8;
+const VOLUMES_COUNT_AT: usize = HEAD_USED - 6;
+const LOG_SEGMENTS_AT: usize = HEAD_USED - 4;
+/// Version of a superblock whose areas have a store; without one, it is [`FORMAT_VERSION`].
+const VERSION_WITH_STORE: u16 = 2;
 
 const FLAG_CLEAN: u16 = 1;
 const FLAG_FINGERPRINT: u8 = 1;
@@ -64,6 +67,9 @@ pub struct Superblock {
     pub device_size: u64,
     /// The area of each shard, in ascending order on the device.
     pub shards: Vec<ShardArea>,
+    /// Number of segments of each area that are its log, if the rest of the area is its store. If
+    /// `None`, all of it is the log.
+    pub log_segments: Option<u32>,
     /// The volumes, in ascending order of their IDs.
     pub volumes: Vec<VolumeRecord>,
     /// Whether the server was stopped in order.
@@ -72,7 +78,7 @@ pub struct Superblock {
     pub created_unix: u64,
 }
 
-/// The area of the cache device that holds a shard's log.
+/// The area of the cache device that holds a shard's log and store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct ShardArea {
     /// First byte.
@@ -107,7 +113,7 @@ impl Superblock {
             panic!("the superblock cannot be encoded: {error}");
         }
         let mut w = Writer::new(&mut *out);
-        w.prefix(MAGIC);
+        w.prefix_of(MAGIC, self.version());
         w.u16(u16::from(self.clean) * FLAG_CLEAN);
         w.u64(self.pool);
         w.put(&self.uuid);
@@ -118,6 +124,7 @@ impl Superblock {
         w.u64(self.created_unix);
         w.u16(u16::try_from(self.shards.len()).expect("checked against SHARD_AREAS"));
         w.u16(u16::try_from(self.volumes.len()).expect("checked against VOLUMES_MAX"));
+        w.u32(self.log_segments.unwrap_or(0));
         w.zeros(HEAD_BYTES - HEAD_USED);
         for area in &self.shards {
             w.u64(area.offset);
@@ -131,6 +138,17 @@ impl Superblock {
         seal(out);
     }
 
+    /// Number of segments in the log of an area.
+    #[must_use]
+    pub fn log_segments_of(&self, area: &ShardArea) -> u64 {
+        self.log_segments.map_or(area.len / u64::from(self.segment_size), u64::from)
+    }
+
+    /// Version of the encoded superblock.
+    fn version(&self) -> u16 {
+        if self.log_segments.is_some() { VERSION_WITH_STORE } else { FORMAT_VERSION }
+    }
+
     /// Decodes and checks one copy.
     ///
     /// # Errors
@@ -140,7 +158,7 @@ impl Superblock {
         ensure_len(bytes, SUPERBLOCK_BYTES)?;
         let bytes = bytes.get(..SUPERBLOCK_BYTES).unwrap_or(bytes);
         let mut r = Reader::new(bytes);
-        r.prefix("superblock", MAGIC, bytes)?;
+        let (_, version) = r.prefix_of("superblock", MAGIC, bytes, VERSION_WITH_STORE)?;
         let flags = r.u16()?;
         ensure_eq("unknown flags", r.at() - 2, u64::from(flags & !FLAG_CLEAN), 0)?;
         let (pool, uuid, generation) = (r.u64()?, r.array()?, r.u64()?);
@@ -148,6 +166,14 @@ impl Superblock {
         let created_unix = r.u64()?;
         let (shard_count, volume_count) = (usize::from(r.u16()?), usize::from(r.u16()?));
         check_counts(shard_count, volume_count)?;
+        let log_segments = r.u32()?;
+        ensure_eq(
+            "log segments of a superblock without a store",
+            LOG_SEGMENTS_AT,
+            u64::from(if version == FORMAT_VERSION { log_segments } else { 0 }),
+            0,
+        )?;
+        let log_segments = (version == VERSION_WITH_STORE).then_some(log_segments);
         r.reserved(HEAD_BYTES - r.at())?;
         let mut shards = Vec::with_capacity(shard_count);
         for _ in 0..shard_count {
@@ -167,6 +193,7 @@ impl Superblock {
             segment_size,
             device_size,
             shards,
+            log_segments,
             volumes,
             clean: flags & FLAG_CLEAN != 0,
             created_unix,
@@ -196,6 +223,10 @@ impl Superblock {
             ensure_min("length of a shard's area", at + 8, area.len, 2 * segment)?;
             free_from = area.offset.saturating_add(area.len);
             ensure_max("end of a shard's area", at, free_from, self.device_size)?;
+            if let Some(log) = self.log_segments.map(u64::from) {
+                ensure_min("log segments", LOG_SEGMENTS_AT, log, 2)?;
+                ensure_max("log segments", LOG_SEGMENTS_AT, log, area.len / segment - 1)?;
+            }
         }
         let mut next_id = 0;
         for (volume, at) in self.volumes.iter().zip((VOLUMES_AT..).step_by(VOLUME_BYTES)) {

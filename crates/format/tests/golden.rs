@@ -66,3 +66,21 @@ fn a_superblock_is_as_the_first_version_wrote_it() {
     let bytes = undump(golden, SUPERBLOCK_BYTES);
     assert_eq!(Superblock::decode(&bytes), Ok(common::superblock()));
 }
+
+#[test]
+fn a_block_in_the_store_is_as_its_first_version_wrote_it() {
+    let page = common::stored_page();
+    assert_golden("stored", include_str!("golden/stored.hex"), &page);
+    let entry = decode_record(&page).expect("just encoded").entries[0];
+    assert_eq!(entry.stored, Some(StoreSlot { extent: 0x02_0304, pages: 3 }));
+    assert_eq!((entry.count, entry.has_own_payload()), (1, false));
+}
+
+#[test]
+fn a_superblock_with_a_store_is_of_the_second_version() {
+    let mut bytes = vec![0xff; SUPERBLOCK_BYTES];
+    common::superblock_with_store().encode(&mut bytes);
+    assert_golden("stored_superblock", include_str!("golden/stored_superblock.hex"), &bytes);
+    assert_eq!(bytes[12], 2);
+    assert_eq!(Superblock::decode(&bytes), Ok(common::superblock_with_store()));
+}

@@ -100,10 +100,12 @@ fn structures_of_another_version_are_refused() {
     page[12] = 2;
     reseal(&mut page[..RECORD_HEADER_BYTES + 5 * ENTRY_BYTES]);
     assert_eq!(invalid(decode_record(&page)), ("format version", 12));
-    let mut bytes = common::superblock_bytes();
-    bytes[12] = 2;
-    reseal(&mut bytes);
-    assert_eq!(invalid(Superblock::decode(&bytes)), ("format version", 12));
+    for version in [0, 3] {
+        let mut bytes = common::superblock_bytes();
+        bytes[12] = version;
+        reseal(&mut bytes);
+        assert_eq!(invalid(Superblock::decode(&bytes)), ("format version", 12));
+    }
     let mut page = common::footer_page();
     let trailer = PAGE - FOOTER_TRAILER_BYTES;
     page[trailer + 12] = 2;
@@ -113,7 +115,7 @@ fn structures_of_another_version_are_refused() {
 
 /// A description, the offset in a record's page, the new bytes, and the offset that the error
 /// names.
-const RECORD_FIELDS: [(&str, usize, &[u8], usize); 24] = [
+const RECORD_FIELDS: [(&str, usize, &[u8], usize); 27] = [
     ("no entries", 16, &[0], 16),
     ("more entries than fit", 16, &[167], 16),
     ("no pages", 18, &[0, 0], 18),
@@ -127,6 +129,9 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 24] = [
     ("the first kind that there is not", 96 + 6, &[10], 96 + 6),
     ("unknown kind", 96 + 6, &[99], 96 + 6),
     ("unknown flag", 96 + 7, &[0x83], 96 + 7),
+    ("base of a block in the store", 96 + 7, &[0x2b], 96 + 7),
+    ("shared payload in the store", 96 + 7, &[0x27], 96 + 7),
+    ("slot of no pages", 96 + 7, &[0x23], 96 + 17),
     ("first entry not marked", 96 + 7, &[1], 96 + 7),
     ("shared payload in its own record", 96 + 7, &[7], 96 + 8),
     (
@@ -146,13 +151,14 @@ const RECORD_FIELDS: [(&str, usize, &[u8], usize); 24] = [
 ];
 
 /// The same for later entries: LZ4, zeros and invalidation.
-const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 9] = [
+const ENTRY_FIELDS: [(&str, usize, &[u8], usize); 10] = [
     ("compressed payload not of 8 bytes", 120 + 8, &[4], 120 + 8),
     ("empty compressed payload", 120 + 12, &[0, 0], 120 + 12),
     ("compressed payload of a block", 120 + 12, &[0, 0x10], 120 + 12),
     ("compressed payload over the record's end", 120 + 8, &[0xf8, 0x3f], 120 + 8),
     ("zeroes above the largest volume", 144 + 14, &[1], 144 + 1),
     ("zeroes that share a payload", 144 + 7, &[4], 144 + 7),
+    ("zeroes in the store", 144 + 7, &[0x20], 144 + 7),
     ("zeroes with an offset", 144 + 8, &[8], 144 + 8),
     ("zeroes with a CRC", 144 + 18, &[1], 144 + 18),
     ("no blocks", 168 + 14, &[0, 0], 168 + 14),
@@ -249,7 +255,15 @@ fn each_is_refused(cases: &[(&str, usize, &[u8], usize)]) {
 #[test]
 fn each_field_of_a_superblock_is_checked() {
     let volumes = 128 + SHARD_AREAS * 16;
-    let cases: [(&str, usize, &[u8], usize); 19] = [
+    // From the version on, the head of the pool with this number of log segments.
+    let log_of = |segments: u32| {
+        let mut head = common::superblock_bytes()[12..80].to_vec();
+        head[0] = 2;
+        head[64..68].copy_from_slice(&segments.to_le_bytes());
+        head
+    };
+    let (one, all) = (log_of(1), log_of(100));
+    let cases: [(&str, usize, &[u8], usize); 23] = [
         ("unknown flag", 14, &[2], 14),
         ("segment of no pages", 52, &[0; 4], 52),
         ("segment above the longest", 52, &[0, 0, 0, 8], 52),
@@ -258,7 +272,11 @@ fn each_field_of_a_superblock_is_checked() {
         ("no shards", 72, &[0], 72),
         ("more shards than fit", 72, &[1, 1], 72),
         ("more volumes than fit", 74, &[65], 74),
-        ("reserved bytes of the head", 76, &[1], 76),
+        ("log segments without a store", 76, &[1], 76),
+        ("a store without log segments", 12, &[2], 76),
+        ("a log of one segment", 12, &one, 76),
+        ("a log of all segments", 12, &all, 76),
+        ("reserved bytes of the head", 80, &[1], 80),
         ("area in the superblocks", 128, &[0; 8], 128),
         ("area not of a page", 128, &[1], 128),
         ("area not of segments", 128 + 8, &[1], 128 + 8),

@@ -27,6 +27,7 @@ fn payload_free_entry() -> impl Strategy<Value = Entry> {
                 crc: 0,
                 shared: None,
                 base: None,
+                stored: None,
             }
         },
     )
@@ -41,10 +42,31 @@ fn payload_entry() -> impl Strategy<Value = Entry> {
     (any::<u8>(), 0..VOLUME_BLOCKS_MAX, place, any::<bool>(), any::<u32>(), shared).prop_map(
         |(volume, block, (kind, offset, len), dirty, crc, shared)| {
             let volume = VolumeId(volume);
-            let (first, count, base) = (false, 1, None);
-            Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
+            let (first, count, base, stored) = (false, 1, None, None);
+            Entry {
+                volume,
+                block,
+                kind,
+                dirty,
+                first,
+                offset,
+                len,
+                count,
+                crc,
+                shared,
+                base,
+                stored,
+            }
         },
     )
+}
+
+/// A block whose payload is in the store.
+fn stored_entry() -> impl Strategy<Value = Entry> {
+    (payload_entry(), 0u32..1 << 24, 1u8..).prop_map(|(entry, extent, pages)| {
+        let stored = Some(StoreSlot { extent, pages });
+        Entry { shared: None, stored, ..entry }
+    })
 }
 
 /// A block stored against a payload of another segment.
@@ -63,7 +85,7 @@ fn similar_entry() -> impl Strategy<Value = Entry> {
 
 fn entries(max: usize) -> impl Strategy<Value = Vec<Entry>> {
     prop::collection::vec(
-        prop_oneof![payload_entry(), payload_free_entry(), similar_entry()],
+        prop_oneof![payload_entry(), payload_free_entry(), similar_entry(), stored_entry()],
         1..=max,
     )
 }
@@ -97,7 +119,7 @@ fn placed(entry: &Entry, seq: SegmentSeq, at: u32) -> Entry {
         Some(back) => u64::from(back) <= seq.0,
         None => false,
     };
-    if older {
+    if older || entry.stored.is_some() {
         return *entry;
     }
     let offset = if entry.kind.has_payload() { entry.offset + at + 4096 } else { 0 };
@@ -197,12 +219,13 @@ fn superblock() -> impl Strategy<Value = Superblock> {
                 end = offset + len;
                 ShardArea { offset, len }
             };
-            let shards = shards.into_iter().map(&mut area).collect();
+            let shards: Vec<_> = shards.into_iter().map(&mut area).collect();
             let volumes = volumes
                 .into_iter()
                 .map(|(id, volume)| VolumeRecord { id: VolumeId(id), ..volume })
                 .collect();
             let [pool, generation, created_unix] = numbers;
+            let fits = shards.iter().all(|area: &ShardArea| area.len > 2 * u64::from(segment_size));
             Superblock {
                 pool,
                 uuid,
@@ -210,6 +233,7 @@ fn superblock() -> impl Strategy<Value = Superblock> {
                 epoch,
                 segment_size,
                 device_size: end + u64::from(epoch),
+                log_segments: fits.then_some(2),
                 shards,
                 volumes,
                 clean,

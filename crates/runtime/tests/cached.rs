@@ -33,6 +33,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             pool: 99,
             area: ByteRange::new((1 << 20) + shard as u64 * AREA, AREA),
             segment_size: 128 << 10,
+            log_segments: None,
             volumes: vec![VolumeConfig {
                 id: VOLUME,
                 size: SIZE,

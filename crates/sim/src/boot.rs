@@ -12,7 +12,7 @@ use forebay_engine::{DetachedStripe, Health, Target, Trust};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
-use forebay_volume::pool::{OpenRequest, VolumeSpec, Witness, closed, open};
+use forebay_volume::pool::{ALL_LOG, OpenRequest, VolumeSpec, Witness, closed, open};
 
 use crate::atlas::Scenario;
 use crate::failure::Kind;
@@ -91,6 +91,7 @@ impl World {
             witnesses: &self.pool.witnesses,
             absent: &[],
             shards: self.setup.shards as u16,
+            log_percent: ALL_LOG,
             reset,
             uuid: u128::from(self.setup.seed << 16 | self.pool.made).to_le_bytes(),
             now_unix: 0,
@@ -134,6 +135,7 @@ impl World {
         let len = self.setup.segments * u64::from(self.setup.segment_size);
         let area = |i| ShardArea { offset: (1 << 20) + i * len, len };
         superblock.segment_size = self.setup.segment_size;
+        superblock.log_segments = self.setup.log_segments;
         superblock.shards = (0..self.setup.shards as u64).map(area).collect();
     }
 

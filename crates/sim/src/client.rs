@@ -1,6 +1,8 @@
 //! The clients: they submit requests and compare every answer with the model.
 
-use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoFlags, IoOp, IoTag, SECTOR_SIZE};
+use forebay_block::{
+    BLOCK_SIZE, ByteRange, ErrorKind, Io, IoBuf, IoFlags, IoOp, IoTag, SECTOR_SIZE,
+};
 use forebay_engine::ContentLocality;
 use forebay_model::{ALIKE_EVERY, Change, Model, Token, Violation};
 use forebay_volume::Done;
@@ -177,7 +179,11 @@ impl World {
             let may_fail = self.setup.outcome().errors && self.may_fail(volume);
             if !(self.broken && may_fail) {
                 let what = format!("{op:?} of {range} on volume {volume} failed: {error}");
-                return Err(self.fail(Kind::Error, what));
+                let kind = match error.kind() {
+                    ErrorKind::Corrupt => Kind::Corrupt,
+                    _ => Kind::Error,
+                };
+                return Err(self.fail(kind, what));
             }
         }
         Ok(())

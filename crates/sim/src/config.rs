@@ -48,8 +48,10 @@ pub struct Setup {
     pub volumes: Vec<VolumeSetup>,
     /// Bytes in a segment.
     pub segment_size: u32,
-    /// Segments of each shard.
+    /// Segments of each shard, in log and store.
     pub segments: u64,
+    /// Segments of each shard's log, if it has a store.
+    pub log_segments: Option<u32>,
     /// RAM of each shard, in bytes.
     pub ram_bytes: u64,
     /// Capacity of each shard's index, in blocks.
@@ -88,6 +90,21 @@ pub struct Setup {
     pub verify_percent: u64,
 }
 
+/// Seeds from this one on may have a store. The worlds of lower ones stay as they were when they
+/// found a bug.
+pub const STORE_SEEDS: u64 = 20_000_000;
+
+/// All segments of a shard, and those of its log if it has a store; `all` if it has none.
+fn log_and_store(seed: u64, all: u64) -> (u64, Option<u32>) {
+    let mut rng = Rng::new(seed ^ 0x0005_704e);
+    if seed < STORE_SEEDS || rng.percent(20) {
+        return (all, None);
+    }
+    let log = rng.pick(&[8, 8, 9, 10, 12, 16]);
+    let extents = rng.pick(&[2, 3, 4, 6, 8, 16, 32]);
+    (log + extents, Some(log as u32))
+}
+
 impl Setup {
     /// The setup of a seed.
     #[must_use]
@@ -106,7 +123,8 @@ impl Setup {
             .collect();
         let (compress_ram, small_ram) = ram(seed);
         let segment_size = rng.pick(&[64 * KIB, 64 * KIB, 128 * KIB, 256 * KIB]) as u32;
-        let segments = rng.pick(&[8, 9, 10, 12, 16, 24, 40]);
+        let all = rng.pick(&[8, 9, 10, 12, 16, 24, 40]);
+        let (segments, log_segments) = log_and_store(seed, all);
         let index_all = segments * u64::from(segment_size) / 4096;
         let fast = rng.percent(60);
         let garbles = rng.percent(70);
@@ -142,6 +160,7 @@ impl Setup {
             volumes,
             segment_size,
             segments,
+            log_segments,
             ram_bytes: small_ram.unwrap_or(rng.pick(&[
                 0,
                 16 * KIB,

@@ -24,6 +24,8 @@ pub enum Kind {
     Taken,
     /// A request failed without a fault.
     Error,
+    /// A request failed without a fault because the cache no longer has the block's newest version.
+    Corrupt,
     /// A request or a start does not end.
     Stuck,
     /// Counters do not add up.
@@ -36,7 +38,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Foreign,
         Self::Stale,
         Self::Lost,
@@ -45,6 +47,7 @@ impl Kind {
         Self::Refused,
         Self::Taken,
         Self::Error,
+        Self::Corrupt,
         Self::Stuck,
         Self::Counters,
         Self::Unsaid,

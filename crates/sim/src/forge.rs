@@ -1,12 +1,12 @@
 //! Rewrites records and footers on their way to the cache device, with valid checksums, as an
 //! engine would write them that encodes or reads its log incorrectly.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_block::{Io, SECTOR_SIZE};
+use forebay_block::{Io, SECTOR_SIZE, VolumeId};
 use forebay_codec::crc32c;
 use forebay_format::{
-    Entry, EntryKind, Lsn, PAGE, decode_footer, decode_footer_trailer, decode_record,
+    Entry, EntryKind, Lsn, PAGE, SegmentSeq, decode_footer, decode_footer_trailer, decode_record,
     encode_footer, encode_record,
 };
 
@@ -27,6 +27,12 @@ pub enum Forgery {
     AllClean,
     /// Entries with a payload name the next block.
     NextBlock,
+    /// Entries that name a block of the store again name a volume that does not exist.
+    NoSecondMappings,
+    /// Entries of blocks in the store name the neighboring slot.
+    NextSlot,
+    /// Invalidations of blocks in the store name a volume that does not exist.
+    NoEvictions,
 }
 
 /// Whether this is a footer on its way to the device.
@@ -78,6 +84,8 @@ fn records_differ(one: &[Entry], other: &[Entry]) -> bool {
 #[derive(Debug)]
 pub struct Forger {
     forgery: Forgery,
+    segment_size: u32,
+    memory: Memory,
     /// For each shard, maps checksums as the engine knows them to those on the device.
     crcs: BTreeMap<(u16, u32), u32>,
 }
@@ -85,13 +93,14 @@ pub struct Forger {
 impl Forger {
     /// Creates a forger of this kind.
     #[must_use]
-    pub fn new(forgery: Forgery) -> Self {
-        Self { forgery, crcs: BTreeMap::new() }
+    pub fn new(forgery: Forgery, segment_size: u32) -> Self {
+        Self { forgery, segment_size, memory: Memory::default(), crcs: BTreeMap::new() }
     }
 
     /// Forgets the mapping: after a crash the engine knows only the checksums on the device.
     pub fn crash(&mut self) {
         self.crcs.clear();
+        self.memory.crash();
     }
 
     /// Changes a buffer before it is written. Returns whether anything changed.
@@ -106,7 +115,9 @@ impl Forger {
     fn record(&mut self, io: &mut Io) -> Option<bool> {
         let mut record = decode_record(&io.buf[..PAGE]).ok()?;
         let shard = record.header.shard;
-        let mut changed = self.entries(&mut record.entries);
+        let header = &record.header;
+        self.memory.note(self.forgery, (shard, header.lsn), header.seq, &record.entries);
+        let mut changed = self.entries((shard, header.lsn), &mut record.entries);
         if self.forgery == Forgery::AllClean && record.header.clean < record.header.lsn {
             record.header.clean = record.header.lsn;
             changed = true;
@@ -121,7 +132,7 @@ impl Forger {
         let from = io.buf.len() - PAGE;
         decode_footer_trailer(&io.buf[from..]).ok()?;
         let (mut footer, mut entries) = decode_footer(&io.buf).ok()?;
-        let changed = self.entries(&mut entries);
+        let changed = self.entries((footer.shard, footer.first_lsn), &mut entries);
         if self.forgery == Forgery::AllClean {
             footer.clean = Lsn(footer.last_lsn.0.max(footer.clean.0));
         }
@@ -135,9 +146,15 @@ impl Forger {
         self.crcs.get(&(shard, crc)).copied().unwrap_or(crc)
     }
 
-    fn entries(&self, entries: &mut [Entry]) -> bool {
+    /// Changes the entries of records, the first of which is `first`.
+    fn entries(&self, (shard, first): (u16, Lsn), entries: &mut [Entry]) -> bool {
         let mut changed = false;
-        for entry in entries {
+        let (mut lsn, mut ordinal) = (first, 0);
+        for (i, entry) in entries.iter_mut().enumerate() {
+            (lsn, ordinal) = match entry.first && i > 0 {
+                true => (lsn.next(), 0),
+                false => (lsn, ordinal + usize::from(i > 0)),
+            };
             match self.forgery {
                 Forgery::Clean if entry.dirty => entry.dirty = false,
                 Forgery::NoInvalidations if entry.kind == EntryKind::Invalidate => {
@@ -147,10 +164,111 @@ impl Forger {
                 Forgery::NoSimilar if entry.base.is_some() => entry.volume.0 = 63,
                 Forgery::NoDuplicates if entry.shared.is_some() => entry.volume.0 = 63,
                 Forgery::NextBlock if entry.kind.has_payload() => entry.block += 1,
+                Forgery::NextSlot => match neighbor(entry, self.segment_size) {
+                    Some(offset) => entry.offset = offset,
+                    None => continue,
+                },
+                Forgery::NoSecondMappings | Forgery::NoEvictions
+                    if self.memory.has(shard, lsn, ordinal) =>
+                {
+                    entry.volume.0 = 63;
+                }
                 _ => continue,
             }
             changed = true;
         }
         changed
+    }
+}
+
+/// The offset of an entry's payload if it were in the neighboring slot of its extent, if any.
+fn neighbor(entry: &Entry, segment_size: u32) -> Option<u32> {
+    let len = u32::from(entry.stored?.pages) * PAGE as u32;
+    let slot = (entry.offset / len) ^ 1;
+    ((slot + 1) * len <= segment_size).then_some(slot * len + entry.offset % len)
+}
+
+/// What the log has said about blocks of the store, as far as later forgeries depend on it.
+#[derive(Debug, Default)]
+struct Memory {
+    /// The place of each block in the store, and the segment that named it there first.
+    named: BTreeMap<(VolumeId, u64), ((u32, u32), SegmentSeq)>,
+    /// Whether the newest version of a block is in the store; otherwise it is in the log.
+    stored: BTreeMap<(VolumeId, u64), bool>,
+    /// Entries that are changed, by shard, record and position: a footer repeats them.
+    chosen: BTreeSet<(u16, Lsn, usize)>,
+}
+
+impl Memory {
+    /// Chooses the entries of a record that are changed.
+    fn note(
+        &mut self,
+        forgery: Forgery,
+        (shard, lsn): (u16, Lsn),
+        seq: SegmentSeq,
+        entries: &[Entry],
+    ) {
+        if !matches!(forgery, Forgery::NoSecondMappings | Forgery::NoEvictions) {
+            return;
+        }
+        for (ordinal, entry) in entries.iter().enumerate() {
+            let chosen = match forgery {
+                Forgery::NoSecondMappings => self.is_second(seq, entry),
+                _ => self.is_eviction(entry),
+            };
+            match chosen {
+                true => self.chosen.insert((shard, lsn, ordinal)),
+                false => self.chosen.remove(&(shard, lsn, ordinal)),
+            };
+        }
+    }
+
+    /// Whether an entry names a block of the store where an earlier segment has named it.
+    fn is_second(&mut self, seq: SegmentSeq, entry: &Entry) -> bool {
+        // The base of a delta stays.
+        if matches!(entry.kind, EntryKind::Checkpoint | EntryKind::Delta) {
+            return false;
+        }
+        let Some(slot) = entry.stored else {
+            for block in entry.block..entry.block + u64::from(entry.count) {
+                self.named.remove(&(entry.volume, block));
+            }
+            return false;
+        };
+        let (block, at) = ((entry.volume, entry.block), (slot.extent, entry.offset));
+        match self.named.get(&block) {
+            Some(&(before, first)) if before == at => first < seq,
+            _ => {
+                self.named.insert(block, (at, seq));
+                false
+            }
+        }
+    }
+
+    /// Whether an entry invalidates blocks of the store, and none of the log.
+    fn is_eviction(&mut self, entry: &Entry) -> bool {
+        let keys =
+            (entry.block..entry.block + u64::from(entry.count)).map(|block| (entry.volume, block));
+        match entry.kind {
+            EntryKind::Checkpoint => false,
+            EntryKind::Invalidate => {
+                let known: Vec<bool> = keys.filter_map(|key| self.stored.remove(&key)).collect();
+                !known.is_empty() && known.into_iter().all(|stored| stored)
+            }
+            _ => {
+                self.stored.extend(keys.map(|key| (key, entry.stored.is_some())));
+                false
+            }
+        }
+    }
+
+    fn has(&self, shard: u16, lsn: Lsn, ordinal: usize) -> bool {
+        self.chosen.contains(&(shard, lsn, ordinal))
+    }
+
+    /// Forgets what the crash may have undone.
+    fn crash(&mut self) {
+        self.stored.clear();
+        self.chosen.clear();
     }
 }

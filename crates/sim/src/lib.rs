@@ -33,4 +33,5 @@ mod tests;
 #[cfg(test)]
 mod toy;
 pub mod trace;
+mod units;
 pub mod world;

@@ -19,7 +19,7 @@ use forebay_sim::shard::real;
 use forebay_sim::systematic;
 
 /// Most seeds in which a planted bug may stay hidden.
-const PLANTED_SEEDS: u64 = 1000;
+const PLANTED_SEEDS: usize = 1000;
 
 #[derive(Parser)]
 #[command(name = "forebay-sim", about = "Crashes the cache in a simulated world.")]
@@ -201,7 +201,7 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
          {} refused starts, {} stripes left, {} MiB checked, {} deltas ({} written whole again), \
-         {} duplicates, {} dense, {} similar, {} read around misses, \
+         {} duplicates, {} stored, {} dense, {} similar, {} read around misses, \
          {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
          {} failing seeds",
         totals.seeds,
@@ -216,6 +216,7 @@ fn line(totals: &Totals) -> String {
         t.deltas,
         t.rebased,
         t.duplicates,
+        t.stored,
         t.dense,
         t.similar,
         t.around,

@@ -9,10 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
 use forebay_engine::Target;
 
+use crate::config::{STORE_SEEDS, Setup};
 use crate::disk::Slot;
 use crate::failure::Kind;
 use crate::forge::{self, Forger, Forgery};
 use crate::rng::Rng;
+use crate::units::{Layout, Slots, Uncovered};
 
 /// A deliberate mistake.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -59,11 +61,23 @@ pub enum Bug {
     SwitchForgotten,
     /// Stripes that a failed cache has left are not recorded.
     DetachedForgotten,
+    /// The log names units of the store that no flush has covered.
+    UnitFlushSkipped,
+    /// A slot of the store is written again before the record that frees it is durable.
+    SlotReusedEarly,
+    /// The last page of some units is not written.
+    UnitTruncated,
+    /// Recovery ignores blocks of the store that the log names again.
+    MappingForgotten,
+    /// Recovery looks for blocks of the store in the neighboring slot.
+    MappingOffByOne,
+    /// Recovery ignores invalidations of blocks in the store.
+    EvictionForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 27] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -85,7 +99,38 @@ impl Bug {
         Self::TornRecordAccepted,
         Self::SwitchForgotten,
         Self::DetachedForgotten,
+        Self::UnitFlushSkipped,
+        Self::SlotReusedEarly,
+        Self::UnitTruncated,
+        Self::MappingForgotten,
+        Self::MappingOffByOne,
+        Self::EvictionForgotten,
     ];
+
+    /// The first seed whose world can show it.
+    #[must_use]
+    pub fn first_seed(self) -> u64 {
+        if self.needs_store() { STORE_SEEDS } else { 0 }
+    }
+
+    /// Whether only a world with a store can show it.
+    fn needs_store(self) -> bool {
+        matches!(
+            self,
+            Self::UnitFlushSkipped
+                | Self::SlotReusedEarly
+                | Self::UnitTruncated
+                | Self::MappingForgotten
+                | Self::MappingOffByOne
+                | Self::EvictionForgotten
+        )
+    }
+
+    /// Whether the world of this setup can show it.
+    #[must_use]
+    pub fn fits(self, setup: &Setup) -> bool {
+        !self.needs_store() || setup.log_segments.is_some()
+    }
 
     /// The kind of failure that it causes, by which it must be caught.
     #[must_use]
@@ -101,10 +146,18 @@ impl Bug {
             | Self::DuplicateForgotten
             | Self::CleanTooEarly
             | Self::ReplayedBackwards
-            | Self::DetachedForgotten => Kind::Lost,
+            | Self::DetachedForgotten
+            | Self::MappingForgotten
+            | Self::EvictionForgotten => Kind::Lost,
             Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
             Self::DestageAckedEarly | Self::DestageDropped | Self::StaleFill => Kind::Stale,
             Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
+            // The checksum in the log does not fit. A clean block is read from the primary instead,
+            // but the newest version of a dirty one is gone.
+            Self::UnitFlushSkipped
+            | Self::SlotReusedEarly
+            | Self::UnitTruncated
+            | Self::MappingOffByOne => Kind::Corrupt,
             // Reclaim thinks that the device has failed.
             Self::FooterSkipped => Kind::Error,
         }
@@ -119,6 +172,9 @@ impl Bug {
             Self::DuplicateForgotten => Some(Forgery::NoDuplicates),
             Self::CleanTooEarly => Some(Forgery::AllClean),
             Self::EntryOffByOne => Some(Forgery::NextBlock),
+            Self::MappingForgotten => Some(Forgery::NoSecondMappings),
+            Self::MappingOffByOne => Some(Forgery::NextSlot),
+            Self::EvictionForgotten => Some(Forgery::NoEvictions),
             _ => None,
         }
     }
@@ -143,6 +199,9 @@ pub struct Mischief {
     /// For each range of the primary, the data that its first read returned.
     earlier: BTreeMap<(Target, u64, u64), Vec<u8>>,
     forger: Option<Forger>,
+    layout: Option<Layout>,
+    uncovered: Uncovered,
+    slots: Slots,
     /// Number of times that the bug interfered.
     pub deeds: u64,
 }
@@ -151,19 +210,29 @@ impl Mischief {
     /// Without a bug.
     #[must_use]
     pub fn none() -> Self {
-        Self::planted(None, 0)
-    }
-
-    /// With this bug, if any.
-    #[must_use]
-    pub fn planted(bug: Option<Bug>, seed: u64) -> Self {
         Self {
-            bug,
-            rng: Rng::new(seed ^ 0x0bad_cafe),
+            bug: None,
+            rng: Rng::new(0),
             swallowed: BTreeSet::new(),
             earlier: BTreeMap::new(),
-            forger: bug.and_then(Bug::forgery).map(Forger::new),
+            forger: None,
+            layout: None,
+            uncovered: Uncovered::default(),
+            slots: Slots::default(),
             deeds: 0,
+        }
+    }
+
+    /// With this bug, if any, in the world of a setup.
+    #[must_use]
+    pub fn planted(bug: Option<Bug>, setup: &Setup) -> Self {
+        let forgery = bug.and_then(Bug::forgery);
+        Self {
+            bug,
+            rng: Rng::new(setup.seed ^ 0x0bad_cafe),
+            forger: forgery.map(|forgery| Forger::new(forgery, setup.segment_size)),
+            layout: Layout::of(setup),
+            ..Self::none()
         }
     }
 
@@ -193,7 +262,25 @@ impl Mischief {
         let Some(bug) = self.bug else { return Deed::Pass(io) };
         let cache = target == Target::Cache;
         let write = io.op == IoOp::Write;
+        let is_unit = cache && write && self.has_unit(io.range.offset);
         match bug {
+            Bug::UnitTruncated if is_unit && self.rng.percent(20) => self.truncate(io),
+            Bug::UnitFlushSkipped if is_unit => {
+                self.uncovered.write(&io);
+                Deed::Pass(io)
+            }
+            Bug::UnitFlushSkipped if cache && io.op == IoOp::Flush => {
+                self.uncovered.flush();
+                Deed::Pass(io)
+            }
+            Bug::SlotReusedEarly if cache && write => {
+                match &self.layout {
+                    Some(_) if is_unit => self.slots.write(&io),
+                    Some(layout) => self.slots.log(&io, layout),
+                    None => {}
+                }
+                Deed::Pass(io)
+            }
             Bug::CacheFlushSkipped if cache && io.op == IoOp::Flush => self.answer(io),
             Bug::PrimaryFlushSkipped if !cache && io.op == IoOp::Flush => self.answer(io),
             Bug::DestageDropped if !cache && write && self.rng.percent(20) => self.answer(io),
@@ -219,6 +306,10 @@ impl Mischief {
             }
             _ => Deed::Pass(io),
         }
+    }
+
+    fn has_unit(&self, at: u64) -> bool {
+        self.layout.as_ref().is_some_and(|layout| layout.is_store(at))
     }
 
     fn answer(&mut self, io: Io) -> Deed {
@@ -254,6 +345,18 @@ impl Mischief {
         self.swallowed.remove(&(target, slot))
     }
 
+    /// The pages of the cache device that are not as the engine believes after a crash, by offset.
+    /// `power` is whether completed writes were lost that no flush had covered.
+    pub fn pages_after_crash(&mut self, power: bool) -> Vec<(u64, Vec<u8>)> {
+        let pages = match self.bug {
+            Some(Bug::UnitFlushSkipped) if power => self.uncovered.crash(),
+            Some(Bug::SlotReusedEarly) => self.slots.crash(),
+            _ => Vec::new(),
+        };
+        self.deeds += pages.len() as u64;
+        pages
+    }
+
     /// Passes a completion on its way back.
     pub fn ending(
         &mut self,
@@ -262,7 +365,12 @@ impl Mischief {
         range: ByteRange,
         mut done: Completion,
     ) -> Completion {
+        let is_unit = target == Target::Cache && op == IoOp::Write && self.has_unit(range.offset);
         match self.bug {
+            Some(Bug::UnitFlushSkipped) if is_unit => {
+                self.uncovered.written(range);
+                done
+            }
             Some(Bug::StaleFill) if target != Target::Cache && op == IoOp::Read => {
                 let key = (target, range.offset, range.len);
                 let first = self.earlier.entry(key).or_insert_with(|| done.buf.to_vec());
@@ -296,6 +404,8 @@ impl Mischief {
     pub fn crash(&mut self) {
         self.swallowed.clear();
         self.earlier.clear();
+        self.uncovered.clear();
+        self.slots.restart();
         if let Some(forger) = &mut self.forger {
             forger.crash();
         }

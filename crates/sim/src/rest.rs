@@ -105,7 +105,8 @@ impl World {
         for (shard, area) in report.shards.iter().zip(&report.superblock.shards) {
             let Some((first, last)) = shard.segments else { continue };
             for sequence in first.0..last.0.saturating_sub(shard.unsealed) {
-                let at = area.offset + sequence % (area.len / segment) * segment;
+                let log = report.superblock.log_segments_of(area);
+                let at = area.offset + sequence % log * segment;
                 places.extend((at..at + segment).step_by(PAGE as usize));
             }
         }

@@ -86,7 +86,8 @@ pub fn run_seed(
     let setup = Setup::from_seed(seed);
     let steps = keep.of(script(&setup));
     let options = Options { verbose, ..Options::default() };
-    let report = run(setup, &steps, real, Mischief::planted(bug, seed), options);
+    let mischief = Mischief::planted(bug, &setup);
+    let report = run(setup, &steps, real, mischief, options);
     RUNNING.set(None);
     report
 }
@@ -219,13 +220,13 @@ fn replay(seed: u64, more: &[&str]) -> Result<Option<String>, String> {
     Ok((!output.status.success()).then_some(text))
 }
 
-/// Looks for a seed below `end` that passes, but fails with this bug planted, by the kind of
-/// failure that the bug causes. Returns the seed and its failure.
+/// Looks for a seed, among the first `count` whose worlds can show the bug, that passes but fails
+/// with the bug planted, by the kind of failure that it causes. Returns the seed and its failure.
 ///
 /// # Errors
 /// If no process can be started.
-pub fn catch(bug: Bug, end: u64) -> Result<Option<(u64, String)>, String> {
-    for seed in 0..end {
+pub fn catch(bug: Bug, count: usize) -> Result<Option<(u64, String)>, String> {
+    for seed in seeds_for(bug).take(count) {
         let text = replay(seed, &["--plant", &format!("{bug:?}"), "--caught"])?;
         if let Some(how) = text.filter(|text| !text.is_empty())
             && replay(seed, &[])?.is_none()
@@ -234,6 +235,11 @@ pub fn catch(bug: Bug, end: u64) -> Result<Option<(u64, String)>, String> {
         }
     }
     Ok(None)
+}
+
+/// The seeds whose worlds can show a bug.
+pub fn seeds_for(bug: Bug) -> impl Iterator<Item = u64> {
+    (bug.first_seed()..).filter(move |&seed| bug.fits(&Setup::from_seed(seed)))
 }
 
 /// Whether a failure proves that this bug is detected: it is of the bug's kind, and the clients had

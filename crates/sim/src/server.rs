@@ -344,6 +344,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         pool: start.pool,
         area: ByteRange::new((1 << 20) + shard as u64 * len, len),
         segment_size: setup.segment_size,
+        log_segments: setup.log_segments,
         volumes: volumes.collect(),
         ram_bytes: setup.ram_bytes,
         index_blocks: setup.index_blocks,

@@ -30,6 +30,8 @@ pub struct Tally {
     pub rebased: u64,
     /// Blocks written that share the payload of another.
     pub duplicates: u64,
+    /// Blocks moved from a log to a store.
+    pub stored: u64,
     /// Blocks that reclaim rewrote in a denser form.
     pub dense: u64,
     /// Blocks written against similar ones.
@@ -65,6 +67,7 @@ impl Tally {
         self.checked += other.checked;
         self.deltas += other.deltas;
         self.duplicates += other.duplicates;
+        self.stored += other.stored;
         self.dense += other.dense;
         self.similar += other.similar;
         self.rebased += other.rebased;
@@ -78,6 +81,7 @@ impl Tally {
     pub(crate) fn count(&mut self, stats: &Stats) {
         self.deltas += stats.delta_blocks;
         self.duplicates += stats.duplicate_blocks;
+        self.stored += stats.stored_blocks;
         self.dense += stats.dense_blocks;
         self.similar += stats.similar_written;
         self.rebased += stats.rebased_blocks;

@@ -480,7 +480,6 @@ impl World {
         self.drop_errand();
         self.events.clear();
         self.clients.clear();
-        self.mischief.crash();
         self.tally.crashes += 1;
         let mut dealer = Dealer::new(self.rng.fork(), self.fates.take());
         let power = self.setup.power;
@@ -492,6 +491,10 @@ impl World {
                 disk.abandon(&mut fates);
             }
         }
+        for (at, bytes) in self.mischief.pages_after_crash(power && self.setup.cache.volatile) {
+            self.cache.spoil(at, &bytes);
+        }
+        self.mischief.crash();
         for model in self.models.iter_mut().chain(self.alone.iter_mut().flatten()) {
             model.crash();
         }

@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use forebay_engine::Mode;
 use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
-use forebay_sim::runner::{Keep, proves, run_seed};
+use forebay_sim::runner::{Keep, proves, run_seed, seeds_for};
 use forebay_sim::shard::real;
 use forebay_sim::systematic::{crash_everywhere, scripts};
 
 /// Number of seeds in addition to those that once failed.
 const SEEDS: u64 = 150;
 /// Most seeds that it may take to find a planted bug.
-const PLANTED_SEEDS: u64 = 1000;
+const PLANTED_SEEDS: usize = 1000;
 
 fn known_seeds() -> Vec<u64> {
     let seed = |line: &str| line.split_whitespace().next()?.parse().ok();
@@ -81,7 +81,7 @@ fn every_planted_bug_is_caught() {
 /// Whether a seed that passes fails with this bug planted, by the kind of failure that it causes.
 /// An assertion of the engine would prove nothing about the checks of the simulator.
 fn is_caught(bug: Bug) -> bool {
-    (0..PLANTED_SEEDS).any(|seed| {
+    seeds_for(bug).take(PLANTED_SEEDS).any(|seed| {
         let run = |bug| run_seed(seed, &Keep::default(), bug, false);
         let planted = catch_unwind(AssertUnwindSafe(|| run(Some(bug))));
         matches!(planted, Ok(Err(failure)) if proves(bug, &failure)) && run(None).is_ok()

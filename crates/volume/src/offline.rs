@@ -46,6 +46,8 @@ pub struct BlockInfo {
     pub lsn: Lsn,
     /// Offset of the payload on the device, in bytes.
     pub offset: u64,
+    /// CRC32C of the payload, if it is in the store.
+    pub stored: Option<u32>,
 }
 
 /// The findings in a shard's area.
@@ -130,7 +132,7 @@ struct Examiner {
 impl Examiner {
     fn new(superblock: &Superblock, shard: u16, area: ShardArea, payloads: bool) -> Self {
         let segment = superblock.segment_size as usize;
-        let segments = (area.len / segment as u64) as usize;
+        let segments = superblock.log_segments_of(&area) as usize;
         let owner = Owner { pool: superblock.pool, shard };
         let survey = Survey::new(owner, segments, superblock.segment_size);
         Self { shard, area, segment, payloads, survey, problems: Vec::new() }
@@ -182,7 +184,36 @@ impl Examiner {
             }
         }
         report.blocks = blocks.into_values().collect();
+        if self.payloads {
+            self.verify_stored(&report.blocks, read)?;
+        }
         Ok(report)
+    }
+
+    /// Verifies the payloads in the store.
+    fn verify_stored(&mut self, blocks: &[BlockInfo], read: &mut ReadAt) -> Result<(), String> {
+        let mut pages = vec![0; 2 * PAGE];
+        for block in blocks {
+            let Some(crc) = block.stored else { continue };
+            let (page, at) = (block.offset / PAGE as u64, (block.offset % PAGE as u64) as usize);
+            let end = at + usize::from(block.len);
+            let pages = &mut pages[..end.next_multiple_of(PAGE)];
+            read(page * PAGE as u64, pages)?;
+            if crc32c(&pages[at..end]) != crc {
+                let what = format!("{} block {}: bad payload", block.volume, block.block);
+                self.problem("store", what, block.dirty);
+            }
+        }
+        Ok(())
+    }
+
+    /// Offset on the device of the payload of an entry in the store, unless it is outside of it.
+    fn stored_at(&self, entry: &Entry) -> Option<u64> {
+        let slot = entry.stored?;
+        let extent = self.survey.found.len() as u64 + u64::from(slot.extent);
+        let start = extent * self.segment as u64;
+        let fits = entry.payload_end() <= self.segment as u64;
+        (fits && start + self.segment as u64 <= self.area.len).then(|| self.area.offset + start)
     }
 
     fn segment(
@@ -228,6 +259,11 @@ impl Examiner {
             let live = from.filter(|from| *from >= self.survey.start);
             let at = live.and_then(|from| self.survey.log.get(&from)).map(|&i| self.offset(i));
             let at = at.map(|older| if entry.base.is_some() { self.offset(i) } else { older });
+            let at = if entry.stored.is_some() { self.stored_at(entry) } else { at };
+            if entry.stored.is_some() && at.is_none() {
+                let what = format!("{} block {} is outside", entry.volume, entry.block);
+                self.problem("store", what, dirty);
+            }
             apply(entry, lsn, dirty, at, blocks);
         }
     }
@@ -259,7 +295,8 @@ fn apply(
             blocks.remove(&key);
             continue;
         };
-        let Entry { volume, kind, len, .. } = *entry;
-        blocks.insert(key, BlockInfo { volume, block, kind, len, dirty, lsn, offset });
+        let Entry { volume, kind, len, crc, .. } = *entry;
+        let stored = entry.stored.map(|_| crc);
+        blocks.insert(key, BlockInfo { volume, block, kind, len, dirty, lsn, offset, stored });
     }
 }

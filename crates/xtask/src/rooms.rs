@@ -12,10 +12,10 @@ use crate::Report;
 use crate::scan::code_of;
 
 /// The rooms, lowest first.
-const ROOMS: [&str; 24] = [
+const ROOMS: [&str; 25] = [
     "key", "slab", "limits", "pace", "tries", "locks", "losses", "api", "ram", "contents", "log",
-    "form", "note", "ticket", "out", "left", "flow", "volume", "cache", "destage", "reclaim",
-    "request", "life", "recovery",
+    "store", "form", "note", "ticket", "out", "left", "flow", "volume", "cache", "destage",
+    "reclaim", "request", "life", "recovery",
 ];
 /// `Engine` with the rooms that it passes on between, and the harness of tests.
 const ABOVE: [&str; 5] = ["engine", "turn", "shard", "lib", "testing"];
@@ -59,11 +59,12 @@ fn sources(root: &Path) -> Result<Vec<Source>, io::Error> {
 fn collect(base: &Path, folder: &Path, sources: &mut Vec<Source>) -> Result<(), io::Error> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if path.is_dir() {
-            collect(base, &path, sources)?;
+        // Tests of a room stand in `tests.rs`, and in a folder `tests` beside it.
+        if path.file_stem().is_some_and(|name| name == "tests") {
             continue;
         }
-        if path.file_name().is_some_and(|name| name == "tests.rs") {
+        if path.is_dir() {
+            collect(base, &path, sources)?;
             continue;
         }
         let inside = path.strip_prefix(base).expect("it lies below");

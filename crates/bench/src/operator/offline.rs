@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, ensure};
-use forebay_volume::pool::geometry;
+use forebay_volume::pool::{ALL_LOG, geometry};
 
 use super::Log;
 use super::model::content;
@@ -296,7 +296,8 @@ fn old_pages(pool: &Pool) -> anyhow::Result<Vec<usize>> {
     let dump: serde_json::Value = serde_json::from_str(&said.out).context("the dump as JSON")?;
     let size = dump["device_size"].as_u64().context("a dump has a device size")?;
     let shards = dump["shards"].as_array().context("a dump has shards")?;
-    let (segment, areas) = geometry(size, shards.len() as u16).map_err(|why| anyhow!("{why}"))?;
+    let made = geometry(size, shards.len() as u16, ALL_LOG).map_err(|why| anyhow!("{why}"))?;
+    let (segment, areas) = (made.segment_size, made.shards);
     let mut places = Vec::new();
     for (area, shard) in areas.iter().zip(shards) {
         let number = |name: &str| shard[name].as_u64();

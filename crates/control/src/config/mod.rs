@@ -49,6 +49,8 @@ pub struct CacheConfig {
     pub eviction: Eviction,
     /// Maximum share of the cache that may be dirty.
     pub dirty_limit: Percent,
+    /// Share of a new cache that is its log; the rest is its store.
+    pub log_share: Percent,
     /// Maximum time that a dirty block may wait before it is written to the primary.
     pub write_cache_depth: Time,
     /// Whether blocks are compressed.

@@ -89,6 +89,19 @@ pub static TABLE: &[Spec] = &[
             "Share of the cache that may be dirty",
         )
     },
+    Spec {
+        more: "Fixed when the cache is created. The rest is its store, where blocks lie that stay \
+               for long. 100% makes a cache without a store, as earlier versions did.",
+        ..spec(
+            Section::Cache,
+            "log_share",
+            // The entries of a full store take less than half of the smallest log.
+            Percent(Range::within(8, 100)),
+            Value("100%"),
+            Server(|config| &mut config.cache.log_share),
+            "Share of a new cache that is its log",
+        )
+    },
     spec(
         Section::Cache,
         "write_cache_depth",

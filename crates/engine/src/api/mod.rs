@@ -236,6 +236,9 @@ pub struct ShardConfig {
     pub area: ByteRange,
     /// Size of a segment in bytes: a multiple of 4096, at most 4 MiB.
     pub segment_size: u32,
+    /// Number of the area's segments that are the log, if the others are the store; `None` if all
+    /// of them are the log.
+    pub log_segments: Option<u32>,
     /// The volumes.
     pub volumes: Vec<VolumeConfig>,
     /// Size of the RAM tier, in bytes.

@@ -384,6 +384,14 @@ statistics! {
         /// Deltas written as whole blocks again because their base was reclaimed.
         Counter Blocks rebased_blocks;
     }
+    "store" {
+        /// Bytes written to the store.
+        Counter Bytes store_bytes;
+        /// Blocks moved from the log to the store.
+        Counter Blocks stored_blocks;
+        /// Bytes of the store in use, including what is not needed any more.
+        Level Bytes store_used_bytes;
+    }
     "log" {
         /// Bytes of the segments in use, including garbage.
         ///

@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// Makes room for an entry without payload.
-    fn make_bare_room(&mut self, fx: &mut Effects) -> bool {
+    pub(super) fn make_bare_room(&mut self, fx: &mut Effects) -> bool {
         self.log.builder().fits_bare() || self.close_record(fx)
     }
 
@@ -125,6 +125,9 @@ impl Cache {
             Closed::NoRoom => return false,
             Closed::Record(record) => record,
         };
+        if !self.contents.has_unlogged() {
+            self.store.note_freed(record.lsn, self.contents.pages().take_freed());
+        }
         if record.has_news {
             self.log.note_client_bytes(record.buf.len() as u64);
         }

@@ -2,6 +2,7 @@
 //! cannot become clean.
 
 use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
+use forebay_format::ENTRY_BYTES;
 use forebay_policy::DirtyShares;
 
 use crate::api::ShardConfig;
@@ -109,7 +110,9 @@ impl Cache {
 
     /// Number of segments that reclaim needs for `blocks` dirty blocks that cannot become clean.
     pub(crate) fn reserve_for(&self, blocks: u64) -> u64 {
-        let bytes = blocks * BLOCK_SIZE as u64;
+        // Blocks in the store need only entries.
+        let each = if self.store.exists() { 2 * ENTRY_BYTES } else { BLOCK_SIZE };
+        let bytes = blocks * each as u64;
         let reserve = bytes / u64::from(self.config.segment_size) / STUCK_RESERVE + 1;
         if blocks == 0 { 0 } else { reserve }
     }

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
-use forebay_format::{PAGE, SEGMENT_SIZE_MIN};
+use forebay_format::{PAGE, SEGMENT_SIZE_MIN, SegmentSeq};
 use forebay_policy::EvictionPolicy;
 
 use crate::api::stats::Stats;
 use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
-use crate::contents::Contents;
+use crate::contents::{Contents, Place};
 use crate::contents::{SEGMENT_BYTES_MAX, SEGMENTS_MAX};
 use crate::form::Forms;
 use crate::key::Key;
@@ -22,6 +22,7 @@ use crate::log::builder::Builder;
 use crate::log::read::SegmentRead;
 use crate::out::Out;
 use crate::ram::Ram;
+use crate::store::Store;
 use crate::ticket::Ticket;
 use crate::volume::Volume;
 
@@ -32,6 +33,7 @@ mod limit;
 mod probe;
 mod send;
 mod standing;
+mod store;
 mod tell;
 
 use limit::DirtyLimit;
@@ -49,6 +51,7 @@ pub(crate) struct Cache {
     pub ram: Ram,
     pub form: Forms,
     pub log: Log,
+    pub store: Store,
     pub policy: Box<dyn EvictionPolicy + Send>,
     /// Indexed by volume ID, up to the highest ID only: every turn visits all of them.
     pub volumes: Vec<Option<Volume>>,
@@ -80,15 +83,21 @@ impl Cache {
             let depth = config.destage_depth;
             volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
         }
-        let segments = usize::try_from(segments).expect("segments fit memory");
+        let all = usize::try_from(segments).expect("segments fit memory");
+        let segments = config.log_segments.map_or(all, |log| log as usize);
+        assert!((SEGMENTS_MIN as usize..=all).contains(&segments), "{segments} log segments");
+        let extent_pages = segment as usize / PAGE;
+        let mut contents = Contents::new(config.index_blocks, segments, volumes.len());
+        contents.add_store(all - segments, extent_pages);
         let builder = Builder::new(config.buffers.clone(), pages_max);
         Self {
             now,
             standing: Standing::new(config.trust, now),
-            contents: Contents::new(config.index_blocks, segments, volumes.len()),
+            contents,
             ram: Ram::new(config.ram_bytes, config.compress_ram),
             form: Forms::new(is_similar, config.index_blocks),
             log: Log::new(segments, builder),
+            store: Store::new(all - segments, extent_pages),
             policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
             volumes,
             locks: Locks::default(),
@@ -141,7 +150,39 @@ impl Cache {
     pub(crate) fn read_payloads(&mut self, read: SegmentRead, fx: &mut Effects) {
         self.log.begin_read(&read);
         let (index, range) = read.place();
+        if index as u64 >= self.log.len() {
+            let pages = self.contents.pages();
+            pages.hold(pages.covered(index as u32, range.clone()));
+        }
         self.read_segment(fx, index, range.start, range.len(), Ticket::Payloads(read));
+    }
+
+    /// Notes that a read of payloads has ended.
+    pub(crate) fn end_read(&mut self, read: &SegmentRead) {
+        self.log.end_read(read);
+        let (index, range) = read.place();
+        if index as u64 >= self.log.len() {
+            let pages = self.contents.pages();
+            pages.release(pages.covered(index as u32, range));
+        }
+    }
+
+    /// Notes that a block is on its way to its primary: its place must stay until it is there.
+    pub(crate) fn begin_destaging(&mut self, place: &Place) {
+        self.log.begin_destaging(place.segment);
+        if self.contents.is_in_store(place) {
+            let pages = self.contents.pages();
+            pages.hold(pages.of(place));
+        }
+    }
+
+    /// Notes that a block is no longer on its way.
+    pub(crate) fn end_destaging(&mut self, place: &Place, seq: SegmentSeq) {
+        self.log.end_destaging(place.segment, seq);
+        if self.contents.is_in_store(place) {
+            let pages = self.contents.pages();
+            pages.release(pages.of(place));
+        }
     }
 
     /// Reads `len` bytes at offset `at` of a segment.

@@ -109,6 +109,7 @@ impl Cache {
             similar_blocks: stored(EntryKind::Similar),
             zero_blocks: stored(EntryKind::Zero),
             payload_bytes: self.contents.payload_bytes(),
+            store_used_bytes: self.store.used_pages() * BLOCK_SIZE as u64,
             log_used_bytes: (self.log.len() - self.log.free())
                 * u64::from(self.config.segment_size),
             index_bytes: self.contents.index().bytes(),

@@ -60,9 +60,27 @@ impl Contents {
         if dirty_of != self.dirty_of {
             return Err("the dirty blocks of a volume in a segment are others".to_owned());
         }
+        if let Some(error) = self.page_without_use() {
+            return Err(error);
+        }
         if !self.sharers_add_up() {
             return Err(format!("{} sharers are not all there are", self.sharers()));
         }
         Ok(())
+    }
+
+    /// Describes a page of the store with fewer uses than payloads.
+    fn page_without_use(&self) -> Option<String> {
+        let mut needed = vec![0u32; self.pages.len() as usize];
+        let bases = self.bases.values().filter(|base| !base.of_another).map(|base| base.place);
+        for place in self.index.iter().map(|(_, place)| place).chain(bases) {
+            if self.pages.has(&place) {
+                self.pages.of(&place).for_each(|page| needed[page as usize] += 1);
+            }
+        }
+        let short =
+            (0..self.pages.len()).find(|&page| self.pages.uses(page) < needed[page as usize])?;
+        let uses = self.pages.uses(short);
+        Some(format!("page {short} has {uses} uses, not {}", needed[short as usize]))
     }
 }

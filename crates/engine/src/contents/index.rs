@@ -23,6 +23,8 @@ const BUCKETS_MIN: u64 = 1 << (KEY_BITS - QUOTIENT_BITS);
 const KICKS_MAX: usize = 200;
 /// Share of the slots, in percent, that may be used before the index counts as full.
 const LOAD_PERCENT: u64 = 92;
+/// Slots searched for each block of a sample.
+const SAMPLE_SLOTS: usize = 16;
 /// Bytes of memory per slot.
 pub const SLOT_BYTES: u64 = 16;
 /// The largest number of segments in a shard's area.
@@ -39,7 +41,8 @@ pub struct Place {
     pub segment: u32,
     /// Bytes from the start of the segment, a multiple of 8; for a block without payload, a number
     /// that is unique within the record. Together with `kind` it never repeats for two versions of
-    /// a block in one life of the segment.
+    /// a block in one life of the segment. A slot of the store may be used for the same block
+    /// again, but not while its pages are held.
     pub offset: u32,
     /// Length of the payload, in bytes.
     pub len: u16,
@@ -273,6 +276,19 @@ impl Index {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| !slot.is_free());
         let used = used.map(|(i, &slot)| (self.key_of((i / SLOTS) as u64, slot), slot.place()));
         used.chain(self.overflow.iter().copied())
+    }
+
+    /// Up to `most` blocks at a place that `random` chooses, in no particular order.
+    pub fn sample(&self, random: u64, most: usize) -> impl Iterator<Item = (Key, Place)> {
+        let slots = self.slots.len();
+        let first = (random % slots as u64) as usize;
+        let near = (first..slots).chain(0..first).take(most * SAMPLE_SLOTS);
+        let used = near.filter(|&i| !self.slots[i].is_free());
+        let found = used.map(|i| {
+            let slot = self.slots[i];
+            (self.key_of((i / SLOTS) as u64, slot), slot.place())
+        });
+        found.take(most)
     }
 
     /// Removes a block; returns its place.

@@ -10,6 +10,7 @@ mod check;
 mod dirty;
 mod fenced;
 mod index;
+mod pages;
 mod sharing;
 
 use std::collections::BTreeMap;
@@ -23,6 +24,7 @@ pub use base::{base_key, block_of};
 pub use dirty::{Bits, Dirty};
 pub use fenced::Fenced;
 pub use index::{Index, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
+pub use pages::Pages;
 use sharing::Sharing;
 
 use crate::key::{Key, KeyMap};
@@ -48,8 +50,17 @@ pub struct Contents {
     /// Dirty blocks that could not be read back from a failed device, and when to try again.
     unreadable: BTreeMap<Key, Instant>,
     sharing: Sharing,
-    /// Indexed by position.
+    /// Indexed by position: the segments of the log, then the extents of the store.
     segments: Vec<Segment>,
+    /// The number of segments in the log.
+    log_segments: usize,
+    pages: Pages,
+    /// Pages of an extent.
+    extent_pages: usize,
+    /// Dirty blocks, and bases of dirty blocks, in the store.
+    dirty_in_store: u64,
+    /// Blocks that have left the store, and no entry of the log says so yet.
+    unlogged: Vec<Key>,
     /// Dirty blocks by segment and volume; empty if there is only one volume.
     dirty_of: Vec<u32>,
     volumes: usize,
@@ -60,6 +71,10 @@ pub struct Contents {
     /// The number of these payloads, indexed by kind.
     stored: [u64; EntryKind::NUMBERS],
 }
+
+/// The number of every extent of the store, in place of a segment's number in the log: the blocks
+/// of the store are as old as the entries that name them, which move forward in the log.
+pub const IN_STORE: SegmentSeq = SegmentSeq(u64::MAX);
 
 /// The part of a segment that is still needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -85,6 +100,11 @@ impl Contents {
             unreadable: BTreeMap::new(),
             sharing: Sharing::new(segments),
             segments: vec![Segment::default(); segments],
+            log_segments: segments,
+            pages: Pages::default(),
+            extent_pages: 0,
+            dirty_in_store: 0,
+            unlogged: Vec::new(),
             dirty_of: vec![0; rows * volumes],
             volumes,
             dirty_floor: SegmentSeq(1),
@@ -93,9 +113,23 @@ impl Contents {
         }
     }
 
+    /// Adds a store of `extents` extents, of `pages` pages each, to empty contents.
+    pub fn add_store(&mut self, extents: usize, pages: usize) {
+        self.pages = Pages::new(self.log_segments, extents, pages);
+        self.extent_pages = pages;
+        let extent = Segment { seq: IN_STORE, ..Segment::default() };
+        self.segments.resize(self.log_segments + extents, extent);
+        self.sharing = Sharing::new(self.segments.len());
+        let rows = if self.volumes > 1 { self.segments.len() } else { 0 };
+        self.dirty_of = vec![0; rows * self.volumes];
+    }
+
     /// Empties the contents and makes room for `blocks` blocks.
     pub fn clear(&mut self, blocks: u64) {
-        let empty = std::mem::replace(self, Self::new(1, self.segments.len(), self.volumes)).index;
+        let mut fresh = Self::new(1, self.log_segments, self.volumes);
+        let extents = self.segments.len() - self.log_segments;
+        fresh.add_store(extents, self.extent_pages);
+        let empty = std::mem::replace(self, fresh).index;
         let reusable = empty.len() == 0 && empty.capacity() == blocks;
         self.index = if reusable { empty } else { Index::new(blocks) };
     }
@@ -104,8 +138,10 @@ impl Contents {
     pub fn give_up(&mut self) {
         assert_eq!(self.dirty.blocks(), 0, "dirty blocks are on the primary first");
         let dirty = std::mem::take(&mut self.dirty);
+        // Reads in flight still hold pages, and end their holds.
+        let pages = std::mem::take(&mut self.pages);
         self.clear(1);
-        self.dirty = dirty;
+        (self.dirty, self.pages) = (dirty, pages);
     }
 
     /// The place of a block's newest version.
@@ -193,7 +229,7 @@ impl Contents {
     /// The oldest segment before `end` with a dirty block, or a base of one.
     pub fn oldest_dirty(&mut self, end: SegmentSeq) -> Option<SegmentSeq> {
         while self.dirty_floor < end {
-            let at = (self.dirty_floor.0 % self.segments.len() as u64) as usize;
+            let at = (self.dirty_floor.0 % self.log_segments as u64) as usize;
             let segment = &self.segments[at];
             if segment.seq == self.dirty_floor && segment.dirty > 0 {
                 return Some(segment.seq);
@@ -319,7 +355,51 @@ impl Contents {
         }
     }
 
+    /// Removes a block from the cache, although no entry of the log says so. If it was in the
+    /// store, such an entry must follow: [`Contents::take_unlogged`].
+    pub fn drop(&mut self, key: Key, ram: &mut Ram) {
+        let roots = [self.get(key), self.bases.get(&key).map(|base| base.place)];
+        let in_store = roots.iter().flatten().any(|place| self.pages.has(place));
+        self.forget(key, ram);
+        if in_store {
+            self.unlogged.push(key);
+        }
+    }
+
+    /// Takes a block that has left the store without an entry of the log.
+    pub fn take_unlogged(&mut self) -> Option<Key> {
+        self.unlogged.pop()
+    }
+
+    /// Whether there is such a block.
+    pub fn has_unlogged(&self) -> bool {
+        !self.unlogged.is_empty()
+    }
+
+    /// Whether a place is in the store.
+    pub fn is_in_store(&self, place: &Place) -> bool {
+        self.pages.has(place)
+    }
+
+    /// Whether a block in the store, or a base there, is dirty.
+    pub fn has_dirty_in_store(&self) -> bool {
+        self.dirty_in_store > 0
+    }
+
+    /// The pages of the store.
+    pub fn pages(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    /// The pages of the store, with the index.
+    pub fn pages_and_index(&self) -> (&Pages, &Index) {
+        (&self.pages, &self.index)
+    }
+
     fn count_in(&mut self, key: Key, place: &Place) {
+        if self.pages.has(place) {
+            self.pages.hold(self.pages.of(place));
+        }
         self.segments[place.segment as usize].live += 1;
         self.count_dirty(place.segment, key.volume(), false, place.dirty);
         self.stored[place.kind as usize] += 1;
@@ -327,6 +407,9 @@ impl Contents {
     }
 
     fn count_out(&mut self, key: Key, place: &Place) {
+        if self.pages.has(place) {
+            self.pages.release(self.pages.of(place));
+        }
         self.segments[place.segment as usize].live -= 1;
         self.count_dirty(place.segment, key.volume(), place.dirty, false);
         self.stored[place.kind as usize] -= 1;
@@ -341,6 +424,9 @@ impl Contents {
             self.dirty_floor = self.dirty_floor.min(segment.seq);
         }
         segment.dirty = segment.dirty + u32::from(is) - u32::from(was);
+        if index >= self.log_segments {
+            self.dirty_in_store = self.dirty_in_store + u64::from(is) - u64::from(was);
+        }
         if self.volumes > 1 {
             let own = &mut self.dirty_of[index * self.volumes + usize::from(volume.0)];
             *own = *own + u32::from(is) - u32::from(was);

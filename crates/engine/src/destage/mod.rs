@@ -298,7 +298,7 @@ impl Destaging {
         }
         let blocks = BlockRange { first: key.block(), count: versions.len() as u64 };
         for version in &versions {
-            cache.log.begin_destaging(version.place.segment);
+            cache.begin_destaging(&version.place);
         }
         let mut through = Vec::new();
         for key in (key.0..key.0 + blocks.count).map(Key) {
@@ -336,7 +336,9 @@ impl Destaging {
 
     /// Requests a flush of the cache device, so that a block can go to the primary.
     fn want_block_durable(cache: &mut Cache, key: Key, place: &Place) {
-        let last = cache.log.segment(place.segment as usize).last_lsn;
+        let in_log = !cache.contents.is_in_store(place);
+        let last = in_log.then(|| cache.log.segment(place.segment as usize).last_lsn);
+        let last = last.unwrap_or_default();
         let last = cache.contents.unsettled(key).map_or(last, |lsn| lsn.max(last));
         let lsn = last.min(cache.log.completed());
         cache.log.want_durable(lsn);
@@ -497,7 +499,7 @@ impl Destaging {
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);
             let newest = Self::is_newest(cache, key, version);
-            cache.log.end_destaging(version.place.segment, version.seq);
+            cache.end_destaging(&version.place, version.seq);
             // The newer version of a passed block may have failed.
             if settles && !version.passed {
                 cache.volume_mut(destage.volume).leftover.remove(&key);

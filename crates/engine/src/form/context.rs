@@ -5,7 +5,7 @@ use forebay_format::{EntryKind, SegmentSeq};
 
 use crate::api::ShardConfig;
 use crate::api::stats::Stats;
-use crate::contents::Contents;
+use crate::contents::{Contents, IN_STORE};
 use crate::key::Key;
 use crate::limits::{BASES_SHARE, SIMILAR_SHARE};
 use crate::locks::Locks;
@@ -39,7 +39,7 @@ impl Context<'_> {
     /// Whether an entry in the open segment can name a payload in segment `seq`: the distance fits
     /// 16 bits.
     pub fn is_near(&self, seq: SegmentSeq) -> bool {
-        self.log.age(seq) < u64::from(u16::MAX)
+        seq != IN_STORE && self.log.age(seq) < u64::from(u16::MAX)
     }
 
     /// The number of blocks that are stored against similar ones.

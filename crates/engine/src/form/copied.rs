@@ -14,11 +14,13 @@ pub struct Copied {
     pub bytes: Vec<u8>,
     /// The result of searching for a similar block.
     pub like: Like,
+    /// Whether it stays in the log, since the store has no room for it.
+    pub stays: bool,
 }
 
 impl Copied {
     pub fn new(key: Key, place: Place, bytes: Vec<u8>) -> Self {
-        Self { key, place, bytes, like: Like::Unsought }
+        Self { key, place, bytes, like: Like::Unsought, stays: false }
     }
 }
 

@@ -84,6 +84,7 @@ fn usable_base(cx: &mut Context<'_>, key: Key) -> Option<Place> {
     // An entry that waits in the builder may take the base away when the record is closed.
     let usable = young
         && room
+        && !cx.log.is_named_leaving(key)
         && cx.ram.contains(cx.contents.base_in_ram(key))
         && !cx.log.builder().may_change(key);
     usable.then_some(base)

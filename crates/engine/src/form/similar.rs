@@ -163,7 +163,7 @@ impl Forms {
         copy: &Copied,
         now: Place,
     ) -> bool {
-        let Copied { key, place, bytes, like } = copy;
+        let Copied { key, place, bytes, like, .. } = copy;
         let sketch = match like {
             Like::None(sketch) => sketch,
             Like::Found(sketch, base, base_bytes) => {

@@ -50,6 +50,32 @@ impl Forms {
         }
     }
 
+    /// The payload of a copy, as dense as possible now: its form, bytes and CRC. `now` is the
+    /// block's current place.
+    pub fn densest(
+        &mut self,
+        cx: &mut Context<'_>,
+        copy: &Copied,
+        now: Place,
+    ) -> (EntryKind, Vec<u8>, u32) {
+        let Copied { place, bytes, .. } = copy;
+        if let Some(len) = self.make_dense(cx, bytes, place) {
+            let dense = self.encoded[..len].to_vec();
+            let crc = crc32c(&dense);
+            return (EntryKind::Zstd, dense, crc);
+        }
+        if place.kind != now.kind && cx.config.compress {
+            let packed = self.codec.compress(bytes, &mut self.encoded[..]);
+            if let Some(len) = packed {
+                let packed = self.encoded[..len].to_vec();
+                let crc = crc32c(&packed);
+                return (EntryKind::Lz4, packed, crc);
+            }
+        }
+        // Keep the original CRC, so that corruption since the first write is still detected.
+        (place.kind, bytes.clone(), place.crc)
+    }
+
     /// Stores a copy with a payload as densely as possible now; `now` is the block's current place.
     pub fn store_copy(&mut self, cx: &mut Context<'_>, copy: &Copied, now: Place) {
         let Copied { key, place, bytes, .. } = copy;

@@ -324,7 +324,10 @@ impl Compare {
     /// version that was read.
     fn differs(cache: &Cache, round: &Round, item: &Item) -> bool {
         let same = cache.contents.get(item.key).is_some_and(|now| {
-            now.is_same_version(&item.place) && !now.dirty && cache.log.seq_of(&now) == item.seq
+            // A slot of the store may have been used for the same block again.
+            now.is_same_version(&item.place)
+                && (now.crc, now.dirty) == (item.place.crc, false)
+                && cache.log.seq_of(&now) == item.seq
         });
         let (Some(cached), Some(primary)) = (&item.bytes, &round.primary) else { return false };
         let from = (item.key.block() - round.blocks.first) as usize * BLOCK_SIZE;

@@ -14,10 +14,22 @@ use crate::api::stats::Stats;
 use crate::contents::{Contents, Place};
 use crate::key::Key;
 use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
-use crate::log::builder::{Against, Expect, Payload, Shared};
+use crate::log::builder::{Against, Expect, Payload, Pending, Shared};
 use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::ram::Ram;
 use crate::slab::Id;
+
+/// Ends the hold on the pages of a new payload in the store: its block is there now, or never will
+/// be.
+fn end_hold(cx: &mut Closing<'_>, item: &Pending) {
+    if let Payload::Stored(at) = item.payload
+        && at.is_new
+    {
+        let bytes = at.offset..at.offset + u32::from(item.len);
+        let pages = cx.contents.pages();
+        pages.release(pages.covered(at.segment, bytes));
+    }
+}
 
 /// The other rooms that closing a record needs.
 pub struct Closing<'a> {
@@ -138,6 +150,9 @@ impl Log {
         let pending = std::mem::take(&mut self.builder.pending);
         let mut entries = Vec::with_capacity(pending.len());
         for mut item in pending.iter().copied() {
+            // A copy forward counts as newly inserted: its hits have been paid for.
+            let mut meta = cx.policy.inserted();
+            let moves = matches!(item.payload, Payload::Stored(_));
             match item.expect {
                 Expect::Always => {}
                 Expect::Over(base) => {
@@ -148,21 +163,33 @@ impl Log {
                 Expect::Absent if cx.contents.get(item.key).is_none() => {}
                 Expect::At(place) => match cx.contents.get(item.key) {
                     Some(now) if now.is_same_version(&place) => {
+                        meta = if moves { now.meta } else { meta };
                         if item.kind == EntryKind::Lost && !now.dirty {
                             // The block was destaged before its loss was logged.
                             item.kind = EntryKind::Invalidate;
                         }
                         item.dirty = now.dirty && item.kind != EntryKind::Invalidate;
                     }
-                    _ => continue,
+                    _ => {
+                        end_hold(cx, &item);
+                        continue;
+                    }
                 },
-                Expect::Absent => continue,
+                Expect::Absent => {
+                    end_hold(cx, &item);
+                    continue;
+                }
             }
             let (segment, offset) = match item.payload {
                 Payload::None => (index, 0),
                 Payload::Page(page) => (index, at + (page * PAGE) as u32),
                 Payload::Packed(so_far) => (index, at + (packed_at + so_far) as u32),
                 Payload::Shared(old) => (old.segment as usize, old.offset),
+                Payload::Stored(at) => (at.segment as usize, at.offset),
+            };
+            let stored = match item.payload {
+                Payload::Stored(at) => Some(at.slot),
+                _ => None,
             };
             let shared = match item.payload {
                 Payload::Shared(old) => Some(self.share(cx, item.key, &old, index)),
@@ -171,14 +198,20 @@ impl Log {
             let base = item.against.map(|base| self.name_base(cx, item.key, &base, index));
             let place = Place {
                 segment: segment as u32,
-                offset: if offset == 0 { at + 8 * (1 + entries.len() as u32) } else { offset },
+                offset: match item.payload {
+                    Payload::None => at + 8 * (1 + entries.len() as u32),
+                    _ => offset,
+                },
                 len: item.len,
                 kind: item.kind,
                 crc: item.crc,
                 dirty: item.dirty,
-                // A copy forward counts as newly inserted: its hits have been paid for.
-                meta: cx.policy.inserted(),
+                meta,
             };
+            if item.dirty && matches!(item.payload, Payload::Stored(at) if at.is_new) {
+                // It may have been put together from versions that are not durable yet.
+                cx.contents.note_unsettled(item.key, self.next_lsn);
+            }
             entries.push(Entry {
                 volume: item.key.volume(),
                 block: item.key.block(),
@@ -191,6 +224,7 @@ impl Log {
                 crc: item.crc,
                 shared,
                 base,
+                stored,
             });
             cx.stats.log_blocks += u64::from(item.len > 0);
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
@@ -210,6 +244,7 @@ impl Log {
                     }
                 }
             }
+            end_hold(cx, &item);
         }
         self.builder.pending = pending;
         if entries.is_empty() {

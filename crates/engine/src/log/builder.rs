@@ -7,7 +7,8 @@
 use forebay_block::{BufPool, IoBuf};
 use forebay_codec::crc32c;
 use forebay_format::{
-    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq, footer_bytes,
+    ENTRY_BYTES, EntryKind, PAGE, RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, SegmentSeq, StoreSlot,
+    footer_bytes,
 };
 
 use crate::contents::Place;
@@ -45,6 +46,21 @@ pub enum Payload {
     Packed(usize),
     /// Elsewhere in the log: the payload of a block with the same bytes.
     Shared(Shared),
+    /// In the store.
+    Stored(Stored),
+}
+
+/// A payload in the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored {
+    /// Position of its extent.
+    pub segment: u32,
+    /// Bytes from the start of the extent.
+    pub offset: u32,
+    /// Its slot, as the entry names it.
+    pub slot: StoreSlot,
+    /// Whether it is new: its pages are held once until the entry is in a record.
+    pub is_new: bool,
 }
 
 /// A payload that is already in the log.
@@ -258,6 +274,18 @@ impl Builder {
         self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
     }
 
+    /// Adds the entry of a block in the store: its form is given by kind, length and checksum.
+    pub fn push_stored(
+        &mut self,
+        key: Key,
+        (kind, len, crc): (EntryKind, u16, u32),
+        expect: Expect,
+        at: Stored,
+    ) {
+        let (count, dirty, payload, against) = (1, false, Payload::Stored(at), None);
+        self.pending.push(Pending { key, count, kind, dirty, payload, len, crc, expect, against });
+    }
+
     /// Adds an encoded payload of this kind; the caller adds the entry.
     pub fn pack(&mut self, kind: EntryKind, bytes: &[u8]) -> Form {
         let (payload, len, crc) = (self.push_packed(bytes), bytes.len() as u16, crc32c(bytes));
@@ -292,6 +320,20 @@ impl Builder {
                 || item.against.is_some_and(|base| base.place.segment == segment)
                 || matches!(item.payload, Payload::Shared(old) if old.segment == segment)
         })
+    }
+
+    /// Whether the record has an entry of the block.
+    pub fn has_entry_of(&self, key: Key) -> bool {
+        let of = |item: &Pending| (item.key.0..item.key.0 + u64::from(item.count)).contains(&key.0);
+        self.pending.iter().any(of)
+    }
+
+    /// Whether an entry of the record is a delta against a payload in the store, whose extents
+    /// begin at position `first`.
+    pub fn rests_on_store(&self, first: u32) -> bool {
+        let on_store =
+            |item: &Pending| matches!(item.expect, Expect::Over(base) if base.segment >= first);
+        self.pending.iter().any(on_store)
     }
 
     /// Notes that `op` waits for the record; returns whether that is new.

@@ -3,6 +3,7 @@
 
 use forebay_format::{PAGE, SegmentSeq};
 
+use crate::key::{Key, KeyMap};
 use crate::log::Log;
 
 /// The segment being reclaimed, and the state of its reclaim.
@@ -11,6 +12,8 @@ pub struct Leaving {
     seq: Option<SegmentSeq>,
     /// Upper limit on the bytes of log that its copies take, once known.
     needs: Option<u64>,
+    /// Blocks of the store that entries in it name, or whose base they name.
+    named: KeyMap<()>,
     /// It cannot be freed until more of it has been destaged.
     is_pressed: bool,
     /// Bytes of records with client writes or admissions, since reclaim last took the count.
@@ -27,6 +30,18 @@ impl Log {
     /// take.
     pub fn set_leaving(&mut self, seq: Option<SegmentSeq>, needs: Option<u64>) {
         (self.leaving.seq, self.leaving.needs) = (seq, needs);
+        self.leaving.named.clear();
+    }
+
+    /// Sets the blocks of the store that entries of the segment name, or whose base they name.
+    pub fn set_named(&mut self, keys: impl Iterator<Item = Key>) {
+        self.leaving.named = keys.map(|key| (key, ())).collect();
+    }
+
+    /// Whether a block of the store, or its base, is named by an entry that leaves the log: nothing
+    /// new may rest on it.
+    pub fn is_named_leaving(&self, key: Key) -> bool {
+        self.leaving.named.contains_key(&key)
     }
 
     /// Whether the copies out of the oldest segment fit into an empty segment of `segment` bytes,

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use forebay_block::IoBuf;
 use forebay_format::{Entry, Lsn, SegmentSeq};
 
-use crate::contents::{Contents, Place};
+use crate::contents::{Contents, IN_STORE, Place};
 use crate::key::Key;
 use crate::limits::{RECORDS_IN_FLIGHT_MAX, SEALING_MAX};
 use crate::log::builder::Builder;
@@ -223,8 +223,13 @@ impl Log {
     }
 
     /// The LSN below which every entry of a record is clean and is not the base of a dirty delta.
+    ///
+    /// The entries of dirty blocks in the store may be anywhere in the log.
     pub fn clean(&self, contents: &mut Contents) -> Lsn {
-        let oldest = contents.oldest_dirty(self.head);
+        let oldest = match contents.has_dirty_in_store() {
+            true => self.oldest(),
+            false => contents.oldest_dirty(self.head),
+        };
         oldest.map_or(self.next_lsn, |seq| self.segments[self.position(seq)].first_lsn)
     }
 
@@ -236,9 +241,10 @@ impl Log {
             .any(|r| r.index == index as usize && !r.done && (r.at..r.at + r.len).contains(&offset))
     }
 
-    /// Whether the bytes at `offset` of a segment are durable.
+    /// Whether the bytes at `offset` of a segment are durable. Those of blocks in the store are,
+    /// before the log names them.
     pub fn is_durable(&self, index: u32, offset: u32) -> bool {
-        offset < self.segments[index as usize].durable
+        self.segments.get(index as usize).is_none_or(|segment| offset < segment.durable)
     }
 
     /// Requests that every record up to `lsn` becomes durable.
@@ -270,6 +276,16 @@ impl Log {
     /// The record being built.
     pub fn builder(&mut self) -> &mut Builder {
         &mut self.builder
+    }
+
+    /// The record being built.
+    pub fn builder_ref(&self) -> &Builder {
+        &self.builder
+    }
+
+    /// Every record up to this one is durable.
+    pub fn durable(&self) -> Lsn {
+        self.durable
     }
 
     /// Writes and invalidations that wait for room, in order.
@@ -330,7 +346,7 @@ impl Log {
 
     /// Number of the segment that holds a place.
     pub fn seq_of(&self, place: &Place) -> SegmentSeq {
-        self.segments[place.segment as usize].seq
+        self.segments.get(place.segment as usize).map_or(IN_STORE, |segment| segment.seq)
     }
 
     /// The oldest live segment, unless there is none.
@@ -345,7 +361,7 @@ impl Log {
 
     /// Number of segments begun after this one, plus one.
     pub fn age(&self, seq: SegmentSeq) -> u64 {
-        self.head.0 - seq.0
+        self.head.0.saturating_sub(seq.0)
     }
 
     /// LSN of the next record.
@@ -391,13 +407,15 @@ impl Log {
 
     /// Notes that a block of a segment is on its way to its primary.
     pub fn begin_destaging(&mut self, index: u32) {
-        self.segments[index as usize].destaging += 1;
+        if let Some(segment) = self.segments.get_mut(index as usize) {
+            segment.destaging += 1;
+        }
     }
 
     /// Notes that a block is no longer on its way. The segment may have been freed since.
     pub fn end_destaging(&mut self, index: u32, seq: SegmentSeq) {
-        let segment = &mut self.segments[index as usize];
-        if segment.seq == seq {
+        let segment = self.segments.get_mut(index as usize);
+        if let Some(segment) = segment.filter(|segment| segment.seq == seq) {
             segment.destaging -= 1;
         }
     }

@@ -118,14 +118,18 @@ impl SegmentRead {
 }
 
 impl Log {
-    /// Notes that a read of a segment has been sent.
+    /// Notes that a read of a segment has been sent. Reads of the store hold their pages instead.
     pub fn begin_read(&mut self, read: &SegmentRead) {
-        self.segments[read.index].readers += 1;
+        if let Some(segment) = self.segments.get_mut(read.index) {
+            segment.readers += 1;
+        }
     }
 
     /// Notes that a read of a segment has ended.
     pub fn end_read(&mut self, read: &SegmentRead) {
-        self.segments[read.index].readers -= 1;
+        if let Some(segment) = self.segments.get_mut(read.index) {
+            segment.readers -= 1;
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::note::Note;
+use crate::store::GROUP_BLOCKS;
 
 impl Reclaim {
     /// Reads the next blocks whose base is in the segment, to write them whole.
@@ -74,7 +75,8 @@ impl Reclaim {
             }
             (Some(_), None, None) => {
                 cache.note_corrupt_clean(item.key);
-                cache.contents.forget(item.key, &mut cache.ram);
+                // Its base may be in the store, and named once more by a later entry.
+                cache.contents.drop(item.key, &mut cache.ram);
             }
         }
         self.read_rebases(cache, fx);
@@ -113,7 +115,7 @@ impl Reclaim {
         }
     }
 
-    fn going(&mut self) -> &mut Job {
+    pub(super) fn going(&mut self) -> &mut Job {
         self.job_mut().expect("it goes on")
     }
 
@@ -186,10 +188,15 @@ impl Reclaim {
 
     /// Moves payloads that were read into the record being built.
     pub fn pump_copies(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        while !cache.form.background().turn_is_over()
-            && let Some(job) = self.job_mut().filter(|job| job.seeking < REBASES_MAX)
-            && let Some(mut copy) = job.to_copy.pop_front()
-        {
+        while !cache.form.background().turn_is_over() {
+            if cache.store.exists() && self.first_has_payload() {
+                match self.move_group(cache, fx) {
+                    true => continue,
+                    false => return,
+                }
+            }
+            let Some(job) = self.job_mut().filter(|job| job.seeking < REBASES_MAX) else { return };
+            let Some(mut copy) = job.to_copy.pop_front() else { return };
             let Copied { key, place, .. } = copy;
             let now = cache.contents.get(key);
             let same = |now: &Place| now.segment == place.segment && now.offset == place.offset;
@@ -226,6 +233,55 @@ impl Reclaim {
             job.bytes -= copy.bytes.len();
             cache.stats.copied_blocks += 1;
         }
+    }
+
+    fn first_has_payload(&self) -> bool {
+        let first = self.job().and_then(|job| job.to_copy.front());
+        first.is_some_and(|copy| copy.place.kind.has_payload() && !copy.stays)
+    }
+
+    /// Moves the first copies, which are of one group, to the store. Returns false if they must
+    /// wait.
+    fn move_group(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
+        let mut copies: Vec<(Copied, Place)> = Vec::new();
+        let job = self.going();
+        let group = |copy: &Copied| copy.key.0 / GROUP_BLOCKS;
+        while let Some(copy) = job.to_copy.pop_front_if(|copy| {
+            let has_payload = copy.place.kind.has_payload() && !copy.stays;
+            has_payload && copies.first().is_none_or(|(first, _)| group(first) == group(copy))
+        }) {
+            let now = cache.contents.get(copy.key);
+            let same =
+                |now: &Place| (now.segment, now.offset) == (copy.place.segment, copy.place.offset);
+            let twice = copies.iter().any(|(other, _)| other.key == copy.key);
+            match now.filter(same).filter(|_| !twice) {
+                Some(now) => copies.push((copy, now)),
+                None => job.bytes -= copy.bytes.len(),
+            }
+        }
+        if copies.is_empty() {
+            return true;
+        }
+        let (bytes, blocks) = copies
+            .iter()
+            .fold((0, 0), |(bytes, blocks), (copy, _)| (bytes + copy.bytes.len(), blocks + 1));
+        let Err(copies) = cache.send_to_store(copies, fx) else {
+            self.going().bytes -= bytes;
+            cache.stats.copied_blocks += blocks;
+            return true;
+        };
+        let is_full = cache.store.is_full();
+        for (mut copy, now) in copies.into_iter().rev() {
+            if is_full && !now.dirty {
+                cache.stats.evicted_blocks += 1;
+                self.going().bytes -= copy.bytes.len();
+                cache.contents.drop(copy.key, &mut cache.ram);
+                continue;
+            }
+            copy.stays = is_full;
+            self.going().to_copy.push_front(copy);
+        }
+        is_full
     }
 
     /// Takes back a copy after the read of its similar block has ended.

@@ -63,6 +63,8 @@ struct Job {
     /// Upper limit on the bytes of log that all copies take.
     needs: u64,
     reading: bool,
+    /// Blocks of the store that entries of the segment name: they must be named again.
+    to_name: VecDeque<Stored>,
     /// Blocks stored against a base in the segment: they must be written whole.
     to_rebase: VecDeque<Stored>,
     /// Number of these blocks that are being read.
@@ -116,6 +118,11 @@ impl Reclaim {
         }
     }
 
+    /// Whether a segment is being reclaimed.
+    pub fn is_busy(&self) -> bool {
+        !self.is_idle()
+    }
+
     /// Whether there is more to copy, so that a record should become as long as it can.
     pub fn goes_on(&self) -> bool {
         self.job().is_some_and(Job::goes_on)
@@ -159,6 +166,7 @@ impl Job {
             bytes: 0,
             needs: 0,
             reading: false,
+            to_name: VecDeque::new(),
             to_rebase: VecDeque::new(),
             rebasing: 0,
             seeking: 0,
@@ -170,20 +178,22 @@ impl Job {
     }
 
     /// Upper limit on the bytes that the copies take, in records of `record_pages` pages except for
-    /// the last.
-    fn bytes_at_most(&self, record_pages: usize) -> u64 {
+    /// the last. Unless the payloads stay in the log, only their entries do.
+    fn bytes_at_most(&self, record_pages: usize, stays: bool) -> u64 {
         let read: usize = self.to_read.iter().map(|item| usize::from(item.place.len)).sum();
         let rebased = self.to_rebase.len() * BLOCK_SIZE;
-        let entries = (self.to_read.len() + self.to_rebase.len()) * 2 * ENTRY_BYTES;
-        let pages = (read + rebased + entries).div_ceil(PAGE);
+        let blocks = self.to_read.len() + self.to_rebase.len() + self.to_name.len();
+        let entries = blocks * 2 * ENTRY_BYTES;
+        let payloads = if stays { read + rebased } else { 0 };
+        let pages = (payloads + entries).div_ceil(PAGE);
         let headers = pages.div_ceil(record_pages - 1) + 1;
         ((pages + headers) * PAGE) as u64
     }
 
     /// Whether there is more to read or to copy.
     fn goes_on(&self) -> bool {
-        let waits = [self.to_read.len(), self.to_copy.len(), self.to_rebase.len()];
-        self.is_reading() || waits != [0; 3]
+        let waits = [&self.to_read, &self.to_name, &self.to_rebase];
+        self.is_reading() || !self.to_copy.is_empty() || waits.iter().any(|list| !list.is_empty())
     }
 
     /// Queues a block to be copied.
@@ -226,6 +236,7 @@ impl Reclaim {
         if self.is_idle() && !self.begin(cache, fx) {
             return;
         }
+        self.name_again(cache, fx);
         self.read_copies(cache, fx);
         self.read_rebases(cache, fx);
         self.give_up_copying(cache, fx);
@@ -236,18 +247,12 @@ impl Reclaim {
     fn give_up_copying(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
-        let settled = !job.is_reading() && cache.contents.live_in(index) > 0;
+        let waits = cache.contents.live_in(index) > 0 || cache.store.exists() && job.goes_on();
+        let settled = waits && !job.is_reading() && !cache.store.is_moving();
         let may_close = settled && cache.log.is_emergency() && !cache.log.is_busy();
         if may_close && !cache.close_record(fx) {
             self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-    }
-
-    /// Whether the index is nearly full and has clean blocks to evict.
-    fn index_is_tight(cache: &Cache) -> bool {
-        let margin = cache.contents.index().capacity() / INDEX_MARGIN;
-        cache.contents.index().len() + margin >= cache.contents.index().capacity()
-            && cache.contents.index().len() > cache.contents.dirty().blocks()
     }
 
     /// Whether a record should become as long as it can: the last segment takes copies, and there
@@ -281,7 +286,8 @@ impl Reclaim {
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
         let coming = cache.log.freeing();
         let free = cache.log.free() + coming;
-        let tight = Self::index_is_tight(cache);
+        // The store evicts as long as it can.
+        let tight = cache.index_is_tight() && (!cache.store.exists() || cache.store.is_full());
         if free > high {
             self.in_vain = 0;
         }
@@ -324,9 +330,10 @@ impl Reclaim {
         if cache.log.builder().rests_on(index as u32) && !cache.close_record(fx) {
             return false;
         }
+        let has_names = cache.store.exists();
         let bytes = footer_bytes(cache.log.segment(index).entries as usize);
         let at = cache.config.segment_size - bytes as u32;
-        if cache.contents.live_in(index) == 0 {
+        if cache.contents.live_in(index) == 0 && !has_names {
             self.enter(&mut cache.log, State::Copying(Job::new(seq)));
             return true;
         }
@@ -349,7 +356,14 @@ impl Reclaim {
             // It was written and is now unreadable: the device cannot be relied on to keep the log.
             return cache.out.note(Note::CacheFailed);
         };
+        let first = cache.log.len() as u32;
+        if cache.log.builder().rests_on_store(first) && !cache.close_record(fx) {
+            return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
+        }
         let mut job = Job::new(seq);
+        Self::find_named(cache, &entries, &mut job);
+        let named: Vec<Key> =
+            job.to_name.iter().chain(&job.to_rebase).map(|item| item.key).collect();
         let mut clean: Vec<Candidate> = Vec::new();
         let mut dirty_bytes = 0;
         for (key, place) in Self::blocks_in(cache, index, &entries) {
@@ -366,8 +380,15 @@ impl Reclaim {
                 }
             }
         }
-        let keep_bytes = self.keep_bytes(cache, dirty_bytes);
-        cache.policy.choose(&mut clean, keep_bytes);
+        let must_gain = self.must_gain(cache);
+        if cache.store.exists() {
+            for block in &mut clean {
+                block.keep = !must_gain && cache.keeps_in_store(Key(block.key));
+            }
+        } else {
+            let keep_bytes = if must_gain { 0 } else { Self::keep_bytes(cache, dirty_bytes) };
+            cache.policy.choose(&mut clean, keep_bytes);
+        }
         for block in clean {
             let key = Key(block.key);
             let place = cache.contents.get(key).expect("it was there a moment ago");
@@ -382,21 +403,61 @@ impl Reclaim {
         }
         // A direct write must wait until this is durable, no matter what happens next.
         cache.log.note_evicted(seq);
-        job.needs = job.bytes_at_most(cache.log.builder().pages_max());
+        let stays = !cache.store.exists() || cache.store.is_full();
+        job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
         job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.enter(&mut cache.log, State::Copying(job));
+        cache.log.set_named(named.into_iter());
+        self.name_again(cache, fx);
         self.read_copies(cache, fx);
         self.read_rebases(cache, fx);
     }
 
+    /// Finds the blocks of the store that entries of the segment name, and those that are stored
+    /// against a base that they name.
+    fn find_named(cache: &Cache, entries: &[Entry], job: &mut Job) {
+        let first = cache.log.len() as u32;
+        let mut seen = KeyMap::default();
+        for entry in entries {
+            let Some(slot) = entry.stored else { continue };
+            let key = Key::new(entry.volume, entry.block);
+            let (segment, offset) = (first + slot.extent, entry.offset);
+            let is_named = |at: &Place| (at.segment, at.offset) == (segment, offset);
+            let Some(place) = cache.contents.get(key) else { continue };
+            let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
+            let item = Stored { key, place };
+            if is_named(&place) && seen.insert(key, ()).is_none() {
+                job.to_name.push_back(item);
+            } else if base.is_some_and(|base| is_named(&base)) && seen.insert(key, ()).is_none() {
+                job.to_rebase.push_back(item);
+            }
+        }
+    }
+
+    /// Names the blocks of the store again that the segment names.
+    fn name_again(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        while let Some(job) = self.job_mut()
+            && let Some(&item) = job.to_name.front()
+        {
+            let now = cache.contents.same_version(item.key, &item.place);
+            if let Some(now) = now
+                && !cache.push_mapping(fx, item.key, now)
+            {
+                return;
+            }
+            self.going().to_name.pop_front();
+        }
+    }
+
+    /// Whether no clean block may be kept, since that would not make room.
+    fn must_gain(&mut self, cache: &mut Cache) -> bool {
+        let in_vain = self.reclaims_in_vain(cache);
+        cache.index_is_tight() || cache.log.is_emergency() || in_vain
+    }
+
     /// Limit on the bytes of the oldest segment's clean blocks that may be copied forward in
     /// addition to its dirty blocks.
-    fn keep_bytes(&mut self, cache: &mut Cache, dirty_bytes: u64) -> u64 {
-        let in_vain = self.reclaims_in_vain(cache);
-        if Self::index_is_tight(cache) || cache.log.is_emergency() || in_vain {
-            // Copying forward would not make room.
-            return 0;
-        }
+    fn keep_bytes(cache: &Cache, dirty_bytes: u64) -> u64 {
         let limit = cache.dirty_limit();
         let (full, none) = (limit * COPY_FULL_TO / 100, limit * COPY_NONE_FROM / 100);
         let left = none.saturating_sub(cache.contents.dirty().blocks()).min(none - full);
@@ -434,7 +495,8 @@ impl Reclaim {
     fn finish(&mut self, cache: &mut Cache) {
         let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
-        if job.is_reading() || cache.contents.live_in(index) > 0 {
+        let moves = cache.store.exists() && (job.goes_on() || cache.store.is_moving());
+        if moves || job.is_reading() || cache.contents.live_in(index) > 0 {
             return;
         }
         self.enter(&mut cache.log, State::Idle);
@@ -446,10 +508,6 @@ impl Reclaim {
         self.in_vain += u64::from(cache.config.segment_size);
     }
 }
-
-/// One part in this many of the index is kept free, by reclaiming even when there are free
-/// segments.
-const INDEX_MARGIN: u64 = 64;
 
 #[cfg(test)]
 mod tests;

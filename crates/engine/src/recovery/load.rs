@@ -127,6 +127,15 @@ impl Start {
         let from = SegmentSeq(seq.0.saturating_sub(u64::from(back.unwrap_or(0))));
         let position = cache.log.position(from);
         let gone = cache.log.segment(position).seq != from;
+        let is_outside = !Self::is_in_area(cache, entry);
+        if let Some(slot) = entry.stored.filter(|_| !is_outside) {
+            cache.store.recover_class(slot.extent, slot.pages);
+        }
+        let own = match (entry.stored, entry.shared) {
+            (Some(slot), _) => cache.log.len() as usize + slot.extent as usize,
+            (None, Some(_)) => position,
+            (None, None) => index,
+        };
         let against = entry.base.map(|base| Place {
             segment: position as u32,
             offset: base.offset,
@@ -137,7 +146,7 @@ impl Start {
             meta: 0,
         });
         let place = Place {
-            segment: if entry.shared.is_some() { position } else { index } as u32,
+            segment: own as u32,
             offset: if entry.kind.has_payload() { entry.offset } else { ordinal as u32 * 8 },
             len: entry.len,
             kind: entry.kind,
@@ -154,9 +163,11 @@ impl Start {
             // The block's base, or the payload that it shares, has left the log. So the block was
             // evicted, or a later record has it.
             let orphan = entry.kind == EntryKind::Delta && cache.contents.base_of(key).is_none();
-            if orphan && dirty && self.log.as_ref().is_some_and(|r| r.lossy) {
+            let lossy = self.log.as_ref().is_some_and(|r| r.lossy);
+            if dirty && (orphan && lossy || is_outside) {
                 // The base may have been in a lost record, or may itself be lost.
-                let place = Place { kind: EntryKind::Lost, offset: ordinal as u32 * 8, ..place };
+                let offset = ordinal as u32 * 8;
+                let place = Place { kind: EntryKind::Lost, segment: index as u32, offset, ..place };
                 cache.contents.place(
                     cache.now,
                     key,
@@ -168,7 +179,7 @@ impl Start {
                 self.to_fence.push_back(key);
                 continue;
             }
-            if entry.kind == EntryKind::Invalidate || orphan || gone {
+            if entry.kind == EntryKind::Invalidate || orphan || gone || is_outside {
                 cache.contents.forget(key, &mut cache.ram);
                 continue;
             }
@@ -177,6 +188,14 @@ impl Start {
                 cache.contents.note_sharer(key, position, from, seq);
             }
         }
+    }
+
+    /// Whether the payload of an entry is within the area, if it is in the store.
+    fn is_in_area(cache: &Cache, entry: &Entry) -> bool {
+        entry.stored.is_none_or(|slot| {
+            slot.extent < cache.store.extents()
+                && entry.payload_end() <= u64::from(cache.config.segment_size)
+        })
     }
 
     /// Whether a segment has no footer, which would prove that its records were durable.

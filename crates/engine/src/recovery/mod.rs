@@ -322,14 +322,19 @@ impl Start {
     fn forget_clean_before(cache: &mut Cache, hole: SegmentSeq) {
         for key in cache.contents.clean() {
             let place = cache.contents.get(key).expect("it was listed just now");
-            if cache.log.seq_of(&place) <= hole {
-                cache.contents.forget(key, &mut cache.ram);
+            // The entry of a block in the store may be anywhere.
+            if cache.log.seq_of(&place) <= hole || cache.contents.is_in_store(&place) {
+                cache.contents.drop(key, &mut cache.ram);
             }
         }
     }
 
     /// After loading: erases segments that were never durable, before anything else is written.
     fn plan_erasing(&mut self, cache: &mut Cache, _detach: &mut Detach) {
+        // All that the log says is durable when the shard serves.
+        for page in cache.contents.pages().take_freed() {
+            cache.contents.pages().end_freed(page);
+        }
         if cache.config.trust == Trust::DirtyOnly {
             Self::forget_clean(cache);
             Detach::forget_recorded(cache);
@@ -400,6 +405,7 @@ impl Start {
         cache.log.begin(start, head, (last.lsn, last.crc), r.survey.clean);
         cache.contents.set_dirty_floor(start);
         Self::resume(cache, &mut r);
+        cache.store.rebuild(cache.contents.pages());
         cache.standing.state = State::Serving;
         cache.tell_recovered(r.survey.summary());
         for id in cache.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {

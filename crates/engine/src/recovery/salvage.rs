@@ -45,6 +45,7 @@ pub fn placeholder() -> Entry {
         count: 1,
         crc: 0,
         shared: None,
+        stored: None,
         base: None,
     }
 }

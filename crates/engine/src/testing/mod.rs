@@ -37,6 +37,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         pool: 1,
         area: ByteRange::new(0, cache),
         segment_size: SEGMENT,
+        log_segments: None,
         volumes: vec![VolumeConfig {
             id: VOLUME,
             size: primary,

@@ -83,7 +83,9 @@ impl Engine {
         if self.cache.health() != Health::Good {
             return;
         }
-        if self.cache.log.begin_wanted_flush() {
+        let units = self.cache.store.wants_flush();
+        if self.cache.log.begin_wanted_flush() || units && self.cache.log.begin_flush() {
+            self.cache.store.begin_flush();
             self.cache.stats.cache_flushes += 1;
             self.cache.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
         }
@@ -101,7 +103,10 @@ impl Engine {
             return;
         }
         match result {
-            Ok(()) => self.advance_durable(covered, fx),
+            Ok(()) => {
+                self.cache.store.end_flush();
+                self.advance_durable(covered, fx);
+            }
             Err(_) => self.fail_cache(fx),
         }
     }

@@ -26,6 +26,7 @@ impl Engine {
         }
         self.cache.set_health(Health::Draining);
         self.reclaim.give_up(&mut self.cache.log);
+        self.cache.store.give_up();
         self.detach.note_undurable(&mut self.cache);
         // The blocks of writes whose records were sent are dirty in the index, and readable from
         // RAM or from the failed records. The records themselves stay in flight until the device

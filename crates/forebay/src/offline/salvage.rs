@@ -322,6 +322,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         pool: superblock.pool,
         area: area_of(area),
         segment_size: superblock.segment_size,
+        log_segments: superblock.log_segments,
         volumes: volumes.collect(),
         ram_bytes: RAM_BYTES,
         index_blocks: index_blocks(area),

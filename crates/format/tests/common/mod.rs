@@ -20,8 +20,8 @@ pub fn reseal(structure: &mut [u8]) {
 fn entry(kind: EntryKind, block: u64, offset: u32, len: u16) -> Entry {
     let (count, crc) = if len == 0 { (1, 0) } else { (1, 0xc0de_0000 | u32::from(len)) };
     let volume = VolumeId(3);
-    let (dirty, first, shared, base) = (false, false, None, None);
-    Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base }
+    let (dirty, first, shared, base, stored) = (false, false, None, None, None);
+    Entry { volume, block, kind, dirty, first, offset, len, count, crc, shared, base, stored }
 }
 
 /// A record of three pages at the second page of its segment, with entries of five kinds.
@@ -57,6 +57,20 @@ pub fn similar_page() -> Vec<u8> {
     let similar = Entry { base: Some(base), ..entry(EntryKind::Similar, 8, 120, 99) };
     let mut page = vec![0; PAGE];
     encode_record(&mut page, &header, &[similar]);
+    page
+}
+
+/// A record whose only block is in the store.
+pub fn stored_page() -> Vec<u8> {
+    let (header, _) = record();
+    let header = RecordHeader { pages: 1, ..header };
+    let stored = Entry {
+        dirty: true,
+        stored: Some(StoreSlot { extent: 0x02_0304, pages: 3 }),
+        ..entry(EntryKind::Zstd, 8, 120, 99)
+    };
+    let mut page = vec![0; PAGE];
+    encode_record(&mut page, &header, &[stored]);
     page
 }
 
@@ -115,10 +129,16 @@ pub fn superblock() -> Superblock {
             ShardArea { offset: AREA_OFFSET, len: 400 << 20 },
             ShardArea { offset: AREA_OFFSET + (400 << 20), len: 500 << 20 },
         ],
+        log_segments: None,
         volumes: vec![volume(0, "database", Some(0xfeed_f00d)), volume(63, "größer", None)],
         clean: true,
         created_unix: 1_795_264_000,
     }
+}
+
+/// The same pool with a store.
+pub fn superblock_with_store() -> Superblock {
+    Superblock { log_segments: Some(8), ..superblock() }
 }
 
 /// The superblock's bytes.

@@ -46,8 +46,12 @@ pub const SEGMENT_SIZE: u32 = 4 << 20;
 const SEGMENT_SIZE_SMALLEST: u32 = 64 << 10;
 /// Number of segments that a shard should have before larger segments are chosen.
 const SEGMENTS_WANTED: u64 = 64;
+/// The same for the log of a cache with a store, whose segments are freed one by one.
+const LOG_SEGMENTS_WANTED: u64 = 32;
 /// Share of the device, in percent, that is never written, for the device's own housekeeping.
 pub const SPARE_PERCENT: u64 = 10;
+/// Share of a cache, in percent, at which all of it is one log.
+pub const ALL_LOG: u8 = 100;
 /// Blocks in the index for every 100 blocks of cache device: more than 100, since compressed
 /// blocks take less than 4 KiB. TPC-C's pages take a third with LZ4.
 const INDEX_PERCENT: u64 = 300;
@@ -120,6 +124,8 @@ pub struct OpenRequest<'a> {
     pub absent: &'a [Absent],
     /// Number of shards of a new pool.
     pub shards: u16,
+    /// Share of a new pool that is its log, in percent; the rest is its store.
+    pub log_percent: u8,
     /// Whether to make a new pool regardless of the device's content.
     pub reset: bool,
     /// UUID of a new pool; random.
@@ -475,7 +481,8 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         }
         notes.push(format!("cache {uuid:032x} of {} is given up", spec.path));
     }
-    let (segment_size, shards) = geometry(request.device_size, request.shards)?;
+    let Geometry { segment_size, shards, log_segments } =
+        geometry(request.device_size, request.shards, request.log_percent)?;
     let mut volumes = Vec::new();
     let mut ids = Vec::new();
     for spec in request.volumes {
@@ -493,6 +500,7 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         segment_size,
         device_size: request.device_size,
         shards,
+        log_segments,
         volumes,
         clean: false,
         created_unix: request.now_unix,
@@ -505,11 +513,22 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     Ok(Opened { superblock, copy, announced, fresh: true, trust, ids, suspect, witnesses, notes })
 }
 
-/// Segment size, in bytes, and shard areas of a new pool.
+/// The division of a cache device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Size of a segment, in bytes.
+    pub segment_size: u32,
+    /// The areas of the shards.
+    pub shards: Vec<ShardArea>,
+    /// Number of segments of each area that are its log, if the others are its store.
+    pub log_segments: Option<u32>,
+}
+
+/// The division of a new pool, of whose areas `log_percent` are the log.
 ///
 /// # Errors
 /// If the device is too small.
-pub fn geometry(device_size: u64, shards: u16) -> Result<(u32, Vec<ShardArea>), Refusal> {
+pub fn geometry(device_size: u64, shards: u16, log_percent: u8) -> Result<Geometry, Refusal> {
     if shards == 0 || usize::from(shards) > SHARDS_MAX {
         return refuse(format!("{shards} shards; choose 1 to {SHARDS_MAX}"));
     }
@@ -524,14 +543,19 @@ pub fn geometry(device_size: u64, shards: u16) -> Result<(u32, Vec<ShardArea>), 
             (least + AREA_OFFSET + 100).next_multiple_of(1 << 20)
         ));
     }
+    let percent = u64::from(log_percent.clamp(1, ALL_LOG));
     let mut segment = u64::from(SEGMENT_SIZE);
-    while segment > smallest && per_shard / segment < SEGMENTS_WANTED {
+    let log = |segment: u64| (per_shard / segment).min(SEGMENTS_MAX) * percent / 100;
+    let wanted = if log_percent < ALL_LOG { LOG_SEGMENTS_WANTED } else { SEGMENTS_WANTED };
+    while segment > smallest && log(segment) < wanted {
         segment /= 2;
     }
     let segments = (per_shard / segment).min(SEGMENTS_MAX);
+    let log = log(segment).clamp(SEGMENTS_MIN, segments);
     let len = segments * segment;
-    let areas = (0..count).map(|i| ShardArea { offset: AREA_OFFSET + i * len, len }).collect();
-    Ok((segment as u32, areas))
+    let shards = (0..count).map(|i| ShardArea { offset: AREA_OFFSET + i * len, len }).collect();
+    let log_segments = (log < segments).then_some(log as u32);
+    Ok(Geometry { segment_size: segment as u32, shards, log_segments })
 }
 
 /// The superblock of an orderly stop, with the fingerprint of each volume's primary.

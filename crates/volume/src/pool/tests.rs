@@ -29,6 +29,7 @@ fn request<'a>(
         witnesses,
         absent: &[],
         shards: 2,
+        log_percent: ALL_LOG,
         reset: false,
         uuid: [9; 16],
         now_unix: 1,
@@ -279,12 +280,18 @@ fn configuration_and_sizes_are_checked() {
     let small = OpenRequest { device_size: 1 << 20, ..request([BLANK, BLANK], &volumes, &[]) };
     let text = why(open(&small));
     let least: u64 = text.split(' ').next_back().and_then(|n| n.parse().ok()).expect("a number");
-    assert!(geometry(least, 2).is_ok(), "{text}");
+    assert!(geometry(least, 2, ALL_LOG).is_ok(), "{text}");
     for size in [least, 100 << 20, 1 << 30, 1 << 40, 64 << 40] {
-        let (segment, areas) = geometry(size, 2).expect("it is large enough");
-        let last = areas.last().expect("there are shards");
-        assert!(last.offset + last.len <= size);
-        assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&(last.len / u64::from(segment))));
+        for percent in [1, 8, ALL_LOG] {
+            let made = geometry(size, 2, percent).expect("it is large enough");
+            let last = made.shards.last().expect("there are shards");
+            assert!(last.offset + last.len <= size);
+            let segments = last.len / u64::from(made.segment_size);
+            assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments));
+            let log = made.log_segments.map_or(segments, u64::from);
+            assert!(log >= SEGMENTS_MIN && log <= segments);
+            assert_eq!(made.log_segments.is_none(), log == segments, "{size} {percent}");
+        }
     }
     let copy = encoded(&stopped(&volumes));
     let smaller = OpenRequest { device_size: 1 << 29, ..request([&copy, BLANK], &volumes, &[]) };
@@ -380,8 +387,8 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
 fn a_device_that_is_used_in_part_has_an_index_that_fits() {
     for budget in [16 << 20, 100 << 20, 1 << 30, 12 << 30_u64] {
         let size = device_for_index(budget);
-        let (_, areas) = geometry(size, 2).expect("it is large enough");
-        let taken: u64 = areas.into_iter().map(index_bytes).sum();
+        let made = geometry(size, 2, ALL_LOG).expect("it is large enough");
+        let taken: u64 = made.shards.into_iter().map(index_bytes).sum();
         assert!(taken <= budget, "{taken} of {budget}");
         assert!(taken > budget / 10 * 9, "most of it is used: {taken} of {budget}");
     }

@@ -311,6 +311,7 @@ impl Harness {
 fn config(layout: &Layout) -> ShardConfig {
     let mut config = ShardConfig {
         segment_size: 4 << 20,
+        log_segments: None,
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
         write_cache_depth: Duration::from_secs(3600),

@@ -1,0 +1,141 @@
+//! The pages of the store: how many payloads, reads and destages need each of them.
+//!
+//! A page that nothing needs any more is not free at once: the record that ended its last use must
+//! be durable before the page is written again. Otherwise a crash could bring back a block whose
+//! payload has been overwritten. Until then the page is *freed*, which counts as a use.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use forebay_format::PAGE;
+
+use crate::contents::Place;
+
+/// Uses of a page from which the exact number is in a table of its own.
+const MANY: u8 = u8::MAX;
+
+/// The uses of each page of the store.
+#[derive(Debug, Default)]
+pub struct Pages {
+    /// Position of the first extent; the segments of the log come before it.
+    first: u32,
+    /// Pages in an extent.
+    per: u32,
+    /// Number of uses by page; [`MANY`] if it is in `many`.
+    uses: Vec<u8>,
+    many: BTreeMap<u32, u32>,
+    /// Pages whose last use ended in the record being built, or earlier in a way that no record
+    /// says.
+    freed: Vec<u32>,
+}
+
+impl Pages {
+    /// Unused pages of `extents` extents of `per` pages each; the first is at position `first`.
+    pub fn new(first: usize, extents: usize, per: usize) -> Self {
+        let to_u32 = |n: usize| u32::try_from(n).expect("positions have 20 bits, offsets 22");
+        Self {
+            first: to_u32(first),
+            per: to_u32(per),
+            uses: vec![0; extents * per],
+            many: BTreeMap::new(),
+            freed: Vec::new(),
+        }
+    }
+
+    /// The number of pages.
+    pub fn len(&self) -> u32 {
+        self.uses.len() as u32
+    }
+
+    /// Whether a place is in the store.
+    pub fn has(&self, place: &Place) -> bool {
+        place.segment >= self.first && !self.uses.is_empty()
+    }
+
+    /// The pages that a range of bytes of an extent covers, numbered through all extents.
+    pub fn covered(&self, segment: u32, bytes: Range<u32>) -> Range<u32> {
+        let page = PAGE as u32;
+        let from = (segment - self.first) * self.per;
+        from + bytes.start / page..from + bytes.end.div_ceil(page)
+    }
+
+    /// The pages of a payload in the store.
+    pub fn of(&self, place: &Place) -> Range<u32> {
+        self.covered(place.segment, place.offset..place.offset + u32::from(place.len))
+    }
+
+    /// Position of the extent of a page, and the page's offset in it, in bytes.
+    pub fn place(&self, page: u32) -> (u32, u32) {
+        (self.first + page / self.per, page % self.per * PAGE as u32)
+    }
+
+    /// Whether nothing needs any of these pages.
+    pub fn are_free(&self, mut pages: Range<u32>) -> bool {
+        pages.all(|page| self.uses[page as usize] == 0)
+    }
+
+    /// Counts a use of each page.
+    pub fn hold(&mut self, pages: Range<u32>) {
+        for page in pages {
+            let uses = &mut self.uses[page as usize];
+            match *uses {
+                MANY => *self.many.get_mut(&page).expect("it has many uses") += 1,
+                most if most == MANY - 1 => {
+                    *uses = MANY;
+                    self.many.insert(page, u32::from(MANY));
+                }
+                _ => *uses += 1,
+            }
+        }
+    }
+
+    /// Ends a use of each page.
+    pub fn release(&mut self, pages: Range<u32>) {
+        for page in pages {
+            if self.end_use(page) {
+                self.uses[page as usize] = 1;
+                self.freed.push(page);
+            }
+        }
+    }
+
+    /// Ends a use of a page; returns whether it was the last.
+    fn end_use(&mut self, page: u32) -> bool {
+        let uses = &mut self.uses[page as usize];
+        if *uses == MANY {
+            let exact = self.many.get_mut(&page).expect("it has many uses");
+            *exact -= 1;
+            if *exact < u32::from(MANY) {
+                *uses = MANY - 1;
+                self.many.remove(&page);
+            }
+            return false;
+        }
+        *uses -= 1;
+        *uses == 0
+    }
+
+    /// Takes the pages freed since the last call.
+    pub fn take_freed(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// The number of pages freed since the last [`Pages::take_freed`].
+    pub fn freed(&self) -> usize {
+        self.freed.len()
+    }
+
+    /// Makes a freed page free, as the record that ended its last use is durable; returns false if
+    /// it has been put to use again.
+    pub fn end_freed(&mut self, page: u32) -> bool {
+        self.end_use(page)
+    }
+
+    /// The number of uses of a page.
+    pub fn uses(&self, page: u32) -> u32 {
+        match self.uses[page as usize] {
+            MANY => self.many[&page],
+            uses => u32::from(uses),
+        }
+    }
+}

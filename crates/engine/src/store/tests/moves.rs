@@ -1,0 +1,241 @@
+//! Blocks on their way into the store and out of it, without requests and reclaim: what the log
+//! says when, and when a slot is free.
+
+use forebay_block::{ByteRange, Io, IoOp};
+use forebay_format::{EntryKind, Lsn, PAGE, decode_record};
+
+use crate::api::{Eviction, ShardConfig, Target};
+use crate::contents::Place;
+use crate::form::Copied;
+use crate::testing::rooms::{BLOCK, Rooms, content, key};
+use crate::testing::{Devices, SEGMENT, config};
+use crate::ticket::Ticket;
+
+/// Segments of the log, and extents of the store.
+const LOG: u64 = 8;
+const EXTENTS: u64 = 2;
+
+fn rooms() -> Rooms {
+    let (cache, primary) = ((LOG + EXTENTS) * u64::from(SEGMENT), 4000 * BLOCK);
+    let log_segments = Some(LOG as u32);
+    let config = ShardConfig {
+        log_segments,
+        eviction: Eviction::Fifo,
+        index_blocks: 1000,
+        ..config(cache, primary)
+    };
+    Rooms::with(config, Devices::new(cache, primary))
+}
+
+impl Rooms {
+    fn place(&self, block: u64) -> Place {
+        self.contents.get(key(block)).expect("it is cached")
+    }
+
+    /// Writes blocks of one group to the store; returns the write.
+    fn move_out(&mut self, blocks: &[u64]) -> (Target, Io) {
+        let copied = |&block: &u64| {
+            let place = self.place(block);
+            (Copied::new(key(block), place, content(block).to_vec()), place)
+        };
+        let copies = blocks.iter().map(copied).collect();
+        let Self { cache, fx, .. } = self;
+        assert!(cache.send_to_store(copies, fx).is_ok(), "there is room");
+        self.only()
+    }
+
+    /// Ends the write of a unit.
+    fn unit_done(&mut self, io: (Target, Io)) {
+        let (sent, done) = self.end(io, Ok(()));
+        let Ticket::Unit { id, tries } = sent.ticket else { panic!("{:?}", sent.ticket) };
+        let Self { cache, fx, .. } = self;
+        cache.unit_written(id, tries, done, fx);
+    }
+
+    fn flush_units(&mut self) {
+        assert!(self.store.wants_flush());
+        self.store.begin_flush();
+        self.store.end_flush();
+    }
+
+    fn pump(&mut self) {
+        let Self { cache, fx, .. } = self;
+        cache.pump_store(fx);
+    }
+
+    /// Closes the record being built; returns the blocks of its entries and their kinds.
+    fn said(&mut self) -> Vec<(u64, EntryKind, bool)> {
+        let Self { cache, fx, .. } = self;
+        assert!(cache.close_record(fx));
+        let is_record = |(_, io): &(Target, Io)| decode_record(&io.buf[..PAGE]).ok();
+        let record = self.fx.ios.iter().rev().find_map(is_record);
+        let entries = record.map(|record| record.entries).unwrap_or_default();
+        self.settle();
+        entries.iter().map(|entry| (entry.block, entry.kind, entry.stored.is_some())).collect()
+    }
+
+    /// The blocks are in the store, and the log says so durably.
+    fn stored(&mut self, blocks: &[u64]) {
+        let unit = self.move_out(blocks);
+        self.unit_done(unit);
+        self.flush_units();
+        self.pump();
+        assert_eq!(self.said().len(), blocks.len());
+        self.flush_device();
+    }
+}
+
+#[test]
+fn the_log_names_a_unit_when_it_is_durable() {
+    let mut rooms = rooms();
+    rooms.clean([4, 5, 6, 7]);
+    let unit = rooms.move_out(&[4, 5, 6, 7]);
+    let at = LOG * u64::from(SEGMENT);
+    let range = ByteRange::new(at, 4 * BLOCK);
+    assert_eq!((unit.0, unit.1.op, unit.1.range), (Target::Cache, IoOp::Write, range));
+    rooms.pump();
+    assert!(rooms.said().is_empty(), "it is not written");
+    rooms.unit_done(unit);
+    rooms.pump();
+    assert!(rooms.said().is_empty(), "it is not flushed");
+    rooms.flush_units();
+    rooms.pump();
+    assert!(rooms.place(4).segment < LOG as u32, "the log does not say so yet");
+    let mut said = rooms.said();
+    said.sort_unstable_by_key(|entry| entry.0);
+    assert_eq!(said, [4, 5, 6, 7].map(|block| (block, EntryKind::Raw, true)));
+    for (i, block) in (4..8).enumerate() {
+        let Place { segment, offset, .. } = rooms.place(block);
+        assert_eq!((segment, offset), (LOG as u32, i as u32 * PAGE as u32));
+    }
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+/// A block may be put together from a delta that is not durable: found by reading, 2026-11-23.
+#[test]
+fn a_dirty_block_is_unsettled_until_the_entry_that_names_it_is_durable() {
+    let mut rooms = rooms();
+    rooms.dirty([9]);
+    let unit = rooms.move_out(&[9]);
+    rooms.unit_done(unit);
+    rooms.flush_units();
+    rooms.pump();
+    assert_eq!(rooms.said(), [(9, EntryKind::Raw, true)]);
+    assert!(rooms.place(9).dirty);
+    let named = rooms.log.completed();
+    assert_eq!(rooms.contents.unsettled(key(9)), Some(named));
+    rooms.flush_device();
+    assert_eq!(rooms.contents.unsettled(key(9)), None);
+}
+
+#[test]
+fn a_block_that_was_written_meanwhile_does_not_enter_the_store() {
+    let mut rooms = rooms();
+    rooms.dirty([9]);
+    let unit = rooms.move_out(&[9]);
+    rooms.dirty([9]);
+    rooms.unit_done(unit);
+    rooms.flush_units();
+    rooms.pump();
+    assert!(rooms.said().is_empty());
+    assert!(rooms.place(9).segment < LOG as u32);
+    // Its page is free after the next record.
+    rooms.dirty([10]);
+    rooms.flush_device();
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 0);
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
+fn a_slot_is_free_when_the_record_that_frees_it_is_durable() {
+    let mut rooms = rooms();
+    rooms.clean([4, 5]);
+    rooms.stored(&[4, 5]);
+    assert_eq!(rooms.store.used_pages(), 2);
+    rooms.dirty([4, 5]);
+    assert!(rooms.place(4).segment < LOG as u32, "the new version is in the log");
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 2, "a crash may bring the old version back");
+    rooms.flush_device();
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 0);
+}
+
+#[test]
+fn what_leaves_the_store_without_an_entry_gets_one_before_its_page_is_free() {
+    let mut rooms = rooms();
+    rooms.clean([4]);
+    rooms.stored(&[4]);
+    let before = rooms.log.next_lsn();
+    let crate::cache::Cache { contents, ram, .. } = &mut rooms.cache;
+    contents.drop(key(4), ram);
+    // A record that does not say so frees nothing.
+    rooms.dirty([20]);
+    rooms.flush_device();
+    assert!(rooms.contents.has_unlogged());
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 1);
+    assert_eq!(rooms.log.barrier(), Lsn(before.0 + 1), "direct writes wait for the entry");
+    assert_eq!(rooms.said(), [(4, EntryKind::Invalidate, false)]);
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 1, "the entry is not durable");
+    rooms.flush_device();
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 0);
+}
+
+#[test]
+fn a_store_with_few_free_slots_evicts_a_clean_unit_and_says_so_first() {
+    let mut rooms = rooms();
+    rooms.clean([4, 5, 6, 7]);
+    rooms.stored(&[4, 5, 6, 7]);
+    rooms.dirty([8, 9, 10, 11]);
+    let next = rooms.log.next_lsn();
+    // A sample of an index that is nearly empty often finds nothing.
+    while rooms.log.barrier() != next {
+        rooms.pump();
+    }
+    assert_eq!(rooms.said(), [4, 5, 6, 7].map(|block| (block, EntryKind::Invalidate, false)));
+    assert!(rooms.contents.get(key(4)).is_none());
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 4, "no slot is free before that is durable");
+    rooms.flush_device();
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 0);
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
+fn a_dirty_unit_is_not_evicted() {
+    let mut rooms = rooms();
+    rooms.dirty([4, 5, 6, 7]);
+    rooms.stored(&[4, 5, 6, 7]);
+    (0..1000).for_each(|_| rooms.pump());
+    assert!(rooms.said().is_empty());
+    assert!(rooms.place(4).segment >= LOG as u32);
+}
+
+#[test]
+fn a_read_keeps_its_pages() {
+    let mut rooms = rooms();
+    rooms.clean([4]);
+    rooms.stored(&[4]);
+    let item = crate::contents::Stored { key: key(4), place: rooms.place(4) };
+    let read = crate::log::read::SegmentRead::one(crate::log::read::Reader::Copies, item);
+    let Rooms { cache, fx, .. } = &mut rooms;
+    cache.read_payloads(read, fx);
+    let io = rooms.only();
+    rooms.dirty([4]);
+    rooms.flush_device();
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 1, "the read is in flight");
+    let (sent, done) = rooms.end(io, Ok(()));
+    let Ticket::Payloads(read) = sent.ticket else { panic!("{:?}", sent.ticket) };
+    assert_eq!(read.payload(&done, &item), Some(&content(4)[..]));
+    rooms.end_read(&read);
+    rooms.dirty([20]);
+    rooms.flush_device();
+    rooms.pump();
+    assert_eq!(rooms.store.used_pages(), 0);
+}
