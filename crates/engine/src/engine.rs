@@ -445,6 +445,9 @@ impl Engine {
             // What it waits for may come without an I/O: slots that nothing needs any more.
             deadline = deadline.min(self.cache.now + MOVE_TICK);
         }
+        if let Some(at) = self.cache.log.held_until().filter(|&at| at > self.cache.now) {
+            deadline = deadline.min(at);
+        }
         if self.cache.form.background().turn_is_over() {
             let wait = if self.cache.log.queued() == 0 { COPY_TICK } else { Duration::ZERO };
             deadline = deadline.min(self.cache.now + wait);

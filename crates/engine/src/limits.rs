@@ -46,9 +46,16 @@ pub const TRY_ONE_IN: u32 = 16;
 /// a similar block.
 pub const REBASES_MAX: usize = 32;
 /// Units of the store among which the least wanted is evicted.
-pub const EVICT_SAMPLE: usize = 8;
+pub const EVICT_SAMPLE: usize = 24;
 /// Units evicted in one turn, by length of their slots.
 pub const EVICTIONS_MAX: usize = 32;
+/// Units that one flush makes durable, if more are coming.
+pub const UNITS_FLUSHED: usize = 64;
+/// Entries and pages of a record that waits for a client's write to share it, if nothing waits for
+/// the record.
+pub const ENTRIES_HELD: usize = 128;
+/// See [`ENTRIES_HELD`].
+pub const PAGES_HELD: usize = 16;
 /// Destage writes of one volume that may wait for the primary's flush.
 pub const DESTAGED_UNFLUSHED_MAX: usize = 4096;
 

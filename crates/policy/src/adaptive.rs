@@ -122,6 +122,17 @@ impl Adaptive {
         }
     }
 
+    /// Prefetches the memory that a request for a block will access.
+    pub fn warm(&self, key: u64) {
+        self.counts.warm(key);
+    }
+
+    /// How often a block was read recently.
+    #[must_use]
+    pub fn count(&self, key: u64) -> u8 {
+        self.counts.of(key)
+    }
+
     /// The stamp for a block that is requested now. Stamps wrap around.
     #[must_use]
     pub fn stamp(&self) -> u8 {

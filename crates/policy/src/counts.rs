@@ -50,6 +50,12 @@ impl Counts {
         self.last = Some(key);
     }
 
+    /// Prefetches the counters of a block.
+    pub fn warm(&self, key: u64) {
+        self.blocks.warm(key);
+        self.groups.warm(key / GROUP);
+    }
+
     /// Recent requests for a block.
     pub fn of(&self, key: u64) -> u8 {
         self.blocks.estimate(key).min(self.groups.estimate(key / GROUP))

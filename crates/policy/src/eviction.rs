@@ -10,7 +10,9 @@
 
 use std::ops::Range;
 
+use crate::adaptive::StoreCandidate;
 use crate::frequency::Frequency;
+use crate::stored::Stored;
 
 /// Maximum share of a reclaimed segment's payload that is copied forward for the policy. Other
 /// blocks that it would keep are dropped, so that reclaim always gains space.
@@ -71,6 +73,13 @@ impl Eviction {
             Self::Lru => Box::new(Lru::new()),
             Self::Frequency => Box::new(Frequency::new(blocks)),
         }
+    }
+
+    /// The policy for a cache with a store, of about `blocks` blocks in all. There `frequency` is
+    /// the best of several rules between it and `lru`: see [`crate::Adaptive`].
+    #[must_use]
+    pub fn store_policy(self, blocks: u64) -> Box<dyn EvictionPolicy + Send> {
+        Box::new(Stored::new(self, blocks))
     }
 }
 
@@ -137,6 +146,27 @@ pub trait EvictionPolicy {
     /// Called when a segment has been filled; the log now has `live_segments`. This is the policy's
     /// clock.
     fn sealed(&mut self, live_segments: u64);
+
+    /// Called when a block that was not cached, or a new version of one, enters the cache: the
+    /// clock of [`EvictionPolicy::stamp`].
+    fn entered(&mut self) {}
+
+    /// The stamp of a block that is requested now. Stamps wrap around. With a store a block's
+    /// metadata are the lowest bits of the stamp of its last request.
+    fn stamp(&self) -> u8 {
+        0
+    }
+
+    /// The new stamp of a block of the store with `stamp` that is hit now.
+    fn restamp(&self, stamp: u8) -> u8 {
+        stamp
+    }
+
+    /// The position of the block that leaves the store. A block that asks to enter is one of the
+    /// candidates; if it is chosen, it does not enter.
+    fn victim(&mut self, _candidates: &[StoreCandidate]) -> usize {
+        0
+    }
 
     /// Chooses the clean blocks of the oldest segment to copy forward, at most `copy_bytes` in
     /// total.

@@ -20,6 +20,7 @@ mod sequential;
 mod shadow;
 mod shares;
 mod sketch;
+mod stored;
 mod throttle;
 mod window;
 

@@ -32,6 +32,9 @@ impl Cache {
         if self.ram.has_room_for(key) {
             return;
         }
+        if let Some((oldest, _)) = self.ram.recent().oldest() {
+            self.note_left_ram(block_of(Key(oldest)));
+        }
         let (index, locks) = (self.contents.index(), &self.locks);
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
         let blocks = run.end - run.start;
@@ -66,7 +69,7 @@ impl Cache {
     /// are.
     fn weigh(&mut self, run: Range<u64>, fx: &mut Effects) -> bool {
         let reads_enter = self.admits_reads(Key(run.start).volume());
-        let admits = reads_enter && self.policy.admits(run.clone());
+        let admits = reads_enter && self.may_enter(run.clone());
         if admits {
             let mut block = [0; BLOCK_SIZE];
             for key in run.map(Key) {
@@ -79,6 +82,14 @@ impl Cache {
             }
         }
         admits
+    }
+
+    /// Whether missed blocks, which were requested together, enter the cache device.
+    pub(crate) fn may_enter(&mut self, run: Range<u64>) -> bool {
+        match self.store.exists() {
+            true => self.deserve_store(run, self.policy.stamp()),
+            false => self.policy.admits(run),
+        }
     }
 
     /// Puts a block read from the primary into the log, unless more writes wait for the log than

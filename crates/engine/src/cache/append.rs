@@ -23,6 +23,15 @@ impl Cache {
         self.log.free() > RECLAIM_RESERVE + self.stuck_reserve() && !self.contents.index().is_full()
     }
 
+    /// The number of free segments above which a freed one may wait for company on its way. In a
+    /// small log beside a store there are many.
+    pub(crate) fn patient_from(&self) -> u64 {
+        match self.store.exists() {
+            true => RECLAIM_RESERVE + 1 + self.stuck_reserve(),
+            false => u64::MAX,
+        }
+    }
+
     /// The forms, with a context of the other rooms that they need.
     pub(crate) fn forms(&mut self) -> (&mut Forms, Context<'_>) {
         let cx = Context {

@@ -29,6 +29,7 @@ use crate::volume::Volume;
 pub(crate) mod admission;
 mod append;
 mod associate;
+mod evict;
 mod limit;
 mod probe;
 mod send;
@@ -98,7 +99,7 @@ impl Cache {
             form: Forms::new(is_similar, config.index_blocks),
             log: Log::new(segments, builder),
             store: Store::new(all - segments, extent_pages),
-            policy: config.eviction.policy(config.area.len / BLOCK_SIZE as u64),
+            policy: policy(&config, config.eviction),
             volumes,
             locks: Locks::default(),
             left: Left::default(),
@@ -215,7 +216,7 @@ impl Cache {
 
     /// Changes the eviction policy. The new policy knows little about the blocks at first.
     pub fn set_eviction(&mut self, eviction: Eviction) {
-        self.policy = eviction.policy(self.config.area.len / BLOCK_SIZE as u64);
+        self.policy = policy(&self.config, eviction);
     }
 
     /// Changes how blocks that resemble other blocks are stored from now on.
@@ -274,6 +275,15 @@ impl Cache {
             Health::Draining => self.left.has(key),
             Health::Detached => true,
         }
+    }
+}
+
+/// The eviction policy of a shard.
+fn policy(config: &ShardConfig, eviction: Eviction) -> Box<dyn EvictionPolicy + Send> {
+    let blocks = config.area.len / BLOCK_SIZE as u64;
+    match config.log_segments {
+        Some(_) => eviction.store_policy(blocks),
+        None => eviction.policy(blocks),
     }
 }
 

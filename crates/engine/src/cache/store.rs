@@ -1,4 +1,4 @@
-//! Ways into the store and out of it: units are written, named by the log, and evicted.
+//! The way into the store: units are written, and the log names them.
 
 use forebay_block::{Completion, Io};
 use forebay_format::{EntryKind, PAGE, StoreSlot};
@@ -8,18 +8,12 @@ use crate::cache::Cache;
 use crate::contents::Place;
 use crate::form::Copied;
 use crate::key::Key;
-use crate::limits::{EVICT_SAMPLE, EVICTIONS_MAX, WRITE_TRIES};
+use crate::limits::{ENTRIES_HELD, PAGES_HELD, WRITE_TRIES};
 use crate::log::builder::{Expect, Stored};
 use crate::note::Note;
 use crate::slab::Id;
-use crate::store::{GROUP_BLOCKS, SLOT_PAGES_MAX, Unit, UnitBlock, unit_pages};
+use crate::store::{Unit, UnitBlock, unit_pages};
 use crate::ticket::Ticket;
-
-/// One slot in this many of a class is kept free, so that units do not wait.
-const SLOTS_FREE: u64 = 64;
-/// The same as a number, at least and at most.
-const SLOTS_FREE_MIN: usize = 8;
-const SLOTS_FREE_MAX: usize = 1024;
 
 impl Cache {
     /// Writes blocks of one group into the store, in their densest form. Returns them if there is
@@ -39,6 +33,9 @@ impl Cache {
             payloads.push(forms.densest(&mut cx, copy, *now));
         }
         let pages = unit_pages(payloads.iter().map(|(_, bytes, _)| bytes.len()));
+        if copies.len() > 1 && self.store.is_too_long(pages) {
+            return self.send_apart(copies, fx);
+        }
         let Some(slot) = self.store.take_slot(pages, self.contents.pages()) else {
             return Err(copies);
         };
@@ -62,6 +59,10 @@ impl Cache {
             at += bytes.len().next_multiple_of(8);
         }
         self.store.note_busy(&pages);
+        let now = self.policy.stamp();
+        let age = |meta: u8| now.wrapping_sub(self.stamp_of(meta));
+        let newest = copies.iter().map(|(_, place)| age(place.meta)).min().unwrap_or(0);
+        self.contents.pages().set_stamp(pages.start, now.wrapping_sub(newest));
         for block in &blocks {
             let bytes = block.offset..block.offset + u32::from(block.len);
             let pages = self.contents.pages();
@@ -76,13 +77,29 @@ impl Cache {
         Ok(())
     }
 
+    /// Writes blocks into the store, each as a unit of its own. Returns those that find no free
+    /// slot now.
+    fn send_apart(
+        &mut self,
+        mut copies: Vec<(Copied, Place)>,
+        fx: &mut Effects,
+    ) -> Result<(), Vec<(Copied, Place)>> {
+        while let Some(copy) = copies.pop() {
+            if let Err(mut left) = self.send_to_store(vec![copy], fx) {
+                copies.append(&mut left);
+                return Err(copies);
+            }
+        }
+        Ok(())
+    }
+
     /// Handles the end of a unit's write.
     pub(crate) fn unit_written(&mut self, id: Id, tries: u32, done: Completion, fx: &mut Effects) {
         if self.health() != Health::Good {
             return;
         }
         match done.result {
-            Ok(()) => self.store.end_write(id, !self.config.cache_volatile),
+            Ok(()) => self.store.end_write(self.now, id, !self.config.cache_volatile),
             Err(_) if tries < WRITE_TRIES => {
                 let unit = self.store.unit(id);
                 let (segment, start) = self.contents.pages_and_index().0.place(unit.pages.start);
@@ -109,6 +126,19 @@ impl Cache {
         if waits && self.log.builder_ref().is_empty() {
             self.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
+    }
+
+    /// Whether the record being built waits for a client's write to share it, so that it needs no
+    /// pages of its own: nothing waits for its entries.
+    pub(crate) fn holds_record(&mut self) -> bool {
+        let builder = self.log.builder_ref();
+        let small = builder.pending.len() < ENTRIES_HELD && builder.pages() < PAGES_HELD;
+        let alone = builder.complete.is_empty() && builder.waiters.is_empty();
+        let waits = self.log.waits_for_next(self.patient_from())
+            || self.log.is_emergency()
+            || self.store.is_short();
+        let holds = self.store.exists() && self.is_serving() && small && alone && !waits;
+        self.log.hold(self.now, holds)
     }
 
     /// Puts the entries of durable units into the record being built.
@@ -171,106 +201,4 @@ impl Cache {
             self.log.want_durable(lsn);
         }
     }
-
-    /// Evicts units of each class of which slots are sought and few are left.
-    fn evict(&mut self, fx: &mut Effects) {
-        let tight = self.index_is_tight();
-        let (mut evicted, mut wanted) = (false, false);
-        for class in 1..=SLOT_PAGES_MAX {
-            let all = self.store.slots(class) as u64;
-            let few = (all / SLOTS_FREE) as usize;
-            let few = few.clamp(SLOTS_FREE_MIN, SLOTS_FREE_MAX);
-            let coming = self.store.freeing() / class + self.contents.pages().freed() / class;
-            let left = self.store.free_slots(class) + coming + self.store.leaving(class);
-            if tight || self.store.is_sought(class) && left < few {
-                let most = if tight { EVICTIONS_MAX } else { (few - left).min(EVICTIONS_MAX) };
-                wanted |= left == 0 || tight;
-                for _ in 0..most {
-                    let Some(keys) = self.victim(class) else { break };
-                    evicted = true;
-                    self.stats.evicted_blocks += keys.len() as u64;
-                    self.store.note_leaving(class, keys[0].0);
-                    for (key, place) in keys {
-                        let (kind, expect) = (EntryKind::Invalidate, Expect::At(place));
-                        if !self.push_bare(fx, key, 1, kind, false, expect) {
-                            return;
-                        }
-                        self.log.raise_barrier();
-                    }
-                }
-            }
-        }
-        let coming = self.store.freeing() + self.contents.pages().freed() > 0;
-        self.store.note_full(wanted && !evicted && !coming);
-    }
-
-    /// Whether the index is nearly full and has clean blocks to evict.
-    pub(crate) fn index_is_tight(&self) -> bool {
-        let index = self.contents.index();
-        let margin = index.capacity() / INDEX_MARGIN;
-        index.len() + margin >= index.capacity() && index.len() > self.contents.dirty().blocks()
-    }
-
-    /// The blocks of the least wanted unit, among some chosen at random, in slots of a class.
-    fn victim(&mut self, class: usize) -> Option<Vec<(Key, Place)>> {
-        let mut least: Option<(Key, Place)> = None;
-        let random = self.store.random();
-        let mut candidates = 0;
-        for (key, place) in self.contents.index().sample(random, EVICT_SAMPLE * 4) {
-            let pages = self.contents.pages_and_index().0;
-            if !pages.has(&place)
-                || self.store.class_at(place.segment - self.log.len() as u32) != class
-            {
-                continue;
-            }
-            if !self.may_leave(key, &place) {
-                continue;
-            }
-            candidates += 1;
-            if least.is_none_or(|(other, _)| self.policy.prefers(other.0, key.0)) {
-                least = Some((key, place));
-            }
-            if candidates == EVICT_SAMPLE {
-                break;
-            }
-        }
-        let (key, place) = least?;
-        Some(self.unit_of(key, &place))
-    }
-
-    /// Whether the unit of a block is clean, and nothing but its blocks needs it.
-    fn may_leave(&self, key: Key, place: &Place) -> bool {
-        let unit = self.unit_of(key, place);
-        let free = |(key, place): &(Key, Place)| {
-            !place.dirty && !self.log.builder_ref().has_entry_of(*key)
-        };
-        unit.iter().all(free)
-    }
-
-    /// The blocks of the same group in the same slot.
-    fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
-        let (pages, index) = self.contents.pages_and_index();
-        let slot = self.store.slot_of(pages.of(place).start);
-        let first = key.0 / GROUP_BLOCKS * GROUP_BLOCKS;
-        let all = (first..first + GROUP_BLOCKS).map(Key);
-        let found = all.filter_map(|key| index.get(key).map(|place| (key, place)));
-        found
-            .filter(|(_, other)| {
-                pages.has(other) && self.store.slot_of(pages.of(other).start) == slot
-            })
-            .collect()
-    }
-
-    /// Whether a clean block that leaves the log stays in the cache, in the store.
-    pub(crate) fn keeps_in_store(&self, key: Key) -> bool {
-        if self.index_is_tight() {
-            return false;
-        }
-        let plenty = self.store.free_pages() > u64::from(self.store.pages()) / 32;
-        plenty || self.store.last_victim().is_none_or(|gone| self.policy.prefers(key.0, gone.0))
-    }
 }
-
-/// One part in this many of the index is kept free, by reclaiming or evicting even when there is
-/// room on the device.
-const INDEX_MARGIN: u64 = 64;

@@ -24,6 +24,8 @@ pub struct Pages {
     /// Number of uses by page; [`MANY`] if it is in `many`.
     uses: Vec<u8>,
     many: BTreeMap<u32, u32>,
+    /// The policy's stamp of each unit, at its first page.
+    stamps: Vec<u8>,
     /// Pages whose last use ended in the record being built, or earlier in a way that no record
     /// says.
     freed: Vec<u32>,
@@ -38,6 +40,7 @@ impl Pages {
             per: to_u32(per),
             uses: vec![0; extents * per],
             many: BTreeMap::new(),
+            stamps: vec![0; extents * per],
             freed: Vec::new(),
         }
     }
@@ -113,6 +116,16 @@ impl Pages {
         }
         *uses -= 1;
         *uses == 0
+    }
+
+    /// The policy's stamp of the unit that begins at a page: of the last request for its blocks.
+    pub fn stamp(&self, page: u32) -> u8 {
+        self.stamps[page as usize]
+    }
+
+    /// Sets the policy's stamp of the unit that begins at a page.
+    pub fn set_stamp(&mut self, page: u32, stamp: u8) {
+        self.stamps[page as usize] = stamp;
     }
 
     /// Takes the pages freed since the last call.

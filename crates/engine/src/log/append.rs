@@ -3,6 +3,8 @@
 //! A block's index entry changes when its record is closed, not when the device has the record. A
 //! read in between waits for the record or finds the bytes in RAM.
 
+use std::time::Duration;
+
 use forebay_block::{Instant, IoBuf};
 use forebay_format::{
     Entry, EntryKind, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, encode_record, footer_bytes,
@@ -18,6 +20,9 @@ use crate::log::builder::{Against, Expect, Payload, Pending, Shared};
 use crate::log::{Log, OpenSegment, RecordInFlight, SealingSegment, SegmentState};
 use crate::ram::Ram;
 use crate::slab::Id;
+
+/// Longest time that a record waits for a client's write to share it.
+const HOLD: Duration = Duration::from_millis(5);
 
 /// Ends the hold on the pages of a new payload in the store: its block is there now, or never will
 /// be.
@@ -87,6 +92,7 @@ impl Log {
             return Closed::Empty;
         }
         self.next_lsn = lsn.next();
+        self.held_since = None;
         let mut buf = self.builder.take(pages, packed_at);
         let header = RecordHeader {
             pool: cx.config.pool,
@@ -118,10 +124,30 @@ impl Log {
     /// Whether a checkpoint is needed: a segment cannot be freed, or a direct write cannot proceed,
     /// before the next record is durable, and the builder has no entry that is certain to be
     /// written. Copies may no longer count when the record is closed.
-    pub fn needs_checkpoint(&self) -> bool {
-        let waits = self.freeing.iter().any(|&(_, lsn)| lsn == self.next_lsn)
-            || self.barrier >= self.next_lsn && !self.waiters.is_empty();
-        waits && !self.builder.pending.iter().any(|item| item.expect.is_certain())
+    pub fn needs_checkpoint(&self, patient: u64) -> bool {
+        self.waits_for_next(patient)
+            && !self.builder.pending.iter().any(|item| item.expect.is_certain())
+    }
+
+    /// Whether an operation waits for the next record or, unless more than `patient` segments are
+    /// free, a segment does.
+    pub fn waits_for_next(&self, patient: u64) -> bool {
+        self.free <= patient && self.freeing.iter().any(|&(_, lsn)| lsn == self.next_lsn)
+            || self.barrier >= self.next_lsn && !self.waiters.is_empty()
+    }
+
+    /// Holds the record being built, if it `may` wait, for a while; returns whether it waits.
+    pub fn hold(&mut self, now: Instant, may: bool) -> bool {
+        if !may || self.builder.is_empty() {
+            self.held_since = None;
+            return false;
+        }
+        now.since(*self.held_since.get_or_insert(now)) < HOLD
+    }
+
+    /// When the record being built has waited long enough, if it does.
+    pub fn held_until(&self) -> Option<Instant> {
+        self.held_since.map(|since| since + HOLD)
     }
 
     /// Accounts for a record in its segment.
@@ -153,6 +179,9 @@ impl Log {
             // A copy forward counts as newly inserted: its hits have been paid for.
             let mut meta = cx.policy.inserted();
             let moves = matches!(item.payload, Payload::Stored(_));
+            if !matches!(item.expect, Expect::At(_)) {
+                cx.policy.entered();
+            }
             match item.expect {
                 Expect::Always => {}
                 Expect::Over(base) => {

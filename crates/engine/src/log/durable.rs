@@ -158,12 +158,16 @@ impl Log {
         FooterWrite { seq: segment.seq, offset, buf }
     }
 
-    /// Frees the segments whose removal from the log is durable and that nothing reads any more.
-    pub fn finish_freeing(&mut self) {
+    /// Frees the segments whose removal from the log is durable and that nothing reads any more. If
+    /// more than `patient` segments are free, the removal waits for a flush that is due anyway: the
+    /// one for the next segment that is full.
+    pub fn finish_freeing(&mut self, patient: u64) {
         while let Some(&(seq, lsn)) = self.freeing.front() {
             let index = self.position(seq);
             if lsn > self.durable {
-                self.want_durable(lsn);
+                if self.free <= patient {
+                    self.want_durable(lsn);
+                }
                 break;
             }
             if self.segments[index].readers > 0 {

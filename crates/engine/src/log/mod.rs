@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use forebay_block::IoBuf;
+use forebay_block::{Instant, IoBuf};
 use forebay_format::{Entry, Lsn, SegmentSeq};
 
 use crate::contents::{Contents, IN_STORE, Place};
@@ -176,6 +176,8 @@ pub struct Log {
     /// Reads of blocks whose record is still being written.
     read_waiters: Vec<(Id, Key)>,
     leaving: Leaving,
+    /// Since when the record being built waits for a client's write to share it.
+    held_since: Option<Instant>,
 }
 
 impl Log {
@@ -208,6 +210,7 @@ impl Log {
             failed: Vec::new(),
             read_waiters: Vec::new(),
             leaving: Leaving::default(),
+            held_since: None,
         }
     }
 

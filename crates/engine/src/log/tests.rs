@@ -256,21 +256,21 @@ fn a_segment_is_free_when_its_end_is_durable_and_nobody_reads_it() {
     rooms.log.begin_read(&read);
     (0..IN_SEGMENT).for_each(|block| rooms.forget(block));
     rooms.log.free_oldest();
-    assert!(rooms.log.needs_checkpoint(), "no record says so yet");
+    assert!(rooms.log.needs_checkpoint(u64::MAX), "no record says so yet");
     let says = rooms.record(100).lsn;
     assert_eq!(rooms.log.barrier(), says);
     rooms.log.end_record(says);
     assert!(rooms.log.complete_next().is_some());
-    rooms.log.finish_freeing();
+    rooms.log.finish_freeing(u64::MAX);
     let state = |log: &Log| (log.segment(1).state, log.free(), log.freeing());
     assert_eq!(state(&rooms.log), (SegmentState::Freeing, free, 1), "the record is not durable");
     assert!(rooms.log.begin_wanted_flush(), "freeing wants it to be");
     let covered = rooms.log.end_flush();
     rooms.log.advance_durable(covered);
-    rooms.log.finish_freeing();
+    rooms.log.finish_freeing(u64::MAX);
     assert_eq!(state(&rooms.log), (SegmentState::Freeing, free, 1), "it is being read");
     rooms.log.end_read(&read);
-    rooms.log.finish_freeing();
+    rooms.log.finish_freeing(u64::MAX);
     assert_eq!(state(&rooms.log), (SegmentState::Free, free + 1, 0));
 }
 

@@ -262,16 +262,19 @@ impl Reclaim {
         if copies.is_empty() {
             return true;
         }
-        let (bytes, blocks) = copies
-            .iter()
-            .fold((0, 0), |(bytes, blocks), (copy, _)| (bytes + copy.bytes.len(), blocks + 1));
-        let Err(copies) = cache.send_to_store(copies, fx) else {
-            self.going().bytes -= bytes;
-            cache.stats.copied_blocks += blocks;
-            return true;
+        let size = |copies: &[(Copied, Place)]| -> (usize, u64) {
+            (copies.iter().map(|(copy, _)| copy.bytes.len()).sum(), copies.len() as u64)
         };
+        let (bytes, blocks) = size(&copies);
+        let left = cache.send_to_store(copies, fx).err().unwrap_or_default();
+        let (bytes_left, blocks_left) = size(&left);
+        self.going().bytes -= bytes - bytes_left;
+        cache.stats.copied_blocks += blocks - blocks_left;
+        if left.is_empty() {
+            return true;
+        }
         let is_full = cache.store.is_full();
-        for (mut copy, now) in copies.into_iter().rev() {
+        for (mut copy, now) in left.into_iter().rev() {
             if is_full && !now.dirty {
                 cache.stats.evicted_blocks += 1;
                 self.going().bytes -= copy.bytes.len();

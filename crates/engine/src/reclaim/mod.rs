@@ -21,6 +21,7 @@ use crate::limits::RECLAIM_RESERVE;
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
+use crate::store::GROUP_BLOCKS;
 
 mod copy;
 
@@ -196,6 +197,11 @@ impl Job {
         self.is_reading() || !self.to_copy.is_empty() || waits.iter().any(|list| !list.is_empty())
     }
 
+    /// Whether it has more that may go to the store.
+    fn moves_more(&self) -> bool {
+        self.is_reading() || !self.to_read.is_empty() || !self.to_copy.is_empty()
+    }
+
     /// Queues a block to be copied.
     fn take(&mut self, copy: Copied) {
         self.bytes += copy.bytes.len();
@@ -241,6 +247,7 @@ impl Reclaim {
         self.read_rebases(cache, fx);
         self.give_up_copying(cache, fx);
         self.finish(cache);
+        cache.store.expect_more(self.job().is_some_and(Job::moves_more));
     }
 
     /// Starts over, evicting and destaging, when copies have no room except in the last segment.
@@ -281,7 +288,9 @@ impl Reclaim {
     fn begin(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
         self.take_client_bytes(&mut cache.log);
         let total = cache.log.len();
-        let low = free_segments_wanted(total, RECLAIM_RESERVE) + cache.stuck_reserve();
+        let patience = u64::from(cache.store.exists());
+        let reserve = RECLAIM_RESERVE + patience;
+        let low = free_segments_wanted(total, reserve) + cache.stuck_reserve();
         let (dirty, limit) = (cache.contents.dirty().blocks(), cache.dirty_limit());
         let high = low + total * FREE_PERCENT_MORE / 100 * dirty.min(limit) / limit;
         let coming = cache.log.freeing();
@@ -382,9 +391,7 @@ impl Reclaim {
         }
         let must_gain = self.must_gain(cache);
         if cache.store.exists() {
-            for block in &mut clean {
-                block.keep = !must_gain && cache.keeps_in_store(Key(block.key));
-            }
+            Self::keep_in_store(cache, &mut clean, must_gain);
         } else {
             let keep_bytes = if must_gain { 0 } else { Self::keep_bytes(cache, dirty_bytes) };
             cache.policy.choose(&mut clean, keep_bytes);
@@ -446,6 +453,22 @@ impl Reclaim {
                 return;
             }
             self.going().to_name.pop_front();
+        }
+    }
+
+    /// Decides which clean blocks go to the store: together those of a group that were logged
+    /// together.
+    fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) {
+        let together = |a: &Candidate, b: &Candidate| {
+            b.key == a.key + 1 && b.key / GROUP_BLOCKS == a.key / GROUP_BLOCKS
+        };
+        for run in clean.chunk_by_mut(together) {
+            let keys = run[0].key..run[0].key + run.len() as u64;
+            let ages = run.iter().map(|block| cache.stamp_of(block.meta));
+            let now = cache.policy.stamp();
+            let stamp = ages.min_by_key(|&stamp| now.wrapping_sub(stamp)).unwrap_or(now);
+            let keep = !must_gain && cache.deserve_store(keys, stamp);
+            run.iter_mut().for_each(|block| block.keep = keep);
         }
     }
 

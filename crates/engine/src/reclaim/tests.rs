@@ -162,13 +162,13 @@ fn a_segment_is_free_only_when_the_record_with_the_new_start_is_durable() {
     assert_eq!(state(&bed), SegmentState::Sealed);
     bed.pump();
     assert_eq!((state(&bed), bed.rooms.log.freeing()), (SegmentState::Freeing, 1));
-    assert!(bed.rooms.log.needs_checkpoint());
+    assert!(bed.rooms.log.needs_checkpoint(u64::MAX));
     let Rooms { cache, fx, .. } = &mut bed.rooms;
     cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
     assert!(cache.close_record(fx));
     let header = decode_record(&fx.ios[0].1.buf[..PAGE]).expect("it is a record").header;
     assert_eq!(header.start, SegmentSeq(2));
-    bed.rooms.log.finish_freeing();
+    bed.rooms.log.finish_freeing(u64::MAX);
     assert_eq!(state(&bed), SegmentState::Freeing, "a crash may lose the record");
     bed.rooms.settle();
     bed.rooms.flush_device();

@@ -190,7 +190,7 @@ impl Requests {
     fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = cache.policy.chooses() && cache.ram.frames() > 0;
-        let admits = !waits && cache.policy.admits(first..first + fetch.blocks.count);
+        let admits = !waits && cache.may_enter(first..first + fetch.blocks.count);
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {

@@ -163,7 +163,7 @@ impl Requests {
                 continue;
             };
             found.hits += 1;
-            Self::touch(cache, key);
+            cache.note_device_hit(key, &place);
             if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {

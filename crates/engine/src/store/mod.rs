@@ -17,11 +17,14 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Duration;
 
+use forebay_block::Instant;
 use forebay_format::{EntryKind, Lsn, PAGE, StoreSlot};
 
 use crate::contents::Pages;
 use crate::key::Key;
+use crate::limits::UNITS_FLUSHED;
 use crate::log::builder::Expect;
 use crate::slab::{Id, Slab};
 
@@ -29,6 +32,13 @@ use crate::slab::{Id, Slab};
 pub const SLOT_PAGES_MAX: usize = 4;
 /// Blocks in an aligned neighborhood whose payloads share a unit: the largest common database page.
 pub const GROUP_BLOCKS: u64 = 4;
+/// One slot in this many of a class is kept free, so that units do not wait.
+const SLOTS_FREE: usize = 64;
+/// The same as a number, at least and at most.
+const SLOTS_FREE_MIN: usize = 8;
+const SLOTS_FREE_MAX: usize = 1024;
+/// Longest time that a unit waits for others to share its flush.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// Units being written, or waiting for their flush or for room in the log.
 const UNITS_MAX: usize = 256;
 
@@ -80,6 +90,10 @@ pub struct Store {
     writing: usize,
     /// Units that are written, which a flush that begins now would cover.
     written: Vec<Id>,
+    /// When the first of these was written.
+    written_since: Instant,
+    /// Whether more units are about to be written.
+    expects_more: bool,
     /// Units that the flush in flight covers.
     flushing: Vec<Id>,
     /// Units whose blocks may be named by the log.
@@ -90,8 +104,8 @@ pub struct Store {
     extents: [u32; SLOT_PAGES_MAX],
     /// Units of each class whose eviction waits in the record being built.
     leaving: [usize; SLOT_PAGES_MAX],
-    /// A block of the last unit that was evicted.
-    last_victim: Option<Key>,
+    /// Whether units of each class are being evicted.
+    lacks: [bool; SLOT_PAGES_MAX],
     /// Whether nothing could be evicted for what is sought.
     is_full: bool,
     random: u64,
@@ -112,12 +126,14 @@ impl Store {
             units: Slab::default(),
             writing: 0,
             written: Vec::new(),
+            written_since: Instant::default(),
+            expects_more: false,
             flushing: Vec::new(),
             ready: VecDeque::new(),
             sought: [false; SLOT_PAGES_MAX],
             extents: [0; SLOT_PAGES_MAX],
             leaving: [0; SLOT_PAGES_MAX],
-            last_victim: None,
+            lacks: [false; SLOT_PAGES_MAX],
             is_full: false,
             random: 0x9e37_79b9_7f4a_7c15,
         }
@@ -179,7 +195,8 @@ impl Store {
     /// Takes a free slot of at least `class` pages, the shortest there is. Its pages are not held
     /// yet.
     pub fn take_slot(&mut self, class: usize, pages: &Pages) -> Option<Range<u32>> {
-        self.sought[class - 1] = true;
+        let class_sought = self.serving(class)?;
+        self.sought[class_sought - 1] = true;
         let exact = self.pop_free(class, pages);
         if let Some(slot) = exact {
             return Some(slot);
@@ -194,6 +211,22 @@ impl Store {
             return self.pop_free(class, pages);
         }
         (class + 1..=SLOT_PAGES_MAX).find_map(|longer| self.pop_free(longer, pages))
+    }
+
+    /// The class of the slots that units of `class` pages take: their own if there are any or can
+    /// be, otherwise the next longer one.
+    fn serving(&self, class: usize) -> Option<usize> {
+        let is_there = |&longer: &usize| self.extents[longer - 1] > 0;
+        match self.unused.is_empty() {
+            true => (class..=SLOT_PAGES_MAX).find(is_there),
+            false => Some(class),
+        }
+    }
+
+    /// Whether a unit of `class` pages can never have a slot as things are: all extents have
+    /// shorter ones.
+    pub fn is_too_long(&self, class: usize) -> bool {
+        self.serving(class).is_none()
     }
 
     fn pop_free(&mut self, class: usize, pages: &Pages) -> Option<Range<u32>> {
@@ -251,9 +284,9 @@ impl Store {
         self.freeing.pop_front_if(|(lsn, _)| *lsn <= durable).map(|(_, page)| page)
     }
 
-    /// The record that must be durable before the next freed page is free.
+    /// The record that must be durable before all freed pages are free.
     pub fn freed_by(&self) -> Option<Lsn> {
-        self.freeing.front().map(|&(lsn, _)| lsn)
+        self.freeing.back().map(|&(lsn, _)| lsn)
     }
 
     /// The number of pages that will become free.
@@ -290,7 +323,7 @@ impl Store {
 
     /// Whether slots of a class have been sought.
     pub fn is_sought(&self, class: usize) -> bool {
-        self.sought[class - 1]
+        self.sought[class - 1] && self.serving(class) == Some(class)
     }
 
     /// Number of slots of a class.
@@ -308,30 +341,36 @@ impl Store {
         self.per * self.classes.len() as u32
     }
 
-    /// Whether slots of any class that is sought are few.
-    pub fn is_short(&self) -> bool {
-        (1..=SLOT_PAGES_MAX).any(|class| self.is_sought(class) && self.free_slots(class) < 8)
+    /// The number of slots of a class that eviction aims to have free.
+    pub fn slots_wanted(&self, class: usize) -> usize {
+        let slots = self.slots(class);
+        let few = (slots / SLOTS_FREE).max((slots / 8).min(32));
+        few.clamp(SLOTS_FREE_MIN, SLOTS_FREE_MAX)
     }
 
-    /// The class of an extent.
-    pub fn class_at(&self, extent: u32) -> usize {
-        usize::from(self.classes[extent as usize])
+    /// Whether slots of any class that is sought are so few that eviction must not wait.
+    pub fn is_short(&self) -> bool {
+        let few = |class| self.slots_wanted(class) / 4;
+        (1..=SLOT_PAGES_MAX)
+            .any(|class| self.is_sought(class) && self.free_slots(class) < few(class))
     }
 
     /// Notes that the eviction of a unit of this class is in the record being built.
-    pub fn note_leaving(&mut self, class: usize, key: Key) {
+    pub fn note_leaving(&mut self, class: usize) {
         self.leaving[class - 1] += 1;
-        self.last_victim = Some(key);
+    }
+
+    /// Whether eviction goes on until `few` slots of a class are free, of which `left` are left. It
+    /// begins when half of them are.
+    pub fn lacks_slots(&mut self, class: usize, left: usize, few: usize) -> bool {
+        let lacks = &mut self.lacks[class - 1];
+        *lacks = left < few && (*lacks || left < few.div_ceil(2));
+        *lacks
     }
 
     /// Units of this class whose eviction is in the record being built.
     pub fn leaving(&self, class: usize) -> usize {
         self.leaving[class - 1]
-    }
-
-    /// A block of the last unit that was evicted.
-    pub fn last_victim(&self) -> Option<Key> {
-        self.last_victim
     }
 
     /// A pseudo-random number.
@@ -368,19 +407,30 @@ impl Store {
     }
 
     /// Notes that a unit has been written.
-    pub fn end_write(&mut self, id: Id, is_durable: bool) {
+    pub fn end_write(&mut self, now: Instant, id: Id, is_durable: bool) {
         self.writing -= 1;
         if is_durable {
             self.ready.push_back(id);
         } else {
+            if self.written.is_empty() {
+                self.written_since = now;
+            }
             self.written.push(id);
         }
     }
 
-    /// Whether units wait for a flush of the device, and none is being written that it could cover
+    /// Notes whether more units are about to be written.
+    pub fn expect_more(&mut self, on: bool) {
+        self.expects_more = on;
+    }
+
+    /// Whether enough units wait for a flush of the device, or none is coming that it could cover
     /// as well.
-    pub fn wants_flush(&self) -> bool {
-        self.writing == 0 && !self.written.is_empty()
+    pub fn wants_flush(&self, now: Instant) -> bool {
+        let more = self.writing > 0 || self.expects_more;
+        let patient =
+            self.written.len() < UNITS_FLUSHED && now.since(self.written_since) < PATIENCE;
+        !self.written.is_empty() && !(more && patient)
     }
 
     /// Notes that a flush begins.

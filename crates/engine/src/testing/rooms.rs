@@ -107,7 +107,7 @@ impl Rooms {
             self.devices.cache[at..at + footer.buf.len()].copy_from_slice(&footer.buf);
             self.log.end_footer(footer.seq);
         }
-        self.log.finish_freeing();
+        self.log.finish_freeing(u64::MAX);
     }
 
     /// Carries out the records that were sent. That they have ended is not told.

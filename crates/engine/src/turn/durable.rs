@@ -75,7 +75,8 @@ impl Engine {
                 Op::Read(_) => unreachable!("reads do not wait for durability"),
             }
         }
-        self.cache.log.finish_freeing();
+        let patient = self.cache.patient_from();
+        self.cache.log.finish_freeing(patient);
     }
 
     /// Sends the flush and the footers that are due.
@@ -83,7 +84,7 @@ impl Engine {
         if self.cache.health() != Health::Good {
             return;
         }
-        let units = self.cache.store.wants_flush();
+        let units = self.cache.store.wants_flush(self.cache.now);
         if self.cache.log.begin_wanted_flush() || units && self.cache.log.begin_flush() {
             self.cache.store.begin_flush();
             self.cache.stats.cache_flushes += 1;
@@ -92,7 +93,8 @@ impl Engine {
         while let Some(footer) = self.cache.log.next_footer(&self.cache.config) {
             self.send_footer(footer, 1, fx);
         }
-        self.cache.log.finish_freeing();
+        let patient = self.cache.patient_from();
+        self.cache.log.finish_freeing(patient);
     }
 
     /// Handles the end of a cache device flush. A failed flush is not retried: the device may have

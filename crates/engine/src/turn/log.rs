@@ -30,14 +30,14 @@ impl Engine {
                 break;
             }
         }
-        if self.cache.log.needs_checkpoint() {
+        if self.cache.log.needs_checkpoint(self.cache.patient_from()) {
             self.cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
         }
         // Entries that nothing waits for yet share the record with those of the next turn.
         let goes_on =
             self.cache.form.background().turn_is_over() || self.reclaim.fills_last(&mut self.cache);
         let grows = goes_on && self.cache.log.builder().complete.is_empty();
-        if self.cache.log.in_flight() < RECORDS_IN_FLIGHT && !grows {
+        if self.cache.log.in_flight() < RECORDS_IN_FLIGHT && !grows && !self.cache.holds_record() {
             self.cache.close_record(fx);
         }
     }

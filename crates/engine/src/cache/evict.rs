@@ -1,0 +1,211 @@
+//! Eviction from the store: of a random sample the unit goes that the policy values least.
+
+use std::ops::Range;
+
+use forebay_format::EntryKind;
+use forebay_policy::{META_MAX, StoreCandidate};
+
+use crate::api::Effects;
+use crate::cache::Cache;
+use crate::contents::Place;
+use crate::key::Key;
+use crate::limits::{EVICT_SAMPLE, EVICTIONS_MAX};
+use crate::log::builder::Expect;
+use crate::store::{GROUP_BLOCKS, SLOT_PAGES_MAX};
+
+/// One part in this many of the index is kept free, by reclaiming or evicting even when there is
+/// room on the device.
+const INDEX_MARGIN: u64 = 64;
+/// One page of the store in this many is free while there is plenty of room.
+const PLENTY: u64 = 32;
+
+/// Blocks of the store, each for its unit, among which one is chosen.
+struct Sample {
+    candidates: Vec<StoreCandidate>,
+    blocks: Vec<(Key, Place)>,
+}
+
+impl Sample {
+    fn new() -> Self {
+        let candidates = Vec::with_capacity(EVICT_SAMPLE + 1);
+        Self { candidates, blocks: Vec::with_capacity(EVICT_SAMPLE) }
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.candidates.swap_remove(at);
+        self.blocks.swap_remove(at);
+    }
+}
+
+impl Cache {
+    /// Evicts units of each class of which slots are sought and few are left.
+    pub(super) fn evict(&mut self, fx: &mut Effects) {
+        let tight = self.index_is_tight();
+        let (mut evicted, mut wanted) = (false, false);
+        for class in 1..=SLOT_PAGES_MAX {
+            let few = self.store.slots_wanted(class);
+            let coming = self.store.freeing() / class + self.contents.pages().freed() / class;
+            let left = self.store.free_slots(class) + coming + self.store.leaving(class);
+            // Many at once, since their records and a flush of the device must follow.
+            let lacks = self.store.is_sought(class) && self.store.lacks_slots(class, left, few);
+            if !tight && !lacks {
+                continue;
+            }
+            let most = if tight { EVICTIONS_MAX } else { (few - left).min(EVICTIONS_MAX) };
+            wanted |= left == 0 || tight;
+            for _ in 0..most {
+                let Some(unit) = self.victim(class) else { break };
+                evicted = true;
+                self.stats.evicted_blocks += unit.len() as u64;
+                self.store.note_leaving(class);
+                for (key, place) in unit {
+                    let (kind, expect) = (EntryKind::Invalidate, Expect::At(place));
+                    if !self.push_bare(fx, key, 1, kind, false, expect) {
+                        return;
+                    }
+                    self.log.raise_barrier();
+                }
+            }
+        }
+        let coming = self.store.freeing() + self.contents.pages().freed() > 0;
+        self.store.note_full(wanted && !evicted && !coming);
+    }
+
+    /// Whether the index is nearly full and has clean blocks to evict.
+    pub(crate) fn index_is_tight(&self) -> bool {
+        let index = self.contents.index();
+        let margin = index.capacity() / INDEX_MARGIN;
+        index.len() + margin >= index.capacity() && index.len() > self.contents.dirty().blocks()
+    }
+
+    /// The blocks of the least wanted unit, of some chosen at random, in slots of a class.
+    fn victim(&mut self, class: usize) -> Option<Vec<(Key, Place)>> {
+        let mut sample = self.sample(Some(class));
+        let mut in_ram = None;
+        while !sample.blocks.is_empty() {
+            let at = self.policy.victim(&sample.candidates);
+            let (key, place) = sample.blocks[at];
+            sample.remove(at);
+            let unit = self.unit_of(key, &place);
+            if !self.may_leave(&unit) {
+                continue;
+            }
+            if !unit.iter().any(|(key, _)| self.ram.contains(*key)) {
+                return Some(unit);
+            }
+            // RAM counts as recent, and what it holds would soon be written again.
+            self.stamp_hit(&place);
+            in_ram.get_or_insert(unit);
+        }
+        if in_ram.is_some() {
+            self.ram.alone().note();
+        }
+        in_ram
+    }
+
+    /// Clean blocks of the store chosen at random, in slots of a class or of any.
+    fn sample(&mut self, class: Option<usize>) -> Sample {
+        let random = self.store.random();
+        let mut sample = Sample::new();
+        let (pages, index) = self.contents.pages_and_index();
+        for (key, place) in index.sample(random, EVICT_SAMPLE * 4) {
+            if place.dirty || !pages.has(&place) {
+                continue;
+            }
+            let Some(slot) = self.store.slot_of(pages.of(&place).start) else { continue };
+            if class.is_some_and(|class| slot.len() != class) {
+                continue;
+            }
+            let stamp = pages.stamp(slot.start);
+            sample.candidates.push(candidate(key.0..key.0 + 1, stamp));
+            sample.blocks.push((key, place));
+            if sample.blocks.len() == EVICT_SAMPLE {
+                break;
+            }
+        }
+        sample
+    }
+
+    /// Whether the blocks of a unit are clean, and nothing but its blocks needs it.
+    fn may_leave(&self, unit: &[(Key, Place)]) -> bool {
+        let free = |(key, place): &(Key, Place)| {
+            !place.dirty && !self.log.builder_ref().has_entry_of(*key)
+        };
+        unit.iter().all(free)
+    }
+
+    /// The blocks of the same group in the same slot.
+    fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
+        let (pages, index) = self.contents.pages_and_index();
+        let slot = self.store.slot_of(pages.of(place).start);
+        let first = key.0 / GROUP_BLOCKS * GROUP_BLOCKS;
+        let all = (first..first + GROUP_BLOCKS).map(Key);
+        let found = all.filter_map(|key| index.get(key).map(|place| (key, place)));
+        found
+            .filter(|(_, other)| {
+                pages.has(other) && self.store.slot_of(pages.of(other).start) == slot
+            })
+            .collect()
+    }
+
+    /// Whether clean blocks, which are not in the store, are worth a place there. `keys` are of one
+    /// group, or begin in one; `stamp` is that of the last request for them.
+    pub(crate) fn deserve_store(&mut self, keys: Range<u64>, stamp: u8) -> bool {
+        let plenty = self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
+        if plenty {
+            return true;
+        }
+        let mut sample = self.sample(None);
+        sample.candidates.push(candidate(keys, stamp));
+        let newest = sample.candidates.len() - 1;
+        newest == 0 || self.policy.victim(&sample.candidates) != newest
+    }
+
+    /// The stamp of the last request for a block with these metadata, which is in the log: less
+    /// than a lap of stamps ago.
+    pub(crate) fn stamp_of(&self, meta: u8) -> u8 {
+        let now = self.policy.stamp();
+        now.wrapping_sub(now.wrapping_sub(meta) & META_MAX)
+    }
+
+    /// Notes a hit of a block on the cache device.
+    pub(crate) fn note_device_hit(&mut self, key: Key, place: &Place) {
+        if !self.store.exists() {
+            if self.policy.notes_hits() {
+                let policy = &self.policy;
+                self.contents.update_meta(key, |meta| policy.hit(meta));
+            }
+        } else if self.contents.is_in_store(place) {
+            self.stamp_hit(place);
+        } else {
+            let meta = self.policy.restamp(self.stamp_of(place.meta)) & META_MAX;
+            self.contents.update_meta(key, |_| meta);
+        }
+    }
+
+    /// Notes that a block loses its place in RAM: until now its hits were noted there only.
+    pub(super) fn note_left_ram(&mut self, key: Key) {
+        if self.store.exists()
+            && let Some(place) = self.contents.get(key)
+        {
+            self.note_device_hit(key, &place);
+        }
+    }
+
+    /// Renews the stamp of the unit of a place.
+    fn stamp_hit(&mut self, place: &Place) {
+        let pages = self.contents.pages();
+        if let Some(slot) = self.store.slot_of(pages.of(place).start) {
+            let stamp = self.policy.restamp(pages.stamp(slot.start));
+            pages.set_stamp(slot.start, stamp);
+        }
+    }
+}
+
+/// The first group of some blocks, as the policy sees it.
+fn candidate(keys: Range<u64>, stamp: u8) -> StoreCandidate {
+    let group = keys.start / GROUP_BLOCKS * GROUP_BLOCKS;
+    let end = keys.end.min(group + GROUP_BLOCKS);
+    let blocks = (keys.start..end).fold(0, |bits, key| bits | 1 << (key - group));
+    StoreCandidate { group, blocks, stamp }
+}

@@ -1,0 +1,119 @@
+//! The policies of a cache with a store, which can free any of its blocks: by a sample.
+
+use std::ops::Range;
+
+use crate::adaptive::{Adaptive, StoreCandidate};
+use crate::eviction::{Candidate, Eviction, EvictionPolicy, META_MAX};
+
+/// Reads from which a block counts as frequent.
+const FREQUENT: u8 = 4;
+
+/// A policy of a cache with a store.
+pub struct Stored {
+    adaptive: Adaptive,
+    /// Whether a block's age is the time since it entered, not since it was hit.
+    by_entry: bool,
+    /// Whether a block had to leave.
+    is_full: bool,
+}
+
+impl Stored {
+    /// The policy for a cache of about `blocks` blocks.
+    pub fn new(kind: Eviction, blocks: u64) -> Self {
+        let adaptive = match kind {
+            Eviction::Fifo | Eviction::Lru => Adaptive::recency(blocks),
+            Eviction::Frequency => Adaptive::new(blocks),
+        };
+        Self { adaptive, by_entry: kind == Eviction::Fifo, is_full: false }
+    }
+}
+
+impl EvictionPolicy for Stored {
+    fn asked(&mut self, key: u64) {
+        self.adaptive.on_read(key);
+    }
+
+    fn written(&mut self, key: u64) {
+        self.adaptive.on_write(key);
+    }
+
+    fn warm(&self, key: u64) {
+        self.adaptive.warm(key);
+    }
+
+    fn is_frequent(&self, key: u64) -> bool {
+        self.adaptive.count(key) >= FREQUENT
+    }
+
+    fn admits(&mut self, _keys: Range<u64>) -> bool {
+        true
+    }
+
+    fn chooses(&self) -> bool {
+        self.is_full
+    }
+
+    fn prefers(&self, key: u64, other: u64) -> bool {
+        self.adaptive.count(key) > self.adaptive.count(other)
+    }
+
+    fn inserted(&self) -> u8 {
+        self.adaptive.stamp() & META_MAX
+    }
+
+    fn sealed(&mut self, _live_segments: u64) {}
+
+    fn entered(&mut self) {
+        self.adaptive.on_enter();
+    }
+
+    fn stamp(&self) -> u8 {
+        self.adaptive.stamp()
+    }
+
+    fn restamp(&self, stamp: u8) -> u8 {
+        if self.by_entry { stamp } else { self.adaptive.stamp() }
+    }
+
+    fn victim(&mut self, candidates: &[StoreCandidate]) -> usize {
+        self.is_full = true;
+        self.adaptive.choose_victim(candidates)
+    }
+
+    fn choose(&mut self, blocks: &mut [Candidate], _copy_bytes: u64) {
+        blocks.iter_mut().for_each(|block| block.keep = true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_has_its_victim() {
+        let victim = |kind: Eviction| {
+            let mut policy = Stored::new(kind, 6400);
+            let candidate = |group, stamp| StoreCandidate { group, blocks: 1, stamp };
+            let mut stamps = [policy.stamp(); 2];
+            (0..300).for_each(|_| policy.entered());
+            stamps[1] = policy.stamp();
+            (0..300).for_each(|_| policy.entered());
+            (0..3).for_each(|_| policy.asked(400));
+            stamps[0] = policy.restamp(stamps[0]);
+            assert!(!policy.chooses());
+            let chosen = policy.victim(&[candidate(400, stamps[0]), candidate(800, stamps[1])]);
+            assert!(policy.chooses() && policy.prefers(400, 800));
+            chosen
+        };
+        // Only the first ignores that the block that entered first was read since.
+        let all = [Eviction::Fifo, Eviction::Lru, Eviction::Frequency];
+        assert_eq!(all.map(victim), [0, 1, 1]);
+    }
+
+    #[test]
+    fn metadata_are_the_lowest_bits_of_the_stamp() {
+        let mut policy = Stored::new(Eviction::Lru, 64);
+        (0..77).for_each(|_| policy.entered());
+        assert_eq!((policy.stamp(), policy.inserted()), (77, 5));
+    }
+}
