@@ -9,8 +9,8 @@
 //! Pagh and Rodler, ESA 2001). A block that still finds no slot goes to a small overflow list; the
 //! caller keeps the list short by evicting when [`Index::is_full`].
 //!
-//! Partitions grow and shrink one by one, in turn ([`shape`]): a step rebuilds one of them, and its
-//! two neighbors in memory stay where they are. Since most blocks may be in either of two
+//! Partitions grow and shrink one by one, in turn ([`shape`]): a step rebuilds one of them, and
+//! all others stay where they are. Since most blocks may be in either of two
 //! partitions, the blocks spread evenly although the partitions differ in size, and the whole table
 //! is as full as is wanted at any time. An index without blocks takes no memory. When memory for a
 //! step cannot be had, nothing changes, and the index counts as full.
@@ -29,7 +29,7 @@ use table::{Reserve, Table, bytes_in_pieces};
 
 const KICKS_MAX: usize = 200;
 /// Share of the slots, in percent, that is used before the table grows.
-const LOAD_PERCENT: u64 = 94;
+const LOAD_PERCENT: u64 = 92;
 /// Share of the slots, in percent, below which the table shrinks.
 const SPARSE_PERCENT: u64 = 80;
 /// The most blocks of a partition, on average: a step takes about as many moves.
@@ -40,7 +40,7 @@ const HUNGRY_REMOVALS: u32 = 1024;
 const SAMPLE_SLOTS: usize = 16;
 /// Bytes of memory per slot.
 pub const SLOT_BYTES: u64 = 16;
-/// The share of a table, in percent, that is allocated but not in use: part of a piece.
+/// The share of a table, in percent, that a step and the rest of a piece may take.
 const UNUSED_PERCENT: u64 = 4;
 
 /// Most bytes of memory that an index for `blocks` blocks takes.

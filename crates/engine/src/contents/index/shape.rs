@@ -1,20 +1,20 @@
 //! Where the buckets of the partitions are, while the table grows and shrinks at its end.
 //!
 //! This is linear hashing with partial expansions (Larson, VLDB 1980). Each partition has `base`
-//! buckets, and the first `swept` of them have a step more, of an eighth to a sixteenth. To grow,
+//! buckets, and the first `swept` of them have a step more, of a quarter to an eighth. To grow,
 //! the next partition gets its step; after the last one, `base` includes it. So the table grows by
 //! one partition's step at a time, and everything outside of this partition stays where it is.
 //!
 //! The table is one sequence of buckets in stripes. A stripe holds the same step of all partitions:
 //!
 //! ```text
-//!   buckets 0      1           15       16 and 17           18 and 19
+//!   buckets 0      1           7         8 and 9           10 and 11
 //! | p0 p1 .. | p0 p1 .. | .. | p0 .. | p0 p0 p1 p1 .. | p0 p0 p1 p1 | not yet
 //!                                                                   ^ total
 //! ```
 
 /// A step is this fraction of the smallest power of two of buckets that has such steps.
-const STEPS_LOG: u32 = 3;
+const STEPS_LOG: u32 = 2;
 
 /// Number of partitions, and number of buckets in each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +117,7 @@ mod tests {
             if !shape.is_empty() {
                 assert_eq!(grown.shrunk(), Some((shape, partition)));
                 let step = grown.buckets(partition) - shape.buckets(partition);
-                assert!(step == 1 || (step * 8..=step * 16).contains(&shape.base), "{shape:?}");
+                assert!(step == 1 || (step * 4..=step * 8).contains(&shape.base), "{shape:?}");
             }
             known.extend(fresh);
             shape = grown;
