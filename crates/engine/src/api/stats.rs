@@ -287,9 +287,9 @@ statistics! {
         Level Blocks cached_blocks;
         /// Clean blocks dropped to make room.
         Counter Blocks evicted_blocks;
-        /// Bytes of RAM that the index takes.
+        /// Bytes of RAM that the index takes now.
         Level Bytes index_bytes;
-        /// Number of blocks that fit in the index.
+        /// Most blocks in the index; fewer while its memory cannot be had.
         Level Blocks index_capacity;
     }
     "RAM" {

@@ -583,7 +583,7 @@ pub fn index_blocks(area: ShardArea) -> u64 {
     area.len / BLOCK_SIZE as u64 * INDEX_PERCENT / 100
 }
 
-/// Bytes of memory that a shard's index takes.
+/// Most bytes of memory that a shard's index takes. It takes less while it holds fewer blocks.
 #[must_use]
 pub fn index_bytes(area: ShardArea) -> u64 {
     bytes_for(index_blocks(area))

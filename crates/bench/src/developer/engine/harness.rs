@@ -131,10 +131,10 @@ impl Harness {
         self.spent
     }
 
-    /// Size of the index in bytes per block of its capacity.
+    /// Size of the index in bytes per block that is cached.
     pub fn index_bytes_per_block(&self) -> f64 {
         let stats = self.stats();
-        stats.index_bytes as f64 / stats.index_capacity as f64
+        stats.index_bytes as f64 / stats.cached_blocks as f64
     }
 
     /// Writes every block of the volume once, and destages all.

@@ -19,7 +19,7 @@ pub fn index_budget(config: &Config) -> u64 {
     config.memory.index.map_or_else(|| limit(false) / INDEX_SHARE, |Size(bytes)| bytes)
 }
 
-/// Bytes that the index of a cache takes.
+/// Most bytes that the index of a cache takes.
 pub fn index(opened: &Opened) -> u64 {
     opened.superblock.shards.iter().map(|&area| index_bytes(area)).sum()
 }
@@ -44,7 +44,8 @@ pub fn check(config: &Config, opened: &Opened, others: usize) -> anyhow::Result<
     let shards = opened.superblock.shards.iter();
     let count = shards.len() as u64;
     let parts = shards.flat_map(|&area| [index_bytes(area), ram / count]);
-    // Allocates everything at the same time, in the same pieces as later, and frees it.
+    // Allocates everything at the same time, and frees it. The index grows later; should memory be
+    // short then, it counts as full.
     let mut held = Vec::new();
     for bytes in parts.chain([others]) {
         let mut piece: Vec<u8> = Vec::new();
