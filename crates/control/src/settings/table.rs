@@ -146,8 +146,9 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
-        more: "It needs up to 13 MiB per GiB of cache device, as blocks come in. If this is too little, only part of the \
-               device is used, and the log and `forebay status` say how much.",
+        more: "It needs up to 13 MiB per GiB of cache device, as blocks come in. If this is too \
+               little, only part of the device is used, and the log and `forebay status` say how \
+               much.",
         ..spec(
             Section::Memory,
             "index",

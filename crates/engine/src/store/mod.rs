@@ -428,9 +428,9 @@ impl Store {
     /// as well.
     pub fn wants_flush(&self, now: Instant) -> bool {
         let more = self.writing > 0 || self.expects_more;
-        let patient =
-            self.written.len() < UNITS_FLUSHED && now.since(self.written_since) < PATIENCE;
-        !self.written.is_empty() && !(more && patient)
+        let few = self.written.len() < UNITS_FLUSHED;
+        let patient = few && now.since(self.written_since) < PATIENCE;
+        !(self.written.is_empty() || more && patient)
     }
 
     /// Notes that a flush begins.

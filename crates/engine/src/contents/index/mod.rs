@@ -184,7 +184,10 @@ impl Index {
             self.overflow.swap_remove(i).1
         };
         self.len -= 1;
-        if self.len <= self.room.end {
+        if self.len == 0 {
+            // Otherwise an index without buckets would stay full for good.
+            self.hungry = 0;
+        } else if self.len <= self.room.end {
             self.hungry = self.hungry.saturating_sub(1);
         }
         if self.len < self.room.start {

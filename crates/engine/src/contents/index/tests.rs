@@ -1,3 +1,5 @@
+//! The index beside a plain map; its memory; and the index when memory cannot be had.
+
 use forebay_block::VolumeId;
 use forebay_block::testing::Numbers;
 
@@ -157,6 +159,8 @@ fn without_memory_it_is_full_and_loses_nothing() {
     assert!(!index.is_full());
     fill(&mut index, 10);
     assert!(index.is_full() && index.bytes() == 0, "not even its first buckets");
+    (0..10).for_each(|n| assert_eq!(index.remove(key(n)), Some(place(n))));
+    assert!(!index.is_full(), "it asks for memory again");
 
     let mut index = Index::new(1_000_000);
     fill(&mut index, 200_000);
