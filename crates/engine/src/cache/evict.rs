@@ -163,18 +163,30 @@ impl Cache {
 
     /// The stamp of the last request for a block with these metadata, which is in the log: less
     /// than a lap of stamps ago.
-    pub(crate) fn stamp_of(&self, meta: u8) -> u8 {
+    fn stamp_of(&self, meta: u8) -> u8 {
         let now = self.policy.stamp();
         now.wrapping_sub(now.wrapping_sub(meta) & META_MAX)
+    }
+
+    /// The stamp of the last request for any of some blocks with these metadata.
+    pub(crate) fn newest_stamp(&self, metas: impl Iterator<Item = u8>) -> u8 {
+        let now = self.policy.stamp();
+        let stamps = metas.map(|meta| self.stamp_of(meta));
+        stamps.min_by_key(|&stamp| now.wrapping_sub(stamp)).unwrap_or(now)
+    }
+
+    /// Notes a hit of a block, in RAM or in a log without store.
+    pub(crate) fn note_hit(&mut self, key: Key) {
+        let policy = &self.policy;
+        if policy.notes_hits() {
+            self.contents.update_meta(key, |meta| policy.hit(meta));
+        }
     }
 
     /// Notes a hit of a block on the cache device.
     pub(crate) fn note_device_hit(&mut self, key: Key, place: &Place) {
         if !self.store.exists() {
-            if self.policy.notes_hits() {
-                let policy = &self.policy;
-                self.contents.update_meta(key, |meta| policy.hit(meta));
-            }
+            self.note_hit(key);
         } else if self.contents.is_in_store(place) {
             self.stamp_hit(place);
         } else {

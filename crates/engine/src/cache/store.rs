@@ -59,10 +59,8 @@ impl Cache {
             at += bytes.len().next_multiple_of(8);
         }
         self.store.note_busy(&pages);
-        let now = self.policy.stamp();
-        let age = |meta: u8| now.wrapping_sub(self.stamp_of(meta));
-        let newest = copies.iter().map(|(_, place)| age(place.meta)).min().unwrap_or(0);
-        self.contents.pages().set_stamp(pages.start, now.wrapping_sub(newest));
+        let stamp = self.newest_stamp(copies.iter().map(|(_, place)| place.meta));
+        self.contents.pages().set_stamp(pages.start, stamp);
         for block in &blocks {
             let bytes = block.offset..block.offset + u32::from(block.len);
             let pages = self.contents.pages();

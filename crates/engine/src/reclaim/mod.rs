@@ -464,9 +464,7 @@ impl Reclaim {
         };
         for run in clean.chunk_by_mut(together) {
             let keys = run[0].key..run[0].key + run.len() as u64;
-            let ages = run.iter().map(|block| cache.stamp_of(block.meta));
-            let now = cache.policy.stamp();
-            let stamp = ages.min_by_key(|&stamp| now.wrapping_sub(stamp)).unwrap_or(now);
+            let stamp = cache.newest_stamp(run.iter().map(|block| block.meta));
             let keep = !must_gain && cache.deserve_store(keys, stamp);
             run.iter_mut().for_each(|block| block.keep = keep);
         }

@@ -96,7 +96,7 @@ impl Requests {
         let from = (range.offset % BLOCK_SIZE as u64) as usize;
         buf.copy_from_slice(&bytes[from..from + buf.len()]);
         cache.stats.ram_hit_blocks += 1;
-        Self::touch(cache, key);
+        cache.note_hit(key);
         true
     }
 
@@ -150,7 +150,7 @@ impl Requests {
                 copy_into(read, block, bytes);
                 found.hits += 1;
                 cache.stats.ram_hit_blocks += 1;
-                Self::touch(cache, key);
+                cache.note_hit(key);
                 continue;
             }
             let Some(place) = cache.contents.get(key).filter(|_| trusted) else {
@@ -180,13 +180,6 @@ impl Requests {
         cache.stats.ssd_hit_blocks += ssd.len() as u64;
         self.read_ssd(cache, op, ssd, fx);
         found
-    }
-
-    fn touch(cache: &mut Cache, key: Key) {
-        let policy = &cache.policy;
-        if policy.notes_hits() {
-            cache.contents.update_meta(key, |meta| policy.hit(meta));
-        }
     }
 
     fn fetch_missing(

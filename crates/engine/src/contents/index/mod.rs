@@ -45,7 +45,8 @@ const UNUSED_PERCENT: u64 = 4;
 
 /// Most bytes of memory that an index for `blocks` blocks takes.
 pub fn bytes_for(blocks: u64) -> u64 {
-    let (mut shape, bits) = (Shape::new(bits_for(blocks)), bits_for(blocks));
+    let bits = bits_for(blocks);
+    let mut shape = Shape::new(bits);
     let buckets = (blocks * 100).div_ceil(LOAD_PERCENT * SLOTS as u64);
     while shape.total() < buckets.max(1 << bits) {
         shape = shape.grown().0;
