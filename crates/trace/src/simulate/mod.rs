@@ -113,6 +113,45 @@ pub trait Simulate {
     fn outcome(&self) -> Outcome;
 }
 
+/// A cache to which the requests of a trace are dispatched.
+trait Requests {
+    /// The detector of sequential streams, and the counters.
+    fn streams(&mut self) -> (&mut SequentialDetector, &mut Outcome);
+
+    /// A client reads blocks.
+    fn read(&mut self, blocks: BlockRange, bypass: bool);
+
+    /// A client writes blocks.
+    fn write(&mut self, blocks: BlockRange, bypass: bool);
+
+    /// Blocks leave the cache.
+    fn drop_blocks(&mut self, blocks: BlockRange);
+}
+
+/// Hands a request to a cache, past it if the request belongs to a long sequential stream.
+fn dispatch(cache: &mut impl Requests, request: &TraceRequest) {
+    let blocks = request.range.blocks();
+    let (detector, outcome) = cache.streams();
+    let mut observe = |is_write| {
+        let bypass = detector.observe(request.range, is_write);
+        outcome.bypassed_blocks += u64::from(bypass) * blocks.count;
+        bypass
+    };
+    match request.op {
+        IoOp::Read => {
+            let bypass = observe(false);
+            cache.read(blocks, bypass);
+        }
+        IoOp::Write => {
+            let bypass = observe(true);
+            cache.write(blocks, bypass);
+        }
+        IoOp::WriteZeroes => cache.write(blocks, false),
+        IoOp::Discard => cache.drop_blocks(blocks),
+        IoOp::Flush => {}
+    }
+}
+
 /// A cache with a circular log.
 pub struct Simulator {
     log: Log,
@@ -158,10 +197,30 @@ impl Simulator {
         }
     }
 
-    fn observe(&mut self, request: &TraceRequest) -> bool {
-        let bypass = self.detector.observe(request.range, request.op == IoOp::Write);
-        self.outcome.bypassed_blocks += u64::from(bypass) * request.range.blocks().count;
-        bypass
+    /// Brings a block into RAM; blocks evicted for it may enter the log.
+    fn remember(&mut self, key: u64) {
+        if !self.ram.has_room_for(key) {
+            let log = &self.log;
+            let leaving = self.window.leaving(&mut self.ram, |key| !log.contains(key));
+            self.offer(leaving, false);
+        }
+        self.ram.put(key);
+    }
+
+    /// Offers missed blocks to the log; if `waits`, their admission is left to the RAM tier.
+    fn offer(&mut self, keys: Range<u64>, waits: bool) {
+        if !waits && !keys.is_empty() && self.policy.admits(keys.clone()) {
+            for key in keys {
+                self.log.append(key, &mut *self.policy);
+                self.outcome.admitted_bytes += BLOCK_SIZE as u64;
+            }
+        }
+    }
+}
+
+impl Requests for Simulator {
+    fn streams(&mut self) -> (&mut SequentialDetector, &mut Outcome) {
+        (&mut self.detector, &mut self.outcome)
     }
 
     fn read(&mut self, blocks: BlockRange, bypass: bool) {
@@ -199,26 +258,6 @@ impl Simulator {
         self.outcome.read_requests_missed += u64::from(missed);
     }
 
-    /// Brings a block into RAM; blocks evicted for it may enter the log.
-    fn remember(&mut self, key: u64) {
-        if !self.ram.has_room_for(key) {
-            let log = &self.log;
-            let leaving = self.window.leaving(&mut self.ram, |key| !log.contains(key));
-            self.offer(leaving, false);
-        }
-        self.ram.put(key);
-    }
-
-    /// Offers missed blocks to the log; if `waits`, their admission is left to the RAM tier.
-    fn offer(&mut self, keys: Range<u64>, waits: bool) {
-        if !waits && !keys.is_empty() && self.policy.admits(keys.clone()) {
-            for key in keys {
-                self.log.append(key, &mut *self.policy);
-                self.outcome.admitted_bytes += BLOCK_SIZE as u64;
-            }
-        }
-    }
-
     fn write(&mut self, blocks: BlockRange, bypass: bool) {
         for key in blocks.iter() {
             let cached = self.ram.find(key).is_some() || self.log.contains(key);
@@ -254,20 +293,7 @@ impl Simulator {
 
 impl Simulate for Simulator {
     fn take(&mut self, request: &TraceRequest) {
-        let blocks = request.range.blocks();
-        match request.op {
-            IoOp::Read => {
-                let bypass = self.observe(request);
-                self.read(blocks, bypass);
-            }
-            IoOp::Write => {
-                let bypass = self.observe(request);
-                self.write(blocks, bypass);
-            }
-            IoOp::WriteZeroes => self.write(blocks, false),
-            IoOp::Discard => self.drop_blocks(blocks),
-            IoOp::Flush => {}
-        }
+        dispatch(self, request);
     }
 
     fn outcome(&self) -> Outcome {

@@ -7,13 +7,13 @@
 //! asks to enter are compared, and the least valued goes. Each block in the store has an entry in
 //! the journal, which is logged again once in a lap. RAM holds nothing that the device holds.
 
-use forebay_block::{BLOCK_SIZE, BlockRange, IoOp};
+use forebay_block::{BLOCK_SIZE, BlockRange};
 use forebay_policy::{Adaptive, KeyHash, Recent, SequentialDetector, StoreCandidate};
 use hashbrown::HashMap;
 
 use super::journal::Journal;
 use super::slots::{GROUP, Slots, Unit};
-use super::{Outcome, STREAMS_MAX, Simulate};
+use super::{Outcome, Requests, STREAMS_MAX, Simulate, dispatch};
 use crate::request::TraceRequest;
 
 /// Bytes of the journal for the entry of a block in the store.
@@ -135,29 +135,6 @@ impl StoreSimulator {
         self.stamps.contains_key(&key)
     }
 
-    fn read(&mut self, blocks: BlockRange, bypass: bool) {
-        let missed_before = self.outcome.read_blocks_missed;
-        for key in blocks.iter() {
-            if !bypass {
-                self.policy.on_read(key);
-            }
-            let stamp = self.policy.stamp();
-            if let Some(last) = self.stamps.get_mut(&key) {
-                *last = stamp;
-                self.outcome.ram_hit_blocks += u64::from(self.ram.touch(key).is_some());
-                continue;
-            }
-            self.outcome.read_blocks_missed += 1;
-            if !bypass {
-                self.enter_ram(key);
-            }
-        }
-        self.outcome.read_blocks += blocks.count;
-        self.outcome.read_requests += 1;
-        let missed = self.outcome.read_blocks_missed > missed_before;
-        self.outcome.read_requests_missed += u64::from(missed);
-    }
-
     /// Brings a missed block into RAM; those that leave RAM for it are offered to the store.
     fn enter_ram(&mut self, key: u64) {
         self.policy.on_enter();
@@ -240,25 +217,6 @@ impl StoreSimulator {
         ((u128::from(self.random) * end as u128) >> 64) as usize
     }
 
-    fn write(&mut self, blocks: BlockRange, bypass: bool) {
-        for key in blocks.iter() {
-            self.outcome.write_blocks_missed += u64::from(!self.is_cached(key));
-            self.forget(key);
-            if bypass {
-                continue;
-            }
-            self.policy.on_write(key);
-            self.policy.on_enter();
-            self.stamps.insert(key, self.policy.stamp());
-            let bytes = (PAGE as f64 / self.compress) as u64;
-            self.outcome.logged_bytes += bytes;
-            let place = self.journal.append(key, bytes);
-            self.fresh.insert(key, place);
-            self.free_segments();
-        }
-        self.outcome.write_blocks += blocks.count;
-    }
-
     /// Logs the entries of blocks that entered the store.
     fn log_entries(&mut self, blocks: u64) {
         self.outcome.mapping_bytes += blocks * ENTRY_BYTES;
@@ -293,6 +251,54 @@ impl StoreSimulator {
             self.store.forget(key);
         }
     }
+}
+
+impl Requests for StoreSimulator {
+    fn streams(&mut self) -> (&mut SequentialDetector, &mut Outcome) {
+        (&mut self.detector, &mut self.outcome)
+    }
+
+    fn read(&mut self, blocks: BlockRange, bypass: bool) {
+        let missed_before = self.outcome.read_blocks_missed;
+        for key in blocks.iter() {
+            if !bypass {
+                self.policy.on_read(key);
+            }
+            let stamp = self.policy.stamp();
+            if let Some(last) = self.stamps.get_mut(&key) {
+                *last = stamp;
+                self.outcome.ram_hit_blocks += u64::from(self.ram.touch(key).is_some());
+                continue;
+            }
+            self.outcome.read_blocks_missed += 1;
+            if !bypass {
+                self.enter_ram(key);
+            }
+        }
+        self.outcome.read_blocks += blocks.count;
+        self.outcome.read_requests += 1;
+        let missed = self.outcome.read_blocks_missed > missed_before;
+        self.outcome.read_requests_missed += u64::from(missed);
+    }
+
+    fn write(&mut self, blocks: BlockRange, bypass: bool) {
+        for key in blocks.iter() {
+            self.outcome.write_blocks_missed += u64::from(!self.is_cached(key));
+            self.forget(key);
+            if bypass {
+                continue;
+            }
+            self.policy.on_write(key);
+            self.policy.on_enter();
+            self.stamps.insert(key, self.policy.stamp());
+            let bytes = (PAGE as f64 / self.compress) as u64;
+            self.outcome.logged_bytes += bytes;
+            let place = self.journal.append(key, bytes);
+            self.fresh.insert(key, place);
+            self.free_segments();
+        }
+        self.outcome.write_blocks += blocks.count;
+    }
 
     fn drop_blocks(&mut self, blocks: BlockRange) {
         if blocks.count > self.stamps.len() as u64 {
@@ -303,30 +309,11 @@ impl StoreSimulator {
             blocks.iter().for_each(|key| self.forget(key));
         }
     }
-
-    fn observe(&mut self, request: &TraceRequest) -> bool {
-        let bypass = self.detector.observe(request.range, request.op == IoOp::Write);
-        self.outcome.bypassed_blocks += u64::from(bypass) * request.range.blocks().count;
-        bypass
-    }
 }
 
 impl Simulate for StoreSimulator {
     fn take(&mut self, request: &TraceRequest) {
-        let blocks = request.range.blocks();
-        match request.op {
-            IoOp::Read => {
-                let bypass = self.observe(request);
-                self.read(blocks, bypass);
-            }
-            IoOp::Write => {
-                let bypass = self.observe(request);
-                self.write(blocks, bypass);
-            }
-            IoOp::WriteZeroes => self.write(blocks, false),
-            IoOp::Discard => self.drop_blocks(blocks),
-            IoOp::Flush => {}
-        }
+        dispatch(self, request);
         self.free_segments();
     }
 
