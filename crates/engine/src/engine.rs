@@ -441,6 +441,11 @@ impl Engine {
         if self.reclaim.retry_at() > self.cache.now {
             deadline = deadline.min(self.reclaim.retry_at().max(self.cache.now + DESTAGE_TICK));
         }
+        let serves = self.cache.is_serving() && self.cache.health() == Health::Good;
+        let works = matches!(self.cache.state(), State::Serving | State::Stopping);
+        if serves && self.reclaim.is_sorting() || works && self.destaging.goes_on() {
+            deadline = deadline.min(self.cache.now);
+        }
         if self.cache.store.exists() && self.reclaim.is_busy() {
             // What it waits for may come without an I/O: slots that nothing needs any more.
             deadline = deadline.min(self.cache.now + MOVE_TICK);

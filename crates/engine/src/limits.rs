@@ -42,6 +42,11 @@ pub const SIMILAR_SHARE: u64 = 2;
 pub const TRIES_REFUSED_MAX: u32 = 64;
 /// After [`TRIES_REFUSED_MAX`] refusals, one in this many is tried.
 pub const TRY_ONE_IN: u32 = 16;
+/// For each entry of a segment that reclaim looks up in one turn, the segment has this many bytes.
+pub const SORTED_ONE_IN: u32 = 2048;
+/// For each group of clean blocks of a segment that is compared with blocks of the store in one
+/// turn, the segment has this many bytes.
+pub const COMPARED_ONE_IN: u32 = 32 << 10;
 /// Limit on the blocks that reclaim decodes at the same time, and on the copies for which it reads
 /// a similar block.
 pub const REBASES_MAX: usize = 32;

@@ -12,7 +12,7 @@ use std::hash::Hasher;
 use crate::counts::{Counts, GROUP};
 use crate::recent::KeyHasher;
 use crate::rule::{Rule, SAMPLE_MAX, Traits};
-use crate::shadow::{SHADOWS, Shadows};
+use crate::shadow::{Asked, SHADOWS, Shadows};
 
 /// Blocks of the cache for each place of a shadow.
 const BLOCKS_PER_PLACE: u64 = 512;
@@ -29,13 +29,15 @@ const FORGOTTEN: f32 = 0.03;
 /// if it missed less, and is left only for more.
 const CLEARLY: f32 = 0.99;
 const FROM_RECENCY: f32 = 0.985;
+/// A miss after which the block enters counts this much more, for the write that it costs.
+const WEAR: f32 = 0.1;
 
 /// A cached block, or several that are freed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoreCandidate {
-    /// The key of the first block of its aligned group of four; unique across volumes.
-    pub group: u64,
-    /// A bit for each block of the group that is meant.
+    /// The key of its first block; unique across volumes.
+    pub first: u64,
+    /// A bit for each of this block and the three after it that is meant.
     pub blocks: u8,
     /// The stamp of the last request for one of them.
     pub stamp: u8,
@@ -103,9 +105,13 @@ impl Adaptive {
             return;
         }
         let counts = &self.counts;
-        let held = self.shadows.ask(key, |key| counts.of(key));
-        for (missed, held) in self.missed.iter_mut().zip(held) {
-            *missed += f32::from(u8::from(!held));
+        let asked = self.shadows.ask(key, |key| counts.of(key));
+        for (missed, asked) in self.missed.iter_mut().zip(asked) {
+            *missed += match asked {
+                Asked::Held => 0.0,
+                Asked::Entered => 1.0 + WEAR,
+                Asked::Refused => 1.0,
+            };
         }
         self.reads += 1;
         if self.reads as f32 >= COMPARED_AFTER * self.places as f32 {
@@ -164,7 +170,7 @@ impl Adaptive {
 
     fn traits(&self, candidate: &StoreCandidate) -> Traits {
         let blocks = (0..GROUP).filter(|at| candidate.blocks >> at & 1 == 1);
-        let counts = blocks.map(|at| u32::from(self.counts.of(candidate.group + at)));
+        let counts = blocks.map(|at| u32::from(self.counts.of(candidate.first + at)));
         let (sum, blocks) = counts.fold((0, 0), |(sum, blocks), count| (sum + count, blocks + 1));
         let age = u32::from(self.stamp.wrapping_sub(candidate.stamp));
         Traits { age, count: sum.div_ceil(blocks.max(1)) as u8 }
@@ -216,8 +222,8 @@ mod tests {
             let stamp = self.policy.stamp();
             // One block of each group, so that a group is known by its block.
             let new =
-                StoreCandidate { group: key / GROUP * GROUP, blocks: 1 << (key % GROUP), stamp };
-            let same = |known: &&mut StoreCandidate| known.group == new.group;
+                StoreCandidate { first: key / GROUP * GROUP, blocks: 1 << (key % GROUP), stamp };
+            let same = |known: &&mut StoreCandidate| known.first == new.first;
             if let Some(known) = self.blocks.iter_mut().find(same) {
                 known.stamp = stamp;
                 return true;
@@ -262,11 +268,20 @@ mod tests {
     }
 
     #[test]
+    fn a_load_that_never_asks_twice_is_refused() {
+        let mut cache = Cache::new(Adaptive::new(BLOCKS));
+        assert_eq!(cache.hits(0..6000), 0);
+        assert_eq!(cache.hits(6000..12_000), 0);
+        let entered = cache.blocks.iter().filter(|block| block.first >= 6000 * GROUP).count();
+        assert!(entered < 60, "no rule hits, so the one that writes least rules: {entered}");
+    }
+
+    #[test]
     fn a_block_that_asks_to_enter_may_be_refused() {
         let mut policy = Adaptive::frequency(BLOCKS);
         (0..3).for_each(|_| policy.on_read(8));
         policy.on_read(100);
-        let block = |group, blocks| StoreCandidate { group, blocks, stamp: policy.stamp() };
+        let block = |first, blocks| StoreCandidate { first, blocks, stamp: policy.stamp() };
         assert_eq!(policy.choose_victim(&[block(100, 1), block(8, 1)]), 0);
         assert_eq!(policy.choose_victim(&[block(8, 1), block(100, 1)]), 1);
         // The mean of a unit counts, rounded up: its other blocks were never read.
@@ -278,7 +293,7 @@ mod tests {
     fn writes_are_no_requests_and_stamps_follow_what_enters() {
         let mut policy = Adaptive::recency(6400);
         (0..10).for_each(|_| policy.on_write(8));
-        let old = StoreCandidate { group: 8, blocks: 1, stamp: policy.stamp() };
+        let old = StoreCandidate { first: 8, blocks: 1, stamp: policy.stamp() };
         assert_eq!(policy.traits(&old), Traits { age: 0, count: 0 });
         (0..250 * 100).for_each(|_| policy.on_enter());
         assert_eq!(policy.traits(&old).age, 250);

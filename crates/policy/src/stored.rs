@@ -93,7 +93,7 @@ mod tests {
     fn each_policy_has_its_victim() {
         let victim = |kind: Eviction| {
             let mut policy = Stored::new(kind, 6400);
-            let candidate = |group, stamp| StoreCandidate { group, blocks: 1, stamp };
+            let candidate = |first, stamp| StoreCandidate { first, blocks: 1, stamp };
             let mut stamps = [policy.stamp(); 2];
             (0..300).for_each(|_| policy.entered());
             stamps[1] = policy.stamp();

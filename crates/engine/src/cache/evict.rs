@@ -11,7 +11,7 @@ use crate::contents::Place;
 use crate::key::Key;
 use crate::limits::{EVICT_SAMPLE, EVICTIONS_MAX};
 use crate::log::builder::Expect;
-use crate::store::{GROUP_BLOCKS, SLOT_PAGES_MAX};
+use crate::store::{SLOT_PAGES_MAX, UNIT_BLOCKS};
 
 /// One part in this many of the index is kept free, by reclaiming or evicting even when there is
 /// room on the device.
@@ -134,13 +134,12 @@ impl Cache {
         unit.iter().all(free)
     }
 
-    /// The blocks of the same group in the same slot.
+    /// The neighbors of a block in the same slot, and itself.
     fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
         let (pages, index) = self.contents.pages_and_index();
         let slot = self.store.slot_of(pages.of(place).start);
-        let first = key.0 / GROUP_BLOCKS * GROUP_BLOCKS;
-        let all = (first..first + GROUP_BLOCKS).map(Key);
-        let found = all.filter_map(|key| index.get(key).map(|place| (key, place)));
+        let near = key.0.saturating_sub(UNIT_BLOCKS - 1)..key.0 + UNIT_BLOCKS;
+        let found = near.map(Key).filter_map(|key| index.get(key).map(|place| (key, place)));
         found
             .filter(|(_, other)| {
                 pages.has(other) && self.store.slot_of(pages.of(other).start) == slot
@@ -148,8 +147,8 @@ impl Cache {
             .collect()
     }
 
-    /// Whether clean blocks, which are not in the store, are worth a place there. `keys` are of one
-    /// group, or begin in one; `stamp` is that of the last request for them.
+    /// Whether clean blocks, which are not in the store, are worth a place there. The first few of
+    /// `keys` count; `stamp` is that of the last request for them.
     pub(crate) fn deserve_store(&mut self, keys: Range<u64>, stamp: u8) -> bool {
         let plenty = self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
         if plenty {
@@ -214,10 +213,8 @@ impl Cache {
     }
 }
 
-/// The first group of some blocks, as the policy sees it.
+/// The first few of some blocks, as the policy sees them.
 fn candidate(keys: Range<u64>, stamp: u8) -> StoreCandidate {
-    let group = keys.start / GROUP_BLOCKS * GROUP_BLOCKS;
-    let end = keys.end.min(group + GROUP_BLOCKS);
-    let blocks = (keys.start..end).fold(0, |bits, key| bits | 1 << (key - group));
-    StoreCandidate { group, blocks, stamp }
+    let count = (keys.end - keys.start).min(UNIT_BLOCKS);
+    StoreCandidate { first: keys.start, blocks: (1 << count) - 1, stamp }
 }

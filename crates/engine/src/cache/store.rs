@@ -16,7 +16,7 @@ use crate::store::{Unit, UnitBlock, unit_pages};
 use crate::ticket::Ticket;
 
 impl Cache {
-    /// Writes blocks of one group into the store, in their densest form. Returns them if there is
+    /// Writes neighboring blocks into the store, in their densest form. Returns them if there is
     /// no free slot now. `copies` are not empty, and each has a payload; `now` are their places.
     pub(crate) fn send_to_store(
         &mut self,

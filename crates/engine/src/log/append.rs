@@ -255,7 +255,8 @@ impl Log {
                 base,
                 stored,
             });
-            cx.stats.log_blocks += u64::from(item.len > 0);
+            let is_mapping = matches!(item.payload, Payload::Stored(_));
+            cx.stats.log_blocks += u64::from(item.len > 0 && !is_mapping);
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {
                     EntryKind::Checkpoint => {}

@@ -29,13 +29,15 @@ impl Log {
     /// Sets the segment being reclaimed, if any, and the upper limit on the bytes that its copies
     /// take.
     pub fn set_leaving(&mut self, seq: Option<SegmentSeq>, needs: Option<u64>) {
+        if self.leaving.seq != seq {
+            self.leaving.named.clear();
+        }
         (self.leaving.seq, self.leaving.needs) = (seq, needs);
-        self.leaving.named.clear();
     }
 
-    /// Sets the blocks of the store that entries of the segment name, or whose base they name.
-    pub fn set_named(&mut self, keys: impl Iterator<Item = Key>) {
-        self.leaving.named = keys.map(|key| (key, ())).collect();
+    /// Notes a block of the store that an entry of the segment names, or whose base it names.
+    pub fn note_named(&mut self, key: Key) {
+        self.leaving.named.insert(key, ());
     }
 
     /// Whether a block of the store, or its base, is named by an entry that leaves the log: nothing

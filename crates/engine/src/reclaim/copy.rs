@@ -18,7 +18,7 @@ use crate::limits::{COPY_BYTES_MAX, REBASES_MAX, SEGMENT_READ_MAX};
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::note::Note;
-use crate::store::GROUP_BLOCKS;
+use crate::store::UNIT_BLOCKS;
 
 impl Reclaim {
     /// Reads the next blocks whose base is in the segment, to write them whole.
@@ -190,7 +190,7 @@ impl Reclaim {
     pub fn pump_copies(&mut self, cache: &mut Cache, fx: &mut Effects) {
         while !cache.form.background().turn_is_over() {
             if cache.store.exists() && self.first_has_payload() {
-                match self.move_group(cache, fx) {
+                match self.move_unit(cache, fx) {
                     true => continue,
                     false => return,
                 }
@@ -240,16 +240,18 @@ impl Reclaim {
         first.is_some_and(|copy| copy.place.kind.has_payload() && !copy.stays)
     }
 
-    /// Moves the first copies, which are of one group, to the store. Returns false if they must
+    /// Moves the first copies, which are neighbors, to the store. Returns false if they must
     /// wait.
-    fn move_group(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
+    fn move_unit(&mut self, cache: &mut Cache, fx: &mut Effects) -> bool {
         let mut copies: Vec<(Copied, Place)> = Vec::new();
         let job = self.going();
-        let group = |copy: &Copied| copy.key.0 / GROUP_BLOCKS;
+        let (mut lowest, mut highest) = (u64::MAX, 0);
         while let Some(copy) = job.to_copy.pop_front_if(|copy| {
             let has_payload = copy.place.kind.has_payload() && !copy.stays;
-            has_payload && copies.first().is_none_or(|(first, _)| group(first) == group(copy))
+            let span = highest.max(copy.key.0) - lowest.min(copy.key.0);
+            has_payload && span < UNIT_BLOCKS
         }) {
+            (lowest, highest) = (lowest.min(copy.key.0), highest.max(copy.key.0));
             let now = cache.contents.get(copy.key);
             let same =
                 |now: &Place| (now.segment, now.offset) == (copy.place.segment, copy.place.offset);

@@ -7,25 +7,22 @@
 use std::collections::VecDeque;
 
 use forebay_block::{BLOCK_SIZE, Completion, Instant};
-use forebay_format::{
-    ENTRY_BYTES, Entry, EntryKind, PAGE, SegmentSeq, decode_footer, footer_bytes,
-};
-use forebay_policy::{Candidate, copy_bytes_max, free_segments_wanted};
+use forebay_format::{ENTRY_BYTES, PAGE, SegmentSeq, decode_footer, footer_bytes};
+use forebay_policy::{copy_bytes_max, free_segments_wanted};
 
 use crate::api::{self, Effects, Health};
 use crate::cache::Cache;
-use crate::contents::{Place, Stored};
-use crate::key::Key;
-use crate::key::KeyMap;
+use crate::contents::Stored;
 use crate::limits::RECLAIM_RESERVE;
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
-use crate::store::GROUP_BLOCKS;
 
 mod copy;
+mod sort;
 
 use copy::READ_PAUSE;
+use sort::Sorting;
 
 use crate::form::Copied;
 
@@ -48,6 +45,8 @@ enum State {
     Idle,
     /// The footer of this segment is being read.
     Scanning(SegmentSeq),
+    /// The blocks of a segment are being looked up, to decide about each.
+    Sorting(Box<Sorting>),
     /// The blocks of a segment that are worth keeping are being copied.
     Copying(Job),
 }
@@ -95,6 +94,7 @@ impl Reclaim {
         let (seq, needs) = match &state {
             State::Idle => (None, None),
             State::Scanning(seq) => (Some(*seq), None),
+            State::Sorting(sorting) => (Some(sorting.job.seq), None),
             State::Copying(job) => (Some(job.seq), Some(job.needs)),
         };
         log.set_leaving(seq, needs);
@@ -122,6 +122,11 @@ impl Reclaim {
     /// Whether a segment is being reclaimed.
     pub fn is_busy(&self) -> bool {
         !self.is_idle()
+    }
+
+    /// Whether the next turn should come at once.
+    pub fn is_sorting(&self) -> bool {
+        matches!(self.state, State::Sorting(_))
     }
 
     /// Whether there is more to copy, so that a record should become as long as it can.
@@ -242,6 +247,7 @@ impl Reclaim {
         if self.is_idle() && !self.begin(cache, fx) {
             return;
         }
+        self.sort(cache, fx);
         self.name_again(cache, fx);
         self.read_copies(cache, fx);
         self.read_rebases(cache, fx);
@@ -352,10 +358,9 @@ impl Reclaim {
         true
     }
 
-    /// Takes the footer of the segment and decides about every block that is still live there.
+    /// Takes the footer of the segment, and begins to sort its blocks.
     pub fn footer_read(&mut self, cache: &mut Cache, done: &Completion, fx: &mut Effects) {
         let State::Scanning(seq) = self.state else { return };
-        let index = cache.log.position(seq);
         if done.result.is_err() {
             return self.later(cache);
         }
@@ -365,80 +370,17 @@ impl Reclaim {
             // It was written and is now unreadable: the device cannot be relied on to keep the log.
             return cache.out.note(Note::CacheFailed);
         };
-        let first = cache.log.len() as u32;
-        if cache.log.builder().rests_on_store(first) && !cache.close_record(fx) {
+        if Self::rests_on_store(cache) && !cache.close_record(fx) {
             return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-        let mut job = Job::new(seq);
-        Self::find_named(cache, &entries, &mut job);
-        let named: Vec<Key> =
-            job.to_name.iter().chain(&job.to_rebase).map(|item| item.key).collect();
-        let mut clean: Vec<Candidate> = Vec::new();
-        let mut dirty_bytes = 0;
-        for (key, place) in Self::blocks_in(cache, index, &entries) {
-            let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
-            // A block of zeros costs at least its entry, so that without room none is kept.
-            let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
-            let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
-            dirty_bytes += if place.dirty { u64::from(bytes) } else { 0 };
-            match (place.dirty, base) {
-                (true, Some(_)) => job.to_rebase.push_back(Stored { key, place }),
-                (true, None) => job.to_read.push_back(Stored { key, place }),
-                (false, _) => {
-                    clean.push(Candidate { key: key.0, meta: place.meta, bytes, keep: false });
-                }
-            }
-        }
-        let must_gain = self.must_gain(cache);
-        if cache.store.exists() {
-            Self::keep_in_store(cache, &mut clean, must_gain);
-        } else {
-            let keep_bytes = if must_gain { 0 } else { Self::keep_bytes(cache, dirty_bytes) };
-            cache.policy.choose(&mut clean, keep_bytes);
-        }
-        for block in clean {
-            let key = Key(block.key);
-            let place = cache.contents.get(key).expect("it was there a moment ago");
-            if block.keep && place.kind.is_associate() {
-                job.to_rebase.push_back(Stored { key, place });
-            } else if block.keep {
-                job.to_read.push_back(Stored { key, place });
-            } else {
-                cache.stats.evicted_blocks += 1;
-                cache.contents.forget(key, &mut cache.ram);
-            }
-        }
-        // A direct write must wait until this is durable, no matter what happens next.
-        cache.log.note_evicted(seq);
-        let stays = !cache.store.exists() || cache.store.is_full();
-        job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
-        job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
-        self.enter(&mut cache.log, State::Copying(job));
-        cache.log.set_named(named.into_iter());
-        self.name_again(cache, fx);
-        self.read_copies(cache, fx);
-        self.read_rebases(cache, fx);
+        let sorting = Sorting::new(seq, entries, self.must_gain(cache));
+        self.enter(&mut cache.log, State::Sorting(Box::new(sorting)));
+        self.sort(cache, fx);
     }
 
-    /// Finds the blocks of the store that entries of the segment name, and those that are stored
-    /// against a base that they name.
-    fn find_named(cache: &Cache, entries: &[Entry], job: &mut Job) {
+    fn rests_on_store(cache: &mut Cache) -> bool {
         let first = cache.log.len() as u32;
-        let mut seen = KeyMap::default();
-        for entry in entries {
-            let Some(slot) = entry.stored else { continue };
-            let key = Key::new(entry.volume, entry.block);
-            let (segment, offset) = (first + slot.extent, entry.offset);
-            let is_named = |at: &Place| (at.segment, at.offset) == (segment, offset);
-            let Some(place) = cache.contents.get(key) else { continue };
-            let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
-            let item = Stored { key, place };
-            if is_named(&place) && seen.insert(key, ()).is_none() {
-                job.to_name.push_back(item);
-            } else if base.is_some_and(|base| is_named(&base)) && seen.insert(key, ()).is_none() {
-                job.to_rebase.push_back(item);
-            }
-        }
+        cache.log.builder().rests_on_store(first)
     }
 
     /// Names the blocks of the store again that the segment names.
@@ -456,20 +398,6 @@ impl Reclaim {
         }
     }
 
-    /// Decides which clean blocks go to the store: together those of a group that were logged
-    /// together.
-    fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) {
-        let together = |a: &Candidate, b: &Candidate| {
-            b.key == a.key + 1 && b.key / GROUP_BLOCKS == a.key / GROUP_BLOCKS
-        };
-        for run in clean.chunk_by_mut(together) {
-            let keys = run[0].key..run[0].key + run.len() as u64;
-            let stamp = cache.newest_stamp(run.iter().map(|block| block.meta));
-            let keep = !must_gain && cache.deserve_store(keys, stamp);
-            run.iter_mut().for_each(|block| block.keep = keep);
-        }
-    }
-
     /// Whether no clean block may be kept, since that would not make room.
     fn must_gain(&mut self, cache: &mut Cache) -> bool {
         let in_vain = self.reclaims_in_vain(cache);
@@ -484,32 +412,6 @@ impl Reclaim {
         let left = none.saturating_sub(cache.contents.dirty().blocks()).min(none - full);
         let most = copy_bytes_max(u64::from(cache.config.segment_size)).saturating_sub(dirty_bytes);
         most * left / (none - full).max(1)
-    }
-
-    /// The blocks that live in the segment at position `index`, each once, in the order of its
-    /// footer's `entries`. Their newest version is there or, for a block stored against a base, the
-    /// base.
-    fn blocks_in(cache: &Cache, index: usize, entries: &[Entry]) -> Vec<(Key, Place)> {
-        let mut found = Vec::new();
-        let mut seen = KeyMap::default();
-        let places =
-            |entry: &&Entry| !matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
-        let in_footer = entries.iter().filter(places).flat_map(|entry| {
-            let blocks = entry.block..entry.block + u64::from(entry.count);
-            blocks.map(|block| Key::new(entry.volume, block))
-        });
-        for key in in_footer.chain(cache.contents.sharers_in(index).iter().copied()) {
-            let Some(place) = cache.contents.get(key) else { continue };
-            // A block stored against a base goes with the base, which is never newer.
-            let root = match place.kind {
-                kind if kind.is_associate() => cache.contents.base_of_associate(key),
-                _ => place,
-            };
-            if root.segment as usize == index && seen.insert(key, ()).is_none() {
-                found.push((key, place));
-            }
-        }
-        found
     }
 
     /// Frees the segment when no block lives in it any more.

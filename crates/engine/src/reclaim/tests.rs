@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use forebay_block::{ErrorKind, Io, IoResult, VolumeId};
-use forebay_format::decode_record;
-use forebay_policy::EvictionPolicy;
+use forebay_format::{EntryKind, decode_record};
+use forebay_policy::{Candidate, EvictionPolicy};
 
 use super::*;
 use crate::api::{ContentLocality, Target};
+use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::testing::rooms::{FILL, Rooms, content, key};
 use crate::ticket::Ticket;

@@ -3,7 +3,7 @@
 //!
 //! The store is divided into *extents* of a segment's length, and each extent in use into *slots*
 //! of one length, 1 to [`SLOT_PAGES_MAX`] pages: its class. A slot holds a *unit*: the payloads of
-//! blocks of one [`GROUP_BLOCKS`] neighborhood that were moved together.
+//! up to [`UNIT_BLOCKS`] neighboring blocks that were moved together.
 //!
 //! The log says where each block of the store is. So a unit's life is an order of writes:
 //!
@@ -30,19 +30,23 @@ use crate::slab::{Id, Slab};
 
 /// Pages in the longest slot.
 pub const SLOT_PAGES_MAX: usize = 4;
-/// Blocks in an aligned neighborhood whose payloads share a unit: the largest common database page.
-pub const GROUP_BLOCKS: u64 = 4;
+/// The blocks of a unit lie within this many consecutive blocks: the largest common database page.
+/// It begins anywhere, since file systems do not align files to pages of databases.
+pub const UNIT_BLOCKS: u64 = 4;
 /// One slot in this many of a class is kept free, so that units do not wait.
 const SLOTS_FREE: usize = 64;
 /// The same as a number, at least and at most.
 const SLOTS_FREE_MIN: usize = 8;
 const SLOTS_FREE_MAX: usize = 1024;
+/// Entries of a list of free slots or pages that one search tries. Those that are not free any more
+/// are dropped, so a later search finds what this one does not.
+const STALE_MAX: usize = 2048;
 /// Longest time that a unit waits for others to share its flush.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// Units being written, or waiting for their flush or for room in the log.
 const UNITS_MAX: usize = 256;
 
-const _: () = assert!(GROUP_BLOCKS as usize <= SLOT_PAGES_MAX, "a raw group fits a slot");
+const _: () = assert!(UNIT_BLOCKS as usize <= SLOT_PAGES_MAX, "raw blocks fit a slot");
 
 /// A block of a unit.
 #[derive(Clone, Copy, Debug)]
@@ -230,7 +234,8 @@ impl Store {
     }
 
     fn pop_free(&mut self, class: usize, pages: &Pages) -> Option<Range<u32>> {
-        while let Some(at) = self.free[class - 1].pop() {
+        for _ in 0..STALE_MAX {
+            let at = self.free[class - 1].pop()?;
             let slot = at..at + class as u32;
             let is_slot = self.slot_of(at) == Some(slot.clone());
             if is_slot && pages.are_free(slot.clone()) {
@@ -242,7 +247,8 @@ impl Store {
 
     /// Takes a free page of a slot of which another page is in use.
     fn pop_hole(&mut self, pages: &Pages) -> Option<Range<u32>> {
-        while let Some(page) = self.holes.pop() {
+        for _ in 0..STALE_MAX {
+            let page = self.holes.pop()?;
             let in_use = self.slot_of(page).is_some_and(|slot| !pages.are_free(slot));
             if in_use && pages.are_free(page..page + 1) {
                 return Some(page..page + 1);

@@ -1,6 +1,7 @@
 //! Slots: which are free, and how a restart finds them.
 
 mod moves;
+mod pages;
 
 use super::*;
 

@@ -206,7 +206,7 @@ impl StoreSimulator {
         let now = self.policy.stamp();
         let age = |key: u64| self.stamps.get(&key).map(|&stamp| (now.wrapping_sub(stamp), stamp));
         let newest = unit.keys().filter_map(age).min().map_or(now, |(_, stamp)| stamp);
-        StoreCandidate { group: unit.group, blocks: unit.blocks, stamp: newest }
+        StoreCandidate { first: unit.group, blocks: unit.blocks, stamp: newest }
     }
 
     /// A number below `end`, of a fixed sequence.

@@ -32,7 +32,7 @@ impl Rooms {
         self.contents.get(key(block)).expect("it is cached")
     }
 
-    /// Writes blocks of one group to the store; returns the write.
+    /// Writes neighboring blocks to the store; returns the write.
     fn move_out(&mut self, blocks: &[u64]) -> (Target, Io) {
         let copied = |&block: &u64| {
             let place = self.place(block);
@@ -202,16 +202,17 @@ fn what_leaves_the_store_without_an_entry_gets_one_before_its_page_is_free() {
 fn a_store_with_few_free_slots_evicts_a_clean_unit_and_says_so_first() {
     let mut rooms = rooms();
     let dirty = rooms.fill_with_dirty(4);
-    rooms.clean([4, 5, 6, 7]);
-    rooms.stored(&[4, 5, 6, 7]);
-    rooms.dirty([8, 9, 10, 11]);
+    // A page of a database that does not begin at a multiple of its length.
+    rooms.clean([5, 6, 7, 8]);
+    rooms.stored(&[5, 6, 7, 8]);
+    rooms.dirty([12, 13, 14, 15]);
     let next = rooms.log.next_lsn();
     // A sample of an index that is nearly empty often finds nothing.
     while rooms.log.barrier() != next {
         rooms.pump();
     }
-    assert_eq!(rooms.said(), [4, 5, 6, 7].map(|block| (block, EntryKind::Invalidate, false)));
-    assert!(rooms.contents.get(key(4)).is_none());
+    assert_eq!(rooms.said(), [5, 6, 7, 8].map(|block| (block, EntryKind::Invalidate, false)));
+    assert!(rooms.contents.get(key(5)).is_none());
     rooms.pump();
     assert_eq!(rooms.store.used_pages(), dirty + 4, "no slot is free before that is durable");
     rooms.flush_device();

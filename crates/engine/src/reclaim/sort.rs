@@ -1,0 +1,205 @@
+//! Which blocks of the oldest segment are still needed, and what becomes of each. A segment may
+//! have nearly 100,000 entries, so this takes several turns; in between, blocks may change.
+
+use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq};
+use forebay_policy::Candidate;
+
+use super::copy::READ_PAUSE;
+use super::{Job, Reclaim, State};
+use crate::api::Effects;
+use crate::cache::Cache;
+use crate::contents::{Place, Stored};
+use crate::key::{Key, KeyMap};
+use crate::limits::{COMPARED_ONE_IN, SORTED_ONE_IN};
+use crate::store::UNIT_BLOCKS;
+
+/// A segment whose blocks are being looked up.
+#[derive(Debug)]
+pub(super) struct Sorting {
+    /// What must be copied so far.
+    pub job: Job,
+    /// The entries of the footer that have not been looked at, in reverse order.
+    entries: Vec<Entry>,
+    /// The same of the blocks to which later segments gave a payload in this one.
+    sharers: Option<Vec<Key>>,
+    /// Blocks that live in the segment, or that it names.
+    seen: KeyMap<()>,
+    /// The clean blocks that live there.
+    clean: Vec<Candidate>,
+    /// Total length of the dirty blocks, in bytes.
+    dirty_bytes: u64,
+    /// Number of clean blocks that have been decided about.
+    decided: usize,
+    /// Whether no clean block may be kept.
+    must_gain: bool,
+}
+
+impl Sorting {
+    /// Begins with the entries of a segment's footer.
+    pub fn new(seq: SegmentSeq, mut entries: Vec<Entry>, must_gain: bool) -> Self {
+        entries.reverse();
+        Self {
+            job: Job::new(seq),
+            entries,
+            sharers: None,
+            seen: KeyMap::default(),
+            clean: Vec::new(),
+            dirty_bytes: 0,
+            decided: 0,
+            must_gain,
+        }
+    }
+}
+
+impl Reclaim {
+    /// Looks up the next blocks of the segment, or decides about them; at last begins to copy.
+    pub(super) fn sort(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let State::Sorting(sorting) = &mut self.state else { return };
+        // The base of a delta in the record being built counts only when that is closed.
+        if Self::rests_on_store(cache) && !cache.close_record(fx) {
+            return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
+        }
+        if !(sorting.look_up(cache) && sorting.decide(cache)) {
+            return;
+        }
+        let mut job = std::mem::replace(&mut sorting.job, Job::new(SegmentSeq(0)));
+        let stays = !cache.store.exists() || cache.store.is_full();
+        job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
+        job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
+        self.enter(&mut cache.log, State::Copying(job));
+        self.name_again(cache, fx);
+        self.read_copies(cache, fx);
+        self.read_rebases(cache, fx);
+    }
+}
+
+impl Sorting {
+    /// Looks up the blocks of the next entries; returns whether there are no more.
+    fn look_up(&mut self, cache: &mut Cache) -> bool {
+        let index = cache.log.position(self.job.seq);
+        let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
+        let rest = self.entries.len().saturating_sub(most);
+        let entries = self.entries.split_off(rest);
+        for entry in entries.iter().rev() {
+            self.find_named(cache, entry);
+        }
+        let places =
+            |entry: &&Entry| !matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
+        for entry in entries.iter().rev().filter(places) {
+            for block in entry.block..entry.block + u64::from(entry.count) {
+                self.find_living(cache, index, Key::new(entry.volume, block));
+            }
+        }
+        if !self.entries.is_empty() {
+            return false;
+        }
+        let reversed = || cache.contents.sharers_in(index).iter().rev().copied().collect();
+        let sharers = self.sharers.get_or_insert_with(reversed);
+        let rest = sharers.len().saturating_sub(most);
+        for key in sharers.split_off(rest).into_iter().rev() {
+            self.find_living(cache, index, key);
+        }
+        rest == 0
+    }
+
+    /// Notes a block of the store that an entry names, or one that is stored against a base that
+    /// it names.
+    fn find_named(&mut self, cache: &mut Cache, entry: &Entry) {
+        let Some(slot) = entry.stored else { return };
+        let key = Key::new(entry.volume, entry.block);
+        let at = (cache.log.len() as u32 + slot.extent, entry.offset);
+        let is_named = |place: &Place| (place.segment, place.offset) == at;
+        let Some(place) = cache.contents.get(key) else { return };
+        let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
+        let list = match () {
+            () if is_named(&place) => &mut self.job.to_name,
+            () if base.is_some_and(|base| is_named(&base)) => &mut self.job.to_rebase,
+            () => return,
+        };
+        if self.seen.insert(key, ()).is_none() {
+            list.push_back(Stored { key, place });
+            cache.log.note_named(key);
+        }
+    }
+
+    /// Notes a block that lives in the segment at position `index`: its newest version is there or,
+    /// for a block stored against a base, the base, which is never newer.
+    fn find_living(&mut self, cache: &Cache, index: usize, key: Key) {
+        let Some((place, base)) = living(cache, index, key) else { return };
+        if self.seen.insert(key, ()).is_some() {
+            return;
+        }
+        // A block of zeros costs at least its entry, so that without room none is kept.
+        let parts = [base.map_or(0, |base| base.len), place.len].map(u32::from);
+        let bytes = parts.iter().sum::<u32>() + ENTRY_BYTES as u32;
+        match (place.dirty, base) {
+            (true, Some(_)) => self.job.to_rebase.push_back(Stored { key, place }),
+            (true, None) => self.job.to_read.push_back(Stored { key, place }),
+            (false, _) => {
+                let (key, meta) = (key.0, place.meta);
+                return self.clean.push(Candidate { key, meta, bytes, keep: false });
+            }
+        }
+        self.dirty_bytes += u64::from(bytes);
+    }
+
+    /// Decides about the next clean blocks, and evicts those that are not kept; returns whether
+    /// there are no more.
+    fn decide(&mut self, cache: &mut Cache) -> bool {
+        // A direct write must wait until this is durable, no matter what happens next.
+        cache.log.note_evicted(self.job.seq);
+        let index = cache.log.position(self.job.seq);
+        let from = self.decided;
+        let to = match cache.store.exists() {
+            true => from + keep_in_store(cache, &mut self.clean[from..], self.must_gain),
+            false => {
+                let must_gain = self.must_gain;
+                let most = if must_gain { 0 } else { Reclaim::keep_bytes(cache, self.dirty_bytes) };
+                cache.policy.choose(&mut self.clean, most);
+                self.clean.len()
+            }
+        };
+        for block in &self.clean[from..to] {
+            let key = Key(block.key);
+            // It may have been written again since it was looked up.
+            let Some((place, _)) = living(cache, index, key) else { continue };
+            if place.dirty {
+                continue;
+            }
+            if block.keep && place.kind.is_associate() {
+                self.job.to_rebase.push_back(Stored { key, place });
+            } else if block.keep {
+                self.job.to_read.push_back(Stored { key, place });
+            } else {
+                cache.stats.evicted_blocks += 1;
+                cache.contents.forget(key, &mut cache.ram);
+            }
+        }
+        self.decided = to;
+        to == self.clean.len()
+    }
+}
+
+/// The place of a block, and its base if it has one, if it lives in the segment at position
+/// `index`.
+fn living(cache: &Cache, index: usize, key: Key) -> Option<(Place, Option<Place>)> {
+    let place = cache.contents.get(key)?;
+    let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));
+    (base.unwrap_or(place).segment as usize == index).then_some((place, base))
+}
+
+/// Decides which of the next clean blocks go to the store: neighbors that were logged together
+/// share a decision, as they will share a unit. Returns the number of blocks decided about.
+fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) -> usize {
+    let most = (cache.config.segment_size / COMPARED_ONE_IN) as usize;
+    let runs = clean.chunk_by_mut(|a, b| b.key == a.key + 1);
+    let mut decided = 0;
+    for run in runs.flat_map(|run| run.chunks_mut(UNIT_BLOCKS as usize)).take(most) {
+        let keys = run[0].key..run[0].key + run.len() as u64;
+        let stamp = cache.newest_stamp(run.iter().map(|block| block.meta));
+        let keep = !must_gain && cache.deserve_store(keys, stamp);
+        run.iter_mut().for_each(|block| block.keep = keep);
+        decided += run.len();
+    }
+    decided
+}

@@ -1,0 +1,50 @@
+//! Pages of a database on their way from clients through the log into the store.
+
+use forebay_block::testing::noise;
+use forebay_block::{BLOCK_SIZE, ByteRange, IoOp, STRIPE_BLOCKS};
+
+use crate::api::ShardConfig;
+use crate::testing::{Devices, Harness, SEGMENT, config};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Blocks of a page.
+const PAGE_BLOCKS: u64 = 4;
+/// Pages written: twice as many bytes as the log has, and fewer blocks than may be dirty.
+const PAGES: u64 = 120;
+
+/// A page of which a good half of each block is noise, so that it fits three pages of the store.
+fn page(number: u64) -> Vec<u8> {
+    let mut page = vec![0; (PAGE_BLOCKS * BLOCK) as usize];
+    for (i, block) in page.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+        block[..2300].copy_from_slice(&noise(number * PAGE_BLOCKS + i as u64, 2300));
+    }
+    page
+}
+
+/// The place of a page on the volume: no page begins at a multiple of its length.
+fn range(number: u64) -> ByteRange {
+    let in_stripe = STRIPE_BLOCKS / PAGE_BLOCKS - 1;
+    let first = number / in_stripe * STRIPE_BLOCKS + number % in_stripe * PAGE_BLOCKS + 1;
+    ByteRange::new(first * BLOCK, PAGE_BLOCKS * BLOCK)
+}
+
+#[test]
+fn a_page_is_one_unit_wherever_it_begins() {
+    let cache = 64 * u64::from(SEGMENT);
+    let primary = 2 * PAGES * PAGE_BLOCKS * BLOCK;
+    let config = ShardConfig { log_segments: Some(8), compress: true, ..config(cache, primary) };
+    let mut harness = Harness::start(config, Devices::new(cache, primary));
+    harness.settle();
+    for number in 0..PAGES {
+        assert!(harness.ask(IoOp::Write, range(number), &page(number)).is_some());
+    }
+    let stats = harness.stats();
+    assert!(stats.stored_blocks > PAGES, "{stats:?}");
+    // Parts of a page would take a page of the store each, and all together four.
+    let held = (stats.stored_blocks * BLOCK) as f64 / stats.store_bytes as f64;
+    assert!(held > 1.25, "a byte of the store holds {held:.2}");
+    for number in 0..PAGES {
+        let found = harness.ask(IoOp::Read, range(number), &[]);
+        assert!(found.is_some_and(|found| found[..] == page(number)[..]), "page {number}");
+    }
+}
