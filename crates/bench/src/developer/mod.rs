@@ -23,6 +23,8 @@ use crate::rig::cleanup;
 pub enum Part {
     /// CPU time of the engine for each operation, without any device
     Engine(engine::Args),
+    /// The longest calls of the engine, without any device
+    Steps(engine::steps::Args),
     /// Hits in RAM through NBD, compared with nbdkit's memory plugin
     NbdRam(nbd_hits::Args),
     /// Hits on the cache device through NBD, compared with the same server without cache
@@ -56,6 +58,7 @@ pub enum Part {
 pub fn run(part: &Part) -> anyhow::Result<()> {
     cleanup::protected(|| match part {
         Part::Engine(args) => engine::run(args),
+        Part::Steps(args) => engine::steps::run(args),
         Part::NbdRam(args) => nbd_hits::ram(args),
         Part::NbdSsd(args) => nbd_hits::ssd(args),
         Part::Fairness(args) => fairness::run(args),

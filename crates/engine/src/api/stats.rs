@@ -395,16 +395,17 @@ statistics! {
     "log" {
         /// Bytes of the segments in use, including garbage.
         ///
-        /// 4096 × `cached_blocks` ÷ this is the effective capacity: `held_per_used_byte` in JSON.
+        /// 4096 × `cached_blocks` ÷ (this + `store_used_bytes`) is the effective capacity:
+        /// `held_per_used_byte` in JSON.
         Level Bytes log_used_bytes;
         /// Records written to the cache device.
         Counter Records log_records;
-        /// Bytes written to the cache device: its wear.
+        /// Bytes written to the log; with `store_bytes`, the wear of the cache device.
         Counter Bytes log_bytes;
         /// Blocks put into the log by clients, after misses and by reclaim, except zeros.
         ///
-        /// Their payload may be shared. `log_bytes` ÷ (4096 × this) is `written_per_stored_byte` in
-        /// JSON.
+        /// Their payload may be shared. (`log_bytes` + `store_bytes`) ÷ 4096 ÷ (this +
+        /// `stored_blocks`) is `written_per_stored_byte` in JSON.
         Counter Blocks log_blocks;
         /// Blocks copied forward by reclaim.
         Counter Blocks copied_blocks;

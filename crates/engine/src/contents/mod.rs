@@ -124,6 +124,11 @@ impl Contents {
         self.dirty_of = vec![0; rows * self.volumes];
     }
 
+    /// Prepares empty contents for about `blocks` blocks.
+    pub fn reserve(&mut self, blocks: u64) {
+        self.index.reserve(blocks);
+    }
+
     /// Empties the contents and makes room for `blocks` blocks.
     pub fn clear(&mut self, blocks: u64) {
         let mut fresh = Self::new(1, self.log_segments, self.volumes);

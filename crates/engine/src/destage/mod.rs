@@ -89,6 +89,11 @@ pub struct Destaging {
     /// Blocks for which a write-through write waits, and those writes by block.
     urgent: VecDeque<Key>,
     through_waiters: KeyMap<Vec<Id>>,
+    /// Destages whose blocks the primary has durably; the blocks do not count as clean yet.
+    covered: VecDeque<Id>,
+    /// Blocks gathered, and blocks that became clean, in this turn.
+    gathered: u64,
+    cleaned: u64,
     draining: bool,
 }
 
@@ -117,6 +122,10 @@ const FLUSH_BATCH: usize = 256;
 /// Approximate limit on the blocks gathered at the same time. With more, the primary would get the
 /// first block only after the cache device had read nearly all of them.
 const COLLECTED_MAX: u64 = 8 * STRIPE_BLOCKS;
+/// Blocks gathered in one turn from which no destage is started, and blocks that become clean in
+/// one turn from which no other do: a stripe more at most.
+const GATHERED_MAX: u64 = 256;
+const CLEANED_MAX: u64 = 1024;
 /// Limit on the stripes visited in one step, and on the steps in one turn of the event loop.
 const STRIPES_LOOKED_AT: usize = 64;
 const LOOKS_MAX: usize = 256;
@@ -128,6 +137,8 @@ impl Destaging {
     /// Starts the destages that the pacer allows. `is_idle` says that no client request is in
     /// flight.
     pub fn pump(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
+        (self.gathered, self.cleaned) = (0, 0);
+        self.clean_covered(cache);
         self.start_urgent(cache, fx);
         if cache.health() == Health::Detached || cache.contents.dirty().blocks() == 0 {
             return;
@@ -156,7 +167,8 @@ impl Destaging {
         let mut wrapped = false;
         for _ in 0..LOOKS_MAX {
             let flow = &cache.volume(volume).flow;
-            if flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX {
+            let is_full = flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX;
+            if is_full || self.gathered >= GATHERED_MAX {
                 break;
             }
             match cache.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
@@ -327,6 +339,7 @@ impl Destaging {
             switches,
         };
         let id = self.destages.insert(destage);
+        self.gathered += blocks.count;
         let flow = &mut cache.volume_mut(volume).flow;
         flow.destage_writes += 1;
         flow.collecting += blocks.count;
@@ -481,13 +494,34 @@ impl Destaging {
 
     /// Handles the end of the primary's flush that covers a destage.
     pub fn flushed(&mut self, cache: &mut Cache, id: Id, result: &IoResult<()>) {
-        let Destage { volume, blocks, .. } = *self.destages.get(id);
-        cache.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
         if let Err(error) = result {
             self.back_off(cache, id, error);
             self.note_failed(cache, id, error);
+            return self.end_covered(cache, id, false);
         }
-        self.forget(cache, id, result.is_ok());
+        self.covered.push_back(id);
+        self.clean_covered(cache);
+    }
+
+    /// The blocks of destages that are durable become clean, as many as one turn allows.
+    fn clean_covered(&mut self, cache: &mut Cache) {
+        while self.cleaned < CLEANED_MAX
+            && let Some(id) = self.covered.pop_front()
+        {
+            self.cleaned += self.destages.get(id).blocks.count;
+            self.end_covered(cache, id, true);
+        }
+    }
+
+    fn end_covered(&mut self, cache: &mut Cache, id: Id, durable: bool) {
+        let Destage { volume, blocks, .. } = *self.destages.get(id);
+        cache.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
+        self.forget(cache, id, durable);
+    }
+
+    /// Whether the next turn should come at once, since this one has done enough.
+    pub fn goes_on(&self) -> bool {
+        self.gathered >= GATHERED_MAX || !self.covered.is_empty()
     }
 
     /// Drops a destage; its blocks become clean if the primary has them durably.

@@ -21,7 +21,8 @@ impl Start {
         let r = self.log_mut();
         r.apply = r.survey.start;
         (r.hole, r.lossy) = (None, false);
-        let queue = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
+        let queue: Vec<usize> = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
+        cache.contents.reserve(queue.iter().map(|&i| r.survey.found[i].entries()).sum());
         r.enter(Phase::Loading, queue);
     }
 

@@ -44,6 +44,15 @@ impl Found {
         }
     }
 
+    /// The number of entries in its records, according to its footer if it has one.
+    pub fn entries(&self) -> u64 {
+        match (&self.scanned, &self.tail) {
+            (Some(scanned), _) => scanned.entries.len() as u64,
+            (None, Some(tail)) => u64::from(tail.footer.entries),
+            _ => 0,
+        }
+    }
+
     /// The link of the record before its first one.
     pub fn first(&self) -> Option<Link> {
         match (&self.scanned, &self.tail) {

@@ -11,6 +11,7 @@ use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
     ContentLocality, Effects, Engine, Request, RequestId, Shard, ShardConfig, State, Stats, Target,
 };
+use forebay_volume::pool::{area_of, geometry};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::load::content::Content;
@@ -21,6 +22,8 @@ pub const BLOCK: usize = 4096;
 pub const BATCH: usize = 32;
 /// Simulated time per turn.
 const TURN: Duration = Duration::from_micros(100);
+/// Share of the cache that is its log, in percent: the default.
+const LOG_PERCENT: u8 = 8;
 /// Turns before the measurements: a simulated second.
 const SETTLING_TURNS: usize = 10_000;
 /// Number of turns without completion after which the engine counts as stuck.
@@ -62,6 +65,28 @@ impl Layout {
         let blocks = 512 << 20 >> 12;
         Self { blocks, cache_bytes: 1536 << 20, ram_bytes: 8 << 20, content, rewrites: false }
     }
+
+    /// Twice as much data as a cache device of `cache_bytes` bytes.
+    pub fn large(cache_bytes: u64, content: Content) -> Self {
+        let blocks = (2 * cache_bytes) >> 12;
+        Self { blocks, cache_bytes, ram_bytes: 64 << 20, content, rewrites: false }
+    }
+}
+
+/// The calls of the engine, in the order of [`Harness::longest`].
+pub const CALLS: [&str; 3] = ["submit", "complete", "poll"];
+
+/// The CPU time of the longest of each of [`CALLS`], if it is to be measured.
+#[derive(Default)]
+struct Longest(Option<[Duration; 3]>);
+
+impl Longest {
+    fn call(&mut self, call: usize, work: impl FnOnce()) {
+        match &mut self.0 {
+            Some(longest) => longest[call] = longest[call].max(timed(work)),
+            None => work(),
+        }
+    }
 }
 
 /// An engine, its devices and its client.
@@ -80,6 +105,7 @@ pub struct Harness {
     due: Vec<(Target, Completion)>,
     numbers: Numbers,
     spent: Duration,
+    longest: Longest,
     answered: u64,
 }
 
@@ -87,7 +113,7 @@ impl Harness {
     /// A fresh engine in service.
     pub fn start(layout: Layout) -> anyhow::Result<Self> {
         let now = Instant(1);
-        let engine = Engine::new(config(&layout), now);
+        let engine = Engine::new(config(&layout)?, now);
         let mut harness = Self {
             engine,
             fx: Effects::default(),
@@ -100,6 +126,7 @@ impl Harness {
             due: Vec::new(),
             numbers: Numbers::new(5),
             spent: Duration::ZERO,
+            longest: Longest::default(),
             answered: 0,
             layout,
         };
@@ -129,6 +156,12 @@ impl Harness {
     /// CPU time spent in the engine so far.
     pub fn cpu(&self) -> Duration {
         self.spent
+    }
+
+    /// The CPU time of the longest of each of [`CALLS`] since the last time this was asked for;
+    /// before the first time none is measured, which would make calls dearer.
+    pub fn longest(&mut self) -> [Duration; 3] {
+        self.longest.0.replace([Duration::ZERO; 3]).unwrap_or_default()
     }
 
     /// Size of the index in bytes per block that is cached.
@@ -256,10 +289,11 @@ impl Harness {
         }
         let wanted = self.answered + count;
         let (engine, fx, now) = (&mut self.engine, &mut self.fx, self.now);
+        let longest = &mut self.longest;
         self.spent += timed(|| {
             engine.warm(&requests);
             for request in requests.drain(..) {
-                engine.submit(now, request, fx);
+                longest.call(0, || engine.submit(now, request, fx));
             }
         });
         for _ in 0..TURNS_MAX {
@@ -287,12 +321,12 @@ impl Harness {
     /// One turn of an event loop: completions, `poll`, then all I/O is done.
     fn turn(&mut self) -> anyhow::Result<()> {
         self.now = self.now + TURN;
-        let Self { engine, fx, due, now, .. } = self;
+        let Self { engine, fx, due, now, longest, .. } = self;
         self.spent += timed(|| {
             for (target, done) in due.drain(..) {
-                engine.complete(*now, target, done, fx);
+                longest.call(1, || engine.complete(*now, target, done, fx));
             }
-            engine.poll(*now, fx);
+            longest.call(2, || engine.poll(*now, fx));
         });
         for (target, io) in self.fx.ios.drain(..) {
             self.due.push((target, self.devices.carry_out(target, io)));
@@ -308,10 +342,12 @@ impl Harness {
     }
 }
 
-fn config(layout: &Layout) -> ShardConfig {
+fn config(layout: &Layout) -> anyhow::Result<ShardConfig> {
+    let geometry = geometry(layout.cache_bytes, 1, LOG_PERCENT)?;
     let mut config = ShardConfig {
-        segment_size: 4 << 20,
-        log_segments: None,
+        area: area_of(geometry.shards[0]),
+        segment_size: geometry.segment_size,
+        log_segments: geometry.log_segments,
         ram_bytes: layout.ram_bytes,
         index_blocks: layout.cache_bytes / BLOCK as u64,
         write_cache_depth: Duration::from_secs(3600),
@@ -323,7 +359,7 @@ fn config(layout: &Layout) -> ShardConfig {
         ..small_config(layout.cache_bytes, layout.blocks * BLOCK as u64)
     };
     config.volumes[0].discard = true;
-    config
+    Ok(config)
 }
 
 /// CPU time of this thread for `work`.

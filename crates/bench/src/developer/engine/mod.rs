@@ -7,6 +7,7 @@
 //! everything else on the machine can only add to it; the median is shown next to it.
 
 mod harness;
+pub mod steps;
 
 use anyhow::ensure;
 use forebay_engine::Stats;

@@ -74,6 +74,19 @@ fn key(n: u64) -> Key {
     Key::new(VolumeId(0), n * 7)
 }
 
+#[test]
+fn room_made_at_once_holds_as_many_blocks_as_asked_for_without_a_step() {
+    let mut index = Index::new(300_000);
+    index.reserve(200_000);
+    let bytes = index.bytes();
+    assert!((200_000 * 16..200_000 * 18).contains(&bytes), "{bytes} bytes");
+    fill(&mut index, 200_000);
+    assert_eq!(index.bytes(), bytes, "no step was needed");
+    fill(&mut index, 300_000);
+    assert!((0..300_000).all(|n| index.get(key(n)) == Some(place(n))));
+    assert!(index.bytes() <= bytes_for(300_000));
+}
+
 /// Inserts blocks until there are `to`.
 fn fill(index: &mut Index, to: u64) {
     for n in index.len()..to {
@@ -156,7 +169,8 @@ fn each_block_is_in_a_sample_with_about_the_same_chance() {
 fn without_memory_it_is_full_and_loses_nothing() {
     let no_memory: Reserve = |piece, _| piece.try_reserve_exact(usize::MAX);
     let mut index = Index::with(1_000_000, no_memory);
-    assert!(!index.is_full());
+    index.reserve(1_000);
+    assert!(!index.is_full() && index.bytes() == 0);
     fill(&mut index, 10);
     assert!(index.is_full() && index.bytes() == 0, "not even its first buckets");
     (0..10).for_each(|n| assert_eq!(index.remove(key(n)), Some(place(n))));
