@@ -418,6 +418,9 @@ impl CacheStatus {
     fn of(pool: &PoolSnapshot, stats: &Stats) -> Self {
         let found = stats.hits + stats.partial_hits;
         let asked = found + stats.misses;
+        let used = stats.log_used_bytes + stats.store_used_bytes;
+        let written = stats.log_bytes + stats.store_bytes;
+        let stored = stats.log_blocks + stats.stored_blocks;
         Self {
             path: pool.cache_path.clone(),
             size: pool.cache_bytes,
@@ -426,9 +429,9 @@ impl CacheStatus {
             content: pool.content.name().to_owned(),
             cached_bytes: stats.cached_blocks * BLOCK,
             payload_bytes: stats.payload_bytes,
-            held_per_used_byte: ratio(stats.cached_blocks * BLOCK, stats.log_used_bytes),
-            written_per_byte: ratio(stats.log_bytes, stats.write_bytes),
-            written_per_stored_byte: ratio(stats.log_bytes, stats.log_blocks * BLOCK),
+            held_per_used_byte: ratio(stats.cached_blocks * BLOCK, used),
+            written_per_byte: ratio(written, stats.write_bytes),
+            written_per_stored_byte: ratio(written, stored * BLOCK),
             held_per_ram_byte: ratio(stats.ram_blocks * BLOCK, stats.ram_bytes),
             dirty_bytes: stats.dirty_blocks * BLOCK,
             dirty_limit_bytes: stats.dirty_limit_blocks * BLOCK,

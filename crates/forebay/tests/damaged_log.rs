@@ -86,6 +86,8 @@ impl Left {
         let state = self.place.text(&format!("state{}", self.starts));
         arguments.extend([format!("--state={state}"), "--shards=1".to_owned()]);
         arguments.extend(["--no-compression".to_owned(), "--sequential-threshold=0".to_owned()]);
+        // All blocks stay in the log.
+        arguments.push("--log-share=50%".to_owned());
         arguments
     }
 

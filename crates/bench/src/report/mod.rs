@@ -203,13 +203,16 @@ impl Measured {
     pub fn written_per_byte(&self) -> Option<f64> {
         let figure = |name: &str| self.figures.get(name).copied();
         let written = figure("write_bytes").filter(|bytes| *bytes > 0.0)?;
-        Some(figure("log_bytes")? / written)
+        // Earlier builds have no store.
+        let store = figure("store_bytes").unwrap_or(0.0);
+        Some((figure("log_bytes")? + store) / written)
     }
 
     /// Bytes of blocks per byte of the SSD in use at the end, headers and garbage included.
     pub fn held_per_byte(&self) -> Option<f64> {
         let figure = |name: &str| self.figures.get(name).copied();
-        let used = figure("log_used_bytes").filter(|bytes| *bytes > 0.0)?;
+        let store = figure("store_used_bytes").unwrap_or(0.0);
+        let used = Some(figure("log_used_bytes")? + store).filter(|bytes| *bytes > 0.0)?;
         Some(figure("cached_blocks")? * 4096.0 / used)
     }
 

@@ -27,11 +27,13 @@ pub struct Stored {
     flags: &'static [&'static str],
 }
 
-/// All of them: also against similar blocks; each block by itself, compressed or not.
-const STORED: [Stored; 3] = [
+/// All of them: also against similar blocks; each block by itself, compressed or not; in a cache
+/// without a store.
+const STORED: [Stored; 4] = [
     Stored { name: "similar", flags: &["--content=similar"] },
     Stored { name: "independent", flags: &["--content=independent"] },
     Stored { name: "raw", flags: &["--content=independent", "--no-compression"] },
+    Stored { name: "one-log", flags: &["--log-share=100%"] },
 ];
 
 impl SetUp {

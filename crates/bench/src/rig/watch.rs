@@ -20,7 +20,7 @@ struct Moment {
 }
 
 /// Counters of the cache that are included in the figures.
-const KEPT: [&str; 24] = [
+const KEPT: [&str; 26] = [
     "ram_hit_blocks",
     "ssd_hit_blocks",
     "primary_read_blocks",
@@ -30,6 +30,8 @@ const KEPT: [&str; 24] = [
     "destage_writes",
     "log_bytes",
     "log_blocks",
+    "store_bytes",
+    "stored_blocks",
     "copied_blocks",
     "delta_blocks",
     "delta_bytes",
@@ -48,9 +50,10 @@ const KEPT: [&str; 24] = [
 ];
 
 /// Levels of the cache whose final values are included.
-const LEVELS: [&str; 6] = [
+const LEVELS: [&str; 7] = [
     "cached_blocks",
     "log_used_bytes",
+    "store_used_bytes",
     "associate_blocks",
     "similar_blocks",
     "ram_blocks",

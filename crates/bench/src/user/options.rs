@@ -22,7 +22,7 @@ pub struct Shared {
     /// The set-ups to measure, in this order: no-cache, a mode of the cache (write-back,
     /// write-through, write-around, write-only), bare-ssd, nbdkit. To compare ways of storing
     /// blocks, in write-back: similar, also against similar blocks; independent, without deltas and
-    /// shared payloads; raw, also without compression
+    /// shared payloads; raw, also without compression; one-log, in a cache without a store
     #[arg(
         long,
         value_name = "LIST",

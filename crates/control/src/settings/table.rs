@@ -97,7 +97,7 @@ pub static TABLE: &[Spec] = &[
             "log_share",
             // The entries of a full store take less than half of the smallest log.
             Percent(Range::within(8, 100)),
-            Value("100%"),
+            Value("8%"),
             Server(|config| &mut config.cache.log_share),
             "Share of a new cache that is its log",
         )
