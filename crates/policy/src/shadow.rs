@@ -17,17 +17,6 @@ const SAMPLE: usize = 16;
 /// The position of a block that a shadow does not hold.
 const ABSENT: u32 = u32::MAX;
 
-/// What a request was in a shadow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
-    /// A hit.
-    Held,
-    /// A miss; the block has entered.
-    Entered,
-    /// A miss; the block was worth less than those that are held.
-    Refused,
-}
-
 /// A block that at least one shadow holds.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -60,21 +49,20 @@ impl Shadows {
         }
     }
 
-    /// A block is asked for; `count` tells how often a block was. Returns what that was in each
-    /// shadow.
-    pub fn ask(&mut self, key: u64, count: impl Fn(u64) -> u8) -> [Asked; SHADOWS] {
+    /// A block is asked for; `count` tells how often a block was. Returns which shadows hold it.
+    pub fn ask(&mut self, key: u64, count: impl Fn(u64) -> u8) -> [bool; SHADOWS] {
         self.now = self.now.wrapping_add(1);
         let now = self.now;
         let entry = self.entries.entry(key).or_insert(Entry { stamp: now, at: [ABSENT; SHADOWS] });
         entry.stamp = now;
-        let mut asked = entry.at.map(|at| if at == ABSENT { Asked::Entered } else { Asked::Held });
-        for (shadow, asked) in asked.iter_mut().enumerate().filter(|(_, a)| **a == Asked::Entered) {
+        let held = entry.at.map(|at| at != ABSENT);
+        for shadow in (0..SHADOWS).filter(|&shadow| !held[shadow]) {
             self.enter(shadow, key);
-            if self.held[shadow].len() > self.places && self.evict(shadow, key, &count) == key {
-                *asked = Asked::Refused;
+            if self.held[shadow].len() > self.places {
+                self.evict(shadow, key, &count);
             }
         }
-        asked
+        held
     }
 
     fn enter(&mut self, shadow: usize, key: u64) {
@@ -85,8 +73,8 @@ impl Shadows {
         }
     }
 
-    /// Removes one block of a shadow, which is returned; `newest` may be the one.
-    fn evict(&mut self, shadow: usize, newest: u64, count: impl Fn(u64) -> u8) -> u64 {
+    /// Removes one block of a shadow; `newest` may be the one.
+    fn evict(&mut self, shadow: usize, newest: u64, count: impl Fn(u64) -> u8) {
         let mut keys = [newest; SAMPLE + 1];
         for key in &mut keys[1..] {
             let held = self.held[shadow].len() as u64;
@@ -97,9 +85,7 @@ impl Shadows {
             let stamp = self.entries.get(&key).map_or(self.now, |entry| entry.stamp);
             Traits { age: self.now.wrapping_sub(stamp), count: count(key) }
         });
-        let victim = keys[Rule::ALL[shadow].victim(&sample)];
-        self.remove(shadow, victim);
-        victim
+        self.remove(shadow, keys[Rule::ALL[shadow].victim(&sample)]);
     }
 
     fn remove(&mut self, shadow: usize, key: u64) {
@@ -135,7 +121,6 @@ mod tests {
         for key in keys {
             *counts.entry(key).or_insert(0u8) += 1;
             let held = shadows.ask(key, |key| counts.get(&key).copied().unwrap_or(0));
-            let held = held.map(|asked| asked == Asked::Held);
             hits.iter_mut().zip(held).for_each(|(hits, held)| *hits += u32::from(held));
             for (shadow, held) in shadows.held.iter().enumerate() {
                 assert!(held.len() <= places);
