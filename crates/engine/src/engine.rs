@@ -187,6 +187,9 @@ impl Shard for Engine {
                 done,
                 fx,
             ),
+            Ticket::LateFooter(index) => {
+                self.recovery.late_footer_read(&mut self.cache, index, done);
+            }
             Ticket::StopFlush => Life::stop_flushed(&mut self.cache, &done),
         }
         self.deliver(fx);
@@ -198,11 +201,13 @@ impl Shard for Engine {
         self.cache.ram.begin_turn(now);
         self.cache.pump_unanswered();
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
-            let rooms: [fn(&mut Self, &mut Effects); 16] = [
+            let rooms: [fn(&mut Self, &mut Effects); 18] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
                 |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
                 Self::pump_log,
                 Self::pump_durability,
+                Self::pump_late,
+                |engine, fx| engine.requests.pump_parked(&mut engine.cache, fx),
                 |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
                 |engine, fx| engine.cache.pump_store(fx),
                 |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
@@ -246,7 +251,11 @@ impl Shard for Engine {
 
     fn stats(&self, now: Instant) -> Stats {
         let requests_in_flight = self.requests.unanswered() as u64;
-        Stats { requests_in_flight, ..self.cache.stats(now) }
+        let unloaded_segments = match self.cache.contents.is_loading() {
+            true => self.recovery.unloaded_segments(),
+            false => 0,
+        };
+        Stats { requests_in_flight, unloaded_segments, ..self.cache.stats(now) }
     }
 
     fn set_drain(&mut self, on: bool) {
@@ -419,6 +428,11 @@ impl Engine {
         self.destaging.pump(&mut self.cache, is_idle, fx);
     }
 
+    fn pump_late(&mut self, fx: &mut Effects) {
+        let is_idle = self.requests.len() == 0;
+        self.recovery.pump_late(&mut self.cache, is_idle, fx);
+    }
+
     fn set_deadline(&self, fx: &mut Effects) {
         let mut deadline = Instant::NEVER;
         if let Some(at) = self.cache.next_held() {
@@ -440,6 +454,9 @@ impl Engine {
         }
         if self.reclaim.retry_at() > self.cache.now {
             deadline = deadline.min(self.reclaim.retry_at().max(self.cache.now + DESTAGE_TICK));
+        }
+        if let Some(at) = self.recovery.late_at(&self.cache, self.requests.len() == 0) {
+            deadline = deadline.min(at);
         }
         let serves = self.cache.is_serving() && self.cache.health() == Health::Good;
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);

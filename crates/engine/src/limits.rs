@@ -29,6 +29,18 @@ pub const COPY_BYTES_MAX: usize = 1 << 20;
 pub const SEGMENT_READ_MAX: usize = 256 << 10;
 /// Segments whose footers are read at the same time during recovery.
 pub const RECOVERY_READS: usize = 32;
+/// Footers that late loading holds in memory.
+pub const LATE_FOOTERS: usize = 2;
+/// For each block that late loading applies in one turn, the segment has this many bytes.
+pub const LOADED_ONE_IN: u32 = 8192;
+/// Limit on the blocks that late loading applies in one turn.
+pub const LOADED_MAX: u32 = 1024;
+/// How many times as much late loading does in one turn while writes wait for room in the log.
+pub const LOADED_HURRY: u32 = 4;
+/// Extents of the store whose free slots are found in one turn after late loading.
+pub const EXTENTS_FOUND: u32 = 64;
+/// Retries of a failed read of a footer during late loading.
+pub const LOAD_READS_MAX: u32 = 8;
 /// Length, in whole blocks, from which a write of zeros goes to the primary instead of the log.
 pub const ZEROES_DIRECT_BLOCKS: u64 = 64;
 /// One block in this many of the index may be stored as a delta, which bounds the memory that bases

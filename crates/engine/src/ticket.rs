@@ -50,6 +50,8 @@ pub enum Ticket {
     StopFlush,
     /// A read or write of recovery.
     Recovery(Step),
+    /// A read of the footer of the segment at this position, for late loading.
+    LateFooter(usize),
 }
 
 /// A flush of a primary: the changes it covers, and the operations that wait for it.

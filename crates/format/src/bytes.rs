@@ -15,6 +15,7 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
 }
 
 /// Reads consecutive fields from a byte slice.
+#[derive(Clone, Debug)]
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -28,6 +29,11 @@ impl<'a> Reader<'a> {
     /// Offset of the next field from the start of the slice.
     pub(crate) fn at(&self) -> usize {
         self.at
+    }
+
+    /// Whether all bytes have been read.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.bytes.is_empty()
     }
 
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], FormatError> {

@@ -153,6 +153,22 @@ pub fn decode_footer_trailer(last_page: &[u8]) -> Result<FooterTrailer, FormatEr
 /// # Errors
 /// As [`decode_footer_trailer`], and when the entries do not match the trailer.
 pub fn decode_footer(bytes: &[u8]) -> Result<(Footer, Vec<Entry>), FormatError> {
+    let (footer, found) = footer_entries(bytes)?;
+    let mut entries = Vec::with_capacity(footer.entries as usize);
+    for entry in found {
+        entries.push(entry?);
+    }
+    let firsts = entries.iter().filter(|entry| entry.first).count();
+    check_firsts(&footer, &entries, firsts)?;
+    Ok((footer, entries))
+}
+
+/// Decodes a footer but for its entries, of which the checksum is verified; `bytes` end at the end
+/// of the segment.
+///
+/// # Errors
+/// As [`decode_footer_trailer`], and when the bytes of the entries do not match the trailer.
+pub fn footer_entries(bytes: &[u8]) -> Result<(Footer, FooterEntries<'_>), FormatError> {
     let FooterTrailer { footer, bytes: len, entries_crc } = decode_footer_trailer(bytes)?;
     ensure_len(bytes, len)?;
     let front = bytes
@@ -160,15 +176,40 @@ pub fn decode_footer(bytes: &[u8]) -> Result<(Footer, Vec<Entry>), FormatError> 
         .expect("the footer's length was checked");
     ensure_eq("CRC of the entries", 0, u64::from(crc32c(front)), u64::from(entries_crc))?;
     let mut r = Reader::new(front);
-    let count = footer.entries as usize;
-    let mut entries = Vec::with_capacity(count);
-    for _ in 0..count {
-        entries.push(Entry::take(&mut r)?);
-    }
+    r.take(footer.entries as usize * ENTRY_BYTES)?;
     r.reserved(front.len() - r.at())?;
-    let firsts = entries.iter().filter(|entry| entry.first).count();
-    check_firsts(&footer, &entries, firsts)?;
-    Ok((footer, entries))
+    Ok((footer, FooterEntries::of(bytes, footer.entries, 0)))
+}
+
+/// The entries of a footer, decoded one at a time.
+#[derive(Clone, Debug)]
+pub struct FooterEntries<'a> {
+    reader: Reader<'a>,
+}
+
+impl<'a> FooterEntries<'a> {
+    /// The entries, without the first `skipped`, of a footer of `entries` entries that
+    /// [`footer_entries`] has verified; `bytes` are the same as there.
+    ///
+    /// # Panics
+    /// If `bytes` are fewer than the footer has.
+    #[must_use]
+    pub fn of(bytes: &'a [u8], entries: u32, skipped: u32) -> Self {
+        let count = entries as usize;
+        let from = bytes.len() - footer_bytes(count);
+        let from = from + skipped.min(entries) as usize * ENTRY_BYTES;
+        let to = bytes.len() - footer_bytes(count) + count * ENTRY_BYTES;
+        let entries = bytes.get(from..to).expect("the footer's length was checked");
+        Self { reader: Reader::new(entries) }
+    }
+}
+
+impl Iterator for FooterEntries<'_> {
+    type Item = Result<Entry, FormatError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        (!self.reader.is_at_end()).then(|| Entry::take(&mut self.reader))
+    }
 }
 
 fn check(f: &Footer, count: usize) -> Result<(), FormatError> {

@@ -23,8 +23,8 @@ use std::fmt;
 pub use entry::{ENTRY_BYTES, Entry, EntryKind, NamedBase, StoreSlot, VOLUME_BLOCKS_MAX};
 pub use error::{FormatError, Rule};
 pub use footer::{
-    FOOTER_ENTRIES_MAX, FOOTER_TRAILER_BYTES, Footer, FooterTrailer, decode_footer,
-    decode_footer_trailer, encode_footer, footer_bytes,
+    FOOTER_ENTRIES_MAX, FOOTER_TRAILER_BYTES, Footer, FooterEntries, FooterTrailer, decode_footer,
+    decode_footer_trailer, encode_footer, footer_bytes, footer_entries,
 };
 pub use record::{
     RECORD_ENTRIES_MAX, RECORD_HEADER_BYTES, Record, RecordHeader, decode_record, encode_record,

@@ -127,6 +127,7 @@ impl Sort {
             Event::PrimaryChanged { .. } => (10, shard),
             Event::Compared { .. } => (11, shard),
             Event::Overflow { active } => (12, 2 * shard + usize::from(*active)),
+            Event::Loaded { .. } => (13, shard),
             Event::Unanswered { target, .. } => (9, usize::from(*target == Target::Cache)),
         };
         Self { what, volume: event.volume(), detail }
@@ -276,6 +277,14 @@ fn describe(shard: usize, event: &Event, uptime: Duration) -> (Level, String) {
         }
         Event::Health { to, .. } => health(*to),
         Event::Recovered(found) => (Level::Info, recovered(shard, found, uptime)),
+        Event::Loaded { blocks } => (
+            Level::Info,
+            format!(
+                "shard {shard}: clean blocks are loaded {:.1} s after the start: {blocks} blocks \
+                 are cached",
+                uptime.as_secs_f64()
+            ),
+        ),
         Event::Omitted(count) => {
             (Level::Warn, format!("{count} more events came too fast to be logged one by one"))
         }
@@ -331,15 +340,16 @@ fn health(to: Health) -> (Level, String) {
 }
 
 fn recovered(shard: usize, found: &Recovered, took: Duration) -> String {
-    let Recovered { segments, unsealed, erased, records, blocks, dirty_blocks, lost_blocks } =
-        *found;
+    let Recovered { segments, unsealed, erased, records, blocks, dirty_blocks, .. } = *found;
+    let Recovered { is_loading, lost_blocks, .. } = *found;
+    let rest = if is_loading { "; the other clean blocks follow" } else { "" };
     let order = match unsealed + erased {
         0 => "ended in order",
         _ => "not ended in order",
     };
     format!(
         "shard {shard}: log of the cache read back in {:.1} s, {order}: {segments} segments, \
-         {records} records, {blocks} blocks, {dirty_blocks} dirty, {lost_blocks} lost",
+         {records} records, {blocks} blocks, {dirty_blocks} dirty, {lost_blocks} lost{rest}",
         took.as_secs_f64()
     )
 }

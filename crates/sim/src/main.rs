@@ -199,8 +199,8 @@ fn said<E: std::fmt::Display>(outcome: Result<String, E>) -> bool {
 fn line(totals: &Totals) -> String {
     let t = &totals.tally;
     format!(
-        "{} seeds, {} crashes ({} during recovery), {} requests ({} failed), {} faults, \
-         {} refused starts, {} stripes left, {} MiB checked, {} deltas ({} written whole again), \
+        "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} failed), \
+         {} faults, {} refused starts, {} stripes left, {} MiB checked, {} deltas ({} written whole again), \
          {} duplicates, {} stored, {} dense, {} similar, {} read around misses, \
          {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
          {} failing seeds",
@@ -208,6 +208,7 @@ fn line(totals: &Totals) -> String {
         t.crashes,
         t.recovery_crashes,
         t.requests,
+        t.while_loading,
         t.failed,
         t.struck,
         t.refusals,

@@ -176,6 +176,18 @@ impl Server {
         woken
     }
 
+    /// Number of requests that reach a shard in its turn at `now`, if it has not loaded all clean
+    /// blocks since its start.
+    pub fn asked_while_loading(&self, shard: usize, now: u64) -> u64 {
+        let unit = &self.units[shard];
+        let asked = unit.inbox.iter().filter(|input| matches!(input, Input::Request(_))).count();
+        let loads = asked > 0
+            && unit.turn_at == Some(now)
+            && *unit.engine.state() == State::Serving
+            && unit.engine.stats(Instant(now)).unloaded_segments > 0;
+        if loads { asked as u64 } else { 0 }
+    }
+
     /// Runs a turn of a shard's event loop, if it is due at `now`. Answers go to `done`.
     pub fn turn(&mut self, shard: usize, now: u64, done: &mut Vec<Done>) -> Option<Effects> {
         let unit = &mut self.units[shard];

@@ -13,6 +13,8 @@ pub struct Tally {
     pub recovery_crashes: u64,
     /// Requests of clients that were answered.
     pub requests: u64,
+    /// Requests that reached a shard before it had loaded all clean blocks.
+    pub while_loading: u64,
     /// Requests of clients that failed.
     pub failed: u64,
     /// Starts that were refused.
@@ -60,6 +62,7 @@ impl Tally {
         self.crashes += other.crashes;
         self.recovery_crashes += other.recovery_crashes;
         self.requests += other.requests;
+        self.while_loading += other.while_loading;
         self.failed += other.failed;
         self.refusals += other.refusals;
         self.detached += other.detached;

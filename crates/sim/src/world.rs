@@ -336,6 +336,7 @@ impl World {
         let now = self.now;
         let Some(server) = self.server.as_mut() else { return Ok(()) };
         let mut done = Vec::new();
+        self.tally.while_loading += server.asked_while_loading(shard, now);
         let Some(fx) = server.turn(shard, now, &mut done) else { return Ok(()) };
         if let Some(why) = server.unsaid() {
             return Err(self.fail(Kind::Unsaid, why));

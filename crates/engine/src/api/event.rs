@@ -105,6 +105,11 @@ pub enum Event {
     },
     /// Recovery has read the log, and the shard is serving.
     Recovered(Recovered),
+    /// All clean blocks are loaded, which were left out before the shard served.
+    Loaded {
+        /// Blocks in the cache.
+        blocks: u64,
+    },
     /// This many more events happened in the turn.
     Omitted(u64),
 }
@@ -121,8 +126,11 @@ pub struct Recovered {
     pub erased: u64,
     /// Records in the log.
     pub records: u64,
-    /// Blocks in the cache.
+    /// Blocks in the cache that are loaded: all of them, unless the clean ones follow
+    /// ([`Event::Loaded`]).
     pub blocks: u64,
+    /// Whether clean blocks are still to be loaded.
+    pub is_loading: bool,
     /// Number of these blocks that are dirty.
     pub dirty_blocks: u64,
     /// Number of these blocks that are lost.
@@ -148,13 +156,17 @@ impl Event {
             | Self::Health { .. }
             | Self::Overflow { .. }
             | Self::Recovered(_)
+            | Self::Loaded { .. }
             | Self::Omitted(_) => None,
         }
     }
 
     /// Whether the event must be reported even beyond the limit. Such events are rare.
     fn is_rare(&self) -> bool {
-        matches!(self, Self::Health { .. } | Self::Recovered(_) | Self::Omitted(_))
+        matches!(
+            self,
+            Self::Health { .. } | Self::Recovered(_) | Self::Loaded { .. } | Self::Omitted(_)
+        )
     }
 
     /// Merges another event into this one if they report the same about adjacent blocks; returns

@@ -411,6 +411,10 @@ statistics! {
         Counter Blocks copied_blocks;
         /// Segments on the cache device.
         Level Segments segments;
+        /// Segments whose clean blocks are not loaded yet after a start.
+        ///
+        /// Until it is zero, reads of clean blocks go to the primary.
+        Level Segments unloaded_segments;
         /// Empty segments.
         Level Segments segments_free;
         /// Segments freed by reclaim.

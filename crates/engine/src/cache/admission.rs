@@ -46,6 +46,9 @@ impl Cache {
     /// Visits the next places of the RAM tier, looking for blocks that have long been in RAM but
     /// not in the log.
     pub(crate) fn pump_alone(&mut self, fx: &mut Effects) {
+        if self.contents.is_loading() {
+            return;
+        }
         let Some(Round { since, place: from }) = self.ram.alone().round(self.now) else { return };
         let frames = self.ram.frames() as u64;
         let so_far = self.now.since(since).as_millis() * u128::from(frames) / ROUND.as_millis();
@@ -86,6 +89,10 @@ impl Cache {
 
     /// Whether missed blocks, which were requested together, enter the cache device.
     pub(crate) fn may_enter(&mut self, run: Range<u64>) -> bool {
+        if self.contents.is_loading() {
+            // They may be in the cache, and just not loaded yet.
+            return false;
+        }
         match self.store.exists() {
             true => self.deserve_store(run, self.policy.stamp()),
             false => self.policy.admits(run),

@@ -44,6 +44,7 @@ impl Cache {
     pub(crate) fn tell_recovered(&mut self, found: Recovered) {
         let recovered = Recovered {
             blocks: self.contents.index().len(),
+            is_loading: self.contents.is_loading(),
             dirty_blocks: self.contents.dirty().blocks(),
             lost_blocks: self.contents.fenced().len() as u64,
             ..found

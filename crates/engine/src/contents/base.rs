@@ -36,7 +36,7 @@ const BASE: u64 = 1 << 63;
 impl Contents {
     /// The base that a delta of the block has, or would have.
     pub fn base_of(&self, key: Key) -> Option<Place> {
-        let now = self.index.get(key)?;
+        let now = self.get(key)?;
         match now.kind {
             EntryKind::Delta => self.bases.get(&key).map(|base| base.place),
             kind => kind.is_whole().then_some(now),

@@ -10,6 +10,7 @@ mod check;
 mod dirty;
 mod fenced;
 mod index;
+mod loading;
 mod pages;
 mod sharing;
 
@@ -24,6 +25,7 @@ pub use base::{base_key, block_of};
 pub use dirty::{Bits, Dirty};
 pub use fenced::Fenced;
 pub use index::{Index, Place, SEGMENT_BYTES_MAX, SEGMENTS_MAX, blocks_in, bytes_for};
+use loading::Loading;
 pub use pages::Pages;
 use sharing::Sharing;
 
@@ -70,6 +72,8 @@ pub struct Contents {
     payload_bytes: u64,
     /// The number of these payloads, indexed by kind.
     stored: [u64; EntryKind::NUMBERS],
+    /// While a part of the log has not been applied.
+    loading: Option<Box<Loading>>,
 }
 
 /// The number of every extent of the store, in place of a segment's number in the log: the blocks
@@ -110,6 +114,7 @@ impl Contents {
             dirty_floor: SegmentSeq(1),
             payload_bytes: 0,
             stored: [0; EntryKind::NUMBERS],
+            loading: None,
         }
     }
 
@@ -149,14 +154,14 @@ impl Contents {
         (self.dirty, self.pages) = (dirty, pages);
     }
 
-    /// The place of a block's newest version.
+    /// The place of a block's newest version, if it is cached and settled.
     pub fn get(&self, key: Key) -> Option<Place> {
-        self.index.get(key)
+        self.index.get(key).filter(|_| self.is_visible(key))
     }
 
     /// The place of a block's newest version, if that is still the same version as `place`.
     pub fn same_version(&self, key: Key, place: &Place) -> Option<Place> {
-        self.index.get(key).filter(|now| now.is_same_version(place))
+        self.get(key).filter(|now| now.is_same_version(place))
     }
 
     /// The clean blocks.
@@ -258,6 +263,7 @@ impl Contents {
         by_client: bool,
         ram: &mut Ram,
     ) {
+        self.settle_block(key);
         let was = self.index.insert(key, place);
         self.count_in(key, &place);
         match was {
@@ -291,6 +297,7 @@ impl Contents {
 
     /// Removes a block from the cache.
     pub fn forget(&mut self, key: Key, ram: &mut Ram) {
+        self.settle_block(key);
         if let Some(was) = self.index.remove(key) {
             self.count_out(key, &was);
             if was.dirty {

@@ -115,9 +115,15 @@ impl Compare {
         self.volumes = suspect.map(|volume| volume.id).collect();
     }
 
+    /// Whether clean blocks can be found: until all are loaded, none but a few are visible.
+    fn may_work(cache: &Cache) -> bool {
+        let serves = cache.health() == Health::Good && *cache.state() == State::Serving;
+        serves && !cache.contents.is_loading()
+    }
+
     /// Continues to compare, and to drop blocks that must not be used.
     pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        if cache.health() != Health::Good || *cache.state() != State::Serving {
+        if !Self::may_work(cache) {
             return;
         }
         self.drop_clean(cache, fx);
@@ -134,7 +140,7 @@ impl Compare {
 
     /// When [`Compare::pump`] has more to do.
     pub fn next(&self, cache: &Cache) -> Option<Instant> {
-        if cache.health() != Health::Good || *cache.state() != State::Serving {
+        if !Self::may_work(cache) {
             return None;
         }
         if !self.drops.is_empty() {

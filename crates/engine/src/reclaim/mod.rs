@@ -240,6 +240,7 @@ impl Reclaim {
     pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
         if cache.health() != Health::Good
             || *cache.state() != api::State::Serving
+            || cache.contents.is_loading()
             || self.retry_at > cache.now
         {
             return;

@@ -8,21 +8,38 @@ use crate::contents::Place;
 use crate::key::Key;
 use crate::life::detach::Detach;
 use crate::log::Loaded;
+use crate::recovery::first::Pass;
 use crate::recovery::salvage::is_placeholder;
 use crate::recovery::{Phase, Start};
 
 /// Number of entries whose index buckets are prefetched together.
-const WARM_AHEAD: usize = 16;
+pub(super) const WARM_AHEAD: usize = 16;
+
+/// The blocks that an entry names.
+pub(super) fn keys_of(entry: &Entry) -> impl Iterator<Item = Key> + use<> {
+    let volume = entry.volume;
+    let blocks = entry.block..entry.block + u64::from(entry.count);
+    blocks.map(move |block| Key::new(volume, block))
+}
 
 impl Start {
-    /// Reads and applies the entries of every segment of the log, oldest first.
-    pub(super) fn load_log(&mut self, cache: &mut Cache) {
+    /// Reads and applies the entries of every segment of the log, oldest first: all entries, or
+    /// those of the needed blocks.
+    pub(super) fn load_log(&mut self, cache: &mut Cache, pass: Pass) {
         self.clear_for_loading(cache);
         let r = self.log_mut();
+        (r.pass, r.is_unfit) = (pass, false);
+        r.sifted.clear();
         r.apply = r.survey.start;
         (r.hole, r.lossy) = (None, false);
         let queue: Vec<usize> = r.survey.log.range(r.survey.start..).map(|(_, &i)| i).collect();
+        for &i in &queue {
+            r.survey.found[i].restore_entries();
+        }
         cache.contents.reserve(queue.iter().map(|&i| r.survey.found[i].entries()).sum());
+        if pass == Pass::First {
+            cache.contents.begin_loading(r.needed.take_keys());
+        }
         r.enter(Phase::Loading, queue);
     }
 
@@ -34,6 +51,9 @@ impl Start {
 
     /// Applies the segments that are next in order and whose entries have been read.
     pub(super) fn apply_loaded(&mut self, cache: &mut Cache, detach: &mut Detach) {
+        if self.log().pass == Pass::First {
+            return self.apply_sifted(cache);
+        }
         loop {
             let r = self.log_mut();
             let seq = r.apply;
@@ -44,7 +64,7 @@ impl Start {
                     return self
                         .refuse(cache, format!("{seq} is damaged, and may hold dirty blocks"));
                 }
-                return self.load_log(cache);
+                return self.load_log(cache, Pass::Full);
             }
             if !self.accepts_loss(cache) {
                 return;
@@ -57,35 +77,42 @@ impl Start {
                 (None, None) => return,
             };
             r.apply = seq.next();
-            self.apply_segment(cache, detach, seq, i, entries);
+            self.apply_segment(cache, Some(detach), seq, i, entries);
         }
     }
 
-    fn apply_segment(
+    /// Makes a segment part of the log.
+    pub(super) fn load_segment(
         &mut self,
         cache: &mut Cache,
-        detach: &mut Detach,
+        seq: SegmentSeq,
+        i: usize,
+        entries: u32,
+    ) {
+        let found = &self.log().survey.found[i];
+        let used = found.scanned.as_ref().map_or(0, |s| s.used);
+        let first_lsn = found.first().map_or(Lsn(1), |l| l.lsn.next());
+        let last_lsn = found.last().map_or(Lsn(0), |l| l.lsn);
+        let durable = cache.config.segment_size;
+        cache.contents.begin_segment(i, seq);
+        cache.log.load(i, seq, &Loaded { used, durable, entries, first_lsn, last_lsn });
+    }
+
+    /// Applies all entries of a segment. Those of a device that had failed may be `doubt`ed.
+    pub(super) fn apply_segment(
+        &mut self,
+        cache: &mut Cache,
+        mut doubt: Option<&mut Detach>,
         seq: SegmentSeq,
         i: usize,
         entries: Vec<Entry>,
     ) {
+        self.load_segment(cache, seq, i, entries.len() as u32);
         let r = self.log();
         let (found, clean) = (&r.survey.found[i], r.survey.clean);
-        let (first, last) = (
-            found.first().map_or(Lsn(1), |l| l.lsn.next()),
-            found.last().map_or(Lsn(0), |l| l.lsn),
-        );
-        let used = found.scanned.as_ref().map_or(0, |s| s.used);
+        let first = found.first().map_or(Lsn(1), |l| l.lsn.next());
         let seal = found.scanned.is_some();
-        cache.contents.begin_segment(i, seq);
-        let loaded = Loaded {
-            used,
-            durable: cache.config.segment_size,
-            entries: entries.len() as u32,
-            first_lsn: first,
-            last_lsn: last,
-        };
-        cache.log.load(i, seq, &loaded);
+        let is_doubted = cache.config.trust != Trust::Full && self.is_scanned(i);
         let mut lsn = Lsn(first.0 - 1);
         for (ordinal, entry) in entries.iter().enumerate() {
             if ordinal % WARM_AHEAD == 0 {
@@ -102,7 +129,13 @@ impl Start {
                 r.hole = Some(seq);
                 r.lossy |= lsn >= clean;
             }
-            self.apply_entry(cache, detach, i, ordinal, entry, entry.dirty && lsn >= clean);
+            let is_dirty = entry.dirty && lsn >= clean;
+            if let Some(detach) = doubt.as_mut().filter(|_| is_dirty && is_doubted)
+                && Self::counts(cache, entry)
+            {
+                keys_of(entry).for_each(|key| detach.doubt(key));
+            }
+            self.apply_entry(cache, i, ordinal, entry, is_dirty);
         }
         if seal {
             let r = self.log_mut();
@@ -110,17 +143,22 @@ impl Start {
         }
     }
 
-    fn apply_entry(
+    /// Whether an entry says something about blocks that are served.
+    fn counts(cache: &Cache, entry: &Entry) -> bool {
+        cache.known_volume(entry.volume).is_some() && entry.kind != EntryKind::Checkpoint
+    }
+
+    /// Applies an entry of the segment at position `index` to those of its blocks that this pass is
+    /// for.
+    pub(super) fn apply_entry(
         &mut self,
         cache: &mut Cache,
-        detach: &mut Detach,
         index: usize,
         ordinal: usize,
         entry: &Entry,
         dirty: bool,
     ) {
-        let known = cache.known_volume(entry.volume).is_some();
-        if !known || entry.kind == EntryKind::Checkpoint {
+        if !Self::counts(cache, entry) {
             return;
         }
         let seq = cache.log.segment(index).seq;
@@ -155,11 +193,15 @@ impl Start {
             dirty,
             meta: cache.policy.inserted(),
         };
-        let doubted = dirty && cache.config.trust != Trust::Full && self.is_scanned(index);
-        for block in entry.block..entry.block + u64::from(entry.count) {
-            let key = Key::new(entry.volume, block);
-            if doubted {
-                detach.doubt(key);
+        let pass = self.log.as_ref().map(|r| r.pass);
+        for key in keys_of(entry) {
+            let is_skipped = match pass {
+                Some(Pass::Full) => false,
+                Some(Pass::First) => !cache.contents.is_settled(key),
+                None => cache.contents.is_settled(key),
+            };
+            if is_skipped {
+                continue;
             }
             // The block's base, or the payload that it shares, has left the log. So the block was
             // evicted, or a later record has it.

@@ -12,11 +12,15 @@
 //! | a record knows of a durable record that is missing | damaged: read across its gaps |
 //! | a gap that may have held dirty blocks | refused, unless the loss is accepted |
 //!
+//! Unless anything is damaged, only the entries of blocks that may be dirty are applied before the
+//! shard serves ([`crate::recovery::first`]), and the rest while it serves
+//! ([`crate::recovery::late`]).
+//!
 //! Before the shard serves, orphans are erased and accepted segments get their footer, so that a
 //! second crash finds the same log. If segments are few, the last one gets none: the log continues
 //! in it ([`crate::recovery::resume`]). `docs/internals/recovery.md` says why each row is right.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use forebay_block::{Completion, Io, IoBuf};
 use forebay_format::{EntryKind, Footer, PAGE, SegmentSeq, encode_footer, footer_bytes};
@@ -28,10 +32,14 @@ use crate::life::compare::Compare;
 use crate::life::detach::Detach;
 use crate::limits::RECOVERY_READS;
 use crate::log::builder::Expect;
+use crate::recovery::first::{Needed, Pass, Sifted};
+use crate::recovery::late::Late;
 use crate::recovery::scan::Owner;
 use crate::recovery::survey::Survey;
 use crate::ticket::{Step, StepKind, Ticket};
 
+mod first;
+mod late;
 mod load;
 pub(crate) mod resume;
 pub mod salvage;
@@ -42,6 +50,7 @@ pub mod survey;
 enum Phase {
     Probing,
     Scanning,
+    Gathering,
     Loading,
     Erasing,
     FlushingErased,
@@ -54,6 +63,8 @@ enum Phase {
 pub struct Start {
     /// The log, while it is being read.
     log: Option<Box<Recovery>>,
+    /// The rest of the log, while it is being loaded.
+    late: Option<Box<Late>>,
     /// Blocks that cannot be read back, for which the log has no entry yet that says so.
     to_fence: VecDeque<Key>,
     /// Records that are lost and may have held dirty blocks.
@@ -71,6 +82,12 @@ struct Recovery {
     queue: Vec<usize>,
     next: usize,
     in_flight: usize,
+    pass: Pass,
+    needed: Needed,
+    /// Entries of needed blocks that wait to be applied, by position of the segment.
+    sifted: BTreeMap<usize, Vec<Sifted>>,
+    /// Whether something was found because of which all of the log must be loaded at once.
+    is_unfit: bool,
     /// The next segment whose entries must be applied.
     apply: SegmentSeq,
     /// The last segment with a hole, and whether a hole may have held dirty blocks.
@@ -110,6 +127,10 @@ impl Start {
             queue: (0..segments).collect(),
             next: 0,
             in_flight: 0,
+            pass: Pass::Full,
+            needed: Needed::default(),
+            sifted: BTreeMap::new(),
+            is_unfit: false,
             apply: SegmentSeq(0),
             hole: None,
             lossy: false,
@@ -140,6 +161,10 @@ impl Start {
             match r.phase {
                 Phase::Probing => self.plan_scans(),
                 Phase::Scanning => self.plan_log(cache),
+                Phase::Gathering | Phase::Loading if r.is_unfit => {
+                    self.load_log(cache, Pass::Full);
+                }
+                Phase::Gathering => self.load_log(cache, Pass::First),
                 Phase::Loading => self.plan_erasing(cache, detach),
                 Phase::Erasing => self.plan_flush(cache, Phase::FlushingErased, fx),
                 Phase::FlushingErased => self.plan_sealing(cache),
@@ -163,6 +188,7 @@ impl Start {
                 self.start_step(cache, Step::new(StepKind::Tail, position), fx);
             }
             Phase::Scanning => self.start_step(cache, Step::new(StepKind::Scan, position), fx),
+            Phase::Gathering => self.start_step(cache, Step::new(StepKind::Footer, position), fx),
             Phase::Loading => {
                 let found = &self.log().survey.found[position];
                 if found.scanned.is_some() {
@@ -264,10 +290,17 @@ impl Start {
                     self.apply_loaded(cache, detach);
                 }
             }
-            StepKind::Footer => {
-                survey.take_footer(i, bytes);
-                self.apply_loaded(cache, detach);
-            }
+            StepKind::Footer => match (self.log().phase, self.log().pass) {
+                (Phase::Gathering, _) => self.gather_footer(i, bytes),
+                (_, Pass::First) => {
+                    self.sift_footer(cache, i, bytes);
+                    self.apply_loaded(cache, detach);
+                }
+                (_, Pass::Full) => {
+                    self.log_mut().survey.take_footer(i, bytes);
+                    self.apply_loaded(cache, detach);
+                }
+            },
             StepKind::Erase | StepKind::Seal | StepKind::Flush => {}
         }
     }
@@ -286,7 +319,10 @@ impl Start {
             return self.refuse(cache, damage);
         }
         if self.accepts_loss(cache) {
-            self.load_log(cache);
+            match self.is_sound(cache) {
+                true => self.gather(),
+                false => self.load_log(cache, Pass::Full),
+            }
         }
     }
 
@@ -405,7 +441,7 @@ impl Start {
         cache.log.begin(start, head, (last.lsn, last.crc), r.survey.clean);
         cache.contents.set_dirty_floor(start);
         Self::resume(cache, &mut r);
-        cache.store.rebuild(cache.contents.pages());
+        self.begin_late(cache, &r);
         cache.standing.state = State::Serving;
         cache.tell_recovered(r.survey.summary());
         for id in cache.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {

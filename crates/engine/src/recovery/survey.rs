@@ -44,6 +44,14 @@ impl Found {
         }
     }
 
+    /// Gives the entries back to the records that had to be read, so that they can be applied
+    /// again.
+    pub(crate) fn restore_entries(&mut self) {
+        if let Some(scanned) = self.scanned.as_mut().filter(|scanned| scanned.entries.is_empty()) {
+            scanned.entries = self.entries.take().unwrap_or_default();
+        }
+    }
+
     /// The number of entries in its records, according to its footer if it has one.
     pub fn entries(&self) -> u64 {
         match (&self.scanned, &self.tail) {

@@ -57,11 +57,35 @@ impl Bed {
         self.rooms.state()
     }
 
-    /// Recovers and serves.
-    fn serving(mut self) -> Self {
+    /// Recovers and serves; only blocks that may be dirty are loaded for certain.
+    fn served(mut self) -> Self {
         assert_eq!(self.run(|_| Ok(())), &State::Serving);
         self.rooms.contents.check().expect("the contents agree");
         self
+    }
+
+    /// Recovers, serves and loads everything.
+    fn serving(self) -> Self {
+        let mut bed = self.served();
+        while bed.rooms.contents.is_loading() {
+            bed.step(|_| Ok(()));
+        }
+        bed.rooms.contents.check().expect("the contents agree");
+        bed
+    }
+
+    /// A step of late loading, while the device does as `answer` says.
+    fn step(&mut self, mut answer: impl FnMut(&Io) -> IoResult<()>) {
+        let Rooms { cache, fx, .. } = &mut self.rooms;
+        self.start.pump_late(cache, true, fx);
+        while let Some((target, io)) = self.rooms.fx.ios.pop() {
+            assert_eq!((target, io.op), (Target::Cache, IoOp::Read));
+            let result = answer(&io);
+            let (sent, done) = self.rooms.end((target, io), result);
+            let Ticket::LateFooter(index) = sent.ticket else { panic!("{sent:?}") };
+            self.start.late_footer_read(&mut self.rooms.cache, index, done);
+        }
+        self.rooms.contents.check().expect("the contents agree");
     }
 
     /// Whether a block is cached, and if so, whether it is dirty.

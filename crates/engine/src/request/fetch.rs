@@ -13,7 +13,7 @@
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
 use forebay_policy::ReadAround;
 
-use crate::api::{Effects, Target};
+use crate::api::{Effects, Health, Target};
 use crate::cache::Cache;
 use crate::key::Key;
 use crate::limits::READS_AROUND_MAX;
@@ -113,7 +113,8 @@ impl Requests {
     fn around(&self, cache: &Cache, id: VolumeId, missed: BlockRange) -> BlockRange {
         let volume = cache.volume(id);
         let places = cache.contents.index().capacity();
-        let has_room = ReadAround::has_room(cache.log.len(), cache.log.free())
+        let has_room = !cache.contents.is_loading()
+            && ReadAround::has_room(cache.log.len(), cache.log.free())
             && ReadAround::has_room(places, places.saturating_sub(cache.contents.index().len()));
         if !has_room || !volume.around.pays() || self.fetches.len() > READS_AROUND_MAX {
             return missed;
@@ -164,7 +165,9 @@ impl Requests {
         }
         for &(op, run) in &fetch.waiters {
             if let Err(error) = &result {
-                if run == fetch.blocks {
+                if Self::may_be_cached(cache, fetch.volume, run) {
+                    self.parked.push((op, fetch.volume, run));
+                } else if run == fetch.blocks {
                     self.part_done(cache, op, Err(error.clone()), fx);
                 } else {
                     // The blocks that could not be read may not be among the requested ones.
@@ -182,6 +185,25 @@ impl Requests {
         }
         if result.is_ok() && fetch.admit {
             Self::take_in(cache, &fetch, &buf, fx);
+        }
+    }
+
+    /// Whether blocks that could not be read from the primary may turn out to be cached when all of
+    /// the log is loaded.
+    fn may_be_cached(cache: &Cache, volume: VolumeId, blocks: BlockRange) -> bool {
+        let waits = cache.contents.is_loading() && cache.is_serving();
+        let mut keys = blocks.iter().map(|block| Key::new(volume, block));
+        waits && cache.health() == Health::Good && keys.any(|key| !cache.contents.is_settled(key))
+    }
+
+    /// Reads blocks again that could not be read from the primary while the log was being loaded.
+    pub fn pump_parked(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let is_over = |&mut (_, volume, blocks): &mut (Id, VolumeId, BlockRange)| {
+            !Self::may_be_cached(cache, volume, blocks)
+        };
+        for (op, volume, blocks) in self.parked.extract_if(.., is_over).collect::<Vec<_>>() {
+            self.read_blocks(cache, op, volume, blocks, fx);
+            self.part_done(cache, op, Ok(()), fx);
         }
     }
 

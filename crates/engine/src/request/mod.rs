@@ -10,7 +10,7 @@ mod past;
 pub(crate) mod read;
 pub(crate) mod write;
 
-use forebay_block::{Instant, IoBuf, IoError};
+use forebay_block::{BlockRange, Instant, IoBuf, IoError, VolumeId};
 
 use crate::api::{Effects, Reply, RequestId};
 use crate::key::KeyMap;
@@ -25,6 +25,8 @@ pub struct Requests {
     /// Reads of primaries in flight, and the fetch that reads each block.
     fetches: Slab<Fetch>,
     fetching: KeyMap<Id>,
+    /// Parts of reads that the primary failed, and that wait until all of the log is loaded.
+    parked: Vec<(Id, VolumeId, BlockRange)>,
     /// Number of flushes that have failed and been answered, but whose other parts have not ended.
     answered: usize,
     /// Since when writes have found no room in the log.

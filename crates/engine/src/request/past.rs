@@ -23,8 +23,9 @@ impl Requests {
         write.path = Path::Direct;
         let (volume, blocks, keys) = (write.volume, write.blocks, write.keys());
         // After a crash, a block that reclaim evicted is gone only if its segment is gone too.
-        // Until then the log must invalidate it, or an old version would come back.
-        let mut cached = cache.log.has_evicted();
+        // Until then the log must invalidate it, or an old version would come back. While the log
+        // is being loaded, any block may have an entry.
+        let mut cached = cache.log.has_evicted() || cache.contents.is_loading();
         for key in keys {
             cache.ram.remove(key);
             cached |= cache.contents.get(key).is_some();

@@ -24,7 +24,7 @@ use crate::slab::Id;
 
 /// Number of blocks of a read that were cached or missed.
 #[derive(Default)]
-struct Found {
+pub(super) struct Found {
     hits: u64,
     misses: u64,
 }
@@ -123,7 +123,7 @@ impl Requests {
     }
 
     /// Looks up every block of a read, and starts the I/O for blocks that are not in RAM.
-    fn read_blocks(
+    pub(super) fn read_blocks(
         &mut self,
         cache: &mut Cache,
         op: Id,

@@ -82,6 +82,8 @@ pub struct Store {
     busy: Vec<u16>,
     /// Extents without a class.
     unused: Vec<u32>,
+    /// After a start: the free slots of this many extents, the first ones, have not been found.
+    unfound: u32,
     /// First pages of slots that were free when they were added, by class. A slot may be listed
     /// twice, or be in use again: [`Store::take_slot`] checks.
     free: [Vec<u32>; SLOT_PAGES_MAX],
@@ -124,6 +126,7 @@ impl Store {
             classes: vec![0; extents as usize],
             busy: vec![0; extents as usize],
             unused: (0..extents).rev().collect(),
+            unfound: 0,
             free: Default::default(),
             holes: Vec::new(),
             freeing: VecDeque::new(),
@@ -153,21 +156,29 @@ impl Store {
         self.classes[extent as usize] = pages.clamp(1, SLOT_PAGES_MAX as u8);
     }
 
-    /// Finds the free slots after a start: `pages` are the uses that recovery found.
-    pub fn rebuild(&mut self, pages: &Pages) {
-        let classes = std::mem::take(&mut self.classes);
-        *self = Self::new(classes.len(), self.per as usize);
+    /// Prepares to find the free slots after a start.
+    pub fn begin_rebuild(&mut self) {
         self.unused.clear();
-        for extent in (0..self.classes.len() as u32).rev() {
+        self.unfound = self.extents();
+    }
+
+    /// Finds the free slots of the next `most` extents: `pages` are the uses that recovery found.
+    /// Returns whether no extent is left.
+    pub fn rebuild(&mut self, pages: &Pages, most: u32) -> bool {
+        let from = self.unfound.saturating_sub(most);
+        for extent in (from..self.unfound).rev() {
+            let class = std::mem::take(&mut self.classes[extent as usize]);
             let all = extent * self.per..(extent + 1) * self.per;
-            let used = all.clone().filter(|&page| !pages.are_free(page..page + 1)).count();
+            let used = all.filter(|&page| !pages.are_free(page..page + 1)).count();
             self.busy[extent as usize] = used as u16;
             if used == 0 {
                 self.unused.push(extent);
             } else {
-                self.assign(extent, usize::from(classes[extent as usize].max(1)), pages);
+                self.assign(extent, usize::from(class.max(1)), pages);
             }
         }
+        self.unfound = from;
+        from == 0
     }
 
     /// Gives an extent a class, and lists its free slots.

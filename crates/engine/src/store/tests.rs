@@ -111,7 +111,8 @@ fn a_restart_finds_the_same_free_slots() {
     for extent in 0..3 {
         again.recover_class(extent, store.slot(extent).pages);
     }
-    again.rebuild(&pages);
+    again.begin_rebuild();
+    assert!(again.rebuild(&pages, u32::MAX));
     assert_eq!(again.used_pages(), store.used_pages());
     for class in 1..=SLOT_PAGES_MAX {
         assert_eq!(again.slots(class), store.slots(class), "class {class}");
@@ -131,8 +132,10 @@ fn a_restart_finds_the_same_free_slots() {
             one.recover_class(extent, store.slot(extent).pages);
             other.recover_class(extent, again.slot(extent).pages);
         }
-        one.rebuild(&copy);
-        other.rebuild(&same);
+        one.begin_rebuild();
+        other.begin_rebuild();
+        assert!(one.rebuild(&copy, 3));
+        assert_eq!([0; 3].map(|_| other.rebuild(&same, 1)), [false, false, true]);
         assert_eq!(count(&mut one, &mut copy), count(&mut other, &mut same));
     }
 }
