@@ -186,8 +186,11 @@ impl Reclaim {
         self.going().take(copy);
     }
 
-    /// Moves payloads that were read into the record being built.
+    /// Moves payloads that were read into the record being built, or into the store.
     pub fn pump_copies(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        if cache.store.exists() && !self.gather() {
+            return;
+        }
         while !cache.form.background().turn_is_over() {
             if cache.store.exists() && self.first_has_payload() {
                 match self.move_unit(cache, fx) {
@@ -220,11 +223,12 @@ impl Reclaim {
                 }
                 _ => cache.push_copy(fx, &copy, now),
             };
-            let is_emergency = cache.log.is_emergency();
+            // Records in flight end by themselves; to start over costs the entries made so far.
+            let is_stuck = cache.log.is_emergency() && !cache.log.is_busy();
             let Some(job) = self.job_mut() else { return };
             if !done {
                 job.to_copy.push_front(copy);
-                if is_emergency && !job.is_reading() {
+                if is_stuck && !job.is_reading() {
                     // Start over, evicting and destaging instead of copying.
                     self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
                 }
@@ -233,6 +237,19 @@ impl Reclaim {
             job.bytes -= copy.bytes.len();
             cache.stats.copied_blocks += 1;
         }
+    }
+
+    /// Sorts the copies by block, so that neighbors share a unit. Returns false as long as more
+    /// copies are being read, which may be neighbors of these.
+    fn gather(&mut self) -> bool {
+        let Some(job) = self.job_mut() else { return false };
+        let more = job.reading || job.rebasing > 0;
+        if more && job.bytes < COPY_BYTES_MAX {
+            return false;
+        }
+        // The sort is stable: of two copies of a block, the first counts.
+        job.to_copy.make_contiguous().sort_by_key(|copy| copy.key);
+        true
     }
 
     fn first_has_payload(&self) -> bool {

@@ -420,3 +420,28 @@ fn the_log_knows_which_segment_leaves_and_what_its_copies_need() {
     assert!(bed.rooms.log.copies_fit(segment));
     assert!(!bed.rooms.log.copies_fit(segment / 4), "two blocks, entries and headers");
 }
+
+/// To start over means to name the blocks of the store again, which fills the log: found by a run
+/// of sysbench that hung, 2026-11-24.
+#[test]
+fn copies_wait_for_records_in_flight_when_one_segment_is_free() {
+    let mut bed = Bed::with(&[1], &[], 2);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    let read = bed.read();
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    while !cache.log.is_busy() {
+        cache.push_bare(fx, Key(0), 1, EntryKind::Checkpoint, false, Expect::Always);
+        assert!(cache.close_record(fx), "there is room");
+    }
+    for block in 10.. {
+        if !cache.log.builder().fits_block() {
+            break;
+        }
+        assert!(cache.push_written(fx, key(block), &content(block)), "there is room");
+    }
+    assert!(cache.log.is_emergency());
+    bed.end(read, Ok(()));
+    assert!(bed.reclaim.goes_on(), "the copy waits");
+    assert_eq!(bed.reclaim.retry_at(), Instant::default());
+}

@@ -28,23 +28,49 @@ fn range(number: u64) -> ByteRange {
     ByteRange::new(first * BLOCK, PAGE_BLOCKS * BLOCK)
 }
 
-#[test]
-fn a_page_is_one_unit_wherever_it_begins() {
+/// A cache whose store is empty.
+fn harness() -> Harness {
     let cache = 64 * u64::from(SEGMENT);
     let primary = 2 * PAGES * PAGE_BLOCKS * BLOCK;
     let config = ShardConfig { log_segments: Some(8), compress: true, ..config(cache, primary) };
     let mut harness = Harness::start(config, Devices::new(cache, primary));
     harness.settle();
-    for number in 0..PAGES {
-        assert!(harness.ask(IoOp::Write, range(number), &page(number)).is_some());
-    }
+    harness
+}
+
+/// Every page can be read, and pages are in the store as whole units: parts of a page would take a
+/// page of the store each, and all together four.
+fn assert_whole(mut harness: Harness) {
     let stats = harness.stats();
     assert!(stats.stored_blocks > PAGES, "{stats:?}");
-    // Parts of a page would take a page of the store each, and all together four.
     let held = (stats.stored_blocks * BLOCK) as f64 / stats.store_bytes as f64;
     assert!(held > 1.25, "a byte of the store holds {held:.2}");
     for number in 0..PAGES {
         let found = harness.ask(IoOp::Read, range(number), &[]);
         assert!(found.is_some_and(|found| found[..] == page(number)[..]), "page {number}");
     }
+}
+
+#[test]
+fn a_page_is_one_unit_wherever_it_begins() {
+    let mut harness = harness();
+    for number in 0..PAGES {
+        assert!(harness.ask(IoOp::Write, range(number), &page(number)).is_some());
+    }
+    assert_whole(harness);
+}
+
+#[test]
+fn pages_whose_blocks_alternate_in_the_log_are_units_too() {
+    let mut harness = harness();
+    for first in (0..PAGES).step_by(2) {
+        for i in 0..PAGE_BLOCKS {
+            for number in [first, first + 1] {
+                let at = ByteRange::new(range(number).offset + i * BLOCK, BLOCK);
+                let bytes = &page(number)[(i * BLOCK) as usize..][..BLOCK_SIZE];
+                assert!(harness.ask(IoOp::Write, at, bytes).is_some());
+            }
+        }
+    }
+    assert_whole(harness);
 }
