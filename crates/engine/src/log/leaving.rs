@@ -46,16 +46,22 @@ impl Log {
         self.leaving.named.contains_key(&key)
     }
 
-    /// Whether the copies out of the oldest segment fit into an empty segment of `segment` bytes,
-    /// together with the record being built, and leave room for the record that drops the oldest
-    /// segment. A quarter is spared, for records that crashes cut short. An eighth is enough if
-    /// clients or admissions, which no crash leaves behind, have a part of the record.
+    /// Whether the copies out of the oldest segment fit into an empty segment of `segment` bytes:
+    /// see [`Log::would_fit`].
     pub fn copies_fit(&self, segment: u32) -> bool {
+        self.leaving.needs.is_some_and(|needs| self.would_fit(needs, segment))
+    }
+
+    /// Whether `needs` bytes of copies fit into an empty segment of `segment` bytes, together with
+    /// the record being built, and leave room for the record that drops the oldest segment. A
+    /// quarter is spared, for records that crashes cut short. An eighth is enough if clients or
+    /// admissions, which no crash leaves behind, have a part of the record.
+    pub fn would_fit(&self, needs: u64, segment: u32) -> bool {
         let segment = u64::from(segment);
-        self.leaving.needs.is_some_and(|needs| match self.builder.has_news() {
+        match self.builder.has_news() {
             true => (self.builder.pages() * PAGE) as u64 + needs <= segment / 8 * 7,
             false => needs <= segment / 4 * 3,
-        })
+        }
     }
 
     /// Whether reclaim waits for dirty blocks of the oldest segment.

@@ -13,6 +13,7 @@ use forebay_policy::{copy_bytes_max, free_segments_wanted};
 use crate::api::{self, Effects, Health};
 use crate::cache::Cache;
 use crate::contents::Stored;
+use crate::key::{Key, KeyMap};
 use crate::limits::RECLAIM_RESERVE;
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
@@ -37,6 +38,29 @@ pub struct Reclaim {
     /// byte that clients wrote.
     in_vain: u64,
     lap: Lap,
+    named: Named,
+}
+
+/// Blocks of the store that a segment names, and that later entries have named again. Reclaim may
+/// start over several times with one segment; naming all of its blocks each time would fill the
+/// log.
+#[derive(Debug, Default)]
+struct Named {
+    seq: SegmentSeq,
+    keys: KeyMap<()>,
+}
+
+impl Named {
+    fn note(&mut self, seq: SegmentSeq, key: Key) {
+        if self.seq != seq {
+            (self.seq, self.keys) = (seq, KeyMap::default());
+        }
+        self.keys.insert(key, ());
+    }
+
+    fn has(&self, seq: SegmentSeq, key: Key) -> bool {
+        self.seq == seq && self.keys.contains_key(&key)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +89,8 @@ struct Job {
     reading: bool,
     /// Blocks of the store that entries of the segment name: they must be named again.
     to_name: VecDeque<Stored>,
+    /// Clean blocks of the store that leave the cache with the segment, as nothing else names them.
+    to_leave: VecDeque<Stored>,
     /// Blocks stored against a base in the segment: they must be written whole.
     to_rebase: VecDeque<Stored>,
     /// Number of these blocks that are being read.
@@ -173,6 +199,7 @@ impl Job {
             needs: 0,
             reading: false,
             to_name: VecDeque::new(),
+            to_leave: VecDeque::new(),
             to_rebase: VecDeque::new(),
             rebasing: 0,
             seeking: 0,
@@ -194,6 +221,13 @@ impl Job {
         let pages = (payloads + entries).div_ceil(PAGE);
         let headers = pages.div_ceil(record_pages - 1) + 1;
         ((pages + headers) * PAGE) as u64
+    }
+
+    /// Lets the clean blocks leave that would have to be named again.
+    fn leave_named(&mut self) {
+        let (clean, dirty) =
+            std::mem::take(&mut self.to_name).into_iter().partition(|item| !item.place.dirty);
+        (self.to_leave, self.to_name) = (clean, dirty);
     }
 
     /// Whether there is more to read or to copy.
@@ -395,7 +429,12 @@ impl Reclaim {
             {
                 return;
             }
-            self.going().to_name.pop_front();
+            let job = self.going();
+            job.to_name.pop_front();
+            let seq = job.seq;
+            if now.is_some() {
+                self.named.note(seq, item.key);
+            }
         }
     }
 
@@ -422,6 +461,13 @@ impl Reclaim {
         let moves = cache.store.exists() && (job.goes_on() || cache.store.is_moving());
         if moves || job.is_reading() || cache.contents.live_in(index) > 0 {
             return;
+        }
+        for Stored { key, place } in std::mem::take(&mut self.going().to_leave) {
+            if cache.contents.same_version(key, &place).is_some() {
+                // The next record drops the segment, and ends this use of the store's pages.
+                cache.stats.evicted_blocks += 1;
+                cache.contents.forget(key, &mut cache.ram);
+            }
         }
         self.enter(&mut cache.log, State::Idle);
         self.take_client_bytes(&mut cache.log);

@@ -5,7 +5,7 @@ use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq};
 use forebay_policy::Candidate;
 
 use super::copy::READ_PAUSE;
-use super::{Job, Reclaim, State};
+use super::{Job, Named, Reclaim, State};
 use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::{Place, Stored};
@@ -59,12 +59,17 @@ impl Reclaim {
         if Self::rests_on_store(cache) && !cache.close_record(fx) {
             return self.begin_again(&mut cache.log, cache.now + READ_PAUSE);
         }
-        if !(sorting.look_up(cache) && sorting.decide(cache)) {
+        if !(sorting.look_up(cache, &self.named) && sorting.decide(cache)) {
             return;
         }
         let mut job = std::mem::replace(&mut sorting.job, Job::new(SegmentSeq(0)));
         let stays = !cache.store.exists() || cache.store.is_full();
         job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
+        let segment = cache.config.segment_size;
+        if cache.log.is_emergency() && !cache.log.would_fit(job.needs, segment) {
+            job.leave_named();
+            job.needs = job.bytes_at_most(cache.log.builder().pages_max(), stays);
+        }
         job.to_read.make_contiguous().sort_unstable_by_key(|item| item.place.offset);
         self.enter(&mut cache.log, State::Copying(job));
         self.name_again(cache, fx);
@@ -75,13 +80,13 @@ impl Reclaim {
 
 impl Sorting {
     /// Looks up the blocks of the next entries; returns whether there are no more.
-    fn look_up(&mut self, cache: &mut Cache) -> bool {
+    fn look_up(&mut self, cache: &mut Cache, named: &Named) -> bool {
         let index = cache.log.position(self.job.seq);
         let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
         let rest = self.entries.len().saturating_sub(most);
         let entries = self.entries.split_off(rest);
         for entry in entries.iter().rev() {
-            self.find_named(cache, entry);
+            self.find_named(cache, named, entry);
         }
         let places =
             |entry: &&Entry| !matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
@@ -103,8 +108,8 @@ impl Sorting {
     }
 
     /// Notes a block of the store that an entry names, or one that is stored against a base that
-    /// it names.
-    fn find_named(&mut self, cache: &mut Cache, entry: &Entry) {
+    /// it names. Those that reclaim has already `named` again need no other entry.
+    fn find_named(&mut self, cache: &mut Cache, named: &Named, entry: &Entry) {
         let Some(slot) = entry.stored else { return };
         let key = Key::new(entry.volume, entry.block);
         let at = (cache.log.len() as u32 + slot.extent, entry.offset);
@@ -117,8 +122,10 @@ impl Sorting {
             () => return,
         };
         if self.seen.insert(key, ()).is_none() {
-            list.push_back(Stored { key, place });
             cache.log.note_named(key);
+            if base.is_some() || !named.has(self.job.seq, key) {
+                list.push_back(Stored { key, place });
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use forebay_policy::{Candidate, EvictionPolicy};
 
 use super::*;
 use crate::api::{ContentLocality, Target};
+use crate::contents::Place;
 use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::testing::rooms::{FILL, Rooms, content, key};
@@ -444,4 +445,65 @@ fn copies_wait_for_records_in_flight_when_one_segment_is_free() {
     bed.end(read, Ok(()));
     assert!(bed.reclaim.goes_on(), "the copy waits");
     assert_eq!(bed.reclaim.retry_at(), Instant::default());
+}
+
+/// A log whose oldest segment names blocks 4 and 5 in the store.
+fn named() -> Bed {
+    let mut rooms = Rooms::with_store();
+    rooms.clean([4, 5]);
+    rooms.stored(&[4, 5]);
+    rooms.fill_to(3);
+    let mut bed = Bed::on(rooms);
+    bed.rooms.fx.ios.clear();
+    bed
+}
+
+#[test]
+fn to_start_over_names_no_block_of_the_store_twice() {
+    let sort = |bed: &mut Bed| {
+        let footer = bed.read();
+        bed.end(footer, Ok(()));
+        while bed.reclaim.is_sorting() {
+            bed.pump();
+        }
+    };
+    let mut bed = named();
+    sort(&mut bed);
+    let mut copies = bed.copies();
+    copies.sort_unstable_by_key(|&(block, ..)| block);
+    assert_eq!(copies, [(4, RAW, false), (5, RAW, false)]);
+    bed.rooms.log_record();
+    bed.rooms.fx.ios.clear();
+    let Bed { rooms, reclaim } = &mut bed;
+    reclaim.begin_again(&mut rooms.log, Instant::default());
+    sort(&mut bed);
+    assert_eq!(bed.copies(), [], "the record before names them");
+    assert!(bed.rooms.log.is_named_leaving(key(4)), "nothing new may rest on the old entry");
+}
+
+#[test]
+fn clean_blocks_of_the_store_leave_with_the_segment_that_names_them() {
+    let mut bed = named();
+    let used = bed.rooms.store.used_pages();
+    let place = bed.rooms.contents.get(key(4)).expect("it is cached");
+    let mut job = Job::new(SegmentSeq(1));
+    job.to_name.push_back(Stored { key: key(4), place });
+    job.to_name.push_back(Stored { key: key(5), place: Place { dirty: true, ..place } });
+    job.leave_named();
+    assert_eq!(job.to_name.iter().map(|item| item.key).collect::<Vec<_>>(), [key(5)]);
+    job.to_name.clear();
+    assert!(!job.goes_on(), "they take no room in the log");
+    let Bed { rooms, reclaim } = &mut bed;
+    for block in FILL..FILL + 20 {
+        rooms.forget(block);
+    }
+    reclaim.enter(&mut rooms.log, State::Copying(job));
+    reclaim.finish(&mut rooms.cache);
+    assert!(!bed.is_cached(4) && bed.is_cached(5));
+    assert_eq!(bed.rooms.store.used_pages(), used, "a crash may bring it back");
+    bed.rooms.dirty([9]);
+    bed.rooms.flush_device();
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    cache.pump_store(fx);
+    assert_eq!(bed.rooms.store.used_pages(), used - 1, "the segment is dropped durably");
 }

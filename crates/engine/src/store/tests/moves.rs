@@ -87,8 +87,13 @@ impl Rooms {
         self.store.used_pages()
     }
 
+    /// A log and a store, both empty.
+    pub(crate) fn with_store() -> Self {
+        rooms()
+    }
+
     /// The blocks are in the store, and the log says so durably.
-    fn stored(&mut self, blocks: &[u64]) {
+    pub(crate) fn stored(&mut self, blocks: &[u64]) {
         let unit = self.move_out(blocks);
         self.unit_done(unit);
         self.flush_units();
