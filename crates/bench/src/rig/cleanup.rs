@@ -378,6 +378,14 @@ impl Process {
         cpu_of(self.pid).unwrap_or_default()
     }
 
+    /// The most memory that it has taken so far, in bytes.
+    pub fn peak_memory(&self) -> anyhow::Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(kib.context("no VmHWM in /proc")?.trim().parse::<u64>()? << 10)
+    }
+
     /// The last lines of its log.
     pub fn said(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();

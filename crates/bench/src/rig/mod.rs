@@ -3,6 +3,7 @@
 
 pub mod cleanup;
 pub mod disk;
+pub mod full_cache;
 pub mod image;
 pub mod needs;
 pub mod place;
