@@ -38,7 +38,7 @@ lint: ## run the checks that need no test run: format, clippy, layers, style
 	cargo xtask layers
 	cargo xtask style
 
-bench: build ## measure figures of docs/results.md, about 20 minutes: make bench PARTS=engine
+bench: build ## measure figures of docs/results.md, about 35 minutes: make bench PARTS=engine
 	for part in $(PARTS); do $(TARGET)/release/forebay-bench $$part; done
 
 sim: ## simulate crashes: make sim SEEDS=1..100000

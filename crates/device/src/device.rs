@@ -20,6 +20,11 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
+    /// Whether its space was allocated in advance and should stay so: a discard would give it back.
+    fn keeps_space(&self) -> bool {
+        false
+    }
+
     /// Whether it only stands in for an absent device.
     fn is_away(&self) -> bool {
         false

@@ -173,6 +173,7 @@ impl Shard for Engine {
             Ticket::CacheFlush => self.cache_flushed(done.result, fx),
             Ticket::Footer { seq, tries } => self.footer_written(seq, tries, &done.result, fx),
             Ticket::Unit { id, tries } => self.cache.unit_written(id, tries, done, fx),
+            Ticket::Discard => self.cache.extent_discarded(done.result.is_ok()),
             Ticket::Payloads(read) => self.payloads_read(&read, &done, fx),
             Ticket::Fetch(fetch) => self.requests.fetched(&mut self.cache, fetch, at, done, fx),
             Ticket::DestageWrite(destage) => self.destaging.written(&mut self.cache, destage, done),
@@ -466,6 +467,9 @@ impl Engine {
         if self.cache.store.exists() && self.reclaim.is_busy() {
             // What it waits for may come without an I/O: slots that nothing needs any more.
             deadline = deadline.min(self.cache.now + MOVE_TICK);
+        }
+        if serves && let Some(at) = self.cache.next_discard() {
+            deadline = deadline.min(at.max(self.cache.now));
         }
         if let Some(at) = self.cache.log.held_until().filter(|&at| at > self.cache.now) {
             deadline = deadline.min(at);

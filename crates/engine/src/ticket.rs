@@ -34,6 +34,8 @@ pub enum Ticket {
         /// Number of this attempt, from 1.
         tries: u32,
     },
+    /// A discard of an extent of the store.
+    Discard,
     /// A read of payloads from the log or the store.
     Payloads(SegmentRead),
     /// A read of a primary.

@@ -10,12 +10,15 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use forebay_block::{
-    ByteRange, Completion, DeviceInfo, ErrorKind, Io, IoBuf, IoError, IoQueue, IoResult, IoTag,
+    ByteRange, Completion, DeviceInfo, ErrorKind, Io, IoBuf, IoError, IoOp, IoQueue, IoResult,
+    IoTag,
 };
 use forebay_device::{BlockDevice, Clock, Ring};
 
 /// How long a device may take to answer.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest single discard, in bytes.
+const DISCARD_PIECE: u64 = 16 << 30;
 /// Most requests in flight.
 const DEPTH: usize = 32;
 const RING_ENTRIES: u32 = 64;
@@ -89,6 +92,20 @@ impl Blocking {
     /// The device's error, or `Timeout`.
     pub fn flush(&mut self) -> IoResult<()> {
         self.run([Io::flush(IoTag(0))].into()).map(drop)
+    }
+
+    /// Discards a range, piece by piece: a device may take long for all of it.
+    ///
+    /// # Errors
+    /// The device's error, or `Timeout`; then a discard may still be in progress.
+    pub fn discard(&mut self, range: ByteRange) -> IoResult<()> {
+        let mut at = range.offset;
+        while at < range.end() {
+            let piece = ByteRange::new(at, DISCARD_PIECE.min(range.end() - at));
+            self.run([Io::bare(IoTag(0), IoOp::Discard, piece)].into())?;
+            at = piece.end();
+        }
+        Ok(())
     }
 
     /// Carries out requests whose tags count from 0; their buffers are returned in that order.

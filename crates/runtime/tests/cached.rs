@@ -54,6 +54,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             compress_ram: true,
             content: ContentLocality::Rewrite,
             cache_volatile: true,
+            discard: false,
             buffers,
             fresh,
             trust: Trust::Full,

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use forebay_block::VolumeId;
-use forebay_block::{Completion, Io, IoBuf, IoTag};
+use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp, IoTag};
 use forebay_codec::crc32c;
 use forebay_engine::{DetachedStripe, Health, Target, Trust};
 use forebay_format::{
@@ -15,6 +15,7 @@ use forebay_format::{
 use forebay_volume::pool::{ALL_LOG, OpenRequest, VolumeSpec, Witness, closed, open};
 
 use crate::atlas::Scenario;
+use crate::disk::Discards;
 use crate::failure::Kind;
 use crate::pages::Pages;
 use crate::rng::Rng;
@@ -37,6 +38,7 @@ pub(crate) struct Errand {
 enum Act {
     Write(u64, IoBuf),
     Flush,
+    Discard(ByteRange),
     /// Store these witnesses, at a start.
     Witnesses(Vec<Witness>),
     /// Record in the witness that nothing is dirty.
@@ -112,6 +114,10 @@ impl World {
         let writes = opened.writes().into_iter();
         let mut steps: VecDeque<Act> =
             writes.flat_map(|(at, bytes)| [Act::Write(at, bytes), Act::Flush]).collect();
+        let discards = self.setup.cache.discards != Discards::Never;
+        if let Some(range) = opened.discard().filter(|_| discards) {
+            steps.push_back(Act::Discard(range));
+        }
         steps.push_back(Act::Witnesses(opened.witnesses));
         let next = if opened.fresh { opened.copy } else { 1 - opened.copy };
         let superblock = opened.superblock;
@@ -119,6 +125,7 @@ impl World {
             pool: superblock.pool,
             epoch: superblock.epoch,
             fresh: opened.fresh,
+            discard: discards,
             trust: opened.trust,
             detached: (self.pool.detached.iter())
                 .filter(|(pool, ..)| *pool == superblock.uuid)
@@ -212,6 +219,9 @@ impl World {
         let Some(errand) = &mut self.pool.errand else { return };
         match errand.steps.pop_front() {
             Some(Act::Write(at, bytes)) => self.errand_io(Io::write(IoTag(0), at, bytes)),
+            Some(Act::Discard(range)) => {
+                self.errand_io(Io::bare(Self::DISCARD, IoOp::Discard, range));
+            }
             Some(Act::Flush) => self.errand_io(Io::flush(IoTag(0))),
             Some(Act::Witnesses(stored)) => {
                 let epoch = errand.superblock.epoch;
@@ -237,6 +247,9 @@ impl World {
         }
     }
 
+    /// The tag of the discard of a new pool, which may fail.
+    const DISCARD: IoTag = IoTag(1);
+
     fn errand_io(&mut self, io: Io) {
         self.start_io(Self::ERRAND, Target::Cache, io);
     }
@@ -245,6 +258,11 @@ impl World {
     pub(crate) fn errand_done(&mut self, done: &Completion) {
         match &done.result {
             Ok(()) => self.run_errand(),
+            Err(_) if done.tag == Self::DISCARD => {
+                let start = self.pool.errand.as_mut().and_then(|errand| errand.start.as_mut());
+                start.expect("a start discards").discard = false;
+                self.run_errand();
+            }
             Err(error) => {
                 let starting = self.pool.errand.take().is_some_and(|e| e.start.is_some());
                 if starting {

@@ -7,7 +7,7 @@ use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 
 use crate::atlas::{Outcome, Scenario};
-use crate::disk::DiskProfile;
+use crate::disk::{Discards, DiskProfile};
 use crate::rng::Rng;
 
 const KIB: u64 = 1 << 10;
@@ -105,6 +105,15 @@ fn log_and_store(seed: u64, all: u64) -> (u64, Option<u32>) {
     (log + extents, Some(log as u32))
 }
 
+/// Whether the cache device takes discards. Uses random numbers of its own, so that the rest of a
+/// seed stays unchanged.
+fn cache_discards(seed: u64) -> Discards {
+    match seed >= STORE_SEEDS && Rng::new(seed ^ 0x0d15_ca2d).percent(70) {
+        true => Discards::Garbage,
+        false => Discards::Never,
+    }
+}
+
 impl Setup {
     /// The setup of a seed.
     #[must_use]
@@ -138,6 +147,7 @@ impl Setup {
             latency: (10 * MICRO, if fast { 40 * MICRO } else { 2 * MILLI }),
             flush: (20 * MICRO, if fast { 300 * MICRO } else { 5 * MILLI }),
             slow_percent: rng.pick(&[0, 0, 2, 10]),
+            discards: cache_discards(seed),
         };
         // In some modes the primary alone must be as the client wrote it: garbage in it would be
         // the disk's fault, not the cache's. A discard may also bring back older content.
@@ -153,6 +163,7 @@ impl Setup {
             latency: (50 * MICRO, rng.pick(&[200 * MICRO, 8 * MILLI])),
             flush: (50 * MICRO, rng.pick(&[500 * MICRO, 20 * MILLI])),
             slow_percent: rng.pick(&[0, 0, 2, 10]),
+            discards: Discards::Zeros,
         };
         Self {
             seed,

@@ -16,6 +16,22 @@ use crate::pages::Pages;
 use crate::rng::Rng;
 
 const SECTOR: u64 = SECTOR_SIZE as u64;
+const PAGE_BYTES: u64 = 4096;
+/// Parts of a discarded range that fare differently.
+const GARBLED_PARTS: u64 = 4;
+/// Longest part of a discarded range that becomes garbage, in bytes: it costs memory.
+const GARBAGE_MAX: u64 = 64 << 10;
+
+/// The effect of a discard on a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Discards {
+    /// The disk takes none.
+    Never,
+    /// A part of the range, or none of it, becomes zeros.
+    Zeros,
+    /// Each part of the range stays, becomes zeros, or becomes garbage.
+    Garbage,
+}
 
 /// The behavior of a disk without faults.
 #[derive(Clone, Debug)]
@@ -32,6 +48,8 @@ pub struct DiskProfile {
     pub flush: (u64, u64),
     /// Percentage of requests that take twenty times as long.
     pub slow_percent: u64,
+    /// The effect of a discard.
+    pub discards: Discards,
 }
 
 /// A misbehavior of a disk.
@@ -176,6 +194,9 @@ impl SimDisk {
         if io.range.end() > self.profile.size {
             return Err(format!("{} are not on the disk", io.range));
         }
+        if io.op == IoOp::Discard && self.profile.discards == Discards::Never {
+            return Err("the disk does not take discards".into());
+        }
         if io.range.is_empty() != (io.op == IoOp::Flush) {
             return Err("a range is empty for a flush, and only then".into());
         }
@@ -289,8 +310,13 @@ impl SimDisk {
     /// A read sees completed writes; sectors being written may show the newer content already.
     fn read(&mut self, io: &mut Io) {
         self.view.read(io.range.offset, &mut io.buf);
+        let garbage = self.profile.discards == Discards::Garbage;
         let writes = self.flights.iter().flatten().filter(|f| {
-            matches!(f.io.op, IoOp::Write | IoOp::WriteZeroes) && f.io.range.overlaps(&io.range)
+            let changes = match f.io.op {
+                IoOp::Discard => garbage,
+                op => op.changes_data(),
+            };
+            changes && f.io.range.overlaps(&io.range)
         });
         for write in writes {
             let both = write.io.range.intersection(&io.range);
@@ -311,6 +337,9 @@ impl SimDisk {
     }
 
     fn discard(&mut self, range: ByteRange) {
+        if self.profile.discards == Discards::Garbage {
+            return self.garble(range);
+        }
         let stays = self.rng.below(3);
         let part = match stays {
             0 => return,
@@ -318,6 +347,28 @@ impl SimDisk {
             _ => range,
         };
         self.take(Pending::new(part, Data::Zeros, false));
+    }
+
+    /// Discards a range whose content may become anything.
+    fn garble(&mut self, range: ByteRange) {
+        let part = (range.len / GARBLED_PARTS).next_multiple_of(PAGE_BYTES);
+        let mut at = range.offset;
+        while at < range.end() {
+            let range = ByteRange::new(at, part.min(range.end() - at));
+            at = range.end();
+            let data = match self.rng.below(3) {
+                0 => continue,
+                1 if range.len <= GARBAGE_MAX => {
+                    let mut bytes = vec![0; range.len as usize];
+                    bytes.chunks_mut(8).for_each(|word| {
+                        word.copy_from_slice(&self.rng.number().to_le_bytes()[..word.len()]);
+                    });
+                    Data::Bytes(bytes)
+                }
+                _ => Data::Zeros,
+            };
+            self.take(Pending::new(range, data, false));
+        }
     }
 
     fn take(&mut self, mut write: Pending) {

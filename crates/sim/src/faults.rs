@@ -30,22 +30,23 @@ impl World {
         let rule = |fault, ops, times| Rule { fault, ops, range: everywhere, times };
         let media = Fault::Error(ErrorKind::Media);
         let write: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes];
+        let change: &[IoOp] = &[IoOp::Write, IoOp::WriteZeroes, IoOp::Discard];
         let chosen = rng.below(self.primaries.len() as u64) as usize;
         match scenario {
             Scenario::Crashes | Scenario::ModeSwitches | Scenario::CacheDamaged => {}
             Scenario::CacheReadErrors => self.cache.add_rule(rule(media, &[IoOp::Read], some)),
             Scenario::CacheWriteErrors => {
                 let fault = rng.pick(&[media, Fault::TornError]);
-                self.cache.add_rule(rule(fault, write, some));
+                self.cache.add_rule(rule(fault, change, some));
             }
             Scenario::CacheWritesFail => {
                 let fault = rng.pick(&[media, Fault::TornError]);
-                self.cache.add_rule(rule(fault, write, u32::MAX));
+                self.cache.add_rule(rule(fault, change, u32::MAX));
             }
             Scenario::CacheFlushErrors => self.cache.add_rule(rule(media, &[IoOp::Flush], some)),
             Scenario::CacheFull => {
                 let full = Fault::Error(ErrorKind::NoSpace);
-                self.cache.add_rule(rule(full, write, u32::MAX));
+                self.cache.add_rule(rule(full, change, u32::MAX));
             }
             Scenario::CacheVanishes => self.cache.vanish(),
             Scenario::CacheRot => {
@@ -62,7 +63,8 @@ impl World {
             }
             Scenario::CacheSlow => {
                 let slow = Fault::Slow(rng.below(4 * SECOND));
-                self.cache.add_rule(rule(slow, &[IoOp::Read, IoOp::Write, IoOp::Flush], some));
+                let ops = &[IoOp::Read, IoOp::Write, IoOp::Flush, IoOp::Discard];
+                self.cache.add_rule(rule(slow, ops, some));
             }
             Scenario::PrimaryReadErrors => {
                 self.primaries[chosen].add_rule(rule(media, &[IoOp::Read], some));

@@ -65,6 +65,8 @@ pub enum Bug {
     UnitFlushSkipped,
     /// A slot of the store is written again before the record that frees it is durable.
     SlotReusedEarly,
+    /// An extent of the store is discarded before the record that frees it is durable.
+    DiscardedEarly,
     /// The last page of some units is not written.
     UnitTruncated,
     /// Recovery ignores blocks of the store that the log names again.
@@ -77,7 +79,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 28] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -101,6 +103,7 @@ impl Bug {
         Self::DetachedForgotten,
         Self::UnitFlushSkipped,
         Self::SlotReusedEarly,
+        Self::DiscardedEarly,
         Self::UnitTruncated,
         Self::MappingForgotten,
         Self::MappingOffByOne,
@@ -119,6 +122,7 @@ impl Bug {
             self,
             Self::UnitFlushSkipped
                 | Self::SlotReusedEarly
+                | Self::DiscardedEarly
                 | Self::UnitTruncated
                 | Self::MappingForgotten
                 | Self::MappingOffByOne
@@ -156,6 +160,7 @@ impl Bug {
             // but the newest version of a dirty one is gone.
             Self::UnitFlushSkipped
             | Self::SlotReusedEarly
+            | Self::DiscardedEarly
             | Self::UnitTruncated
             | Self::MappingOffByOne => Kind::Corrupt,
             // Reclaim thinks that the device has failed.
@@ -273,7 +278,7 @@ impl Mischief {
                 self.uncovered.flush();
                 Deed::Pass(io)
             }
-            Bug::SlotReusedEarly if cache && write => {
+            Bug::SlotReusedEarly | Bug::DiscardedEarly if cache && write => {
                 match &self.layout {
                     Some(_) if is_unit => self.slots.write(&io),
                     Some(layout) => self.slots.log(&io, layout),
@@ -351,6 +356,9 @@ impl Mischief {
         let pages = match self.bug {
             Some(Bug::UnitFlushSkipped) if power => self.uncovered.crash(),
             Some(Bug::SlotReusedEarly) => self.slots.crash(),
+            Some(Bug::DiscardedEarly) => {
+                self.layout.as_ref().map(|all| self.slots.discarded(all)).unwrap_or_default()
+            }
             _ => Vec::new(),
         };
         self.deeds += pages.len() as u64;

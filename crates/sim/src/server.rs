@@ -45,6 +45,8 @@ pub struct Start {
     pub epoch: u32,
     /// Whether the pool is new.
     pub fresh: bool,
+    /// Whether the cache device takes discards.
+    pub discard: bool,
     /// The trust that the witness recorded.
     pub trust: Trust,
     /// Recorded stripes that a failed cache has left, by shard.
@@ -369,6 +371,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         compress_ram: setup.compress_ram,
         content: setup.content,
         cache_volatile: setup.cache.volatile,
+        discard: start.discard,
         buffers: BufPool::default(),
         fresh: start.fresh,
         trust: start.trust,

@@ -38,6 +38,11 @@ impl Layout {
         at / self.area < self.shards && at % self.area >= self.log
     }
 
+    /// Number of the segment or extent of a page in an area.
+    fn extent_of(&self, at: u64) -> u64 {
+        (at - AREAS) / self.segment
+    }
+
     /// The pages of a payload in the store of a shard.
     fn pages(&self, shard: u16, slot: StoreSlot, offset: u32, len: u16) -> Vec<u64> {
         let extent = AREAS + u64::from(shard) * self.area + self.log;
@@ -115,6 +120,8 @@ pub struct Slots {
 }
 
 type Block = (VolumeId, u64);
+/// A page, and the record since which it is not needed for one of its blocks.
+type PageUse = (u64, Option<(u16, Lsn)>);
 
 impl Slots {
     /// Notes that a unit is being written: nothing needs its pages.
@@ -169,6 +176,22 @@ impl Slots {
         };
         let early = self.uses.iter().filter(|(_, uses)| !self.unit.is_empty() && is_early(uses));
         early.map(|(&at, _)| (at, self.unit.clone())).collect()
+    }
+
+    /// The pages of the extents that nothing needs, if the crash may undo a record that says so,
+    /// with the content that a discard has left.
+    pub fn discarded(&self, layout: &Layout) -> Vec<(u64, Vec<u8>)> {
+        let mut extents: BTreeMap<u64, Vec<PageUse>> = BTreeMap::new();
+        for (&at, uses) in &self.uses {
+            let ends = uses.values().map(|&end| (at, end));
+            extents.entry(layout.extent_of(at)).or_default().extend(ends);
+        }
+        let is_early = |uses: &Vec<PageUse>| {
+            let are_over = uses.iter().all(|(_, end)| end.is_some());
+            are_over && uses.iter().any(|&(_, end)| end.is_some_and(|end| !self.is_durable(end)))
+        };
+        let early = extents.into_values().filter(is_early).flatten();
+        early.map(|(at, _)| (at, vec![0xdb; PAGE])).collect()
     }
 
     /// The engine starts again: records that may be gone say nothing.

@@ -11,6 +11,7 @@ mod hits;
 mod nbd_hits;
 mod rd;
 mod restart;
+mod shards;
 
 use clap::Subcommand;
 
@@ -41,6 +42,8 @@ pub enum Part {
     Rd(rd::Args),
     /// Time until a killed server with a full cache serves again
     Restart(restart::Args),
+    /// Bytes and CPU time of writes, by number of shards
+    Shards(shards::Args),
     /// Writes at the dirty limit, second by second; the drain, compared with sorted writes
     DirtyLimit(dirty_limit::Args),
     /// MariaDB under TPC-C on a mounted disk: server and cache killed together, over and over
@@ -67,6 +70,7 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::Fuse(args) => fuse_hits::run(args),
         Part::Rd(args) => rd::run(args),
         Part::Restart(args) => restart::run(args),
+        Part::Shards(args) => shards::run(args),
         Part::DirtyLimit(args) => dirty_limit::run(args),
         Part::Crash(args) => crash::run(args),
         Part::Operator(args) => operator::run(args),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::load::content::Content;
-use crate::load::runs::{BLOCK, LOOPS, RUNS, Run};
+use crate::load::runs::{BLOCK, FLAGS, LOOPS, RUNS, Run, contents};
 use crate::load::{Load, Outcome, Pattern};
 use crate::report::kept::{Row, keep};
 use crate::report::progress;
@@ -58,6 +58,13 @@ pub struct Args {
     /// The disk model
     #[arg(long, default_value = "raid10x4")]
     pub model: String,
+    /// What is read and written: incompressible data, or data that compresses 2 to 1
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "random,compressible",
+        value_parser = ["random", "compressible"])]
+    pub content: Vec<String>,
+    /// A flag for `forebay serve`; may be repeated, and replaces the two flags of TPC-C
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true, default_values = FLAGS)]
+    pub serve: Vec<String>,
     /// Run only this one: RD1 to RD4, or misses
     #[arg(long)]
     pub only: Option<String>,
@@ -66,6 +73,7 @@ pub struct Args {
 /// The results of a run.
 struct Measured {
     run: Run,
+    content: &'static str,
     baseline: Outcome,
     cached: Outcome,
     ceiling: Outcome,
@@ -92,7 +100,10 @@ impl Measured {
     fn row(&self, area: u64) -> Row {
         let (gain, target) = (self.gain(), self.target());
         let (before, after) = (self.baseline.rate(), self.cached.rate());
-        let name = format!("{}, area of {}: gain", self.run.name, size_text(area));
+        let name = {
+            let (run, content) = (self.run.name, self.content);
+            format!("{run}, area of {}, {content}: gain", size_text(area))
+        };
         let row = Row::new(name, format!("{before:.0} to {after:.0} IOPS, {gain:.1}"));
         row.with_target(format!(">= {target:.1}"), gain >= target)
     }
@@ -106,7 +117,7 @@ impl Measured {
         };
         let count = |name: &str| self.after.counter(name) - self.before.counter(name);
         json!({
-            "run": self.run.name, "baseline": one(&self.baseline), "cached": one(&self.cached),
+            "run": self.run.name, "content": self.content, "baseline": one(&self.baseline), "cached": one(&self.cached),
             "ceiling": one(&self.ceiling), "gain": self.gain(), "ceiling_gain": self.ceiling(),
             "published": { "hypercache": self.run.hypercache, "flashsoft": self.run.flashsoft },
             "target": self.target(), "held_back_from_second": self.limit_at,
@@ -123,7 +134,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let (mut tables, mut rows) = (Vec::new(), Vec::new());
     for area in areas.into_iter().filter(|&area| area > 0) {
         let results = series(args, area)?;
-        println!("\nread hits go to {}; {}", size_text(area), settings(args).describe());
+        println!(
+            "\nread hits go to {}; {}; flags {}",
+            size_text(area),
+            settings(args).describe(),
+            args.serve.join(" ")
+        );
         table(&results).print();
         rows.extend(results.iter().map(|measured| measured.row(area)));
         let results: Vec<Value> = results.iter().map(Measured::json).collect();
@@ -131,7 +147,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let figures = json!({
         "primary_bytes": args.mib << 20, "model": args.model, "loops": LOOPS,
-        "request_bytes": BLOCK, "setting": settings(args).describe(), "tables": tables,
+        "request_bytes": BLOCK, "setting": settings(args).describe(), "flags": args.serve,
+        "tables": tables,
     });
     keep("rd", rows, figures)
 }
@@ -147,27 +164,34 @@ fn settings(args: &Args) -> Setting {
         mode: "write-back",
         ram: args.ram_mib << 20,
         shards: args.shards,
-        more: Vec::new(),
+        more: args.serve.clone(),
     }
 }
 
 /// Measures every run with one hit area.
 fn series(args: &Args, area: u64) -> anyhow::Result<Vec<Measured>> {
     let place = Place::new(args.common.dir.as_deref())?;
-    progress("making the primary");
-    place.full("primary", args.mib << 20)?;
     let mut all = Vec::new();
-    for run in RUNS.into_iter().chain([MISSES]) {
-        let wanted = args.only.as_deref().map_or(run.name != MISSES.name, |only| only == run.name);
-        if wanted {
-            all.push(measure(args, &place, run, area)?);
+    for content in contents(&args.content) {
+        progress("making the primary");
+        place.full_of("primary", args.mib << 20, content.1)?;
+        for run in RUNS.into_iter().chain([MISSES]) {
+            let only = args.only.as_deref();
+            if only.map_or(run.name != MISSES.name, |only| only == run.name) {
+                all.push(measure(args, &place, (run, content), area)?);
+            }
         }
     }
     progress("");
     Ok(all)
 }
 
-fn measure(args: &Args, place: &Place, run: Run, hit_area: u64) -> anyhow::Result<Measured> {
+fn measure(
+    args: &Args,
+    place: &Place,
+    (run, content): (Run, (&'static str, Content)),
+    hit_area: u64,
+) -> anyhow::Result<Measured> {
     let binary = binary(args.common.forebay.as_deref())?;
     let size = args.mib << 20;
     let Run { name, read_percent, hit_percent, .. } = run;
@@ -178,7 +202,7 @@ fn measure(args: &Args, place: &Place, run: Run, hit_area: u64) -> anyhow::Resul
         pattern: Pattern::Vdbench { read_percent, hit_percent, hit_area, span: size },
         time: Duration::from_secs(seconds),
         seed: 1,
-        content: Content::Random,
+        content: content.1,
     };
     let show = |what: &'static str, seconds: u64| {
         move |outcome: &Outcome| {
@@ -218,12 +242,13 @@ fn measure(args: &Args, place: &Place, run: Run, hit_area: u64) -> anyhow::Resul
     let server = Server::nbdkit_memory(place, size)?;
     let seconds = args.baseline_seconds.min(5);
     let ceiling = server.load(&load(seconds), show("ceiling", seconds))?;
-    Ok(Measured { run, baseline, cached, ceiling, limit_at, before, after })
+    Ok(Measured { run, content: content.0, baseline, cached, ceiling, limit_at, before, after })
 }
 
 fn table(results: &[Measured]) -> Table {
     let mut table = Table::new(&[
         "run",
+        "content",
         "reads",
         "hits",
         "baseline",
@@ -241,6 +266,7 @@ fn table(results: &[Measured]) -> Table {
         let (gain, target) = (one.gain(), one.target());
         table.row([
             one.run.name.to_owned(),
+            one.content.to_owned(),
             format!("{} %", one.run.read_percent),
             format!("{} %", one.run.hit_percent),
             format!("{:.0}", one.baseline.rate()),

@@ -1,4 +1,4 @@
-//! The content of writes: incompressible bytes, database rows, and text.
+//! The content of writes: incompressible and half-compressible bytes, database rows, and text.
 
 use std::io::Write as _;
 
@@ -9,6 +9,9 @@ use forebay_block::testing::Numbers;
 pub enum Content {
     /// Incompressible.
     Random,
+    /// Compresses 2 to 1, wherever a block begins: half of each sector is incompressible, the other
+    /// half zeros.
+    Half,
     /// Rows as in sysbench's tables: an ID, a number, 120 and 60 digits.
     Database,
     /// The same rows, in blocks whose second half is free.
@@ -30,12 +33,15 @@ impl Content {
         while out.len() < len {
             row += 1;
             match self {
-                Self::Random => out.extend_from_slice(&numbers.next().to_le_bytes()),
+                Self::Random | Self::Half => out.extend_from_slice(&numbers.next().to_le_bytes()),
                 Self::Database | Self::Pages => push_row(&mut out, row, &mut numbers),
                 Self::Text => push_word(&mut out, &mut numbers),
             }
         }
         out.truncate(len);
+        if self == Self::Half {
+            out.chunks_exact_mut(512).for_each(|sector| sector[256..].fill(0));
+        }
         if self == Self::Pages {
             out.chunks_exact_mut(4096).for_each(|block| block[2048..].fill(0));
         }
@@ -68,4 +74,19 @@ fn push_word(out: &mut Vec<u8>, numbers: &mut Numbers) {
         out.push(b'a' + letters.below(26) as u8);
     }
     out.push(if numbers.below(12) == 0 { b'\n' } else { b' ' });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_a_block_is_zeros_wherever_it_begins() {
+        let bytes = Content::Half.bytes(64 << 10);
+        for start in [0, 512, 4096 + 1536] {
+            let block = &bytes[start..start + 4096];
+            let zeros = block.iter().filter(|&&byte| byte == 0).count();
+            assert!((2048..2080).contains(&zeros), "{zeros} zeros");
+        }
+    }
 }

@@ -54,9 +54,14 @@ impl Place {
 
     /// Creates a file of `size` incompressible bytes, all of them written to the medium.
     pub fn full(&self, name: &str, size: u64) -> anyhow::Result<PathBuf> {
+        self.full_of(name, size, Content::Random)
+    }
+
+    /// The same with other content.
+    pub fn full_of(&self, name: &str, size: u64, content: Content) -> anyhow::Result<PathBuf> {
         let path = self.path(name);
         let mut file = fs::File::create(&path).with_context(|| format!("{}", path.display()))?;
-        let chunk = Content::Random.bytes(CHUNK);
+        let chunk = content.bytes(CHUNK);
         let mut left = usize::try_from(size)?;
         while left > 0 {
             let len = left.min(chunk.len());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::WrongUsage;
 use crate::load::content::Content;
-use crate::load::runs::{BLOCK, LOOPS, RUNS, Run};
+use crate::load::runs::{BLOCK, LOOPS, RUNS, Run, contents};
 use crate::load::{Load, Outcome, Pattern};
 use crate::report::progress;
 use crate::report::{BOUND, Group, Measured, Report};
@@ -48,6 +48,10 @@ pub struct Args {
     #[arg(long, value_name = "KIB", value_delimiter = ',', default_value = "1024,262144",
         value_parser = clap::value_parser!(u64).range(32..))]
     pub hit_kib: Vec<u64>,
+    /// What is read and written: incompressible data, or data that compresses 2 to 1
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "random,compressible",
+        value_parser = ["random", "compressible"])]
+    pub content: Vec<String>,
     /// Only these runs
     #[arg(long, value_name = "LIST", value_delimiter = ',',
         value_parser = ["RD1", "RD2", "RD3", "RD4", "RD6"])]
@@ -71,28 +75,47 @@ pub fn run(args: &Args) -> anyhow::Result<PathBuf> {
     let size = args.mib << 20;
     needs::space(&dir, size + 2 * cache(args))?;
     let place = Place::new(Some(&dir))?;
-    progress("making the primary");
-    place.full("primary", size)?;
     let mut report = Report::new("vdbench", "16 KiB random, 32 loops, RD1 to RD6", "IOPS");
     shared.describe(&mut report);
     report.set("primary", format!("{} MiB", args.mib));
     report.set("cache", format!("{} MiB", cache(args) >> 20));
     report.set("time", format!("{} s, {} s without cache", args.seconds, args.baseline_seconds));
-    let misses = misses(args, &place)?;
-    report.set("random reads of the primary", format!("{misses:.0}/s"));
-    for &area in &args.hit_kib {
-        for run in RUNS.into_iter().chain([RD6]) {
-            if args.runs.is_empty() || args.runs.iter().any(|name| name == run.name) {
-                let mut group = series(args, &place, run, area << 10)?;
-                bound(args, &mut group, run, misses);
-                targets(&mut report, &group, run);
-                report.groups.push(group);
-            }
-        }
+    report.set("content", args.content.join(", "));
+    let mut primary_reads = None;
+    for content in contents(&args.content) {
+        progress("making the primary");
+        place.full_of("primary", size, content.1)?;
+        let misses = match primary_reads {
+            Some(misses) => misses,
+            None => *primary_reads.insert(misses(args, &place)?),
+        };
+        report.set("random reads of the primary", format!("{misses:.0}/s"));
+        all(args, &place, content, misses, &mut report)?;
     }
     progress("");
     report.notes.push(NOTE.to_owned());
     report.finish(&shared.out, earlier.as_ref())
+}
+
+/// Every run with this content, for each area.
+fn all(
+    args: &Args,
+    place: &Place,
+    content: (&'static str, Content),
+    misses: f64,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    for &area in &args.hit_kib {
+        for run in RUNS.into_iter().chain([RD6]) {
+            if args.runs.is_empty() || args.runs.iter().any(|name| name == run.name) {
+                let mut group = series(args, place, (run, content), area << 10)?;
+                bound(args, &mut group, run, misses);
+                targets(report, &group, run);
+                report.groups.push(group);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn cache(args: &Args) -> u64 {
@@ -100,12 +123,17 @@ fn cache(args: &Args) -> u64 {
 }
 
 /// One run on each set-up.
-fn series(args: &Args, place: &Place, run: Run, area: u64) -> anyhow::Result<Group> {
+fn series(
+    args: &Args,
+    place: &Place,
+    (run, content): (Run, (&'static str, Content)),
+    area: u64,
+) -> anyhow::Result<Group> {
     let area_text = if area < 1 << 20 { (area >> 10, "KiB") } else { (area >> 20, "MiB") };
-    let name = format!("{}, area {} {}", run.name, area_text.0, area_text.1);
+    let name = format!("{}, area {} {}, {}", run.name, area_text.0, area_text.1, content.0);
     let mut group = Group { name, ..Group::default() };
     for &setup in &args.shared.setups {
-        let measured = measure(args, place, run, area, setup)?;
+        let measured = measure(args, place, (run, content.1), area, setup)?;
         group.results.push(measured);
         // Each set-up starts with an empty cache.
         for name in ["cache", "cache.state", "unused", "unused.state"] {
@@ -119,7 +147,7 @@ fn series(args: &Args, place: &Place, run: Run, area: u64) -> anyhow::Result<Gro
 fn measure(
     args: &Args,
     place: &Place,
-    run: Run,
+    (run, content): (Run, Content),
     hit_area: u64,
     setup: SetUp,
 ) -> anyhow::Result<Measured> {
@@ -133,7 +161,7 @@ fn measure(
         span: args.mib << 20,
     };
     let time = Duration::from_secs(seconds);
-    let load = load(pattern, BLOCK, time);
+    let load = Load { content, ..load(pattern, BLOCK, time) };
     let server =
         Server::forebay(&shared.binary()?, place, &setting(shared, place, cache(args), setup))?;
     let peer = match setup {

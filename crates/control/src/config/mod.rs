@@ -55,6 +55,8 @@ pub struct CacheConfig {
     pub write_cache_depth: Time,
     /// Whether blocks are compressed.
     pub compress: bool,
+    /// Whether the cache device is told what is free.
+    pub discard: bool,
     /// How blocks are stored that equal or resemble others.
     pub content: ContentLocality,
 }

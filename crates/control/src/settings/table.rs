@@ -133,6 +133,19 @@ pub static TABLE: &[Spec] = &[
             "Whether blocks are compressed, on the cache device and in RAM",
         )
     },
+    Spec {
+        flag: Off("no-discard", "Never discard anything on the cache device"),
+        more: "Only of a block device: the space of a file stays allocated. See \
+               [tuning](tuning.md#discards).",
+        ..spec(
+            Section::Cache,
+            "discard",
+            Bool,
+            Value("true"),
+            Server(|config| &mut config.cache.discard),
+            "Whether the cache device is told what is free, if it takes discards",
+        )
+    },
     // [memory]
     Spec {
         more: "The index comes in addition. Each block held compressed needs about 50 more bytes.",

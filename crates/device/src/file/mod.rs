@@ -147,6 +147,10 @@ impl BlockDevice for FileDevice {
         self.shared.remark.as_deref()
     }
 
+    fn keeps_space(&self) -> bool {
+        !self.shared.is_block
+    }
+
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {
         let file = ring.register(&self.shared.file)?;
         Ok(Box::new(FileQueue::new(Arc::clone(&self.shared), ring.client(), file)))

@@ -48,6 +48,10 @@ impl<L: Layer> BlockDevice for Layered<L> {
         self.below.is_away()
     }
 
+    fn keeps_space(&self) -> bool {
+        self.below.keeps_space()
+    }
+
     fn prepare(&self, queues: usize) -> io::Result<()> {
         self.below.prepare(queues)
     }

@@ -264,6 +264,8 @@ pub struct ShardConfig {
     pub content: ContentLocality,
     /// Whether the device's writes are durable only after a flush.
     pub cache_volatile: bool,
+    /// Whether the cache device is told what is free. The area of a new pool counts as discarded.
+    pub discard: bool,
     /// The pool from which buffers are allocated.
     pub buffers: BufPool,
     /// Whether the pool has just been created, so that there is nothing to recover.

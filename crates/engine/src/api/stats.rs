@@ -391,6 +391,10 @@ statistics! {
         Counter Blocks stored_blocks;
         /// Bytes of the store in use, including what is not needed any more.
         Level Bytes store_used_bytes;
+        /// Bytes of the store that the cache device was told are free.
+        ///
+        /// Only while serving: the discard of a new cache is not included.
+        Counter Bytes discarded_bytes;
     }
     "log" {
         /// Bytes of the segments in use, including garbage.

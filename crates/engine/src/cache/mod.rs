@@ -29,6 +29,7 @@ use crate::volume::Volume;
 pub(crate) mod admission;
 mod append;
 mod associate;
+mod discard;
 mod evict;
 mod limit;
 mod probe;

@@ -1,6 +1,6 @@
 //! Requests to devices: sending them, accounting for their end, and noticing overdue ones.
 
-use forebay_block::{Completion, Io, IoTag};
+use forebay_block::{Completion, Io, IoOp, IoTag};
 
 use crate::api::event::Event;
 use crate::api::primary::is_away;
@@ -64,7 +64,10 @@ impl Cache {
     /// Counts the end of a device request, and reports failures and changes.
     pub(crate) fn note_ended(&mut self, target: Target, sent: &InFlight, done: &Completion) {
         let Target::Primary(volume) = target else {
-            if let Err(error) = &done.result {
+            // A refused discard loses nothing; it only ends discards.
+            if let Err(error) = &done.result
+                && sent.op != IoOp::Discard
+            {
                 self.stats.cache_errors += 1;
                 let (op, range, kind) = (sent.op, sent.range, error.kind());
                 self.tell(Event::DeviceFailed { target, op, range, kind });

@@ -119,6 +119,7 @@ impl Cache {
         self.log_departures(fx);
         self.free_slots();
         self.evict(fx);
+        self.discard_extent(fx);
         // Freed pages wait for a record; there may be no other reason for one.
         let waits = self.store.is_short() && self.contents.pages().freed() > 0;
         if waits && self.log.builder_ref().is_empty() {

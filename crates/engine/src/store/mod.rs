@@ -43,6 +43,10 @@ const SLOTS_FREE_MAX: usize = 1024;
 const STALE_MAX: usize = 2048;
 /// Longest time that a unit waits for others to share its flush.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// Unused extents that units may still need soon: the device is not told of them.
+const EXTENTS_READY: usize = 2;
+/// Shortest time between two discards of a shard, so that they do not hold up requests.
+const DISCARD_PAUSE: Duration = Duration::from_millis(10);
 /// Units being written, or waiting for their flush or for room in the log.
 const UNITS_MAX: usize = 256;
 
@@ -80,8 +84,15 @@ pub struct Store {
     classes: Vec<u8>,
     /// Pages in use or freed, by extent.
     busy: Vec<u16>,
-    /// Extents without a class.
-    unused: Vec<u32>,
+    /// Extents without a class whose old content the device may still keep. The last one is used
+    /// first.
+    unused: VecDeque<u32>,
+    /// Extents without a class that were discarded, or never used. They are used last.
+    blank: Vec<u32>,
+    /// The extent that is being discarded: nothing may be written to it.
+    discarding: Option<u32>,
+    /// The earliest time for the next discard.
+    discard_at: Instant,
     /// After a start: the free slots of this many extents, the first ones, have not been found.
     unfound: u32,
     /// First pages of slots that were free when they were added, by class. A slot may be listed
@@ -125,7 +136,10 @@ impl Store {
             per: u32::try_from(per).expect("an extent has at most 1024 pages"),
             classes: vec![0; extents as usize],
             busy: vec![0; extents as usize],
-            unused: (0..extents).rev().collect(),
+            unused: VecDeque::new(),
+            blank: (0..extents).rev().collect(),
+            discarding: None,
+            discard_at: Instant::default(),
             unfound: 0,
             free: Default::default(),
             holes: Vec::new(),
@@ -158,7 +172,7 @@ impl Store {
 
     /// Prepares to find the free slots after a start.
     pub fn begin_rebuild(&mut self) {
-        self.unused.clear();
+        self.blank.clear();
         self.unfound = self.extents();
     }
 
@@ -172,7 +186,7 @@ impl Store {
             let used = all.filter(|&page| !pages.are_free(page..page + 1)).count();
             self.busy[extent as usize] = used as u16;
             if used == 0 {
-                self.unused.push(extent);
+                self.unused.push_back(extent);
             } else {
                 self.assign(extent, usize::from(class.max(1)), pages);
             }
@@ -221,7 +235,7 @@ impl Store {
         {
             return Some(page);
         }
-        if let Some(extent) = self.unused.pop() {
+        if let Some(extent) = self.unused.pop_back().or_else(|| self.blank.pop()) {
             self.assign(extent, class, pages);
             return self.pop_free(class, pages);
         }
@@ -232,10 +246,15 @@ impl Store {
     /// be, otherwise the next longer one.
     fn serving(&self, class: usize) -> Option<usize> {
         let is_there = |&longer: &usize| self.extents[longer - 1] > 0;
-        match self.unused.is_empty() {
-            true => (class..=SLOT_PAGES_MAX).find(is_there),
-            false => Some(class),
+        match self.unused() {
+            0 => (class..=SLOT_PAGES_MAX).find(is_there),
+            _ => Some(class),
         }
+    }
+
+    /// The number of extents without a class that may be used.
+    fn unused(&self) -> usize {
+        self.unused.len() + self.blank.len()
     }
 
     /// Whether a unit of `class` pages can never have a slot as things are: all extents have
@@ -281,7 +300,7 @@ impl Store {
         if *busy == 0 {
             let class = std::mem::take(&mut self.classes[extent as usize]);
             self.extents[usize::from(class) - 1] -= 1;
-            self.unused.push(extent);
+            self.unused.push_back(extent);
         } else if let Some(slot) = self.slot_of(page) {
             match pages.are_free(slot.clone()) {
                 true => self.free[(slot.end - slot.start) as usize - 1].push(slot.start),
@@ -315,7 +334,7 @@ impl Store {
     pub fn free_pages(&self) -> u64 {
         let slots = self.free.iter().enumerate().map(|(i, list)| list.len() * (i + 1));
         let listed = self.holes.len() + slots.sum::<usize>();
-        listed as u64 + self.unused.len() as u64 * u64::from(self.per)
+        listed as u64 + self.unused() as u64 * u64::from(self.per)
     }
 
     /// Pages in use, or not free yet.
@@ -325,7 +344,7 @@ impl Store {
 
     /// Free slots of a class.
     pub fn free_slots(&self, class: usize) -> usize {
-        self.free[class - 1].len() + self.unused.len() * self.per as usize / class
+        self.free[class - 1].len() + self.unused() * self.per as usize / class
     }
 
     /// Whether nothing can be evicted for what was sought last.
@@ -397,6 +416,30 @@ impl Store {
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random
+    }
+}
+
+/// Discards of extents of which every page is free.
+impl Store {
+    /// The time from which an extent may be discarded. `None` if none may, or if one is being
+    /// discarded.
+    pub fn next_discard(&self) -> Option<Instant> {
+        let may = self.discarding.is_none() && self.unused.len() > EXTENTS_READY;
+        may.then_some(self.discard_at)
+    }
+
+    /// Takes the extent that would be used last, if one may be discarded now.
+    pub fn begin_discard(&mut self, now: Instant) -> Option<u32> {
+        self.next_discard().filter(|&at| at <= now)?;
+        self.discarding = self.unused.pop_front();
+        self.discarding
+    }
+
+    /// Notes that the discard has ended: the extent may be used again.
+    pub fn end_discard(&mut self, now: Instant) {
+        let extent = self.discarding.take().expect("one discard is in flight");
+        self.discard_at = now + DISCARD_PAUSE;
+        self.blank.push(extent);
     }
 }
 

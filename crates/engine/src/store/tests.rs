@@ -163,3 +163,44 @@ fn a_unit_takes_a_page_for_each_raw_block_and_packs_the_others() {
     assert_eq!(unit_pages([2000, 2000, 97].into_iter()), 2);
     assert_eq!(unit_pages([PAGE, 1, 1].into_iter()), 2);
 }
+
+#[test]
+fn the_extents_used_last_are_discarded_one_by_one_with_pauses_and_then_used() {
+    let (mut store, mut pages) = store(4);
+    let per = PER as u32;
+    assert_eq!(store.next_discard(), None, "nothing was written yet");
+    let units: Vec<_> = (0..4).map(|_| take_extent(&mut store, &mut pages)).collect();
+    assert!(store.take_slot(1, &pages).is_none());
+    units.into_iter().flatten().for_each(|unit| free(&mut store, &mut pages, unit));
+    let now = Instant::default();
+    assert_eq!(store.begin_discard(now), Some(0), "the last one to be used");
+    assert_eq!((store.begin_discard(now), store.next_discard()), (None, None), "one at a time");
+    for extent in [3, 2, 1] {
+        let units = take_extent(&mut store, &mut pages);
+        assert_eq!(units[0].start / per, extent);
+    }
+    assert!(store.take_slot(1, &pages).is_none(), "not before its discard has ended");
+    store.end_discard(now);
+    assert_eq!(take_extent(&mut store, &mut pages)[0].start / per, 0);
+}
+
+#[test]
+fn two_extents_stay_ready_and_discards_pause() {
+    let (mut store, mut pages) = store(4);
+    let units: Vec<_> = (0..4).map(|_| take_extent(&mut store, &mut pages)).collect();
+    units.into_iter().flatten().for_each(|unit| free(&mut store, &mut pages, unit));
+    let mut now = Instant::default();
+    for extent in [0, 1] {
+        assert_eq!(store.begin_discard(now), Some(extent));
+        store.end_discard(now);
+        assert_eq!(store.begin_discard(now), None, "a pause");
+        now = now + DISCARD_PAUSE;
+    }
+    assert_eq!(store.begin_discard(now), None);
+}
+
+/// Fills an extent with units of four pages.
+fn take_extent(store: &mut Store, pages: &mut Pages) -> Vec<Range<u32>> {
+    let units = (0..PER / 4).map(|_| take(store, pages, 4).expect("a free extent"));
+    units.collect()
+}

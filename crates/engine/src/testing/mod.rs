@@ -58,6 +58,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         compress_ram: false,
         content: ContentLocality::Independent,
         cache_volatile: true,
+        discard: false,
         buffers: BufPool::default(),
         fresh: true,
         trust: Trust::Full,
@@ -94,7 +95,9 @@ impl Devices {
             IoOp::Read => io.buf.copy_from_slice(&medium[range]),
             IoOp::Write => medium[range].copy_from_slice(&io.buf),
             IoOp::WriteZeroes => medium[range].fill(0),
-            IoOp::Flush | IoOp::Discard => {}
+            // A device may return anything for discarded blocks.
+            IoOp::Discard => medium[range].fill(0xdb),
+            IoOp::Flush => {}
         }
         io.complete(Ok(()))
     }

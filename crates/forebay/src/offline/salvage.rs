@@ -335,6 +335,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         compress_ram: false,
         content: ContentLocality::Independent,
         cache_volatile: true,
+        discard: false,
         buffers: BufPool::default(),
         fresh: false,
         trust: Trust::DirtyOnly,

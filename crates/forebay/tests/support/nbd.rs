@@ -16,6 +16,7 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
 const FUA: u16 = 1;
 
 /// A connection to an export.
@@ -87,6 +88,12 @@ impl<S: Read + Write> Nbd<S> {
     /// Writes `bytes` at `offset`; with `fua`, durable when this returns.
     pub fn write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         self.send(WRITE, u16::from(fua) * FUA, offset, bytes.len(), bytes)?;
+        self.take_reply()
+    }
+
+    /// Discards `len` bytes at `offset`.
+    pub fn trim(&mut self, offset: u64, len: u32) -> io::Result<()> {
+        self.send(TRIM, 0, offset, len as usize, &[])?;
         self.take_reply()
     }
 

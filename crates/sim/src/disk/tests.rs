@@ -12,6 +12,7 @@ fn disk(volatile: bool) -> SimDisk {
         latency: (1, 10),
         flush: (1, 10),
         slow_percent: 0,
+        discards: Discards::Zeros,
     };
     SimDisk::new(profile, Pages::new(1 << 20), Rng::new(1))
 }
@@ -126,6 +127,33 @@ fn each_fault_does_what_it_says() {
     assert_eq!(struck(Fault::Lost), (true, [0, 0], [0, 0]));
     assert_eq!(struck(Fault::Misdirected(4096)), (true, [0, 0], [9, 9]));
     assert_eq!(struck(Fault::Slow(1)), (true, [9, 9], [0, 0]));
+}
+
+#[test]
+fn each_part_of_a_discarded_range_stays_or_becomes_zeros_or_garbage() {
+    let mut d = disk(true);
+    d.profile.discards = Discards::Garbage;
+    for i in 0..16u64 {
+        write(&mut d, i * 4096, 1, true);
+    }
+    let range = ByteRange::new(0, 16 * 4096);
+    let mut seen = [0; 3];
+    for _ in 0..16 {
+        let (slot, _) = d.submit(Io::bare(IoTag(0), IoOp::Discard, range));
+        d.finish(slot).result.expect("no fault");
+        let kind = |i: u64| match read(&mut d, i * 16384) {
+            [1, 1] => 0,
+            [0, 0] => 1,
+            _ => 2,
+        };
+        (0..4).map(kind).for_each(|kind: usize| seen[kind] += 1);
+        for i in 0..16 {
+            write(&mut d, i * 4096, 1, true);
+        }
+    }
+    assert!(seen.iter().all(|&count| count > 5), "{seen:?}");
+    d.profile.discards = Discards::Never;
+    assert!(d.would_take(&Io::bare(IoTag(0), IoOp::Discard, range)).is_err());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::ops::Range;
 use forebay_block::{ByteRange, Completion, ErrorKind, Io, IoBuf, IoOp, IoTag, SECTOR_SIZE};
 use forebay_nbd_wire::{Command, NbdError, Request, SimpleReply};
 
-use crate::disk::{DiskProfile, Fate, Fault, Rule, SimDisk, Slot};
+use crate::disk::{Discards, DiskProfile, Fate, Fault, Rule, SimDisk, Slot};
 use crate::pages::Pages;
 use crate::rng::Rng;
 
@@ -100,6 +100,7 @@ impl Net {
             latency: (MS / 20, 5 * MS),
             flush: (MS / 10, 10 * MS),
             slow_percent: 2,
+            discards: Discards::Zeros,
         };
         let disk = SimDisk::new(profile, Pages::new(size), rng.fork());
         let (events, links) = (BinaryHeap::new(), Vec::new());

@@ -161,6 +161,15 @@ pub struct Opened {
 }
 
 impl Opened {
+    /// The range to discard after [`Opened::writes`], if the device takes discards: all of a new pool
+    /// but its superblocks. Not earlier: if the new superblocks are not written, the old ones count
+    /// at the next start.
+    #[must_use]
+    pub fn discard(&self) -> Option<ByteRange> {
+        let len = self.superblock.device_size.checked_sub(AREA_OFFSET)?;
+        self.fresh.then_some(ByteRange::new(AREA_OFFSET, len))
+    }
+
     /// The writes to carry out before anything else, as offset and bytes. Each must be followed by
     /// a flush.
     ///

@@ -139,6 +139,8 @@ fn an_interrupted_first_start_is_begun_again() {
     let writes = opened.writes();
     let places: Vec<u64> = writes.iter().map(|(at, _)| *at).collect();
     assert_eq!(places, [ANNOUNCEMENT_OFFSET, 0, SUPERBLOCK_OFFSETS[1], ANNOUNCEMENT_OFFSET]);
+    let all = ByteRange::new(AREA_OFFSET, opened.superblock.device_size - AREA_OFFSET);
+    assert_eq!(opened.discard(), Some(all));
     // Each write is interrupted in turn; garbage may be in its place.
     for cut in 0..writes.len() {
         let mut device = vec![0; AREA_OFFSET as usize];
@@ -166,7 +168,7 @@ fn what_a_start_leaves_over_goes_with_the_next() {
     let volumes = [spec("a", 1 << 20)];
     let copy = encoded(&stopped(&volumes));
     let clean = open(&request([&copy, BLANK], &volumes, &[])).expect("the pool is there");
-    assert_eq!(clean.writes().len(), 1);
+    assert_eq!((clean.writes().len(), clean.discard()), (1, None));
     let left = OpenRequest { announcement: &copy, ..request([&copy, BLANK], &volumes, &[]) };
     let opened = open(&left).expect("the pool is there");
     let writes = opened.writes();

@@ -16,10 +16,15 @@ const LOG: u64 = 8;
 const EXTENTS: u64 = 2;
 
 fn rooms() -> Rooms {
-    let (cache, primary) = ((LOG + EXTENTS) * u64::from(SEGMENT), 4000 * BLOCK);
+    rooms_with(EXTENTS, false)
+}
+
+fn rooms_with(extents: u64, discard: bool) -> Rooms {
+    let (cache, primary) = ((LOG + extents) * u64::from(SEGMENT), 4000 * BLOCK);
     let log_segments = Some(LOG as u32);
     let config = ShardConfig {
         log_segments,
+        discard,
         eviction: Eviction::Fifo,
         index_blocks: 1000,
         ..config(cache, primary)
@@ -260,4 +265,61 @@ fn a_read_keeps_its_pages() {
     rooms.flush_device();
     rooms.pump();
     assert_eq!(rooms.store.used_pages(), 0);
+}
+
+/// Rooms of which three extents were used and are free, durably, but for the last pump.
+fn with_free_extents(discard: bool) -> Rooms {
+    let mut rooms = rooms_with(4, discard);
+    let blocks: Vec<u64> = (100..148).collect();
+    for unit in blocks.chunks(4) {
+        rooms.clean(unit.iter().copied());
+        rooms.stored(unit);
+    }
+    assert_eq!(rooms.store.used_pages(), 48);
+    for block in blocks {
+        let crate::cache::Cache { contents, ram, .. } = &mut rooms.cache;
+        contents.drop(key(block), ram);
+    }
+    rooms.pump();
+    assert_eq!(rooms.said().len(), 48);
+    rooms.pump();
+    assert!(rooms.sent().is_empty(), "a crash may bring the blocks back");
+    rooms.flush_device();
+    rooms
+}
+
+#[test]
+fn an_extent_is_discarded_when_the_record_that_frees_it_is_durable() {
+    let mut rooms = with_free_extents(true);
+    rooms.pump();
+    let (target, io) = rooms.only();
+    let range = ByteRange::new(LOG * u64::from(SEGMENT), u64::from(SEGMENT));
+    assert_eq!((target, io.op, io.range), (Target::Cache, IoOp::Discard, range));
+    rooms.cache.now = rooms.cache.now + std::time::Duration::from_secs(1);
+    rooms.pump();
+    assert!(rooms.sent().is_empty(), "one at a time, and two extents stay ready");
+    let (sent, done) = rooms.end((target, io), Ok(()));
+    assert!(matches!(sent.ticket, Ticket::Discard));
+    rooms.extent_discarded(done.result.is_ok());
+    assert_eq!(rooms.stats.discarded_bytes, u64::from(SEGMENT));
+}
+
+#[test]
+fn a_device_that_fails_a_discard_gets_no_more_and_does_not_count_as_failed() {
+    let mut rooms = with_free_extents(true);
+    rooms.pump();
+    let io = rooms.only();
+    let (sent, done) = rooms.end(io, Err(forebay_block::ErrorKind::Media.into()));
+    rooms.note_ended(Target::Cache, &sent, &done);
+    rooms.extent_discarded(done.result.is_ok());
+    assert_eq!((rooms.stats.cache_errors, rooms.stats.discarded_bytes), (0, 0));
+    assert_eq!((rooms.next_discard(), rooms.store.used_pages()), (None, 0));
+}
+
+#[test]
+fn a_device_that_takes_no_discards_gets_none() {
+    let mut rooms = with_free_extents(false);
+    rooms.pump();
+    assert!(rooms.sent().is_empty());
+    assert_eq!(rooms.next_discard(), None);
 }

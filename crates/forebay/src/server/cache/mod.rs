@@ -128,7 +128,10 @@ pub fn open(
     settings.apply(config, &opened.ids)?;
     let table = primaries::sample(&opened, &primaries, witness.state());
     let kept = (&table, &settings);
-    put_on_record((config, allowed.reset), &opened, kept, &witness, queue, &mut made)?;
+    // The space of a file stays allocated, so that writes do not run out of it.
+    let discards = config.cache.discard && device.info().discard && !device.keeps_space();
+    let start = (&*config, allowed.reset, discards);
+    let discard = put_on_record(start, &opened, kept, &witness, queue, &mut made)?;
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
@@ -141,7 +144,7 @@ pub fn open(
         config,
         &opened,
         &registry,
-        device.info().volatile_cache,
+        (device.info().volatile_cache, discard),
         clock,
     );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
@@ -170,15 +173,16 @@ pub fn open(
     Ok((cache, plan, settings))
 }
 
-/// Makes a start durable, in an order in which a crash between any two steps does no harm.
+/// Makes a start durable, in an order in which a crash between any two steps does no harm. Returns
+/// whether the device takes discards.
 fn put_on_record(
-    (config, reset): (&Config, bool),
+    (config, reset, discards): (&Config, bool, bool),
     opened: &Opened,
     (table, settings): (&Table, &KeptSettings),
     witness: &Witness,
     mut queue: Blocking,
     made: &mut Made,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let keep = || table.store(witness.state()).context(NO_STATE);
     // Recorded samples stay correct until the server changes the primary, so they are renewed
     // first. Samples of an accepted primary must not be recorded before the cache knows of it.
@@ -190,7 +194,7 @@ fn put_on_record(
         // A new cache may take over the settings of the one it replaces.
         settings.store().context(NO_STATE)?;
     }
-    superblocks::write_all(&mut queue, opened)?;
+    let discards = superblocks::write_all(&mut queue, opened, discards)?;
     let uuid = opened.superblock.uuid;
     if reset {
         let note = "--reset-cache made this cache";
@@ -203,7 +207,10 @@ fn put_on_record(
     for record in &opened.witnesses {
         witness.store(record).context(NO_STATE)?;
     }
-    if renewed { Ok(()) } else { keep() }
+    if !renewed {
+        keep()?;
+    }
+    Ok(discards)
 }
 
 /// The parameters for primaries that return.
@@ -484,7 +491,7 @@ fn shards_of(
     config: &Config,
     opened: &Opened,
     registry: &Registry,
-    cache_volatile: bool,
+    (cache_volatile, discard): (bool, bool),
     clock: Clock,
 ) -> Vec<MakeShard> {
     let volumes = config.volumes.iter().zip(registry.volumes());
@@ -521,6 +528,7 @@ fn shards_of(
             compress_ram: config.cache.compress,
             content: config.cache.content,
             cache_volatile,
+            discard,
             buffers: BufPool::default(),
             fresh: opened.fresh,
             trust: opened.trust,

@@ -1,7 +1,7 @@
 //! The superblocks of a cache device, read once by a start, and written.
 
 use anyhow::{Context, bail};
-use forebay_block::{ByteRange, IoBuf, IoResult};
+use forebay_block::{ByteRange, ErrorKind, IoBuf, IoResult};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Blocking;
 use forebay_volume::pool::Opened;
@@ -39,16 +39,36 @@ impl Superblocks {
     }
 }
 
-/// Writes the superblocks of a start, each write durable before the next.
+/// Writes the superblocks of a start, each write durable before the next. If the device `discards`,
+/// a new cache is discarded then. Returns whether the device discards: one that fails to is not
+/// asked again.
 ///
 /// # Errors
-/// If the device cannot be written.
-pub fn write_all(queue: &mut Blocking, opened: &Opened) -> anyhow::Result<()> {
+/// If the device cannot be written, or does not answer.
+pub fn write_all(queue: &mut Blocking, opened: &Opened, discards: bool) -> anyhow::Result<bool> {
     let failed = "the cache device cannot be written; nothing was changed on the primaries";
     for (at, bytes) in opened.writes() {
         queue.write(at, bytes).and_then(|()| queue.flush()).context(failed)?;
     }
-    Ok(())
+    match opened.discard().filter(|_| discards) {
+        Some(range) => discard(queue, range),
+        None => Ok(discards),
+    }
+}
+
+/// Discards a range; returns whether the device did.
+fn discard(queue: &mut Blocking, range: ByteRange) -> anyhow::Result<bool> {
+    match queue.discard(range) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Timeout => {
+            // It may still be in progress, and would destroy what is written now.
+            Err(error).context("the cache device does not end a discard; use --no-discard")
+        }
+        Err(error) => {
+            tracing::info!("the cache device takes no discards: {error}");
+            Ok(false)
+        }
+    }
 }
 
 /// Writes one copy, durable when this returns.
