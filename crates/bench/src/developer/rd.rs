@@ -117,7 +117,8 @@ impl Measured {
         };
         let count = |name: &str| self.after.counter(name) - self.before.counter(name);
         json!({
-            "run": self.run.name, "content": self.content, "baseline": one(&self.baseline), "cached": one(&self.cached),
+            "run": self.run.name, "content": self.content,
+            "baseline": one(&self.baseline), "cached": one(&self.cached),
             "ceiling": one(&self.ceiling), "gain": self.gain(), "ceiling_gain": self.ceiling(),
             "published": { "hypercache": self.run.hypercache, "flashsoft": self.run.flashsoft },
             "target": self.target(), "held_back_from_second": self.limit_at,
