@@ -201,7 +201,8 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} failed), \
          {} faults, {} refused starts, {} stripes left, {} MiB checked, \
-         {} deltas ({} written whole again), {} duplicates, {} stored, {} dense, {} similar, {} read around misses, \
+         {} deltas ({} written whole again), {} duplicates, \
+         {} stored, {} dense, {} similar, {} read around misses, \
          {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
          {} failing seeds",
         totals.seeds,

@@ -1,6 +1,7 @@
 //! The price of shards: bytes written to the cache device for each stored byte, and CPU time of
-//! each write, by number of shards. Random writes over one connection: at depth 32 the writes of a turn
-//! share a record, but only with those of the same shard; at depth 1 each has a record of its own.
+//! each write, by number of shards. Random writes over one connection: at depth 32 the writes of a
+//! turn share a record, but only with those of the same shard; at depth 1 each has a record of its
+//! own.
 
 use std::time::Duration;
 

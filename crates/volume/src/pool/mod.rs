@@ -162,8 +162,8 @@ pub struct Opened {
 
 impl Opened {
     /// The range to discard after [`Opened::writes`], if the device takes discards: all of a new
-    /// pool but its superblocks. Not earlier: if the new superblocks are not written, the old ones count
-    /// at the next start.
+    /// pool but its superblocks. Not earlier: if the new superblocks are not written, the old ones
+    /// count at the next start.
     #[must_use]
     pub fn discard(&self) -> Option<ByteRange> {
         let len = self.superblock.device_size.checked_sub(AREA_OFFSET)?;
