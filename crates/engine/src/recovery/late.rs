@@ -8,7 +8,7 @@
 //! - Nothing is removed from the log or the store until the end, and nothing is moved: which pages
 //!   of the store are free is not known before.
 //! - The absence of a block from the index does not mean that the log has no entry of it. So a
-//!   write that goes past the log logs an invalidation first ([`crate::request::past`]).
+//!   write that goes past the log logs an invalidation first (`request/past.rs`).
 //!
 //! Nothing is written. A crash or a stop leaves the same log as without late loading.
 

@@ -12,6 +12,8 @@ use crate::log::SegmentState;
 use crate::testing::rooms::{BLOCK, Rooms, content, key};
 use crate::testing::{SEGMENT, VOLUME};
 
+mod late;
+
 /// A start after a crash.
 struct Bed {
     rooms: Rooms,

@@ -1,0 +1,192 @@
+//! Clients of a shard that has not loaded all of its log.
+
+use std::time::Duration;
+
+use forebay_block::testing::noise;
+use forebay_block::{BLOCK_SIZE, ByteRange, IoBuf, IoOp};
+
+use crate::api::{Mode, ShardConfig, State, Target};
+use crate::shard::Shard;
+use crate::testing::{Devices, Harness, SEGMENT, config};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const BLOCKS: u64 = 120;
+const TICK: Duration = Duration::from_millis(1);
+
+fn range(block: u64) -> ByteRange {
+    ByteRange::new(block * BLOCK, BLOCK)
+}
+
+fn content(block: u64, version: u64) -> Vec<u8> {
+    noise(1000 * version + block, BLOCK_SIZE)
+}
+
+fn settings() -> ShardConfig {
+    let cache = 24 * u64::from(SEGMENT);
+    ShardConfig { ram_bytes: 0, ..config(cache, 4 * BLOCKS * BLOCK) }
+}
+
+/// Devices on which a stopped shard has left clean blocks in several segments: each was written
+/// twice.
+fn stopped() -> Devices {
+    let settings = settings();
+    let devices = Devices::new(settings.area.len, settings.volumes[0].size);
+    let mut harness = Harness::start(settings, devices);
+    for version in [1, 2] {
+        for block in 0..BLOCKS {
+            assert!(harness.ask(IoOp::Write, range(block), &content(block, version)).is_some());
+        }
+        harness.drain();
+    }
+    harness.stop();
+    assert_eq!(harness.engine.state(), &State::Stopped);
+    harness.devices
+}
+
+/// A start on these devices, up to the moment at which the shard serves.
+fn served(devices: Devices, epoch: u32, mode: Mode) -> Harness {
+    let mut settings = ShardConfig { fresh: false, epoch, ..settings() };
+    settings.volumes[0].mode = mode;
+    settings.volumes[0].discard = true;
+    let mut harness = Harness::start(settings, devices);
+    while harness.engine.state() == &State::Recovering {
+        let ios = std::mem::take(&mut harness.fx.ios);
+        ios.into_iter().for_each(|(target, io)| harness.finish(target, io));
+    }
+    assert!(harness.stats().unloaded_segments > 3, "{:?}", harness.stats());
+    harness
+}
+
+/// Loads everything.
+fn load(harness: &mut Harness) {
+    while harness.engine.cache.contents.is_loading() {
+        for (target, io) in harness.poll() {
+            harness.finish(target, io);
+        }
+        harness.wait(TICK);
+        harness.engine.check().expect("the contents agree");
+    }
+    assert_eq!(harness.stats().unloaded_segments, 0);
+}
+
+/// Applies the entries of about half of the segments.
+fn load_half(harness: &mut Harness) {
+    let all = harness.stats().unloaded_segments;
+    while harness.stats().unloaded_segments > all / 2 {
+        for (target, io) in harness.poll() {
+            harness.finish(target, io);
+        }
+        harness.wait(TICK);
+    }
+    assert!(harness.engine.cache.contents.is_loading());
+}
+
+fn read(harness: &mut Harness, block: u64) -> IoBuf {
+    harness.ask(IoOp::Read, range(block), &[]).expect("it can be read")
+}
+
+/// Submits a request and carries out the I/O of the turns until it is answered; returns the targets
+/// of the writes, in order. In between, nothing else is loaded than these turns allow.
+fn writes_of(harness: &mut Harness, op: IoOp, block: u64, bytes: &[u8]) -> Vec<Target> {
+    harness.submit(op, range(block), bytes);
+    let mut targets = Vec::new();
+    while harness.replies.is_empty() {
+        for (target, io) in harness.poll() {
+            if !matches!(io.op, IoOp::Read | IoOp::Flush) {
+                targets.push(target);
+            }
+            harness.finish(target, io);
+        }
+    }
+    assert!(harness.replies.pop().is_some_and(|reply| reply.result.is_ok()));
+    targets
+}
+
+#[test]
+fn an_old_version_is_never_read_and_at_the_end_all_blocks_are_cached() {
+    let mut harness = served(stopped(), 2, Mode::WriteBack);
+    let before = harness.stats().ssd_hit_blocks;
+    load_half(&mut harness);
+    for block in 0..BLOCKS / 2 {
+        harness.submit(IoOp::Read, range(block), &[]);
+        let ios = harness.poll();
+        ios.into_iter().for_each(|(target, io)| harness.finish(target, io));
+        let reply = harness.replies.pop().expect("the primary has answered");
+        assert_eq!(reply.buf[..], content(block, 2)[..], "block {block}");
+    }
+    load(&mut harness);
+    assert_eq!((harness.stats().cached_blocks, harness.stats().ssd_hit_blocks), (BLOCKS, before));
+    harness.away = true;
+    for block in 0..BLOCKS {
+        assert_eq!(read(&mut harness, block)[..], content(block, 2)[..], "block {block}");
+    }
+}
+
+#[test]
+fn a_block_written_meanwhile_is_not_overwritten() {
+    let mut harness = served(stopped(), 2, Mode::WriteBack);
+    load_half(&mut harness);
+    let late = [0, 1, BLOCKS / 2, BLOCKS - 1];
+    for block in late {
+        writes_of(&mut harness, IoOp::Write, block, &content(block, 3));
+    }
+    load(&mut harness);
+    for block in late {
+        assert_eq!(read(&mut harness, block)[..], content(block, 3)[..], "block {block}");
+    }
+    assert_eq!(harness.engine.dirty_blocks(), late.len() as u64);
+    // A crash.
+    let mut harness = served(harness.devices, 3, Mode::WriteBack);
+    for block in late {
+        assert_eq!(read(&mut harness, block)[..], content(block, 3)[..], "block {block}");
+    }
+}
+
+#[test]
+fn a_write_past_the_log_is_preceded_by_an_invalidation() {
+    let mut harness = served(stopped(), 2, Mode::WriteAround);
+    let primary = Target::Primary(crate::testing::VOLUME);
+    let targets = writes_of(&mut harness, IoOp::Write, 7, &content(7, 3));
+    assert_eq!(targets, [Target::Cache, primary]);
+    let targets = writes_of(&mut harness, IoOp::Discard, 8, &[]);
+    assert_eq!(targets, [Target::Cache, primary]);
+    assert!(harness.engine.cache.contents.is_loading());
+    let mut devices = harness.devices.clone();
+    load(&mut harness);
+    assert_eq!(harness.stats().cached_blocks, BLOCKS - 2);
+    assert_eq!(read(&mut harness, 7)[..], content(7, 3)[..]);
+    // A crash before anything else was loaded. The discarded block may have any content.
+    let at = 8 * BLOCK as usize;
+    devices.primary[at..at + BLOCK_SIZE].fill(9);
+    let mut harness = served(devices, 3, Mode::WriteBack);
+    load(&mut harness);
+    assert_eq!(read(&mut harness, 7)[..], content(7, 3)[..]);
+    assert_eq!(read(&mut harness, 8)[..], [9; BLOCK_SIZE]);
+}
+
+#[test]
+fn a_stop_in_the_middle_loses_nothing() {
+    let mut harness = served(stopped(), 2, Mode::WriteBack);
+    load_half(&mut harness);
+    writes_of(&mut harness, IoOp::Write, 5, &content(5, 3));
+    harness.stop();
+    assert_eq!(harness.engine.state(), &State::Stopped);
+    let mut harness = served(harness.devices, 3, Mode::WriteBack);
+    load(&mut harness);
+    assert_eq!(harness.stats().cached_blocks, BLOCKS);
+    assert_eq!(read(&mut harness, 5)[..], content(5, 3)[..]);
+    assert_eq!(read(&mut harness, 6)[..], content(6, 2)[..]);
+}
+
+#[test]
+fn a_read_that_the_primary_fails_waits_until_the_block_is_loaded() {
+    let mut harness = served(stopped(), 2, Mode::WriteBack);
+    harness.away = true;
+    harness.submit(IoOp::Read, range(9), &[]);
+    load(&mut harness);
+    harness.settle();
+    let reply = harness.replies.pop().expect("it is answered");
+    assert!(reply.result.is_ok());
+    assert_eq!(reply.buf[..], content(9, 2)[..]);
+    assert!(harness.ask(IoOp::Read, range(BLOCKS + 1), &[]).is_none(), "it is not cached");
+}
