@@ -337,8 +337,8 @@ impl Model {
             let sector = &mut self.sectors[n];
             let whole = part.len() == SECTOR_SIZE;
             if whole && sector.quiet(read.0) && sector.allowed(now).nth(1).is_some() {
-                // Of fleeting content a cache may have a copy although the disk shows older content:
-                // until the clean blocks are loaded, a read after a start sees the disk.
+                // A cache may have a copy of fleeting content although the disk shows older
+                // content: until it is loaded, a read after a start sees the disk.
                 let may_go = |e: &Entry| {
                     e.fleeting || e.discard && e.content.matches(self.volume, n as u64, 0, bytes)
                 };

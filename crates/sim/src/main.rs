@@ -200,8 +200,9 @@ fn line(totals: &Totals) -> String {
     let t = &totals.tally;
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} failed), \
-         {} faults, {} refused starts, {} stripes left, {} MiB checked, {} deltas ({} written whole again), \
-         {} duplicates, {} stored, {} dense, {} similar, {} read around misses, \
+         {} faults, {} refused starts, {} stripes left, {} MiB checked, \
+         {} deltas ({} written whole again), {} duplicates, \
+         {} stored, {} dense, {} similar, {} read around misses, \
          {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
          {} failing seeds",
         totals.seeds,
