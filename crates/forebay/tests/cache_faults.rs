@@ -125,6 +125,8 @@ fn a_salvage_leaves_out_what_was_written_past_a_failed_cache() {
     let mut slow = serve_on(&place, &cache);
     slow[1] += "?emulate=hdd";
     slow.push("--dirty-limit=90%".to_owned());
+    // A small log would press for destaging, and most blocks would be clean when the cache fails.
+    slow.push("--log-share=100%".to_owned());
     let server = place.start(&slow);
     let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
     for (offset, bytes) in (0..COUNT).map(block) {
