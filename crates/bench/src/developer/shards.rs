@@ -42,7 +42,7 @@ pub struct Args {
 struct Measured {
     shards: u16,
     size: u64,
-    /// Blocks in a record.
+    /// Payloads in a record.
     grouped: f64,
     /// Bytes of log and store for each stored byte.
     written: f64,
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     };
     let json = |one: &Measured| {
         json!({
-            "shards": one.shards, "write_bytes": one.size, "blocks_in_a_record": one.grouped,
+            "shards": one.shards, "write_bytes": one.size, "payloads_in_a_record": one.grouped,
             "written_per_stored_byte": one.written, "cpu_us": one.cpu, "rate": one.rate,
             "depth_1_ms": { "p50": one.alone[0], "p99": one.alone[1] },
         })
@@ -109,12 +109,14 @@ fn measure(args: &Args, shards: u16, block: u64) -> anyhow::Result<Measured> {
     let (after, cpu) = (server.status()?, server.cpu() - cpu);
     let count = |name| (after.counter(name) - before.counter(name)) as f64;
     let written = count("log_bytes") + count("store_bytes");
-    let stored = (count("log_blocks") + count("stored_blocks")) * 4096.0;
+    // A duplicate has no payload of its own.
+    let payloads = count("log_blocks") - count("duplicate_blocks");
+    let stored = (payloads + count("stored_blocks")) * 4096.0;
     server.kill();
     Ok(Measured {
         shards,
         size: block,
-        grouped: count("log_blocks") / count("log_records"),
+        grouped: payloads / count("log_records"),
         written: written / stored,
         cpu: cpu.as_secs_f64() * 1e6 / outcome.ops as f64,
         rate: outcome.rate(),
@@ -126,7 +128,7 @@ fn table(all: &[Measured], depth: usize) -> Table {
     let mut table = Table::new(&[
         &format!("writes at depth {depth}"),
         "shards",
-        "blocks a record",
+        "payloads a record",
         "bytes a stored byte",
         "CPU µs a write",
         "writes/s",

@@ -76,7 +76,7 @@ impl Bed {
         bed
     }
 
-    /// A step of late loading, while the device does as `answer` says.
+    /// A step of late loading. `answer` says how the device ends its reads.
     fn step(&mut self, mut answer: impl FnMut(&Io) -> IoResult<()>) {
         let Rooms { cache, fx, .. } = &mut self.rooms;
         self.start.pump_late(cache, true, fx);
