@@ -187,7 +187,7 @@ fn a_benchmark_leaves_a_whole_report_and_nothing_else() {
     let (work, out) = (Dir::new("work"), Dir::new("out"));
     let (dir, to) = (format!("--dir={}", work.text()), format!("--out={}", out.text()));
     let small = ["vdbench", "--mib=256", "--seconds=3", "--baseline-seconds=3", "--runs=RD1,RD4"];
-    let more = ["--hit-kib=1024", "--ram-mib=8", &dir, &to];
+    let more = ["--hit-kib=1024", "--ram-mib=8", "--content=compressible", &dir, &to];
     let (code, first, said) = run(&mut forebay(&[&small[..], &more].concat()));
     assert_eq!(code, Some(0), "{said}");
     assert!(first.contains("write-through") && first.contains("report: "), "{first}");
