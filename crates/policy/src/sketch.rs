@@ -2,13 +2,15 @@
 //! halved periodically (Cormode and Muthukrishnan, J. Algorithms 2005; aging as in TinyLFU,
 //! Einziger, Friedman and Manes, ACM TOS 2017).
 //!
-//! The four counters of a block lie in one 64-byte line, so a lookup costs one cache miss. A count
-//! is never too low, except by halving, and saturates at [`COUNT_MAX`].
+//! The counters of a block lie in one 64-byte line, so a lookup costs one cache miss. A count is
+//! never too low, except by halving, and saturates at [`COUNT_MAX`]. There are two for each block:
+//! up to fifteen blocks share eight counters within a period, and with four each the lowest is
+//! higher.
 
 /// Value at which a counter saturates.
 pub const COUNT_MAX: u8 = 15;
 /// Counters per block.
-const ROWS: u32 = 4;
+const ROWS: u32 = 2;
 /// Words of 64 bits in a line.
 const LINE_WORDS: usize = 8;
 /// Counters in a line.
@@ -119,14 +121,14 @@ impl Sketch {
         ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
     }
 
-    /// The block's line, and the positions of its counters in it: one in each quarter.
+    /// The block's line, and the positions of its counters in it: one in each half.
     fn spots(&self, key: u64) -> (usize, [u32; ROWS as usize]) {
         let hash = scramble(key);
         let line = self.line(hash);
-        let quarter = LINE_COUNTERS as u32 / ROWS;
+        let half = LINE_COUNTERS as u32 / ROWS;
         let low = scramble(hash);
-        let spot = |row: u32| row * quarter + (low >> (row * 8)) as u32 % quarter;
-        (line, [spot(0), spot(1), spot(2), spot(3)])
+        let spot = |row: u32| row * half + (low >> (row * 8)) as u32 % half;
+        (line, [spot(0), spot(1)])
     }
 }
 

@@ -1,7 +1,8 @@
 //! The store: units of blocks that moved there together, each in a slot of one to four pages.
 //!
-//! Any unit can be freed. A block that is rewritten or dropped leaves a hole in its unit; the slot
-//! is free when all of them are holes. That a slot needs consecutive pages is left out.
+//! Any unit can be freed. A block that is rewritten or dropped leaves a hole in its unit. Where
+//! each block has a page of its own, a hole is a free page; compressed blocks share pages, so their
+//! slot is free when all of them are holes. That a slot needs consecutive pages is left out.
 
 use hashbrown::HashMap;
 
@@ -34,12 +35,14 @@ pub struct Slots {
     /// The position of each block's unit.
     at: HashMap<u64, u32, KeyHash>,
     free_pages: u64,
+    /// Whether blocks are compressed, and share pages.
+    packed: bool,
 }
 
 impl Slots {
-    /// An empty store.
-    pub fn new(pages: u64) -> Self {
-        Self { units: Vec::new(), at: HashMap::default(), free_pages: pages }
+    /// An empty store, of compressed blocks or of others.
+    pub fn new(pages: u64, packed: bool) -> Self {
+        Self { units: Vec::new(), at: HashMap::default(), free_pages: pages, packed }
     }
 
     /// Number of blocks.
@@ -103,6 +106,10 @@ impl Slots {
             self.free(at as usize);
         } else {
             unit.blocks &= !bit;
+            if !self.packed {
+                unit.pages -= 1;
+                self.free_pages += 1;
+            }
             self.at.remove(&key);
         }
     }
@@ -113,8 +120,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_keep_their_slot_until_the_last_block_goes() {
-        let mut slots = Slots::new(6);
+    fn holes_keep_a_packed_slot_until_the_last_block_goes() {
+        let mut slots = Slots::new(6, true);
         slots.insert(Unit { group: 8, blocks: 0b1011, pages: 3 });
         slots.insert(Unit { group: 20, blocks: 0b0100, pages: 1 });
         assert_eq!((slots.len(), slots.units()), (4, 2));
@@ -128,6 +135,16 @@ mod tests {
         assert_eq!(slots.free(0), Unit { group: 20, blocks: 0b0100, pages: 1 });
         assert_eq!((slots.len(), slots.units()), (0, 0));
         slots.forget(22);
+        assert!(slots.has_room(6) && !slots.has_room(7));
+    }
+
+    #[test]
+    fn a_hole_among_raw_blocks_is_a_free_page() {
+        let mut slots = Slots::new(6, false);
+        slots.insert(Unit { group: 8, blocks: 0b1011, pages: 3 });
+        slots.forget(9);
+        assert!(slots.has_room(4) && !slots.has_room(5));
+        assert_eq!(slots.free(0), Unit { group: 8, blocks: 0b1001, pages: 2 });
         assert!(slots.has_room(6) && !slots.has_room(7));
     }
 }

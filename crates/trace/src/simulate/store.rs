@@ -1,11 +1,12 @@
 //! A journal for writes and a store of slots, simulated over a trace.
 //!
 //! A write of a client goes into the journal, in a share of the cache device. A read that misses
-//! goes into RAM, and is offered to the store when it leaves it. When the oldest segment of the
-//! journal is freed, the blocks whose newest version it holds are offered to the store too: every
-//! block counts as destaged by then. If the store is full, a random sample of its units and what
-//! asks to enter are compared, and the least valued goes. Each block in the store has an entry in
-//! the journal, which is logged again once in a lap. RAM holds nothing that the device holds.
+//! goes into RAM, and into the journal when it leaves RAM. When the oldest segment of the journal
+//! is freed, the blocks whose newest version it holds are offered to the store: every block counts
+//! as destaged by then. If the store is full, a random sample of its units is compared with what
+//! asks to enter it, or the journal from RAM, and the least valued goes. Each block in the store
+//! has an entry in the journal, which is logged again once in a lap. RAM holds nothing that the
+//! device holds.
 
 use forebay_block::{BLOCK_SIZE, BlockRange};
 use forebay_policy::{Adaptive, KeyHash, Recent, SequentialDetector, StoreCandidate};
@@ -119,7 +120,7 @@ impl StoreSimulator {
         Self {
             journal,
             fresh: HashMap::default(),
-            store: Slots::new(pages),
+            store: Slots::new(pages, config.compress > 1.0),
             stamps: HashMap::default(),
             ram: Recent::new(ram),
             policy: config.policy.policy(held + ram as u64),
@@ -135,7 +136,8 @@ impl StoreSimulator {
         self.stamps.contains_key(&key)
     }
 
-    /// Brings a missed block into RAM; those that leave RAM for it are offered to the store.
+    /// Brings a missed block into RAM; those that leave RAM for it go into the journal, if they
+    /// deserve it.
     fn enter_ram(&mut self, key: u64) {
         self.policy.on_enter();
         self.stamps.insert(key, self.policy.stamp());
@@ -151,20 +153,45 @@ impl StoreSimulator {
         leaving.clone().for_each(|key| self.ram.forget(key));
         self.ram.put(key);
         if !leaving.is_empty() {
-            let pages = self.offer(&leaving.collect::<Vec<_>>());
-            self.outcome.admitted_bytes += pages * PAGE;
+            self.admit(&leaving.collect::<Vec<_>>());
         }
+    }
+
+    /// Puts blocks of one group, which are nowhere else now, into the journal, unless the store
+    /// would have no room for them.
+    fn admit(&mut self, keys: &[u64]) {
+        let unit = self.unit(keys);
+        if !self.store.has_room(unit.pages) && self.victim(unit).is_none() {
+            self.leave(keys.iter().copied());
+            return;
+        }
+        for &key in keys {
+            let bytes = self.append(key);
+            self.outcome.admitted_bytes += bytes;
+        }
+    }
+
+    /// Appends a block to the journal; returns its bytes there.
+    fn append(&mut self, key: u64) -> u64 {
+        let bytes = (PAGE as f64 / self.compress) as u64;
+        let place = self.journal.append(key, bytes);
+        self.fresh.insert(key, place);
+        bytes
+    }
+
+    /// Blocks of one group as a unit.
+    fn unit(&self, keys: &[u64]) -> Unit {
+        let group = keys[0] / GROUP * GROUP;
+        let blocks = keys.iter().fold(0, |bits, key| bits | 1 << (key - group));
+        let bytes = keys.len() as f64 * PAGE as f64 / self.compress;
+        Unit { group, blocks, pages: (bytes / PAGE as f64).ceil().max(1.0) as u8 }
     }
 
     /// Offers blocks of one group, which are nowhere else now, to the store. Returns the pages
     /// written: none if they did not enter.
     fn offer(&mut self, keys: &[u64]) -> u64 {
-        let group = keys[0] / GROUP * GROUP;
-        let bits = keys.iter().fold(0, |bits, key| bits | 1 << (key - group));
-        let bytes = keys.len() as f64 * PAGE as f64 / self.compress;
-        let pages = (bytes / PAGE as f64).ceil().max(1.0) as u8;
-        let unit = Unit { group, blocks: bits, pages };
-        while !self.store.has_room(pages) {
+        let unit = self.unit(keys);
+        while !self.store.has_room(unit.pages) {
             let Some(victim) = self.victim(unit) else {
                 self.leave(keys.iter().copied());
                 return 0;
@@ -174,7 +201,7 @@ impl StoreSimulator {
         }
         self.store.insert(unit);
         self.log_entries(keys.len() as u64);
-        u64::from(pages)
+        u64::from(unit.pages)
     }
 
     /// Forgets the stamps of blocks that are cached no more.
@@ -291,10 +318,8 @@ impl Requests for StoreSimulator {
             self.policy.on_write(key);
             self.policy.on_enter();
             self.stamps.insert(key, self.policy.stamp());
-            let bytes = (PAGE as f64 / self.compress) as u64;
+            let bytes = self.append(key);
             self.outcome.logged_bytes += bytes;
-            let place = self.journal.append(key, bytes);
-            self.fresh.insert(key, place);
             self.free_segments();
         }
         self.outcome.write_blocks += blocks.count;
