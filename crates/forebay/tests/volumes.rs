@@ -83,6 +83,7 @@ fn volumes_are_renamed_removed_and_added_and_the_others_keep_their_cache() {
 
     // Removed without dirty blocks; the other one's blocks stay cached.
     let server = place.start(&serve(&place, &[("c", "a.img")]));
+    server.wait_until_loaded();
     check(&place, "c", &noise(1, 1 << 20));
     let status = server.status();
     assert_eq!(status["counters"]["misses"], 0, "all of it was in the cache");

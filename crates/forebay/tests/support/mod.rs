@@ -219,6 +219,15 @@ impl Server {
         serde_json::from_str(&self.ask(&["status", "--json"])).expect("it prints JSON")
     }
 
+    /// Waits until all that was cached is loaded. Before, a clean block counts as not cached.
+    pub fn wait_until_loaded(&self) {
+        let limit = Instant::now() + PATIENCE;
+        while self.status()["counters"]["unloaded_segments"] != 0 {
+            assert!(Instant::now() < limit, "not all is loaded");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// Sends a signal.
     pub fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
