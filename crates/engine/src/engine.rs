@@ -459,16 +459,16 @@ impl Engine {
         if let Some(at) = self.recovery.late_at(&self.cache, self.requests.len() == 0) {
             deadline = deadline.min(at);
         }
-        let serves = self.cache.is_serving() && self.cache.health() == Health::Good;
+        let makes_room = self.cache.makes_room() && self.cache.health() == Health::Good;
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
-        if serves && self.reclaim.is_sorting() || works && self.destaging.goes_on() {
+        if makes_room && self.reclaim.is_sorting() || works && self.destaging.goes_on() {
             deadline = deadline.min(self.cache.now);
         }
         if self.cache.store.exists() && self.reclaim.is_busy() {
             // What it waits for may come without an I/O: slots that nothing needs any more.
             deadline = deadline.min(self.cache.now + MOVE_TICK);
         }
-        if serves && let Some(at) = self.cache.next_discard() {
+        if makes_room && let Some(at) = self.cache.next_discard() {
             deadline = deadline.min(at.max(self.cache.now));
         }
         if let Some(at) = self.cache.log.held_until().filter(|&at| at > self.cache.now) {

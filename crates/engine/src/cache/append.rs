@@ -123,7 +123,7 @@ impl Cache {
         let mut cx = Closing {
             now: self.now,
             config: &self.config,
-            frees_with_one: self.is_serving() && self.log.copies_fit(self.config.segment_size),
+            frees_with_one: self.makes_room() && self.log.copies_fit(self.config.segment_size),
             contents: &mut self.contents,
             ram: &mut self.ram,
             policy: &mut *self.policy,

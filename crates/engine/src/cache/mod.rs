@@ -131,6 +131,12 @@ impl Cache {
         self.standing.state == State::Serving
     }
 
+    /// Whether the log is given room: while the shard serves, and while a stop waits for writes
+    /// that wait for room.
+    pub(crate) fn makes_room(&self) -> bool {
+        self.is_serving() || self.standing.state == State::Stopping && self.log.queued() > 0
+    }
+
     pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {
         self.volumes.get(usize::from(id.0)).and_then(Option::as_ref)
     }

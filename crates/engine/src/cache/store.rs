@@ -3,7 +3,7 @@
 use forebay_block::{Completion, Io};
 use forebay_format::{EntryKind, PAGE, StoreSlot};
 
-use crate::api::{Effects, Health, State, Target};
+use crate::api::{Effects, Health, Target};
 use crate::cache::Cache;
 use crate::contents::Place;
 use crate::form::Copied;
@@ -24,7 +24,7 @@ impl Cache {
         fx: &mut Effects,
     ) -> Result<(), Vec<(Copied, Place)>> {
         // A stop waits for writes in flight, not for what could still be moved.
-        if !self.is_serving() || !self.store.takes_units() || self.contents.is_loading() {
+        if !self.makes_room() || !self.store.takes_units() || self.contents.is_loading() {
             return Err(copies);
         }
         let mut payloads = Vec::with_capacity(copies.len());
@@ -111,8 +111,8 @@ impl Cache {
 
     /// Names durable units in the log, logs what has left the store, evicts, and frees slots.
     pub(crate) fn pump_store(&mut self, fx: &mut Effects) {
-        let serves = *self.state() == State::Serving && self.health() == Health::Good;
-        if !self.store.exists() || !serves || self.contents.is_loading() {
+        let works = self.makes_room() && self.health() == Health::Good;
+        if !self.store.exists() || !works || self.contents.is_loading() {
             return;
         }
         self.name_units(fx);

@@ -19,7 +19,7 @@ use forebay_block::{Completion, Instant, IoBuf};
 use forebay_format::{Entry, FooterEntries, SegmentSeq, footer_entries};
 
 use crate::api::event::Event;
-use crate::api::{Effects, Health, State};
+use crate::api::{Effects, Health};
 use crate::cache::Cache;
 use crate::key::Key;
 use crate::limits::{
@@ -160,7 +160,7 @@ impl Start {
     }
 
     fn may_load(cache: &Cache) -> bool {
-        cache.health() == Health::Good && *cache.state() == State::Serving
+        cache.health() == Health::Good && cache.makes_room()
     }
 
     /// Whether writes wait for room in the log, which reclaim cannot make before the end.
