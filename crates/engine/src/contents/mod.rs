@@ -288,9 +288,11 @@ impl Contents {
         } else {
             self.dirty.remove(key);
         }
+        // A block of the store that is named again still cannot be read back.
+        let named_again = !by_client && was.is_some_and(|was| was.is_same_version(&place));
         if place.kind == EntryKind::Lost && place.dirty {
             self.fenced.insert(key);
-        } else if !self.fenced.is_empty() {
+        } else if !self.fenced.is_empty() && !(named_again && place.dirty) {
             self.fenced.remove(&key);
         }
     }

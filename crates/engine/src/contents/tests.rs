@@ -130,8 +130,11 @@ impl Walk {
         self.contents.place(Instant(1), key, place, against, by_client, &mut self.ram);
         let base = base.map(|(base, of_another)| (Place { dirty, ..base }, of_another));
         self.map.insert(key, Known { place, base });
+        let same = was.is_some_and(|was| was.place.is_same_version(&place));
         match form {
             1 => self.fenced.insert(key),
+            // Named again, not written.
+            _ if same && !by_client && dirty => false,
             _ => self.fenced.remove(&key),
         };
     }

@@ -152,6 +152,22 @@ fn a_dirty_block_is_unsettled_until_the_entry_that_names_it_is_durable() {
 }
 
 #[test]
+fn a_dirty_block_that_cannot_be_read_back_stays_fenced_when_it_is_named_again() {
+    let mut rooms = rooms();
+    rooms.dirty([4, 5]);
+    rooms.stored(&[4, 5]);
+    rooms.fence(key(4));
+    let place = rooms.place(4);
+    let Rooms { cache, fx, .. } = &mut rooms;
+    assert!(cache.push_mapping(fx, key(4), place));
+    assert_eq!(rooms.said(), [(4, EntryKind::Raw, true)]);
+    assert!(rooms.contents.fenced().contains(&key(4)), "its bytes are as bad as before");
+    rooms.dirty([4]);
+    assert!(rooms.contents.fenced().is_empty(), "it was written");
+    assert_eq!(rooms.contents.check(), Ok(()));
+}
+
+#[test]
 fn a_block_that_was_written_meanwhile_does_not_enter_the_store() {
     let mut rooms = rooms();
     rooms.dirty([9]);
