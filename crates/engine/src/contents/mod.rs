@@ -289,10 +289,11 @@ impl Contents {
             self.dirty.remove(key);
         }
         // A block of the store that is named again still cannot be read back.
-        let named_again = !by_client && was.is_some_and(|was| was.is_same_version(&place));
+        let same = was.is_some_and(|was| was.is_same_version(&place));
+        let stays = same && !by_client && place.dirty || self.fenced.is_empty();
         if place.kind == EntryKind::Lost && place.dirty {
             self.fenced.insert(key);
-        } else if !self.fenced.is_empty() && !(named_again && place.dirty) {
+        } else if !stays {
             self.fenced.remove(&key);
         }
     }
