@@ -175,11 +175,13 @@ impl Worker<'_> {
     }
 
     fn flush(&mut self) -> anyhow::Result<Answer<()>> {
+        let before = self.volume.notice.mode();
         let outcome = self.client.flush();
         self.hear();
         match &outcome {
             Ok(()) => {
-                self.volume.model.flushed();
+                let direct = self.how(before, false).direct;
+                self.volume.model.flushed(direct);
                 self.volume.notice.succeeded();
             }
             Err(Trouble::Refused(_)) => self.volume.model.lost(),

@@ -126,11 +126,14 @@ impl Model {
         }
     }
 
-    /// Records that a FLUSH is acknowledged, with no write in flight.
-    pub fn flushed(&mut self) {
+    /// Records that a FLUSH is acknowledged, with no write in flight; `direct` if it makes the
+    /// primary alone complete. Otherwise the primary may have lost what it covers, if the cache has
+    /// it.
+    pub fn flushed(&mut self, direct: bool) {
         for block in self.blocks.iter_mut().filter(|block| block.acked > 0) {
             block.may.drain(..block.acked);
             block.acked = 0;
+            block.how.direct &= direct;
         }
     }
 
@@ -258,7 +261,7 @@ mod tests {
         assert!(!of(&model, 2, 0) && of(&model, 2, first) && of(&model, 4, 0));
         model.writing(3, 1, second);
         assert!(of(&model, 3, first) && of(&model, 3, second), "failed");
-        model.flushed();
+        model.flushed(true);
         assert!(!of(&model, 3, 0) && of(&model, 3, first) && of(&model, 3, second));
         let said = model.check(2, &content(1, 2, second)).expect_err("another").to_string();
         assert!(said.contains("its version 2 of 2; it may have [1]"), "{said}");
@@ -272,18 +275,21 @@ mod tests {
             model.writing(0, 1, version);
             model.written(0, 1, How { direct: true, logged: false });
             if version == 2 {
-                model.flushed();
+                model.flushed(true);
                 assert!(model.is_direct(0));
             }
         }
         let mut slipped = model.clone();
         slipped.slipped();
         assert!(of(&slipped, 0, 2) && of(&slipped, 0, 3), "lost, or not");
-        slipped.flushed();
+        let mut logged = slipped.clone();
+        slipped.flushed(true);
         assert!(!of(&slipped, 0, 2), "it was said to be there");
+        logged.flushed(false);
+        assert!(!of(&logged, 0, 2) && !logged.is_direct(0), "it may be in the log alone");
         model.lost();
         assert!(!of(&model, 0, 1) && of(&model, 0, 2) && of(&model, 0, 3));
-        model.flushed();
+        model.flushed(true);
         assert!(of(&model, 0, 2), "a later flush does not bring it back");
     }
 
