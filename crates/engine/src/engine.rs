@@ -459,7 +459,7 @@ impl Engine {
         if let Some(at) = self.recovery.late_at(&self.cache, self.requests.len() == 0) {
             deadline = deadline.min(at);
         }
-        let makes_room = self.cache.makes_room() && self.cache.health() == Health::Good;
+        let makes_room = self.cache.makes_room();
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
         if makes_room && self.reclaim.is_sorting() || works && self.destaging.goes_on() {
             deadline = deadline.min(self.cache.now);

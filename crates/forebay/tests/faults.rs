@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
-use support::{Place, Server, client, forebay, noise};
+use support::{Place, Server, client, forebay, noise, until};
 
 const EIO: i32 = 5;
 const BLOCK: u64 = 4096;
@@ -38,14 +38,6 @@ fn nbdkit(socket: &Path, arguments: &[&str]) -> Helper {
         .expect("nbdkit runs (make setup)");
     until("nbdkit listens", || UnixStream::connect(socket).is_ok());
     Helper(child)
-}
-
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(30);
-    while !happened() {
-        assert!(Instant::now() < limit, "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// The arguments of a server whose primary is at the NBD socket `san`.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::nbd::Nbd;
-use support::{Place, forebay, noise};
+use support::{Place, forebay, noise, until};
 
 const BLOCK: u64 = 4096;
 /// Longest time of a write of the healthy volume; a write at the other volume's limit takes as long
@@ -39,14 +39,6 @@ impl Drop for San {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-fn until(what: &str, mut happened: impl FnMut() -> bool) {
-    let limit = Instant::now() + Duration::from_secs(30);
-    while !happened() {
-        assert!(Instant::now() < limit, "{what}: not in time");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

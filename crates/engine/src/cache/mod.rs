@@ -131,10 +131,11 @@ impl Cache {
         self.standing.state == State::Serving
     }
 
-    /// Whether the log is given room: while the shard serves, and while a stop waits for writes
-    /// that wait for room.
+    /// Whether the log is given room: with a good device, while the shard serves, and while a stop
+    /// waits for writes that wait for room.
     pub(crate) fn makes_room(&self) -> bool {
-        self.is_serving() || self.standing.state == State::Stopping && self.log.queued() > 0
+        let stops = self.standing.state == State::Stopping;
+        self.health() == Health::Good && (self.is_serving() || stops && self.log.queued() > 0)
     }
 
     pub(crate) fn known_volume(&self, id: VolumeId) -> Option<&Volume> {

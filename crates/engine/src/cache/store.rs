@@ -23,7 +23,6 @@ impl Cache {
         copies: Vec<(Copied, Place)>,
         fx: &mut Effects,
     ) -> Result<(), Vec<(Copied, Place)>> {
-        // A stop waits for writes in flight, not for what could still be moved.
         if !self.makes_room() || !self.store.takes_units() || self.contents.is_loading() {
             return Err(copies);
         }
@@ -111,8 +110,7 @@ impl Cache {
 
     /// Names durable units in the log, logs what has left the store, evicts, and frees slots.
     pub(crate) fn pump_store(&mut self, fx: &mut Effects) {
-        let works = self.makes_room() && self.health() == Health::Good;
-        if !self.store.exists() || !works || self.contents.is_loading() {
+        if !self.store.exists() || !self.makes_room() || self.contents.is_loading() {
             return;
         }
         self.name_units(fx);

@@ -288,13 +288,14 @@ impl Contents {
         } else {
             self.dirty.remove(key);
         }
-        // A block of the store that is named again still cannot be read back.
-        let same = was.is_some_and(|was| was.is_same_version(&place));
-        let stays = same && !by_client && place.dirty || self.fenced.is_empty();
         if place.kind == EntryKind::Lost && place.dirty {
             self.fenced.insert(key);
-        } else if !stays {
-            self.fenced.remove(&key);
+        } else if !self.fenced.is_empty() {
+            // A block of the store that is named again still cannot be read back.
+            let same = was.is_some_and(|was| was.is_same_version(&place));
+            if by_client || !place.dirty || !same {
+                self.fenced.remove(&key);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use forebay_block::{BLOCK_SIZE, Completion, Instant};
 use forebay_format::{ENTRY_BYTES, PAGE, SegmentSeq, decode_footer, footer_bytes};
 use forebay_policy::{copy_bytes_max, free_segments_wanted};
 
-use crate::api::{Effects, Health};
+use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Stored;
 use crate::key::{Key, KeyMap};
@@ -272,11 +272,7 @@ const RECLAIMED_FOR_ONE: u64 = 8;
 impl Reclaim {
     /// Starts or continues to free the oldest segment when few segments are free.
     pub fn pump(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        if cache.health() != Health::Good
-            || !cache.makes_room()
-            || cache.contents.is_loading()
-            || self.retry_at > cache.now
-        {
+        if !cache.makes_room() || cache.contents.is_loading() || self.retry_at > cache.now {
             return;
         }
         if self.is_idle() && !self.begin(cache, fx) {

@@ -7,7 +7,7 @@ use forebay_format::{EntryKind, decode_record};
 use forebay_policy::{Candidate, EvictionPolicy};
 
 use super::*;
-use crate::api::{ContentLocality, Target};
+use crate::api::{ContentLocality, Health, Target};
 use crate::contents::Place;
 use crate::key::Key;
 use crate::log::builder::Expect;

@@ -18,8 +18,8 @@ use std::time::Duration;
 use forebay_block::{Completion, Instant, IoBuf};
 use forebay_format::{Entry, FooterEntries, SegmentSeq, footer_entries};
 
+use crate::api::Effects;
 use crate::api::event::Event;
-use crate::api::{Effects, Health};
 use crate::cache::Cache;
 use crate::key::Key;
 use crate::limits::{
@@ -149,7 +149,7 @@ impl Start {
 
     /// When [`Start::pump_late`] has more to do; `is_idle` says that no request is in flight.
     pub fn late_at(&self, cache: &Cache, is_idle: bool) -> Option<Instant> {
-        let late = self.late.as_ref().filter(|_| Self::may_load(cache))?;
+        let late = self.late.as_ref().filter(|_| cache.makes_room())?;
         let is_now = is_idle || Self::is_hurried(cache);
         let due = if is_now { cache.now } else { late.next_at.max(cache.now) };
         match late.segments.front().map(|first| &first.footer) {
@@ -157,10 +157,6 @@ impl Start {
             Some(Footer::Unread) => Some(late.retry_at.max(due)),
             Some(Footer::Read(_)) | None => Some(due),
         }
-    }
-
-    fn may_load(cache: &Cache) -> bool {
-        cache.health() == Health::Good && cache.makes_room()
     }
 
     /// Whether writes wait for room in the log, which reclaim cannot make before the end.
@@ -171,7 +167,7 @@ impl Start {
     /// Applies the next entries.
     pub fn pump_late(&mut self, cache: &mut Cache, is_idle: bool, fx: &mut Effects) {
         let is_due = |late: &Late| is_idle || Self::is_hurried(cache) || late.next_at <= cache.now;
-        if !self.late.as_deref().is_some_and(is_due) || !Self::may_load(cache) {
+        if !self.late.as_deref().is_some_and(is_due) || !cache.makes_room() {
             return;
         }
         let Some(mut late) = self.late.take() else { return };

@@ -76,7 +76,7 @@ impl Bed {
         bed
     }
 
-    /// A step of late loading. `answer` says how the device ends its reads.
+    /// Runs one step of late loading. `answer` gives the result of each read from the device.
     fn step(&mut self, mut answer: impl FnMut(&Io) -> IoResult<()>) {
         let Rooms { cache, fx, .. } = &mut self.rooms;
         self.start.pump_late(cache, true, fx);

@@ -17,6 +17,18 @@ pub use forebay_block::testing::noise;
 /// How long a server may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Waits until something has happened.
+///
+/// # Panics
+/// If it does not happen in time.
+pub fn until(what: &str, mut happened: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !happened() {
+        assert!(Instant::now() < limit, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// A directory for a test, and one with a short name for its sockets, whose paths have a limit;
 /// both are removed when dropped.
 pub struct Place {
@@ -221,11 +233,7 @@ impl Server {
 
     /// Waits until all that was cached is loaded. Before, a clean block counts as not cached.
     pub fn wait_until_loaded(&self) {
-        let limit = Instant::now() + PATIENCE;
-        while self.status()["counters"]["unloaded_segments"] != 0 {
-            assert!(Instant::now() < limit, "not all is loaded");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        until("all is loaded", || self.status()["counters"]["unloaded_segments"] == 0);
     }
 
     /// Sends a signal.
