@@ -292,7 +292,7 @@ impl Reclaim {
         let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
         let waits = cache.contents.live_in(index) > 0 || cache.store.exists() && job.goes_on();
-        let settled = waits && !job.is_reading() && !cache.store.is_moving();
+        let settled = waits && !job.is_reading() && !cache.store.waits_for_device();
         let may_close = settled && cache.log.is_emergency() && !cache.log.is_busy();
         if may_close && !cache.close_record(fx) {
             self.begin_again(&mut cache.log, cache.now + READ_PAUSE);

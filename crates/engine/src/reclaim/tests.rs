@@ -481,6 +481,37 @@ fn to_start_over_names_no_block_of_the_store_twice() {
     assert!(bed.rooms.log.is_named_leaving(key(4)), "nothing new may rest on the old entry");
 }
 
+/// Found by the operator on a busy machine, 2026-11-25: the log waited for room for good.
+#[test]
+fn a_unit_that_waits_for_room_does_not_keep_reclaim_from_starting_over() {
+    let mut rooms = Rooms::with_store();
+    rooms.clean([4, 5]);
+    rooms.stored(&[4, 5]);
+    rooms.fill_to(1);
+    let mut bed = Bed::on(rooms);
+    bed.rooms.fx.ios.clear();
+    bed.rooms.ready(&[FILL]);
+    let place = bed.rooms.contents.get(key(4)).expect("it is cached");
+    let mut job = Job::new(SegmentSeq(1));
+    job.to_name.push_back(Stored { key: key(4), place });
+    // Writes of clients took what was free when this was calculated.
+    job.needs = u64::from(bed.rooms.config.segment_size);
+    let Bed { rooms, reclaim } = &mut bed;
+    reclaim.enter(&mut rooms.log, State::Copying(job));
+    bed.pump();
+    assert!(bed.rooms.store.is_moving() && bed.reclaim.is_idle());
+    // Now the clean blocks leave, and what the log has to say fits.
+    bed.wait(READ_PAUSE);
+    let footer = bed.read();
+    bed.end(footer, Ok(()));
+    while bed.reclaim.is_sorting() {
+        bed.pump();
+    }
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    cache.pump_store(fx);
+    assert!(cache.close_record(fx) && !cache.store.is_moving());
+}
+
 #[test]
 fn clean_blocks_of_the_store_leave_with_the_segment_that_names_them() {
     let mut bed = named();

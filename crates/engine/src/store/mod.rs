@@ -455,6 +455,11 @@ impl Store {
         self.units.len() > 0
     }
 
+    /// Whether a unit is being written or waits for a flush. The others wait for room in the log.
+    pub fn waits_for_device(&self) -> bool {
+        self.units.len() > self.ready.len()
+    }
+
     /// Notes that a unit is being written.
     pub fn begin(&mut self, unit: Unit) -> Id {
         self.writing += 1;

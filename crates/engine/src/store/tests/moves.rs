@@ -97,11 +97,16 @@ impl Rooms {
         rooms()
     }
 
-    /// The blocks are in the store, and the log says so durably.
-    pub(crate) fn stored(&mut self, blocks: &[u64]) {
+    /// The blocks are in the store durably, and the log does not say so yet.
+    pub(crate) fn ready(&mut self, blocks: &[u64]) {
         let unit = self.move_out(blocks);
         self.unit_done(unit);
         self.flush_units();
+    }
+
+    /// The blocks are in the store, and the log says so durably.
+    pub(crate) fn stored(&mut self, blocks: &[u64]) {
+        self.ready(blocks);
         self.pump();
         assert_eq!(self.said().len(), blocks.len());
         self.flush_device();
