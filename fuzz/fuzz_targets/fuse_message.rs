@@ -28,13 +28,14 @@ enum Input {
 }
 
 fn server() -> FuseServer {
-    let file = |name: &str, read_only, holes| SharedFile {
+    let file = |id, name: &str, read_only, holes| SharedFile {
+        volume: VolumeId(id),
         name: name.into(),
         size: SIZE,
         read_only,
         holes,
     };
-    let files = vec![file("a", false, true), file("b", true, false), file("c", false, false)];
+    let files = vec![file(0, "a", false, true), file(1, "b", true, false), file(2, "c", false, false)];
     FuseServer::new(files, Owner { uid: 0, gid: 0, seconds: 0 }).expect("the names are good")
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::pool::{
-    Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot,
+    Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot,
 };
 use crate::problems::{of_volume, problems};
 
@@ -43,6 +43,12 @@ pub struct PoolStatus {
     pub drain_given_up: bool,
     /// Seconds since the server was ready.
     pub uptime_seconds: u64,
+    /// Process id of the server.
+    #[serde(default)]
+    pub pid: u32,
+    /// Process id of its keeper, which starts it again if it dies; `null` if it has none.
+    #[serde(default)]
+    pub keeper_pid: Option<u32>,
     /// The cache.
     pub cache: CacheStatus,
     /// Endpoints for clients.
@@ -390,6 +396,11 @@ impl PoolStatus {
             problems: problems(pool),
             drain_given_up: pool.drain_given_up,
             uptime_seconds: pool.uptime.as_secs(),
+            pid: pool.pid,
+            keeper_pid: match pool.keeper {
+                Keeper::Process(pid) => Some(pid),
+                Keeper::None | Keeper::Gone => None,
+            },
             cache: CacheStatus::of(pool, &stats),
             endpoints: pool.endpoints.clone(),
             clients: pool.clients,

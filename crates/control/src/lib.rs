@@ -24,7 +24,7 @@ pub use client::{Client, ClientError};
 pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{exposed_name, exposition};
 pub use pool::{
-    Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot,
+    Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot,
     TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
 pub use server::{ControlSocket, Server};

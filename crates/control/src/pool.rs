@@ -89,6 +89,10 @@ pub struct TraceSnapshot {
 pub struct PoolSnapshot {
     /// Time since the server was ready.
     pub uptime: Duration,
+    /// The server's process id.
+    pub pid: u32,
+    /// Its keeper.
+    pub keeper: Keeper,
     /// Whether it has been told to stop.
     pub stopping: bool,
     /// Whether a signal ended the drain that was to come before the stop.
@@ -119,6 +123,17 @@ pub struct PoolSnapshot {
     pub latencies: Vec<Latency>,
     /// Every setting in force.
     pub settings: Vec<SettingSnapshot>,
+}
+
+/// The process that starts the server again if it dies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Keeper {
+    /// The server was started without one.
+    None,
+    /// Its process id.
+    Process(u32),
+    /// There was one, which is gone.
+    Gone,
 }
 
 /// The value of a setting at one moment.

@@ -2,7 +2,7 @@
 
 use forebay_engine::{Health, State};
 
-use crate::pool::{PoolSnapshot, PrimaryHealth, VolumeSnapshot};
+use crate::pool::{Keeper, PoolSnapshot, PrimaryHealth, VolumeSnapshot};
 use crate::units::Size;
 
 /// Maximum number of lost ranges listed in a sentence.
@@ -25,6 +25,11 @@ pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
         ),
         Health::Detached => all
             .push("the cache device failed: the primaries are used without it; replace it".into()),
+    }
+    if pool.keeper == Keeper::Gone {
+        all.push(
+            "the keeper is gone: nobody starts the server again if it dies; restart it soon".into(),
+        );
     }
     all.extend(pool.volumes.iter().flat_map(of_volume));
     let known: u64 = pool.volumes.iter().map(|volume| volume.state.lost_blocks).sum();

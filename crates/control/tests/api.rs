@@ -14,9 +14,9 @@ use forebay_control::api::{JobState, PoolStatus, TraceRequest};
 use forebay_control::config::Config;
 use forebay_control::settings::{Change, Spec, in_force, parse_named};
 use forebay_control::{
-    Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Latency, PoolControl,
-    PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
-    exposed_name,
+    Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Keeper, Latency,
+    PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget,
+    VolumeSnapshot, exposed_name,
 };
 use forebay_engine::{
     ContentLocality, Eviction, Health, Lookups, Mode, STATISTICS, State, Stats, VolumeState,
@@ -99,6 +99,8 @@ impl PoolControl for Table {
         };
         Ok(PoolSnapshot {
             uptime: Duration::from_secs(61),
+            pid: 4711,
+            keeper: Keeper::Process(4710),
             stopping: false,
             cache_path: "/dev/cache".to_owned(),
             cache_bytes: 1 << 30,

@@ -207,7 +207,7 @@ fn links_to_the_same_device_are_seen_through() {
 
 #[test]
 fn files_that_cannot_be_read_are_named() {
-    let missing = Config::read(Path::new("/nonexistent/forebay.toml"));
+    let missing = Config::text(Path::new("/nonexistent/forebay.toml"));
     let message = missing.expect_err("there is no such file").to_string();
     assert!(message.contains("/nonexistent/forebay.toml"), "{message}");
 }

@@ -8,6 +8,7 @@ mod cli;
 mod client;
 mod completions;
 mod disk;
+mod keeper;
 mod offline;
 mod output;
 mod server;
@@ -20,6 +21,7 @@ use clap::Parser;
 use forebay_device::{HugePages, OpenError};
 
 use cli::{Cli, Command};
+use keeper::Ended;
 
 /// The command line or the configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +41,7 @@ static ALLOCATOR: HugePages = HugePages;
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Serve(args) => server::serve::run(&args),
+        Command::Serve(args) => server::serve::run(*args),
         Command::Status(args) => client::status::run(&args),
         Command::Drain(args) => client::drain::run(&args),
         Command::Stop(args) => client::stop::run(&args),
@@ -56,6 +58,9 @@ fn main() -> ExitCode {
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
+    if let Some(&Ended(code)) = error.downcast_ref() {
+        return ExitCode::from(code);
+    }
     eprintln!("forebay: {}", explained(&error));
     ExitCode::from(if is_usage(&error) { 2 } else { 1 })
 }

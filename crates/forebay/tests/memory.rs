@@ -75,7 +75,7 @@ fn a_terabyte_of_cache_starts_under_a_limit_on_memory() {
     place.make("cache.img", 1 << 40);
     let mut command = Command::new("prlimit");
     command.arg("--as=5000000000").arg(env!("CARGO_BIN_EXE_forebay"));
-    command.args(place.serve("disk.img", "cache.img"));
+    command.args(place.serve("disk.img", "cache.img")).env("FOREBAY_NO_KEEPER", "1");
     let mut server =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("prlimit runs");
     let mut ready = String::new();

@@ -22,6 +22,15 @@ impl OutHeader {
         Self { len, error: -errno, unique }
     }
 
+    /// The message by which a server asks for every request again that it, or the server before it,
+    /// has read and not answered (`FUSE_NOTIFY_RESEND`, Linux 6.9). The kernel then marks the
+    /// highest bit of their `unique`; the answer must have it too.
+    #[must_use]
+    pub fn resend() -> Self {
+        const NOTIFY_RESEND: i32 = 7;
+        Self { len: Self::BYTES as u32, error: NOTIFY_RESEND, unique: 0 }
+    }
+
     /// The encoded header.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {

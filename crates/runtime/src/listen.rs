@@ -126,6 +126,25 @@ impl Listener {
         Ok(Self { socket: listener.into(), address, file: None })
     }
 
+    /// A socket that an earlier server of this address has left. The file of a Unix socket is not
+    /// removed until [`Listener::own_file`].
+    #[must_use]
+    pub fn left(address: Address, socket: OwnedFd) -> Self {
+        Self { socket, address, file: None }
+    }
+
+    /// From now on the socket's file goes with the listener.
+    ///
+    /// # Errors
+    /// If there is no such file.
+    pub fn own_file(&mut self) -> io::Result<()> {
+        if let Address::Unix { path, .. } = &self.address {
+            let found = fs::symlink_metadata(path)?;
+            self.file = Some((found.dev(), found.ino()));
+        }
+        Ok(())
+    }
+
     /// The address it listens on, with the port that the kernel chose.
     #[must_use]
     pub fn address(&self) -> &Address {

@@ -290,6 +290,8 @@ impl Process {
     /// Starts the program. Its standard error, and its standard output unless `piped` says that the
     /// caller has redirected that, go to `log`.
     pub fn start(mut command: Command, log: &Path, piped: bool) -> anyhow::Result<Self> {
+        // A server of ours is this process itself, not the child of a keeper.
+        command.env("FOREBAY_NO_KEEPER", "1");
         let name = command.get_program().to_string_lossy().into_owned();
         let file = File::create(log).with_context(|| format!("{}", log.display()))?;
         let out = if piped { Stdio::piped() } else { file.try_clone()?.into() };

@@ -21,18 +21,18 @@ const ONE_VOLUME: &str = "[volume] is one section; write [[volume]], there may b
 struct Mistake(Range<usize>, String);
 
 impl Config {
-    /// Reads and checks the file at `path`.
+    /// Reads the text of the file at `path`, for [`Config::parse`].
     ///
     /// # Errors
-    /// When the file cannot be read, has an unknown key, or has an unusable value.
-    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+    /// When the file cannot be read, or is too long.
+    pub fn text(path: &Path) -> Result<String, ConfigError> {
         let failed = |source| ConfigError::Read { path: path.to_owned(), source };
         let length = fs::metadata(path).map_err(failed)?.len();
         if length > FILE_BYTES_MAX {
             let what = format!("{length} bytes are more than {FILE_BYTES_MAX}");
             return Err(failed(std::io::Error::other(what)));
         }
-        Self::parse(path, &fs::read_to_string(path).map_err(failed)?)
+        fs::read_to_string(path).map_err(failed)
     }
 
     /// Parses and checks `text`; `path` is for messages.

@@ -6,6 +6,7 @@ use clap::Args;
 use forebay_control::config::{Config, ConfigError};
 
 use crate::server::flags::{GROUP, ServeFlags};
+use crate::server::kept::Kept;
 use crate::server::logging::LogFormat;
 
 /// Arguments of `forebay serve`: a configuration file, or flags for one volume.
@@ -33,22 +34,51 @@ pub struct ServeArgs {
     /// repeated
     #[arg(long, value_name = "NAME")]
     pub forget_volume: Vec<String>,
+    /// Do not start a keeper, which starts the server again if it dies, without an error for its
+    /// clients. FOREBAY_NO_KEEPER=1 in the environment does the same
+    #[arg(long)]
+    pub no_keeper: bool,
+    /// There is a keeper, at the other end of standard input
+    #[arg(long, hide = true)]
+    pub kept: bool,
     /// Format of the log on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormat,
 }
 
+/// The variable that stands for `--no-keeper`.
+const NO_KEEPER: &str = "FOREBAY_NO_KEEPER";
+
 impl ServeArgs {
-    /// The configuration given by the file or the flags.
-    pub fn config(&self) -> anyhow::Result<Config> {
+    /// Whether this process is to be the keeper of a server.
+    pub fn wants_keeper(&self) -> bool {
+        let without = std::env::var_os(NO_KEEPER).is_some_and(|text| !text.is_empty());
+        !self.kept && !self.no_keeper && !without
+    }
+
+    /// The configuration given by the file or the flags, and the text of the file.
+    ///
+    /// A restart has the configuration of the server that died, and nothing that is valid for one
+    /// start.
+    pub fn config(&mut self, kept: &mut Kept) -> anyhow::Result<(Config, Option<String>)> {
+        if kept.is_restart() {
+            (self.reset_cache, self.accept_data_loss) = (false, false);
+            self.accept_primary.clear();
+            self.forget_volume.clear();
+        }
         let Some(path) = &self.config else {
             let config = self.flags.config().map_err(crate::WrongUsage)?;
             config.check().map_err(|error| crate::WrongUsage(error.to_string()))?;
-            return Ok(config);
+            return Ok((config, None));
         };
-        Config::read(path).map_err(|error| match error {
-            ConfigError::Read { .. } => error.into(),
+        let usage = |error: ConfigError| match error {
+            ConfigError::Read { .. } => anyhow::Error::from(error),
             _ => crate::WrongUsage(error.to_string()).into(),
-        })
+        };
+        let text = match kept.configuration()? {
+            Some(text) => text,
+            None => Config::text(path).map_err(usage)?,
+        };
+        Ok((Config::parse(path, &text).map_err(usage)?, Some(text)))
     }
 }

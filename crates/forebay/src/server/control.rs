@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::settings::{self, Change, Online};
 use forebay_control::{
-    ControlError, ControlErrorKind, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
+    ControlError, ControlErrorKind, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
     SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
 };
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
+use rustix::process::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::disk::loops;
+use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::recording::Trace;
 use crate::server::settings::{KeptSettings, Wish};
@@ -29,6 +31,27 @@ pub struct Facts {
     pub endpoints: Vec<String>,
     /// The volumes in the registry's order.
     pub volumes: Vec<VolumeSnapshot>,
+    /// The keeper of the start.
+    pub keeper: Parent,
+}
+
+/// The keeper at the start, if there was one: the parent process.
+pub struct Parent(Option<Pid>);
+
+impl Parent {
+    /// The parent, if it is a keeper.
+    pub fn of(kept: &Kept) -> Self {
+        Self(rustix::process::getppid().filter(|_| kept.is_there()))
+    }
+
+    fn now(&self) -> Keeper {
+        match self.0 {
+            None => Keeper::None,
+            // Orphans get another parent.
+            keeper if rustix::process::getppid() != keeper => Keeper::Gone,
+            Some(keeper) => Keeper::Process(keeper.as_raw_nonzero().get().cast_unsigned()),
+        }
+    }
 }
 
 /// A running pool. It does not stop by itself: a request to stop, with or without a drain, goes to
@@ -201,6 +224,8 @@ impl PoolControl for Running {
         });
         Ok(PoolSnapshot {
             uptime: self.began.elapsed(),
+            pid: std::process::id(),
+            keeper: self.facts.keeper.now(),
             stopping: self.stopping.load(Ordering::Relaxed),
             drain_given_up: given_up,
             cache_path: self.facts.cache_path.clone(),

@@ -2,6 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
 use forebay_runtime::{Access, Address, Listener, Pool, SessionFactory};
 
 use crate::busy;
+use crate::server::kept::{Held, Kept};
 
 /// Default permission bits of a Unix socket: owner and group.
 const SOCKET_MODE: u32 = 0o660;
@@ -22,23 +24,30 @@ const SOCKET_MODE: u32 = 0o660;
 pub struct Endpoints {
     listeners: Vec<(TlsPolicy, Listener)>,
     tls: Option<TlsConfig>,
+    /// The names under which the keeper holds the listeners.
+    names: Vec<String>,
 }
 
 impl Endpoints {
-    /// Reads the certificates, and binds every endpoint.
-    pub fn open(config: &Config) -> anyhow::Result<Self> {
+    /// Reads the certificates, and binds every endpoint that no earlier server has left.
+    pub fn open(config: &Config, kept: &mut Kept) -> anyhow::Result<Self> {
         let server = &config.server;
         let tls = certificates(server)?;
-        let mut listeners = Vec::new();
+        let (mut listeners, mut names) = (Vec::new(), Vec::new());
         for endpoint in &server.nbd {
             let policy = endpoint.tls_by(server.tls);
             for address in addresses(endpoint)? {
-                let listener = busy::bind(|| Listener::bind(&address)).map_err(no_listener)?;
+                let name = format!("listener {} {address}", names.len());
+                let listener = match kept.take(&name) {
+                    Some(left) => Listener::left(address_of(&left, address)?, left.descriptor),
+                    None => busy::bind(|| Listener::bind(&address)).map_err(no_listener)?,
+                };
                 warn_if_open(policy, listener.address());
                 listeners.push((policy, listener));
+                names.push(name);
             }
         }
-        Ok(Self { listeners, tls })
+        Ok(Self { listeners, tls, names })
     }
 
     /// The addresses that clients connect to, with the ports that the kernel chose.
@@ -46,9 +55,12 @@ impl Endpoints {
         self.listeners.iter().map(|(_, listener)| listener.address().to_string())
     }
 
-    /// Serves the pool's volumes.
-    pub fn serve(self, pool: &Pool, buffers: &BufPool) -> anyhow::Result<()> {
-        for (policy, listener) in self.listeners {
+    /// Serves the pool's volumes. The keeper gets the sockets, so that clients can connect while
+    /// there is no server.
+    pub fn serve(self, pool: &Pool, buffers: &BufPool, kept: &Kept) -> anyhow::Result<()> {
+        for ((policy, mut listener), name) in self.listeners.into_iter().zip(self.names) {
+            listener.own_file().with_context(|| listener.address().to_string())?;
+            kept.hold(&name, &note_of(listener.address()), listener.as_fd())?;
             let tls = match (policy, &self.tls) {
                 (TlsPolicy::Off, _) | (_, None) => Tls::Off,
                 (TlsPolicy::Allowed, Some(tls)) => Tls::Allowed(tls.clone()),
@@ -60,6 +72,22 @@ impl Endpoints {
         }
         Ok(())
     }
+}
+
+/// The note beside a socket: the port that the kernel chose.
+fn note_of(address: &Address) -> String {
+    match address {
+        Address::Tcp(at) => at.to_string(),
+        Address::Unix { .. } => String::new(),
+    }
+}
+
+/// The address of a socket that an earlier server of `configured` has left.
+fn address_of(left: &Held, configured: Address) -> anyhow::Result<Address> {
+    Ok(match configured {
+        Address::Tcp(_) => Address::Tcp(left.note.parse().context("a socket that was left")?),
+        unix @ Address::Unix { .. } => unix,
+    })
 }
 
 /// Creates the sessions of an endpoint's clients.

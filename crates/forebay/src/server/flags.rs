@@ -189,11 +189,15 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::server::kept::Kept;
 
     fn config_of(arguments: &[&str]) -> Result<Config, String> {
         let parsed = Cli::try_parse_from([&["forebay", "serve"], arguments].concat());
         match parsed.map_err(|error| error.to_string())?.command {
-            Command::Serve(args) => args.config().map_err(|error| error.to_string()),
+            Command::Serve(mut args) => {
+                let config = args.config(&mut Kept::default());
+                config.map(|(config, _)| config).map_err(|error| error.to_string())
+            }
             other => Err(format!("{other:?}")),
         }
     }

@@ -7,9 +7,10 @@
 use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -18,7 +19,7 @@ use forebay_control::api::{PoolStatus, VolumeStatus};
 use forebay_control::config::FuseTransport;
 use forebay_control::{ControlError, PoolControl, exposition, text};
 use forebay_frontend_fuse::{
-    Agreement, FuseServer, Owner, REQUEST_BYTES, SharedFile, Topic, negotiate,
+    Agreement, FuseServer, Owner, REQUEST_BYTES, SharedFile, Topic, negotiate, resend,
 };
 use forebay_runtime::{Mount, Pool};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -26,7 +27,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use serde::{Deserialize, Serialize};
+
 use crate::disk::{loops, mounts};
+use crate::server::kept::{Held, Kept};
 
 const DEVICE: &str = "/dev/fuse";
 /// The type of our mounts: a dead mount of this type may be unmounted.
@@ -35,6 +39,8 @@ const SOURCE: &str = "forebay";
 /// The switch for FUSE over io_uring, and the list of possible processors.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 const PROCESSORS: &str = "/sys/devices/system/cpu/possible";
+/// The name under which the keeper holds the mount.
+const HELD: &str = "fuse";
 /// How long the kernel may take to send its first message, and a file to answer first.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a file may stay busy after it was closed.
@@ -53,6 +59,18 @@ const CUT_OFF: UnmountFlags =
 /// A directory with the mount.
 pub struct MountPoint {
     place: PathBuf,
+    /// The keeper holds the mount: it outlives a server that dies or fails to start.
+    lasts: AtomicBool,
+}
+
+/// What the keeper holds with the mount.
+#[derive(Serialize, Deserialize)]
+struct Note {
+    place: PathBuf,
+    version: (u32, u32),
+    request_bytes: u32,
+    /// The numbers, names and sizes of the files, by which the kernel knows them.
+    files: Vec<(u8, String, u64)>,
 }
 
 impl MountPoint {
@@ -133,19 +151,68 @@ impl MountPoint {
 pub struct NewMount {
     pub point: Arc<MountPoint>,
     device: OwnedFd,
-    agreement: Agreement,
+    ring: bool,
+    resends: bool,
+    version: (u32, u32),
+    /// The note of the server before this one.
+    left: Option<Note>,
 }
 
 impl Drop for MountPoint {
-    /// A failed start leaves no mount behind.
+    /// A failed start leaves no mount behind that nobody will serve.
     fn drop(&mut self) {
-        let _ = self.unmount(CUT_OFF);
+        if !self.lasts.load(Ordering::Relaxed) {
+            let _ = self.unmount(CUT_OFF);
+        }
+    }
+}
+
+/// A place for a mount.
+pub enum Prepared {
+    /// A directory.
+    Empty(PathBuf),
+    /// A directory with the mount of the server before this one.
+    Left(NewMount),
+}
+
+/// Prepares the place before a start: the directory must be empty, or have a mount that the keeper
+/// holds. The latter must not be looked at: nobody answers there yet.
+pub fn prepare(place: &Path, kept: &mut Kept) -> anyhow::Result<Prepared> {
+    let Some(Held { descriptor: device, note }) = kept.take(HELD) else {
+        return Ok(Prepared::Empty(empty(place)?));
+    };
+    let note: Note = serde_json::from_str(&note).context("the mount that the keeper holds")?;
+    if note.request_bytes != REQUEST_BYTES {
+        bail!("--fuse {}: its requests have up to {} bytes", place.display(), note.request_bytes);
+    }
+    let point = MountPoint { place: note.place.clone(), lasts: AtomicBool::new(true) };
+    let (point, version) = (Arc::new(point), note.version);
+    let (ring, resends, left) = (false, true, Some(note));
+    Ok(Prepared::Left(NewMount { point, device, ring, resends, version, left }))
+}
+
+impl Prepared {
+    /// The directory.
+    pub fn display(&self) -> std::path::Display<'_> {
+        match self {
+            Self::Empty(place) => place.display(),
+            Self::Left(mount) => mount.point.place.display(),
+        }
+    }
+
+    /// Mounts, if there is no mount yet. With `lasting`, requests come in the way that survives a
+    /// server's death, unless another is demanded.
+    pub fn mount(self, transport: FuseTransport, lasting: bool) -> anyhow::Result<NewMount> {
+        match self {
+            Self::Empty(place) => mount(&place, transport, lasting),
+            Self::Left(mount) => Ok(mount),
+        }
     }
 }
 
 /// Checks the directory before a start: it must exist, be empty, and not be a mount point. The
 /// mount of a killed server is removed.
-pub fn prepare(place: &Path) -> anyhow::Result<PathBuf> {
+fn empty(place: &Path) -> anyhow::Result<PathBuf> {
     let shown = place.display();
     let place = std::path::absolute(place).with_context(|| format!("{shown}"))?;
     // Not its cached attributes: these outlive the server.
@@ -197,8 +264,12 @@ fn take_away(place: &Path) -> anyhow::Result<()> {
 }
 
 /// Mounts, and negotiates with the kernel how requests are transported.
-pub fn mount(place: &Path, transport: FuseTransport) -> anyhow::Result<NewMount> {
-    let wanted = transport != FuseTransport::Device;
+fn mount(place: &Path, transport: FuseTransport, lasting: bool) -> anyhow::Result<NewMount> {
+    let wanted = match transport {
+        FuseTransport::Auto => !lasting,
+        FuseTransport::IoUring => true,
+        FuseTransport::Device => false,
+    };
     let switched = wanted.then(switch_on);
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let device = match rustix::fs::open(DEVICE, flags, Mode::empty()) {
@@ -226,9 +297,10 @@ pub fn mount(place: &Path, transport: FuseTransport) -> anyhow::Result<NewMount>
         Err(Errno::NODEV) => bail!("this kernel has no FUSE, or it is not loaded (modprobe fuse)"),
         Err(error) => bail!("--fuse {}: not mounted: {error}", place.display()),
     }
-    let point = Arc::new(MountPoint { place: place.to_owned() });
-    let agreement = agree(&device, wanted)?;
-    if wanted && !agreement.ring {
+    let lasts = AtomicBool::new(false);
+    let point = Arc::new(MountPoint { place: place.to_owned(), lasts });
+    let Agreement { ring, resends, version, .. } = agree(&device, wanted)?;
+    if wanted && !ring {
         let why = switched.and_then(Result::err);
         let why = why.unwrap_or_else(|| "the kernel does not offer it".to_owned());
         if transport == FuseTransport::IoUring {
@@ -236,7 +308,7 @@ pub fn mount(place: &Path, transport: FuseTransport) -> anyhow::Result<NewMount>
         }
         tracing::warn!("requests come over {DEVICE}, not over io_uring: {why}");
     }
-    Ok(NewMount { point, device, agreement })
+    Ok(NewMount { point, device, ring, resends, version, left: None })
 }
 
 /// Switches on FUSE over io_uring for the whole machine, or returns why it is off.
@@ -278,12 +350,27 @@ fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
     Ok(agreement)
 }
 
-/// Serves the mount, and waits until its files answer.
-pub fn serve(mount: NewMount, pool: &Pool, control: Arc<dyn PoolControl>) -> anyhow::Result<()> {
-    let NewMount { point, device, agreement } = mount;
+/// Serves the mount, waits until its files answer, and leaves it with the keeper. First the kernel
+/// sends again what a server before this one has left unanswered.
+pub fn serve(
+    mount: NewMount,
+    pool: &Pool,
+    control: Arc<dyn PoolControl>,
+    kept: &Kept,
+) -> anyhow::Result<()> {
+    let NewMount { point, device, ring, resends, version, left } = mount;
     let volumes = pool.registry().volumes();
+    let numbered = volumes.iter().map(|v| (v.id.0, v.name.clone(), v.info.size)).collect();
+    if let Some(left) = left {
+        check_same(&left.files, &numbered)?;
+        rustix::io::write(&device, &resend()).context("the mount's requests")?;
+    }
+    let note =
+        Note { place: point.place.clone(), version, request_bytes: REQUEST_BYTES, files: numbered };
+    let device_for_keeper = device.try_clone()?;
     let files = volumes.iter().zip(pool.registry().exports());
-    let files = files.map(|(volume, export)| SharedFile::of(&export, volume.info.fast_zero));
+    let files =
+        files.map(|(volume, export)| SharedFile::of(volume.id, &export, volume.info.fast_zero));
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let owner = Owner {
         uid: rustix::process::geteuid().as_raw(),
@@ -291,8 +378,8 @@ pub fn serve(mount: NewMount, pool: &Pool, control: Arc<dyn PoolControl>) -> any
         seconds: since.map_or(0, |since| since.as_secs()),
     };
     let server = FuseServer::new(files.collect(), owner)?;
-    let rings = if agreement.ring { Some(queues()?) } else { None };
-    let (major, minor) = agreement.version;
+    let rings = if ring { Some(queues()?) } else { None };
+    let (major, minor) = version;
     let transport = if rings.is_some() { "io_uring" } else { DEVICE };
     let request_bytes = REQUEST_BYTES as usize;
     let mount = Mount { device, responder: Arc::new(server), request_bytes, rings };
@@ -303,7 +390,25 @@ pub fn serve(mount: NewMount, pool: &Pool, control: Arc<dyn PoolControl>) -> any
     }
     let place = point.place.display();
     tracing::info!(%place, transport, "mounted; the kernel speaks FUSE {major}.{minor}");
+    if kept.is_there() && resends {
+        kept.hold(HELD, &serde_json::to_string(&note)?, device_for_keeper.as_fd())?;
+        point.lasts.store(true, Ordering::Relaxed);
+    } else {
+        let why = match (kept.is_there(), ring) {
+            (false, _) => "it has no keeper",
+            (true, true) => "requests come over io_uring",
+            (true, false) => "the kernel cannot send requests again (Linux 6.9)",
+        };
+        tracing::warn!("files and disks fail if the server dies: {why}");
+    }
     Ok(())
+}
+
+/// Checks that the files are those of the server before this one: the kernel knows them by number.
+fn check_same(left: &Vec<(u8, String, u64)>, now: &Vec<(u8, String, u64)>) -> anyhow::Result<()> {
+    let changed = left.iter().find(|file| !now.contains(file));
+    let Some((_, name, size)) = changed else { return Ok(()) };
+    bail!("volume {name}: it is mounted with {size} bytes, and is gone or has another size now")
 }
 
 /// The number of the kernel's queues, one for each possible processor, and of slots in each.

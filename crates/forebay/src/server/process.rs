@@ -10,9 +10,7 @@ const FILES: u64 = 16 << 10;
 /// Prepares the process. Its memory is locked if `lock` is set and it serves a disk of this very
 /// machine.
 pub fn prepare(lock: bool, serves_this_machine: bool) {
-    // This process must not wait for memory to be freed by writes to a volume that it serves: it
-    // would wait for itself.
-    if let Err(error) = configure_io_flusher_behavior(true) {
+    if let Err(error) = become_flusher() {
         if serves_this_machine {
             tracing::warn!(
                 %error,
@@ -23,8 +21,16 @@ pub fn prepare(lock: bool, serves_this_machine: bool) {
             tracing::info!(%error, "not marked as a flusher of I/O (needs CAP_SYS_RESOURCE)");
         }
     }
-    if lock || serves_this_machine {
-        lock_memory();
+    if (lock || serves_this_machine)
+        && let Err(error) = lock_memory()
+    {
+        let limit = getrlimit(Resource::Memlock).current;
+        tracing::warn!(
+            %error,
+            limit,
+            "memory is not locked: when it is short, the server may wait for its own swap or \
+             disk; raise the limit on locked memory (LimitMEMLOCK=infinity, ulimit -l unlimited)"
+        );
     }
     let files = getrlimit(Resource::Nofile);
     let wanted = files.maximum.map_or(FILES, |most| most.min(FILES));
@@ -36,18 +42,15 @@ pub fn prepare(lock: bool, serves_this_machine: bool) {
     }
 }
 
+/// Marks this process as a flusher of I/O: it must not wait for memory to be freed by writes to a
+/// volume that it serves, since it would wait for itself.
+pub fn become_flusher() -> rustix::io::Result<()> {
+    configure_io_flusher_behavior(true)
+}
+
 /// Locks all memory in use, and later memory once it is used.
-fn lock_memory() {
-    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    if let Err(error) = mlockall(flags) {
-        let limit = getrlimit(Resource::Memlock).current;
-        tracing::warn!(
-            %error,
-            limit,
-            "memory is not locked: when it is short, the server may wait for its own swap or \
-             disk; raise the limit on locked memory (LimitMEMLOCK=infinity, ulimit -l unlimited)"
-        );
-    }
+pub fn lock_memory() -> rustix::io::Result<()> {
+    mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
 }
 
 /// Notifies systemd, if it expects that.

@@ -18,11 +18,13 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::keeper;
 use crate::output;
 use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
-use crate::server::control::{Facts, Running};
+use crate::server::control::{Facts, Parent, Running};
 use crate::server::endpoints::Endpoints;
+use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::{logging, mount, process};
 
@@ -31,9 +33,14 @@ const TELL_TIME: Duration = Duration::from_secs(1);
 const TELL_STEP: Duration = Duration::from_millis(10);
 
 /// Serves until told to stop.
-pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
+pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     logging::start(args.log_format)?;
-    let config = args.config()?;
+    if args.wants_keeper() {
+        return keeper::run();
+    }
+    let mut kept = if args.kept { Kept::receive()? } else { Kept::default() };
+    let is_restart = kept.is_restart();
+    let (config, text) = args.config(&mut kept)?;
     process::prepare(config.memory.lock, config.server.fuse.is_some());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // From here on the signals are queued, so that none kills a half-started server.
@@ -41,8 +48,12 @@ pub fn run(args: &ServeArgs) -> anyhow::Result<()> {
         let _context = runtime.enter();
         Signals::catch()?
     };
-    let serving = Serving::start(args, &config)?;
-    output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
+    let serving = Serving::start(&args, &config, kept)?;
+    serving.kept.hold_configuration(text.as_deref())?;
+    if !is_restart {
+        output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
+    }
+    serving.kept.tell_ready()?;
     process::notify(NotifyState::Ready);
     runtime.block_on(serving.until_stopped(&mut signals))
 }
@@ -86,20 +97,22 @@ struct Serving {
     control: Server,
     endpoints: Vec<String>,
     asked: UnboundedReceiver<bool>,
+    kept: Kept,
 }
 
 impl Serving {
-    fn start(args: &ServeArgs, config: &Config) -> anyhow::Result<Self> {
+    fn start(args: &ServeArgs, config: &Config, mut kept: Kept) -> anyhow::Result<Self> {
         // First the checks that touch no device.
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let socket = ControlSocket::bind(&socket, &config.control.access())?;
-        let clients = Endpoints::open(config)?;
+        let clients = Endpoints::open(config, &mut kept)?;
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();
-        let place = config.server.fuse.as_deref().map(mount::prepare).transpose()?;
+        let place = config.server.fuse.as_deref();
+        let place = place.map(|place| mount::prepare(place, &mut kept)).transpose()?;
         let configured = config.clone();
         let mut config = config.clone();
-        let (mut cache, mut plan, kept) = cache::open(args, &mut config)?;
+        let (mut cache, mut plan, settings) = cache::open(args, &mut config)?;
         let config = &config;
         log_settings(config);
         log_volumes(config, &plan.registry);
@@ -108,30 +121,30 @@ impl Serving {
         let pool = Pool::start(plan)?;
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
-        let mount = match &place {
-            Some(place) => Some(mount::mount(place, config.server.fuse_transport)?),
+        let mount = match place {
+            Some(place) => Some(place.mount(config.server.fuse_transport, kept.is_there())?),
             None => None,
         };
         let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
         let (stop, asked) = unbounded_channel();
         let facts = Facts {
             endpoints: endpoints.clone(),
-            ..facts(config, &cache, &pool, point.as_deref())
+            ..facts(config, &cache, &pool, point.as_deref(), &kept)
         };
         let mut in_force = config.clone();
         in_force.server.shards = u16::try_from(cache.shards()).ok();
-        let settings = [configured, in_force];
+        let configs = [configured, in_force];
         let running =
-            Arc::new(Running::new(pool.clone(), facts, settings, kept, point.clone(), stop));
+            Arc::new(Running::new(pool.clone(), facts, configs, settings, point.clone(), stop));
         // From here on clients may write: the files of this start stay.
         cache.keep();
         if let Some(mount) = mount {
-            mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+            mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>, &kept)?;
         }
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
-        clients.serve(&pool, &buffers)?;
+        clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
-        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked })
+        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked, kept })
     }
 
     /// Waits for a signal or the control socket, and stops.
@@ -147,6 +160,9 @@ impl Serving {
             }
         };
         process::notify(NotifyState::Stopping);
+        if let Err(error) = self.kept.tell_stopping() {
+            tracing::warn!(%error, "the keeper is gone");
+        }
         self.running.set_stopping();
         let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
         let (pool, mount) = (self.pool.clone(), self.mount.clone());
@@ -250,7 +266,13 @@ fn what_is_left(stopped: &Stopped) -> String {
     stopped.left.iter().map(of_volume).collect::<Vec<_>>().join("; ")
 }
 
-fn facts(config: &Config, cache: &Cache, pool: &Pool, mount: Option<&MountPoint>) -> Facts {
+fn facts(
+    config: &Config,
+    cache: &Cache,
+    pool: &Pool,
+    mount: Option<&MountPoint>,
+    kept: &Kept,
+) -> Facts {
     let volumes = config.volumes.iter().zip(pool.registry().volumes());
     let volumes = volumes.map(|(configured, volume)| VolumeSnapshot {
         name: volume.name.clone(),
@@ -269,5 +291,6 @@ fn facts(config: &Config, cache: &Cache, pool: &Pool, mount: Option<&MountPoint>
         cache_device_bytes: cache.device_bytes(),
         endpoints: Vec::new(),
         volumes: volumes.collect(),
+        keeper: Parent::of(kept),
     }
 }

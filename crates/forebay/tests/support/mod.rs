@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 pub use forebay_block::testing::noise;
 
+/// The variable without which a server has a keeper.
+const NO_KEEPER: &str = "FOREBAY_NO_KEEPER";
 /// How long a server may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -96,6 +98,12 @@ impl Place {
         Server::start(arguments, self.text("control.sock"))
     }
 
+    /// Starts a server with a keeper that must become ready.
+    pub fn start_kept(&self, arguments: &[String]) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        Server::spawn(command.args(arguments), self.text("control.sock"))
+    }
+
     /// Runs a server that must refuse to start; returns its output.
     pub fn refuse(&self, arguments: &[String]) -> String {
         // A server that starts anyway must fail the test instead of blocking it.
@@ -152,9 +160,14 @@ pub struct Server {
 }
 
 impl Server {
+    /// Starts one without a keeper, so that its process is the server's.
     fn start(arguments: &[String], control: String) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::spawn(command.args(arguments).env(NO_KEEPER, "1"), control)
+    }
+
+    fn spawn(command: &mut Command, control: String) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the binary runs");
         let stdout = child.stdout.take().expect("it was asked for");
         let mut ready = String::new();
@@ -163,7 +176,7 @@ impl Server {
             let mut said = String::new();
             let mut stderr = child.stderr.take().expect("it was asked for");
             stderr.read_to_string(&mut said).expect("it can be read");
-            panic!("{arguments:?} did not start: {said}");
+            panic!("{command:?} did not start: {said}");
         }
         // Its log must not fill the pipe.
         let stderr = BufReader::new(child.stderr.take().expect("it was asked for"));
@@ -180,7 +193,7 @@ impl Server {
     /// Starts a server and kills it soon, so that it may still be recovering.
     pub fn start_and_kill(arguments: &[String], after: Duration) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(arguments).env(NO_KEEPER, "1").stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = command.spawn().expect("the binary runs");
         std::thread::sleep(after);
         child.kill().expect("it is our child");
@@ -209,9 +222,17 @@ impl Server {
         }
     }
 
-    /// The process id.
+    /// The process id; with a keeper, that of the keeper.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Kills the server of a keeper; returns its process id.
+    pub fn kill_kept(&self) -> u32 {
+        let served = children(self.child.id());
+        let &[pid] = &served[..] else { panic!("a keeper has one server: {served:?}") };
+        send("KILL", pid);
+        pid
     }
 
     /// The port of its first TCP endpoint.
@@ -238,9 +259,7 @@ impl Server {
 
     /// Sends a signal.
     pub fn signal(&self, name: &str) {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args(["-s", name, &pid]).status();
-        assert!(sent.expect("kill runs").success());
+        send(name, self.child.id());
     }
 
     /// Stops it in order, with these flags, and waits for its end.
@@ -268,9 +287,23 @@ impl Server {
     }
 }
 
+/// Sends a signal to a process.
+fn send(name: &str, pid: u32) {
+    let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status();
+    assert!(sent.expect("kill runs").success());
+}
+
+/// The children of a process with one thread that starts them.
+fn children(pid: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
+        let kept = children(self.child.id());
         let _ = self.child.kill();
+        kept.into_iter().for_each(|pid| send("KILL", pid));
         let _ = self.child.wait();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_fuse_wire::{Header, Init, InitIn, Op, OutHeader, Request, WireError, init_out, split};
+use forebay_fuse_wire::{Header, Init, Op, OutHeader, Request, WireError, init_out, split};
 
 /// Maximum length of a read or write, in bytes; also the payload size of each ring entry.
 pub const REQUEST_BYTES: u32 = 256 << 10;
@@ -18,6 +18,9 @@ const OLDEST: (u32, u32) = (7, 31);
 pub struct Agreement {
     /// Whether requests come over io_uring.
     pub ring: bool,
+    /// Whether the next server can ask for the requests of one that died. On io_uring they are
+    /// lost.
+    pub resends: bool,
     /// The kernel's version.
     pub version: (u32, u32),
     /// The answer to send.
@@ -57,6 +60,12 @@ impl From<WireError> for HandshakeError {
     }
 }
 
+/// The message by which a server asks for the requests that the server before it left unanswered.
+#[must_use]
+pub fn resend() -> Vec<u8> {
+    OutHeader::resend().encode().to_vec()
+}
+
 /// Parses the kernel's first message. With `ring`, io_uring is agreed on if the kernel offers it.
 ///
 /// # Errors
@@ -71,15 +80,14 @@ pub fn negotiate(message: &[u8], ring: bool) -> Result<Agreement, HandshakeError
     if version < OLDEST {
         return Err(HandshakeError::Version(init.major, init.minor));
     }
+    let offers = |flag| init.offers() & flag != 0;
+    let resends = offers(Init::HAS_RESEND);
+    let ring = ring && offers(Init::OVER_IO_URING);
     let flags = wanted(ring) & init.offers();
     let body = init_out(VERSION.min(version), flags, init.max_readahead, REQUEST_BYTES, BACKGROUND);
     let mut reply = OutHeader::new(header.unique, 0, body.len()).encode().to_vec();
     reply.extend_from_slice(&body);
-    Ok(Agreement { ring: offers_ring(&init) && ring, version, reply })
-}
-
-fn offers_ring(init: &InitIn) -> bool {
-    init.offers() & Init::OVER_IO_URING != 0
+    Ok(Agreement { ring, resends: resends && !ring, version, reply })
 }
 
 fn wanted(ring: bool) -> u64 {
@@ -88,7 +96,8 @@ fn wanted(ring: bool) -> u64 {
         | Init::ASYNC_DIO
         | Init::PARALLEL_DIROPS
         | Init::MAX_PAGES
-        | Init::INIT_EXT;
+        | Init::INIT_EXT
+        | Init::HAS_RESEND;
     if ring { always | Init::OVER_IO_URING } else { always }
 }
 
@@ -118,6 +127,17 @@ mod tests {
         // Capabilities that were not offered, or are not useful, are not agreed on.
         assert_eq!(agreed.reply[28..32], (Init::ASYNC_DIO as u32).to_ne_bytes());
         assert_eq!(agreed.reply[20..24], 39u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn requests_of_a_dead_server_come_again_over_the_device_only() {
+        let both = Init::OVER_IO_URING | Init::HAS_RESEND | Init::INIT_EXT;
+        let resends = |offers, ring| {
+            negotiate(&init(Op::INIT, 45, offers), ring).expect("a good offer").resends
+        };
+        assert!(resends(both, false));
+        assert!(!resends(both, true));
+        assert!(!resends(Init::INIT_EXT, false));
     }
 
     #[test]

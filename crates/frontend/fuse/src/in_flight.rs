@@ -18,6 +18,8 @@ pub(crate) enum Waiting {
     Zeroes { volume: usize, from: u64, end: u64, keep: bool },
     /// An open of a text.
     Text(Topic),
+    /// A read from a text that an earlier server of the mount has opened.
+    TextAgain { handle: u64, offset: u32, bytes: u32 },
 }
 
 const READ: u64 = 0;
@@ -26,6 +28,7 @@ const SYNC: u64 = 2;
 const ZEROES: u64 = 3;
 const KEEPING_ZEROES: u64 = 4;
 const TEXT: u64 = 5;
+const TEXT_AGAIN: u64 = 6;
 const KIND_BITS: u32 = 8;
 
 impl Waiting {
@@ -39,6 +42,9 @@ impl Waiting {
                 [kind | (volume as u64) << KIND_BITS, from, end]
             }
             Self::Text(topic) => [TEXT, topic.number(), 0],
+            Self::TextAgain { handle, offset, bytes } => {
+                [TEXT_AGAIN, handle, u64::from(offset) << 32 | u64::from(bytes)]
+            }
         };
         Ticket { unique, note }
     }
@@ -51,6 +57,10 @@ impl Waiting {
             WRITE => Self::Write(first as u32),
             SYNC => Self::Sync,
             TEXT => Self::Text(Topic::of(first)),
+            TEXT_AGAIN => {
+                let (offset, bytes) = ((second >> 32) as u32, second as u32);
+                Self::TextAgain { handle: first, offset, bytes }
+            }
             kind => Self::Zeroes { volume, from: first, end: second, keep: kind == KEEPING_ZEROES },
         }
     }
@@ -70,6 +80,7 @@ mod tests {
             Waiting::Zeroes { volume: 0, from: 0, end: 1, keep: false },
             Waiting::Text(Topic::Volume(63)),
             Waiting::Text(Topic::Metrics),
+            Waiting::TextAgain { handle: u64::MAX, offset: 7, bytes: u32::MAX },
         ];
         for waiting in all {
             assert_eq!(Waiting::of(&waiting.ticket(5)), waiting);

@@ -24,6 +24,6 @@ mod server;
 mod transmission;
 mod tree;
 
-pub use handshake::{Agreement, HandshakeError, REQUEST_BYTES, negotiate};
+pub use handshake::{Agreement, HandshakeError, REQUEST_BYTES, negotiate, resend};
 pub use server::{FuseServer, Owner, ServerError, SharedFile};
 pub use tree::Topic;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_block::{ErrorKind, Export};
+use forebay_block::{ErrorKind, Export, VolumeId};
 
 use crate::tree::TEXTS;
 
@@ -13,6 +13,8 @@ const TEXTS_MAX: usize = 256;
 /// A volume as a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SharedFile {
+    /// The volume, which determines the inode number.
+    pub volume: VolumeId,
     /// Its name.
     pub name: String,
     /// Its size in bytes; constant.
@@ -25,11 +27,11 @@ pub struct SharedFile {
 }
 
 impl SharedFile {
-    /// The file of an export.
+    /// The file of a volume's export.
     #[must_use]
-    pub fn of(export: &Export, holes: bool) -> Self {
+    pub fn of(volume: VolumeId, export: &Export, holes: bool) -> Self {
         let Export { name, info, .. } = export;
-        Self { name: name.clone(), size: info.size, read_only: info.read_only, holes }
+        Self { volume, name: name.clone(), size: info.size, read_only: info.read_only, holes }
     }
 }
 
@@ -40,8 +42,15 @@ pub struct Owner {
     pub uid: u32,
     /// Group ID.
     pub gid: u32,
-    /// Modification time, in seconds since 1970.
+    /// Modification time, in seconds since 1970: the start of the server.
     pub seconds: u64,
+}
+
+impl Owner {
+    /// A number below the handles of open texts: later servers of a mount give out other handles.
+    fn first_handle(&self) -> u64 {
+        self.seconds << 20
+    }
 }
 
 /// Why a server cannot be created.
@@ -78,7 +87,7 @@ pub struct FuseServer {
 }
 
 /// Open texts, with their content at the time of opening.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Texts {
     open: HashMap<u64, Arc<[u8]>>,
     last: u64,
@@ -103,19 +112,29 @@ impl FuseServer {
                 return Err(ServerError::SameName(name.clone()));
             }
         }
-        Ok(Self { files, owner, texts: Mutex::default() })
+        let texts = Mutex::new(Texts { open: HashMap::new(), last: owner.first_handle() });
+        Ok(Self { files, owner, texts })
     }
 
     /// Stores the text of a file being opened. Returns its handle.
     pub(crate) fn keep(&self, text: Vec<u8>) -> Result<u64, ErrorKind> {
+        let handle = {
+            let mut texts = self.texts();
+            texts.last += 1;
+            texts.last
+        };
+        self.keep_as(handle, text.into())?;
+        Ok(handle)
+    }
+
+    /// Stores the text of a file that an earlier server of the mount has opened as `handle`.
+    pub(crate) fn keep_as(&self, handle: u64, text: Arc<[u8]>) -> Result<(), ErrorKind> {
         let mut texts = self.texts();
         if texts.open.len() >= TEXTS_MAX {
             return Err(ErrorKind::NoSpace);
         }
-        texts.last += 1;
-        let handle = texts.last;
-        texts.open.insert(handle, text.into());
-        Ok(handle)
+        texts.open.insert(handle, text);
+        Ok(())
     }
 
     pub(crate) fn text(&self, handle: u64) -> Option<Arc<[u8]>> {

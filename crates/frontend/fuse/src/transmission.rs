@@ -1,5 +1,7 @@
 //! Translates requests of the kernel to block I/O, and results back to answers.
 
+use std::sync::Arc;
+
 use forebay_block::{
     Answer, Body, BufPool, ByteRange, Endpoint, ErrorKind, Io, IoBuf, IoError, IoFlags, IoOp,
     IoResult, IoTag, Parts, Responder, Step, Ticket,
@@ -81,14 +83,24 @@ impl Responder for FuseServer {
                     return zeroes(unique, volume, from..end, keep);
                 }
                 Waiting::Sync | Waiting::Zeroes { .. } => Ok(Body::EMPTY),
-                Waiting::Text(_) => Err(EIO),
+                Waiting::Text(_) | Waiting::TextAgain { .. } => Err(EIO),
             },
         )
     }
 
     fn told(&self, ticket: Ticket, text: Vec<u8>) -> Answer {
-        let opened = self.keep(text).map_err(|_| ENFILE);
-        reply(ticket.unique, opened.map(|handle| Body::short(&open_out(handle, Open::DIRECT_IO))))
+        let outcome = match Waiting::of(&ticket) {
+            Waiting::TextAgain { handle, offset, bytes } => {
+                let text: Arc<[u8]> = text.into();
+                let kept = self.keep_as(handle, Arc::clone(&text)).map_err(|_| ENFILE);
+                kept.map(|()| part_of(&text, offset.into(), bytes))
+            }
+            _ => self
+                .keep(text)
+                .map(|handle| Body::short(&open_out(handle, Open::DIRECT_IO)))
+                .map_err(|_| ENFILE),
+        };
+        reply(ticket.unique, outcome)
     }
 
     fn refuse(&self, parts: Parts<'_>) -> Step {
@@ -137,7 +149,7 @@ impl Asked<'_> {
     }
 
     fn node(&self) -> Option<Node> {
-        Node::of(self.header.node, self.server.files.len())
+        Node::of(self.header.node, &self.server.files)
     }
 
     /// Index of the volume that the request is for.
@@ -160,7 +172,7 @@ impl Asked<'_> {
 
     fn read(&self, read: Transfer) -> Step {
         match self.node() {
-            Some(Node::Text(_)) => answer(self.header.unique, self.read_text(read)),
+            Some(Node::Text(topic)) => self.read_text(topic, read),
             Some(Node::Volume(at)) => {
                 let size = self.server.files[at].size;
                 let left = size.saturating_sub(read.offset);
@@ -178,11 +190,16 @@ impl Asked<'_> {
         }
     }
 
-    fn read_text(&self, read: Transfer) -> Outcome {
-        let text = self.server.text(read.handle).ok_or(EBADF)?;
-        let from = usize::try_from(read.offset).unwrap_or(usize::MAX).min(text.len());
-        let end = from.saturating_add(read.size.min(REQUEST_BYTES) as usize).min(text.len());
-        Ok(Body::Bytes(text[from..end].to_vec()))
+    fn read_text(&self, topic: Topic, read: Transfer) -> Step {
+        let unique = self.header.unique;
+        let bytes = read.size.min(REQUEST_BYTES);
+        if let Some(text) = self.server.text(read.handle) {
+            return answer(unique, Ok(part_of(&text, read.offset, bytes)));
+        }
+        // An earlier server of the mount has opened it.
+        let offset = u32::try_from(read.offset).unwrap_or(u32::MAX);
+        let waiting = Waiting::TextAgain { handle: read.handle, offset, bytes };
+        Step::Ask(waiting.ticket(unique), topic.number())
     }
 
     fn write(&self, write: Transfer, data: &[u8]) -> Step {
@@ -293,12 +310,19 @@ impl Asked<'_> {
         let entries = directory.entries(&self.server.files);
         for (at, (node, name)) in entries.into_iter().enumerate().skip(from) {
             let mode = node.attributes(&self.server.files, self.server.owner).mode;
-            if !dirent(&mut out, room, node.number(), at as u64 + 1, mode, name) {
+            if !dirent(&mut out, room, node.number(&self.server.files), at as u64 + 1, mode, name) {
                 break;
             }
         }
         Ok(Body::Bytes(out))
     }
+}
+
+/// The part of a text that a read asks for.
+fn part_of(text: &[u8], offset: u64, bytes: u32) -> Body {
+    let from = usize::try_from(offset).unwrap_or(usize::MAX).min(text.len());
+    let end = from.saturating_add(bytes as usize).min(text.len());
+    Body::Bytes(text[from..end].to_vec())
 }
 
 /// Zeroes the first part of a range; the ticket holds the rest.

@@ -15,6 +15,7 @@ const ROOT: u64 = 1;
 const TEXT_DIRECTORY: u64 = 2;
 const VOLUME_TEXTS: u64 = 3;
 const FIRST_TEXT: u64 = 16;
+const END_OF_TEXTS: u64 = FIRST_TEXT + NAMES.len() as u64;
 const FIRST_VOLUME: u64 = 0x1000;
 const FIRST_VOLUME_TEXT: u64 = 0x2000;
 
@@ -69,33 +70,34 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    pub fn number(self) -> u64 {
+    /// Its number, in a tree with `files`. Numbers are those of the volumes' ids: the kernel keeps
+    /// them, and the next server of the same mount must mean the same by them.
+    pub fn number(self, files: &[SharedFile]) -> u64 {
+        let id = |at: usize| u64::from(files[at].volume.0);
         match self {
             Self::Root => ROOT,
             Self::TextDirectory => TEXT_DIRECTORY,
             Self::VolumeTexts => VOLUME_TEXTS,
-            Self::Text(Topic::Volume(at)) => FIRST_VOLUME_TEXT + at as u64,
+            Self::Text(Topic::Volume(at)) => FIRST_VOLUME_TEXT + id(at),
             Self::Text(topic) => FIRST_TEXT + topic.number(),
-            Self::Volume(at) => FIRST_VOLUME + at as u64,
+            Self::Volume(at) => FIRST_VOLUME + id(at),
         }
     }
 
-    /// The node with this number, in a tree with `volumes` volumes.
-    pub fn of(number: u64, volumes: usize) -> Option<Self> {
-        let below = |first: u64, count: usize| {
-            let at = usize::try_from(number.checked_sub(first)?).ok()?;
-            (at < count).then_some(at)
+    /// The node with this number, in a tree with `files`.
+    pub fn of(number: u64, files: &[SharedFile]) -> Option<Self> {
+        let named = |first: u64| {
+            let id = number.checked_sub(first)?;
+            files.iter().position(|file| u64::from(file.volume.0) == id)
         };
         match number {
             ROOT => Some(Self::Root),
             TEXT_DIRECTORY => Some(Self::TextDirectory),
             VOLUME_TEXTS => Some(Self::VolumeTexts),
-            _ => below(FIRST_TEXT, NAMES.len())
-                .map(|at| Self::Text(Topic::of(at as u64)))
-                .or_else(|| below(FIRST_VOLUME, volumes).map(Self::Volume))
-                .or_else(|| {
-                    below(FIRST_VOLUME_TEXT, volumes).map(|at| Self::Text(Topic::Volume(at)))
-                }),
+            FIRST_TEXT..END_OF_TEXTS => Some(Self::Text(Topic::of(number - FIRST_TEXT))),
+            _ => named(FIRST_VOLUME)
+                .map(Self::Volume)
+                .or_else(|| named(FIRST_VOLUME_TEXT).map(|at| Self::Text(Topic::Volume(at)))),
         }
     }
 
@@ -145,22 +147,34 @@ impl Node {
             Self::Volume(at) => (FILE | 0o600, 1, files[at].size),
         };
         let Owner { uid, gid, seconds } = owner;
-        Attributes { node: self.number(), size, mode, links, uid, gid, seconds }
+        Attributes { node: self.number(files), size, mode, links, uid, gid, seconds }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use forebay_block::VolumeId;
+
     use super::*;
 
+    #[test]
+    fn a_volume_keeps_its_number_when_others_come_and_go() {
+        let number = |files: &[SharedFile], at| Node::Volume(at).number(files);
+        let mut now = files();
+        let before = number(&now, 1);
+        now.remove(0);
+        assert_eq!(number(&now, 0), before);
+    }
+
     fn files() -> Vec<SharedFile> {
-        let file = |name: &str| SharedFile {
+        let file = |id: u8, name: &str| SharedFile {
+            volume: VolumeId(id),
             name: name.to_owned(),
             size: 4096,
             read_only: false,
             holes: true,
         };
-        vec![file("a"), file("status")]
+        vec![file(5, "a"), file(2, "status")]
     }
 
     #[test]
@@ -169,9 +183,10 @@ mod tests {
         let mut seen = Vec::new();
         let mut walk = vec![Node::Root];
         while let Some(node) = walk.pop() {
-            assert_eq!(Node::of(node.number(), files.len()), Some(node));
-            assert!(!seen.contains(&node.number()), "{node:?}");
-            seen.push(node.number());
+            let number = node.number(&files);
+            assert_eq!(Node::of(number, &files), Some(node));
+            assert!(!seen.contains(&number), "{node:?}");
+            seen.push(number);
             for (child, name) in node.entries(&files).into_iter().skip(2) {
                 assert_eq!(node.child(name.as_bytes(), &files), Some(child));
                 walk.push(child);
@@ -182,8 +197,8 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_not_found() {
-        for number in [0, 4, 15, 19, 0x1002, 0x2002, u64::MAX] {
-            assert_eq!(Node::of(number, 2), None, "{number}");
+        for number in [0, 4, 15, 19, 0x1000, 0x1003, 0x2000, u64::MAX] {
+            assert_eq!(Node::of(number, &files()), None, "{number}");
         }
         assert_eq!(Node::Root.child(b"b", &files()), None);
         assert_eq!(Node::Root.child(b".", &files()), None);

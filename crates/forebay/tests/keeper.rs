@@ -1,0 +1,340 @@
+//! A server with a keeper is killed at any time: its clients see a pause and no error.
+
+#[path = "support/disk.rs"]
+mod disk;
+mod support;
+#[path = "support/tools.rs"]
+mod tools;
+
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use disk::{Cleanup, O_DSYNC, can_attach, can_mount, open, serve};
+use support::nbd::Nbd;
+use support::{Place, Server, client, noise, until};
+use tools::have;
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+
+/// One test at a time makes disks.
+static DISKS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    DISKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn volume(size: u64) -> (Place, Cleanup, Vec<String>) {
+    let place = Place::new();
+    let cleanup = Cleanup::of(&place, &["mounted"]);
+    place.make("primary", size);
+    let arguments = serve(&place, "primary", &[]);
+    (place, cleanup, arguments)
+}
+
+/// Kills the server, and waits until the next one serves.
+fn kill_and_wait(server: &Server) {
+    let pid = server.kill_kept();
+    until("another server", || {
+        let status = status(server);
+        status.is_some_and(|status| status["pid"] != pid && status["state"] == "serving")
+    });
+}
+
+/// The status, if a server answers.
+fn status(server: &Server) -> Option<serde_json::Value> {
+    let control = server.control_argument();
+    let output = support::forebay(&["status", "--json", &control]);
+    serde_json::from_slice(&output.stdout).ok()
+}
+
+/// Writes files, makes them durable and reads them back, until told to stop. Any error is a
+/// failure.
+fn write_files(directory: &Path, stop: &AtomicBool) -> u64 {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let path = directory.join(format!("file-{count}"));
+        let content = content(count);
+        let mut file = fs::File::create(&path).expect("it is made");
+        file.write_all(&content).expect("it is written");
+        file.sync_all().expect("it is durable");
+        assert!(fs::read(&path).expect("it is read") == content, "{}", path.display());
+        count += 1;
+    }
+    count
+}
+
+fn content(number: u64) -> Vec<u8> {
+    noise(number, 1 + number as usize * 977 % 60_000)
+}
+
+#[test]
+fn file_systems_do_not_notice_that_the_server_dies() {
+    let tools = ["mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck"];
+    if !can_attach() || !have(&tools) {
+        return;
+    }
+    let _alone = alone();
+    let systems: [(&[&str], &[&str]); 2] = [
+        (&["mkfs.xfs", "-q"], &["xfs_repair", "-n"]),
+        (&["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]),
+    ];
+    for (make, check) in systems {
+        let (place, _cleanup, arguments) = volume(512 * MIB);
+        let server = place.start_kept(&arguments);
+        let device = server.ask(&["attach", "disk"]).trim().to_owned();
+        client(make[0], &[&make[1..], &[device.as_str()]].concat());
+        let mounted = place.path("mounted");
+        fs::create_dir_all(&mounted).expect("a directory can be made");
+        client("mount", &[&device, &mounted.to_string_lossy()]);
+        let stop = Arc::new(AtomicBool::new(false));
+        let writer = {
+            let (mounted, stop) = (mounted.clone(), Arc::clone(&stop));
+            thread::spawn(move || write_files(&mounted, &stop))
+        };
+        for round in 0..6 {
+            thread::sleep(Duration::from_millis(150 + 170 * round));
+            kill_and_wait(&server);
+        }
+        stop.store(true, Ordering::Relaxed);
+        let count = writer.join().expect("no file saw an error");
+        assert!(count > 20, "{}: {count} files are no load", make[0]);
+        client("umount", &[&mounted.to_string_lossy()]);
+        client("mount", &[&device, &mounted.to_string_lossy()]);
+        for number in 0..count {
+            let found = fs::read(mounted.join(format!("file-{number}"))).expect("it is there");
+            assert!(found == content(number), "{}: file {number}", make[0]);
+        }
+        client("umount", &[&mounted.to_string_lossy()]);
+        client(check[0], &[&check[1..], &[device.as_str()]].concat());
+        server.ask(&["detach", "disk"]);
+        server.stop(&[]);
+    }
+}
+
+/// fio keeps requests under way at each kill, and verifies all that it reads.
+#[test]
+fn requests_under_way_are_done_by_the_next_server() {
+    if !can_attach() || !have(&["fio"]) {
+        return;
+    }
+    let _alone = alone();
+    let (place, _cleanup, arguments) = volume(256 * MIB);
+    let server = place.start_kept(&arguments);
+    let device = server.ask(&["attach", "disk"]).trim().to_owned();
+    let fio = Command::new("fio")
+        .args(["--name=verified", "--direct=1", "--rw=randrw", "--bs=4k-64k", "--size=200M"])
+        .args(["--ioengine=io_uring", "--iodepth=16", "--verify=crc32c", "--verify_backlog=64"])
+        .args(["--fsync=50", "--time_based", "--runtime=14", "--output-format=json"])
+        .arg(format!("--filename={device}"))
+        .current_dir(place.path("."))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("fio runs");
+    for round in 0..8 {
+        thread::sleep(Duration::from_millis(400 + 130 * round));
+        kill_and_wait(&server);
+    }
+    let output = fio.wait_with_output().expect("it is our child");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let done: serde_json::Value = serde_json::from_str(&said).expect("fio prints JSON");
+    let writes = done["jobs"][0]["write"]["total_ios"].as_u64();
+    assert!(writes.is_some_and(|writes| writes > 1000), "{said}");
+    server.ask(&["detach", "disk"]);
+    server.stop(&[]);
+}
+
+/// What was opened before a kill works after it: a volume's file, and texts, which the next server
+/// makes again.
+#[test]
+fn open_files_stay_open() {
+    if !can_mount() {
+        return;
+    }
+    let _alone = alone();
+    let (place, _cleanup, arguments) = volume(64 * MIB);
+    let server = place.start_kept(&arguments);
+    let file = open(&disk::file(&place), O_DSYNC);
+    let texts = place.path("volumes").join(".forebay");
+    let mut text = fs::File::open(texts.join("status")).expect("a text");
+    let mut before = [0; 8];
+    text.read_exact(&mut before).expect("it is read");
+    file.write_all_at(&noise(1, 70_000), 12_345).expect("it is written");
+    kill_and_wait(&server);
+    let mut found = vec![0; 70_000];
+    file.read_exact_at(&mut found, 12_345).expect("it is read");
+    assert!(found == noise(1, 70_000));
+    file.write_all_at(&noise(2, 70_000), 12_345).expect("it is written");
+    file.read_exact_at(&mut found, 12_345).expect("it is read");
+    assert!(found == noise(2, 70_000));
+    text.seek(SeekFrom::Start(0)).expect("a file");
+    let mut again = String::new();
+    text.read_to_string(&mut again).expect("it is read");
+    assert_eq!(&again.as_bytes()[..8], before, "{again}");
+    let fresh = fs::read_to_string(texts.join("metrics")).expect("it is read");
+    assert!(fresh.contains("forebay_uptime_seconds"));
+    drop((file, text));
+    server.stop(&[]);
+}
+
+/// A client that connects while there is no server waits for the next one.
+#[test]
+fn clients_can_connect_while_there_is_no_server() {
+    let (place, mut arguments) = Place::with_disk();
+    arguments.push("--nbd=tcp:127.0.0.1:0".to_owned());
+    let server = place.start_kept(&arguments);
+    let port = server.port();
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    nbd.write(0, &noise(3, 8192), false).expect("it is written");
+    server.kill_kept();
+    // Nobody has flushed: what was answered is in the log all the same.
+    let mut found = vec![0; 8192];
+    let mut next = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it waits");
+    next.read(0, &mut found).expect("it is read");
+    assert!(found == noise(3, 8192));
+    let mut tcp = Nbd::connect_tcp(port, "disk").expect("the port stays");
+    tcp.read(4096, &mut found[..4096]).expect("it is read");
+    server.stop(&[]);
+    assert!(!place.path("nbd.sock").exists(), "the socket goes with the last server");
+}
+
+/// A restart has the settings of the server that died, not those of a file that somebody edits.
+#[test]
+fn a_restart_does_not_read_the_configuration_again() {
+    let (place, _) = Place::with_disk();
+    let config = place.path("forebay.toml");
+    let text = format!(
+        "[cache]\npath = \"{}\"\nsize = \"32MiB\"\nstate_dir = \"{}\"\n[memory]\nram = \"4MiB\"\n\
+         [control]\nsocket = \"{}\"\n[server]\nnbd = [\"unix:{}\"]\n\
+         [[volume]]\nname = \"disk\"\nprimary = \"{}\"\n",
+        place.text("cache.img"),
+        place.text("state"),
+        place.text("control.sock"),
+        place.text("nbd.sock"),
+        place.text("disk.img"),
+    );
+    fs::write(&config, &text).expect("it is written");
+    let server = place.start_kept(&["serve".to_owned(), format!("--config={}", config.display())]);
+    fs::write(&config, "[cache]\npath = half a").expect("it is written");
+    kill_and_wait(&server);
+    assert_eq!(server.status()["volumes"][0]["name"], "disk");
+    server.stop(&[]);
+}
+
+/// Flags for one start are for one start: the next server must find what this one has written.
+#[test]
+fn a_restart_does_not_discard_the_cache_again() {
+    let (place, mut arguments) = Place::with_disk();
+    arguments.push("--reset-cache".to_owned());
+    let server = place.start_kept(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    nbd.write(4096, &noise(5, 4096), true).expect("it is written");
+    kill_and_wait(&server);
+    let mut found = vec![0; 4096];
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    nbd.read(4096, &mut found).expect("it is read");
+    assert!(found == noise(5, 4096));
+    server.stop(&[]);
+}
+
+/// A server that does not start is tried again, and its clients wait.
+#[test]
+fn clients_wait_while_the_primary_is_gone() {
+    if !can_mount() {
+        return;
+    }
+    let _alone = alone();
+    let (place, _cleanup, arguments) = volume(64 * MIB);
+    let server = place.start_kept(&arguments);
+    let file = open(&disk::file(&place), 0);
+    fs::rename(place.path("primary"), place.path("elsewhere")).expect("it is renamed");
+    server.kill_kept();
+    let reader = thread::spawn(move || {
+        let mut block = [1; BLOCK as usize];
+        file.read_exact_at(&mut block, 0).map(|()| block)
+    });
+    server.log("the server does not start");
+    assert!(!reader.is_finished());
+    fs::rename(place.path("elsewhere"), place.path("primary")).expect("it is renamed");
+    let block = reader.join().expect("it ends").expect("no error");
+    assert_eq!(block, [0; BLOCK as usize]);
+    server.log("serves again");
+    server.stop(&[]);
+}
+
+#[test]
+fn a_signal_to_the_keeper_stops_the_server_in_order() {
+    let (place, arguments) = Place::with_disk();
+    for signal in ["TERM", "INT"] {
+        let server = place.start_kept(&arguments);
+        let status = server.status();
+        assert_eq!(status["keeper_pid"], server.id());
+        assert_ne!(status["pid"], server.id());
+        server.signal("HUP");
+        server.log("SIGHUP is ignored");
+        server.signal(signal);
+        assert_eq!(server.wait(), Some(0));
+    }
+    // Without a keeper, the process is the server.
+    let server = place.start(&arguments);
+    let status = server.status();
+    assert_eq!(status["pid"], server.id());
+    assert_eq!(status["keeper_pid"], serde_json::Value::Null);
+    server.stop(&[]);
+}
+
+/// The keeper's exit code is the server's, and the server says why.
+#[test]
+fn a_start_that_fails_ends_the_keeper() {
+    let (place, arguments) = Place::with_disk();
+    let mut wrong = arguments.clone();
+    wrong.push("--dirty-limit=100%".to_owned());
+    for (arguments, code, said) in [(wrong, 2, "90%"), (arguments, 1, "disk.img")] {
+        fs::remove_file(place.path("disk.img")).ok();
+        let output = support::forebay(&arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{error}");
+        assert_eq!(
+            error.matches("forebay: ").count() + error.matches("error: ").count(),
+            1,
+            "{error}"
+        );
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// A server whose keeper is killed serves on, and says so.
+#[test]
+fn a_server_outlives_its_keeper() {
+    let (place, arguments) = Place::with_disk();
+    let server = place.start_kept(&arguments);
+    let pid = server.status()["pid"].as_u64().expect("a number");
+    server.signal("KILL");
+    until("the keeper is gone", || {
+        status(&server).is_some_and(|status| status["keeper_pid"].is_null())
+    });
+    let text = server.ask(&["status"]);
+    assert!(text.contains("the keeper is gone"), "{text}");
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    nbd.write(0, &noise(6, 4096), true).expect("it is written");
+    server.ask(&["stop"]);
+    until("the server ends", || !PathBuf::from(format!("/proc/{pid}")).exists());
+}
+
+#[test]
+fn what_is_no_keeper_is_refused() {
+    let (_place, mut arguments) = Place::with_disk();
+    arguments.push("--kept".to_owned());
+    let output = support::forebay(&arguments);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("--kept"), "{error}");
+}
