@@ -3,7 +3,9 @@
 //! the length that it claims.
 #![no_main]
 
-use forebay_block::{Answer, BufPool, Endpoint, ErrorKind, IoOp, Parts, Responder, Step};
+use forebay_block::{
+    Answer, BufPool, Endpoint, ErrorKind, IoOp, Parts, Responder, Step, VolumeId,
+};
 use forebay_frontend_fuse::{FuseServer, Owner, REQUEST_BYTES, SharedFile, negotiate};
 use forebay_fuse_wire::{Entry, HEAD_BYTES, Message, split};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
@@ -35,7 +37,8 @@ fn server() -> FuseServer {
         read_only,
         holes,
     };
-    let files = vec![file(0, "a", false, true), file(1, "b", true, false), file(2, "c", false, false)];
+    let (a, b) = (file(0, "a", false, true), file(1, "b", true, false));
+    let files = vec![a, b, file(2, "c", false, false)];
     FuseServer::new(files, Owner { uid: 0, gid: 0, seconds: 0 }).expect("the names are good")
 }
 

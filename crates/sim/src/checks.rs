@@ -59,6 +59,10 @@ impl World {
 
     /// Compares the primaries' current content with the model, where they must be complete.
     pub(crate) fn check_primaries(&self) -> Result<(), Failure> {
+        if !self.clients.is_empty() {
+            // Only the server has died, and no medium has lost anything that it had taken.
+            return Ok(());
+        }
         for volume in 0..self.models.len() {
             if self.setup.is_complete(volume) {
                 self.compare(volume)?;

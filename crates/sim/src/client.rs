@@ -93,7 +93,15 @@ impl World {
         });
         self.trace.mix(&[self.now, tag, op as u64, range.offset, range.len]);
         let flags = IoFlags { fua, ..IoFlags::default() };
-        let mut io = Io { tag: IoTag(tag), op, range, flags, buf };
+        let io = Io { tag: IoTag(tag), op, range, flags, buf };
+        if self.setup.takeover {
+            self.under_way.begin(tag, &io);
+        }
+        self.submit(tag, volume, io)
+    }
+
+    /// Hands a request to the server.
+    pub(crate) fn submit(&mut self, tag: u64, volume: usize, mut io: Io) -> Result<(), Failure> {
         self.mischief.asking(&mut io);
         let mut done = Vec::new();
         let Some(server) = self.server.as_mut() else {
@@ -133,6 +141,9 @@ impl World {
     /// Takes the answer to a request.
     pub(crate) fn answer(&mut self, done: Done) -> Result<(), Failure> {
         let tag = done.client.0;
+        if self.under_way.end(tag, usize::from(done.volume.0)) {
+            return Ok(());
+        }
         let Some(client) = self.clients.remove(&tag) else {
             return Err(self.fail(Kind::Misuse, format!("request {tag} is answered twice")));
         };

@@ -86,6 +86,8 @@ pub struct Setup {
     pub also: Option<Scenario>,
     /// Whether a crash is a power failure; otherwise only the process dies.
     pub power: bool,
+    /// Whether in most crashes only the server dies, and the next one gets the requests under way.
+    pub takeover: bool,
     /// Percentage of restarts after which everything is read and checked.
     pub verify_percent: u64,
 }
@@ -93,6 +95,9 @@ pub struct Setup {
 /// Seeds from this one on may have a store. The worlds of lower ones stay as they were when they
 /// found a bug.
 pub const STORE_SEEDS: u64 = 20_000_000;
+
+/// Seeds from this one on are worlds in which a server takes over from one that died.
+pub const TAKEOVER_SEEDS: u64 = 40_000_000;
 
 /// All segments of a shard, and those of its log if it has a store; `all` if it has none.
 fn log_and_store(seed: u64, all: u64) -> (u64, Option<u32>) {
@@ -122,8 +127,10 @@ impl Setup {
         let shards = rng.pick(&[1, 1, 1, 2, 3]);
         let count = rng.pick(&[1, 1, 1, 2]);
         let modes = mode_set(&mut rng);
+        let takeover = seed >= TAKEOVER_SEEDS;
         let scenario = Scenario::from_rng(&mut rng);
-        let also = second_fault(seed, scenario);
+        let scenario = if takeover { Scenario::Crashes } else { scenario };
+        let also = second_fault(seed, scenario).filter(|_| !takeover);
         let volumes: Vec<_> = (0..count)
             .map(|_| {
                 let mode = rng.pick(&modes);
@@ -195,6 +202,7 @@ impl Setup {
             scenario,
             also,
             power: rng.percent(85),
+            takeover,
             verify_percent: rng.pick(&[30, 80, 100]),
         }
     }

@@ -27,6 +27,7 @@ pub mod script;
 pub mod server;
 pub mod shard;
 pub mod systematic;
+mod takeover;
 pub mod tally;
 #[cfg(test)]
 mod tests;

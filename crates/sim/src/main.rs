@@ -199,7 +199,8 @@ fn said<E: std::fmt::Display>(outcome: Result<String, E>) -> bool {
 fn line(totals: &Totals) -> String {
     let t = &totals.tally;
     format!(
-        "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} failed), \
+        "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} taken over, \
+         {} failed), \
          {} faults, {} refused starts, {} stripes left, {} MiB checked, \
          {} deltas ({} written whole again), {} duplicates, \
          {} stored, {} dense, {} similar, {} read around misses, \
@@ -210,6 +211,7 @@ fn line(totals: &Totals) -> String {
         t.recovery_crashes,
         t.requests,
         t.while_loading,
+        t.taken_over,
         t.failed,
         t.struck,
         t.refusals,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
 use forebay_engine::Target;
 
-use crate::config::{STORE_SEEDS, Setup};
+use crate::config::{STORE_SEEDS, Setup, TAKEOVER_SEEDS};
 use crate::disk::Slot;
 use crate::failure::Kind;
 use crate::forge::{self, Forger, Forgery};
@@ -75,11 +75,15 @@ pub enum Bug {
     MappingOffByOne,
     /// Recovery ignores invalidations of blocks in the store.
     EvictionForgotten,
+    /// A server that takes over forgets one of the requests under way.
+    RequestForgotten,
+    /// A server that takes over does an answered write again, after a newer one.
+    WriteRepeated,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 30] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -108,12 +112,23 @@ impl Bug {
         Self::MappingForgotten,
         Self::MappingOffByOne,
         Self::EvictionForgotten,
+        Self::RequestForgotten,
+        Self::WriteRepeated,
     ];
 
     /// The first seed whose world can show it.
     #[must_use]
     pub fn first_seed(self) -> u64 {
-        if self.needs_store() { STORE_SEEDS } else { 0 }
+        match self {
+            _ if self.needs_takeover() => TAKEOVER_SEEDS,
+            _ if self.needs_store() => STORE_SEEDS,
+            _ => 0,
+        }
+    }
+
+    /// Whether only a world in which servers take over can show it.
+    fn needs_takeover(self) -> bool {
+        matches!(self, Self::RequestForgotten | Self::WriteRepeated)
     }
 
     /// Whether only a world with a store can show it.
@@ -154,7 +169,11 @@ impl Bug {
             | Self::MappingForgotten
             | Self::EvictionForgotten => Kind::Lost,
             Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
-            Self::DestageAckedEarly | Self::DestageDropped | Self::StaleFill => Kind::Stale,
+            Self::DestageAckedEarly
+            | Self::DestageDropped
+            | Self::StaleFill
+            | Self::WriteRepeated => Kind::Stale,
+            Self::RequestForgotten => Kind::Stuck,
             Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
             // The checksum in the log does not fit. A clean block is read from the primary instead,
             // but the newest version of a dirty one is gone.
@@ -239,6 +258,13 @@ impl Mischief {
             layout: Layout::of(setup),
             ..Self::none()
         }
+    }
+
+    /// Whether the bug interferes with a takeover; counts it.
+    pub fn takes_over_with(&mut self, bug: Bug) -> bool {
+        let interferes = self.bug == Some(bug);
+        self.deeds += u64::from(interferes);
+        interferes
     }
 
     /// Whether an engine is not told of its volume's new mode; counts it.

@@ -240,7 +240,12 @@ impl World {
         self.damage_at_rest();
         self.now += 1;
         self.boot(lost);
-        if self.recover(recoveries, lost)? && self.rng.percent(self.setup.verify_percent) {
+        let serves = self.recover(recoveries, lost)?;
+        if serves && self.setup.takeover && !self.clients.is_empty() {
+            self.send_again()?;
+            return Ok(());
+        }
+        if serves && self.rng.percent(self.setup.verify_percent) {
             self.check_all(!lost)?;
             self.check_lost()?;
         }

@@ -17,6 +17,8 @@ pub struct Tally {
     pub while_loading: u64,
     /// Requests of clients that failed.
     pub failed: u64,
+    /// Requests that a server took over from one that died.
+    pub taken_over: u64,
     /// Starts that were refused.
     pub refusals: u64,
     /// Records of stripes that a failed cache left.
@@ -61,6 +63,7 @@ impl Tally {
         self.events += other.events;
         self.crashes += other.crashes;
         self.recovery_crashes += other.recovery_crashes;
+        self.taken_over += other.taken_over;
         self.requests += other.requests;
         self.while_loading += other.while_loading;
         self.failed += other.failed;

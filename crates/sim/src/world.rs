@@ -24,6 +24,7 @@ use crate::planted::{Deed, Mischief};
 use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::shard::Maker;
+use crate::takeover::UnderWay;
 use crate::tally::Tally;
 use crate::trace::Trace;
 
@@ -67,6 +68,7 @@ pub struct World {
     /// Number of mode switches of each volume.
     pub(crate) switches: Vec<u64>,
     pub(crate) clients: BTreeMap<u64, Client>,
+    pub(crate) under_way: UnderWay,
     pub(crate) next_tag: u64,
     /// The last successful writes of whole blocks: volume, number, place.
     pub(crate) written: VecDeque<(usize, u64, ByteRange)>,
@@ -151,6 +153,7 @@ impl World {
             alone,
             switches: vec![0; setup.volumes.len()],
             clients: BTreeMap::new(),
+            under_way: UnderWay::default(),
             next_tag: 1,
             written: VecDeque::new(),
             wanted: vec![Trust::Full; setup.shards],
@@ -480,10 +483,10 @@ impl World {
         self.server = None;
         self.drop_errand();
         self.events.clear();
-        self.clients.clear();
+        let dies = self.only_dies();
         self.tally.crashes += 1;
         let mut dealer = Dealer::new(self.rng.fork(), self.fates.take());
-        let power = self.setup.power;
+        let power = self.setup.power && !dies;
         for disk in std::iter::once(&mut self.cache).chain(&mut self.primaries) {
             let mut fates = |sectors| dealer.deal(sectors);
             if power {
@@ -496,9 +499,6 @@ impl World {
             self.cache.spoil(at, &bytes);
         }
         self.mischief.crash();
-        for model in self.models.iter_mut().chain(self.alone.iter_mut().flatten()) {
-            model.crash();
-        }
         self.tally.uncertain.get_or_insert(dealer.dealt.len());
         self.trace.mix(&[self.now, 0xdead]);
         self.trace.line(self.now, || format!("crash; fates: {:?}", dealer.dealt));

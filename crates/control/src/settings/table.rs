@@ -225,7 +225,8 @@ pub static TABLE: &[Spec] = &[
         Choice(FuseTransport::names),
         Value("auto"),
         Server(|config| &mut config.server.fuse_transport),
-        "How the kernel passes requests to those files; auto prefers io-uring",
+        "How the kernel passes requests to those files; auto is the device, or io-uring without a \
+         keeper",
     ),
     Spec {
         more: "See [TLS](nbd.md#tls).",

@@ -63,14 +63,17 @@ pub struct MountPoint {
     lasts: AtomicBool,
 }
 
+/// The number, name and size of a file.
+type FileNote = (u8, String, u64);
+
 /// What the keeper holds with the mount.
 #[derive(Serialize, Deserialize)]
 struct Note {
     place: PathBuf,
     version: (u32, u32),
     request_bytes: u32,
-    /// The numbers, names and sizes of the files, by which the kernel knows them.
-    files: Vec<(u8, String, u64)>,
+    /// The kernel knows the files by their numbers.
+    files: Vec<FileNote>,
 }
 
 impl MountPoint {
@@ -360,7 +363,8 @@ pub fn serve(
 ) -> anyhow::Result<()> {
     let NewMount { point, device, ring, resends, version, left } = mount;
     let volumes = pool.registry().volumes();
-    let numbered = volumes.iter().map(|v| (v.id.0, v.name.clone(), v.info.size)).collect();
+    let numbered: Vec<FileNote> =
+        volumes.iter().map(|v| (v.id.0, v.name.clone(), v.info.size)).collect();
     if let Some(left) = left {
         check_same(&left.files, &numbered)?;
         rustix::io::write(&device, &resend()).context("the mount's requests")?;
@@ -405,7 +409,7 @@ pub fn serve(
 }
 
 /// Checks that the files are those of the server before this one: the kernel knows them by number.
-fn check_same(left: &Vec<(u8, String, u64)>, now: &Vec<(u8, String, u64)>) -> anyhow::Result<()> {
+fn check_same(left: &[FileNote], now: &[FileNote]) -> anyhow::Result<()> {
     let changed = left.iter().find(|file| !now.contains(file));
     let Some((_, name, size)) = changed else { return Ok(()) };
     bail!("volume {name}: it is mounted with {size} bytes, and is gone or has another size now")
