@@ -31,6 +31,8 @@ use crate::server::{logging, mount, process};
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
 const TELL_STEP: Duration = Duration::from_millis(10);
+/// Signals that come within this time are one.
+const ONE_SIGNAL: Duration = Duration::from_millis(300);
 
 /// Serves until told to stop.
 pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
@@ -64,17 +66,30 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// When the last signal that stops the server came.
+    last: Option<Instant>,
 }
 
 impl Signals {
     fn catch() -> std::io::Result<Self> {
         let terminate = signal(SignalKind::terminate())?;
         let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())? })
+        Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())?, last: None })
     }
 
-    /// Waits for a signal that stops the server; returns its name.
+    /// Waits for a signal that stops the server; returns its name. A service manager may send one to
+    /// every process of the service, and the keeper passes its own on: both together are one.
     async fn next(&mut self) -> &'static str {
+        loop {
+            let name = self.any().await;
+            if self.last.is_none_or(|last| last.elapsed() >= ONE_SIGNAL) {
+                self.last = Some(Instant::now());
+                return name;
+            }
+        }
+    }
+
+    async fn any(&mut self) -> &'static str {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
