@@ -77,8 +77,8 @@ impl Signals {
         Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())?, last: None })
     }
 
-    /// Waits for a signal that stops the server; returns its name. A service manager may send one to
-    /// every process of the service, and the keeper passes its own on: both together are one.
+    /// Waits for a signal that stops the server; returns its name. A service manager may send one
+    /// to every process of the service, and the keeper passes its own on: both together are one.
     async fn next(&mut self) -> &'static str {
         loop {
             let name = self.any().await;
