@@ -167,7 +167,9 @@ fn used_alone(between: &mut Between<'_>, at: usize) -> anyhow::Result<()> {
 fn change(between: &mut Between<'_>) -> anyhow::Result<()> {
     let at = between.any_served();
     // After a kill or a failed flush the place may be off the record, so detection is not promised.
+    // Of a volume that is new to the cache, nothing is on record.
     if between.is_open()
+        || !between.pool.volumes[at].is_known
         || between.pool.volumes[at].san().is_some()
         || !matches!(between.end, End::Stop | End::Drained)
     {
