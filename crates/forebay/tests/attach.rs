@@ -15,17 +15,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use disk::{Cleanup, can_attach, can_mount, open, refused, serve};
-use support::{Place, Server, client, forebay, noise};
+use disk::{
+    FILE_SYSTEMS, attach, can_attach, can_mount, disk_of, file_content, mount_point, open, refused,
+    run,
+};
+use support::{Place, client, forebay, noise};
 use tools::have;
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 512 * MIB;
-/// A file system, the commands that make and check it, and the programs they need.
-const FILE_SYSTEMS: [(&str, &[&str], &[&str]); 2] = [
-    ("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]),
-    ("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]),
-];
 
 /// Disks of a killed server are identified by their volume's name, which is the same in all tests:
 /// so only one test at a time may have them.
@@ -36,34 +34,6 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     let tools = ["mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck", "git", "tar", "diff"];
     let can = can_attach() && have(&tools);
     can.then(|| DEAD_DISKS.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-/// A primary of `size` bytes, and the arguments to serve it.
-fn disk_of(size: u64) -> (Place, Cleanup, Vec<String>) {
-    let place = Place::new();
-    let cleanup = Cleanup::of(&place, &["mounted"]);
-    place.make("primary", size);
-    let arguments = serve(&place, "primary", &[]);
-    (place, cleanup, arguments)
-}
-
-/// A directory to mount at, and the flag for it.
-fn mount_point(place: &Place) -> (PathBuf, String) {
-    let mounted = place.path("mounted");
-    fs::create_dir_all(&mounted).expect("a directory can be made");
-    let flag = format!("--mount={}", mounted.display());
-    (mounted, flag)
-}
-
-/// Attaches the volume; returns the device.
-fn attach(server: &Server, more: &[&str]) -> String {
-    let device = server.ask(&[&["attach", "disk"], more].concat()).trim().to_owned();
-    assert!(device.starts_with("/dev/loop"), "{device}");
-    device
-}
-
-fn run(command: &[&str], last: &str) -> String {
-    client(command[0], &[&command[1..], &[last]].concat())
 }
 
 /// Unpacks this project's own source from git into a directory.
@@ -130,7 +100,7 @@ fn flushed_files(directory: PathBuf, stop: std::sync::mpsc::Receiver<()>) -> Vec
         let name = format!("file-{seed}");
         let write = || -> std::io::Result<()> {
             let mut file = fs::File::create(directory.join(&name))?;
-            file.write_all(&noise(seed, 1 + seed as usize * 977 % 60_000))?;
+            file.write_all(&file_content(seed))?;
             file.sync_all()?;
             fs::File::open(&directory)?.sync_all()
         };
@@ -178,7 +148,7 @@ fn a_killed_server_loses_no_flushed_file() {
             for (below, seed, name) in &all {
                 let path = mounted.join(below).join(name);
                 let found = fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-                let expected = noise(*seed, 1 + *seed as usize * 977 % 60_000);
+                let expected = file_content(*seed);
                 assert!(found == expected, "{kind}: {} is not whole", path.display());
             }
             server.ask(&["detach", "disk"]);

@@ -16,7 +16,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use disk::{Cleanup, O_DSYNC, can_attach, can_mount, open, serve};
+use disk::{
+    FILE_SYSTEMS, O_DSYNC, attach, can_attach, can_mount, disk_of, file_content, mount_point, open,
+    run,
+};
 use support::nbd::Nbd;
 use support::{Place, Server, client, noise, until};
 use tools::have;
@@ -29,14 +32,6 @@ static DISKS: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     DISKS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn volume(size: u64) -> (Place, Cleanup, Vec<String>) {
-    let place = Place::new();
-    let cleanup = Cleanup::of(&place, &["mounted"]);
-    place.make("primary", size);
-    let arguments = serve(&place, "primary", &[]);
-    (place, cleanup, arguments)
 }
 
 /// Kills the server, and waits until the next one serves.
@@ -61,7 +56,7 @@ fn write_files(directory: &Path, stop: &AtomicBool) -> u64 {
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
         let path = directory.join(format!("file-{count}"));
-        let content = content(count);
+        let content = file_content(count);
         let mut file = fs::File::create(&path).expect("it is made");
         file.write_all(&content).expect("it is written");
         file.sync_all().expect("it is durable");
@@ -71,10 +66,6 @@ fn write_files(directory: &Path, stop: &AtomicBool) -> u64 {
     count
 }
 
-fn content(number: u64) -> Vec<u8> {
-    noise(number, 1 + number as usize * 977 % 60_000)
-}
-
 #[test]
 fn file_systems_do_not_notice_that_the_server_dies() {
     let tools = ["mkfs.xfs", "xfs_repair", "mkfs.ext4", "e2fsck"];
@@ -82,17 +73,12 @@ fn file_systems_do_not_notice_that_the_server_dies() {
         return;
     }
     let _alone = alone();
-    let systems: [(&[&str], &[&str]); 2] = [
-        (&["mkfs.xfs", "-q"], &["xfs_repair", "-n"]),
-        (&["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]),
-    ];
-    for (make, check) in systems {
-        let (place, _cleanup, arguments) = volume(512 * MIB);
+    for (kind, make, check) in FILE_SYSTEMS {
+        let (place, _cleanup, arguments) = disk_of(512 * MIB);
         let server = place.start_kept(&arguments);
-        let device = server.ask(&["attach", "disk"]).trim().to_owned();
-        client(make[0], &[&make[1..], &[device.as_str()]].concat());
-        let mounted = place.path("mounted");
-        fs::create_dir_all(&mounted).expect("a directory can be made");
+        let device = attach(&server, &[]);
+        run(make, &device);
+        let (mounted, _) = mount_point(&place);
         client("mount", &[&device, &mounted.to_string_lossy()]);
         let stop = Arc::new(AtomicBool::new(false));
         let writer = {
@@ -105,15 +91,15 @@ fn file_systems_do_not_notice_that_the_server_dies() {
         }
         stop.store(true, Ordering::Relaxed);
         let count = writer.join().expect("no file saw an error");
-        assert!(count > 20, "{}: {count} files are no load", make[0]);
+        assert!(count > 20, "{kind}: {count} files are no load");
         client("umount", &[&mounted.to_string_lossy()]);
         client("mount", &[&device, &mounted.to_string_lossy()]);
         for number in 0..count {
             let found = fs::read(mounted.join(format!("file-{number}"))).expect("it is there");
-            assert!(found == content(number), "{}: file {number}", make[0]);
+            assert!(found == file_content(number), "{kind}: file {number}");
         }
         client("umount", &[&mounted.to_string_lossy()]);
-        client(check[0], &[&check[1..], &[device.as_str()]].concat());
+        run(check, &device);
         server.ask(&["detach", "disk"]);
         server.stop(&[]);
     }
@@ -126,9 +112,9 @@ fn requests_under_way_are_done_by_the_next_server() {
         return;
     }
     let _alone = alone();
-    let (place, _cleanup, arguments) = volume(256 * MIB);
+    let (place, _cleanup, arguments) = disk_of(256 * MIB);
     let server = place.start_kept(&arguments);
-    let device = server.ask(&["attach", "disk"]).trim().to_owned();
+    let device = attach(&server, &[]);
     let fio = Command::new("fio")
         .args(["--name=verified", "--direct=1", "--rw=randrw", "--bs=4k-64k", "--size=200M"])
         .args(["--ioengine=io_uring", "--iodepth=16", "--verify=crc32c", "--verify_backlog=64"])
@@ -160,7 +146,7 @@ fn open_files_stay_open() {
         return;
     }
     let _alone = alone();
-    let (place, _cleanup, arguments) = volume(64 * MIB);
+    let (place, _cleanup, arguments) = disk_of(64 * MIB);
     let server = place.start_kept(&arguments);
     let file = open(&disk::file(&place), O_DSYNC);
     let texts = place.path("volumes").join(".forebay");
@@ -252,7 +238,7 @@ fn clients_wait_while_no_server_can_start() {
         return;
     }
     let _alone = alone();
-    let (place, _cleanup, arguments) = volume(64 * MIB);
+    let (place, _cleanup, arguments) = disk_of(64 * MIB);
     let server = place.start_kept(&arguments);
     let file = open(&disk::file(&place), 0);
     let control = place.path("control.sock");

@@ -110,8 +110,7 @@ impl Listener {
         let socket = rustix::net::socket_with(kind.0, kind.1, kind.2, None)?;
         rustix::net::bind(&socket, &name)?;
         let applied = access.apply(path);
-        let found = fs::symlink_metadata(path)?;
-        let file = Some((found.dev(), found.ino()));
+        let file = file_at(path);
         let address = Address::Unix { path: path.into(), access };
         let listener = Self { socket, address, file };
         applied?;
@@ -121,28 +120,31 @@ impl Listener {
     }
 
     fn bind_tcp(at: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind(at)?;
+        Self::tcp(TcpListener::bind(at)?)
+    }
+
+    fn tcp(listener: TcpListener) -> io::Result<Self> {
         let address = Address::Tcp(listener.local_addr()?);
         Ok(Self { socket: listener.into(), address, file: None })
     }
 
-    /// A socket that an earlier server of this address has left. The file of a Unix socket is not
-    /// removed until [`Listener::own_file`].
-    #[must_use]
-    pub fn left(address: Address, socket: OwnedFd) -> Self {
-        Self { socket, address, file: None }
-    }
-
-    /// From now on the socket's file goes with the listener.
+    /// A socket that an earlier server has left, which was bound to `address`. The file of a Unix
+    /// socket is not removed until [`Listener::own_file`].
     ///
     /// # Errors
-    /// If there is no such file.
-    pub fn own_file(&mut self) -> io::Result<()> {
-        if let Address::Unix { path, .. } = &self.address {
-            let found = fs::symlink_metadata(path)?;
-            self.file = Some((found.dev(), found.ino()));
+    /// If it is no such socket.
+    pub fn left(address: Address, socket: OwnedFd) -> io::Result<Self> {
+        match address {
+            Address::Tcp(_) => Self::tcp(socket.into()),
+            Address::Unix { .. } => Ok(Self { socket, address, file: None }),
         }
-        Ok(())
+    }
+
+    /// From now on the file of a Unix socket goes with the listener, if it is still there.
+    pub fn own_file(&mut self) {
+        if let Address::Unix { path, .. } = &self.address {
+            self.file = file_at(path);
+        }
     }
 
     /// The address it listens on, with the port that the kernel chose.
@@ -212,12 +214,17 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let Address::Unix { path, .. } = &self.address else { return };
-        let found = fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()));
+        let found = file_at(path);
         if found.is_some() && found == self.file {
             // If the file cannot be removed here, the next server removes it.
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Device and inode of the file at `path`, if there is one.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Removes the socket file of a server that is gone.

@@ -241,9 +241,8 @@ impl World {
         self.now += 1;
         self.boot(lost);
         let serves = self.recover(recoveries, lost)?;
-        if serves && self.setup.takeover && !self.clients.is_empty() {
-            self.send_again()?;
-            return Ok(());
+        if serves && !self.clients.is_empty() {
+            return self.send_again();
         }
         if serves && self.rng.percent(self.setup.verify_percent) {
             self.check_all(!lost)?;

@@ -60,9 +60,6 @@ impl World {
     pub(crate) fn send_again(&mut self) -> Result<(), Failure> {
         let mut again: Vec<(u64, Io)> =
             self.under_way.requests.iter().map(|(&tag, io)| (tag, copy_of(io))).collect();
-        if again.is_empty() {
-            return Ok(());
-        }
         if self.rng.percent(50) {
             again.reverse();
         }

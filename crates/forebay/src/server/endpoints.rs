@@ -15,17 +15,22 @@ use forebay_frontend_nbd::{Limits, NbdServer, Tls, TlsConfig};
 use forebay_runtime::{Access, Address, Listener, Pool, SessionFactory};
 
 use crate::busy;
-use crate::server::kept::{Held, Kept};
+use crate::server::kept::Kept;
 
 /// Default permission bits of a Unix socket: owner and group.
 const SOCKET_MODE: u32 = 0o660;
 
 /// Sockets that are bound, and certificates that are loaded.
 pub struct Endpoints {
-    listeners: Vec<(TlsPolicy, Listener)>,
+    listeners: Vec<Bound>,
     tls: Option<TlsConfig>,
-    /// The names under which the keeper holds the listeners.
-    names: Vec<String>,
+}
+
+struct Bound {
+    listener: Listener,
+    policy: TlsPolicy,
+    /// The name under which the keeper holds it.
+    name: String,
 }
 
 impl Endpoints {
@@ -33,34 +38,33 @@ impl Endpoints {
     pub fn open(config: &Config, kept: &mut Kept) -> anyhow::Result<Self> {
         let server = &config.server;
         let tls = certificates(server)?;
-        let (mut listeners, mut names) = (Vec::new(), Vec::new());
+        let mut listeners = Vec::new();
         for endpoint in &server.nbd {
             let policy = endpoint.tls_by(server.tls);
             for address in addresses(endpoint)? {
-                let name = format!("listener {} {address}", names.len());
+                let name = format!("listener {} {address}", listeners.len());
                 let listener = match kept.take(&name) {
-                    Some(left) => Listener::left(address_of(&left, address)?, left.descriptor),
+                    Some(left) => Listener::left(address, left.descriptor).context(name.clone())?,
                     None => busy::bind(|| Listener::bind(&address)).map_err(no_listener)?,
                 };
                 warn_if_open(policy, listener.address());
-                listeners.push((policy, listener));
-                names.push(name);
+                listeners.push(Bound { listener, policy, name });
             }
         }
-        Ok(Self { listeners, tls, names })
+        Ok(Self { listeners, tls })
     }
 
     /// The addresses that clients connect to, with the ports that the kernel chose.
     pub fn addresses(&self) -> impl Iterator<Item = String> {
-        self.listeners.iter().map(|(_, listener)| listener.address().to_string())
+        self.listeners.iter().map(|bound| bound.listener.address().to_string())
     }
 
     /// Serves the pool's volumes. The keeper gets the sockets, so that clients can connect while
     /// there is no server.
     pub fn serve(self, pool: &Pool, buffers: &BufPool, kept: &Kept) -> anyhow::Result<()> {
-        for ((policy, mut listener), name) in self.listeners.into_iter().zip(self.names) {
-            listener.own_file().with_context(|| listener.address().to_string())?;
-            kept.hold(&name, &note_of(listener.address()), listener.as_fd())?;
+        for Bound { mut listener, policy, name } in self.listeners {
+            listener.own_file();
+            kept.hold(&name, "", listener.as_fd())?;
             let tls = match (policy, &self.tls) {
                 (TlsPolicy::Off, _) | (_, None) => Tls::Off,
                 (TlsPolicy::Allowed, Some(tls)) => Tls::Allowed(tls.clone()),
@@ -72,22 +76,6 @@ impl Endpoints {
         }
         Ok(())
     }
-}
-
-/// The note beside a socket: the port that the kernel chose.
-fn note_of(address: &Address) -> String {
-    match address {
-        Address::Tcp(at) => at.to_string(),
-        Address::Unix { .. } => String::new(),
-    }
-}
-
-/// The address of a socket that an earlier server of `configured` has left.
-fn address_of(left: &Held, configured: Address) -> anyhow::Result<Address> {
-    Ok(match configured {
-        Address::Tcp(_) => Address::Tcp(left.note.parse().context("a socket that was left")?),
-        unix @ Address::Unix { .. } => unix,
-    })
 }
 
 /// Creates the sessions of an endpoint's clients.

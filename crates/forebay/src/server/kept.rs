@@ -95,17 +95,11 @@ impl Kept {
         self.hold(name, "", file.as_fd())
     }
 
-    /// Tells the keeper that clients are served.
-    pub fn tell_ready(&self) -> io::Result<()> {
-        self.tell(&Message::Ready)
-    }
-
-    /// Tells the keeper that the server stops in order.
-    pub fn tell_stopping(&self) -> io::Result<()> {
-        self.tell(&Message::Stopping)
-    }
-
-    fn tell(&self, message: &Message) -> io::Result<()> {
+    /// Sends the keeper a message without a descriptor.
+    ///
+    /// # Errors
+    /// If the keeper is gone.
+    pub fn tell(&self, message: &Message) -> io::Result<()> {
         self.line.as_ref().map_or(Ok(()), |line| line.send(message, None))
     }
 }

@@ -26,7 +26,6 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
-
 use serde::{Deserialize, Serialize};
 
 use crate::disk::{loops, mounts};

@@ -18,7 +18,7 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use crate::keeper;
+use crate::keeper::{self, Message};
 use crate::output;
 use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
@@ -55,7 +55,7 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     if !is_restart {
         output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
     }
-    serving.kept.tell_ready()?;
+    serving.kept.tell(&Message::Ready)?;
     process::notify(NotifyState::Ready);
     runtime.block_on(serving.until_stopped(&mut signals))
 }
@@ -136,10 +136,8 @@ impl Serving {
         let pool = Pool::start(plan)?;
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
-        let mount = match place {
-            Some(place) => Some(place.mount(config.server.fuse_transport, kept.is_there())?),
-            None => None,
-        };
+        let transport = config.server.fuse_transport;
+        let mount = place.map(|place| place.mount(transport, kept.is_there())).transpose()?;
         let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
         let (stop, asked) = unbounded_channel();
         let facts = Facts {
@@ -175,7 +173,7 @@ impl Serving {
             }
         };
         process::notify(NotifyState::Stopping);
-        if let Err(error) = self.kept.tell_stopping() {
+        if let Err(error) = self.kept.tell(&Message::Stopping) {
             tracing::warn!(%error, "the keeper is gone");
         }
         self.running.set_stopping();

@@ -7,13 +7,19 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Place, Server, client, forebay};
+use crate::support::{Place, Server, client, forebay, noise};
 use crate::tools::{have, skip, succeeds};
 
 /// `O_DIRECT` and `O_DSYNC` of this machine.
 pub const O_DIRECT: i32 = if cfg!(target_arch = "aarch64") { 0o200_000 } else { 0o40_000 };
 /// Writes are durable when they return.
 pub const O_DSYNC: i32 = 0o10_000;
+
+/// A file system, the commands that make and check it, and the programs they need.
+pub const FILE_SYSTEMS: [(&str, &[&str], &[&str]); 2] = [
+    ("xfs", &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]),
+    ("ext4", &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]),
+];
 
 /// Whether this machine lets the test mount; prints why if not.
 pub fn can_mount() -> bool {
@@ -49,6 +55,40 @@ pub fn serve(place: &Place, primary: &str, more: &[&str]) -> Vec<String> {
     arguments.push(format!("--fuse={}", place.text("volumes")));
     arguments.extend(more.iter().map(|&more| more.to_owned()));
     arguments
+}
+
+/// A primary of `size` bytes, and the arguments to serve it.
+pub fn disk_of(size: u64) -> (Place, Cleanup, Vec<String>) {
+    let place = Place::new();
+    let cleanup = Cleanup::of(&place, &["mounted"]);
+    place.make("primary", size);
+    let arguments = serve(&place, "primary", &[]);
+    (place, cleanup, arguments)
+}
+
+/// A directory to mount at, and the flag for it.
+pub fn mount_point(place: &Place) -> (PathBuf, String) {
+    let mounted = place.path("mounted");
+    std::fs::create_dir_all(&mounted).expect("a directory can be made");
+    let flag = format!("--mount={}", mounted.display());
+    (mounted, flag)
+}
+
+/// Attaches the volume; returns the device.
+pub fn attach(server: &Server, more: &[&str]) -> String {
+    let device = server.ask(&[&["attach", "disk"], more].concat()).trim().to_owned();
+    assert!(device.starts_with("/dev/loop"), "{device}");
+    device
+}
+
+/// Runs a command with one more argument, which must succeed; returns its output.
+pub fn run(command: &[&str], last: &str) -> String {
+    client(command[0], &[&command[1..], &[last]].concat())
+}
+
+/// The content of a file of a test, by its number.
+pub fn file_content(number: u64) -> Vec<u8> {
+    noise(number, 1 + number as usize * 977 % 60_000)
 }
 
 /// The volume's file.

@@ -62,8 +62,8 @@ impl From<WireError> for HandshakeError {
 
 /// The message by which a server asks for the requests that the server before it left unanswered.
 #[must_use]
-pub fn resend() -> Vec<u8> {
-    OutHeader::resend().encode().to_vec()
+pub fn resend() -> [u8; OutHeader::BYTES] {
+    OutHeader::resend().encode()
 }
 
 /// Parses the kernel's first message. With `ring`, io_uring is agreed on if the kernel offers it.
