@@ -52,10 +52,11 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     };
     let serving = Serving::start(&args, &config, kept)?;
     serving.kept.hold_configuration(text.as_deref())?;
+    // First the keeper: a server that says it is ready comes back if it dies.
+    serving.kept.tell(&Message::Ready)?;
     if !is_restart {
         output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
     }
-    serving.kept.tell(&Message::Ready)?;
     process::notify(NotifyState::Ready);
     runtime.block_on(serving.until_stopped(&mut signals))
 }

@@ -227,11 +227,13 @@ impl Server {
         self.child.id()
     }
 
-    /// Kills the server of a keeper; returns its process id.
+    /// Kills the server of a keeper, and waits until it is gone: until then it may take a client.
+    /// Returns its process id.
     pub fn kill_kept(&self) -> u32 {
         let served = children(self.child.id());
         let &[pid] = &served[..] else { panic!("a keeper has one server: {served:?}") };
         send("KILL", pid);
+        until("the server is gone", || !children(self.child.id()).contains(&pid));
         pid
     }
 
