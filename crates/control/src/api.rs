@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::pool::{
-    Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, VolumeSnapshot,
+    Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, UpgradeSnapshot,
+    UpgradeState, VolumeSnapshot,
 };
 use crate::problems::{of_volume, problems};
 
@@ -357,6 +358,51 @@ pub struct StopRequest {
     /// Whether to write all dirty data to the primaries first.
     #[serde(default)]
     pub drain: bool,
+}
+
+/// The program that is to take over from the server.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpgradeRequest {
+    /// Absolute path on the server's host.
+    pub program: String,
+}
+
+/// An upgrade.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct UpgradeStatus {
+    /// Its number; 0 if there was none.
+    pub id: u64,
+    /// Path of the program.
+    pub program: String,
+    /// `running`, `done`, `failed`, or `none`.
+    pub state: String,
+    /// Seconds for which clients waited.
+    pub pause_seconds: Option<f64>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl UpgradeStatus {
+    /// The status derived from a snapshot.
+    #[must_use]
+    pub fn of(upgrade: Option<&UpgradeSnapshot>) -> Self {
+        let Some(upgrade) = upgrade else {
+            return Self { state: "none".to_owned(), ..Self::default() };
+        };
+        let state = match upgrade.state {
+            UpgradeState::Running => "running",
+            UpgradeState::Done => "done",
+            UpgradeState::Failed => "failed",
+        };
+        Self {
+            id: upgrade.id,
+            program: upgrade.program.display().to_string(),
+            state: state.to_owned(),
+            pause_seconds: upgrade.pause,
+            error: upgrade.error.clone(),
+        }
+    }
 }
 
 /// Confirms that a command will be carried out.

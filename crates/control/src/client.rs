@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 
 use crate::api::{
     Accepted, ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus,
-    VolumeStatus,
+    UpgradeRequest, UpgradeStatus, VolumeStatus,
 };
 
 /// Time limit for an answer.
@@ -169,6 +169,23 @@ impl Client {
     /// As for [`Client::status`].
     pub fn stop_trace(&self, volume: &str) -> Result<TraceStatus, ClientError> {
         self.ask("DELETE", &format!("/v1/volumes/{}/trace", escaped(volume)), None::<&()>)
+    }
+
+    /// Lets another program take over from the server; [`Client::last_upgrade`] tells the outcome.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn upgrade(&self, program: &Path) -> Result<UpgradeStatus, ClientError> {
+        let program = program.display().to_string();
+        self.ask("POST", "/v1/upgrade", Some(&UpgradeRequest { program }))
+    }
+
+    /// The last upgrade.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn last_upgrade(&self) -> Result<UpgradeStatus, ClientError> {
+        self.ask("GET", "/v1/upgrade", None::<&()>)
     }
 
     /// Tells the server to stop. It has stopped when its socket is gone.

@@ -25,7 +25,7 @@ pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{exposed_name, exposition};
 pub use pool::{
     Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot,
-    TraceSnapshot, TraceTarget, VolumeSnapshot,
+    TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
 };
 pub use server::{ControlSocket, Server};
 pub use socket::{SocketError, default_socket};

@@ -1,7 +1,7 @@
 //! The interface that control needs to a running pool. The binary implements [`PoolControl`] over
 //! the shard threads, the tests over a table.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_block::Instant;
@@ -49,6 +49,15 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When there is no such volume, or it has never been recorded.
     fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError>;
 
+    /// Begins to let another program take over from the server, and returns at once.
+    ///
+    /// # Errors
+    /// When the server has no keeper, an upgrade is under way, or the program cannot be one.
+    fn upgrade(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError>;
+
+    /// The last upgrade: the running one, or the one by which this server came, or one that failed.
+    fn last_upgrade(&self) -> Option<UpgradeSnapshot>;
+
     /// Begins to stop the server and returns at once. With `drain`, it stops once nothing is dirty.
     ///
     /// # Errors
@@ -82,6 +91,32 @@ pub struct TraceSnapshot {
     pub dropped: u64,
     /// Why it failed.
     pub error: Option<String>,
+}
+
+/// An upgrade at one moment.
+#[derive(Clone, PartialEq, Debug)]
+pub struct UpgradeSnapshot {
+    /// Its number, larger than those of earlier ones.
+    pub id: u64,
+    /// The program.
+    pub program: PathBuf,
+    /// Whether it is running, or how it ended.
+    pub state: UpgradeState,
+    /// The time for which clients waited, in seconds.
+    pub pause: Option<f64>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// The state of an upgrade.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UpgradeState {
+    /// The program checks whether it can take over, or takes over.
+    Running,
+    /// The program serves.
+    Done,
+    /// The program before it serves.
+    Failed,
 }
 
 /// The state of a pool at one moment.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -21,7 +22,7 @@ use utoipa::OpenApi;
 use crate::access::SocketAccess;
 use crate::api::{
     Accepted, CacheSettings, ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest,
-    TraceStatus, VolumeInForce, VolumeSettings, VolumeStatus,
+    TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings, VolumeStatus,
 };
 use crate::error::{ControlError, ControlErrorKind};
 use crate::job::Jobs;
@@ -43,7 +44,9 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// early, so that a server that could not be controlled fails before it touches a device.
 pub struct ControlSocket {
     listener: std::os::unix::net::UnixListener,
-    file: SocketFile,
+    path: PathBuf,
+    /// `None` if it is not to be removed.
+    file: Option<SocketFile>,
 }
 
 impl ControlSocket {
@@ -53,13 +56,26 @@ impl ControlSocket {
     /// When another server holds the path, or the socket cannot be created.
     pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, SocketError> {
         let listener = listen(path, access)?;
-        Ok(Self { listener, file: SocketFile(path.to_owned()) })
+        Ok(Self { listener, path: path.to_owned(), file: Some(SocketFile(path.to_owned())) })
+    }
+
+    /// The socket that an earlier server has left, bound to `path`. Its file stays if it is never
+    /// served.
+    #[must_use]
+    pub fn left(path: &Path, socket: OwnedFd) -> Self {
+        Self { listener: socket.into(), path: path.to_owned(), file: None }
     }
 
     /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.file.0
+        &self.path
+    }
+}
+
+impl AsFd for ControlSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 }
 
@@ -85,8 +101,8 @@ impl Server {
     /// # Errors
     /// When the thread or the runtime cannot be created.
     pub fn start(socket: ControlSocket, pool: Arc<dyn PoolControl>) -> Result<Self, SocketError> {
-        let ControlSocket { listener, file } = socket;
-        let failed = |source| SocketError::Io { path: file.0.clone(), source };
+        let ControlSocket { listener, path, file } = socket;
+        let failed = |source| SocketError::Io { path: path.clone(), source };
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let listener = {
@@ -100,7 +116,15 @@ impl Server {
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body);
         let thread = Some(thread.map_err(failed)?);
+        let file = file.unwrap_or_else(|| SocketFile(path));
         Ok(Self { file: Some(file), farewell: Some(farewell), thread })
+    }
+
+    /// Stops the API, and leaves the socket to the next server.
+    pub fn leave(mut self) {
+        if let Some(file) = self.file.take() {
+            std::mem::forget(file);
+        }
     }
 }
 
@@ -244,6 +268,8 @@ mod held {
         start_trace,
         trace,
         stop_trace,
+        upgrade,
+        last_upgrade,
         stop,
         metrics,
         description
@@ -262,6 +288,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/drain", post(drain))
         .route("/v1/jobs", get(jobs))
         .route("/v1/jobs/{id}", get(job).delete(cancel))
+        .route("/v1/upgrade", get(last_upgrade).post(upgrade))
         .route("/v1/stop", post(stop))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(description))
@@ -447,18 +474,23 @@ async fn start_trace(
     request: Result<Json<TraceRequest>, JsonRejection>,
 ) -> Answer<(StatusCode, Json<TraceStatus>)> {
     let Json(TraceRequest { path, seconds }) = request?;
-    let path = PathBuf::from(path);
-    if !path.is_absolute() {
-        let what = format!("{} is not a whole path", path.display());
-        let hint = "name the file from the root of the server's host";
-        return Err(ControlError::new(ControlErrorKind::Invalid, what, hint).into());
-    }
-    let to = TraceTarget { path, limit: seconds.map(Duration::from_secs) };
+    let to = TraceTarget { path: absolute(path)?, limit: seconds.map(Duration::from_secs) };
     let status = ask(move || {
         shared.pool.start_trace(&name, &to)?;
         recording(&*shared.pool, &name)
     });
     Ok((StatusCode::CREATED, Json(status.await?)))
+}
+
+/// A path on the server's host.
+fn absolute(path: String) -> Result<PathBuf, ControlError> {
+    let path = PathBuf::from(path);
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    let what = format!("{} is not a whole path", path.display());
+    let hint = "name the file from the root of the server's host";
+    Err(ControlError::new(ControlErrorKind::Invalid, what, hint))
 }
 
 /// The volume's recording: the running or the last one.
@@ -486,6 +518,27 @@ fn recording(pool: &dyn PoolControl, volume: &str) -> Result<TraceStatus, Contro
     let trace = pool.trace(volume)?;
     let trace = trace.ok_or_else(|| ControlError::no_trace(volume))?;
     Ok(TraceStatus::of(volume, &trace))
+}
+
+/// Lets another program take over from the server. The answer comes at once; GET tells the outcome,
+/// also that of the server that comes next.
+#[utoipa::path(post, path = "/v1/upgrade", request_body = UpgradeRequest, responses(
+    (status = 202, body = UpgradeStatus), (status = 400, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+async fn upgrade(
+    State(shared): State<Shared>,
+    request: Result<Json<UpgradeRequest>, JsonRejection>,
+) -> Answer<(StatusCode, Json<UpgradeStatus>)> {
+    let Json(UpgradeRequest { program }) = request?;
+    let program = absolute(program)?;
+    let begun = ask(move || shared.pool.upgrade(&program)).await?;
+    Ok((StatusCode::ACCEPTED, Json(UpgradeStatus::of(Some(&begun)))))
+}
+
+/// The last upgrade.
+#[utoipa::path(get, path = "/v1/upgrade", responses((status = 200, body = UpgradeStatus)))]
+async fn last_upgrade(State(shared): State<Shared>) -> Answer<Json<UpgradeStatus>> {
+    ask(move || Ok(Json(UpgradeStatus::of(shared.pool.last_upgrade().as_ref())))).await
 }
 
 /// Stops the server in order. The answer comes at once; the socket is gone once it has stopped.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use forebay_control::settings::{Change, Spec, in_force, parse_named};
 use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Keeper, Latency,
     PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget,
-    VolumeSnapshot, exposed_name,
+    UpgradeSnapshot, UpgradeState, VolumeSnapshot, exposed_name,
 };
 use forebay_engine::{
     ContentLocality, Eviction, Health, Lookups, Mode, STATISTICS, State, Stats, VolumeState,
@@ -34,6 +34,7 @@ struct Table {
     asked: Mutex<Vec<String>>,
     answers: Mutex<Result<(), ControlError>>,
     trace: Mutex<Option<TraceSnapshot>>,
+    upgrade: Mutex<Option<UpgradeSnapshot>>,
 }
 
 fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -128,6 +129,18 @@ impl PoolControl for Table {
         })
     }
 
+    fn upgrade(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError> {
+        self.ask(format!("upgrade to {}", program.display()))?;
+        let state = UpgradeState::Running;
+        let program = program.to_owned();
+        let upgrade = UpgradeSnapshot { id: 17, program, state, pause: None, error: None };
+        Ok(locked(&self.upgrade).insert(upgrade).clone())
+    }
+
+    fn last_upgrade(&self) -> Option<UpgradeSnapshot> {
+        locked(&self.upgrade).clone()
+    }
+
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
         for Change { spec, volume, value } in changes {
             let value = value.as_deref().unwrap_or("as configured");
@@ -198,6 +211,7 @@ impl Served {
             asked: Mutex::default(),
             answers: Mutex::new(Ok(())),
             trace: Mutex::default(),
+            upgrade: Mutex::default(),
         });
         let pool: Arc<dyn PoolControl> = Arc::clone(&table) as _;
         let bound =
@@ -463,6 +477,28 @@ fn metrics_are_what_prometheus_reads() {
 }
 
 #[test]
+fn an_upgrade_is_begun_and_its_outcome_told() {
+    let served = Served::new();
+    assert_eq!(served.client.last_upgrade().expect("it answers").state, "none");
+    let error = served.client.upgrade(Path::new("bin/new")).expect_err("no whole path");
+    assert!(error.to_string().contains("bin/new is not a whole path"), "{error}");
+    let begun = served.client.upgrade(Path::new("/bin/new")).expect("it begins");
+    assert_eq!((begun.id, begun.state.as_str()), (17, "running"));
+    assert_eq!(served.table.asked(), ["upgrade to /bin/new"]);
+    let failed = UpgradeSnapshot {
+        id: 17,
+        program: "/bin/new".into(),
+        state: UpgradeState::Failed,
+        pause: Some(0.5),
+        error: Some("too old".to_owned()),
+    };
+    *locked(&served.table.upgrade) = Some(failed);
+    let ended = served.client.last_upgrade().expect("it answers");
+    assert_eq!((ended.state.as_str(), ended.pause_seconds), ("failed", Some(0.5)));
+    assert_eq!((ended.program.as_str(), ended.error.as_deref()), ("/bin/new", Some("too old")));
+}
+
+#[test]
 fn the_description_lists_every_route() {
     let served = Served::new();
     let openapi: serde_json::Value =
@@ -478,6 +514,7 @@ fn the_description_lists_every_route() {
         "/v1/set",
         "/v1/status",
         "/v1/stop",
+        "/v1/upgrade",
         "/v1/volumes/{name}",
         "/v1/volumes/{name}/drain",
         "/v1/volumes/{name}/set",

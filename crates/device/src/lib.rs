@@ -34,4 +34,4 @@ pub use ring::Alarm;
 pub use ring::{
     Client, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup, Waker,
 };
-pub use uri::{open_cache, open_cache_read_only, open_primary};
+pub use uri::{open_cache, open_cache_read_only, open_primary, primary_size};

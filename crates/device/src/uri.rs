@@ -28,7 +28,7 @@ use std::time::Duration;
 use crate::device::BlockDevice;
 use crate::emulate::{EmulatedDevice, Profile};
 use crate::error::OpenError;
-use crate::file::{FileDevice, OpenMode};
+use crate::file::{FileDevice, OpenMode, extent};
 use crate::layer::delay::DelayDevice;
 use crate::layer::fault::{FaultDevice, Faults};
 use crate::nbd::{Address, NbdDevice, Peer};
@@ -71,6 +71,23 @@ pub fn open_primary(uri: &str) -> Result<Arc<dyn BlockDevice>, OpenError> {
         }
     };
     Ok(layers.over(device))
+}
+
+/// The size in bytes of the file or block device that `uri` names, whoever is using it; `None` for
+/// a server on a network.
+///
+/// # Errors
+/// When the URI is invalid, or the device cannot be opened.
+pub fn primary_size(uri: &str) -> Result<Option<u64>, OpenError> {
+    let mut parsed = Uri::parse(uri)?;
+    parsed.layers()?;
+    let path = match parsed.scheme {
+        None => PathBuf::from(parsed.rest),
+        Some(Scheme::File) => parsed.file_path()?,
+        Some(Scheme::Nbd | Scheme::NbdUnix) => return Ok(None),
+    };
+    parsed.finish()?;
+    extent(&path).map(Some)
 }
 
 /// Layers over a device, lowest first: faults come first, so that a failed request takes time too.

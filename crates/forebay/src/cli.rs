@@ -9,6 +9,7 @@ use crate::client::drain::DrainArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
 use crate::client::stop::StopArgs;
+use crate::client::upgrade::UpgradeArgs;
 use crate::completions::CompletionsArgs;
 use crate::disk::attach::AttachArgs;
 use crate::disk::detach::DetachArgs;
@@ -67,6 +68,14 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay set db mode=write-through\n  \
         forebay set eviction=lru\n  forebay set db mode=default")]
     Set(SetArgs),
+    /// Let another program, such as a newer version, take over from the server
+    ///
+    /// It first checks the configuration and the cache; then it serves, and clients see a short
+    /// pause and no error. If it cannot, the server goes on as before, or comes back, and the exit
+    /// code is 1. The configuration is read again.
+    #[command(after_help = "Examples:\n  forebay upgrade\n  \
+        forebay upgrade /usr/local/bin/forebay-1.3")]
+    Upgrade(UpgradeArgs),
     /// Make a volume a disk of this machine, and mount it if asked
     ///
     /// A loop device over the volume's file, which `serve --fuse` mounts. Prints the device.

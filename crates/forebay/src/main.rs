@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Drain(args) => client::drain::run(&args),
         Command::Stop(args) => client::stop::run(&args),
         Command::Set(args) => client::set::run(&args),
+        Command::Upgrade(args) => client::upgrade::run(&args),
         Command::Attach(args) => disk::attach::run(&args),
         Command::Detach(args) => disk::detach::run(&args),
         Command::Analyze(args) => analyze::run(&args),

@@ -7,9 +7,9 @@ mod support;
 mod tools;
 
 use std::fs;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use disk::{
     FILE_SYSTEMS, O_DSYNC, attach, can_attach, can_mount, disk_of, file_content, mount_point, open,
-    run,
+    run, write_files,
 };
 use support::nbd::Nbd;
 use support::{Place, Server, client, noise, until};
@@ -48,22 +48,6 @@ fn status(server: &Server) -> Option<serde_json::Value> {
     let control = server.control_argument();
     let output = support::forebay(&["status", "--json", &control]);
     serde_json::from_slice(&output.stdout).ok()
-}
-
-/// Writes files, makes them durable and reads them back, until told to stop. Any error is a
-/// failure.
-fn write_files(directory: &Path, stop: &AtomicBool) -> u64 {
-    let mut count = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let path = directory.join(format!("file-{count}"));
-        let content = file_content(count);
-        let mut file = fs::File::create(&path).expect("it is made");
-        file.write_all(&content).expect("it is written");
-        file.sync_all().expect("it is durable");
-        assert!(fs::read(&path).expect("it is read") == content, "{}", path.display());
-        count += 1;
-    }
-    count
 }
 
 #[test]
@@ -241,9 +225,8 @@ fn clients_wait_while_no_server_can_start() {
     let (place, _cleanup, arguments) = disk_of(64 * MIB);
     let server = place.start_kept(&arguments);
     let file = open(&disk::file(&place), 0);
-    let control = place.path("control.sock");
-    fs::remove_file(&control).expect("it is there");
-    fs::write(&control, "in the way").expect("it is written");
+    let (primary, away) = (place.path("primary"), place.path("away"));
+    fs::rename(&primary, &away).expect("it is there");
     server.kill_kept();
     let reader = thread::spawn(move || {
         let mut block = [1; BLOCK as usize];
@@ -251,7 +234,7 @@ fn clients_wait_while_no_server_can_start() {
     });
     server.log("the server does not start");
     assert!(!reader.is_finished());
-    fs::remove_file(&control).expect("it is there");
+    fs::rename(&away, &primary).expect("it is there");
     let block = reader.join().expect("it ends").expect("no error");
     assert_eq!(block, [0; BLOCK as usize]);
     server.log("serves again");

@@ -22,6 +22,8 @@ use forebay_fuse_wire::{Header, Message, split};
 use forebay_volume::ClientKey;
 use rustix::io::Errno;
 
+use crate::message::End;
+
 /// Requests from the device in flight in one thread; the kernel keeps the others.
 const DEVICE_REQUESTS_MAX: u32 = 256;
 /// Messages read from the device in one turn.
@@ -157,9 +159,12 @@ impl Channel {
         self.in_flight
     }
 
-    /// Refuses requests from now on.
-    pub fn shut(&mut self) {
-        self.shut = true;
+    /// Refuses requests from now on, or leaves them with the kernel for the next server.
+    pub fn shut(&mut self, end: End) {
+        match end {
+            End::Stop => self.shut = true,
+            End::HandOver => self.over = true,
+        }
     }
 
     /// Processes the completions of the ring.

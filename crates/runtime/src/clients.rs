@@ -17,6 +17,7 @@ use forebay_volume::{ClientKey, Done};
 use crate::connection::{Connection, Kind, Next, Patience};
 use crate::listen::Listener;
 use crate::memory::{Grant, Memory};
+use crate::message::End;
 use crate::pace::Allowance;
 use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
 
@@ -178,8 +179,11 @@ impl Clients {
     }
 
     /// Closes the listeners, and reads no more input from any client.
-    pub fn shut(&mut self) {
+    pub fn shut(&mut self, end: End) {
         self.shut = true;
+        if end == End::HandOver {
+            self.listeners.iter_mut().for_each(|listening| listening.socket.leave_file());
+        }
         self.listeners.clear();
         for (at, connection) in self.table.iter_mut() {
             connection.end_input();
@@ -192,7 +196,7 @@ impl Clients {
 
     /// Closes every connection, even with replies unsent.
     pub fn cut_off(&mut self) {
-        self.shut();
+        self.shut(End::Stop);
         for (_, connection) in self.table.iter_mut() {
             connection.close();
         }

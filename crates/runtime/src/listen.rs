@@ -147,6 +147,11 @@ impl Listener {
         }
     }
 
+    /// The file of a Unix socket stays when this is dropped: the next server has the socket.
+    pub fn leave_file(&mut self) {
+        self.file = None;
+    }
+
     /// The address it listens on, with the port that the kernel chose.
     #[must_use]
     pub fn address(&self) -> &Address {

@@ -53,6 +53,15 @@ pub enum Message {
     Command(Command),
 }
 
+/// The end of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// Requests that come too late are refused.
+    Stop,
+    /// They wait for the next server. The files of sockets stay.
+    HandOver,
+}
+
 /// A command from the pool's owner to a thread.
 pub enum Command {
     /// Accept connections; answered when accepting has begun, or failed.
@@ -70,7 +79,7 @@ pub enum Command {
     /// Begin or end sending the client requests of a volume to this sink.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.
-    Quiesce(Sender<usize>),
+    Quiesce(End, Sender<usize>),
     /// Close the remaining connections.
     CutOff,
     /// Stop the shard; answered when it has stopped. The thread then ends.

@@ -27,7 +27,7 @@ use crate::events;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
 use crate::memory::{CLIENT_MEMORY, Memory};
-use crate::message::{Command, Latencies, Message, Snapshot};
+use crate::message::{Command, End, Latencies, Message, Snapshot};
 use crate::places::Places;
 use crate::record::{Recording, RecordingPlan};
 use crate::thread::{self, Plan, Started};
@@ -35,6 +35,8 @@ use crate::witness::{Clerk, Record, Witness};
 
 /// Default for the time in which clients must take their last answers.
 pub const FAREWELL_PATIENCE: Duration = Duration::from_secs(10);
+/// The same if the next server waits.
+const HAND_OVER_FAREWELL: Duration = Duration::from_secs(1);
 /// Time in which the shards must stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(120);
 /// Time in which a thread must report its state.
@@ -426,10 +428,16 @@ impl Pool {
         self.command_all(|| Command::Drain(false));
     }
 
+    /// Stops in order, and leaves requests that come too late to the next server: those of the
+    /// mount stay with the kernel, and clients can connect to sockets that others hold.
+    pub fn hand_over(&self) -> Stopped {
+        self.inner.end(End::HandOver, false)
+    }
+
     /// Stops in order, after a drain if `drain` is set. Waits until the threads have ended; a
     /// second call returns the same result.
     pub fn stop(&self, drain: bool) -> Stopped {
-        self.inner.stop(drain)
+        self.inner.end(End::Stop, drain)
     }
 
     fn command(&self, shard: usize, command: Command) {
@@ -442,13 +450,18 @@ impl Pool {
 }
 
 impl Inner {
-    fn stop(&self, drain: bool) -> Stopped {
+    fn end(&self, end: End, drain: bool) -> Stopped {
         let _only_one = locked(&self.stopping);
-        self.stopped.get_or_init(|| self.stop_threads(drain)).clone()
+        self.stopped.get_or_init(|| self.stop_threads(end, drain)).clone()
     }
 
-    fn stop_threads(&self, drain: bool) -> Stopped {
-        let quiet = self.ask_all(self.farewell, Command::Quiesce);
+    fn stop_threads(&self, end: End, drain: bool) -> Stopped {
+        let farewell = match end {
+            End::Stop => self.farewell,
+            // Others wait.
+            End::HandOver => self.farewell.min(HAND_OVER_FAREWELL),
+        };
+        let quiet = self.ask_all(farewell, |answer| Command::Quiesce(end, answer));
         if !quiet {
             tracing::warn!("clients that did not take their answers are cut off");
             self.tell_all(|| Command::CutOff);
@@ -551,7 +564,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.stop(false);
+        self.end(End::Stop, false);
     }
 }
 

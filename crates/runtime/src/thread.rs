@@ -503,10 +503,10 @@ impl Thread {
             Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
             Command::Set(setting) => self.shards.shard.set(setting),
             Command::Record(volume, sink) => self.taps.set(&mut self.router, volume, sink),
-            Command::Quiesce(answer) => {
-                self.clients.shut();
+            Command::Quiesce(end, answer) => {
+                self.clients.shut(end);
                 if let Some(channel) = &mut self.channel {
-                    channel.shut();
+                    channel.shut(end);
                 }
                 self.duties.quiesced = Some(answer);
             }

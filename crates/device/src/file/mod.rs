@@ -138,6 +138,16 @@ impl FileDevice {
     }
 }
 
+/// The size of a file or block device in bytes, whoever is using it.
+///
+/// # Errors
+/// When the system refuses.
+pub fn extent(path: &Path) -> Result<u64, OpenError> {
+    let name = path.display();
+    let failed = |error| OpenError::system(format!("cannot size {name}"), error);
+    probe::size(&File::open(path).map_err(failed)?).map_err(failed)
+}
+
 impl BlockDevice for FileDevice {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info

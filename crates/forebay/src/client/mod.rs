@@ -4,6 +4,7 @@ pub mod drain;
 pub mod set;
 pub mod status;
 pub mod stop;
+pub mod upgrade;
 
 use std::path::PathBuf;
 

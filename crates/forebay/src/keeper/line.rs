@@ -16,18 +16,55 @@ use serde::{Deserialize, Serialize};
 /// Longest message, in bytes.
 const BYTES_MAX: usize = 16 << 10;
 
-/// A message, in either direction.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// A message, in either direction. Keeper and server may be of different versions after an upgrade:
+/// messages are only added, and unknown ones are ignored.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "kebab-case")]
 pub enum Message {
     /// A descriptor to be held under this name, and a note for whoever takes it. From the keeper:
     /// an earlier server has left it.
     Held { name: String, note: String },
     /// The keeper has sent all that it holds.
     AllHeld,
-    /// Clients are served.
+    /// Clients are served. What earlier servers have left and this one has not is forgotten.
     Ready,
     /// The server stops in order: its end is no crash.
     Stopping,
+    /// From the server: start the program that comes as a descriptor in its place.
+    Upgrade(Upgrade),
+    /// From the keeper, as the first message: check whether you could take over from the server,
+    /// and wait.
+    Prepare,
+    /// The answer to `Prepare`, if it can.
+    Prepared { version: String },
+    /// The answer to `Prepare`, if it cannot.
+    Unable { why: String },
+    /// From the keeper: leave everything, and end.
+    HandOver,
+    /// From the keeper: the end of an upgrade.
+    Upgraded(Outcome),
+    /// A message of a later version.
+    #[serde(other)]
+    Unknown,
+}
+
+/// A wanted upgrade.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Upgrade {
+    /// Chosen by the server that was asked.
+    pub id: u64,
+    /// The path of the program, for people.
+    pub program: String,
+}
+
+/// How an upgrade ended.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    pub upgrade: Upgrade,
+    /// Why the program before still serves; `None` after a success.
+    pub why: Option<String>,
+    /// The time for which clients waited, in seconds.
+    pub pause: f64,
 }
 
 /// A message, and the descriptor that came with it.
@@ -126,7 +163,8 @@ mod tests {
             rustix::fs::memfd_create("kept", rustix::fs::MemfdFlags::CLOEXEC).expect("memory"),
         );
         file.write_all(b"content").expect("it is written");
-        let held = Message::Held { name: "a b".to_owned(), note: "\"{}\n".to_owned() };
+        let note = "\"{}\n".to_owned();
+        let held = Message::Held { name: "a b".to_owned(), note };
         theirs.send(&held, Some(file.as_fd())).expect("it is sent");
         theirs.send(&Message::Ready, None).expect("it is sent");
 
@@ -140,12 +178,25 @@ mod tests {
         let (message, descriptor) = ours.receive().expect("sound").expect("a message");
         assert_eq!(message, Message::Ready);
         assert!(descriptor.is_none());
-        let long = Message::Held { name: "n".repeat(BYTES_MAX), note: String::new() };
+        let name = "n".repeat(BYTES_MAX);
+        let long = Message::Held { name, note: String::new() };
         theirs.send(&long, None).expect_err("it is too long");
 
         drop(theirs);
         assert!(ours.receive().expect("sound").is_none());
         ours.send(&Message::AllHeld, None).expect_err("nobody is there");
+    }
+
+    #[test]
+    fn messages_of_other_versions_are_known_as_such() {
+        let (ours, theirs) = Line::pair().expect("a pair of sockets");
+        let later = br#"{"message":"dance","steps":[1,2]}"#;
+        rustix::net::send(&theirs, later, SendFlags::empty()).expect("it is sent");
+        assert_eq!(ours.receive().expect("sound").expect("a message").0, Message::Unknown);
+        let more = br#"{"message":"held","name":"a","note":"b","colour":"red"}"#;
+        rustix::net::send(&theirs, more, SendFlags::empty()).expect("it is sent");
+        let held = Message::Held { name: "a".to_owned(), note: "b".to_owned() };
+        assert_eq!(ours.receive().expect("sound").expect("a message").0, held);
     }
 
     #[test]

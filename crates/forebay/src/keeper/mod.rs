@@ -7,32 +7,26 @@
 //! the keeper alone. See `docs/internals/keeper.md`.
 
 mod attempts;
+mod child;
 mod line;
+mod upgrade;
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{ExitStatus, Stdio};
-use std::time::Instant;
+use std::os::fd::OwnedFd;
+use std::process::ExitStatus;
+use std::sync::Arc;
 
-use anyhow::{Context, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::bail;
+use rustix::process::Signal;
 use sd_notify::NotifyState;
-use tokio::process::Command;
 use tokio::signal::unix::{self, SignalKind, signal};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::time::Instant;
 
 use crate::server::process;
 use attempts::Attempts;
-pub use line::{Line, Message, Received};
-
-/// The program that this process runs, also after its file was replaced.
-const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The hidden flag of a server that has a keeper.
-const KEPT: &str = "--kept";
-/// The variable with systemd's socket: the keeper is the service's main process.
-const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+use child::{Child, Event, Held, Program, told};
+pub use line::{Line, Message, Outcome, Upgrade};
+use upgrade::{Progress, Successor, Trial};
 
 /// The server has ended, and this process must end with the same exit code. The server has said
 /// why.
@@ -55,6 +49,7 @@ pub fn run() -> anyhow::Result<()> {
     // Both best effort; the server says so if it cannot.
     let _ = process::become_flusher();
     let _ = process::lock_memory();
+    process::raise_file_limit();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async { Keeper::new()?.keep().await })
 }
@@ -67,25 +62,34 @@ enum End {
     Died(ExitStatus),
     /// It could not start.
     Refused(ExitStatus),
+    /// It has left everything to this one.
+    HandedOver(Box<Successor>),
 }
 
 struct Keeper {
     arguments: Vec<OsString>,
-    /// By name: the descriptor and its note.
-    held: BTreeMap<String, (OwnedFd, String)>,
+    program: Program,
+    held: Held,
     signals: [(Signal, unix::Signal); 3],
     attempts: Attempts,
     /// A server has served.
     served: bool,
     /// Since when clients wait.
-    died: Option<Instant>,
+    waiting: Option<Instant>,
+    /// A program that took over a short time ago, or the last one that did.
+    trial: Option<Trial>,
+    /// The end of an upgrade, for the next server that serves.
+    outcome: Option<Outcome>,
+    /// A signal that came while one server took over from another.
+    deferred: Option<Signal>,
 }
 
 impl Keeper {
     fn new() -> anyhow::Result<Self> {
         Ok(Self {
             arguments: std::env::args_os().skip(1).collect(),
-            held: BTreeMap::new(),
+            program: Program::own(),
+            held: Held::new(),
             signals: [
                 (Signal::TERM, signal(SignalKind::terminate())?),
                 (Signal::INT, signal(SignalKind::interrupt())?),
@@ -93,139 +97,219 @@ impl Keeper {
             ],
             attempts: Attempts::default(),
             served: false,
-            died: None,
+            waiting: None,
+            trial: None,
+            outcome: None,
+            deferred: None,
         })
     }
 
     async fn keep(mut self) -> anyhow::Result<()> {
+        let mut server = self.start()?;
         loop {
-            let status = match self.serve_once().await? {
+            server = match self.watch(server).await {
                 End::Over(status) => return outcome(status),
                 // No client waits.
                 End::Died(status) | End::Refused(status) if !self.served => {
                     return outcome(status);
                 }
+                End::HandedOver(successor) => self.hand_to(*successor)?,
                 End::Died(status) => {
-                    self.died.get_or_insert_with(Instant::now);
+                    self.waiting.get_or_insert_with(Instant::now);
                     tracing::error!("{}: clients wait while it is started again", told(status));
-                    status
+                    self.start_again(status).await?
                 }
                 End::Refused(status) => {
                     tracing::error!("the server does not start: {}", told(status));
-                    status
-                }
-            };
-            let Some(pause) = self.attempts.next() else {
-                let count = self.attempts.count();
-                bail!(
-                    "{}, and it did not come back in {count} starts: its clients are cut off now; \
-                     see the log for the reason, then start it again",
-                    told(status)
-                );
-            };
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                name = stop_signal(&mut self.signals) => {
-                    bail!("{name} while the server is down: its clients are cut off");
+                    self.start_again(status).await?
                 }
             }
         }
     }
 
-    /// Starts a server and keeps it to its end.
-    async fn serve_once(&mut self) -> anyhow::Result<End> {
-        let (line, servers) = Line::pair().context("a line to the server")?;
-        for (name, (descriptor, note)) in &self.held {
-            let held = Message::Held { name: name.clone(), note: note.clone() };
-            line.send(&held, Some(descriptor.as_fd())).context("the line to the server")?;
+    fn start(&self) -> anyhow::Result<Child> {
+        let server = Child::start(&self.program, &self.arguments)?;
+        server.give(&self.held)?;
+        Ok(server)
+    }
+
+    /// Starts a server after one that ended like this.
+    async fn start_again(&mut self, status: ExitStatus) -> anyhow::Result<Child> {
+        if let Some(trial) = self.trial.take_if(|trial| trial.is_on()) {
+            self.return_from(trial, status);
+            return self.start();
         }
-        line.send(&Message::AllHeld, None).context("the line to the server")?;
-        let mut command = Command::new(OWN_PROGRAM);
-        command.arg0("forebay").args(&self.arguments).arg(KEPT).stdin(Stdio::from(servers));
-        // A terminal's signals reach only the keeper, which passes them on.
-        command.env_remove(NOTIFY_SOCKET).process_group(0);
-        let mut server = command.spawn().context("the server's process")?;
-        // The server's end of the line must be closed here, to notice its end.
-        drop(command);
-        let pid = server.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        let pid = pid.context("the server's process")?;
-        let mut messages = read(line)?;
-        let mut serving = Serving { ready: false, stopping: false };
-        let status = loop {
+        let Some(pause) = self.attempts.next() else {
+            let count = self.attempts.count();
+            bail!(
+                "{}, and it did not come back in {count} starts: its clients are cut off now; see \
+                 the log for the reason, then start it again",
+                told(status)
+            );
+        };
+        tokio::select! {
+            () = tokio::time::sleep(pause) => self.start(),
+            name = stop_signal(&mut self.signals) => {
+                bail!("{name} while the server is down: its clients are cut off");
+            }
+        }
+    }
+
+    /// Takes everything to the process that shall serve now.
+    fn hand_to(&mut self, successor: Successor) -> anyhow::Result<Child> {
+        let since = successor.prepared().unwrap_or_else(Instant::now);
+        let Successor { upgrade, program, child, .. } = successor;
+        child.give(&self.held)?;
+        self.waiting.get_or_insert(since);
+        let before = std::mem::replace(&mut self.program, program);
+        self.trial = Some(Trial::new(upgrade, before, self.held.clone(), since));
+        Ok(child)
+    }
+
+    /// Goes back to the program before the one that failed.
+    fn return_from(&mut self, trial: Trial, status: ExitStatus) {
+        let why = trial.failure(&told(status));
+        tracing::error!(program = trial.upgrade.program, "{why}: back to the one before it");
+        (self.program, self.held) = (trial.before, trial.held_before);
+        self.outcome = Some(Outcome { upgrade: trial.upgrade, why: Some(why), pause: 0.0 });
+    }
+
+    /// Keeps a server to its end.
+    async fn watch(&mut self, mut server: Child) -> End {
+        let mut successor: Option<Successor> = None;
+        loop {
             tokio::select! {
-                status = server.wait() => break status?,
-                signal = any_signal(&mut self.signals) => {
-                    // It may have ended in the meantime.
-                    let _ = kill_process(pid, signal);
-                }
-                Some(received) = messages.recv() => match received {
-                    Ok(received) => self.take(received, &mut serving),
-                    Err(error) => {
+                event = server.event() => match event {
+                    Event::Message(Message::Upgrade(upgrade), file) => {
+                        self.begin(upgrade, file, &mut successor, &server);
+                    }
+                    Event::Message(message, descriptor) => {
+                        self.take(message, descriptor, &mut server);
+                    }
+                    Event::Broken(error) => {
                         tracing::error!(%error, "the server is killed");
-                        // It may have ended in the meantime.
-                        let _ = server.start_kill();
+                        server.signal(Signal::KILL);
+                    }
+                    Event::Exited(status) => return self.ended(&server, successor, status),
+                },
+                progress = Successor::progress_of(successor.as_mut()) => match progress {
+                    Progress::Prepared => {
+                        server.leaving = true;
+                        server.tell(&Message::HandOver);
+                    }
+                    Progress::Unable(why) => self.give_up(&mut successor, &server, why),
+                    Progress::Late => {
+                        tracing::error!("the server does not leave everything: it is killed");
+                        server.signal(Signal::KILL);
                     }
                 },
+                signal = any_signal(&mut self.signals) => {
+                    if server.leaving {
+                        self.deferred = Some(signal).filter(|&one| one != Signal::HUP);
+                    } else {
+                        server.signal(signal);
+                    }
+                }
+                () = Trial::lateness_of(self.trial.as_mut()) => server.signal(Signal::KILL),
             }
-        };
-        // Its last messages may still be on the line.
-        while let Some(Ok(received)) = messages.recv().await {
-            self.take(received, &mut serving);
         }
-        Ok(match (status.code(), serving) {
-            (_, Serving { stopping: true, .. }) => End::Over(status),
-            (Some(_), Serving { ready: true, .. }) => End::Over(status),
-            (Some(_), _) => End::Refused(status),
-            (None, _) => End::Died(status),
-        })
     }
 
-    fn take(&mut self, (message, descriptor): Received, serving: &mut Serving) {
+    /// Starts the process that is to take over from `server`.
+    fn begin(
+        &self,
+        upgrade: Upgrade,
+        file: Option<OwnedFd>,
+        successor: &mut Option<Successor>,
+        server: &Child,
+    ) {
+        let refuse = |upgrade, why| {
+            server.tell(&Message::Upgraded(Outcome { upgrade, why: Some(why), pause: 0.0 }));
+        };
+        let Some(file) = file.filter(|_| successor.is_none()) else {
+            return refuse(upgrade, "another upgrade is under way".to_owned());
+        };
+        match Successor::start(upgrade.clone(), file, &self.arguments) {
+            Ok(started) => *successor = Some(started),
+            Err(error) => refuse(upgrade, format!("{error:#}")),
+        }
+    }
+
+    /// Ends a successor that has taken nothing, and says why.
+    fn give_up(&mut self, successor: &mut Option<Successor>, server: &Child, why: String) {
+        let Some(successor) = successor.take() else { return };
+        let outcome = Outcome { upgrade: successor.upgrade.clone(), why: Some(why), pause: 0.0 };
+        successor.end();
+        if server.leaving {
+            // It is started again, with what it leaves.
+            self.outcome = Some(outcome);
+        } else {
+            server.tell(&Message::Upgraded(outcome));
+        }
+    }
+
+    fn ended(&mut self, server: &Child, successor: Option<Successor>, status: ExitStatus) -> End {
+        if let Some(successor) = successor {
+            if server.leaving && !server.stopping {
+                return End::HandedOver(Box::new(successor));
+            }
+            let why = Some(told(status));
+            self.outcome = Some(Outcome { upgrade: successor.upgrade.clone(), why, pause: 0.0 });
+            successor.end();
+        }
+        let on_trial = self.trial.as_ref().is_some_and(Trial::is_on);
+        match status.code() {
+            _ if server.stopping => End::Over(status),
+            _ if server.leaving => End::Died(status),
+            Some(code) if server.ready && on_trial && code != 0 => End::Died(status),
+            Some(_) if server.ready => End::Over(status),
+            Some(_) => End::Refused(status),
+            None => End::Died(status),
+        }
+    }
+
+    fn take(&mut self, message: Message, descriptor: Option<OwnedFd>, server: &mut Child) {
         match message {
             Message::Held { name, note } => {
                 if let Some(descriptor) = descriptor {
-                    self.held.insert(name, (descriptor, note));
+                    let held = if server.ready { &mut self.held } else { &mut server.left };
+                    held.insert(name, (Arc::new(descriptor), note));
                 }
             }
-            Message::Ready => {
-                serving.ready = true;
-                self.served = true;
-                self.attempts.serves();
-                if let Some(died) = self.died.take() {
-                    let seconds = died.elapsed().as_secs_f64();
-                    tracing::warn!("the server serves again, {seconds:.2} s after it died");
-                }
-                process::notify(NotifyState::Ready);
-            }
+            Message::Ready => self.serves(server),
             Message::Stopping => {
-                serving.stopping = true;
+                server.stopping = true;
                 process::notify(NotifyState::Stopping);
             }
-            Message::AllHeld => {}
+            _ => {}
         }
     }
-}
 
-/// What the server of the moment has told.
-#[derive(Clone, Copy)]
-struct Serving {
-    ready: bool,
-    stopping: bool,
-}
-
-/// Reads the server's messages until its end of the line is closed.
-fn read(line: Line) -> std::io::Result<UnboundedReceiver<std::io::Result<Received>>> {
-    let (send, messages) = unbounded_channel();
-    let read = move || {
-        while let Some(received) = line.receive().transpose() {
-            let failed = received.is_err();
-            if send.send(received).is_err() || failed {
-                return;
-            }
+    /// A server serves.
+    fn serves(&mut self, server: &mut Child) {
+        server.ready = true;
+        self.served = true;
+        self.held = std::mem::take(&mut server.left);
+        self.attempts.serves();
+        let pause = self.waiting.take().map_or(0.0, |since| since.elapsed().as_secs_f64());
+        if let Some(trial) = &mut self.trial
+            && trial.is_on()
+        {
+            trial.serves();
+            trial.held_before.retain(|name, _| self.held.contains_key(name));
+            let upgrade = trial.upgrade.clone();
+            self.outcome = Some(Outcome { upgrade, why: None, pause });
+        } else if pause > 0.0 {
+            tracing::warn!("the server serves again, after {pause:.2} s");
         }
-    };
-    std::thread::Builder::new().name("line".into()).spawn(read)?;
-    Ok(messages)
+        if let Some(outcome) = self.outcome.take() {
+            server.tell(&Message::Upgraded(Outcome { pause, ..outcome }));
+        }
+        if let Some(signal) = self.deferred.take() {
+            server.signal(signal);
+        }
+        process::notify(NotifyState::Ready);
+    }
 }
 
 /// The next signal, which the server shall get.
@@ -255,25 +339,4 @@ fn outcome(status: ExitStatus) -> anyhow::Result<()> {
         Some(code) => Err(Ended(u8::try_from(code).unwrap_or(1)).into()),
         None => bail!("{}; the next start will recover", told(status)),
     }
-}
-
-fn told(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (_, Some(signal)) => format!("the server was killed by {}", name_of(signal)),
-        (Some(code), _) => format!("exit code {code}"),
-        _ => status.to_string(),
-    }
-}
-
-fn name_of(signal: i32) -> String {
-    let known = [
-        (Signal::KILL, "SIGKILL"),
-        (Signal::ABORT, "SIGABRT, it found a mistake in itself"),
-        (Signal::SEGV, "SIGSEGV"),
-        (Signal::BUS, "SIGBUS"),
-        (Signal::ILL, "SIGILL"),
-        (Signal::TERM, "SIGTERM"),
-    ];
-    let found = known.iter().find(|(known, _)| known.as_raw() == signal);
-    found.map_or_else(|| format!("signal {signal}"), |(_, name)| (*name).to_owned())
 }

@@ -59,9 +59,9 @@ impl ServeArgs {
     /// The configuration given by the file or the flags, and the text of the file.
     ///
     /// A restart has the configuration of the server that died, and nothing that is valid for one
-    /// start.
+    /// start. A server that takes over reads the file again.
     pub fn config(&mut self, kept: &mut Kept) -> anyhow::Result<(Config, Option<String>)> {
-        if kept.is_restart() {
+        if kept.is_restart() || kept.is_successor() {
             (self.reset_cache, self.accept_data_loss) = (false, false);
             self.accept_primary.clear();
             self.forget_volume.clear();

@@ -1,5 +1,6 @@
 //! The pool of shard threads as the control API sees it.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::settings::{self, Change, Online};
 use forebay_control::{
     ControlError, ControlErrorKind, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
-    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, VolumeSnapshot,
+    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, VolumeSnapshot,
 };
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
 use rustix::process::Pid;
@@ -18,7 +19,9 @@ use crate::disk::loops;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::recording::Trace;
+use crate::server::serve::Order;
 use crate::server::settings::{KeptSettings, Wish};
+use crate::server::upgrades::Upgrades;
 
 /// Facts that do not change while the pool runs.
 pub struct Facts {
@@ -72,7 +75,8 @@ pub struct Running {
     given_up: AtomicBool,
     told: AtomicBool,
     mount: Option<Arc<MountPoint>>,
-    stop: UnboundedSender<bool>,
+    upgrades: Arc<Upgrades>,
+    stop: UnboundedSender<Order>,
 }
 
 impl Running {
@@ -82,8 +86,8 @@ impl Running {
         facts: Facts,
         [configured, in_force]: [Config; 2],
         kept: KeptSettings,
-        mount: Option<Arc<MountPoint>>,
-        stop: UnboundedSender<bool>,
+        upgrades: Arc<Upgrades>,
+        stop: UnboundedSender<Order>,
     ) -> Self {
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let in_force = Mutex::new(in_force);
@@ -101,9 +105,15 @@ impl Running {
             stopping,
             given_up,
             told,
-            mount,
+            mount: None,
+            upgrades,
             stop,
         }
+    }
+
+    /// With the mount of its volumes, if it has one.
+    pub fn with_mount(self, mount: Option<Arc<MountPoint>>) -> Self {
+        Self { mount, ..self }
     }
 
     /// Changes the reported state to `stopping`.
@@ -330,7 +340,20 @@ impl PoolControl for Running {
             let kind = ControlErrorKind::Conflict;
             ControlError::new(kind, "the server is stopping already", "wait until it has")
         };
-        self.stop.send(drain).map_err(gone)
+        self.stop.send(Order::Stop { drain }).map_err(gone)
+    }
+
+    fn upgrade(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError> {
+        if self.mount.as_ref().is_some_and(|mount| !mount.lasts()) {
+            let what = "the requests of the mount cannot be handed over";
+            let hint = "see the log for the reason; stop the server, and start the other program";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
+        self.upgrades.begin(program)
+    }
+
+    fn last_upgrade(&self) -> Option<UpgradeSnapshot> {
+        self.upgrades.last()
     }
 }
 

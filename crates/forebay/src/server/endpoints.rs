@@ -138,7 +138,8 @@ fn no_listener(error: std::io::Error) -> anyhow::Error {
     anyhow!("{error}; {hint}")
 }
 
-fn certificates(server: &ServerConfig) -> anyhow::Result<Option<TlsConfig>> {
+/// Reads the certificates.
+pub fn certificates(server: &ServerConfig) -> anyhow::Result<Option<TlsConfig>> {
     let (Some(cert), Some(key)) = (&server.tls_cert, &server.tls_key) else {
         return Ok(None);
     };

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::fs::MemfdFlags;
@@ -19,7 +20,9 @@ const SERVED: &str = "served";
 /// The line to the keeper, and what earlier servers have left there.
 #[derive(Debug, Default)]
 pub struct Kept {
-    line: Option<Line>,
+    line: Option<Arc<Line>>,
+    /// It shall take over from a server that still serves.
+    successor: bool,
     held: BTreeMap<String, Held>,
 }
 
@@ -31,24 +34,67 @@ pub struct Held {
 }
 
 impl Kept {
-    /// Takes all that the keeper holds.
+    /// Takes all that the keeper holds, unless it is to be taken over from a server that serves.
     ///
     /// # Errors
     /// If standard input is no line to a keeper, or the keeper is gone.
     pub fn receive() -> anyhow::Result<Self> {
         let line = Line::inherited().context("--kept is only for a server that has a keeper")?;
-        let mut held = BTreeMap::new();
+        let mut kept = Self { line: Some(Arc::new(line)), ..Self::default() };
+        kept.successor = kept.take_held()?;
+        Ok(kept)
+    }
+
+    /// Takes all that the keeper holds. Returns true if it shall prepare to take over first.
+    fn take_held(&mut self) -> anyhow::Result<bool> {
+        let line = self.line.as_ref().context("there is no keeper")?;
         loop {
             match line.receive().context("the line to the keeper")? {
                 Some((Message::Held { name, note }, Some(descriptor))) => {
-                    held.insert(name, Held { descriptor, note });
+                    self.held.insert(name, Held { descriptor, note });
                 }
-                Some((Message::AllHeld, _)) => break,
+                Some((Message::AllHeld, _)) => return Ok(false),
+                Some((Message::Prepare, _)) => return Ok(true),
+                Some((Message::Unknown, _)) => {}
                 Some((message, _)) => bail!("the keeper sent {message:?}"),
                 None => bail!("the keeper is gone"),
             }
         }
-        Ok(Self { line: Some(line), held })
+    }
+
+    /// Whether it shall take over from a server that still serves.
+    pub fn is_successor(&self) -> bool {
+        self.successor
+    }
+
+    /// Waits until the server before has left everything, and takes it.
+    ///
+    /// # Errors
+    /// If the keeper is gone: the server before serves on.
+    pub fn take_over(&mut self) -> anyhow::Result<()> {
+        self.tell(&Message::Prepared { version: env!("CARGO_PKG_VERSION").to_owned() })?;
+        self.take_held()?;
+        Ok(())
+    }
+
+    /// Hands the keeper's messages to `take` from now on, on a thread of its own.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn listen(&self, take: impl Fn(Message) + Send + 'static) -> io::Result<()> {
+        let Some(line) = self.line.clone() else { return Ok(()) };
+        let listen = move || {
+            while let Ok(Some((message, _))) = line.receive() {
+                take(message);
+            }
+        };
+        std::thread::Builder::new().name("keeper".into()).spawn(listen)?;
+        Ok(())
+    }
+
+    /// A handle to send messages from anywhere.
+    pub fn line(&self) -> Option<Arc<Line>> {
+        self.line.clone()
     }
 
     /// Whether there is a keeper.
@@ -56,7 +102,7 @@ impl Kept {
         self.line.is_some()
     }
 
-    /// Whether an earlier server of this keeper died after it had served.
+    /// Whether an earlier server of this keeper has served.
     pub fn is_restart(&self) -> bool {
         !self.held.is_empty()
     }

@@ -15,3 +15,5 @@ pub mod process;
 mod recording;
 pub mod serve;
 mod settings;
+mod takeover;
+mod upgrades;

@@ -81,6 +81,11 @@ impl MountPoint {
         self.place.join(volume).display().to_string()
     }
 
+    /// Whether it outlives this server.
+    pub fn lasts(&self) -> bool {
+        self.lasts.load(Ordering::Relaxed)
+    }
+
     /// Unmounts, unless a file is in use; the error names the users if they can be found.
     pub fn leave_unused(&self) -> Result<(), String> {
         match self.unmount_when_closed() {
@@ -163,7 +168,7 @@ pub struct NewMount {
 impl Drop for MountPoint {
     /// A failed start leaves no mount behind that nobody will serve.
     fn drop(&mut self) {
-        if !self.lasts.load(Ordering::Relaxed) {
+        if !self.lasts() {
             let _ = self.unmount(CUT_OFF);
         }
     }

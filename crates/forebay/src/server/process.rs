@@ -32,6 +32,11 @@ pub fn prepare(lock: bool, serves_this_machine: bool) {
              disk; raise the limit on locked memory (LimitMEMLOCK=infinity, ulimit -l unlimited)"
         );
     }
+    raise_file_limit();
+}
+
+/// Allows as many open files as this process may have, up to a limit.
+pub fn raise_file_limit() {
     let files = getrlimit(Resource::Nofile);
     let wanted = files.maximum.map_or(FILES, |most| most.min(FILES));
     if files.current.is_some_and(|current| current < wanted) {

@@ -1,6 +1,7 @@
 //! `forebay serve`: opens the devices and the cache, starts the shards, the clients' endpoints and
 //! the control socket, reports that it is ready, and stops everything in order.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use forebay_runtime::{Left, Pool, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::keeper::{self, Message};
 use crate::output;
@@ -26,7 +27,8 @@ use crate::server::control::{Facts, Parent, Running};
 use crate::server::endpoints::Endpoints;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
-use crate::server::{logging, mount, process};
+use crate::server::upgrades::Upgrades;
+use crate::server::{logging, mount, process, takeover};
 
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -40,25 +42,54 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     if args.wants_keeper() {
         return keeper::run();
     }
-    let mut kept = if args.kept { Kept::receive()? } else { Kept::default() };
-    let is_restart = kept.is_restart();
-    let (config, text) = args.config(&mut kept)?;
-    process::prepare(config.memory.lock, config.server.fuse.is_some());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // From here on the signals are queued, so that none kills a half-started server.
     let mut signals = {
         let _context = runtime.enter();
         Signals::catch()?
     };
+    let mut kept = if args.kept { Kept::receive()? } else { Kept::default() };
+    let (config, text) = if kept.is_successor() {
+        prepare_to_take_over(&mut args, &mut kept)?
+    } else {
+        args.config(&mut kept)?
+    };
+    let is_first = !kept.is_restart();
+    process::prepare(config.memory.lock, config.server.fuse.is_some());
     let serving = Serving::start(&args, &config, kept)?;
     serving.kept.hold_configuration(text.as_deref())?;
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
-    if !is_restart {
+    if is_first {
         output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
     }
     process::notify(NotifyState::Ready);
     runtime.block_on(serving.until_stopped(&mut signals))
+}
+
+/// Checks whether this program can take over from the server that serves, and waits until it may.
+fn prepare_to_take_over(
+    args: &mut ServeArgs,
+    kept: &mut Kept,
+) -> anyhow::Result<(Config, Option<String>)> {
+    let checked = args.config(kept).and_then(|(config, text)| {
+        takeover::check(&config)?;
+        Ok((config, text))
+    });
+    if let Err(error) = &checked {
+        kept.tell(&Message::Unable { why: crate::explained(error) })?;
+    }
+    let checked = checked?;
+    kept.take_over()?;
+    Ok(checked)
+}
+
+/// The orders to a server that end its service.
+pub enum Order {
+    /// Stop, after a drain if demanded.
+    Stop { drain: bool },
+    /// Leave everything to the next server.
+    HandOver,
 }
 
 /// The signals that a server handles. SIGHUP does not stop it: it comes from a closed terminal,
@@ -112,7 +143,7 @@ struct Serving {
     mount: Option<Arc<MountPoint>>,
     control: Server,
     endpoints: Vec<String>,
-    asked: UnboundedReceiver<bool>,
+    asked: UnboundedReceiver<Order>,
     kept: Kept,
 }
 
@@ -120,7 +151,11 @@ impl Serving {
     fn start(args: &ServeArgs, config: &Config, mut kept: Kept) -> anyhow::Result<Self> {
         // First the checks that touch no device.
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
-        let socket = ControlSocket::bind(&socket, &config.control.access())?;
+        let name = format!("control {}", socket.display());
+        let socket = match kept.take(&name) {
+            Some(left) => ControlSocket::left(&socket, left.descriptor),
+            None => ControlSocket::bind(&socket, &config.control.access())?,
+        };
         let clients = Endpoints::open(config, &mut kept)?;
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();
@@ -148,13 +183,16 @@ impl Serving {
         let mut in_force = config.clone();
         in_force.server.shards = u16::try_from(cache.shards()).ok();
         let configs = [configured, in_force];
-        let running =
-            Arc::new(Running::new(pool.clone(), facts, configs, settings, point.clone(), stop));
+        let upgrades = Arc::new(Upgrades::new(kept.line()));
+        listen_to_keeper(&kept, &upgrades, &stop)?;
+        let running = Running::new(pool.clone(), facts, configs, settings, upgrades, stop);
+        let running = Arc::new(running.with_mount(point.clone()));
         // From here on clients may write: the files of this start stay.
         cache.keep();
         if let Some(mount) = mount {
             mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>, &kept)?;
         }
+        kept.hold(&name, "", socket.as_fd())?;
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
@@ -168,10 +206,13 @@ impl Serving {
                 tracing::info!("{name}: stopping");
                 false
             }
-            Some(drain) = self.asked.recv() => {
-                tracing::info!(drain, "told to stop");
-                drain
-            }
+            Some(order) = self.asked.recv() => match order {
+                Order::Stop { drain } => {
+                    tracing::info!(drain, "told to stop");
+                    drain
+                }
+                Order::HandOver => return self.hand_over(),
+            },
         };
         process::notify(NotifyState::Stopping);
         if let Err(error) = self.kept.tell(&Message::Stopping) {
@@ -209,6 +250,21 @@ impl Serving {
         Ok(())
     }
 
+    /// Leaves everything to the next server. Signals are the keeper's business now.
+    fn hand_over(self) -> anyhow::Result<()> {
+        tracing::info!("another program takes over");
+        let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
+        self.running.set_stopping();
+        let stopped = self.pool.hand_over();
+        let closed = if stopped.complete {
+            self.cache.close(health, &stopped)
+        } else {
+            Err(anyhow::anyhow!("a shard did not stop in time; the next program will recover"))
+        };
+        self.control.leave();
+        closed
+    }
+
     /// Gives `forebay stop` time to see that the drain is abandoned, before the server stops
     /// answering.
     async fn tell_given_up(&self) {
@@ -230,6 +286,22 @@ impl Serving {
         drop(self.control);
         closed
     }
+}
+
+/// Carries out the keeper's orders from now on.
+fn listen_to_keeper(
+    kept: &Kept,
+    upgrades: &Arc<Upgrades>,
+    stop: &UnboundedSender<Order>,
+) -> anyhow::Result<()> {
+    let (upgrades, stop) = (Arc::clone(upgrades), stop.clone());
+    kept.listen(move |message| match message {
+        Message::Upgraded(outcome) => upgrades.ended(&outcome),
+        // A server that has begun to stop goes on with that.
+        Message::HandOver => drop(stop.send(Order::HandOver)),
+        _ => {}
+    })?;
+    Ok(())
 }
 
 /// Logs the settings of this start.

@@ -2,10 +2,12 @@
 
 #![allow(dead_code)] // each test takes what it needs
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{Place, Server, client, forebay, noise};
 use crate::tools::{have, skip, succeeds};
@@ -147,4 +149,20 @@ pub fn refused(server: &Server, arguments: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
     assert!(output.stdout.is_empty(), "{arguments:?} printed something");
     said
+}
+
+/// Writes files, makes them durable and reads them back, until told to stop. Any error is a
+/// failure.
+pub fn write_files(directory: &Path, stop: &AtomicBool) -> u64 {
+    let mut count = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let path = directory.join(format!("file-{count}"));
+        let content = file_content(count);
+        let mut file = File::create(&path).expect("it is made");
+        file.write_all(&content).expect("it is written");
+        file.sync_all().expect("it is durable");
+        assert!(fs::read(&path).expect("it is read") == content, "{}", path.display());
+        count += 1;
+    }
+    count
 }

@@ -1,0 +1,73 @@
+//! `forebay upgrade`: another program takes over from the server, without an error for its clients.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use forebay_control::ClientError;
+use forebay_control::api::UpgradeStatus;
+
+use crate::client::Daemon;
+use crate::output;
+
+/// Arguments of `forebay upgrade`.
+#[derive(Args, Debug)]
+pub struct UpgradeArgs {
+    /// The program that shall take over [default: the one that runs this command]
+    #[arg(value_name = "BINARY")]
+    pub program: Option<PathBuf>,
+    /// Print the outcome as JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
+/// Interval between two queries.
+const PERIOD: Duration = Duration::from_millis(50);
+/// The keeper's own limits, with a reserve.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Upgrades the server, and waits for the outcome.
+pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
+    let program = match &args.program {
+        Some(program) => {
+            std::path::absolute(program).with_context(|| program.display().to_string())?
+        }
+        None => std::env::current_exe().context("the path of this program")?,
+    };
+    let client = args.daemon.client();
+    let begun = client.upgrade(&program)?;
+    let limit = Instant::now() + PATIENCE;
+    let ended = loop {
+        match client.last_upgrade() {
+            Ok(now) if now.id == begun.id && now.state != "running" => break now,
+            Ok(now) if now.id != begun.id && now.id != 0 => {
+                bail!("another upgrade came after this one; see `forebay status` and the log")
+            }
+            // For a moment nobody may answer.
+            Ok(_) | Err(ClientError::NotRunning(_) | ClientError::Io { .. }) => {}
+            Err(ClientError::Timeout(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if Instant::now() > limit {
+            bail!("no outcome in {} s; see `forebay status` and the log", PATIENCE.as_secs());
+        }
+        std::thread::sleep(PERIOD);
+    };
+    if args.json {
+        output::line(&serde_json::to_string(&ended)?)?;
+    }
+    let UpgradeStatus { program, pause_seconds, error, .. } = ended;
+    match error {
+        Some(error) => bail!("{program}: {error}; the program before it serves on"),
+        None if args.json => Ok(()),
+        None => {
+            let version = client.status()?.version;
+            let pause = pause_seconds.unwrap_or_default();
+            let line = format!("upgraded to version {version}: clients waited {pause:.2} s");
+            Ok(output::line(&line)?)
+        }
+    }
+}

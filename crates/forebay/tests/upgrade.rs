@@ -1,0 +1,231 @@
+//! Another program takes over from a server: its clients see a pause and no error, and a program
+//! that cannot leaves all as it was.
+
+#[path = "support/disk.rs"]
+mod disk;
+mod support;
+#[path = "support/tools.rs"]
+mod tools;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use disk::{attach, can_attach, can_mount, disk_of, mount_point, open, run, write_files};
+use support::nbd::Nbd;
+use support::{Place, Server, client, noise, until};
+use tools::have;
+
+const MIB: u64 = 1 << 20;
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// One test at a time makes disks.
+static DISKS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    DISKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Another build: a copy of the program.
+fn another_build(place: &Place) -> PathBuf {
+    let bytes = fs::read(own()).expect("it is there");
+    program(place, "forebay-next", &bytes)
+}
+
+fn own() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_forebay"))
+}
+
+/// The program that serves, if one does.
+fn serving(server: &Server) -> Option<PathBuf> {
+    let control = server.control_argument();
+    let said = support::forebay(&["status", "--json", &control]).stdout;
+    let status: serde_json::Value = serde_json::from_slice(&said).ok()?;
+    fs::read_link(format!("/proc/{}/exe", status["pid"])).ok()
+}
+
+/// Makes an executable file.
+fn program(place: &Place, name: &str, content: &[u8]) -> PathBuf {
+    let path = place.path(name);
+    let mut file = fs::File::create(&path).expect("it is made");
+    file.write_all(content).expect("it is written");
+    file.set_permissions(fs::Permissions::from_mode(0o755)).expect("it is ours");
+    path
+}
+
+/// Upgrades, which must succeed.
+fn upgrade(server: &Server, program: &Path) -> String {
+    server.ask(&["upgrade", &program.to_string_lossy()])
+}
+
+/// Tries to upgrade; returns the error. The server before must serve.
+fn refused(server: &Server, program: &Path) -> String {
+    let control = server.control_argument();
+    let output = support::forebay(&["upgrade", &program.to_string_lossy(), &control]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(serving(server).as_deref(), Some(own()));
+    assert_eq!(server.status()["state"], "serving");
+    said
+}
+
+#[test]
+fn a_file_system_does_not_notice_an_upgrade() {
+    if !can_attach() || !have(&["mkfs.xfs", "xfs_repair"]) {
+        return;
+    }
+    let _alone = alone();
+    let (place, _cleanup, arguments) = disk_of(512 * MIB);
+    let server = place.start_kept(&arguments);
+    let device = attach(&server, &[]);
+    run(&["mkfs.xfs", "-q"], &device);
+    let (mounted, _) = mount_point(&place);
+    client("mount", &[&device, &mounted.to_string_lossy()]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (mounted, stop) = (mounted.clone(), Arc::clone(&stop));
+        thread::spawn(move || write_files(&mounted, &stop))
+    };
+    let next = another_build(&place);
+    let keeper = server.status()["keeper_pid"].clone();
+    for round in 0..6 {
+        thread::sleep(Duration::from_millis(300));
+        let program = if round % 2 == 0 { &*next } else { own() };
+        let pid = server.status()["pid"].clone();
+        let said = upgrade(&server, program);
+        assert!(
+            said.contains(&format!("upgraded to version {VERSION}: clients waited 0.")),
+            "{said}"
+        );
+        let status = server.status();
+        assert_eq!(serving(&server).as_deref(), Some(program));
+        assert_eq!(status["keeper_pid"], keeper);
+        assert_ne!(status["pid"], pid);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let count = writer.join().expect("no file saw an error");
+    assert!(count > 20, "{count} files are no load");
+    client("umount", &[&mounted.to_string_lossy()]);
+    run(&["xfs_repair", "-n"], &device);
+    server.ask(&["detach", "disk"]);
+    server.stop(&[]);
+}
+
+/// A program that cannot take over leaves the server as it was.
+#[test]
+fn a_program_that_cannot_take_over_changes_nothing() {
+    let (place, arguments) = Place::with_disk();
+    let server = place.start_kept(&arguments);
+    let pid = server.status()["pid"].clone();
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    nbd.write(0, &noise(3, 8192), true).expect("it is written");
+    let script = |name: &str, text: &str| program(&place, name, text.as_bytes());
+    let cases = [
+        (script("ends", "#!/bin/sh\nexit 3\n"), "exit code 3"),
+        (script("panics", "#!/bin/sh\nkill -ABRT $$\n"), "SIGABRT"),
+        (script("talks", "#!/bin/sh\necho nonsense >&0\nsleep 60\n"), "expected"),
+        (program(&place, "garbage", &noise(1, 4096)), "Exec format error"),
+        (place.path("absent"), "No such file"),
+        (place.path("disk.img"), "is no program"),
+        (place.path("."), "is no program"),
+    ];
+    for (program, why) in cases {
+        let said = refused(&server, &program);
+        assert!(said.contains(why), "{}: {said}", program.display());
+    }
+    let open_to_all = script("open", "#!/bin/sh\n");
+    fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).expect("it is ours");
+    let said = refused(&server, &open_to_all);
+    assert!(said.contains("others may write it"), "{said}");
+    assert_eq!(server.status()["pid"], pid, "the same server serves");
+    let mut found = vec![0; 8192];
+    nbd.read(0, &mut found).expect("its connections are those of before");
+    assert!(found == noise(3, 8192));
+    server.stop(&[]);
+
+    let server = place.start(&arguments);
+    let said = refused(&server, own());
+    assert!(said.contains("has no keeper"), "{said}");
+    server.stop(&[]);
+}
+
+/// The configuration is read again; one that is wrong, or cannot be served, is refused.
+#[test]
+fn a_configuration_that_cannot_be_served_is_refused() {
+    let (place, _) = Place::with_disk();
+    let config = place.path("forebay.toml");
+    let text = |ram: &str, nbd: &str, more: &str| {
+        format!(
+            "[cache]\npath = \"{}\"\nsize = \"32MiB\"\nstate_dir = \"{}\"\n[memory]\nram = \
+             \"{ram}\"\n[control]\nsocket = \"{}\"\n[server]\nnbd = [{nbd}]\n\
+             [[volume]]\nname = \"disk\"\nprimary = \"{}\"\n{more}",
+            place.text("cache.img"),
+            place.text("state"),
+            place.text("control.sock"),
+            place.text("disk.img"),
+        )
+    };
+    let write = |text: &str| fs::write(&config, text).expect("it is written");
+    let unix = format!("\"unix:{}\"", place.text("nbd.sock"));
+    write(&text("4MiB", &unix, ""));
+    let server = place.start_kept(&["serve".to_owned(), format!("--config={}", config.display())]);
+    let ram = |server: &Server| {
+        let all = server.status()["settings"].clone();
+        let all = all.as_array().expect("a list").clone();
+        let found = all.into_iter().find(|one| one["name"] == "ram").expect("it is listed");
+        found["value"].clone()
+    };
+    let pid = server.status()["pid"].clone();
+    write("[cache]\npath = half a");
+    assert!(refused(&server, own()).contains("forebay.toml"));
+    write(&text("4MiB", &unix, "").replace("name = \"disk\"", "name = \"other\""));
+    let said = refused(&server, own());
+    assert!(said.contains("volume disk is served, and no longer configured"), "{said}");
+    assert_eq!(server.status()["pid"], pid, "the same server serves");
+
+    // This one shows only when the sockets are bound: then the program before comes back.
+    write(&text("8MiB", &format!("{unix}, \"unix:/nowhere/at.sock\""), ""));
+    let said = refused(&server, own());
+    assert!(said.contains("it did not serve"), "{said}");
+    assert_ne!(server.status()["pid"], pid);
+    assert_eq!(ram(&server), "4MiB", "it has its own configuration");
+
+    write(&text("8MiB", &unix, ""));
+    upgrade(&server, own());
+    assert_eq!(ram(&server), "8MiB");
+    // A death so soon is blamed on the upgrade: program and configuration are those of before.
+    server.kill_kept();
+    until("another server", || serving(&server).is_some());
+    assert_eq!(ram(&server), "4MiB");
+    server.stop(&[]);
+    assert!(!place.path("nbd.sock").exists() && !place.path("control.sock").exists());
+}
+
+/// A program that dies soon after it took over is replaced by the one before it.
+#[test]
+fn the_program_before_comes_back_if_the_next_one_dies() {
+    if !can_mount() {
+        return;
+    }
+    let _alone = alone();
+    let (place, _cleanup, arguments) = disk_of(64 * MIB);
+    let server = place.start_kept(&arguments);
+    let file = open(&disk::file(&place), 0);
+    file.write_all_at(&noise(7, 70_000), 4096).expect("it is written");
+    let next = another_build(&place);
+    let text = format!("#!/bin/sh\n(sleep 2; kill -9 $$) &\nexec {} \"$@\"\n", next.display());
+    let dies = program(&place, "dies", text.as_bytes());
+    upgrade(&server, &dies);
+    server.log("back to the one before it");
+    until("the program before", || serving(&server).as_deref() == Some(own()));
+    let mut found = vec![0; 70_000];
+    file.read_exact_at(&mut found, 4096).expect("it is read");
+    assert!(found == noise(7, 70_000));
+    drop(file);
+    server.stop(&[]);
+}
