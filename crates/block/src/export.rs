@@ -92,6 +92,18 @@ pub trait Session {
         false
     }
 
+    /// Takes no more requests, so that another server can go on with the connection. Returns false
+    /// if none could.
+    fn hold(&mut self) -> bool {
+        false
+    }
+
+    /// What client and server have agreed on, as text for the server that goes on; `None` while the
+    /// data of a request that has begun is incomplete, or if no server could.
+    fn agreed(&self) -> Option<String> {
+        None
+    }
+
     /// The client closed its side, or the server stops: accept no new requests, and send the
     /// protocol's farewell if it has one.
     fn shutdown(&mut self, out: &mut Outbox);

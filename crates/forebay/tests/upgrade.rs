@@ -11,6 +11,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -227,5 +228,70 @@ fn the_program_before_comes_back_if_the_next_one_dies() {
     file.read_exact_at(&mut found, 4096).expect("it is read");
     assert!(found == noise(7, 70_000));
     drop(file);
+    server.stop(&[]);
+}
+
+/// A client keeps its connection: requests that it has sent in part, or sends meanwhile, are
+/// answered by the next server.
+#[test]
+fn connections_are_handed_over() {
+    let (place, mut arguments) = Place::with_disk();
+    arguments.push("--nbd=tcp:127.0.0.1:0".to_owned());
+    let server = place.start_kept(&arguments);
+    let mut unix = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    let mut tcp = Nbd::connect_tcp(server.port(), "disk").expect("it is served");
+    let mut idle = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it is served");
+    let data = noise(4, 1 << 20);
+    unix.begin_write(4096, 1 << 20, &data[..300_000]).expect("it is sent");
+    let sender = {
+        let (mut twin, rest) = (unix.twin().expect("a socket"), data[300_000..].to_vec());
+        thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            twin.send_raw(&rest).expect("it is sent");
+        })
+    };
+    tcp.write(2 << 20, &noise(5, 8192), false).expect("it is written");
+    upgrade(&server, &another_build(&place));
+    sender.join().expect("it has sent");
+    unix.finish(&mut []).expect("the write is answered");
+    let mut found = vec![0; 1 << 20];
+    tcp.read(4096, &mut found).expect("it is read");
+    assert!(found == data);
+    idle.read(2 << 20, &mut found[..8192]).expect("it is read");
+    assert!(found[..8192] == noise(5, 8192));
+    assert_eq!(server.status()["clients"], 3);
+    idle.flush().expect("it is durable");
+    server.stop(&[]);
+}
+
+/// fio keeps requests under way over NBD, and verifies all that it reads.
+#[test]
+fn clients_under_load_do_not_notice_upgrades() {
+    if !have(&["fio"]) {
+        return;
+    }
+    let (place, arguments) = Place::with_disk();
+    let server = place.start_kept(&arguments);
+    let next = another_build(&place);
+    let fio = Command::new("fio")
+        .args(["--name=verified", "--rw=randrw", "--bsrange=512-256k", "--size=48M"])
+        .args(["--ioengine=nbd", "--iodepth=16", "--verify=crc32c", "--verify_backlog=64"])
+        .args(["--fsync=50", "--time_based", "--runtime=8", "--output-format=json"])
+        .arg(format!("--uri={}", place.uri()))
+        .current_dir(place.path("."))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("fio runs");
+    for round in 0..10 {
+        thread::sleep(Duration::from_millis(200 + 37 * round));
+        upgrade(&server, if round % 2 == 0 { &next } else { own() });
+    }
+    let output = fio.wait_with_output().expect("it is our child");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let json = said.find('{').map_or("", |at| &said[at..]);
+    let done: serde_json::Value = serde_json::from_str(json).expect("fio prints JSON");
+    let writes = done["jobs"][0]["write"]["total_ios"].as_u64();
+    assert!(writes.is_some_and(|writes| writes > 200), "{said}");
     server.stop(&[]);
 }

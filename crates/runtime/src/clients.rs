@@ -14,7 +14,7 @@ use forebay_block::{CLIENTS_MAX, Endpoint, Instant, Io, Session, Slab};
 use forebay_device::{Client, Done as RingDone, Op, Payload, Ring, RingFile};
 use forebay_volume::{ClientKey, Done};
 
-use crate::connection::{Connection, Kind, Next, Patience};
+use crate::connection::{Connection, Kind, LeftClient, Next, Patience};
 use crate::listen::Listener;
 use crate::memory::{Grant, Memory};
 use crate::message::End;
@@ -40,6 +40,12 @@ pub trait SessionFactory: Send + Sync {
     /// Creates the session of a new connection.
     fn session(&self) -> Box<dyn Session>;
 
+    /// Creates the session of a connection that another server has left, with what that had agreed
+    /// on; `None` if that does not hold any more.
+    fn resumed(&self, _agreed: &str) -> Option<Box<dyn Session>> {
+        None
+    }
+
     /// Creates a session that tells a client why it is refused; `None` if the protocol cannot.
     fn refusal(&self, _why: &'static str) -> Option<Box<dyn Session>> {
         None
@@ -60,6 +66,8 @@ pub struct Arrival {
     peer: String,
     seat: Seat,
     session: MakeSession,
+    /// Bytes that another server has received and not used.
+    received: Vec<u8>,
 }
 
 /// Creates a session, on the thread that serves it.
@@ -83,6 +91,8 @@ pub struct Clients {
     due: Option<Instant>,
     /// New connections are refused.
     shut: bool,
+    /// The connections that another server can go on with.
+    left: Vec<LeftClient>,
     chatter: Chatter,
 }
 
@@ -160,6 +170,7 @@ impl Clients {
             patience,
             due: None,
             shut: false,
+            left: Vec::new(),
             chatter: Chatter::default(),
         }
     }
@@ -186,7 +197,10 @@ impl Clients {
         }
         self.listeners.clear();
         for (at, connection) in self.table.iter_mut() {
-            connection.end_input();
+            match end {
+                End::Stop => connection.end_input(),
+                End::HandOver => connection.hold(),
+            }
             if !connection.touched {
                 connection.touched = true;
                 self.touched.push(at);
@@ -202,6 +216,37 @@ impl Clients {
         }
     }
 
+    /// Takes over connections that another server has left; those that are still valid go to
+    /// `arrivals`.
+    pub fn adopt(
+        &self,
+        left: Vec<LeftClient>,
+        factory: &Arc<dyn SessionFactory>,
+        arrivals: &mut Vec<Arrival>,
+    ) {
+        for LeftClient { socket, input: received, agreed, unix, peer } in left {
+            let way = if unix { Way::Unix } else { Way::Tcp };
+            let Ok((thread, seat)) = self.places.take(way, true) else {
+                tracing::warn!(peer, "there is no place for a client of the server before");
+                continue;
+            };
+            let factory = Arc::clone(factory);
+            let session: MakeSession = Box::new(move || {
+                let session = factory.resumed(&agreed);
+                if session.is_none() {
+                    tracing::warn!(agreed, "a client is disconnected: its volume has changed");
+                }
+                session
+            });
+            arrivals.push(Arrival { thread, socket, peer, seat, session, received });
+        }
+    }
+
+    /// The connections that another server can go on with.
+    pub fn take_left(&mut self) -> Vec<LeftClient> {
+        std::mem::take(&mut self.left)
+    }
+
     /// Number of connections of this thread.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -210,7 +255,7 @@ impl Clients {
 
     /// Takes over a connection.
     pub fn add(&mut self, now: Instant, arrival: Arrival) {
-        let Arrival { seat, peer, socket, session, .. } = arrival;
+        let Arrival { seat, peer, socket, session, received, .. } = arrival;
         let registered = self.ring.register(socket.as_fd());
         let file = match registered {
             Ok(file) if !self.table.is_full() && !self.shut => file,
@@ -221,7 +266,8 @@ impl Clients {
             }
         };
         let Some(session) = session() else { return self.places.release(self.thread, seat) };
-        let connection = Connection::new(session, file, now, (peer, seat));
+        let sockets = (file, socket);
+        let connection = Connection::new(session, sockets, now, (peer, seat), &received);
         if seat != Seat::Told && self.chatter.may_say(now) {
             tracing::info!(peer = %connection.peer, "client connected");
         }
@@ -283,7 +329,8 @@ impl Clients {
                     (self.thread, seat, Box::new(move || factory.refusal(full.text())))
                 }
             };
-        arrivals.push(Arrival { thread, socket, peer, seat, session });
+        let received = Vec::new();
+        arrivals.push(Arrival { thread, socket, peer, seat, session, received });
     }
 
     /// Marks a connection for the end of the turn.
@@ -362,7 +409,7 @@ impl Clients {
             let keep = matches!(next, Next::Again | Next::Feed);
             connection.touched = keep;
             at_once |= next == Next::Feed;
-            if next == Next::Drop {
+            if matches!(next, Next::Drop | Next::Leave) {
                 if connection.seat != Seat::Told && self.chatter.may_say(now) {
                     let (received, sent) = connection.bytes;
                     let seconds = now.since(connection.accepted).as_secs_f64();
@@ -370,7 +417,8 @@ impl Clients {
                 }
                 connection.leave(&self.memory);
                 self.places.release(self.thread, connection.seat);
-                self.table.remove(at);
+                let gone = self.table.remove(at).filter(|_| next == Next::Leave);
+                self.left.extend(gone.and_then(Connection::left));
             }
             keep
         });

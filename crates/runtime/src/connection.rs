@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, SLICE, Session};
@@ -43,8 +44,25 @@ pub enum Next {
     Again,
     /// As `Again`, and that turn must start at once: there is input that can be used.
     Feed,
+    /// Another server can go on with it: [`Connection::left`].
+    Leave,
     /// Over: drop it.
     Drop,
+}
+
+/// A connection that another server can go on with.
+#[derive(Debug)]
+pub struct LeftClient {
+    /// The socket.
+    pub socket: OwnedFd,
+    /// Received bytes that nobody has used.
+    pub input: Vec<u8>,
+    /// What client and server have agreed on: [`Session::agreed`].
+    pub agreed: String,
+    /// Whether it came over a Unix socket.
+    pub unix: bool,
+    /// The peer, for the log.
+    pub peer: String,
 }
 
 /// Time limits for clients.
@@ -110,6 +128,10 @@ pub struct Connection {
     spare: Vec<u8>,
     /// No more input will come.
     ended: bool,
+    /// It is left to another server once its requests are answered.
+    leaving: bool,
+    /// The socket itself; the ring has its own reference.
+    socket: Option<OwnedFd>,
     /// Requests that did not fit into the router or into the window of large requests.
     parked: VecDeque<(Endpoint, Io)>,
     /// Bytes of large requests at the shards.
@@ -133,24 +155,28 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection whose session has sent its greeting.
+    /// Creates a connection whose session has sent its greeting, with the bytes that another server
+    /// has received and not used.
     #[must_use]
     pub fn new(
         mut session: Box<dyn Session>,
-        file: RingFile,
+        (file, socket): (RingFile, OwnedFd),
         now: Instant,
         (peer, seat): (String, Seat),
+        received: &[u8],
     ) -> Self {
         let mut out = Outbox::default();
         session.start(&mut out);
+        let mut input = vec![0; IN_BYTES.max(received.len())];
+        input[..received.len()].copy_from_slice(received);
         Self {
             session,
             file: Some(file),
             out,
-            input: vec![0; IN_BYTES],
+            input,
             start: 0,
-            end: 0,
-            hungry: true,
+            end: received.len(),
+            hungry: received.is_empty(),
             receiving: false,
             sending: false,
             asked: now,
@@ -158,6 +184,8 @@ impl Connection {
             in_send: 0,
             spare: Vec::new(),
             ended: false,
+            leaving: false,
+            socket: Some(socket),
             parked: VecDeque::new(),
             large: 0,
             granted: 0,
@@ -187,6 +215,8 @@ impl Connection {
                         self.bytes.0 += count as u64;
                         self.hungry = false;
                     }
+                    // The receive was cancelled, so that the client's next bytes stay where they are.
+                    Err(_) if self.leaving && self.file.is_none() => {}
                     _ => self.end_input(),
                 }
             }
@@ -381,9 +411,31 @@ impl Connection {
         }
     }
 
+    /// Takes no more requests; once those in flight are answered, another server can go on with the
+    /// connection. If that is impossible, takes no more input.
+    pub fn hold(&mut self) {
+        self.leaving = !self.ended && self.session.hold();
+        if !self.leaving {
+            self.end_input();
+        }
+    }
+
+    /// What another server needs in order to go on.
+    #[must_use]
+    pub fn left(self) -> Option<LeftClient> {
+        Some(LeftClient {
+            agreed: self.session.agreed()?,
+            socket: self.socket?,
+            input: self.input[self.start..self.end].to_vec(),
+            unix: self.seat == Seat::Unix,
+            peer: self.peer,
+        })
+    }
+
     /// Drops the connection, even with replies unsent.
     pub fn close(&mut self) {
         self.file = None;
+        self.socket = None;
         self.out.bytes.clear();
     }
 
@@ -434,6 +486,11 @@ impl Connection {
         if self.ended && quiet && (said || self.file.is_none()) {
             self.close();
             return if self.receiving { Next::Wait } else { Next::Drop };
+        }
+        if self.leaving && !self.ended && quiet && said && self.session.agreed().is_some() {
+            // This cancels a receive.
+            self.file = None;
+            return if self.receiving { Next::Wait } else { Next::Leave };
         }
         if !spoke || !self.out.ios.is_empty() || self.can_feed() {
             return Next::Feed;

@@ -38,6 +38,7 @@ pub use forebay_engine::Shard;
 pub use blocking::{Blocking, clock};
 pub use channel::Mount;
 pub use clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
+pub use connection::LeftClient;
 pub use devices::{Devices, Gates, gates};
 pub use error::StartError;
 pub use histogram::Histogram;

@@ -10,6 +10,7 @@ use forebay_engine::{
 
 use crate::channel::{Ask, Mount};
 use crate::clients::{Arrival, SessionFactory};
+use crate::connection::LeftClient;
 use crate::histogram::Histogram;
 use crate::listen::Listener;
 use crate::memory::Grant;
@@ -79,7 +80,9 @@ pub enum Command {
     /// Begin or end sending the client requests of a volume to this sink.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.
-    Quiesce(End, Sender<usize>),
+    Quiesce(End, Sender<Vec<LeftClient>>),
+    /// Go on with connections that another server has left.
+    Adopt(Vec<LeftClient>, Arc<dyn SessionFactory>),
     /// Close the remaining connections.
     CutOff,
     /// Stop the shard; answered when it has stopped. The thread then ends.

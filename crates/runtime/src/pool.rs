@@ -19,7 +19,7 @@ use forebay_volume::Registry;
 use crate::blocking::clock;
 use crate::channel::{Ask, Mount};
 use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
-use crate::connection::Patience;
+use crate::connection::{LeftClient, Patience};
 use crate::detached::DetachedList;
 use crate::devices::{self, Gates};
 use crate::error::StartError;
@@ -184,6 +184,8 @@ struct Inner {
     /// Held by the thread that stops the pool.
     stopping: Mutex<()>,
     stopped: OnceLock<Stopped>,
+    /// The connections that the next server can go on with.
+    left_clients: Mutex<Vec<LeftClient>>,
 }
 
 impl Pool {
@@ -231,6 +233,7 @@ impl Pool {
                 log: Mutex::new(Some(log)),
                 stopping: Mutex::new(()),
                 stopped: OnceLock::new(),
+                left_clients: Mutex::default(),
             }),
         };
         // Drop it before the pool: the pool's end waits for the log, which waits for the last sink.
@@ -429,9 +432,17 @@ impl Pool {
     }
 
     /// Stops in order, and leaves requests that come too late to the next server: those of the
-    /// mount stay with the kernel, and clients can connect to sockets that others hold.
-    pub fn hand_over(&self) -> Stopped {
-        self.inner.end(End::HandOver, false)
+    /// mount stay with the kernel, clients can connect to sockets that others hold, and the next
+    /// server can go on with the returned connections. Others are closed.
+    pub fn hand_over(&self) -> (Stopped, Vec<LeftClient>) {
+        let stopped = self.inner.end(End::HandOver, false);
+        (stopped, std::mem::take(&mut *locked(&self.inner.left_clients)))
+    }
+
+    /// Goes on with connections that another server has left. Those that are no longer valid are
+    /// closed.
+    pub fn adopt(&self, left: Vec<LeftClient>, factory: Arc<dyn SessionFactory>) {
+        self.command(0, Command::Adopt(left, factory));
     }
 
     /// Stops in order, after a drain if `drain` is set. Waits until the threads have ended; a
@@ -461,17 +472,22 @@ impl Inner {
             // Others wait.
             End::HandOver => self.farewell.min(HAND_OVER_FAREWELL),
         };
-        let quiet = self.ask_all(farewell, |answer| Command::Quiesce(end, answer));
-        if !quiet {
+        let quiet = self.ask_all(|answer| Command::Quiesce(end, answer));
+        let mut left = Vec::new();
+        if !quiet.await_all(farewell, &mut left) {
             tracing::warn!("clients that did not take their answers are cut off");
             self.tell_all(|| Command::CutOff);
+            if end == End::HandOver {
+                quiet.await_all(HAND_OVER_FAREWELL, &mut left);
+            }
         }
+        *locked(&self.left_clients) = left.into_iter().flatten().collect();
         if drain {
             self.give_up_drain.store(false, Ordering::Relaxed);
             self.await_drain();
         }
         let (dirty_blocks, _, left) = self.left();
-        let complete = self.ask_all(STOP_PATIENCE, Command::Stop);
+        let complete = self.ask_all(Command::Stop).await_all(STOP_PATIENCE, &mut Vec::new());
         if complete {
             for thread in locked(&self.threads).drain(..) {
                 // A panic would end the process, not only the thread.
@@ -535,30 +551,39 @@ impl Inner {
         (dirty, lost, left.collect())
     }
 
-    /// Sends every thread a command that it answers when it is done. Returns false if one did not
-    /// answer in time.
-    fn ask_all(
-        &self,
-        patience: Duration,
-        command: impl Fn(mpsc::Sender<usize>) -> Command,
-    ) -> bool {
+    /// Sends every thread a command that it answers when it is done.
+    fn ask_all<T>(&self, command: impl Fn(mpsc::Sender<T>) -> Command) -> Answers<T> {
         let (tell, hear) = mpsc::channel();
         self.tell_all(|| command(tell.clone()));
-        drop(tell);
-        let deadline = Instant::now() + patience;
-        self.mailboxes.iter().all(|_| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match hear.recv_timeout(left) {
-                Ok(_) => true,
-                // A thread that is gone has nothing in flight.
-                Err(RecvTimeoutError::Disconnected) => true,
-                Err(RecvTimeoutError::Timeout) => false,
-            }
-        })
+        Answers { hear, count: self.mailboxes.len() }
     }
 
     fn tell_all(&self, command: impl Fn() -> Command) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.send_one(Message::Command(command())));
+    }
+}
+
+/// The answers of all threads to a command.
+struct Answers<T> {
+    hear: Receiver<T>,
+    count: usize,
+}
+
+impl<T> Answers<T> {
+    /// Appends the answers to `all`, until every thread has answered. Returns false if one did not
+    /// in time.
+    fn await_all(&self, patience: Duration, all: &mut Vec<T>) -> bool {
+        let deadline = Instant::now() + patience;
+        while all.len() < self.count {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.hear.recv_timeout(left) {
+                Ok(answer) => all.push(answer),
+                // A thread that is gone has nothing in flight.
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
+            }
+        }
+        true
     }
 }
 

@@ -22,6 +22,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::Channel;
 use crate::clients::{Arrival, Clients};
+use crate::connection::LeftClient;
 use crate::connection::Patience;
 use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
@@ -136,7 +137,7 @@ struct Thread {
 #[derive(Default)]
 struct Duties {
     started: Option<Sender<(usize, Started)>>,
-    quiesced: Option<Sender<usize>>,
+    quiesced: Option<Sender<Vec<LeftClient>>>,
     stopped: Option<Sender<usize>>,
 }
 
@@ -503,6 +504,9 @@ impl Thread {
             Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
             Command::Set(setting) => self.shards.shard.set(setting),
             Command::Record(volume, sink) => self.taps.set(&mut self.router, volume, sink),
+            Command::Adopt(left, factory) => {
+                self.clients.adopt(left, &factory, &mut self.arrivals);
+            }
             Command::Quiesce(end, answer) => {
                 self.clients.shut(end);
                 if let Some(channel) = &mut self.channel {
@@ -538,7 +542,7 @@ impl Thread {
         if self.duties.quiesced.is_some() && self.clients.len() == 0 && unanswered == 0 {
             debug_assert_eq!(self.router.in_flight(), 0);
             let answer = self.duties.quiesced.take();
-            let _ = answer.expect("seen just now").send(own);
+            let _ = answer.expect("seen just now").send(self.clients.take_left());
         }
         let stopped = matches!(self.shards.shard.state(), State::Stopped | State::Refused(_));
         if self.duties.stopped.is_some() && stopped && self.devices.in_flight() == 0 {

@@ -60,8 +60,13 @@ impl Endpoints {
     }
 
     /// Serves the pool's volumes. The keeper gets the sockets, so that clients can connect while
-    /// there is no server.
-    pub fn serve(self, pool: &Pool, buffers: &BufPool, kept: &Kept) -> anyhow::Result<()> {
+    /// there is no server. Returns the door for the clients of a server before this one.
+    pub fn serve(
+        self,
+        pool: &Pool,
+        buffers: &BufPool,
+        kept: &Kept,
+    ) -> anyhow::Result<Arc<dyn SessionFactory>> {
         for Bound { mut listener, policy, name } in self.listeners {
             listener.own_file();
             kept.hold(&name, "", listener.as_fd())?;
@@ -74,7 +79,10 @@ impl Endpoints {
             let server = NbdServer::new(exports, tls, Limits::default(), buffers.clone())?;
             pool.listen(vec![listener], Arc::new(Sessions(server)))?;
         }
-        Ok(())
+        // Their handshake is over.
+        let (exports, buffers) = (pool.registry().exports(), buffers.clone());
+        let server = NbdServer::new(exports, Tls::Off, Limits::default(), buffers)?;
+        Ok(Arc::new(Sessions(server)))
     }
 }
 
@@ -84,6 +92,10 @@ struct Sessions(NbdServer);
 impl SessionFactory for Sessions {
     fn session(&self) -> Box<dyn Session> {
         self.0.session()
+    }
+
+    fn resumed(&self, agreed: &str) -> Option<Box<dyn Session>> {
+        self.0.resumed(agreed)
     }
 
     fn refusal(&self, why: &'static str) -> Option<Box<dyn Session>> {

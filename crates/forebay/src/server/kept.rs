@@ -126,19 +126,13 @@ impl Kept {
     /// is none of a restart's business.
     pub fn configuration(&mut self) -> io::Result<Option<String>> {
         let Some(Held { descriptor, .. }) = self.take(CONFIGURATION) else { return Ok(None) };
-        let file = File::from(descriptor);
-        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        let mut text = vec![0; length];
-        file.read_exact_at(&mut text, 0)?;
-        String::from_utf8(text).map(Some).map_err(io::Error::other)
+        String::from_utf8(content(descriptor)?).map(Some).map_err(io::Error::other)
     }
 
     /// Leaves the text of the configuration; nothing if it came from flags, which stay the same.
     pub fn hold_configuration(&self, text: Option<&str>) -> io::Result<()> {
         let name = if text.is_some() { CONFIGURATION } else { SERVED };
-        let mut file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?);
-        file.write_all(text.unwrap_or_default().as_bytes())?;
-        self.hold(name, "", file.as_fd())
+        self.hold(name, "", memory(name, text.unwrap_or_default().as_bytes())?.as_fd())
     }
 
     /// Sends the keeper a message without a descriptor.
@@ -148,4 +142,20 @@ impl Kept {
     pub fn tell(&self, message: &Message) -> io::Result<()> {
         self.line.as_ref().map_or(Ok(()), |line| line.send(message, None))
     }
+}
+
+/// A file in memory with these bytes.
+pub fn memory(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
+/// The bytes of a file in memory.
+pub fn content(descriptor: OwnedFd) -> io::Result<Vec<u8>> {
+    let file = File::from(descriptor);
+    let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes)
 }

@@ -8,6 +8,7 @@ mod control;
 mod endpoints;
 mod flags;
 mod kept;
+mod left_clients;
 mod logging;
 mod mount;
 mod primaries;

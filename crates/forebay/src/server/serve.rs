@@ -13,7 +13,7 @@ use forebay_control::{
     ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
-use forebay_runtime::{Left, Pool, Stopped};
+use forebay_runtime::{Left, Pool, SessionFactory, Stopped};
 use forebay_volume::Registry;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -28,7 +28,7 @@ use crate::server::endpoints::Endpoints;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::upgrades::Upgrades;
-use crate::server::{logging, mount, process, takeover};
+use crate::server::{left_clients, logging, mount, process, takeover};
 
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -56,10 +56,11 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     };
     let is_first = !kept.is_restart();
     process::prepare(config.memory.lock, config.server.fuse.is_some());
-    let serving = Serving::start(&args, &config, kept)?;
+    let mut serving = Serving::start(&args, &config, kept)?;
     serving.kept.hold_configuration(text.as_deref())?;
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
+    serving.take_clients()?;
     if is_first {
         output::line(&format!("ready {}", serving.endpoints.join(" ")))?;
     }
@@ -127,8 +128,8 @@ impl Signals {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 _ = self.hangup.recv() => tracing::warn!(
-                    "SIGHUP is ignored: the configuration is not read again while serving; change \
-                     settings with forebay set, or restart"
+                    "SIGHUP is ignored: change settings with forebay set; forebay upgrade reads the \
+                     configuration again, and clients see a short pause"
                 ),
             }
         }
@@ -145,6 +146,8 @@ struct Serving {
     endpoints: Vec<String>,
     asked: UnboundedReceiver<Order>,
     kept: Kept,
+    /// For the clients of a server before this one.
+    door: Arc<dyn SessionFactory>,
 }
 
 impl Serving {
@@ -194,9 +197,20 @@ impl Serving {
         }
         kept.hold(&name, "", socket.as_fd())?;
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
-        clients.serve(&pool, &buffers, &kept)?;
+        let door = clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
-        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked, kept })
+        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked, kept, door })
+    }
+
+    /// Goes on with the clients of the server before. The keeper must know that this one serves: it
+    /// would give them to another one otherwise.
+    fn take_clients(&mut self) -> anyhow::Result<()> {
+        let clients = left_clients::take(&mut self.kept)?;
+        if !clients.is_empty() {
+            tracing::info!(count = clients.len(), "clients of the server before");
+            self.pool.adopt(clients, Arc::clone(&self.door));
+        }
+        Ok(())
     }
 
     /// Waits for a signal or the control socket, and stops.
@@ -255,7 +269,10 @@ impl Serving {
         tracing::info!("another program takes over");
         let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
         self.running.set_stopping();
-        let stopped = self.pool.hand_over();
+        let (stopped, clients) = self.pool.hand_over();
+        if let Err(error) = left_clients::leave(clients, &self.kept) {
+            tracing::warn!(%error, "not all clients could be handed over");
+        }
         let closed = if stopped.complete {
             self.cache.close(health, &stopped)
         } else {

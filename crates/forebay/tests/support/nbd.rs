@@ -113,6 +113,11 @@ impl<S: Read + Write> Nbd<S> {
         self.send(WRITE, 0, offset, len as usize, first)
     }
 
+    /// Sends these bytes, such as the rest of a write.
+    pub fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
     /// Receives the answer to the oldest unanswered request, and its data.
     pub fn finish(&mut self, buf: &mut [u8]) -> io::Result<()> {
         self.take_reply()?;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_block::{Export, REQUEST_MAX};
+use forebay_block::{DeviceInfo, Export, REQUEST_MAX};
 use forebay_nbd_wire::{
     BASE_ALLOCATION, ClientFlags, ExportReply, Greeting, HandshakeFlags, Info, InfoKind,
     InfoRequest, MetaContext, MetaRequest, OptionCode, OptionHeader, OptionReplyKind as Kind,
@@ -311,17 +311,21 @@ impl Handshake {
     }
 
     fn flags_of(&self, export: usize) -> TransmissionFlags {
-        type T = TransmissionFlags;
-        let info = &self.shared.exports[export].info;
-        let always = T::HAS_FLAGS | T::SEND_FLUSH | T::SEND_FUA | T::SEND_CACHE;
-        // All connections to an export reach the same volume, and its flush covers them all.
-        (always | T::CAN_MULTI_CONN)
-            .with_if(info.read_only, T::READ_ONLY)
-            .with_if(info.rotational, T::ROTATIONAL)
-            .with_if(info.discard && !info.read_only, T::SEND_TRIM)
-            .with_if(!info.read_only, T::SEND_WRITE_ZEROES | T::SEND_FAST_ZERO)
-            .with_if(self.structured, T::SEND_DF)
+        flags_of(&self.shared.exports[export].info, self.structured)
     }
+}
+
+/// The flags of an export for its clients.
+pub(crate) fn flags_of(info: &DeviceInfo, structured: bool) -> TransmissionFlags {
+    type T = TransmissionFlags;
+    let always = T::HAS_FLAGS | T::SEND_FLUSH | T::SEND_FUA | T::SEND_CACHE;
+    // All connections to an export reach the same volume, and its flush covers them all.
+    (always | T::CAN_MULTI_CONN)
+        .with_if(info.read_only, T::READ_ONLY)
+        .with_if(info.rotational, T::ROTATIONAL)
+        .with_if(info.discard && !info.read_only, T::SEND_TRIM)
+        .with_if(!info.read_only, T::SEND_WRITE_ZEROES | T::SEND_FAST_ZERO)
+        .with_if(structured, T::SEND_DF)
 }
 
 fn preferred_block(export: &Export) -> u32 {

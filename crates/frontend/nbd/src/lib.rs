@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod agreed;
 mod errors;
 mod handshake;
 mod in_flight;

@@ -106,6 +106,14 @@ impl NbdServer {
         Box::new(NbdSession::new(Arc::clone(&self.shared), pool))
     }
 
+    /// The state machine of a connection that another server has left, with what that had agreed on
+    /// ([`Session::agreed`]); `None` if the export is no longer as the client knows it.
+    #[must_use]
+    pub fn resumed(&self, agreed: &str) -> Option<Box<dyn Session>> {
+        let session = NbdSession::resumed(Arc::clone(&self.shared), self.pool.clone(), agreed)?;
+        Some(Box::new(session))
+    }
+
     /// The state machine of a connection that is refused: every option is answered with `why`.
     #[must_use]
     pub fn refusal(&self, why: &'static str) -> Box<dyn Session> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_block::{BufPool, Completion, Outbox, Session};
 
+use crate::agreed::Agreed;
 use crate::handshake::{Agreement, Handshake, Next};
 use crate::server::Shared;
 use crate::tls::TlsLayer;
@@ -25,6 +26,15 @@ impl NbdSession {
     pub fn refusing(shared: Arc<Shared>, pool: BufPool, why: &'static str) -> Self {
         let handshake = Handshake::refusing(Arc::clone(&shared), why);
         Self { protocol: Protocol::new(shared, pool, handshake), tls: None }
+    }
+
+    /// A session that goes on with a connection of another server, as that has agreed with the
+    /// client; `None` if the export is no longer as the client knows it.
+    pub fn resumed(shared: Arc<Shared>, pool: BufPool, agreed: &str) -> Option<Self> {
+        let agreement = Agreed::parse(agreed)?.agreement(&shared.exports)?;
+        let mut session = Self::new(shared, pool);
+        session.protocol.transmit(agreement);
+        Some(session)
     }
 
     /// Starts TLS around the connection. A client waits for the answer to `STARTTLS` before it
@@ -51,7 +61,9 @@ impl NbdSession {
 
 impl Session for NbdSession {
     fn start(&mut self, out: &mut Outbox) {
-        Handshake::greet(&mut out.bytes);
+        if self.is_negotiating() {
+            Handshake::greet(&mut out.bytes);
+        }
     }
 
     fn receive(&mut self, bytes: &[u8], out: &mut Outbox) -> usize {
@@ -113,6 +125,20 @@ impl Session for NbdSession {
 
     fn is_owed(&self) -> bool {
         self.protocol.transmission().is_some_and(Transmission::is_owed)
+    }
+
+    fn hold(&mut self) -> bool {
+        match &mut self.protocol.phase {
+            // Another server would not know the keys of a TLS connection.
+            Phase::Transmission(transmission) if self.tls.is_none() => transmission.hold(),
+            _ => false,
+        }
+    }
+
+    fn agreed(&self) -> Option<String> {
+        let transmission = self.protocol.transmission().filter(|_| self.tls.is_none())?;
+        let agreement = transmission.held()?;
+        Some(Agreed::of(agreement, &self.protocol.shared.exports).to_string())
     }
 
     fn shutdown(&mut self, out: &mut Outbox) {

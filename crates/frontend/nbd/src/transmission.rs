@@ -41,6 +41,8 @@ pub(crate) struct Transmission {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Serving,
+    /// New requests are left in the input, for another server.
+    Holding,
     /// New requests are refused.
     Stopping,
     /// The client said goodbye; input is ignored.
@@ -117,7 +119,24 @@ impl Transmission {
     }
 
     pub fn wants_input(&self) -> bool {
-        !self.stalled && !self.saying.is_full() && self.phase != Phase::Leaving
+        match self.phase {
+            Phase::Holding => self.is_owed(),
+            Phase::Leaving => false,
+            Phase::Serving | Phase::Stopping => !self.stalled && !self.saying.is_full(),
+        }
+    }
+
+    /// Takes no more requests. Returns false if the client or the server ends the connection.
+    pub fn hold(&mut self) -> bool {
+        if self.phase == Phase::Serving {
+            self.phase = Phase::Holding;
+        }
+        self.phase == Phase::Holding
+    }
+
+    /// The agreement of a connection that is held, unless the data of a request is incomplete.
+    pub fn held(&self) -> Option<Agreement> {
+        (self.phase == Phase::Holding && !self.is_owed()).then_some(self.agreement)
     }
 
     /// Whether [`Transmission::speak`] has more to send.
@@ -140,7 +159,7 @@ impl Transmission {
 
     /// Accepts no new requests; closes as soon as none is in flight.
     pub fn stop(&mut self, out: &mut Outbox) {
-        if self.phase == Phase::Serving {
+        if matches!(self.phase, Phase::Serving | Phase::Holding) {
             self.phase = Phase::Stopping;
         }
         self.close_if_idle(out);
@@ -163,6 +182,9 @@ impl Transmission {
                     break;
                 }
                 continue;
+            }
+            if self.phase == Phase::Holding {
+                break;
             }
             let Some((head, tail)) = rest.split_first_chunk() else { break };
             if !self.request(Request::decode(head)?, out) {
@@ -411,7 +433,7 @@ impl Transmission {
     /// from then on.
     fn close_if_idle(&mut self, out: &mut Outbox) {
         let quiet = self.in_flight.pieces() == 0 && self.saying.is_empty();
-        if self.phase != Phase::Serving && quiet {
+        if matches!(self.phase, Phase::Stopping | Phase::Leaving) && quiet {
             self.phase = Phase::Leaving;
             out.close = true;
         }
