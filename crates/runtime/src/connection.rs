@@ -215,7 +215,7 @@ impl Connection {
                         self.bytes.0 += count as u64;
                         self.hungry = false;
                     }
-                    // The receive was cancelled, so that the client's next bytes stay where they are.
+                    // Cancelled, so that the client's next bytes stay where they are.
                     Err(_) if self.leaving && self.file.is_none() => {}
                     _ => self.end_input(),
                 }

@@ -128,8 +128,8 @@ impl Signals {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
                 _ = self.hangup.recv() => tracing::warn!(
-                    "SIGHUP is ignored: change settings with forebay set; forebay upgrade reads the \
-                     configuration again, and clients see a short pause"
+                    "SIGHUP is ignored: change settings with forebay set; forebay upgrade reads \
+                     the configuration again, with a short pause for clients"
                 ),
             }
         }
