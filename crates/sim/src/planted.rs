@@ -79,11 +79,14 @@ pub enum Bug {
     RequestForgotten,
     /// A server that takes over does an answered write again, after a newer one.
     WriteRepeated,
+    /// Writes are answered when their record is in the memory of the process; only a flush hands it
+    /// to the cache device.
+    AnsweredFromMemory,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -114,6 +117,7 @@ impl Bug {
         Self::EvictionForgotten,
         Self::RequestForgotten,
         Self::WriteRepeated,
+        Self::AnsweredFromMemory,
     ];
 
     /// The first seed whose world can show it.
@@ -128,7 +132,7 @@ impl Bug {
 
     /// Whether only a world in which servers take over can show it.
     fn needs_takeover(self) -> bool {
-        matches!(self, Self::RequestForgotten | Self::WriteRepeated)
+        matches!(self, Self::RequestForgotten | Self::WriteRepeated | Self::AnsweredFromMemory)
     }
 
     /// Whether only a world with a store can show it.
@@ -148,7 +152,10 @@ impl Bug {
     /// Whether the world of this setup can show it.
     #[must_use]
     pub fn fits(self, setup: &Setup) -> bool {
-        !self.needs_store() || setup.log_segments.is_some()
+        match self {
+            Self::AnsweredFromMemory => setup.cache.volatile,
+            _ => !self.needs_store() || setup.log_segments.is_some(),
+        }
     }
 
     /// The kind of failure that it causes, by which it must be caught.
@@ -167,7 +174,8 @@ impl Bug {
             | Self::ReplayedBackwards
             | Self::DetachedForgotten
             | Self::MappingForgotten
-            | Self::EvictionForgotten => Kind::Lost,
+            | Self::EvictionForgotten
+            | Self::AnsweredFromMemory => Kind::Lost,
             Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
             Self::DestageAckedEarly
             | Self::DestageDropped

@@ -20,7 +20,7 @@ use crate::disk::{Fate, SimDisk, Slot};
 pub use crate::failure::Failure;
 use crate::failure::Kind;
 use crate::pages::Pages;
-use crate::planted::{Deed, Mischief};
+use crate::planted::{Bug, Deed, Mischief};
 use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::shard::Maker;
@@ -487,9 +487,13 @@ impl World {
         self.tally.crashes += 1;
         let mut dealer = Dealer::new(self.rng.fork(), self.fates.take());
         let power = self.setup.power && !dies;
-        for disk in std::iter::once(&mut self.cache).chain(&mut self.primaries) {
+        // What the process alone has is as what a volatile cache alone has.
+        let memory = dies && self.mischief.takes_over_with(Bug::AnsweredFromMemory);
+        let cache = std::iter::once((&mut self.cache, power || memory));
+        let primaries = self.primaries.iter_mut().map(|disk| (disk, power));
+        for (disk, loses_unflushed) in cache.chain(primaries) {
             let mut fates = |sectors| dealer.deal(sectors);
-            if power {
+            if loses_unflushed {
                 disk.crash(&mut fates);
             } else {
                 disk.abandon(&mut fates);
