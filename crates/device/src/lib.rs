@@ -32,6 +32,7 @@ pub use nbd::{Debts, Ledger, Line, NbdDevice, Parting, Terms};
 #[cfg(loom)]
 pub use ring::Alarm;
 pub use ring::{
-    Client, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup, Waker,
+    Client, ControlCall, Done, FILES_MAX, FuseSlot, Op, Payload, Returned, Ring, RingFile, Setup,
+    UblkControl, UblkQueue, UblkSlot, Waker,
 };
 pub use uri::{open_cache, open_cache_read_only, open_primary, primary_size};

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use forebay_block::{IoError, IoResult, IoTag, VolumeId};
+use forebay_block::{ByteRange, Endpoint, IoBuf, IoError, IoResult, IoTag, VolumeId};
 use forebay_engine::{
     DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Trust, VolumeState,
 };
 
-use crate::channel::{Ask, Mount};
+use crate::channel::{Ask, Disk, Mount};
 use crate::clients::{Arrival, SessionFactory};
 use crate::connection::LeftClient;
 use crate::histogram::Histogram;
@@ -33,6 +33,8 @@ pub enum Message {
     Memory(Grant),
     /// A text that a request of the receiving thread's mount needs.
     Told {
+        /// Place of the channel that asked for it.
+        place: usize,
         /// Key of the request.
         key: u64,
         /// The text.
@@ -69,6 +71,10 @@ pub enum Command {
     Listen(Vec<Listener>, Arc<dyn SessionFactory>, Sender<std::io::Result<()>>),
     /// Serve a mount; answered when the kernel has its slots, or with the error.
     Mount(Mount, Sender<Ask>, Sender<std::io::Result<()>>),
+    /// Serve a disk; answered as `Mount` is.
+    Disk(Disk, Sender<std::io::Result<()>>),
+    /// Read from a volume; answered with the data.
+    Read(Endpoint, ByteRange, Sender<IoResult<IoBuf>>),
     /// Report the thread's state.
     Snapshot(Sender<Snapshot>),
     /// Begin or end destaging all dirty blocks at full speed.

@@ -11,13 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_block::{Arena, BufPool, SHARDS_MAX, VolumeId};
+use forebay_block::{
+    Arena, BufPool, ByteRange, Endpoint, ErrorKind, IoBuf, IoResult, SHARDS_MAX, VolumeId,
+};
 use forebay_device::{BlockDevice, Clock};
 use forebay_engine::{DrainProgress, Setting, Shard, Stats, VolumeState};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
-use crate::channel::{Ask, Mount};
+use crate::channel::{Ask, Disk, Mount};
 use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 use crate::connection::{LeftClient, Patience};
 use crate::detached::DetachedList;
@@ -41,6 +43,8 @@ const HAND_OVER_FAREWELL: Duration = Duration::from_secs(1);
 const STOP_PATIENCE: Duration = Duration::from_secs(120);
 /// Time in which a thread must report its state.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+/// Time in which a volume must answer a read of the server itself.
+const READ_PATIENCE: Duration = Duration::from_secs(30);
 /// Interval at which a drain before a stop is checked.
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 
@@ -73,8 +77,9 @@ pub struct PoolConfig {
     pub idle: Option<Duration>,
     /// Time in which clients must take their last answers.
     pub farewell: Duration,
-    /// Whether a FUSE mount may be served: its requests may come over the threads' rings.
-    pub fuse: bool,
+    /// Whether a FUSE mount or a ublk disk may be served: the kernel's requests then come over the
+    /// threads' rings.
+    pub wide: bool,
     /// The witness, its current record, and the list of stripes that the cache device has left.
     pub witness: Option<(Witness, Record, DetachedList)>,
 }
@@ -101,7 +106,7 @@ impl PoolConfig {
             stall: STALL_PATIENCE,
             idle: None,
             farewell: FAREWELL_PATIENCE,
-            fuse: false,
+            wide: false,
             witness: None,
         }
     }
@@ -253,7 +258,7 @@ impl Pool {
                 memory: Arc::clone(&memory),
                 patience,
                 shard,
-                wide: config.fuse,
+                wide: config.wide,
                 witness: witness_tell.clone(),
                 events: events.clone(),
             };
@@ -292,6 +297,12 @@ impl Pool {
         &self.inner.registry
     }
 
+    /// Number of shard threads.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.inner.mailboxes.len()
+    }
+
     /// Serves clients that connect to these listeners from now on.
     ///
     /// # Errors
@@ -321,8 +332,8 @@ impl Pool {
         let mailboxes = Arc::clone(&self.inner.mailboxes);
         let serve = move || {
             // It ends with the shard threads, when no sender is left.
-            for Ask { thread, key, topic } in asked {
-                mailboxes[thread].send_one(Message::Told { key, text: text(topic) });
+            for Ask { thread, place, key, topic } in asked {
+                mailboxes[thread].send_one(Message::Told { place, key, text: text(topic) });
             }
         };
         std::thread::Builder::new().name("texts".into()).spawn(serve)?;
@@ -332,9 +343,41 @@ impl Pool {
             self.command(shard, Command::Mount(config, asks.clone(), tell.clone()));
         }
         drop(tell);
+        self.await_all(&hear)
+    }
+
+    /// Serves a disk from now on: each of its queues on one thread, in turn. It ends when the
+    /// kernel removes the disk.
+    ///
+    /// # Errors
+    /// If a thread fails to serve it, or the pool has stopped.
+    pub fn serve_disk(&self, disk: &Disk) -> io::Result<()> {
+        let (tell, hear) = mpsc::channel();
+        for shard in 0..self.inner.mailboxes.len() {
+            self.command(shard, Command::Disk(disk.share()?, tell.clone()));
+        }
+        drop(tell);
+        self.await_all(&hear)
+    }
+
+    /// Waits until every thread has answered a command.
+    fn await_all(&self, hear: &Receiver<io::Result<()>>) -> io::Result<()> {
         self.inner.mailboxes.iter().try_for_each(|_| {
             let answer = hear.recv_timeout(ANSWER_PATIENCE);
             answer.unwrap_or_else(|_| Err(io::Error::other("the pool has stopped")))
+        })
+    }
+
+    /// Reads a range of a volume, as a client would, of at most 1 MiB.
+    ///
+    /// # Errors
+    /// The volume's; `Timeout` if it takes long, `ShuttingDown` if the pool has stopped.
+    pub fn read(&self, endpoint: Endpoint, range: ByteRange) -> IoResult<IoBuf> {
+        let (tell, hear) = mpsc::channel();
+        self.command(0, Command::Read(endpoint, range, tell));
+        hear.recv_timeout(READ_PATIENCE).unwrap_or_else(|error| match error {
+            RecvTimeoutError::Timeout => Err(ErrorKind::Timeout.into()),
+            RecvTimeoutError::Disconnected => Err(ErrorKind::ShuttingDown.into()),
         })
     }
 

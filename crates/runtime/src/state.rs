@@ -129,6 +129,16 @@ impl StateDir {
         append().map_err(|error| named(&self.path.join(name), &error))
     }
 
+    /// Creates the empty file `name`, if it is not there: for the next process, not durable.
+    ///
+    /// # Errors
+    /// If it cannot be created.
+    pub fn mark(&self, name: &str) -> io::Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.dir, name, flags, FILE_MODE);
+        made.map(drop).map_err(|error| named(&self.path.join(name), &error.into()))
+    }
+
     /// Removes the file `name`, if it is there; durable when this returns.
     ///
     /// # Errors

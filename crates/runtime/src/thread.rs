@@ -20,7 +20,7 @@ use forebay_engine::{Effects, Reply, Request, Shard, State, Stats, Trust};
 use forebay_volume::{Done, Registry, Router, RouterConfig, ShardPort, origin_of};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::channel::Channel;
+use crate::channel::{Caller, Channels, FuseChannel, UblkChannel};
 use crate::clients::{Arrival, Clients};
 use crate::connection::LeftClient;
 use crate::connection::Patience;
@@ -68,7 +68,7 @@ pub struct Plan {
     pub patience: Patience,
     /// Creates the shard.
     pub shard: Box<dyn FnOnce(BufPool) -> Box<dyn Shard> + Send>,
-    /// Whether a FUSE mount may be served.
+    /// Whether the kernel's requests may come over the ring.
     pub wide: bool,
     /// Receives facts that must be recorded outside of the cache device.
     pub witness: Sender<(usize, Asked)>,
@@ -112,7 +112,7 @@ struct Thread {
     router: Router,
     registry: Arc<Registry>,
     clients: Clients,
-    channel: Option<Channel>,
+    channels: Channels,
     buffers: BufPool,
     mailboxes: Arc<[Mailbox<Message>]>,
     shards: Shards,
@@ -261,7 +261,7 @@ impl Thread {
         };
         Ok(Self {
             clients: Clients::new(plan.index, &ring, (plan.places, plan.memory), plan.patience),
-            channel: None,
+            channels: Channels::default(),
             buffers,
             latencies: volumes.iter().map(|_| Latencies::default()).collect(),
             clock: plan.clock,
@@ -298,17 +298,13 @@ impl Thread {
         self.poll_devices();
         self.read_mail();
         self.clients.reap(now, &mut self.arrivals);
-        if let Some(channel) = &mut self.channel {
-            channel.reap();
-        }
+        self.channels.reap();
         self.place_arrivals();
         self.exchange();
         self.poll_shard();
         self.exchange();
         self.at_once = self.clients.advance(now);
-        if let Some(channel) = &mut self.channel {
-            self.at_once |= channel.advance();
-        }
+        self.at_once |= self.channels.advance();
         self.taps.pump(now, &mut self.router);
         self.report();
         self.send_mail();
@@ -342,16 +338,14 @@ impl Thread {
     /// Passes requests down and answers up until there are none left.
     fn exchange(&mut self) {
         loop {
-            let Self { router, clients, channel, shards, done, registry, .. } = self;
+            let Self { router, clients, channels, shards, done, registry, .. } = self;
             router.pump(shards);
             let mut submit = |key, endpoint, io| {
                 let volume = registry.volume_of(endpoint);
                 router.submit(shards.now, (key, volume), io, shards, done)
             };
             clients.feed(&mut submit);
-            if let Some(channel) = channel {
-                channel.feed(&mut submit);
-            }
+            channels.feed(&mut submit);
             self.shards.serve();
             self.apply_effects();
             if self.done.is_empty() {
@@ -363,11 +357,10 @@ impl Thread {
                 let kind = OPERATIONS.iter().position(|(op, _)| *op == done.op);
                 let kind = kind.expect("every operation is listed");
                 self.latencies[place][kind].record(now.since(done.started));
-                match &mut self.channel {
-                    Some(channel) if Channel::owns(done.client) => {
-                        channel.complete(done.completion);
-                    }
-                    _ => self.clients.complete(done),
+                if Channels::own(done.client) {
+                    self.channels.complete(done.client, done.completion);
+                } else {
+                    self.clients.complete(done);
                 }
             }
         }
@@ -431,11 +424,7 @@ impl Thread {
                 Message::Reply { shard, reply } => self.take_reply(shard, reply),
                 Message::Arrival(arrival) => self.clients.add(self.shards.now, arrival),
                 Message::Memory(grant) => self.clients.grant(grant),
-                Message::Told { key, text } => {
-                    if let Some(channel) = &mut self.channel {
-                        channel.told(key, text);
-                    }
-                }
+                Message::Told { place, key, text } => self.channels.told(place, key, text),
                 Message::TrustRecorded(trust) => {
                     let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
                     *unpolled = true;
@@ -494,8 +483,20 @@ impl Thread {
             Command::Mount(config, asks, answer) => {
                 let threads = (self.shards.own, self.mailboxes.len());
                 let buffers = self.buffers.clone();
-                let opened = Channel::open(threads, &self.ring, buffers, config, asks);
-                let _ = answer.send(opened.map(|channel| self.channel = Some(channel)));
+                let place = self.channels.vacant();
+                let opened = FuseChannel::open(threads, place, &self.ring, buffers, config, asks);
+                let _ = answer.send(opened.map(|channel| self.channels.add(channel)));
+            }
+            Command::Disk(disk, answer) => {
+                let threads = (self.shards.own, self.mailboxes.len());
+                let buffers = self.buffers.clone();
+                let opened = UblkChannel::open(threads, &self.ring, buffers, disk);
+                let _ = answer.send(opened.map(|channel| {
+                    channel.into_iter().for_each(|channel| self.channels.add(channel));
+                }));
+            }
+            Command::Read(endpoint, range, answer) => {
+                self.channels.add(Caller::new(endpoint, range, answer));
             }
             Command::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
@@ -509,9 +510,7 @@ impl Thread {
             }
             Command::Quiesce(end, answer) => {
                 self.clients.shut(end);
-                if let Some(channel) = &mut self.channel {
-                    channel.shut(end);
-                }
+                self.channels.shut(end);
                 self.duties.quiesced = Some(answer);
             }
             Command::CutOff => self.clients.cut_off(),
@@ -538,7 +537,7 @@ impl Thread {
                 self.duties.started = None;
             }
         }
-        let unanswered = self.channel.as_ref().map_or(0, Channel::in_flight);
+        let unanswered = self.channels.in_flight();
         if self.duties.quiesced.is_some() && self.clients.len() == 0 && unanswered == 0 {
             debug_assert_eq!(self.router.in_flight(), 0);
             let answer = self.duties.quiesced.take();

@@ -26,13 +26,14 @@ enum Layer {
 }
 
 /// Every crate of the workspace.
-const LAYERS: [(&str, Layer); 19] = [
+const LAYERS: [(&str, Layer); 20] = [
     ("forebay-block", Layer::Product(0)),
     ("forebay-format", Layer::Product(1)),
     ("forebay-policy", Layer::Product(1)),
     ("forebay-codec", Layer::Product(1)),
     ("forebay-nbd-wire", Layer::Product(1)),
     ("forebay-fuse-wire", Layer::Product(1)),
+    ("forebay-ublk-wire", Layer::Product(1)),
     ("forebay-engine", Layer::Product(2)),
     ("forebay-trace", Layer::Product(2)),
     ("forebay-volume", Layer::Product(3)),

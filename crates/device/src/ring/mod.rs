@@ -11,6 +11,7 @@
 
 mod fuse;
 mod op;
+mod ublk;
 mod uring;
 mod wake;
 
@@ -30,6 +31,7 @@ use crate::clock::Clock;
 pub use fuse::{FuseSlot, Returned};
 use op::FixedArena;
 pub use op::{Done, Op, Payload};
+pub use ublk::{ControlCall, UblkControl, UblkQueue, UblkSlot};
 use uring::{Submission, Uring};
 #[cfg(not(loom))]
 use wake::Alarm;
@@ -92,7 +94,8 @@ struct Slot {
     op: Option<Op>,
     token: u64,
     client: u32,
-    file: u32,
+    /// Its file in the table; `None` if the operation has its own.
+    file: Option<u32>,
 }
 
 #[derive(Default)]
@@ -253,7 +256,19 @@ impl Client {
     /// If the file belongs to another ring, or a span is not within its buffer.
     pub fn submit(&self, file: &RingFile, token: u64, op: Op) -> Result<(), Op> {
         assert!(Rc::ptr_eq(&self.ring, &file.ring), "a file is used on the ring that has it");
-        self.ring.core.borrow_mut().submit(self.id, file.index, token, op)
+        self.ring.core.borrow_mut().submit(self.id, Some(file.index), token, op)
+    }
+
+    /// As [`Client::submit`], for a slot: it has its own file.
+    ///
+    /// # Errors
+    /// Returns the slot, as [`Client::submit`] does.
+    pub fn submit_slot(&self, token: u64, slot: Box<UblkSlot>) -> Result<(), Box<UblkSlot>> {
+        let submitted = self.ring.core.borrow_mut().submit(self.id, None, token, Op::Ublk(slot));
+        submitted.map_err(|op| match op {
+            Op::Ublk(slot) => slot,
+            _ => unreachable!("the ring gives back its own"),
+        })
     }
 
     /// Appends the completed operations to `done`.
@@ -331,7 +346,7 @@ impl Core {
         self.free_files.push(index);
     }
 
-    fn submit(&mut self, client: u32, file: u32, token: u64, mut op: Op) -> Result<(), Op> {
+    fn submit(&mut self, client: u32, file: Option<u32>, token: u64, mut op: Op) -> Result<(), Op> {
         if self.in_flight >= self.limit {
             return Err(op);
         }
@@ -339,14 +354,17 @@ impl Core {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
-        let entry = op.entry(file, self.arena.as_ref()).user_data(u64::from(index));
+        let place = file.unwrap_or(u32::MAX);
+        let entry = op.entry(place, self.arena.as_ref()).user_data(u64::from(index));
         if !self.push(&entry) {
             self.free_slots.push(index);
             return Err(op);
         }
-        let holder = &mut self.files[file as usize];
-        holder.in_flight += 1;
-        holder.waits_for_peer |= op.waits_for_peer();
+        if let Some(file) = file {
+            let holder = &mut self.files[file as usize];
+            holder.in_flight += 1;
+            holder.waits_for_peer |= op.waits_for_peer();
+        }
         self.clients[client as usize].in_flight += 1;
         self.in_flight += 1;
         self.slots[index as usize] = Slot { op: Some(op), token, client, file };
@@ -440,7 +458,7 @@ impl Core {
             owner.done.push(Done { token, result, more, payload });
             self.delivered += 1;
         }
-        if !more {
+        if !more && let Some(file) = file {
             let holder = &mut self.files[file as usize];
             holder.in_flight -= 1;
             if holder.closing && holder.in_flight == 0 {
@@ -462,13 +480,17 @@ impl Core {
 
 impl Drop for Core {
     /// Cancels operations that wait for a peer, waits for the rest, and leaks what does not end:
-    /// leaked memory is better than memory that the kernel writes to after it was freed.
+    /// leaked memory is better than memory that the kernel writes to after it was freed. Commands
+    /// of ublk cannot be cancelled; they end with the ring or the device, and their memory is
+    /// leaked.
     fn drop(&mut self) {
         let clock = Clock::start();
         let deadline = clock.now() + DROP_PATIENCE;
         let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
         self.push(&cancel.user_data(NOBODY).into());
-        while (self.in_flight > 0 || self.alarm.is_armed()) && clock.now() < deadline {
+        let stay = self.slots.iter().filter_map(|slot| slot.op.as_ref());
+        let stay = stay.filter(|op| matches!(op, Op::Ublk(_) | Op::UblkControl(_))).count();
+        while (self.in_flight > stay || self.alarm.is_armed()) && clock.now() < deadline {
             if self.enter(Some(Duration::from_millis(10))).is_err() {
                 break;
             }

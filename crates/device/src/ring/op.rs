@@ -9,6 +9,7 @@ use io_uring::{opcode, squeue, types};
 use rustix::io::Errno;
 
 use super::fuse::FuseSlot;
+use super::ublk::{ControlCall, UblkSlot};
 use super::uring::Submission;
 
 /// Maximum length of a registered buffer in bytes: the kernel's limit.
@@ -82,6 +83,10 @@ pub enum Op {
     },
     /// Submit the answer in a slot, if there is one, and wait for the kernel's next request.
     Fuse(Box<FuseSlot>),
+    /// The same for a slot of a ublk device, which has the device's file.
+    Ublk(Box<UblkSlot>),
+    /// A command for ublk's control device.
+    UblkControl(Box<ControlCall>),
 }
 
 /// The memory or socket that a completion returns.
@@ -91,12 +96,14 @@ pub enum Payload {
     None,
     /// The buffer of a read or write.
     Buf(IoBuf),
-    /// The buffer of a receive or send.
+    /// The buffer of a receive, a send, or a command for a control device.
     Bytes(Vec<u8>),
     /// An accepted connection.
     Socket(OwnedFd),
     /// The slot of a FUSE command.
     Fuse(Box<FuseSlot>),
+    /// The slot of a ublk command.
+    Ublk(Box<UblkSlot>),
 }
 
 /// The end of an operation, or one of several results of an accept.
@@ -146,9 +153,9 @@ impl Op {
     pub(super) fn waits_for_peer(&self) -> bool {
         match self {
             Self::Receive { .. } | Self::Send { .. } | Self::Accept => true,
-            Self::Poll { .. } | Self::Fuse(_) => true,
+            Self::Poll { .. } | Self::Fuse(_) | Self::Ublk(_) => true,
             Self::Read { .. } | Self::Write { .. } | Self::Sync => false,
-            Self::Allocate { .. } | Self::Discard { .. } => false,
+            Self::Allocate { .. } | Self::Discard { .. } | Self::UblkControl(_) => false,
         }
     }
 
@@ -191,6 +198,15 @@ impl Op {
                 assert!(slot.is_whole(), "what the kernel gets is not lent to others");
                 return Submission::command(fd, slot.number(), slot.own_part(), slot.regions());
             }
+            Self::Ublk(slot) => {
+                let own = slot.own_part();
+                let command = opcode::UringCmd80::new(types::Fd(slot.file()), slot.number());
+                return Submission::Wide(command.cmd(own).build());
+            }
+            Self::UblkControl(call) => {
+                let command = opcode::UringCmd80::new(fd, call.control.number());
+                return Submission::Wide(command.cmd(call.own_part()).build());
+            }
         };
         entry.into()
     }
@@ -201,6 +217,8 @@ impl Op {
             Self::Read { buf, .. } | Self::Write { buf, .. } => Payload::Buf(buf),
             Self::Receive { bytes, .. } | Self::Send { bytes, .. } => Payload::Bytes(bytes),
             Self::Fuse(slot) => Payload::Fuse(slot),
+            Self::Ublk(slot) => Payload::Ublk(slot),
+            Self::UblkControl(call) => Payload::Bytes(call.buffer),
             Self::Sync
             | Self::Allocate { .. }
             | Self::Discard { .. }

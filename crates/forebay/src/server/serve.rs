@@ -170,7 +170,7 @@ impl Serving {
         let config = &config;
         log_settings(config);
         log_volumes(config, &plan.registry);
-        plan.fuse = place.is_some();
+        plan.wide = place.is_some();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let pool = Pool::start(plan)?;
         cache.note_accepted()?;

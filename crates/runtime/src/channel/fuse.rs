@@ -19,9 +19,9 @@ use forebay_block::{
 };
 use forebay_device::{Client, Done as RingDone, FuseSlot, Op, Payload, Returned, Ring, RingFile};
 use forebay_fuse_wire::{Header, Message, split};
-use forebay_volume::ClientKey;
 use rustix::io::Errno;
 
+use super::{Channel, Submit};
 use crate::message::End;
 
 /// Requests from the device in flight in one thread; the kernel keeps the others.
@@ -31,8 +31,6 @@ const DEVICE_BATCH: usize = 64;
 /// Bytes for a message's header and arguments, in addition to its data.
 const DEVICE_HEAD: usize = 4096;
 
-/// Marks the key of a FUSE request, to tell it from the keys of the thread's connections.
-const OURS: u64 = 1 << 63;
 /// Marks the key of a request that came from the device.
 const DEVICE: u64 = 1 << 62;
 /// The token of the wait for messages from the device.
@@ -67,6 +65,8 @@ impl Mount {
 pub struct Ask {
     /// The thread that needs the text.
     pub thread: usize,
+    /// The channel's place in the thread.
+    pub place: usize,
     /// The request that needs it.
     pub key: u64,
     /// The text's topic.
@@ -74,8 +74,9 @@ pub struct Ask {
 }
 
 /// The part of a mount that one thread serves.
-pub struct Channel {
+pub struct FuseChannel {
     thread: usize,
+    place: usize,
     config: Mount,
     client: Client,
     file: RingFile,
@@ -91,7 +92,7 @@ pub struct Channel {
     device_tickets: Slab<Ticket>,
     in_flight: usize,
     /// Requests for the volumes, not submitted yet.
-    ready: VecDeque<(u64, Endpoint, Io)>,
+    ready: VecDeque<(Endpoint, Io)>,
     finished: Vec<RingDone>,
     message: Vec<u8>,
     watching: bool,
@@ -101,13 +102,14 @@ pub struct Channel {
     shut: bool,
 }
 
-impl Channel {
-    /// Starts to serve a mount on thread `thread` of `threads`.
+impl FuseChannel {
+    /// Starts to serve a mount on thread `thread` of `threads`, as its channel `place`.
     ///
     /// # Errors
     /// If the ring has no room for the device, or cannot serve slots.
     pub fn open(
         (thread, threads): (usize, usize),
+        place: usize,
         ring: &Rc<Ring>,
         pool: BufPool,
         config: Mount,
@@ -128,6 +130,7 @@ impl Channel {
         let count = u32::try_from(slots.len()).expect("a processor has few slots");
         Ok(Self {
             thread,
+            place,
             client: ring.client(),
             file,
             pool,
@@ -147,42 +150,6 @@ impl Channel {
         })
     }
 
-    /// Whether a key belongs to a FUSE request.
-    #[must_use]
-    pub fn owns(key: ClientKey) -> bool {
-        key.0 & OURS != 0
-    }
-
-    /// Number of requests not answered yet.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
-    /// Refuses requests from now on, or leaves them with the kernel for the next server.
-    pub fn shut(&mut self, end: End) {
-        match end {
-            End::Stop => self.shut = true,
-            End::HandOver => self.over = true,
-        }
-    }
-
-    /// Processes the completions of the ring.
-    pub fn reap(&mut self) {
-        let mut finished = std::mem::take(&mut self.finished);
-        self.client.reap(&mut finished);
-        for done in finished.drain(..) {
-            match done.payload {
-                Payload::Fuse(slot) => self.take_slot(done.token, slot, done.result.err()),
-                _ => {
-                    self.watching = false;
-                    self.read_device();
-                }
-            }
-        }
-        self.finished = finished;
-    }
-
     fn take_slot(&mut self, token: u64, slot: Box<FuseSlot>, error: Option<Errno>) {
         if let Some(error) = error {
             // The slot goes with its request, if it had one: nobody waits for that any more.
@@ -197,7 +164,7 @@ impl Channel {
         let step = self.step(parts);
         self.slots[token as usize] = Some(slot);
         self.in_flight += 1;
-        self.carry_out(OURS | token, step, IoBuf::empty());
+        self.carry_out(token, step, IoBuf::empty());
     }
 
     fn step(&self, parts: Parts<'_>) -> Step {
@@ -249,7 +216,7 @@ impl Channel {
         };
         let at = self.device_tickets.insert(Ticket::default());
         self.in_flight += 1;
-        self.carry_out(OURS | DEVICE | u64::from(at), step, IoBuf::empty());
+        self.carry_out(DEVICE | u64::from(at), step, IoBuf::empty());
     }
 
     /// Carries out a step of a request; `filled` is the data that a read from a volume returned.
@@ -263,12 +230,12 @@ impl Channel {
                 if io.op == IoOp::Read {
                     io.buf = self.buffer(key, io.range.len as usize);
                 }
-                self.ready.push_back((key, endpoint, io));
+                self.ready.push_back((endpoint, io));
             }
             Step::Ask(ticket, topic) => {
                 self.keep(key, ticket);
                 // If the receiver is gone, the request ends with the mount.
-                let _ = self.asks.send(Ask { thread: self.thread, key, topic });
+                let _ = self.asks.send(Ask { thread: self.thread, place: self.place, key, topic });
             }
         }
     }
@@ -327,20 +294,34 @@ impl Channel {
             Err(error) => tracing::warn!(%error, "the kernel did not take an answer"),
         }
     }
+}
 
-    /// Hands the requests for the volumes to `submit`, which returns a request if there is no room
-    /// for it.
-    pub fn feed(&mut self, mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>) {
-        while let Some((key, endpoint, io)) = self.ready.pop_front() {
-            if let Err(io) = submit(ClientKey(key), endpoint, io) {
-                self.ready.push_front((key, endpoint, io));
+impl Channel for FuseChannel {
+    fn reap(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.client.reap(&mut finished);
+        for done in finished.drain(..) {
+            match done.payload {
+                Payload::Fuse(slot) => self.take_slot(done.token, slot, done.result.err()),
+                _ => {
+                    self.watching = false;
+                    self.read_device();
+                }
+            }
+        }
+        self.finished = finished;
+    }
+
+    fn feed(&mut self, submit: &mut Submit<'_>) {
+        while let Some((endpoint, io)) = self.ready.pop_front() {
+            if let Err(io) = submit(endpoint, io) {
+                self.ready.push_front((endpoint, io));
                 return;
             }
         }
     }
 
-    /// Takes the completion of a request to a volume.
-    pub fn complete(&mut self, done: Completion) {
+    fn complete(&mut self, done: Completion) {
         let key = done.tag.0;
         let ticket = self.ticket(key);
         let Completion { result, mut buf, .. } = done;
@@ -351,16 +332,14 @@ impl Channel {
         self.carry_out(key, step, buf);
     }
 
-    /// Takes a requested text.
-    pub fn told(&mut self, key: u64, text: Vec<u8>) {
+    fn told(&mut self, key: u64, text: Vec<u8>) {
         let ticket = self.ticket(key);
         let answer = self.config.responder.told(ticket, text);
         self.end(key, Some(answer), &[]);
     }
 
-    /// Ends the turn: hands answered slots to the kernel, and watches the device. Returns true if
-    /// the next turn must start at once.
-    pub fn advance(&mut self) -> bool {
+    /// Hands answered slots to the kernel, and watches the device.
+    fn advance(&mut self) -> bool {
         if self.over {
             self.waiting.clear();
             return false;
@@ -379,6 +358,18 @@ impl Channel {
             self.watching = self.client.submit(&self.file, WATCH, op).is_ok();
         }
         !self.ready.is_empty() || (!self.watching && !self.device_tickets.is_full())
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Refuses requests from now on, or leaves them with the kernel for the next server.
+    fn shut(&mut self, end: End) {
+        match end {
+            End::Stop => self.shut = true,
+            End::HandOver => self.over = true,
+        }
     }
 }
 

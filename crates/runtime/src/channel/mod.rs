@@ -1,0 +1,138 @@
+//! Channels to the kernel: clients without a connection. The kernel puts requests into memory that
+//! a thread has lent to it, and takes the answers from there.
+//!
+//! A connection is a stream of bytes with a session; a [`Channel`] has its own way to the kernel,
+//! on the thread's ring, and hands complete requests to the volumes. Each thread has its own part
+//! of a mount or disk.
+
+mod caller;
+mod fuse;
+mod ublk;
+
+pub use caller::Caller;
+pub use fuse::{Ask, FuseChannel, Mount};
+pub use ublk::{Disk, UblkChannel};
+
+use forebay_block::{Completion, Endpoint, Io};
+use forebay_volume::ClientKey;
+
+use crate::message::End;
+
+/// Marks the key of a channel, to tell it from the keys of the thread's connections; the other bits
+/// are the channel's place.
+const OURS: u64 = 1 << 63;
+
+/// Takes a request for a volume; returns it if there is no room for it.
+pub type Submit<'a> = dyn FnMut(Endpoint, Io) -> Result<(), Io> + 'a;
+
+/// One thread's part of a way to the kernel. The thread calls the methods in the order of their
+/// declaration, once or more in each turn. The tag of a request is the channel's own.
+pub trait Channel {
+    /// Processes the completions of the ring.
+    fn reap(&mut self);
+
+    /// Hands the requests for the volumes to `submit`, as far as there is room.
+    fn feed(&mut self, submit: &mut Submit<'_>);
+
+    /// Takes the completion of a request to a volume.
+    fn complete(&mut self, done: Completion);
+
+    /// Takes a text that it has asked for.
+    fn told(&mut self, _key: u64, _text: Vec<u8>) {}
+
+    /// Ends the turn: hands answers to the kernel. Returns true if the next turn must start at
+    /// once.
+    fn advance(&mut self) -> bool;
+
+    /// Number of requests taken and not answered yet.
+    fn in_flight(&self) -> usize;
+
+    /// Takes no more requests from now on.
+    fn shut(&mut self, end: End);
+
+    /// Whether no request can come any more, so that it may be dropped.
+    fn is_over(&self) -> bool {
+        false
+    }
+}
+
+/// The channels of one thread.
+#[derive(Default)]
+pub struct Channels {
+    places: Vec<Option<Box<dyn Channel>>>,
+}
+
+impl Channels {
+    /// The place of the channel that is added next.
+    #[must_use]
+    pub fn vacant(&self) -> usize {
+        self.places.iter().position(Option::is_none).unwrap_or(self.places.len())
+    }
+
+    /// Adds a channel.
+    pub fn add(&mut self, channel: impl Channel + 'static) {
+        let place = self.vacant();
+        if place == self.places.len() {
+            self.places.push(None);
+        }
+        self.places[place] = Some(Box::new(channel));
+    }
+
+    /// Whether a key is a channel's.
+    #[must_use]
+    pub fn own(key: ClientKey) -> bool {
+        key.0 & OURS != 0
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Box<dyn Channel>> {
+        self.places.iter_mut().flatten()
+    }
+
+    /// Processes the completions of the ring.
+    pub fn reap(&mut self) {
+        self.all().for_each(|channel| channel.reap());
+    }
+
+    /// Hands requests for the volumes to `submit`, which returns one if there is no room for it.
+    pub fn feed(&mut self, mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>) {
+        for (place, channel) in self.places.iter_mut().enumerate() {
+            let Some(channel) = channel else { continue };
+            let key = ClientKey(OURS | place as u64);
+            channel.feed(&mut |endpoint, io| submit(key, endpoint, io));
+        }
+    }
+
+    /// Hands a completed request to its channel.
+    pub fn complete(&mut self, key: ClientKey, done: Completion) {
+        let channel = self.places[(key.0 & !OURS) as usize].as_mut();
+        channel.expect("a channel lives while it has requests").complete(done);
+    }
+
+    /// Hands a text to the channel that asked for it.
+    pub fn told(&mut self, place: usize, key: u64, text: Vec<u8>) {
+        if let Some(channel) = &mut self.places[place] {
+            channel.told(key, text);
+        }
+    }
+
+    /// Ends the turn, and drops the channels that are over. Returns true if the next turn must
+    /// start at once.
+    pub fn advance(&mut self) -> bool {
+        let at_once = self.all().fold(false, |at_once, channel| channel.advance() | at_once);
+        for place in &mut self.places {
+            place.take_if(|channel| channel.is_over() && channel.in_flight() == 0);
+        }
+        at_once
+    }
+
+    /// Number of requests not answered yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.places.iter().flatten().map(|channel| channel.in_flight()).sum()
+    }
+
+    /// Takes no more requests from now on.
+    pub fn shut(&mut self, end: End) {
+        self.all().for_each(|channel| channel.shut(end));
+    }
+}
