@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::pool::{
-    Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot, UpgradeSnapshot,
-    UpgradeState, VolumeSnapshot,
+    DiskSnapshot, Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot,
+    UpgradeSnapshot, UpgradeState, VolumeSnapshot,
 };
 use crate::problems::{of_volume, problems};
 
@@ -148,7 +148,7 @@ pub struct VolumeStatus {
     /// Its file in the FUSE mount, if there is one.
     #[serde(default)]
     pub file: Option<String>,
-    /// The loop devices over that file.
+    /// The disks of this machine over it: loop devices over that file, and those of ublk.
     #[serde(default)]
     pub devices: Vec<String>,
     /// The health of its primary.
@@ -306,6 +306,38 @@ pub struct TraceRequest {
     pub path: String,
     /// Maximum duration in seconds; without it the recording runs until stopped.
     pub seconds: Option<u64>,
+}
+
+/// The body of a request for a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskRequest {
+    /// Bytes in a sector: 512 or 4096. Without it the volume's content decides.
+    #[serde(default)]
+    pub sector_size: Option<u32>,
+}
+
+/// A disk of the server's machine over a volume, made by ublk.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct DiskStatus {
+    /// The volume.
+    pub volume: String,
+    /// Its path.
+    pub device: String,
+    /// Bytes in a sector.
+    pub sector_size: u32,
+    /// `serving`, or `waiting`: its volume is not served, and its requests wait until it is.
+    pub state: String,
+}
+
+impl DiskStatus {
+    /// The status of a disk.
+    #[must_use]
+    pub fn of(disk: DiskSnapshot) -> Self {
+        let DiskSnapshot { volume, device, sector_size, served } = disk;
+        let state = if served { "serving" } else { "waiting" };
+        Self { volume, device, sector_size, state: state.to_owned() }
+    }
 }
 
 /// A recording of clients' requests to a volume.

@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Accepted, ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus,
-    UpgradeRequest, UpgradeStatus, VolumeStatus,
+    Accepted, DiskRequest, DiskStatus, ErrorBody, InForce, Job, PoolStatus, StopRequest,
+    TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeStatus,
 };
 
 /// Time limit for an answer.
@@ -65,6 +65,14 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+}
+
+impl ClientError {
+    /// Whether the server or its machine can never do this.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Refused { status: 501, .. })
+    }
 }
 
 impl Client {
@@ -186,6 +194,35 @@ impl Client {
     /// As for [`Client::status`].
     pub fn last_upgrade(&self) -> Result<UpgradeStatus, ClientError> {
         self.ask("GET", "/v1/upgrade", None::<&()>)
+    }
+
+    /// The disks made by ublk.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn disks(&self) -> Result<Vec<DiskStatus>, ClientError> {
+        self.ask("GET", "/v1/disks", None::<&()>)
+    }
+
+    /// Makes a volume a disk of the server's machine, by ublk.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn attach(
+        &self,
+        volume: &str,
+        sector_size: Option<u32>,
+    ) -> Result<DiskStatus, ClientError> {
+        let path = format!("/v1/volumes/{}/disk", escaped(volume));
+        self.ask("POST", &path, Some(&DiskRequest { sector_size }))
+    }
+
+    /// Removes the disk.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn detach(&self, volume: &str) -> Result<DiskStatus, ClientError> {
+        self.ask("DELETE", &format!("/v1/volumes/{}/disk", escaped(volume)), None::<&()>)
     }
 
     /// Tells the server to stop. It has stopped when its socket is gone.

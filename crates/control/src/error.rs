@@ -13,6 +13,8 @@ pub enum ControlErrorKind {
     Conflict,
     /// The pool did not answer.
     Unavailable,
+    /// This machine or this server cannot do it.
+    Unsupported,
 }
 
 /// Why the pool did not carry out a command.

@@ -24,8 +24,8 @@ pub use client::{Client, ClientError};
 pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{exposed_name, exposition};
 pub use pool::{
-    Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot,
-    TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
+    DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot,
+    ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
 };
 pub use server::{ControlSocket, Server};
 pub use socket::{SocketError, default_socket};

@@ -58,11 +58,44 @@ pub trait PoolControl: Send + Sync + 'static {
     /// The last upgrade: the running one, or the one by which this server came, or one that failed.
     fn last_upgrade(&self) -> Option<UpgradeSnapshot>;
 
+    /// The disks of this machine that the server has made, and those that wait for it.
+    ///
+    /// # Errors
+    /// When the kernel does not answer.
+    fn disks(&self) -> Result<Vec<DiskSnapshot>, ControlError>;
+
+    /// Makes a volume a disk of this machine, with sectors of this many bytes, or as the volume's
+    /// content requires.
+    ///
+    /// # Errors
+    /// When there is no such volume, it is a disk already, or the kernel makes none: `Unsupported`
+    /// if it never does.
+    fn attach(&self, volume: &str, sector_size: Option<u32>) -> Result<DiskSnapshot, ControlError>;
+
+    /// Removes a volume's disk.
+    ///
+    /// # Errors
+    /// When there is none, or it is in use.
+    fn detach(&self, volume: &str) -> Result<DiskSnapshot, ControlError>;
+
     /// Begins to stop the server and returns at once. With `drain`, it stops once nothing is dirty.
     ///
     /// # Errors
     /// When the pool is already stopping in a way that conflicts.
     fn stop(&self, drain: bool) -> Result<(), ControlError>;
+}
+
+/// A disk of this machine over a volume.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DiskSnapshot {
+    /// The volume's name when the disk was made.
+    pub volume: String,
+    /// The disk's path.
+    pub device: String,
+    /// Bytes in one of its sectors.
+    pub sector_size: u32,
+    /// Whether this server serves it. If not, its requests wait.
+    pub served: bool,
 }
 
 /// Parameters of a new recording.

@@ -21,8 +21,9 @@ use utoipa::OpenApi;
 
 use crate::access::SocketAccess;
 use crate::api::{
-    Accepted, CacheSettings, ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest,
-    TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings, VolumeStatus,
+    Accepted, CacheSettings, DiskRequest, DiskStatus, ErrorBody, InForce, Job, PoolStatus,
+    StopRequest, TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce,
+    VolumeSettings, VolumeStatus,
 };
 use crate::error::{ControlError, ControlErrorKind};
 use crate::job::Jobs;
@@ -270,6 +271,9 @@ mod held {
         stop_trace,
         upgrade,
         last_upgrade,
+        disks,
+        attach,
+        detach,
         stop,
         metrics,
         description
@@ -285,6 +289,8 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/set", post(set))
         .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
+        .route("/v1/volumes/{name}/disk", post(attach).delete(detach))
+        .route("/v1/disks", get(disks))
         .route("/v1/drain", post(drain))
         .route("/v1/jobs", get(jobs))
         .route("/v1/jobs/{id}", get(job).delete(cancel))
@@ -314,6 +320,7 @@ impl From<ControlError> for Refusal {
             ControlErrorKind::Invalid => StatusCode::BAD_REQUEST,
             ControlErrorKind::Conflict => StatusCode::CONFLICT,
             ControlErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ControlErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
         };
         Self(status, ErrorBody { error: error.what, hint: error.hint })
     }
@@ -541,6 +548,42 @@ async fn last_upgrade(State(shared): State<Shared>) -> Answer<Json<UpgradeStatus
     ask(move || Ok(Json(UpgradeStatus::of(shared.pool.last_upgrade().as_ref())))).await
 }
 
+/// The disks of the server's machine that ublk has made over its volumes, and those that wait for a
+/// volume of this server's state directory.
+#[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = [DiskStatus]),
+    (status = 503, body = ErrorBody)))]
+async fn disks(State(shared): State<Shared>) -> Answer<Json<Vec<DiskStatus>>> {
+    let disks = ask(move || shared.pool.disks()).await?;
+    Ok(Json(disks.into_iter().map(DiskStatus::of).collect()))
+}
+
+/// Makes a volume a disk of the server's machine, by ublk.
+#[utoipa::path(post, path = "/v1/volumes/{name}/disk", params(("name" = String, Path)),
+    request_body = DiskRequest, responses((status = 201, body = DiskStatus),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody), (status = 501, body = ErrorBody),
+    (status = 503, body = ErrorBody)))]
+async fn attach(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+    request: Result<Json<DiskRequest>, JsonRejection>,
+) -> Answer<(StatusCode, Json<DiskStatus>)> {
+    let Json(DiskRequest { sector_size }) = request?;
+    let disk = ask(move || shared.pool.attach(&name, sector_size)).await?;
+    Ok((StatusCode::CREATED, Json(DiskStatus::of(disk))))
+}
+
+/// Removes the volume's disk, unless it is in use. One that waits is removed even so.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/disk", params(("name" = String, Path)),
+    responses((status = 200, body = DiskStatus), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody), (status = 503, body = ErrorBody)))]
+async fn detach(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<Json<DiskStatus>> {
+    Ok(Json(DiskStatus::of(ask(move || shared.pool.detach(&name)).await?)))
+}
+
 /// Stops the server in order. The answer comes at once; the socket is gone once it has stopped.
 #[utoipa::path(post, path = "/v1/stop", request_body = StopRequest, responses(
     (status = 202, body = Accepted), (status = 409, body = ErrorBody)))]
@@ -587,6 +630,7 @@ fn describe_responses(api: &mut serde_json::Value) {
             "400" => "Something in the request cannot be used.",
             "404" => "Not found.",
             "409" => "It conflicts with the current state.",
+            "501" => "This machine cannot do it.",
             "503" => "The server cannot answer: it is starting, stopping, or stuck.",
             _ => "See the body.",
         };

@@ -14,9 +14,9 @@ use forebay_control::api::{JobState, PoolStatus, TraceRequest};
 use forebay_control::config::Config;
 use forebay_control::settings::{Change, Spec, in_force, parse_named};
 use forebay_control::{
-    Client, ClientError, ControlError, ControlErrorKind, ControlSocket, Keeper, Latency,
-    PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget,
-    UpgradeSnapshot, UpgradeState, VolumeSnapshot, exposed_name,
+    Client, ClientError, ControlError, ControlErrorKind, ControlSocket, DiskSnapshot, Keeper,
+    Latency, PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot,
+    TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, exposed_name,
 };
 use forebay_engine::{
     ContentLocality, Eviction, Health, Lookups, Mode, STATISTICS, State, Stats, VolumeState,
@@ -50,6 +50,11 @@ impl Table {
     fn asked(&self) -> Vec<String> {
         locked(&self.asked).clone()
     }
+}
+
+fn disk(volume: &str, sector_size: u32) -> DiskSnapshot {
+    let (volume, device) = (volume.to_owned(), "/dev/ublkb3".to_owned());
+    DiskSnapshot { volume, device, sector_size, served: true }
 }
 
 impl PoolControl for Table {
@@ -155,6 +160,21 @@ impl PoolControl for Table {
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
         self.ask(format!("drain {volume} {on}"))
+    }
+
+    fn disks(&self) -> Result<Vec<DiskSnapshot>, ControlError> {
+        self.ask("disks")?;
+        Ok(vec![disk("d b", 4096)])
+    }
+
+    fn attach(&self, volume: &str, sector_size: Option<u32>) -> Result<DiskSnapshot, ControlError> {
+        self.ask(format!("attach {volume} {sector_size:?}"))?;
+        Ok(disk(volume, sector_size.unwrap_or(4096)))
+    }
+
+    fn detach(&self, volume: &str) -> Result<DiskSnapshot, ControlError> {
+        self.ask(format!("detach {volume}"))?;
+        Ok(DiskSnapshot { served: false, ..disk(volume, 512) })
     }
 
     fn start_trace(&self, volume: &str, to: &TraceTarget) -> Result<(), ControlError> {
@@ -508,6 +528,7 @@ fn the_description_lists_every_route() {
     let known = [
         "/metrics",
         "/openapi.json",
+        "/v1/disks",
         "/v1/drain",
         "/v1/jobs",
         "/v1/jobs/{id}",
@@ -516,6 +537,7 @@ fn the_description_lists_every_route() {
         "/v1/stop",
         "/v1/upgrade",
         "/v1/volumes/{name}",
+        "/v1/volumes/{name}/disk",
         "/v1/volumes/{name}/drain",
         "/v1/volumes/{name}/set",
         "/v1/volumes/{name}/trace",
@@ -597,4 +619,19 @@ fn the_socket_goes_with_the_server() {
     let error = served.client.status().expect_err("nobody listens");
     assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
     assert!(error.to_string().contains("forebay serve"), "{error}");
+}
+
+#[test]
+fn disks_are_made_listed_and_removed() {
+    let served = Served::new();
+    let (table, client) = (&served.table, &served.client);
+    let made = client.attach("d b", Some(512)).expect("it is made");
+    assert_eq!((made.device.as_str(), made.sector_size), ("/dev/ublkb3", 512));
+    assert_eq!(client.disks().expect("they are listed")[0].state, "serving");
+    assert_eq!(client.detach("d b").expect("it is removed").state, "waiting");
+    assert_eq!(table.asked(), ["attach d b Some(512)", "disks", "detach d b"]);
+    let error = ControlError::new(ControlErrorKind::Unsupported, "no ublk", "load it");
+    *locked(&table.answers) = Err(error);
+    let error = client.attach("d b", None).expect_err("it is refused");
+    assert!(error.is_unsupported(), "{error}");
 }

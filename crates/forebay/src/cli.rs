@@ -78,9 +78,10 @@ pub enum Command {
     Upgrade(UpgradeArgs),
     /// Make a volume a disk of this machine, and mount it if asked
     ///
-    /// A loop device over the volume's file, which `serve --fuse` mounts. Prints the device.
+    /// Prints the device: /dev/ublkbN where the kernel has ublk, otherwise a loop device over the
+    /// volume's file, which `serve --fuse` mounts.
     #[command(after_help = "Examples:\n  forebay attach db\n  \
-        forebay attach db --mount /srv/db")]
+        forebay attach db --mount /srv/db\n  forebay attach db --via fuse")]
     Attach(AttachArgs),
     /// Unmount an attached volume, and remove its disk
     ///

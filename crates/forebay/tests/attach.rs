@@ -1,5 +1,5 @@
-//! `forebay attach` and `detach`: a disk, its file systems, refused commands, and a server killed
-//! under a mounted file system.
+//! `forebay attach` and `detach` by FUSE: a disk, its file systems, refused commands, and a server
+//! killed under a mounted file system.
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -16,11 +16,11 @@ use std::thread;
 use std::time::Duration;
 
 use disk::{
-    FILE_SYSTEMS, attach, can_attach, can_mount, disk_of, file_content, mount_point, open, refused,
-    run,
+    FILE_SYSTEMS, attach, can_attach, can_mount, disk_of, file_content, has_ublk, mount_point,
+    open, refused, run,
 };
 use support::{Place, client, forebay, noise};
-use tools::have;
+use tools::{have, skip};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 512 * MIB;
@@ -230,7 +230,7 @@ fn without_files_or_root_nothing_is_attached() {
     place.make("primary", 8 * MIB);
     place.make("cache", 256 * MIB);
     let server = place.start(&place.serve("primary", "cache"));
-    if can_mount() {
+    if can_mount() && !has_ublk() {
         let said = refused(&server, &["attach", "disk"]);
         assert!(said.contains("--fuse DIR"), "{said}");
         let said = refused(&server, &["detach", "disk"]);
@@ -251,6 +251,29 @@ fn without_files_or_root_nothing_is_attached() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.contains("/nowhere/forebay.sock") || said.contains("root"), "{said}");
+    server.stop(&[]);
+}
+
+/// Without ublk, a disk is made by FUSE, unless ublk is asked for by name.
+#[test]
+fn without_ublk_a_disk_is_a_loop_device() {
+    let Some(_alone) = alone() else { return };
+    if has_ublk() {
+        skip("this kernel has ublk; tools/guest/ublk tests that");
+        return;
+    }
+    let (place, _cleanup, arguments) = disk_of(128 * MIB);
+    let server = place.start(&arguments);
+    let said = refused(&server, &["attach", "disk", "--via=ublk"]);
+    for word in ["disk", "/dev/ublk-control", "modprobe ublk_drv", "--via fuse"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!(server.status()["volumes"][0]["devices"], serde_json::json!([]));
+    let out = server.ask(&["attach", "disk", "--json"]);
+    let out: serde_json::Value = serde_json::from_str(&out).expect("it is JSON");
+    assert_eq!(out["via"], "fuse");
+    assert!(out["device"].as_str().expect("a path").starts_with("/dev/loop"), "{out}");
+    server.ask(&["detach", "disk"]);
     server.stop(&[]);
 }
 

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
+use forebay_control::Client;
+use forebay_control::api::{DiskStatus, VolumeStatus};
 
 use crate::client::Daemon;
 use crate::disk::loops::{self, LoopDevice};
-use crate::disk::{Attached, file_of, list, need_root, print};
+use crate::disk::{Attached, Via, block, file_of, need_root, print};
 
 /// Arguments of `forebay detach`.
 #[derive(Args, Debug)]
@@ -26,8 +26,56 @@ pub struct DetachArgs {
 /// Removes the disk.
 pub fn run(args: &DetachArgs) -> anyhow::Result<()> {
     need_root("detach")?;
-    let volume = args.daemon.client().volume(&args.volume)?;
-    let file = file_of(&volume)?;
+    let client = args.daemon.client();
+    let made = client.disks()?.into_iter().find(|disk| disk.volume == args.volume);
+    let released = match made {
+        Some(disk) => vec![release_ublk(&client, &disk)?],
+        None => release_loops(&client.volume(&args.volume)?)?,
+    };
+    let detached = released.iter().map(|released| Attached {
+        volume: &args.volume,
+        device: &released.device,
+        via: released.via,
+        sector_size: None,
+        mounted: released.mounted.as_deref(),
+    });
+    print(args.json, &detached.collect::<Vec<_>>(), || {
+        let paths: Vec<&str> = released.iter().map(|one| one.device.as_str()).collect();
+        format!("detached {}", paths.join(" "))
+    })
+}
+
+/// A removed disk, and where it was mounted.
+struct Released {
+    device: String,
+    via: Via,
+    mounted: Option<PathBuf>,
+}
+
+/// Unmounts a disk made by ublk, and has the server remove it, unless it is in use. One that waits
+/// for a server would let nobody unmount: it is removed first.
+fn release_ublk(client: &Client, disk: &DiskStatus) -> anyhow::Result<Released> {
+    let device = disk.device.clone();
+    let mounted = if disk.state == "serving" {
+        let mounted = block::unmount(&device)?;
+        block::alone(&device)?;
+        block::write_back(&device);
+        client.detach(&disk.volume)?;
+        mounted
+    } else {
+        let places = block::mounted(&device)?;
+        client.detach(&disk.volume)?;
+        for place in &places {
+            loops::run("umount", &[place.to_str().context("the path is not UTF-8")?])?;
+        }
+        places.into_iter().next()
+    };
+    Ok(Released { device, via: Via::Ublk, mounted })
+}
+
+/// Unmounts the loop devices over a volume's file, and removes them, unless they are in use.
+fn release_loops(volume: &VolumeStatus) -> anyhow::Result<Vec<Released>> {
+    let file = file_of(volume)?;
     let mine = loops::identity(&file).with_context(|| format!("{}", file.display()))?;
     let all = loops::all()?;
     let (ours, others): (Vec<_>, Vec<_>) =
@@ -40,60 +88,17 @@ pub fn run(args: &DetachArgs) -> anyhow::Result<()> {
     if devices.is_empty() {
         bail!("volume {} is not attached; see forebay status", volume.name);
     }
-    let mut places = Vec::new();
-    for device in &devices {
-        places.push(release(device)?);
-    }
-    let detached = devices.iter().zip(&places).map(|(device, place)| Attached {
-        volume: &volume.name,
-        device: &device.path,
-        sector_size: None,
-        mounted: place.as_deref(),
-    });
-    print(args.json, &detached.collect::<Vec<_>>(), || {
-        let paths: Vec<&str> = devices.iter().map(|device| device.path.as_str()).collect();
-        format!("detached {}", paths.join(" "))
-    })
+    devices.iter().map(release).collect()
 }
 
-/// Unmounts a disk and removes it, unless it is in use; returns where it was mounted.
-fn release(device: &LoopDevice) -> anyhow::Result<Option<PathBuf>> {
-    let path = &device.path;
-    let holders = device.holders();
-    if !holders.is_empty() {
-        bail!("{path} is in use by {}; remove those first", holders.join(", "));
-    }
-    if device.is_swap() {
-        bail!("{path} is used as swap; stop that first (swapoff {path})");
-    }
-    let places = device.mounted()?;
-    if places.len() > 1 {
-        bail!("{path} is mounted in several places: {}; unmount all but one", list(&places));
-    }
+fn release(device: &LoopDevice) -> anyhow::Result<Released> {
+    let path = device.path.clone();
     let dead = device.is_dead();
-    let place = places.into_iter().next();
-    if let Some(place) = &place {
-        let shown = place.to_str().context("the path is not UTF-8")?;
-        loops::run("umount", &[shown])
-            .with_context(|| format!("{path} is in use and stays attached"))?;
-    }
+    let mounted = block::unmount(&path)?;
     if !dead {
-        alone(path)?;
-        loops::write_back(path);
+        block::alone(&path)?;
+        block::write_back(&path);
     }
     loops::detach(device)?;
-    Ok(place)
-}
-
-/// Fails if another process uses the disk.
-fn alone(path: &str) -> anyhow::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(_) => Ok(()),
-        Err(Errno::BUSY) => bail!(
-            "{path} is in use, perhaps mounted in another namespace (a container's, a service's); \
-             it stays attached"
-        ),
-        Err(error) => bail!("{path}: {error}; it stays attached"),
-    }
+    Ok(Released { device: path, via: Via::Fuse, mounted })
 }

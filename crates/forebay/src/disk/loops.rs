@@ -1,4 +1,4 @@
-//! Loop devices: a list of them with their files and users; created and removed by `losetup`, which
+//! Loop devices: a list of them with their files; created and removed by `losetup`, which
 //! every distribution has.
 
 use std::fs;
@@ -12,9 +12,8 @@ use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::disk::mounts;
+use crate::disk::block::{BLOCK_DEVICES, names};
 
-const BLOCK_DEVICES: &str = "/sys/block";
 /// How long a device may take to disappear once it is unused.
 const PATIENCE: Duration = Duration::from_secs(20);
 const STEP: Duration = Duration::from_millis(20);
@@ -35,14 +34,6 @@ impl LoopDevice {
         self.path.rsplit('/').next().unwrap_or_default()
     }
 
-    /// Where its file system is mounted.
-    pub fn mounted(&self) -> anyhow::Result<Vec<PathBuf>> {
-        let numbers = fs::read_to_string(format!("{BLOCK_DEVICES}/{}/dev", self.name()));
-        let numbers = numbers.with_context(|| self.path.clone())?;
-        let found = mounts::all()?.into_iter().filter(|entry| entry.device == numbers.trim());
-        Ok(found.map(|entry| entry.place).collect())
-    }
-
     /// Whether the server of the file is gone, so that nothing can be read.
     pub fn is_dead(&self) -> bool {
         let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
@@ -52,18 +43,6 @@ impl LoopDevice {
         // Direct I/O needs memory aligned to pages.
         let mut page = forebay_block::IoBuf::zeroed(4096);
         matches!(rustix::io::pread(&device, &mut page[..], 0), Err(Errno::IO | Errno::NOTCONN))
-    }
-
-    /// The devices built on it: device-mapper, RAID.
-    pub fn holders(&self) -> Vec<String> {
-        let held = format!("{BLOCK_DEVICES}/{}/holders", self.name());
-        names(Path::new(&held)).into_iter().map(|name| format!("/dev/{name}")).collect()
-    }
-
-    /// Whether it is used as swap.
-    pub fn is_swap(&self) -> bool {
-        let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-        swaps.lines().any(|line| line.split_whitespace().next() == Some(self.path.as_str()))
     }
 }
 
@@ -88,31 +67,9 @@ fn attached(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
     found
 }
 
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
-}
-
 fn backing_file(name: &str) -> Option<PathBuf> {
     let path = format!("{BLOCK_DEVICES}/{name}/loop/backing_file");
     fs::read_to_string(path).ok().map(|text| PathBuf::from(text.trim_end_matches('\n')))
-}
-
-/// Flushes a disk: the file systems on it, and the cached blocks of the disk itself.
-pub fn write_back(device: &str) {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
-    let disk = LoopDevice { path: device.to_owned(), file: PathBuf::new(), identity: (0, 0) };
-    for place in disk.mounted().unwrap_or_default() {
-        let written = open(&place).and_then(rustix::fs::syncfs);
-        if let Err(error) = written {
-            tracing::warn!(%error, place = %place.display(), "not written back");
-        }
-    }
-    let written = open(Path::new(device)).and_then(rustix::fs::fsync);
-    if let Err(error) = written {
-        tracing::warn!(%error, device, "not written back");
-    }
 }
 
 /// Every loop device with a file.

@@ -2,24 +2,37 @@
 //! does anything that could lose data: if something is in the way, they name it and change nothing.
 
 pub mod attach;
+pub mod block;
 pub mod detach;
 pub mod loops;
 pub mod mounts;
-mod sectors;
+pub mod sectors;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use clap::ValueEnum;
 use forebay_control::api::VolumeStatus;
 use serde::Serialize;
 
 use crate::output;
+
+/// What makes a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Via {
+    /// The kernel's block devices in user space
+    Ublk,
+    /// A loop device over the file that serve --fuse mounts
+    Fuse,
+}
 
 /// The JSON output about a disk.
 #[derive(Serialize)]
 struct Attached<'a> {
     volume: &'a str,
     device: &'a str,
+    via: Via,
     #[serde(skip_serializing_if = "Option::is_none")]
     sector_size: Option<u32>,
     mounted: Option<&'a Path>,

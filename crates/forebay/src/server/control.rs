@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::settings::{self, Change, Online};
 use forebay_control::{
-    ControlError, ControlErrorKind, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
-    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, VolumeSnapshot,
+    ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot,
+    PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
+    VolumeSnapshot,
 };
 use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
 use rustix::process::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::disk::loops;
+use crate::server::disks::Disks;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::recording::Trace;
@@ -75,14 +77,15 @@ pub struct Running {
     given_up: AtomicBool,
     told: AtomicBool,
     mount: Option<Arc<MountPoint>>,
+    disks: Arc<Disks>,
     upgrades: Arc<Upgrades>,
     stop: UnboundedSender<Order>,
 }
 
 impl Running {
-    /// Wraps a pool that is ready now.
+    /// Wraps a pool that is ready now, and its disks.
     pub fn new(
-        pool: Pool,
+        (pool, disks): (Pool, Arc<Disks>),
         facts: Facts,
         [configured, in_force]: [Config; 2],
         kept: KeptSettings,
@@ -106,6 +109,7 @@ impl Running {
             given_up,
             told,
             mount: None,
+            disks,
             upgrades,
             stop,
         }
@@ -141,15 +145,17 @@ impl Running {
 
     fn volumes(&self, in_force: &Config, stats: &PoolStats) -> Vec<VolumeSnapshot> {
         let volumes = self.facts.volumes.iter().zip(&in_force.volumes).zip(&stats.volumes);
-        let now = |((volume, config), stands): ((&VolumeSnapshot, &VolumeConfig), &VolumeStats)| {
+        type Parts<'a> = (usize, ((&'a VolumeSnapshot, &'a VolumeConfig), &'a VolumeStats));
+        let now = |(place, ((volume, config), stands)): Parts<'_>| {
             let mode = config.mode;
             let file = volume.file.as_deref();
-            let devices = file.map(loops::over_path).unwrap_or_default();
+            let mut devices = file.map(loops::over_path).unwrap_or_default();
+            devices.extend(self.disks.device(place));
             let state = stands.state.clone();
             let primary_health = PrimaryHealth::of(&state.primary, stats.now);
             VolumeSnapshot { mode, devices, state, primary_health, ..volume.clone() }
         };
-        volumes.map(now).collect()
+        volumes.enumerate().map(now).collect()
     }
 
     /// The settings in force; changed ones also with their configured values.
@@ -329,7 +335,32 @@ impl PoolControl for Running {
         Ok(trace.snapshot())
     }
 
+    fn disks(&self) -> Result<Vec<DiskSnapshot>, ControlError> {
+        self.disks.all()
+    }
+
+    fn attach(&self, volume: &str, sector_size: Option<u32>) -> Result<DiskSnapshot, ControlError> {
+        let place = self.place(volume)?;
+        let file = self.facts.volumes[place].file.as_deref();
+        if let Some(device) = file.map(loops::over_path).unwrap_or_default().first() {
+            let what = format!("volume {volume} is attached already: {device}");
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, "detach it first"));
+        }
+        self.disks.attach(place, sector_size)
+    }
+
+    fn detach(&self, volume: &str) -> Result<DiskSnapshot, ControlError> {
+        self.disks.detach(self.place(volume).ok(), volume)
+    }
+
     fn stop(&self, drain: bool) -> Result<(), ControlError> {
+        let disks = self.disks.devices();
+        if !disks.is_empty() {
+            let what = format!("volumes are attached as {}", disks.join(", "));
+            let hint = "detach them first; SIGTERM stops the server even so, and the disks wait \
+                        for its next start";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
         if let Some(mount) = &self.mount
             && let Err(what) = mount.leave_unused()
         {

@@ -1,10 +1,11 @@
 //! `forebay serve`: [`serve`] starts and stops all parts. [`cache`] opens the cache device and
-//! [`primaries`] the primaries; clients connect through [`endpoints`] and [`mount`], the operator
-//! through [`control`].
+//! [`primaries`] the primaries; clients connect through [`endpoints`], [`mount`] and [`disks`], the
+//! operator through [`control`].
 
 pub mod args;
 pub mod cache;
 mod control;
+mod disks;
 mod endpoints;
 mod flags;
 mod kept;

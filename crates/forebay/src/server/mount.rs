@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::{loops, mounts};
+use crate::disk::{block, loops, mounts};
 use crate::server::kept::{Held, Kept};
 
 const DEVICE: &str = "/dev/fuse";
@@ -44,8 +44,6 @@ const HELD: &str = "fuse";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a file may stay busy after it was closed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
-/// How long file systems on our disks may take to sync.
-const SYNC_PATIENCE: Duration = Duration::from_secs(30);
 /// Most bytes for the slots of all queues; fewest and most slots of a queue.
 const SLOT_BYTES: usize = 64 << 20;
 const DEPTH: std::ops::RangeInclusive<usize> = 4..=32;
@@ -114,15 +112,7 @@ impl MountPoint {
         let Err(what) = self.leave_unused() else { return };
         tracing::warn!("{what}: syncing their file systems, then they are cut off");
         let devices = self.devices();
-        let (done, wait) = mpsc::channel();
-        let write = move || {
-            devices.iter().for_each(|device| loops::write_back(device));
-            let _ = done.send(());
-        };
-        let started = std::thread::Builder::new().name("write-back".into()).spawn(write);
-        if started.is_err() || wait.recv_timeout(SYNC_PATIENCE).is_err() {
-            tracing::warn!("not all of it was written in time");
-        }
+        block::write_all_back(&devices);
         if let Err(error) = self.unmount(CUT_OFF) {
             tracing::warn!(%error, place = %self.place.display(), "not unmounted");
         }

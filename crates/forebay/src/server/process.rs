@@ -21,9 +21,15 @@ pub fn prepare(lock: bool, serves_this_machine: bool) {
             tracing::info!(%error, "not marked as a flusher of I/O (needs CAP_SYS_RESOURCE)");
         }
     }
-    if (lock || serves_this_machine)
-        && let Err(error) = lock_memory()
-    {
+    if lock || serves_this_machine {
+        lock_or_warn();
+    }
+    raise_file_limit();
+}
+
+/// Locks the memory as [`lock_memory`] does, or logs that this failed.
+pub fn lock_or_warn() {
+    if let Err(error) = lock_memory() {
         let limit = getrlimit(Resource::Memlock).current;
         tracing::warn!(
             %error,
@@ -32,7 +38,6 @@ pub fn prepare(lock: bool, serves_this_machine: bool) {
              disk; raise the limit on locked memory (LimitMEMLOCK=infinity, ulimit -l unlimited)"
         );
     }
-    raise_file_limit();
 }
 
 /// Allows as many open files as this process may have, up to a limit.

@@ -19,11 +19,13 @@ use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use crate::disk::block;
 use crate::keeper::{self, Message};
 use crate::output;
 use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
 use crate::server::control::{Facts, Parent, Running};
+use crate::server::disks::{self, Disks};
 use crate::server::endpoints::Endpoints;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
@@ -142,6 +144,7 @@ struct Serving {
     running: Arc<Running>,
     cache: Cache,
     mount: Option<Arc<MountPoint>>,
+    disks: Arc<Disks>,
     control: Server,
     endpoints: Vec<String>,
     asked: UnboundedReceiver<Order>,
@@ -170,7 +173,7 @@ impl Serving {
         let config = &config;
         log_settings(config);
         log_volumes(config, &plan.registry);
-        plan.wide = place.is_some();
+        plan.wide = place.is_some() || disks::exists();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let pool = Pool::start(plan)?;
         cache.note_accepted()?;
@@ -178,6 +181,7 @@ impl Serving {
         let transport = config.server.fuse_transport;
         let mount = place.map(|place| place.mount(transport, kept.is_there())).transpose()?;
         let point = mount.as_ref().map(|mount| Arc::clone(&mount.point));
+        let disks = Arc::new(Disks::new(pool.clone(), cache.state().clone()));
         let (stop, asked) = unbounded_channel();
         let facts = Facts {
             endpoints: endpoints.clone(),
@@ -188,10 +192,12 @@ impl Serving {
         let configs = [configured, in_force];
         let upgrades = Arc::new(Upgrades::new(kept.line()));
         listen_to_keeper(&kept, &upgrades, &stop)?;
-        let running = Running::new(pool.clone(), facts, configs, settings, upgrades, stop);
+        let served = (pool.clone(), Arc::clone(&disks));
+        let running = Running::new(served, facts, configs, settings, upgrades, stop);
         let running = Arc::new(running.with_mount(point.clone()));
         // From here on clients may write: the files of this start stay.
         cache.keep();
+        disks.take_over();
         if let Some(mount) = mount {
             mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>, &kept)?;
         }
@@ -199,7 +205,8 @@ impl Serving {
         let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
         let door = clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
-        Ok(Self { pool, running, cache, mount: point, control, endpoints, asked, kept, door })
+        let mount = point;
+        Ok(Self { pool, running, cache, mount, disks, control, endpoints, asked, kept, door })
     }
 
     /// Goes on with the clients of the server before. The keeper must know that this one serves: it
@@ -235,7 +242,13 @@ impl Serving {
         self.running.set_stopping();
         let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
         let (pool, mount) = (self.pool.clone(), self.mount.clone());
+        let disks = self.disks.served();
         let mut stopping = tokio::task::spawn_blocking(move || {
+            if !disks.is_empty() {
+                let shown = disks.join(", ");
+                tracing::warn!("{shown}: syncing their file systems, then they wait for a server");
+                block::write_all_back(&disks);
+            }
             if let Some(mount) = mount {
                 mount.leave();
             }

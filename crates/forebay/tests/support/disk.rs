@@ -38,6 +38,11 @@ pub fn can_attach() -> bool {
     can_mount() && (control || skip("there is no /dev/loop-control")) && have(&["losetup"])
 }
 
+/// Whether this kernel makes disks by ublk.
+pub fn has_ublk() -> bool {
+    Path::new("/dev/ublk-control").exists()
+}
+
 /// The transports that this kernel has.
 pub fn transports() -> Vec<&'static str> {
     let switch = Path::new("/sys/module/fuse/parameters/enable_uring");
@@ -78,7 +83,7 @@ pub fn mount_point(place: &Place) -> (PathBuf, String) {
 
 /// Attaches the volume; returns the device.
 pub fn attach(server: &Server, more: &[&str]) -> String {
-    let device = server.ask(&[&["attach", "disk"], more].concat()).trim().to_owned();
+    let device = server.ask(&[&["attach", "disk", "--via=fuse"], more].concat()).trim().to_owned();
     assert!(device.starts_with("/dev/loop"), "{device}");
     device
 }

@@ -253,6 +253,11 @@ impl Cache {
         self.device_bytes
     }
 
+    /// The state directory.
+    pub fn state(&self) -> &StateDir {
+        self.witness.state()
+    }
+
     /// Number of shards.
     pub fn shards(&self) -> usize {
         self.superblock.shards.len()

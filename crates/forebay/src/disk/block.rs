@@ -1,0 +1,133 @@
+//! A disk's users, by the disk's path: mounts, swap, devices built on it, processes.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::disk::{list, loops, mounts};
+
+/// How long the file systems on disks may take to sync when the server stops.
+const SYNC_PATIENCE: Duration = Duration::from_secs(30);
+const SYNC_STEP: Duration = Duration::from_millis(10);
+/// The kernel's block devices.
+pub const BLOCK_DEVICES: &str = "/sys/block";
+
+fn name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or_default()
+}
+
+/// The names in a directory.
+pub fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Where its file system is mounted.
+pub fn mounted(path: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let numbers = fs::read_to_string(format!("{BLOCK_DEVICES}/{}/dev", name(path)));
+    let numbers = numbers.with_context(|| path.to_owned())?;
+    let found = mounts::all()?.into_iter().filter(|entry| entry.device == numbers.trim());
+    Ok(found.map(|entry| entry.place).collect())
+}
+
+/// The devices built on it: device-mapper, RAID.
+fn holders(path: &str) -> Vec<String> {
+    let held = format!("{BLOCK_DEVICES}/{}/holders", name(path));
+    names(Path::new(&held)).into_iter().map(|name| format!("/dev/{name}")).collect()
+}
+
+/// Whether it is used as swap.
+fn is_swap(path: &str) -> bool {
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    swaps.lines().any(|line| line.split_whitespace().next() == Some(path))
+}
+
+/// Unmounts the disk's file system, if it is mounted once, and fails if the disk is in use in
+/// another way; returns where it was mounted.
+pub fn unmount(path: &str) -> anyhow::Result<Option<PathBuf>> {
+    let holders = holders(path);
+    if !holders.is_empty() {
+        bail!("{path} is in use by {}; remove those first", holders.join(", "));
+    }
+    if is_swap(path) {
+        bail!("{path} is used as swap; stop that first (swapoff {path})");
+    }
+    let places = mounted(path)?;
+    if places.len() > 1 {
+        bail!("{path} is mounted in several places: {}; unmount all but one", list(&places));
+    }
+    let place = places.into_iter().next();
+    if let Some(place) = &place {
+        let shown = place.to_str().context("the path is not UTF-8")?;
+        loops::run("umount", &[shown])
+            .with_context(|| format!("{path} is in use and stays attached"))?;
+    }
+    Ok(place)
+}
+
+/// Fails if another process uses the disk.
+pub fn alone(path: &str) -> anyhow::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(_) => Ok(()),
+        Err(Errno::BUSY) => bail!(
+            "{path} is in use, perhaps mounted in another namespace (a container's, a service's); \
+             it stays attached"
+        ),
+        Err(error) => bail!("{path}: {error}; it stays attached"),
+    }
+}
+
+/// Flushes a disk: the file systems on it, and the cached blocks of the disk itself.
+pub fn write_back(path: &str) {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let open = |path: &Path| rustix::fs::open(path, flags, Mode::empty());
+    for place in mounted(path).unwrap_or_default() {
+        let written = open(&place).and_then(rustix::fs::syncfs);
+        if let Err(error) = written {
+            tracing::warn!(%error, place = %place.display(), "not written back");
+        }
+    }
+    let written = open(Path::new(path)).and_then(rustix::fs::fsync);
+    if let Err(error) = written {
+        tracing::warn!(%error, path, "not written back");
+    }
+}
+
+/// Flushes several disks as [`write_back`] does, for a limited time. Other processes do it: a
+/// server's thread that waits for a disk of this very server would keep the server from ending, and
+/// the kernel waits for that end before it hands a ublk device to the next one.
+pub fn write_all_back(disks: &[String]) {
+    let syncs = disks.iter().flat_map(|disk| {
+        let places = mounted(disk).unwrap_or_default().into_iter();
+        let file_systems = places.map(|place| sync(&["--file-system".as_ref(), place.as_os_str()]));
+        file_systems.chain([sync(&[disk.as_ref()])]).collect::<Vec<_>>()
+    });
+    let mut running: Vec<Child> = syncs.flatten().collect();
+    let deadline = Instant::now() + SYNC_PATIENCE;
+    while !running.is_empty() {
+        if Instant::now() >= deadline {
+            return tracing::warn!("not all of it was written in time");
+        }
+        std::thread::sleep(SYNC_STEP);
+        running.retain_mut(|child| match child.try_wait() {
+            Ok(None) => true,
+            Ok(Some(status)) if status.success() => false,
+            ended => {
+                tracing::warn!(?ended, "not all of it was written");
+                false
+            }
+        });
+    }
+}
+
+fn sync(arguments: &[&OsStr]) -> Option<Child> {
+    let started = Command::new("sync").args(arguments).stdin(Stdio::null()).spawn();
+    started.inspect_err(|error| tracing::warn!(%error, ?arguments, "not written back")).ok()
+}
