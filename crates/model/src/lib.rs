@@ -232,10 +232,20 @@ impl Model {
                 doubtful: false,
                 shaken: false,
                 fleeting: false,
+                repeated: false,
             });
         }
         let span = covered(range);
         self.writes.insert(id, (span.start as u64, span.end as u64));
+    }
+
+    /// Records that request `id`, which is in flight, is done again: it may take effect twice.
+    pub fn send_again(&mut self, id: u64) {
+        let Some(&(from, to)) = self.writes.get(&id) else { return };
+        let entries = self.sectors[from as usize..to as usize].iter_mut();
+        for e in entries.flat_map(|sector| &mut sector.entries).filter(|e| e.id == id) {
+            e.repeated = true;
+        }
     }
 
     /// The content of a sector, if only one is possible and no write is in flight.
@@ -459,8 +469,10 @@ impl Model {
             };
             let missing = self.sectors[first + old].entries.iter();
             for missed in missing.filter(|e| e.begin > old_end && !e.discard) {
+                // What is seen of a repeated write may be from the first time, before `old`.
+                let once = !missed.repeated || missed.submitted > old_end;
                 let newer = (0..found.len()).filter_map(seen).find(|e| {
-                    (e.id == missed.id && missed.id != UNKNOWN)
+                    (e.id == missed.id && missed.id != UNKNOWN && once)
                         || (missed.acked_in == Some(e.session) && e.submitted > missed.end)
                 });
                 if let Some(newer) = newer {

@@ -59,6 +59,8 @@ pub struct Entry {
     /// Whether the disk below dropped it after a failed flush but still shows it, with no one left
     /// who knows: it may be seen after a crash and be gone later.
     pub fleeting: bool,
+    /// Whether it was done again while in flight, so that it may have taken effect twice.
+    pub repeated: bool,
 }
 
 /// The possible contents of one sector.

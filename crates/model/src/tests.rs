@@ -295,3 +295,33 @@ fn what_was_given_up_and_forgotten_is_seen_after_a_crash_until_it_is_gone() {
     m.crash();
     assert_eq!(visible(&mut m), [3], "a later write is as any other");
 }
+
+#[test]
+fn a_repeated_write_may_be_before_and_after_another() {
+    let start = || {
+        let mut m = model();
+        write(&mut m, 1, true, true);
+        m.begin_write(2, ByteRange::new(0, 1024), Change::Stamp).expect("whole sectors");
+        m.begin_write(3, ByteRange::new(0, 512), Change::Stamp).expect("whole sectors");
+        m
+    };
+    // Write 2 is seen over write 3; after the crash, it is seen in one sector, and write 3 in the
+    // other.
+    let end = |mut m: Model| {
+        m.end_write(3, true, false);
+        m.end_write(2, true, false);
+        let read = m.begin_read();
+        let range = ByteRange::new(0, 512);
+        m.end_read(read, range, Some(&bytes_of(range, &Content::Stamp(2)))).expect("allowed");
+        m.crash();
+        let mut found = bytes_of(block(0), &Content::Stamp(1));
+        found[..512].copy_from_slice(&bytes_of(ByteRange::new(0, 512), &Content::Stamp(3)));
+        let second = ByteRange::new(512, 512);
+        found[512..1024].copy_from_slice(&bytes_of(second, &Content::Stamp(2)));
+        m.check_unmixed(0, &found)
+    };
+    assert_eq!(end(start()).expect_err("write 2 came last").wrong, Wrong::Mixed);
+    let mut repeated = start();
+    repeated.send_again(2);
+    assert!(end(repeated).is_ok());
+}

@@ -57,39 +57,28 @@ impl World {
         Ok(())
     }
 
-    /// Compares the primaries' current content with the model, where they must be complete.
+    /// Compares the primaries' current content with the model, where they must be complete even
+    /// without the cache: a write that survived only in the cache, and was seen there, may be
+    /// missing until a flush.
     pub(crate) fn check_primaries(&self) -> Result<(), Failure> {
-        if !self.clients.is_empty() {
-            // Only the server has died, and no medium has lost anything that it had taken.
-            return Ok(());
-        }
         for volume in 0..self.models.len() {
             if self.setup.is_complete(volume) {
-                self.compare(volume)?;
+                self.compare(volume, &self.models[volume])?;
             } else if let Some(alone) = &self.alone[volume] {
-                self.compare_with(volume, alone)?;
+                self.compare(volume, alone)?;
             }
         }
         Ok(())
     }
 
     /// Checks that the primaries alone hold the content, even without cache and power.
-    pub(crate) fn check_alone(&mut self) -> Result<(), Failure> {
-        for volume in 0..self.models.len() {
-            let model = self.models[volume].clone();
-            self.models[volume].crash();
-            let verdict = self.compare(volume);
-            self.models[volume] = model;
-            verdict?;
-        }
-        Ok(())
+    pub(crate) fn check_alone(&self) -> Result<(), Failure> {
+        (0..self.models.len()).try_for_each(|volume| self.compare(volume, &self.models[volume]))
     }
 
-    fn compare(&self, volume: usize) -> Result<(), Failure> {
-        self.compare_with(volume, &self.models[volume])
-    }
-
-    fn compare_with(&self, volume: usize, model: &Model) -> Result<(), Failure> {
+    fn compare(&self, volume: usize, model: &Model) -> Result<(), Failure> {
+        let mut model = model.clone();
+        model.crash();
         for &window in &self.setup.volumes[volume].windows {
             let data = self.stored(volume, window);
             let verdict = model.check(window.offset / 512, &data);

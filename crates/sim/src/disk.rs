@@ -457,21 +457,16 @@ impl SimDisk {
         for write in std::mem::take(&mut self.pending) {
             let fate = if write.durable { Fate::Keep } else { fates(write.range.len / SECTOR) };
             if !write.given_up {
-                self.settle(&write, fate);
+                self.settle(write, fate);
             }
         }
         for flight in std::mem::take(&mut self.flights).into_iter().flatten() {
-            let Flight { io, fault, .. } = flight;
-            if !io.op.changes_data() {
+            if !flight.io.op.changes_data() {
                 continue;
             }
-            let fate = fates(io.range.len / SECTOR);
-            if matches!(fault, None | Some(Fault::Slow(_) | Fault::TornError)) && !self.gone {
-                let data = match io.op {
-                    IoOp::Write => Data::Bytes(io.buf.to_vec()),
-                    _ => Data::Zeros,
-                };
-                self.settle(&Pending::new(io.range, data, false), fate);
+            let fate = fates(flight.io.range.len / SECTOR);
+            if let Some(write) = self.unfinished(flight) {
+                self.settle(write, fate);
             }
         }
         self.settled = 0;
@@ -479,43 +474,77 @@ impl SimDisk {
         self.view = self.durable.clone();
     }
 
-    fn settle(&mut self, write: &Pending, fate: Fate) {
+    fn settle(&mut self, write: Pending, fate: Fate) {
+        self.outcome(write, fate).iter().for_each(|part| apply(&mut self.durable, part));
+    }
+
+    /// The parts of an unfinished write that reach the disk.
+    fn outcome(&self, write: Pending, fate: Fate) -> Vec<Pending> {
+        if fate == Fate::Keep {
+            return vec![write];
+        }
         let sectors = write.range.len / SECTOR;
         // Zeros contain no data that could be garbled.
         let garbles = self.profile.garbles
             && matches!((&write.data, fate), (Data::Bytes(_), Fate::Garble(_)));
-        let mut chance = match fate {
-            Fate::Drop => return,
-            Fate::Keep => return apply(&mut self.durable, write),
-            Fate::Prefix(_) => Rng::new(0),
-            Fate::Scatter(seed) | Fate::Garble(seed) => Rng::new(seed),
+        let (first, mut chance) = match fate {
+            Fate::Prefix(count) => (count, None),
+            Fate::Scatter(seed) | Fate::Garble(seed) => (0, Some(Rng::new(seed))),
+            Fate::Keep | Fate::Drop => (0, None),
         };
-        for sector in 0..sectors {
-            let range = ByteRange::new(write.range.offset + sector * SECTOR, SECTOR);
-            let kept = match fate {
-                Fate::Prefix(count) => sector < count,
-                _ => chance.percent(50),
+        let part = |sector: u64| {
+            let from = (sector * SECTOR) as usize;
+            let data = match &write.data {
+                Data::Bytes(bytes) => Data::Bytes(bytes[from..from + SECTOR_SIZE].to_vec()),
+                Data::Zeros => Data::Zeros,
             };
-            if kept {
-                let from = (sector * SECTOR) as usize;
-                let data = match &write.data {
-                    Data::Bytes(bytes) => Data::Bytes(bytes[from..from + SECTOR_SIZE].to_vec()),
-                    Data::Zeros => Data::Zeros,
-                };
-                apply(&mut self.durable, &Pending::new(range, data, true));
-            } else if garbles && chance.percent(50) {
-                let garbage: Vec<u8> = (0..SECTOR).map(|_| chance.number() as u8).collect();
-                self.durable.write(range.offset, &garbage);
+            (ByteRange::new(write.range.offset + sector * SECTOR, SECTOR), data)
+        };
+        let mut parts = Vec::new();
+        for sector in 0..sectors {
+            let (range, data) = part(sector);
+            if chance.as_mut().map_or(sector < first, |chance| chance.percent(50)) {
+                parts.push(Pending::new(range, data, false));
+            } else if let Some(chance) = chance.as_mut().filter(|_| garbles)
+                && chance.percent(50)
+            {
+                let garbage = (0..SECTOR).map(|_| chance.number() as u8).collect();
+                parts.push(Pending::new(range, Data::Bytes(garbage), false));
             }
         }
+        parts
     }
 
-    /// The process dies and the machine keeps running: completed writes stay, and those in flight
-    /// end in some way.
+    /// The process dies, the machine keeps running, and its power never fails: completed writes
+    /// stay, and those in flight end in some way.
     pub fn abandon(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
         self.pending.clear();
         self.durable = self.view.clone();
         self.crash(fates);
+    }
+
+    /// The process dies and the machine keeps running, but its power may fail later: completed
+    /// writes stay until then, and those in flight end in some way.
+    pub fn outlive(&mut self, fates: &mut dyn FnMut(u64) -> Fate) {
+        for flight in std::mem::take(&mut self.flights).into_iter().flatten() {
+            if !flight.io.op.changes_data() {
+                continue;
+            }
+            let fate = fates(flight.io.range.len / SECTOR);
+            if let Some(write) = self.unfinished(flight) {
+                self.outcome(write, fate).into_iter().for_each(|part| self.take(part));
+            }
+        }
+    }
+
+    /// The write of a request in flight, unless a fault keeps it from the disk.
+    fn unfinished(&self, Flight { io, fault, .. }: Flight) -> Option<Pending> {
+        let reaches = matches!(fault, None | Some(Fault::Slow(_) | Fault::TornError));
+        let data = match io.op {
+            IoOp::Write => Data::Bytes(io.buf.to_vec()),
+            _ => Data::Zeros,
+        };
+        (reaches && !self.gone).then(|| Pending::new(io.range, data, false))
     }
 
     /// Adds a fault.

@@ -82,11 +82,13 @@ pub enum Bug {
     /// Writes are answered when their record is in the memory of the process; only a flush hands it
     /// to the cache device.
     AnsweredFromMemory,
+    /// A server that takes over answers flushes of a primary to which it has written nothing itself.
+    DeadWritesUnflushed,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -118,6 +120,7 @@ impl Bug {
         Self::RequestForgotten,
         Self::WriteRepeated,
         Self::AnsweredFromMemory,
+        Self::DeadWritesUnflushed,
     ];
 
     /// The first seed whose world can show it.
@@ -132,7 +135,13 @@ impl Bug {
 
     /// Whether only a world in which servers take over can show it.
     fn needs_takeover(self) -> bool {
-        matches!(self, Self::RequestForgotten | Self::WriteRepeated | Self::AnsweredFromMemory)
+        matches!(
+            self,
+            Self::RequestForgotten
+                | Self::WriteRepeated
+                | Self::AnsweredFromMemory
+                | Self::DeadWritesUnflushed
+        )
     }
 
     /// Whether only a world with a store can show it.
@@ -176,7 +185,10 @@ impl Bug {
             | Self::MappingForgotten
             | Self::EvictionForgotten
             | Self::AnsweredFromMemory => Kind::Lost,
-            Self::PrimaryFlushSkipped | Self::FuaIgnored | Self::SwitchForgotten => Kind::Alone,
+            Self::PrimaryFlushSkipped
+            | Self::FuaIgnored
+            | Self::SwitchForgotten
+            | Self::DeadWritesUnflushed => Kind::Alone,
             Self::DestageAckedEarly
             | Self::DestageDropped
             | Self::StaleFill
@@ -234,6 +246,8 @@ pub struct Mischief {
     layout: Option<Layout>,
     uncovered: Uncovered,
     slots: Slots,
+    /// Primaries to which a server that took over has written nothing.
+    inherited: BTreeSet<Target>,
     /// Number of times that the bug interfered.
     pub deeds: u64,
 }
@@ -251,6 +265,7 @@ impl Mischief {
             layout: None,
             uncovered: Uncovered::default(),
             slots: Slots::default(),
+            inherited: BTreeSet::new(),
             deeds: 0,
         }
     }
@@ -273,6 +288,11 @@ impl Mischief {
         let interferes = self.bug == Some(bug);
         self.deeds += u64::from(interferes);
         interferes
+    }
+
+    /// The next server gets these devices with the writes of the one that has died.
+    pub fn leave(&mut self, targets: impl Iterator<Item = Target>) {
+        self.inherited = targets.collect();
     }
 
     /// Whether an engine is not told of its volume's new mode; counts it.
@@ -320,6 +340,14 @@ impl Mischief {
                 }
                 Deed::Pass(io)
             }
+            Bug::DeadWritesUnflushed if io.op.changes_data() => {
+                self.inherited.remove(&target);
+                Deed::Pass(io)
+            }
+            Bug::DeadWritesUnflushed if self.inherited.contains(&target) => match io.op {
+                IoOp::Flush => self.answer(io),
+                _ => Deed::Pass(io),
+            },
             Bug::CacheFlushSkipped if cache && io.op == IoOp::Flush => self.answer(io),
             Bug::PrimaryFlushSkipped if !cache && io.op == IoOp::Flush => self.answer(io),
             Bug::DestageDropped if !cache && write && self.rng.percent(20) => self.answer(io),
@@ -448,6 +476,7 @@ impl Mischief {
         self.earlier.clear();
         self.uncovered.clear();
         self.slots.restart();
+        self.inherited.clear();
         if let Some(forger) = &mut self.forger {
             forger.crash();
         }

@@ -69,6 +69,7 @@ impl World {
         for (tag, io) in again {
             let volume = self.clients[&tag].volume;
             self.tally.taken_over += 1;
+            self.models[volume].send_again(tag);
             self.submit(tag, volume, io)?;
         }
         if let Some((volume, mut io)) = self.under_way.answered.take()

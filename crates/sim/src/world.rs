@@ -495,6 +495,8 @@ impl World {
             let mut fates = |sectors| dealer.deal(sectors);
             if loses_unflushed {
                 disk.crash(&mut fates);
+            } else if self.setup.power {
+                disk.outlive(&mut fates);
             } else {
                 disk.abandon(&mut fates);
             }
@@ -503,9 +505,14 @@ impl World {
             self.cache.spoil(at, &bytes);
         }
         self.mischief.crash();
+        if dies {
+            let volumes = 0..self.primaries.len() as u8;
+            self.mischief.leave(volumes.map(|volume| Target::Primary(VolumeId(volume))));
+        }
         self.tally.uncertain.get_or_insert(dealer.dealt.len());
         self.trace.mix(&[self.now, 0xdead]);
-        self.trace.line(self.now, || format!("crash; fates: {:?}", dealer.dealt));
+        let what = if dies { "the server dies" } else { "crash" };
+        self.trace.line(self.now, || format!("{what}; fates: {:?}", dealer.dealt));
     }
 
     /// Whether no request is in flight.
