@@ -428,6 +428,7 @@ impl Pool {
     /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
     /// separate thread writes the trace to `out`. An earlier recording of this volume that is still
     /// running gets no more requests.
+    ///
     /// # Errors
     /// If the thread cannot be started.
     ///
