@@ -82,8 +82,8 @@ pub enum Bug {
     /// Writes are answered when their record is in the memory of the process; only a flush hands it
     /// to the cache device.
     AnsweredFromMemory,
-    /// A server that takes over answers flushes of a primary that only the server before has written
-    /// to.
+    /// A server that takes over answers flushes of a primary that it has not written to itself,
+    /// unlike the server before.
     DeadWritesUnflushed,
 }
 
