@@ -226,9 +226,13 @@ impl PoolControl for Running {
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
         let given_up = self.given_up.load(Ordering::Relaxed);
         self.told.fetch_or(given_up, Ordering::Relaxed);
+        let stopping = self.stopping.load(Ordering::Relaxed);
         let stats = self.pool.stats().ok_or_else(|| {
-            let kind = ControlErrorKind::Unavailable;
-            ControlError::new(kind, "the shards do not answer", "see the server's log")
+            let (what, hint) = match stopping {
+                true => ("the server is ending", "do this again with the next one"),
+                false => ("the shards do not answer", "see the server's log"),
+            };
+            ControlError::new(ControlErrorKind::Unavailable, what, hint)
         })?;
         let latencies = latencies(&stats);
         let in_force = locked(&self.in_force).clone();
@@ -242,7 +246,7 @@ impl PoolControl for Running {
             uptime: self.began.elapsed(),
             pid: std::process::id(),
             keeper: self.facts.keeper.now(),
-            stopping: self.stopping.load(Ordering::Relaxed),
+            stopping,
             drain_given_up: given_up,
             cache_path: self.facts.cache_path.clone(),
             cache_bytes: self.facts.cache_bytes,
