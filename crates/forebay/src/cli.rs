@@ -13,9 +13,11 @@ use crate::client::upgrade::UpgradeArgs;
 use crate::completions::CompletionsArgs;
 use crate::disk::attach::AttachArgs;
 use crate::disk::detach::DetachArgs;
+use crate::man::ManArgs;
 use crate::offline::check::CheckArgs;
 use crate::offline::dump::DumpArgs;
 use crate::offline::salvage::SalvageArgs;
+use crate::removal::RemovalArgs;
 use crate::server::args::ServeArgs;
 use crate::trace::args::TraceCommand;
 
@@ -42,7 +44,7 @@ pub enum Command {
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/forebay/nbd.sock\n  \
         forebay serve --primary disk.img --cache cache.img,size=1GiB --nbd tcp:127.0.0.1:10809\n  \
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --fuse /mnt/forebay\n  \
-        forebay serve --config /etc/forebay.toml")]
+        forebay serve --config /etc/forebay/forebay.toml")]
     Serve(Box<ServeArgs>),
     /// Show the volumes, how much is cached, and how much is at risk
     #[command(after_help = "Example:\n  forebay status db --json")]
@@ -133,6 +135,12 @@ pub enum Command {
     #[command(after_help = "Examples:\n  source <(forebay completions bash)\n  \
         forebay completions fish > ~/.config/fish/completions/forebay.fish")]
     Completions(CompletionsArgs),
+    /// Write the manual pages of these commands into a directory
+    #[command(hide = true, after_help = "Example:\n  forebay man-pages /usr/local/share/man")]
+    ManPages(ManArgs),
+    /// Tell whether the programs can be removed from this host without harm
+    #[command(hide = true, after_help = "Example:\n  forebay may-remove")]
+    MayRemove(RemovalArgs),
 }
 
 #[cfg(test)]

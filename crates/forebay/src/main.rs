@@ -9,8 +9,10 @@ mod client;
 mod completions;
 mod disk;
 mod keeper;
+mod man;
 mod offline;
 mod output;
+mod removal;
 mod server;
 mod trace;
 
@@ -56,6 +58,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run("bench", &args),
         Command::Demo(args) => bench::run("demo", &args),
         Command::Completions(args) => completions::run(&args),
+        Command::ManPages(args) => man::run(&args),
+        Command::MayRemove(args) => removal::run(&args),
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };
