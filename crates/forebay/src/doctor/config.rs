@@ -154,10 +154,10 @@ fn writers(facts: &Facts<'_>, volume: &str, path: &Path) -> Option<Finding> {
     };
     let mut names = BTreeSet::new();
     for pid in facts.host.processes() {
-        let name = facts.host.text(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if name == "forebay" {
+        if is_forebay(facts, pid) {
             continue;
         }
+        let name = facts.host.text(format!("/proc/{pid}/comm")).unwrap_or_default();
         for open in facts.host.names(format!("/proc/{pid}/fd")) {
             let link = facts.host.at(format!("/proc/{pid}/fd/{open}"));
             if fs::metadata(link).is_ok_and(|found| is_it(&found)) && writes(facts, pid, &open) {
@@ -175,6 +175,14 @@ fn writers(facts: &Facts<'_>, volume: &str, path: &Path) -> Option<Finding> {
         );
         wrong("primary", what, "stop it, or let it use the volume")
     })
+}
+
+/// Whether it is a process of Forebay: of the server, or with a program of that name.
+fn is_forebay(facts: &Facts<'_>, pid: u32) -> bool {
+    let own = facts.status.is_some_and(|one| one.pid == pid || one.keeper_pid == Some(pid));
+    let program = fs::read_link(facts.host.at(format!("/proc/{pid}/exe"))).unwrap_or_default();
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    own || name == "forebay" || name == "forebay (deleted)"
 }
 
 /// Whether a file is open for writing.
@@ -268,12 +276,12 @@ mod tests {
         let one = found(&place, &config);
         assert!(one.len() == 1 && one[0].what.contains("qemu (process 77)"), "{one:?}");
         assert_eq!(one[0].severity, Severity::Wrong);
-        for (path, text) in [("/proc/77/fdinfo/3", "flags:\t0100000"), ("/proc/77/comm", "forebay")]
-        {
-            place.put("/proc/77/fdinfo/3", "flags:\t02").put("/proc/77/comm", "qemu");
-            place.put(path, text);
-            assert_eq!(found(&place, &config), [], "{path}");
-        }
+        place.put("/proc/77/fdinfo/3", "flags:\t0100000");
+        assert_eq!(found(&place, &config), [], "it only reads");
+        place.put("/proc/77/fdinfo/3", "flags:\t02");
+        assert_eq!(found(&place, &config).len(), 1);
+        std::os::unix::fs::symlink("/usr/bin/forebay", place.0.join("proc/77/exe")).expect("made");
+        assert_eq!(found(&place, &config), [], "it is Forebay");
     }
 
     /// Facts of devices come from sysfs; the device itself is any block device of this machine.
