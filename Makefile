@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup build install demo test proof lint bench sim fuzz
+.PHONY: help setup build install deb tarball tour demo test proof lint bench sim fuzz
 
 PREFIX ?= /usr/local
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -19,9 +19,17 @@ setup: ## install everything that building and testing need
 build: ## build the release binaries in target/release: forebay and forebay-bench
 	cargo build --locked --release --package forebay --package forebay-bench
 
-install: ## install the built binaries to PREFIX/bin: make install PREFIX=/usr/local
-	install -D --target-directory=$(DESTDIR)$(PREFIX)/bin \
-		$(TARGET)/release/forebay $(TARGET)/release/forebay-bench
+install: ## install the built programs, units, manual pages and completions: make install PREFIX=/usr/local
+	tools/package/tree $(TARGET)/release "$(DESTDIR)" $(PREFIX)
+
+deb: build ## make the Debian package in target/package
+	tools/package/deb $(TARGET)/release $(TARGET)/package
+
+tarball: ## make a tarball with static programs in target/package
+	tools/package/tarball $(TARGET)/package
+
+tour: deb ## run every command of docs/user/tour.md in a Debian of its own: root, loop devices
+	tools/tour $(TARGET)/package/forebay_*.deb
 
 demo: setup build ## five minutes: the gains, a kill that loses nothing, TPC-C on a mounted disk
 	$(TARGET)/release/forebay demo --out $(TARGET)/bench

@@ -12,6 +12,7 @@ pub mod endpoint;
 mod error;
 mod job;
 mod metrics;
+mod peer;
 mod pool;
 mod problems;
 mod server;
@@ -23,6 +24,7 @@ pub mod units;
 pub use client::{Client, ClientError};
 pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{exposed_name, exposition};
+pub use peer::ChangesBy;
 pub use pool::{
     DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot,
     ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,

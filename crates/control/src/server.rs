@@ -10,11 +10,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::connect_info::Connected;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path as Segment, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::serve::IncomingStream;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use utoipa::OpenApi;
@@ -28,6 +30,7 @@ use crate::api::{
 use crate::error::{ControlError, ControlErrorKind};
 use crate::job::Jobs;
 use crate::metrics::exposition;
+use crate::peer::{self, Changers, ChangesBy, Peer};
 use crate::pool::{PoolControl, PoolSnapshot, TraceTarget};
 use crate::settings::Change;
 use crate::socket::{SocketError, listen};
@@ -48,6 +51,7 @@ pub struct ControlSocket {
     path: PathBuf,
     /// `None` if it is not to be removed.
     file: Option<SocketFile>,
+    changes: ChangesBy,
 }
 
 impl ControlSocket {
@@ -57,14 +61,22 @@ impl ControlSocket {
     /// When another server holds the path, or the socket cannot be created.
     pub fn bind(path: &Path, access: &SocketAccess) -> Result<Self, SocketError> {
         let listener = listen(path, access)?;
-        Ok(Self { listener, path: path.to_owned(), file: Some(SocketFile(path.to_owned())) })
+        let file = Some(SocketFile(path.to_owned()));
+        Ok(Self { listener, path: path.to_owned(), file, changes: ChangesBy::default() })
     }
 
     /// The socket that an earlier server has left, bound to `path`. Its file stays if it is never
     /// served.
     #[must_use]
     pub fn left(path: &Path, socket: OwnedFd) -> Self {
-        Self { listener: socket.into(), path: path.to_owned(), file: None }
+        let changes = ChangesBy::default();
+        Self { listener: socket.into(), path: path.to_owned(), file: None, changes }
+    }
+
+    /// Sets who may change something; without this, only [`ChangesBy::Owner`].
+    #[must_use]
+    pub fn changed_by(self, changes: ChangesBy) -> Self {
+        Self { changes, ..self }
     }
 
     /// Its path.
@@ -102,7 +114,8 @@ impl Server {
     /// # Errors
     /// When the thread or the runtime cannot be created.
     pub fn start(socket: ControlSocket, pool: Arc<dyn PoolControl>) -> Result<Self, SocketError> {
-        let ControlSocket { listener, path, file } = socket;
+        let ControlSocket { listener, path, file, changes } = socket;
+        let changers = Changers::of(changes, &path);
         let failed = |source| SocketError::Io { path: path.clone(), source };
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
@@ -112,7 +125,7 @@ impl Server {
         };
         let (farewell, ending) = oneshot::channel();
         let body = move || {
-            runtime.block_on(run(listener, pool, ending));
+            runtime.block_on(run(listener, changers, pool, ending));
             runtime.shutdown_timeout(FAREWELL);
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body);
@@ -148,7 +161,12 @@ struct Shared {
     jobs: Arc<Jobs>,
 }
 
-async fn run(listener: UnixListener, pool: Arc<dyn PoolControl>, ending: oneshot::Receiver<()>) {
+async fn run(
+    listener: UnixListener,
+    changers: Changers,
+    pool: Arc<dyn PoolControl>,
+    ending: oneshot::Receiver<()>,
+) {
     let jobs = Arc::new(Jobs::new(Arc::clone(&pool)));
     let watched = Arc::clone(&jobs);
     let watcher = tokio::spawn(async move {
@@ -164,8 +182,10 @@ async fn run(listener: UnixListener, pool: Arc<dyn PoolControl>, ending: oneshot
         let _ = ending.await;
         let _ = ended.send(());
     };
-    let serving =
-        axum::serve(listener, routes(Shared { pool, jobs })).with_graceful_shutdown(signal);
+    let routes = routes(Shared { pool, jobs });
+    let routes = routes.layer(axum::middleware::from_fn_with_state(changers, peer::check));
+    let service = routes.into_make_service_with_connect_info::<Peer>();
+    let serving = axum::serve(listener, service).with_graceful_shutdown(signal);
     let patience = async move {
         let _ = end.await;
         tokio::time::sleep(FAREWELL).await;
@@ -200,6 +220,12 @@ impl axum::serve::Listener for Bounded {
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
         self.listener.local_addr()
+    }
+}
+
+impl Connected<IncomingStream<'_, Bounded>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Bounded>) -> Self {
+        Self::of(&stream.io().stream)
     }
 }
 
@@ -628,6 +654,7 @@ fn describe_responses(api: &mut serde_json::Value) {
             "201" => "Started.",
             "202" => "Accepted; it is in progress.",
             "400" => "Something in the request cannot be used.",
+            "403" => "This user may only read.",
             "404" => "Not found.",
             "409" => "It conflicts with the current state.",
             "501" => "This machine cannot do it.",

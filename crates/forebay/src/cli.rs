@@ -13,15 +13,21 @@ use crate::client::upgrade::UpgradeArgs;
 use crate::completions::CompletionsArgs;
 use crate::disk::attach::AttachArgs;
 use crate::disk::detach::DetachArgs;
+use crate::doctor::DoctorArgs;
+use crate::help::{self, HelpArgs};
+use crate::man::ManArgs;
 use crate::offline::check::CheckArgs;
 use crate::offline::dump::DumpArgs;
 use crate::offline::salvage::SalvageArgs;
+use crate::removal::RemovalArgs;
 use crate::server::args::ServeArgs;
+use crate::setup::SetupArgs;
 use crate::trace::args::TraceCommand;
 
 /// An SSD cache in front of slow storage, served to NBD clients.
 #[derive(Parser, Debug)]
 #[command(name = "forebay", version, max_term_width = 100)]
+#[command(disable_help_subcommand = true, after_help = help::AFTER)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -30,6 +36,21 @@ pub struct Cli {
 /// Every command.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Ask a few questions, write the configuration, and start the service
+    ///
+    /// Flags answer the questions; with all of them and --yes it asks nothing. A primary in use is
+    /// refused, and so is a cache device that holds anything, unless --overwrite names it.
+    #[command(after_help = "Examples:\n  forebay setup\n  \
+        forebay setup --primary /dev/sdb --cache /dev/nvme0n1 --mount /srv/db --yes\n  \
+        forebay setup --primary /srv/vm.img --cache /ssd/cache.img,size=20GiB --ram 2GiB --yes")]
+    Setup(Box<SetupArgs>),
+    /// Show what is wrong or unwise on this host, and the line that mends it
+    ///
+    /// Reads only. The exit code is 1 if something is wrong, and 0 if nothing is, or if something
+    /// is only unwise.
+    #[command(after_help = "Examples:\n  forebay doctor\n  \
+        forebay doctor --config /etc/forebay/forebay.toml --json")]
+    Doctor(DoctorArgs),
     /// Put a cache in front of one or more primaries and serve them
     ///
     /// When clients may connect, prints one line: `ready` and the endpoints. SIGTERM or SIGINT stop
@@ -42,7 +63,7 @@ pub enum Command {
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --nbd unix:/run/forebay/nbd.sock\n  \
         forebay serve --primary disk.img --cache cache.img,size=1GiB --nbd tcp:127.0.0.1:10809\n  \
         forebay serve --primary /dev/sdb --cache /dev/nvme0n1 --fuse /mnt/forebay\n  \
-        forebay serve --config /etc/forebay.toml")]
+        forebay serve --config /etc/forebay/forebay.toml")]
     Serve(Box<ServeArgs>),
     /// Show the volumes, how much is cached, and how much is at risk
     #[command(after_help = "Example:\n  forebay status db --json")]
@@ -133,6 +154,15 @@ pub enum Command {
     #[command(after_help = "Examples:\n  source <(forebay completions bash)\n  \
         forebay completions fish > ~/.config/fish/completions/forebay.fish")]
     Completions(CompletionsArgs),
+    /// Show a short text on a topic, or the help of a command
+    #[command(after_help = "Examples:\n  forebay help modes\n  forebay help trace record")]
+    Help(HelpArgs),
+    /// Write the manual pages of these commands into a directory
+    #[command(hide = true, after_help = "Example:\n  forebay man-pages /usr/local/share/man")]
+    ManPages(ManArgs),
+    /// Tell whether the programs can be removed from this host without harm
+    #[command(hide = true, after_help = "Example:\n  forebay may-remove")]
+    MayRemove(RemovalArgs),
 }
 
 #[cfg(test)]

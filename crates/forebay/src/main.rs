@@ -8,10 +8,16 @@ mod cli;
 mod client;
 mod completions;
 mod disk;
+mod doctor;
+mod help;
+mod host;
 mod keeper;
+mod man;
 mod offline;
 mod output;
+mod removal;
 mod server;
+mod setup;
 mod trace;
 
 use std::io::ErrorKind;
@@ -56,6 +62,11 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run("bench", &args),
         Command::Demo(args) => bench::run("demo", &args),
         Command::Completions(args) => completions::run(&args),
+        Command::ManPages(args) => man::run(&args),
+        Command::MayRemove(args) => removal::run(&args),
+        Command::Setup(args) => setup::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Help(args) => help::run(&args),
         Command::Trace(command) => trace::run(&command),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -124,6 +124,16 @@ impl Server {
         Self::nbdkit(place, &["memory".to_owned(), format!("size={size}")])
     }
 
+    /// Starts nbdkit over a device or file, which it opens for reading only and does not keep in
+    /// the page cache.
+    pub fn nbdkit_file(place: &Place, path: &Path) -> anyhow::Result<Self> {
+        let file = path.display().to_string();
+        Self::nbdkit(
+            place,
+            &["--readonly".to_owned(), "file".to_owned(), file, "cache=none".to_owned()],
+        )
+    }
+
     /// Starts nbdkit with its cache filter in write-through, with a cache of `size` bytes on the
     /// same disk, in front of the export of another server.
     pub fn nbdkit_cache(place: &Place, behind: &Server, size: u64) -> anyhow::Result<Self> {

@@ -167,7 +167,7 @@ fn measure(args: &Args, disk: &Disk, setup: SetUp, cell: &Cell) -> anyhow::Resul
 }
 
 /// Parses fio's JSON output.
-fn read(text: &str) -> anyhow::Result<Measured> {
+pub fn read(text: &str) -> anyhow::Result<Measured> {
     let start = text.find('{').context("fio gave no JSON")?;
     let said: Value = serde_json::from_str(&text[start..]).context("what fio gave")?;
     let mixed = &said["jobs"][0]["mixed"];

@@ -8,6 +8,7 @@ mod fileio;
 mod listen;
 mod oltp;
 pub mod options;
+mod own;
 mod pgbench;
 mod tpcc;
 mod vdbench;
@@ -48,6 +49,10 @@ pub enum Command {
     /// A burst of small writes: absorbed and drained, compared with writing it directly
     #[command(after_help = "Example:\n  forebay bench burst --burst-mib 512 --mib 8192")]
     Burst(Box<burst::Args>),
+    /// Your own volume, which is only read: without a cache, and with an empty and a warm one
+    #[command(after_help = "Examples:\n  forebay bench own --primary /dev/sdb --dir /ssd/work\n  \
+        forebay bench own --volume db")]
+    Own(Box<own::Args>),
 }
 
 /// The commands that `forebay` passes to this program.
@@ -90,5 +95,6 @@ fn dispatch(command: &Command) -> anyhow::Result<PathBuf> {
         Command::Vdbench(args) => vdbench::run(args),
         Command::Fileio(args) => fileio::run(args),
         Command::Burst(args) => burst::run(args),
+        Command::Own(args) => own::run(args),
     }
 }

@@ -15,6 +15,7 @@ use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 
 use crate::access::{SocketAccess, SocketMode};
 use crate::endpoint::Listen;
+use crate::peer::ChangesBy;
 use crate::units::{Percent, Size, Time};
 
 /// Default directory where the host keeps the state of its caches: the unit's `StateDirectory=`.
@@ -77,13 +78,14 @@ pub struct MemoryConfig {
 pub struct ControlConfig {
     /// Its path; [`crate::default_socket`] when absent.
     pub socket: Option<PathBuf>,
-    /// Its permission bits; by default only the owner has access. Every client that can connect can
-    /// stop the server.
+    /// Its permission bits; by default only the owner has access.
     pub mode: Option<SocketMode>,
     /// Its owner.
     pub owner: Option<String>,
     /// Its group.
     pub group: Option<String>,
+    /// Who may change something; everyone who may connect may read.
+    pub changes: ChangesBy,
 }
 
 impl ControlConfig {

@@ -4,6 +4,7 @@ use forebay_block::{CLIENTS_MAX, SHARDS_MAX};
 use forebay_engine::{ContentLocality, Eviction, Mode, Setting};
 
 use crate::config::{FuseTransport, TlsPolicy};
+use crate::peer::ChangesBy;
 
 use super::Flag::{Key, Named as As, None as InFile, Off, Part};
 use super::Initial::{Required, Unset, Value};
@@ -444,6 +445,19 @@ pub static TABLE: &[Spec] = &[
             Unset("the server's own"),
             Server(|config| &mut config.control.group),
             "Group of the control socket",
+        )
+    },
+    Spec {
+        flag: InFile,
+        more: "`owner` is root, the server's user, and the owner of the socket. Everyone who may \
+               connect may read.",
+        ..spec(
+            Section::Control,
+            "changes",
+            Choice(ChangesBy::names),
+            Value("owner"),
+            Server(|config| &mut config.control.changes),
+            "Who may change settings, drain or stop the server through the control socket",
         )
     },
 ];

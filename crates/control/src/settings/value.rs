@@ -9,6 +9,7 @@ use forebay_engine::{ContentLocality, Eviction, Mode};
 use crate::access::SocketMode;
 use crate::config::{FuseTransport, TlsPolicy};
 use crate::endpoint::Listen;
+use crate::peer::ChangesBy;
 use crate::units::{Percent, Size, Time};
 
 /// A type whose values have names: one table for parsing, printing and listing them.
@@ -49,6 +50,12 @@ impl Named for FuseTransport {
     const NOUN: &'static str = "FUSE transport";
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("io-uring", Self::IoUring), ("device", Self::Device)];
+}
+
+impl Named for ChangesBy {
+    const NOUN: &'static str = "group of users";
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("owner", Self::Owner), ("anyone", Self::Anyone)];
 }
 
 /// The value with this name.

@@ -12,7 +12,7 @@ use clap::Args;
 use forebay_control::{Client, default_socket};
 
 /// The server that a command talks to.
-#[derive(Args, Debug, Clone)]
+#[derive(Args, Debug, Clone, Default)]
 pub struct Daemon {
     /// The server's control socket [default: $FOREBAY_CONTROL, or /run/forebay/forebay.sock; if
     /// not root, $XDG_RUNTIME_DIR/forebay.sock]

@@ -18,8 +18,12 @@ pub struct MountEntry {
 
 /// Every mount that this process sees, in the order in which they were made.
 pub fn all() -> io::Result<Vec<MountEntry>> {
-    let text = std::fs::read("/proc/self/mountinfo")?;
-    Ok(parse(&text))
+    of(Path::new("/proc/self/mountinfo"))
+}
+
+/// Every mount in a file of this form.
+pub fn of(list: &Path) -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read(list)?))
 }
 
 /// The mount at `place`; the last one made hides the others.

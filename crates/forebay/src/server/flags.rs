@@ -170,9 +170,18 @@ impl ServeFlags {
     }
 }
 
+/// The path and size in the value of `--cache`.
+///
+/// # Errors
+/// When it is no such value.
+pub fn cache(text: &str) -> Result<(PathBuf, Option<Size>), String> {
+    let CacheFlag { path, size } = text.parse()?;
+    Ok((path, size))
+}
+
 /// The default name of a volume: the last part of its primary's path, with invalid characters
 /// replaced.
-fn name_of(primary: &str) -> String {
+pub fn name_of(primary: &str) -> String {
     let place = primary.split('?').next().unwrap_or(primary);
     let last = place.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or(place);
     let stem = last.strip_suffix(".img").or(last.strip_suffix(".raw")).unwrap_or(last);

@@ -7,7 +7,7 @@ pub mod cache;
 mod control;
 mod disks;
 mod endpoints;
-mod flags;
+pub mod flags;
 mod kept;
 mod left_clients;
 mod logging;

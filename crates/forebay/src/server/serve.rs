@@ -162,6 +162,7 @@ impl Serving {
             Some(left) => ControlSocket::left(&socket, left.descriptor),
             None => ControlSocket::bind(&socket, &config.control.access())?,
         };
+        let socket = socket.changed_by(config.control.changes);
         let clients = Endpoints::open(config, &mut kept)?;
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();

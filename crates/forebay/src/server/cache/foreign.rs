@@ -1,13 +1,20 @@
 //! Recognizes the content of a device that is not a Forebay cache by its magic numbers, so that
 //! `--reset-cache` can name the content that it would destroy.
 
+use std::fs::File;
+use std::io::{self, Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
 use forebay_block::ByteRange;
+use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Blocking;
 
-/// Bytes examined at the start of a device.
-const HEAD: u64 = 128 << 10;
-/// Bytes examined at its end.
-const TAIL: u64 = 128 << 10;
+/// Bytes examined at each end of a device.
+pub const EXAMINED: u64 = 128 << 10;
+
+/// The content of a cache in order.
+pub const CACHE: &str = "a Forebay cache";
 
 /// A magic number: the name of the content, the offset, and the bytes.
 type Mark = (&'static str, usize, &'static [u8]);
@@ -41,13 +48,38 @@ const MARKS: [Mark; 20] = [
 /// # Errors
 /// If it cannot be read.
 pub fn content(queue: &mut Blocking, size: u64) -> anyhow::Result<Option<&'static str>> {
-    if size < HEAD {
+    if size < EXAMINED {
         return Ok(None);
     }
-    let head = queue.read(ByteRange::new(0, HEAD))?;
-    let from = size.saturating_sub(TAIL) / 4096 * 4096;
+    let head = queue.read(ByteRange::new(0, EXAMINED))?;
+    let from = size.saturating_sub(EXAMINED) / 4096 * 4096;
     let tail = queue.read(ByteRange::new(from, (size - from) / 4096 * 4096))?;
     Ok(of_bytes(&head, &tail))
+}
+
+/// The content of the device or file at `path`; `None` if all bytes examined are zero. A Forebay
+/// cache in order is one too.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn at(path: &Path) -> io::Result<Option<&'static str>> {
+    let mut file = File::open(path)?;
+    let size = file.seek(SeekFrom::End(0))?;
+    let piece = |from: u64, most: u64| {
+        let mut bytes = vec![0; usize::try_from(most.min(size - from)).unwrap_or(0)];
+        file.read_exact_at(&mut bytes, from).map(|()| bytes)
+    };
+    let head = piece(0, EXAMINED)?;
+    let is_cache = SUPERBLOCK_OFFSETS.iter().any(|&at| {
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let found = head.get(at..).and_then(|rest| rest.get(..SUPERBLOCK_BYTES));
+        found.is_some_and(|bytes| Superblock::decode(bytes).is_ok())
+    });
+    if is_cache {
+        return Ok(Some(CACHE));
+    }
+    let from = size.saturating_sub(EXAMINED) / 4096 * 4096;
+    Ok(of_bytes(&head, &piece(from, EXAMINED)?))
 }
 
 fn of_bytes(head: &[u8], tail: &[u8]) -> Option<&'static str> {
@@ -70,7 +102,7 @@ mod tests {
 
     #[test]
     fn marks_are_known_and_a_blank_device_has_none() {
-        let (blank, end) = (vec![0; HEAD as usize], vec![0; TAIL as usize]);
+        let (blank, end) = (vec![0; EXAMINED as usize], vec![0; EXAMINED as usize]);
         assert_eq!(of_bytes(&blank, &end), None);
         for (what, at, mark) in MARKS {
             let mut head = blank.clone();
@@ -78,7 +110,7 @@ mod tests {
             assert_eq!(of_bytes(&head, &end), Some(what));
         }
         let mut md = end.clone();
-        md[TAIL as usize - 8192..][..4].copy_from_slice(&[0xfc, 0x4e, 0x2b, 0xa9]);
+        md[EXAMINED as usize - 8192..][..4].copy_from_slice(&[0xfc, 0x4e, 0x2b, 0xa9]);
         assert_eq!(of_bytes(&blank, &md), Some("a member of an md array"));
         let mut other = blank;
         other[70_000] = 1;

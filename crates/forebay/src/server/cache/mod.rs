@@ -1,7 +1,7 @@
 //! The cache device of a server: opened or created, handed to the shards, and closed. The engine
 //! makes the decisions (`pool::open`, `pool::closed`); this module carries them out.
 
-mod foreign;
+pub mod foreign;
 mod memory;
 mod once;
 mod reset;
