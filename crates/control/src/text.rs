@@ -1,8 +1,14 @@
 //! The status as text, beginning with the most important facts. For the command line, and for the
 //! files of a FUSE mount.
 
+mod events;
+mod statistics;
+
 use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
 use crate::units::Size;
+
+pub use events::{event, events, severity, utc};
+pub use statistics::{statistics, time};
 
 /// The pool in a few lines.
 #[must_use]
