@@ -148,7 +148,8 @@ pub fn volumes(volumes: &[VolumeStatus]) -> String {
 }
 
 /// A duration in at most two units.
-fn duration(seconds: u64) -> String {
+#[must_use]
+pub fn duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),

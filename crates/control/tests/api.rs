@@ -138,6 +138,7 @@ impl PoolControl for Table {
                 count: 3,
                 sum_nanos: 1_500_000,
                 at_most: vec![(1_000, 1), (1_000_000, 2)],
+                fine: vec![(1_000_000, 3)],
             }],
             settings: in_force(&config),
         })

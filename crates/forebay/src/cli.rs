@@ -10,6 +10,7 @@ use crate::client::events::EventsArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
 use crate::client::stop::StopArgs;
+use crate::client::top::TopArgs;
 use crate::client::upgrade::UpgradeArgs;
 use crate::completions::CompletionsArgs;
 use crate::disk::attach::AttachArgs;
@@ -48,6 +49,11 @@ pub enum Command {
     /// Show the volumes, how much is cached, and how much is at risk
     #[command(after_help = "Examples:\n  forebay status db --json\n  forebay status --window 5m")]
     Status(StatusArgs),
+    /// Show the server live in the terminal
+    ///
+    /// Keys: up and down choose a volume, w the window, q quits.
+    #[command(after_help = "Examples:\n  forebay top\n  forebay top --once --size 100x30")]
+    Top(TopArgs),
     /// Show what has happened that an operator must know, and acknowledge it
     #[command(after_help = "Examples:\n  forebay events\n  forebay events --follow --json\n  \
         forebay events ack 12 --by night-shift")]

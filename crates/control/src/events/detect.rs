@@ -36,7 +36,7 @@ impl Detector {
     pub fn look(&mut self, pool: &PoolSnapshot, jobs: &[Job]) -> Vec<News> {
         let mut news = Vec::new();
         let stats = pool.stats();
-        let last = self.last.take().unwrap_or_else(|| Last::before(pool, &stats));
+        let last = self.last.take().unwrap_or_else(|| Last::before(pool));
         health(&last, pool, &mut news);
         counters(&last, pool, &stats, &mut news);
         let settings = settings(pool);
@@ -126,14 +126,13 @@ impl Detector {
 }
 
 impl Last {
-    /// Before the first look all was well, and the settings were as they are.
-    fn before(pool: &PoolSnapshot, stats: &Stats) -> Self {
-        let slow_cache_ios = 0;
+    /// Before the first look all was well, nothing was counted, and the settings were as they are.
+    fn before(pool: &PoolSnapshot) -> Self {
         Self {
             health: Health::Good,
             keeper: if pool.keeper == Keeper::Gone { Keeper::Process(0) } else { pool.keeper },
-            stats: Stats { slow_cache_ios, ..stats.clone() },
-            clients_refused: pool.clients_refused,
+            stats: Stats::default(),
+            clients_refused: 0,
             volumes: Vec::new(),
             settings: settings(pool),
             full: Vec::new(),
@@ -316,4 +315,171 @@ fn fills(was_full: bool, volume: &VolumeSnapshot, news: &mut Vec<News>) -> bool 
         news.push(one.of(&volume.name));
     }
     full
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use forebay_block::ByteRange;
+    use forebay_engine::{ContentLocality, Eviction, Mode, State, VolumeState};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::pool::{PrimaryHealth, ShardSnapshot};
+    use crate::settings::in_force;
+
+    fn pool() -> PoolSnapshot {
+        let volume = VolumeSnapshot {
+            name: "db".to_owned(),
+            primary: "/dev/sdb".to_owned(),
+            size: 1 << 30,
+            mode: Mode::WriteBack,
+            read_only: false,
+            file: None,
+            devices: Vec::new(),
+            state: VolumeState { dirty_limit_blocks: 100, ..VolumeState::default() },
+            primary_health: PrimaryHealth::default(),
+        };
+        let shard =
+            ShardSnapshot { state: State::Serving, health: Health::Good, stats: Stats::default() };
+        PoolSnapshot {
+            uptime: Duration::from_secs(1),
+            pid: 1,
+            keeper: Keeper::Process(2),
+            stopping: false,
+            drain_given_up: false,
+            cache_path: "/dev/cache".to_owned(),
+            cache_bytes: 1 << 30,
+            cache_device_bytes: 1 << 30,
+            eviction: Eviction::Lru,
+            content: ContentLocality::Rewrite,
+            write_cache_depth: Duration::from_secs(30),
+            endpoints: Vec::new(),
+            clients: 0,
+            clients_refused: 0,
+            volumes: vec![volume],
+            shards: vec![shard],
+            latencies: Vec::new(),
+            primary_latencies: Vec::new(),
+            settings: in_force(&Config::defaults(1)),
+        }
+    }
+
+    /// The kinds of what has happened after a change of a pool that was well.
+    fn after(change: impl Fn(&mut PoolSnapshot)) -> Vec<&'static str> {
+        let mut detector = Detector::default();
+        let mut pool = pool();
+        assert_eq!(detector.look(&pool, &[]), [], "a pool that is well has no news");
+        change(&mut pool);
+        let news = detector.look(&pool, &[]);
+        assert_eq!(detector.look(&pool, &[]), [], "and what goes on is told once");
+        news.iter().map(|news| news.kind).collect()
+    }
+
+    #[test]
+    fn each_change_is_told_once() {
+        let away = PrimaryHealth { away: Some(Duration::from_secs(1)), last_error: None };
+        type Change = Box<dyn Fn(&mut PoolSnapshot)>;
+        let cases: [(&str, Change); 14] = [
+            ("cache-failed", Box::new(|pool| pool.shards[0].health = Health::Draining)),
+            ("keeper-gone", Box::new(|pool| pool.keeper = Keeper::Gone)),
+            ("cache-errors", Box::new(|pool| pool.shards[0].stats.cache_errors = 3)),
+            ("cache-corrupt", Box::new(|pool| pool.shards[0].stats.corrupt_clean = 3)),
+            ("cache-slow", Box::new(|pool| pool.shards[0].stats.slow_cache_ios = 1)),
+            ("clients-refused", Box::new(|pool| pool.clients_refused = 8)),
+            ("primary-away", Box::new(move |pool| pool.volumes[0].primary_health = away.clone())),
+            ("primary-errors", Box::new(|pool| pool.volumes[0].state.primary.errors.reads = 1)),
+            ("primary-slow", Box::new(|pool| pool.volumes[0].state.slow_ios = 1)),
+            ("primary-changed", Box::new(|pool| pool.volumes[0].state.changed = true)),
+            (
+                "data-lost",
+                Box::new(|pool| {
+                    pool.volumes[0].state.lost_blocks = 2;
+                    pool.volumes[0].state.lost = vec![ByteRange::new(0, 8192)];
+                }),
+            ),
+            ("writes-failed", Box::new(|pool| pool.volumes[0].state.stats.given_up_writes = 1)),
+            (
+                "limit-reached",
+                Box::new(|pool| {
+                    pool.volumes[0].state.dirty_blocks = 100;
+                    pool.volumes[0].state.held_writes = 1;
+                }),
+            ),
+            ("setting-changed", Box::new(|pool| pool.settings[0].value = "other".to_owned())),
+        ];
+        for (kind, change) in cases {
+            assert_eq!(after(change), [kind]);
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_at_the_start_is_told() {
+        let mut pool = pool();
+        pool.shards[0].health = Health::Detached;
+        pool.volumes[0].state.lost_blocks = 1;
+        pool.keeper = Keeper::Gone;
+        let news = Detector::default().look(&pool, &[]);
+        let kinds: Vec<_> = news.iter().map(|news| news.kind).collect();
+        assert_eq!(kinds, ["cache-failed", "keeper-gone", "data-lost"]);
+    }
+
+    #[test]
+    fn a_primary_that_is_back_and_a_level_that_has_fallen_may_be_told_again() {
+        let mut detector = Detector::default();
+        let (mut away, mut full) = (pool(), pool());
+        away.volumes[0].primary_health.away = Some(Duration::from_secs(1));
+        full.volumes[0].state.held_writes = 1;
+        let mut kinds = Vec::new();
+        for (pool, dirty) in
+            [(&away, 0), (&full, 99), (&full, 85), (&full, 99), (&full, 70), (&full, 99)]
+        {
+            let mut pool = pool.clone();
+            pool.volumes[0].state.dirty_blocks = dirty;
+            kinds.extend(detector.look(&pool, &[]).into_iter().map(|news| news.kind));
+        }
+        assert_eq!(kinds, ["primary-away", "primary-back", "limit-reached", "limit-reached"]);
+    }
+
+    #[test]
+    fn a_drain_is_told_when_it_ends_however_short() {
+        let job = |id, state| Job {
+            id,
+            volume: Some("db".to_owned()),
+            state,
+            total_bytes: 1,
+            remaining_bytes: 0,
+            seconds: 0.1,
+            error: Some("it is away".to_owned()),
+        };
+        let mut detector = Detector::default();
+        let pool = pool();
+        assert_eq!(detector.look(&pool, &[job(1, JobState::Running)]), []);
+        let jobs = [job(1, JobState::Done), job(2, JobState::Failed), job(3, JobState::Cancelled)];
+        let news = detector.look(&pool, &jobs);
+        let kinds: Vec<_> = news.iter().map(|news| news.kind).collect();
+        assert_eq!(kinds, ["drain-done", "drain-failed", "drain-cancelled"]);
+        assert!(news[1].text.contains("it is away") && news[1].volume.as_deref() == Some("db"));
+        assert_eq!(detector.look(&pool, &jobs), []);
+    }
+
+    #[test]
+    fn an_upgrade_is_told_when_it_ends() {
+        let mut detector = Detector::default();
+        let mut upgrade = UpgradeSnapshot {
+            id: 3,
+            program: "/bin/new".into(),
+            state: UpgradeState::Running,
+            pause: None,
+            error: None,
+        };
+        assert_eq!(detector.upgrade(None), None);
+        assert_eq!(detector.upgrade(Some(&upgrade)), None);
+        upgrade.state = UpgradeState::Failed;
+        upgrade.error = Some("it cannot read".to_owned());
+        let news = detector.upgrade(Some(&upgrade)).expect("it has ended");
+        assert!(news.kind == "upgrade-failed" && news.text.contains("it cannot read"));
+        assert_eq!(detector.upgrade(Some(&upgrade)), None);
+    }
 }

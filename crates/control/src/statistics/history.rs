@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use super::{Sample, Window};
 
+/// How much earlier than due a snapshot is taken into a ring: they do not come at exact times.
+const SLACK: Duration = Duration::from_millis(100);
+
 /// The snapshots from which windows are computed.
 #[derive(Debug)]
 pub struct History {
@@ -58,7 +61,8 @@ impl History {
 
 impl Ring {
     fn note(&mut self, sample: &Arc<Sample>) {
-        let due = self.samples.back().is_none_or(|last| sample.at >= last.at + self.step);
+        let at = sample.at + SLACK;
+        let due = self.samples.back().is_none_or(|last| at >= last.at + self.step);
         if !due {
             return;
         }

@@ -5,6 +5,7 @@ pub mod events;
 pub mod set;
 pub mod status;
 pub mod stop;
+pub mod top;
 pub mod upgrade;
 
 use std::path::PathBuf;
