@@ -1,12 +1,14 @@
 //! The bodies of the HTTP API, version 1. Fields are only added; a field whose meaning changes gets
 //! a new name. Sizes are in bytes and times in seconds unless the name says otherwise.
 
+mod events;
 mod settings;
+mod statistics;
 
 use std::collections::BTreeMap;
 
 use forebay_block::{BLOCK_SIZE, ByteRange};
-use forebay_engine::{Health, Lookups, State, Stats};
+use forebay_engine::{Health, State, Stats};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -16,7 +18,11 @@ use crate::pool::{
 };
 use crate::problems::{of_volume, problems};
 
+pub use events::{Acknowledged, Acknowledgement, Event, EventList, Severity};
 pub use settings::{CacheSettings, InForce, VolumeInForce, VolumeSettings};
+pub use statistics::{
+    CacheFigures, LatencyFigures, PageUpdate, Point, Rates, StatisticsStatus, VolumeFigures,
+};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -549,7 +555,7 @@ impl VolumeStatus {
             file: volume.file.clone(),
             devices: volume.devices.clone(),
             primary_health: PrimaryStatus::of(volume),
-            reads: ReadStatus::of(&volume.state.lookups),
+            reads: ReadStatus::of(&volume.state.stats),
             dirty_bytes: volume.state.dirty_blocks * BLOCK,
             lost_bytes: volume.state.lost_blocks * BLOCK,
             lost: volume.state.lost.iter().map(LostRange::of).collect(),
@@ -577,8 +583,8 @@ impl PrimaryStatus {
 }
 
 impl ReadStatus {
-    fn of(lookups: &Lookups) -> Self {
-        let Lookups { hits, partial_hits, misses, bypasses } = *lookups;
+    pub(crate) fn of(stats: &Stats) -> Self {
+        let Stats { hits, partial_hits, misses, bypasses, .. } = *stats;
         let full_hit_percent = ratio(100 * hits, hits + partial_hits + misses);
         Self { hits, partial_hits, misses, bypasses, full_hit_percent }
     }

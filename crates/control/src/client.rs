@@ -1,6 +1,8 @@
 //! The client that commands use: one request at a time over the control socket of a running server,
 //! with a time limit, on the caller's thread.
 
+mod follow;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,9 +17,13 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Accepted, DiskRequest, DiskStatus, ErrorBody, InForce, Job, PoolStatus, StopRequest,
-    TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeStatus,
+    Accepted, Acknowledgement, DiskRequest, DiskStatus, ErrorBody, Event, EventList, InForce, Job,
+    PoolStatus, StatisticsStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest,
+    UpgradeStatus, VolumeStatus,
 };
+use crate::statistics::Window;
+
+pub use follow::Followed;
 
 /// Time limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -94,6 +100,31 @@ impl Client {
     /// As for every request: when no server answers, or it refuses.
     pub fn status(&self) -> Result<PoolStatus, ClientError> {
         self.ask("GET", "/v1/status", None::<&()>)
+    }
+
+    /// The statistics of a window.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn statistics(&self, window: Window) -> Result<StatisticsStatus, ClientError> {
+        self.ask("GET", &format!("/v1/statistics?window={}", window.name()), None::<&()>)
+    }
+
+    /// The remembered events, oldest first.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn events(&self) -> Result<EventList, ClientError> {
+        self.ask("GET", "/v1/events", None::<&()>)
+    }
+
+    /// Acknowledges an event in the name `by`.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn acknowledge(&self, id: u64, by: &str) -> Result<Event, ClientError> {
+        let body = Acknowledgement { by: by.to_owned() };
+        self.ask("POST", &format!("/v1/events/{id}/ack"), Some(&body))
     }
 
     /// The status of one volume.

@@ -10,24 +10,29 @@ mod client;
 pub mod config;
 pub mod endpoint;
 mod error;
+pub mod events;
 mod job;
 mod metrics;
+mod monitor;
 mod peer;
 mod pool;
 mod problems;
 mod server;
 pub mod settings;
 mod socket;
+pub mod statistics;
 pub mod text;
 pub mod units;
 
-pub use client::{Client, ClientError};
+pub use client::{Client, ClientError, Followed};
 pub use error::{ControlError, ControlErrorKind};
 pub use metrics::{exposed_name, exposition};
+pub use monitor::Monitor;
 pub use peer::ChangesBy;
 pub use pool::{
     DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot,
     ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
 };
+pub use server::web::{Token, WebServer, WebSocket};
 pub use server::{ControlSocket, Server};
 pub use socket::{SocketError, default_socket};

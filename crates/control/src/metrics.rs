@@ -6,9 +6,7 @@
 
 use std::fmt::Write;
 
-use forebay_engine::{
-    Health, Kind, Lookups, PrimaryErrors, STATISTICS, Shape, State, Statistic, Stats,
-};
+use forebay_engine::{Health, Kind, PrimaryErrors, STATISTICS, Shape, State, Statistic, Stats};
 
 use crate::pool::{Latency, PoolSnapshot, VolumeSnapshot};
 
@@ -37,35 +35,47 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
         };
         head(&mut out, &name, kind, &row.help());
         for (number, shard) in pool.shards.iter().enumerate() {
-            statistic(&mut out, &name, row, &number.to_string(), &shard.stats);
+            statistic(&mut out, &name, row, ("shard", &number.to_string()), &shard.stats);
         }
     }
     levels(&mut out, pool);
     volumes(&mut out, pool);
-    latencies(&mut out, &pool.latencies);
+    let help = "Time from a client's request to its answer.";
+    latencies(&mut out, "forebay_request_seconds", help, &pool.latencies);
+    let help = "Time that a volume's primary took for a request of the cache.";
+    latencies(&mut out, "forebay_primary_request_seconds", help, &pool.primary_latencies);
     out
 }
 
-/// The numbers of a statistic in one shard.
-fn statistic(out: &mut String, name: &str, row: &Statistic, shard: &str, stats: &Stats) {
-    let (numbers, shard) = (row.of(stats).iter().copied(), ("shard", shard));
+/// The name of a volume's statistic in Prometheus; `None` for lookups, which have one metric.
+#[must_use]
+pub fn volume_name(row: &Statistic) -> Option<String> {
+    let of_lookups = ["lookups", "hits", "partial_hits", "misses", "bypasses"].contains(&row.name);
+    let own = exposed_name(row);
+    let own = own.strip_prefix("forebay_").unwrap_or(&own);
+    (row.by_volume && !of_lookups).then(|| format!("forebay_volume_{own}"))
+}
+
+/// The numbers of a statistic in one shard or volume.
+fn statistic(out: &mut String, name: &str, row: &Statistic, whose: (&str, &str), stats: &Stats) {
+    let numbers = row.of(stats).iter().copied();
     match row.shape {
-        Shape::One => numbers.for_each(|value| line(out, name, &[shard], value)),
+        Shape::One => numbers.for_each(|value| line(out, name, &[whose], value)),
         Shape::Labeled { label, values, .. } => {
             for (of, value) in values.iter().zip(numbers) {
-                line(out, name, &[shard, (label, of)], value);
+                line(out, name, &[whose, (label, of)], value);
             }
         }
         Shape::Buckets { bounds, sum, .. } => {
             let mut count = 0;
             for (most, of_bucket) in bounds.iter().zip(numbers) {
                 count += of_bucket;
-                let labels = [shard, ("le", &most.to_string())];
+                let labels = [whose, ("le", &most.to_string())];
                 line(out, &format!("{name}_bucket"), &labels, count);
             }
-            line(out, &format!("{name}_bucket"), &[shard, ("le", "+Inf")], count);
-            line(out, &format!("{name}_sum"), &[shard], sum(stats));
-            line(out, &format!("{name}_count"), &[shard], count);
+            line(out, &format!("{name}_bucket"), &[whose, ("le", "+Inf")], count);
+            line(out, &format!("{name}_sum"), &[whose], sum(stats));
+            line(out, &format!("{name}_count"), &[whose], count);
         }
     }
 }
@@ -75,11 +85,18 @@ fn volumes(out: &mut String, pool: &PoolSnapshot) {
     let name = "forebay_volume_lookups_total";
     head(out, name, "counter", "Read requests of a volume, by how much of them was cached.");
     for volume in &pool.volumes {
-        let Lookups { hits, partial_hits, misses, bypasses } = volume.state.lookups;
+        let Stats { hits, partial_hits, misses, bypasses, .. } = volume.state.stats;
         let results =
             [("hit", hits), ("partial", partial_hits), ("miss", misses), ("bypass", bypasses)];
         for (result, count) in results {
             line(out, name, &[("volume", &volume.name), ("result", result)], count);
+        }
+    }
+    for row in STATISTICS {
+        let Some(name) = volume_name(row) else { continue };
+        head(out, &name, "counter", &row.help());
+        for volume in &pool.volumes {
+            statistic(out, &name, row, ("volume", &volume.name), &volume.state.stats);
         }
     }
     let name = "forebay_volume_primary_errors_total";
@@ -101,6 +118,8 @@ fn volumes(out: &mut String, pool: &PoolSnapshot) {
     level("forebay_volume_primary_up", help, answers);
     let help = "Blocks of a volume newer than on its primary.";
     level("forebay_volume_dirty_blocks", help, |volume| volume.state.dirty_blocks);
+    let help = "Dirty blocks of a volume at which its writes wait.";
+    level("forebay_volume_dirty_limit_blocks", help, |volume| volume.state.dirty_limit_blocks);
     let help = "Blocks of a volume that cannot be read back any more.";
     level("forebay_volume_lost_blocks", help, |volume| volume.state.lost_blocks);
 }
@@ -132,12 +151,11 @@ fn levels(out: &mut String, pool: &PoolSnapshot) {
     }
 }
 
-fn latencies(out: &mut String, latencies: &[Latency]) {
+fn latencies(out: &mut String, name: &str, help: &str, latencies: &[Latency]) {
     if latencies.is_empty() {
         return;
     }
-    let name = "forebay_request_seconds";
-    head(out, name, "histogram", "Time from a client's request to its answer.");
+    head(out, name, "histogram", help);
     for latency in latencies {
         let labels = [("volume", latency.volume.as_str()), ("operation", latency.operation)];
         let bucket = format!("{name}_bucket");

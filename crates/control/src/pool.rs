@@ -19,6 +19,14 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When a shard does not answer.
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError>;
 
+    /// As [`PoolControl::snapshot`], for the server's own observation: no client has asked.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    fn observe(&self) -> Result<PoolSnapshot, ControlError> {
+        self.snapshot()
+    }
+
     /// Changes settings, also for later starts. Dirty blocks stay in the cache and are destaged.
     ///
     /// # Errors
@@ -189,6 +197,8 @@ pub struct PoolSnapshot {
     pub shards: Vec<ShardSnapshot>,
     /// Request latencies, by volume and operation.
     pub latencies: Vec<Latency>,
+    /// Latencies of the primaries' own requests, by volume and operation.
+    pub primary_latencies: Vec<Latency>,
     /// Every setting in force.
     pub settings: Vec<SettingSnapshot>,
 }
@@ -300,6 +310,8 @@ pub struct Latency {
     /// Histogram: upper bounds in nanoseconds, ascending, each with the number of requests that
     /// took at most that long.
     pub at_most: Vec<(u64, u64)>,
+    /// The same for every non-empty bucket as measured, for percentiles.
+    pub fine: Vec<(u64, u64)>,
 }
 
 impl PoolSnapshot {

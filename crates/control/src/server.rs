@@ -1,6 +1,10 @@
 //! The HTTP API: its own thread with one async runtime, a Unix socket, and routes that call the
 //! pool. A call to the pool may wait for a shard, so it runs on a thread that may block.
 
+mod events;
+mod statistics;
+pub mod web;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,8 +32,8 @@ use crate::api::{
     VolumeSettings, VolumeStatus,
 };
 use crate::error::{ControlError, ControlErrorKind};
-use crate::job::Jobs;
 use crate::metrics::exposition;
+use crate::monitor::Monitor;
 use crate::peer::{self, Changers, ChangesBy, Peer};
 use crate::pool::{PoolControl, PoolSnapshot, TraceTarget};
 use crate::settings::Change;
@@ -39,6 +43,8 @@ use crate::socket::{SocketError, listen};
 const BODY_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of concurrent connections; later ones wait.
 const CONNECTIONS_MAX: usize = 32;
+/// Maximum number of streams, so that they leave connections for commands.
+const STREAMS_MAX: usize = 8;
 /// Interval at which running jobs are checked.
 const JOB_PERIOD: Duration = Duration::from_millis(100);
 /// Maximum time that requests in progress may delay the shutdown.
@@ -104,16 +110,17 @@ impl Drop for SocketFile {
 /// The running API. Dropping it stops it and removes the socket.
 pub struct Server {
     file: Option<SocketFile>,
+    monitor: Arc<Monitor>,
     farewell: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Serves `pool` at `socket`.
+    /// Serves the pool that `monitor` observes at `socket`.
     ///
     /// # Errors
     /// When the thread or the runtime cannot be created.
-    pub fn start(socket: ControlSocket, pool: Arc<dyn PoolControl>) -> Result<Self, SocketError> {
+    pub fn start(socket: ControlSocket, monitor: Arc<Monitor>) -> Result<Self, SocketError> {
         let ControlSocket { listener, path, file, changes } = socket;
         let changers = Changers::of(changes, &path);
         let failed = |source| SocketError::Io { path: path.clone(), source };
@@ -124,14 +131,15 @@ impl Server {
             UnixListener::from_std(listener).map_err(failed)?
         };
         let (farewell, ending) = oneshot::channel();
+        let observed = Arc::clone(&monitor);
         let body = move || {
-            runtime.block_on(run(listener, changers, pool, ending));
+            runtime.block_on(run(listener, changers, observed, ending));
             runtime.shutdown_timeout(FAREWELL);
         };
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body);
         let thread = Some(thread.map_err(failed)?);
         let file = file.unwrap_or_else(|| SocketFile(path));
-        Ok(Self { file: Some(file), farewell: Some(farewell), thread })
+        Ok(Self { file: Some(file), monitor, farewell: Some(farewell), thread })
     }
 
     /// Stops the API, and leaves the socket to the next server.
@@ -145,6 +153,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.file.take();
+        self.monitor.close();
         if let Some(farewell) = self.farewell.take() {
             let _ = farewell.send(());
         }
@@ -158,22 +167,25 @@ impl Drop for Server {
 #[derive(Clone)]
 struct Shared {
     pool: Arc<dyn PoolControl>,
-    jobs: Arc<Jobs>,
+    monitor: Arc<Monitor>,
+    /// A permit for each stream.
+    streams: Arc<Semaphore>,
 }
 
 async fn run(
     listener: UnixListener,
     changers: Changers,
-    pool: Arc<dyn PoolControl>,
+    monitor: Arc<Monitor>,
     ending: oneshot::Receiver<()>,
 ) {
-    let jobs = Arc::new(Jobs::new(Arc::clone(&pool)));
-    let watched = Arc::clone(&jobs);
+    let pool = Arc::clone(monitor.pool());
+    let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+    let watched = Arc::clone(&monitor);
     let watcher = tokio::spawn(async move {
         loop {
             tokio::time::sleep(JOB_PERIOD).await;
-            let jobs = Arc::clone(&watched);
-            let _ = tokio::task::spawn_blocking(move || jobs.refresh()).await;
+            let monitor = Arc::clone(&watched);
+            let _ = tokio::task::spawn_blocking(move || monitor.jobs().refresh()).await;
         }
     });
     let listener = Bounded { listener, places: Arc::new(Semaphore::new(CONNECTIONS_MAX)) };
@@ -182,7 +194,7 @@ async fn run(
         let _ = ending.await;
         let _ = ended.send(());
     };
-    let routes = routes(Shared { pool, jobs });
+    let routes = routes(Shared { pool, monitor, streams });
     let routes = routes.layer(axum::middleware::from_fn_with_state(changers, peer::check));
     let service = routes.into_make_service_with_connect_info::<Peer>();
     let serving = axum::serve(listener, service).with_graceful_shutdown(signal);
@@ -301,6 +313,11 @@ mod held {
         attach,
         detach,
         stop,
+        statistics::statistics,
+        events::events,
+        events::stream,
+        events::everything,
+        events::acknowledge,
         metrics,
         description
     )
@@ -322,6 +339,11 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/jobs/{id}", get(job).delete(cancel))
         .route("/v1/upgrade", get(last_upgrade).post(upgrade))
         .route("/v1/stop", post(stop))
+        .route("/v1/events", get(events::events))
+        .route("/v1/events/stream", get(events::stream))
+        .route("/v1/events/{id}/ack", post(events::acknowledge))
+        .route("/v1/stream", get(events::everything))
+        .route("/v1/statistics", get(statistics::statistics))
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(description))
         .fallback(no_route)
@@ -401,7 +423,7 @@ async fn volume(
 #[utoipa::path(post, path = "/v1/drain", responses(
     (status = 202, body = Job), (status = 503, body = ErrorBody)))]
 async fn drain(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Job>)> {
-    let job = ask(move || shared.jobs.start(None)).await?;
+    let job = ask(move || shared.monitor.jobs().start(None)).await?;
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 
@@ -412,14 +434,14 @@ async fn drain_volume(
     State(shared): State<Shared>,
     Segment(name): Segment<String>,
 ) -> Answer<(StatusCode, Json<Job>)> {
-    let job = ask(move || shared.jobs.start(Some(&name))).await?;
+    let job = ask(move || shared.monitor.jobs().start(Some(&name))).await?;
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 
 /// The remembered jobs, oldest first.
 #[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = [Job])))]
 async fn jobs(State(shared): State<Shared>) -> Answer<Json<Vec<Job>>> {
-    ask(move || Ok(Json(shared.jobs.list()))).await
+    ask(move || Ok(Json(shared.monitor.jobs().list()))).await
 }
 
 /// One job.
@@ -427,7 +449,7 @@ async fn jobs(State(shared): State<Shared>) -> Answer<Json<Vec<Job>>> {
     (status = 200, body = Job), (status = 404, body = ErrorBody)))]
 async fn job(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answer<Json<Job>> {
     let id = job_number(&id)?;
-    ask(move || Ok(Json(shared.jobs.get(id)?))).await
+    ask(move || Ok(Json(shared.monitor.jobs().get(id)?))).await
 }
 
 /// Cancels a job; data that it has destaged stays destaged.
@@ -435,7 +457,7 @@ async fn job(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answ
     (status = 200, body = Job), (status = 404, body = ErrorBody)))]
 async fn cancel(State(shared): State<Shared>, Segment(id): Segment<String>) -> Answer<Json<Job>> {
     let id = job_number(&id)?;
-    ask(move || Ok(Json(shared.jobs.cancel(id)?))).await
+    ask(move || Ok(Json(shared.monitor.jobs().cancel(id)?))).await
 }
 
 fn job_number(text: &str) -> Result<u64, ControlError> {
@@ -633,13 +655,18 @@ async fn metrics(State(shared): State<Shared>) -> Answer<impl IntoResponse> {
 /// This OpenAPI description.
 #[utoipa::path(get, path = "/openapi.json", responses((status = 200)))]
 async fn description() -> Answer<impl IntoResponse> {
+    Ok(Json(describe()?))
+}
+
+/// The description as JSON.
+fn describe() -> Result<serde_json::Value, ControlError> {
     let unreadable = |error: serde_json::Error| {
         let kind = ControlErrorKind::Unavailable;
         ControlError::new(kind, error.to_string(), "report it")
     };
     let mut api = serde_json::to_value(Description::openapi()).map_err(unreadable)?;
     describe_responses(&mut api);
-    Ok(Json(api))
+    Ok(api)
 }
 
 /// Describes the statuses of every response, as OpenAPI requires.

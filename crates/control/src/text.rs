@@ -1,8 +1,14 @@
 //! The status as text, beginning with the most important facts. For the command line, and for the
 //! files of a FUSE mount.
 
+mod events;
+mod statistics;
+
 use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
 use crate::units::Size;
+
+pub use events::{event, events, severity, utc};
+pub use statistics::{statistics, time};
 
 /// The pool in a few lines.
 #[must_use]
@@ -142,7 +148,8 @@ pub fn volumes(volumes: &[VolumeStatus]) -> String {
 }
 
 /// A duration in at most two units.
-fn duration(seconds: u64) -> String {
+#[must_use]
+pub fn duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),

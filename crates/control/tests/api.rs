@@ -12,14 +12,15 @@ use forebay_block::ByteRange;
 use forebay_control::access::SocketAccess;
 use forebay_control::api::{JobState, PoolStatus, TraceRequest};
 use forebay_control::config::Config;
+use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Spec, in_force, parse_named};
 use forebay_control::{
     Client, ClientError, ControlError, ControlErrorKind, ControlSocket, DiskSnapshot, Keeper,
-    Latency, PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot,
-    TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, exposed_name,
+    Latency, Monitor, PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot,
+    TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, exposed_name,
 };
 use forebay_engine::{
-    ContentLocality, Eviction, Health, Lookups, Mode, STATISTICS, State, Stats, VolumeState,
+    ContentLocality, Eviction, Health, Mode, STATISTICS, State, Stats, VolumeState,
 };
 
 /// A pool of two shards and two volumes, without threads or devices.
@@ -86,7 +87,14 @@ impl PoolControl for Table {
             devices: Vec::new(),
             read_only: false,
             state: VolumeState {
-                lookups: Lookups { hits: 6, partial_hits: 1, misses: 1, bypasses: 92 },
+                stats: Stats {
+                    lookups: 100,
+                    hits: 6,
+                    partial_hits: 1,
+                    misses: 1,
+                    bypasses: 92,
+                    ..Stats::default()
+                },
                 dirty_blocks: self.dirty.load(Ordering::SeqCst),
                 lost_blocks: lost,
                 lost: vec![ByteRange::new(8192, lost * 4096)],
@@ -123,12 +131,14 @@ impl PoolControl for Table {
                 shard(self.dirty.load(Ordering::SeqCst), 5),
                 shard(self.other.load(Ordering::SeqCst), 3),
             ],
+            primary_latencies: Vec::new(),
             latencies: vec![Latency {
                 volume: "d b".to_owned(),
                 operation: "read",
                 count: 3,
                 sum_nanos: 1_500_000,
                 at_most: vec![(1_000, 1), (1_000_000, 2)],
+                fine: vec![(1_000_000, 3)],
             }],
             settings: in_force(&config),
         })
@@ -240,7 +250,9 @@ impl Served {
             ControlSocket::bind(&socket, &SocketAccess::default()).is_err(),
             "it is taken before it is served"
         );
-        let server = Some(Server::start(bound, pool).expect("there is a thread to be had"));
+        let monitor = Monitor::start(pool, EventLog::start(None, Vec::new()).expect("a thread"))
+            .expect("there is a thread to be had");
+        let server = Some(Server::start(bound, monitor).expect("there is a thread to be had"));
         Self { table, client: Client::new(socket), directory, server }
     }
 

@@ -13,6 +13,7 @@ fn line(row: &Statistic) -> String {
     let names: Vec<String> = row.fields().iter().map(|field| format!("`{field}`")).collect();
     let unit = row.unit.name();
     let kind = match row.kind {
+        Kind::Counter if row.by_volume => "by volume",
         Kind::Counter => "",
         Kind::Level => "level",
         Kind::Greatest => "level, maximum",

@@ -279,7 +279,7 @@ impl Shard for Engine {
             let (lost_blocks, lost) = self.cache.lost_of(id);
             VolumeState {
                 id,
-                lookups: volume.lookups,
+                stats: volume.stats.clone(),
                 primary: volume.primary,
                 dirty_blocks: self.cache.contents.dirty().blocks_of(id),
                 lost_blocks,

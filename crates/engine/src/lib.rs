@@ -35,7 +35,7 @@ mod turn;
 mod volume;
 
 pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
-pub use api::primary::{LOST_RANGES_MAX, Lookups, Primary, PrimaryErrors, VolumeState};
+pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
     Bypass, ContentLocality, DetachedStripe, DirtyShare, Effects, Eviction, Health, Mode, Reply,

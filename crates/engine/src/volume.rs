@@ -7,7 +7,8 @@ use forebay_block::{Instant, IoError};
 use forebay_policy::ReadAround;
 
 use crate::api::VolumeConfig;
-use crate::api::primary::{Lookups, Primary};
+use crate::api::primary::Primary;
+use crate::api::stats::Stats;
 use crate::flow::Flow;
 use crate::key::Key;
 use crate::losses::Losses;
@@ -55,7 +56,8 @@ pub(crate) struct Volume {
     pub draining: bool,
     pub around: ReadAround,
     pub primary: Primary,
-    pub lookups: Lookups,
+    /// The statistics that are kept by volume. The shard's own do not include them.
+    pub stats: Stats,
     pub flow: Flow,
 }
 
@@ -89,7 +91,7 @@ impl Volume {
             draining: false,
             around: ReadAround::default(),
             primary: Primary::default(),
-            lookups: Lookups::default(),
+            stats: Stats::default(),
         }
     }
 }

@@ -6,9 +6,11 @@ use clap::{Parser, Subcommand};
 use crate::analyze::AnalyzeArgs;
 use crate::bench::Passed;
 use crate::client::drain::DrainArgs;
+use crate::client::events::EventsArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
 use crate::client::stop::StopArgs;
+use crate::client::top::TopArgs;
 use crate::client::upgrade::UpgradeArgs;
 use crate::completions::CompletionsArgs;
 use crate::disk::attach::AttachArgs;
@@ -66,8 +68,17 @@ pub enum Command {
         forebay serve --config /etc/forebay/forebay.toml")]
     Serve(Box<ServeArgs>),
     /// Show the volumes, how much is cached, and how much is at risk
-    #[command(after_help = "Example:\n  forebay status db --json")]
+    #[command(after_help = "Examples:\n  forebay status db --json\n  forebay status --window 5m")]
     Status(StatusArgs),
+    /// Show the server live in the terminal
+    ///
+    /// Keys: up and down choose a volume, w the window, q quits.
+    #[command(after_help = "Examples:\n  forebay top\n  forebay top --once --size 100x30")]
+    Top(TopArgs),
+    /// Show what has happened that an operator must know, and acknowledge it
+    #[command(after_help = "Examples:\n  forebay events\n  forebay events --follow --json\n  \
+        forebay events ack 12 --by night-shift")]
+    Events(EventsArgs),
     /// Write all dirty data of a volume, or of all volumes, to the primary
     ///
     /// The server continues to serve, and to drain if this command is interrupted.

@@ -49,6 +49,8 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Serve(args) => server::serve::run(*args),
         Command::Status(args) => client::status::run(&args),
+        Command::Top(args) => client::top::run(&args),
+        Command::Events(args) => client::events::run(&args),
         Command::Drain(args) => client::drain::run(&args),
         Command::Stop(args) => client::stop::run(&args),
         Command::Set(args) => client::set::run(&args),

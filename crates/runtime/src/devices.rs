@@ -4,7 +4,7 @@
 //! Flushes pass a gate that all threads share (`FlushGate`): each device has one round at a time,
 //! and threads send each other messages about when to flush and how a flush ended.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -17,7 +17,7 @@ use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Target;
 use forebay_volume::{Ask, Asked, FailedFlushes, FlushGate};
 
-use crate::message::Message;
+use crate::message::{Latencies, Message, count_latency};
 use crate::pace::{Allowance, LARGE};
 
 /// The tag of the gate's own flush; shards use 32-bit tags.
@@ -60,6 +60,16 @@ struct Lane {
     in_flight: usize,
     /// Large writes in flight: on completion the shard copies nothing.
     large_writes: Vec<IoTag>,
+    /// Only for a primary: its latencies.
+    timed: Option<Timed>,
+}
+
+/// The latencies of a primary, waiting for room in its queue included.
+#[derive(Default)]
+struct Timed {
+    latencies: Latencies,
+    /// Requests in flight.
+    since: HashMap<IoTag, (Instant, IoOp)>,
 }
 
 impl Devices {
@@ -159,6 +169,7 @@ impl Devices {
             let target = lane.target;
             for done in completions.drain(..) {
                 let lane = &mut self.lanes[at];
+                lane.note_time(now, done.tag);
                 if done.buf.len() > LARGE && !lane.was_large_write(done.tag) {
                     self.large.push_back((target, done));
                     continue;
@@ -249,6 +260,14 @@ impl Devices {
         self.gate(self.lane(Target::Primary(volume))).failed()
     }
 
+    /// The latencies of each primary, as far as this thread has asked it.
+    pub fn primary_latencies(&self) -> impl Iterator<Item = (VolumeId, &Latencies)> {
+        self.lanes.iter().filter_map(|lane| match (lane.target, &lane.timed) {
+            (Target::Primary(volume), Some(timed)) => Some((volume, &timed.latencies)),
+            _ => None,
+        })
+    }
+
     /// When [`Devices::poll`] must be called even if nothing happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
@@ -268,7 +287,17 @@ impl Devices {
 impl Lane {
     fn new(target: Target, queue: Box<dyn IoQueue>) -> Self {
         let (waiting, large_writes) = (VecDeque::new(), Vec::new());
-        Self { target, queue, waiting, in_flight: 0, large_writes }
+        let timed = matches!(target, Target::Primary(_)).then(Timed::default);
+        Self { target, queue, waiting, in_flight: 0, large_writes, timed }
+    }
+
+    /// Counts the latency of a primary's completed request.
+    fn note_time(&mut self, now: Instant, tag: IoTag) {
+        if let Some(timed) = &mut self.timed
+            && let Some((since, op)) = timed.since.remove(&tag)
+        {
+            count_latency(&mut timed.latencies, op, now.since(since));
+        }
     }
 
     /// Whether a completed large request was a write; removes it from the list.
@@ -278,6 +307,9 @@ impl Lane {
     }
 
     fn send(&mut self, now: Instant, io: Io) {
+        if let Some(timed) = &mut self.timed {
+            timed.since.insert(io.tag, (now, io.op));
+        }
         self.waiting.push_back(io);
         self.push(now);
     }

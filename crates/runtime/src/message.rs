@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 use forebay_block::{ByteRange, Endpoint, IoBuf, IoError, IoResult, IoTag, VolumeId};
 use forebay_engine::{
@@ -113,12 +114,20 @@ pub struct Snapshot {
     /// Latencies of client requests taken by this thread, by volume in the registry's order and by
     /// operation.
     pub latencies: Vec<Latencies>,
+    /// Latencies of the primaries' own requests that this thread has sent, in the same order.
+    pub primary_latencies: Vec<Latencies>,
     /// Number of connections of this thread.
     pub connections: usize,
 }
 
 /// Latencies of one volume by operation, in the order of [`OPERATIONS`].
 pub type Latencies = [Histogram; OPERATIONS.len()];
+
+/// Counts a latency of an operation.
+pub(crate) fn count_latency(latencies: &mut Latencies, op: forebay_block::IoOp, took: Duration) {
+    let kind = OPERATIONS.iter().position(|(known, _)| *known == op);
+    latencies[kind.expect("every operation is listed")].record(took);
+}
 
 /// The operations for which latencies are kept, with their names in metrics.
 pub const OPERATIONS: [(forebay_block::IoOp, &str); 5] = [

@@ -138,6 +138,8 @@ pub struct VolumeStats {
     pub name: String,
     /// Latencies by operation, in the order of [`crate::OPERATIONS`].
     pub latencies: Latencies,
+    /// Latencies of the primary's own requests, in the same order.
+    pub primary_latencies: Latencies,
     /// Reads, primary, dirty and lost blocks, summed over all shards.
     pub state: VolumeState,
 }
@@ -388,15 +390,14 @@ impl Pool {
         let mut total = Stats::default();
         shards.iter().for_each(|shard| total.merge(&shard.stats));
         let volumes = self.registry().volumes().iter().enumerate().map(|(place, volume)| {
-            let mut latencies = Latencies::default();
-            for shard in &shards {
-                let theirs = &shard.latencies[place];
-                latencies.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.merge(theirs));
-            }
+            let latencies = merged(shards.iter().map(|shard| &shard.latencies[place]));
+            let primary_latencies =
+                merged(shards.iter().map(|shard| &shard.primary_latencies[place]));
             let mut state = VolumeState { id: volume.id, ..VolumeState::default() };
             let theirs = shards.iter().flat_map(|shard| &shard.volumes);
             theirs.filter(|one| one.id == volume.id).for_each(|one| state.merge(one));
-            VolumeStats { id: volume.id, name: volume.name.clone(), latencies, state }
+            let name = volume.name.clone();
+            VolumeStats { id: volume.id, name, latencies, primary_latencies, state }
         });
         let volumes = volumes.collect();
         let places = &self.inner.places;
@@ -605,6 +606,15 @@ impl Inner {
     fn tell_all(&self, command: impl Fn() -> Command) {
         self.mailboxes.iter().for_each(|mailbox| mailbox.send_one(Message::Command(command())));
     }
+}
+
+/// The latencies of all threads together.
+fn merged<'a>(all: impl Iterator<Item = &'a Latencies>) -> Latencies {
+    let mut sum = Latencies::default();
+    for latencies in all {
+        sum.iter_mut().zip(latencies).for_each(|(mine, theirs)| mine.merge(theirs));
+    }
+    sum
 }
 
 /// The answers of all threads to a command.

@@ -28,7 +28,7 @@ use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
 use crate::memory::Memory;
-use crate::message::{Command, Latencies, Message, OPERATIONS, Snapshot};
+use crate::message::{Command, Latencies, Message, Snapshot, count_latency};
 use crate::pace::{Allowance, LARGE};
 use crate::places::Places;
 use crate::record::Taps;
@@ -354,9 +354,7 @@ impl Thread {
             let now = self.clock.now();
             for done in self.done.drain(..) {
                 let place = self.places[usize::from(done.volume.0)];
-                let kind = OPERATIONS.iter().position(|(op, _)| *op == done.op);
-                let kind = kind.expect("every operation is listed");
-                self.latencies[place][kind].record(now.since(done.started));
+                count_latency(&mut self.latencies[place], done.op, now.since(done.started));
                 if Channels::own(done.client) {
                     self.channels.complete(done.client, done.completion);
                 } else {
@@ -586,6 +584,10 @@ impl Thread {
         let Shards { own, now, shard, .. } = &self.shards;
         let cpu = clock_gettime(ClockId::ThreadCPUTime);
         let cpu_nanos = cpu.tv_sec as u64 * 1_000_000_000 + cpu.tv_nsec as u64;
+        let mut primary_latencies = vec![Latencies::default(); self.latencies.len()];
+        for (volume, latencies) in self.devices.primary_latencies() {
+            primary_latencies[self.places[usize::from(volume.0)]] = latencies.clone();
+        }
         Snapshot {
             shard: *own,
             state: shard.state().clone(),
@@ -594,6 +596,7 @@ impl Thread {
             dirty_blocks: shard.dirty_blocks(),
             volumes: shard.volumes(),
             latencies: self.latencies.clone(),
+            primary_latencies,
             connections: self.clients.len(),
         }
     }

@@ -19,6 +19,8 @@ impl Config {
             return Err(invalid("cache.path", "is empty", "name a block device or a file"));
         }
         self.check_server()?;
+        self.web.check()?;
+        self.events.check()?;
         let count = self.volumes.len();
         if !(1..=VOLUMES_MAX).contains(&count) {
             let hint = format!("give 1 to {VOLUMES_MAX} [[volume]] sections");

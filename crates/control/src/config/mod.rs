@@ -7,11 +7,14 @@
 //! that is too small is reported when it is opened.
 
 mod check;
+mod observed;
 mod read;
 
 use std::path::PathBuf;
 
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
+
+pub use observed::{EventsConfig, WebConfig, WebListen};
 
 use crate::access::{SocketAccess, SocketMode};
 use crate::endpoint::Listen;
@@ -30,6 +33,10 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// The control socket.
     pub control: ControlConfig,
+    /// The read-only listener.
+    pub web: WebConfig,
+    /// The consumers of events.
+    pub events: EventsConfig,
     /// Threads, endpoints and clients.
     pub server: ServerConfig,
     /// The volumes that share the cache.

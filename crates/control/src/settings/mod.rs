@@ -53,18 +53,24 @@ pub enum Section {
     Server,
     /// `[control]`
     Control,
+    /// `[web]`
+    Web,
+    /// `[events]`
+    Events,
     /// `[[volume]]`, once for each volume.
     Volume,
 }
 
 impl Section {
     /// Every section with its name, in the order of the reference.
-    pub const NAMES: [(&'static str, Self); 5] = [
+    pub const NAMES: [(&'static str, Self); 7] = [
         ("cache", Self::Cache),
         ("memory", Self::Memory),
         ("server", Self::Server),
         ("volume", Self::Volume),
         ("control", Self::Control),
+        ("web", Self::Web),
+        ("events", Self::Events),
     ];
 
     /// Its name.
@@ -379,8 +385,8 @@ const ELSEWHERE: [&str; 6] = ["path", "size", "nbd", "fuse", "name", "primary"];
 pub fn in_force(config: &Config) -> Vec<SettingSnapshot> {
     // Fields are accessible through exclusive references only.
     let mut config = config.clone();
-    let elsewhere =
-        |spec: &&Spec| spec.section == Section::Control || ELSEWHERE.contains(&spec.key);
+    let hidden = [Section::Control, Section::Web, Section::Events];
+    let elsewhere = |spec: &&Spec| hidden.contains(&spec.section) || ELSEWHERE.contains(&spec.key);
     let shown = || TABLE.iter().filter(move |spec| !elsewhere(spec));
     let mut all = Vec::new();
     for spec in shown().filter(|spec| !spec.is_of_volume()) {

@@ -460,4 +460,68 @@ pub static TABLE: &[Spec] = &[
             "Who may change settings, drain or stop the server through the control socket",
         )
     },
+    // [web]
+    Spec {
+        flag: As("web"),
+        more: "See [the page](page.md).",
+        ..spec(
+            Section::Web,
+            "listen",
+            Text("HOST:PORT"),
+            Unset("none"),
+            Server(|config| &mut config.web.listen),
+            "Where metrics, statistics, events and a page can be read, and nothing can be changed: \
+             HOST:PORT with a token, or unix:PATH, to which ,mode=0660 ,owner=NAME ,group=NAME may \
+             be added",
+        )
+    },
+    Spec {
+        flag: As("web-token"),
+        more: "Only its owner and group may read it.",
+        ..spec(
+            Section::Web,
+            "token_file",
+            Text("FILE"),
+            Unset("none"),
+            Server(|config| &mut config.web.token_file),
+            "The file whose first line is the token that HOST:PORT demands",
+        )
+    },
+    Spec {
+        flag: InFile,
+        ..spec(
+            Section::Web,
+            "hosts",
+            List("NAME"),
+            Unset("none"),
+            Server(|config| &mut config.web.hosts),
+            "Names of this host that requests to HOST:PORT may use, besides its addresses and \
+             localhost",
+        )
+    },
+    // [events]
+    Spec {
+        flag: InFile,
+        more: "See [events](events.md#consumers).",
+        ..spec(
+            Section::Events,
+            "command",
+            List("WORD"),
+            Unset("none"),
+            Server(|config| &mut config.events.command),
+            "A program, with its arguments, that gets each event as JSON on standard input",
+        )
+    },
+    Spec {
+        flag: InFile,
+        more: "See [events](events.md#consumers).",
+        ..spec(
+            Section::Events,
+            "webhook",
+            Text("URL"),
+            Unset("none"),
+            Server(|config| &mut config.events.webhook),
+            "A web server, http://HOST[:PORT]/PATH, that gets each event as JSON with POST",
+        )
+    },
 ];

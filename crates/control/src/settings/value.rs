@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_engine::{ContentLocality, Eviction, Mode};
 
 use crate::access::SocketMode;
-use crate::config::{FuseTransport, TlsPolicy};
+use crate::config::{FuseTransport, TlsPolicy, WebListen};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
 use crate::units::{Percent, Size, Time};
@@ -250,6 +250,27 @@ impl<T: Value> Field for Option<T> {
 
     fn number(&self) -> Option<u64> {
         self.as_ref().and_then(Value::number)
+    }
+}
+
+impl Value for WebListen {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Field for Vec<String> {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        self.push(text.to_owned());
+        Ok(())
+    }
+
+    fn text(&self) -> Option<String> {
+        (!self.is_empty()).then(|| self.join(" "))
     }
 }
 

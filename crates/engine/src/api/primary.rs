@@ -1,7 +1,9 @@
-//! The state of a volume's primary as this shard sees it, and the hits and misses of the volume's
-//! reads.
+//! The state of a volume in this shard: its primary as the shard sees it, its statistics, its dirty
+//! and lost blocks.
 
 use forebay_block::{ByteRange, ErrorKind, Instant, IoOp, VolumeId};
+
+use crate::api::stats::Stats;
 
 /// Limit on the ranges of lost blocks that are listed per volume and shard.
 pub const LOST_RANGES_MAX: usize = 1000;
@@ -62,29 +64,6 @@ impl Primary {
     }
 }
 
-/// Reads of a volume by the result of their cache lookup. The four counts add up to the lookups.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Lookups {
-    /// Reads with all blocks cached.
-    pub hits: u64,
-    /// Reads with some blocks cached.
-    pub partial_hits: u64,
-    /// Reads with no block cached.
-    pub misses: u64,
-    /// Reads that bypassed the cache.
-    pub bypasses: u64,
-}
-
-impl Lookups {
-    /// Adds the counts of another shard.
-    pub fn merge(&mut self, other: &Self) {
-        self.hits += other.hits;
-        self.partial_hits += other.partial_hits;
-        self.misses += other.misses;
-        self.bypasses += other.bypasses;
-    }
-}
-
 /// Whether an error means that the device does not answer.
 pub(crate) fn is_away(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::DeviceGone | ErrorKind::Timeout)
@@ -104,8 +83,8 @@ pub(crate) enum Lookup {
 pub struct VolumeState {
     /// The volume.
     pub id: VolumeId,
-    /// Its reads, by the result of their cache lookup.
-    pub lookups: Lookups,
+    /// Its statistics: the rows that are kept by volume.
+    pub stats: Stats,
     /// Its primary.
     pub primary: Primary,
     /// Number of blocks that are newer in the cache than on the primary.
@@ -129,7 +108,7 @@ pub struct VolumeState {
 impl VolumeState {
     /// Adds another shard's state of the volume.
     pub fn merge(&mut self, other: &Self) {
-        self.lookups.merge(&other.lookups);
+        self.stats.merge(&other.stats);
         self.primary.merge(&other.primary);
         self.dirty_blocks += other.dirty_blocks;
         self.lost_blocks += other.lost_blocks;

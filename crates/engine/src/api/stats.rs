@@ -98,6 +98,8 @@ pub struct Statistic {
     pub kind: Kind,
     /// What it counts.
     pub unit: Unit,
+    /// Whether it is also kept for each volume; the shard's number is then the sum over its volumes.
+    pub by_volume: bool,
     /// Its numbers.
     pub shape: Shape,
     /// The comment of the field: one sentence; details in a second paragraph.
@@ -181,6 +183,16 @@ macro_rules! or {
     };
 }
 
+/// Whether a row is marked `of volume`.
+macro_rules! is_of_volume {
+    () => {
+        false
+    };
+    (volume) => {
+        true
+    };
+}
+
 /// The type of a field.
 macro_rules! field {
     () => {
@@ -191,16 +203,16 @@ macro_rules! field {
     };
 }
 
-/// Declares [`Stats`] and [`STATISTICS`]. A row: the comment, the kind, the unit, the name; if it
-/// has several numbers, their type and shape.
+/// Declares [`Stats`] and [`STATISTICS`]. A row: the comment, the kind, the unit, the name; `of
+/// volume` if it is kept for each volume; if it has several numbers, their type and shape.
 macro_rules! statistics {
     ($($section:literal {
         $(
             $(#[doc = $doc:literal])+
-            $kind:ident $unit:ident $name:ident $(: $type:ty = $shape:expr)?;
+            $kind:ident $unit:ident $name:ident $(of $whose:ident)? $(: $type:ty = $shape:expr)?;
         )+
     })+) => {
-        /// Counters and levels of a shard, or of all.
+        /// Counters and levels of a shard, or of all; for a volume, only the rows `of volume`.
         #[derive(Clone, Default, Debug, PartialEq, Eq)]
         pub struct Stats {
             $($($(#[doc = $doc])+ pub $name: field!($($type)?),)+)+
@@ -213,6 +225,7 @@ macro_rules! statistics {
                 section: $section,
                 kind: Kind::$kind,
                 unit: Unit::$unit,
+                by_volume: is_of_volume!($($whose)?),
                 shape: or!($($shape)?; Shape::One),
                 doc: concat!($($doc, "\n"),+),
                 get: |stats| stats.$name.numbers(),
@@ -241,38 +254,38 @@ const BY_DELTA_SIZE: Shape = Shape::Buckets {
 statistics! {
     "reads and writes" {
         /// Read requests, each piece at a shard: hits, partial hits, misses and bypasses.
-        Counter Requests lookups;
+        Counter Requests lookups of volume;
         /// Read requests with all blocks in the cache.
-        Counter Requests hits;
+        Counter Requests hits of volume;
         /// Read requests with some blocks in the cache.
-        Counter Requests partial_hits;
+        Counter Requests partial_hits of volume;
         /// Read requests with no block in the cache.
-        Counter Requests misses;
+        Counter Requests misses of volume;
         /// Read requests that bypassed the cache.
-        Counter Requests bypasses;
+        Counter Requests bypasses of volume;
         /// Reads and writes that bypassed the cache, by reason.
         ///
         /// `sequential`: a stream past its threshold. `mode`: the mode of the volume does not
         /// cache it. `degraded`: the cache failed or is being detached.
-        Counter Requests bypassed_by: [u64; Bypass::COUNT] = BYPASSED;
+        Counter Requests bypassed_by of volume: [u64; Bypass::COUNT] = BYPASSED;
         /// Blocks that reads took from RAM.
-        Counter Blocks ram_hit_blocks;
+        Counter Blocks ram_hit_blocks of volume;
         /// Blocks that reads took from the cache device.
-        Counter Blocks ssd_hit_blocks;
+        Counter Blocks ssd_hit_blocks of volume;
         /// Blocks that reads took from a primary.
-        Counter Blocks primary_read_blocks;
+        Counter Blocks primary_read_blocks of volume;
         /// Read requests of clients.
-        Counter Requests reads;
+        Counter Requests reads of volume;
         /// Bytes that clients read.
-        Counter Bytes read_bytes;
+        Counter Bytes read_bytes of volume;
         /// Write requests of clients.
-        Counter Requests writes;
+        Counter Requests writes of volume;
         /// Bytes that clients wrote.
-        Counter Bytes write_bytes;
+        Counter Bytes write_bytes of volume;
         /// Flush requests of clients; each counts at every shard.
-        Counter Requests flushes;
+        Counter Requests flushes of volume;
         /// Discard requests of clients.
-        Counter Requests discards;
+        Counter Requests discards of volume;
         /// CPU time of the shard's thread, in nanoseconds.
         ///
         /// It includes all work of the thread.
@@ -280,7 +293,7 @@ statistics! {
         /// Requests of clients that are not yet answered.
         Level Requests requests_in_flight;
         /// Time that writes were delayed near the dirty limit, in nanoseconds.
-        Counter Nanoseconds throttled_nanos;
+        Counter Nanoseconds throttled_nanos of volume;
     }
     "capacity" {
         /// Blocks in the cache.
@@ -316,18 +329,18 @@ statistics! {
         /// Blocks that entered the log after a miss.
         ///
         /// At once until the log has been full, later when they leave the RAM tier.
-        Counter Blocks admitted_blocks;
+        Counter Blocks admitted_blocks of volume;
         /// Neighbors of missed blocks, read from a primary in the same request.
         ///
         /// Only from a slow primary, and until the cache has been full. Also in
         /// `admitted_blocks`, not in `primary_read_blocks`.
-        Counter Blocks read_around_blocks;
+        Counter Blocks read_around_blocks of volume;
         /// Blocks that the eviction policy kept out of the log after a miss.
         ///
         /// They were requested less frequently than the blocks they would have displaced.
-        Counter Blocks unadmitted_blocks;
+        Counter Blocks unadmitted_blocks of volume;
         /// Blocks read from a primary but not cached because a write came in between.
-        Counter Blocks stale_fills;
+        Counter Blocks stale_fills of volume;
     }
     "forms" {
         /// Cached blocks stored as they are, including bases of deltas.
@@ -434,17 +447,17 @@ statistics! {
         /// Age of the oldest dirty block, in nanoseconds.
         Greatest Nanoseconds oldest_dirty_nanos;
         /// Dirty blocks written to a primary.
-        Counter Blocks destaged_blocks;
+        Counter Blocks destaged_blocks of volume;
         /// Writes to a primary that destaged dirty blocks.
-        Counter Requests destage_writes;
+        Counter Requests destage_writes of volume;
         /// Flushes of a primary.
-        Counter Requests primary_flushes;
+        Counter Requests primary_flushes of volume;
     }
     "faults" {
         /// Clean blocks that failed their checksum and were read again from the primary.
-        Counter Blocks corrupt_clean;
+        Counter Blocks corrupt_clean of volume;
         /// Dirty blocks that failed their checksum: data is lost.
-        Counter Blocks corrupt_dirty;
+        Counter Blocks corrupt_dirty of volume;
         /// Lost blocks, which answer with an error until they are written again.
         Level Blocks fenced_blocks;
         /// Requests that failed on the cache device.
@@ -452,7 +465,7 @@ statistics! {
         /// Requests that failed on a primary.
         Counter Requests primary_errors;
         /// Writes failed at the dirty limit as their primary was away for longer than `patience`.
-        Counter Requests given_up_writes;
+        Counter Requests given_up_writes of volume;
         /// Requests that the cache device has not answered for longer than `patience`.
         Level Requests slow_cache_ios;
     }
@@ -475,6 +488,25 @@ impl Stats {
             all.merge(shard);
             all
         })
+    }
+
+    /// What has changed since `before`: counters by how much they grew, levels as they are now.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut change = self.clone();
+        for row in STATISTICS.iter().filter(|row| row.kind == Kind::Counter) {
+            let numbers = (row.get_mut)(&mut change).iter_mut();
+            for (number, before) in numbers.zip(row.of(before)) {
+                *number = number.saturating_sub(*before);
+            }
+        }
+        change
+    }
+
+    /// The numbers of the rows that are kept by volume, with their names in JSON.
+    pub fn volume_fields(&self) -> impl Iterator<Item = (String, u64)> {
+        let rows = STATISTICS.iter().filter(|row| row.by_volume);
+        rows.flat_map(|row| row.fields().into_iter().zip(row.of(self).iter().copied()))
     }
 
     /// Every number with its name in JSON.
@@ -507,6 +539,14 @@ mod tests {
         let all =
             Stats { hits: 7, oldest_dirty_nanos: 7, bypassed_by: [2, 5, 2], ..Stats::default() };
         assert_eq!(Stats::merged([&a, &b]), all);
+    }
+
+    #[test]
+    fn a_change_is_of_counters_and_levels_stay() {
+        let before = Stats { hits: 3, dirty_blocks: 9, ..Stats::default() };
+        let now = Stats { hits: 5, dirty_blocks: 4, bypassed_by: [0, 1, 0], ..Stats::default() };
+        let change = Stats { hits: 2, ..now.clone() };
+        assert_eq!(now.since(&before), change);
     }
 
     #[test]

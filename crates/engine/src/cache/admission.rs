@@ -39,7 +39,7 @@ impl Cache {
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
         let blocks = run.end - run.start;
         if blocks > 0 && !self.weigh(run, fx) {
-            self.stats.unadmitted_blocks += blocks;
+            self.stats_of(key.volume()).unadmitted_blocks += blocks;
         }
     }
 
@@ -110,7 +110,7 @@ impl Cache {
             && self.has_client_space()
             && self.log.queued() <= 1
             && self.push_admitted(fx, key, block);
-        self.stats.admitted_blocks += u64::from(admitted);
+        self.stats_of(key.volume()).admitted_blocks += u64::from(admitted);
     }
 }
 

@@ -11,6 +11,11 @@ use crate::cache::Cache;
 use crate::key::Key;
 
 impl Cache {
+    /// The statistics of a volume, to count something in.
+    pub(crate) fn stats_of(&mut self, volume: VolumeId) -> &mut Stats {
+        &mut self.volume_mut(volume).stats
+    }
+
     /// Queues an event; it is handed out at the end of the turn.
     pub(crate) fn tell(&mut self, event: Event) {
         self.out.tell(event);
@@ -26,7 +31,7 @@ impl Cache {
 
     /// Reports that a clean block was found corrupt.
     pub(crate) fn note_corrupt_clean(&mut self, key: Key) {
-        self.stats.corrupt_clean += 1;
+        self.stats_of(key.volume()).corrupt_clean += 1;
         let blocks = BlockRange { first: key.block(), count: 1 };
         self.tell(Event::CleanCorrupt { volume: key.volume(), blocks });
     }
@@ -34,7 +39,7 @@ impl Cache {
     /// Fences a dirty block that cannot be read back: reads of it fail until it is overwritten.
     pub(crate) fn fence(&mut self, key: Key) {
         if self.contents.fence(key) {
-            self.stats.corrupt_dirty += 1;
+            self.stats_of(key.volume()).corrupt_dirty += 1;
             let blocks = BlockRange { first: key.block(), count: 1 };
             self.tell(Event::Fenced { volume: key.volume(), blocks });
         }
@@ -58,22 +63,15 @@ impl Cache {
 
     /// Counts the result of a read's cache lookup.
     pub(crate) fn note_lookup(&mut self, volume: VolumeId, found: Lookup) {
-        self.stats.lookups += 1;
-        let of_all = match found {
-            Lookup::Hit => &mut self.stats.hits,
-            Lookup::Partial => &mut self.stats.partial_hits,
-            Lookup::Miss => &mut self.stats.misses,
-            Lookup::Bypass => &mut self.stats.bypasses,
+        let stats = self.stats_of(volume);
+        stats.lookups += 1;
+        let count = match found {
+            Lookup::Hit => &mut stats.hits,
+            Lookup::Partial => &mut stats.partial_hits,
+            Lookup::Miss => &mut stats.misses,
+            Lookup::Bypass => &mut stats.bypasses,
         };
-        *of_all += 1;
-        let lookups = &mut self.volume_mut(volume).lookups;
-        let of_volume = match found {
-            Lookup::Hit => &mut lookups.hits,
-            Lookup::Partial => &mut lookups.partial_hits,
-            Lookup::Miss => &mut lookups.misses,
-            Lookup::Bypass => &mut lookups.bypasses,
-        };
-        *of_volume += 1;
+        *count += 1;
     }
 
     /// The number of a volume's blocks that cannot be read back, and their first ranges.
@@ -119,9 +117,15 @@ impl Cache {
             segments_free: self.log.free(),
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             slow_cache_ios: self.out.slow_cache_ios(),
-            ..self.stats.clone()
+            ..self.counters()
         };
         self.ram.report(&mut stats);
         stats
+    }
+
+    /// The counters of the shard: its own, and those of its volumes.
+    fn counters(&self) -> Stats {
+        let volumes = self.volumes.iter().flatten().map(|volume| &volume.stats);
+        Stats::merged(std::iter::once(&self.stats).chain(volumes))
     }
 }

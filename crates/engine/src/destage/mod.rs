@@ -405,7 +405,7 @@ impl Destaging {
         let zero = destage.versions.iter().all(|version| version.place.kind == EntryKind::Zero);
         let range = cache.bytes_on_volume(volume, blocks);
         let ticket = Ticket::DestageWrite(id);
-        cache.stats.destage_writes += 1;
+        cache.stats_of(volume).destage_writes += 1;
         if zero {
             let flags = IoFlags { no_hole: true, ..IoFlags::default() };
             let buf = IoBuf::empty();
@@ -426,8 +426,8 @@ impl Destaging {
         }
         let (now, blocks) = (cache.now, self.destages.get(id).blocks.count);
         self.destages.get_mut(id).written = true;
-        cache.stats.destaged_blocks += blocks;
         let volume = cache.volume_mut(volume);
+        volume.stats.destaged_blocks += blocks;
         volume.flow.destaged(now, blocks);
         volume.failures = 0;
         if volume.written.is_empty() {

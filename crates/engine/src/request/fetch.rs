@@ -180,7 +180,7 @@ impl Requests {
                 let start = (block - fetch.blocks.first) as usize * BLOCK_SIZE;
                 self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
             }
-            cache.stats.primary_read_blocks += run.count;
+            cache.stats_of(fetch.volume).primary_read_blocks += run.count;
             self.part_done(cache, op, Ok(()), fx);
         }
         if result.is_ok() && fetch.admit {
@@ -216,7 +216,7 @@ impl Requests {
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
-                cache.stats.stale_fills += 1;
+                cache.stats_of(fetch.volume).stale_fills += 1;
                 continue;
             }
             let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
@@ -227,14 +227,14 @@ impl Requests {
                 cache.make_way(key, fx);
                 cache.ram.put(key, bytes);
             } else {
-                cache.stats.read_around_blocks += 1;
+                cache.stats_of(fetch.volume).read_around_blocks += 1;
             }
             if waits {
                 cache.ram.alone().note();
             } else if admits {
                 cache.admit(key, bytes, fx);
             } else {
-                cache.stats.unadmitted_blocks += 1;
+                cache.stats_of(fetch.volume).unadmitted_blocks += 1;
             }
         }
     }

@@ -15,7 +15,7 @@ impl Requests {
     /// Takes a client's flush.
     pub fn submit_flush(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, .. } = request;
-        cache.stats.flushes += 1;
+        cache.stats_of(volume).flushes += 1;
         let known = cache.volume(volume).losses.known();
         let flush = FlushOp { id, volume, outstanding: 1, answered: false, known };
         let op = self.ops.insert(Op::Flush(flush));

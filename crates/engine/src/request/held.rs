@@ -25,7 +25,7 @@ impl Requests {
         let now = cache.now;
         let flow = &mut cache.volume_mut(volume).flow;
         let delay = flow.hold(now, write, (level, limit), blocks);
-        cache.stats.throttled_nanos += delay.map_or(0, |delay| delay.as_nanos() as u64);
+        cache.stats_of(volume).throttled_nanos += delay.map_or(0, |delay| delay.as_nanos() as u64);
         delay.is_some()
     }
 
@@ -49,7 +49,7 @@ impl Requests {
                 }
                 cache.volume_mut(volume).flow.pop_held();
                 if hopeless {
-                    cache.stats.given_up_writes += 1;
+                    cache.stats_of(volume).given_up_writes += 1;
                     self.end_write(cache, write, Err(ErrorKind::DeviceGone.into()), fx);
                 } else {
                     self.lock_blocks(cache, write, fx);

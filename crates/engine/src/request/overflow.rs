@@ -44,12 +44,14 @@ impl Requests {
         for id in std::mem::take(cache.log.queue()) {
             match self.way_of(cache, id) {
                 Way::Past => {
-                    cache.stats.bypassed_by[Bypass::Degraded as usize] += 1;
+                    let volume = self.write(id).volume;
+                    cache.stats_of(volume).bypassed_by[Bypass::Degraded as usize] += 1;
                     self.go_past(cache, id, fx);
                 }
                 Way::Wait => kept.push_back(id),
                 Way::None => {
-                    cache.stats.given_up_writes += 1;
+                    let volume = self.write(id).volume;
+                    cache.stats_of(volume).given_up_writes += 1;
                     self.end_write(cache, id, Err(ErrorKind::DeviceGone.into()), fx);
                 }
             }

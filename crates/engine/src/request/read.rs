@@ -33,8 +33,9 @@ impl Requests {
     /// Takes a client's read.
     pub fn submit_read(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, range, mut buf, bypass, .. } = request;
-        cache.stats.reads += 1;
-        cache.stats.read_bytes += range.len;
+        let stats = cache.stats_of(volume);
+        stats.reads += 1;
+        stats.read_bytes += range.len;
         let mode = cache.volume(volume).config.mode;
         let why = match bypass {
             Some(why) => Some(why),
@@ -60,7 +61,7 @@ impl Requests {
         let found = self.read_blocks(cache, op, volume, range.blocks(), fx);
         let lookup = match why {
             Some(why) => {
-                cache.stats.bypassed_by[why as usize] += 1;
+                cache.stats_of(volume).bypassed_by[why as usize] += 1;
                 Lookup::Bypass
             }
             None if found.misses == 0 => Lookup::Hit,
@@ -95,7 +96,7 @@ impl Requests {
         let Some(bytes) = cache.ram.get(key) else { return false };
         let from = (range.offset % BLOCK_SIZE as u64) as usize;
         buf.copy_from_slice(&bytes[from..from + buf.len()]);
-        cache.stats.ram_hit_blocks += 1;
+        cache.stats_of(volume).ram_hit_blocks += 1;
         cache.note_hit(key);
         true
     }
@@ -149,7 +150,7 @@ impl Requests {
             if let Some(bytes) = cache.ram.get(key).filter(|_| sees_ram && trusted) {
                 copy_into(read, block, bytes);
                 found.hits += 1;
-                cache.stats.ram_hit_blocks += 1;
+                cache.stats_of(volume).ram_hit_blocks += 1;
                 cache.note_hit(key);
                 continue;
             }
@@ -167,17 +168,17 @@ impl Requests {
             if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
-                cache.stats.ram_hit_blocks += 1;
+                cache.stats_of(volume).ram_hit_blocks += 1;
                 self.fill_read(op, block, &[0; BLOCK_SIZE]);
             } else if place.kind.is_associate() {
-                cache.stats.ssd_hit_blocks += 1;
+                cache.stats_of(volume).ssd_hit_blocks += 1;
                 self.read_delta(cache, op, Stored { key, place }, fx);
             } else if !self.read_from_failed_record(cache, op, key, &place) {
                 ssd.push(Stored { key, place });
             }
         }
         self.fetch_missing(cache, op, volume, missing, fx);
-        cache.stats.ssd_hit_blocks += ssd.len() as u64;
+        cache.stats_of(volume).ssd_hit_blocks += ssd.len() as u64;
         self.read_ssd(cache, op, ssd, fx);
         found
     }

@@ -38,12 +38,13 @@ impl Requests {
     pub fn submit_write(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, op, range, flags, buf, bypass } = request;
         match op {
-            IoOp::Discard => cache.stats.discards += 1,
+            IoOp::Discard => cache.stats_of(volume).discards += 1,
             _ => {
-                cache.stats.writes += 1;
+                let stats = cache.stats_of(volume);
+                stats.writes += 1;
+                stats.write_bytes += range.len;
                 // While clients write, dirty blocks may be rewritten or get dirty neighbors.
                 cache.note_foreground();
-                cache.stats.write_bytes += range.len;
             }
         }
         let blocks = if op == IoOp::Discard {
@@ -203,7 +204,7 @@ impl Requests {
                 (_, Some(why)) => why,
                 _ => Bypass::Mode,
             };
-            cache.stats.bypassed_by[why as usize] += 1;
+            cache.stats_of(volume).bypassed_by[why as usize] += 1;
         }
         self.write(id).path = if direct { Path::Direct } else { Path::Cached };
         // The primary's bytes of a kept block are not its content, so whole blocks are written.

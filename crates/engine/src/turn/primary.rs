@@ -39,7 +39,7 @@ impl Engine {
                 writes: std::mem::take(&mut volume.fua_waiters),
             };
             let target = Target::Primary(flush.volume);
-            self.cache.stats.primary_flushes += 1;
+            self.cache.stats_of(flush.volume).primary_flushes += 1;
             self.cache.send(fx, target, Ticket::PrimaryFlush(Box::new(flush)), Io::flush);
         }
     }

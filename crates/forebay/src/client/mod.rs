@@ -1,9 +1,11 @@
 //! The commands that query and control a running server through its control socket.
 
 pub mod drain;
+pub mod events;
 pub mod set;
 pub mod status;
 pub mod stop;
+pub mod top;
 pub mod upgrade;
 
 use std::path::PathBuf;

@@ -12,7 +12,7 @@ use forebay_control::{
     PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
     VolumeSnapshot,
 };
-use forebay_runtime::{Histogram, OPERATIONS, Pool, PoolStats, VolumeStats};
+use forebay_runtime::{Histogram, Latencies, OPERATIONS, Pool, PoolStats, VolumeStats};
 use rustix::process::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -201,10 +201,11 @@ fn at_most(histogram: &Histogram) -> Vec<(u64, u64)> {
     counted.to_vec()
 }
 
-fn latencies(stats: &PoolStats) -> Vec<Latency> {
+/// The latencies of each volume that `of` names.
+fn latencies(stats: &PoolStats, of: fn(&VolumeStats) -> &Latencies) -> Vec<Latency> {
     let of_volume = |volume: &VolumeStats| {
         let name = volume.name.clone();
-        let of_operation = OPERATIONS.iter().zip(volume.latencies.iter());
+        let of_operation = OPERATIONS.iter().zip(of(volume).iter());
         of_operation
             .map(|(&(_, operation), histogram)| Latency {
                 volume: name.clone(),
@@ -212,6 +213,7 @@ fn latencies(stats: &PoolStats) -> Vec<Latency> {
                 count: histogram.count(),
                 sum_nanos: nanos(histogram.sum()),
                 at_most: at_most(histogram),
+                fine: histogram.cumulative().map(|(at, count)| (nanos(at), count)).collect(),
             })
             .collect::<Vec<_>>()
     };
@@ -224,8 +226,13 @@ fn nanos(time: Duration) -> u64 {
 
 impl PoolControl for Running {
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
+        let snapshot = self.observe()?;
+        self.told.fetch_or(snapshot.drain_given_up, Ordering::Relaxed);
+        Ok(snapshot)
+    }
+
+    fn observe(&self) -> Result<PoolSnapshot, ControlError> {
         let given_up = self.given_up.load(Ordering::Relaxed);
-        self.told.fetch_or(given_up, Ordering::Relaxed);
         let stopping = self.stopping.load(Ordering::Relaxed);
         let stats = self.pool.stats().ok_or_else(|| {
             let (what, hint) = match stopping {
@@ -234,7 +241,8 @@ impl PoolControl for Running {
             };
             ControlError::new(ControlErrorKind::Unavailable, what, hint)
         })?;
-        let latencies = latencies(&stats);
+        let primary_latencies = latencies(&stats, |volume| &volume.primary_latencies);
+        let latencies = latencies(&stats, |volume| &volume.latencies);
         let in_force = locked(&self.in_force).clone();
         let volumes = self.volumes(&in_force, &stats);
         let shards = stats.shards.into_iter().map(|shard| ShardSnapshot {
@@ -260,6 +268,7 @@ impl PoolControl for Running {
             volumes,
             shards: shards.collect(),
             latencies,
+            primary_latencies,
             settings: self.settings(&in_force),
         })
     }

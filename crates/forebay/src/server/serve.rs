@@ -10,7 +10,8 @@ use forebay_block::{BLOCK_SIZE, BufPool};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_control::{
-    ControlSocket, PoolControl, PrimaryHealth, Server, VolumeSnapshot, default_socket,
+    ControlSocket, Monitor, PoolControl, PrimaryHealth, Server, VolumeSnapshot, WebServer,
+    default_socket,
 };
 use forebay_engine::{Health, VolumeState};
 use forebay_runtime::{Left, Pool, SessionFactory, Stopped};
@@ -27,9 +28,11 @@ use crate::server::cache::{self, Cache};
 use crate::server::control::{Facts, Parent, Running};
 use crate::server::disks::{self, Disks};
 use crate::server::endpoints::Endpoints;
+use crate::server::events::{self, Came};
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::upgrades::Upgrades;
+use crate::server::web::Web;
 use crate::server::{left_clients, logging, mount, process, takeover};
 
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
@@ -146,6 +149,7 @@ struct Serving {
     mount: Option<Arc<MountPoint>>,
     disks: Arc<Disks>,
     control: Server,
+    web: Option<WebServer>,
     endpoints: Vec<String>,
     asked: UnboundedReceiver<Order>,
     kept: Kept,
@@ -164,6 +168,12 @@ impl Serving {
         };
         let socket = socket.changed_by(config.control.changes);
         let clients = Endpoints::open(config, &mut kept)?;
+        let web = Web::open(&config.web, &mut kept)?;
+        let came = match (kept.is_successor(), kept.is_restart()) {
+            (true, _) => Came::TookOver,
+            (false, true) => Came::Restarted,
+            (false, false) => Came::Started,
+        };
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();
         let place = config.server.fuse.as_deref();
@@ -203,11 +213,14 @@ impl Serving {
             mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>, &kept)?;
         }
         kept.hold(&name, "", socket.as_fd())?;
-        let control = Server::start(socket, Arc::clone(&running) as Arc<dyn PoolControl>)?;
+        let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
+        let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
+        let control = Server::start(socket, Arc::clone(&monitor))?;
+        let web = web.map(|web| web.serve(&monitor, &kept)).transpose()?;
         let door = clients.serve(&pool, &buffers, &kept)?;
         tracing::info!(endpoints = endpoints.join(" "), "serving");
         let mount = point;
-        Ok(Self { pool, running, cache, mount, disks, control, endpoints, asked, kept, door })
+        Ok(Self { pool, running, cache, mount, disks, control, web, endpoints, asked, kept, door })
     }
 
     /// Goes on with the clients of the server before. The keeper must know that this one serves: it
@@ -293,6 +306,9 @@ impl Serving {
             Err(anyhow::anyhow!("a shard did not stop in time; the next program will recover"))
         };
         self.control.leave();
+        if let Some(web) = self.web {
+            web.leave();
+        }
         closed
     }
 
@@ -313,6 +329,7 @@ impl Serving {
             Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
         };
         tracing::info!(dirty_blocks = stopped.dirty_blocks, "stopped");
+        drop(self.web);
         // Last, since `forebay stop` waits for it.
         drop(self.control);
         closed

@@ -258,6 +258,11 @@ impl Cache {
         self.witness.state()
     }
 
+    /// The cache's id.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.superblock.uuid
+    }
+
     /// Number of shards.
     pub fn shards(&self) -> usize {
         self.superblock.shards.len()

@@ -1,0 +1,198 @@
+//! The read-only listener: metrics, status, statistics, events and the page, over TCP or a Unix
+//! socket, on a thread of its own.
+//!
+//! It only answers GET. Over TCP every request but those of the page's files needs the token, and
+//! names the server by an address or by a known name, so that a page of somebody else in the same
+//! browser cannot read anything (DNS rebinding). Connections, their headers and their time are
+//! limited.
+
+mod guard;
+mod listen;
+mod page;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Json;
+use axum::middleware;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinSet;
+
+pub use guard::Token;
+pub use listen::WebSocket;
+
+use super::{Answer, Shared, describe, events, job, jobs, metrics, no_method, no_route};
+use super::{statistics, status, volume};
+use crate::monitor::Monitor;
+use crate::socket::SocketError;
+use guard::Guard;
+use listen::{Accept, Stream};
+
+/// Most connections at once; later ones wait.
+const CONNECTIONS_MAX: usize = 64;
+/// Most streams at once, so that they leave connections for others.
+const STREAMS_MAX: usize = 32;
+/// How long a client may take to send the head of a request, and how long a connection may be idle.
+const HEAD_TIME: Duration = Duration::from_secs(15);
+/// Most bytes of a head, and of an answer that waits for its client.
+const BUFFER_BYTES_MAX: usize = 64 << 10;
+/// Maximum time that requests in progress may delay the shutdown.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// Pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The running listener. Dropping it stops it.
+pub struct WebServer {
+    file: Option<super::SocketFile>,
+    farewell: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WebServer {
+    /// Serves what `monitor` sees at `socket`: with a token over TCP, and for requests that name the
+    /// server by an address, `localhost`, or one of `hosts`.
+    ///
+    /// # Errors
+    /// When the thread or the runtime cannot be created.
+    pub fn start(
+        socket: WebSocket,
+        monitor: Arc<Monitor>,
+        token: Option<Token>,
+        hosts: Vec<String>,
+    ) -> Result<Self, SocketError> {
+        let guard = Guard::new(socket.is_tcp(), token, hosts);
+        let name = std::path::PathBuf::from(socket.address());
+        let failed = |source| SocketError::Io { path: name.clone(), source };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let (listener, file) = {
+            let _context = runtime.enter();
+            socket.listener().map_err(failed)?
+        };
+        let streams = Arc::new(Semaphore::new(STREAMS_MAX));
+        let pool = Arc::clone(monitor.pool());
+        let router = routes(Shared { pool, monitor, streams }, guard);
+        let (farewell, ending) = oneshot::channel();
+        let body = move || {
+            runtime.block_on(serve(listener, router, ending));
+            runtime.shutdown_timeout(FAREWELL);
+        };
+        let thread = std::thread::Builder::new().name("web".to_owned()).spawn(body);
+        let thread = Some(thread.map_err(failed)?);
+        Ok(Self { file, farewell: Some(farewell), thread })
+    }
+
+    /// Stops it, and leaves the socket to the next server.
+    pub fn leave(mut self) {
+        if let Some(file) = self.file.take() {
+            std::mem::forget(file);
+        }
+    }
+}
+
+impl Drop for WebServer {
+    fn drop(&mut self) {
+        self.file.take();
+        if let Some(farewell) = self.farewell.take() {
+            let _ = farewell.send(());
+        }
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            tracing::error!("the web thread had failed");
+        }
+    }
+}
+
+fn routes(shared: Shared, guard: Guard) -> axum::Router {
+    let guard = Arc::new(guard);
+    let open = page::routes();
+    let data = axum::Router::new()
+        .route("/v1/status", get(status))
+        .route("/v1/volumes/{name}", get(volume))
+        .route("/v1/statistics", get(statistics::statistics))
+        .route("/v1/events", get(events::events))
+        .route("/v1/events/stream", get(events::stream))
+        .route("/v1/stream", get(events::everything))
+        .route("/v1/jobs", get(jobs))
+        .route("/v1/jobs/{id}", get(job))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(description))
+        .fallback(no_route)
+        .layer(middleware::from_fn_with_state(Arc::clone(&guard), guard::token));
+    open.merge(data)
+        .method_not_allowed_fallback(no_method)
+        .layer(middleware::from_fn_with_state(guard, guard::request))
+        .with_state(shared)
+}
+
+/// The OpenAPI description of what this listener answers.
+async fn description() -> Answer<impl IntoResponse> {
+    let mut api = describe()?;
+    let served =
+        ["/v1/status", "/v1/volumes/{name}", "/v1/statistics", "/v1/jobs", "/v1/jobs/{id}"];
+    let served = [&served[..], &["/metrics", "/openapi.json", "/v1/stream"]].concat();
+    if let Some(paths) = api["paths"].as_object_mut() {
+        paths.retain(|path, _| served.contains(&path.as_str()) || path.starts_with("/v1/events"));
+        for item in paths.values_mut().filter_map(|item| item.as_object_mut()) {
+            item.retain(|method, _| method == "get");
+        }
+        paths.retain(|_, item| item.as_object().is_some_and(|item| !item.is_empty()));
+    }
+    Ok(Json(api))
+}
+
+/// Accepts connections until told to end.
+async fn serve(listener: Accept, router: axum::Router, mut ending: oneshot::Receiver<()>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    let (close, closing) = tokio::sync::watch::channel(false);
+    loop {
+        while connections.try_join_next().is_some() {}
+        let next = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (place.expect("the semaphore is never closed"), listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            _ = &mut ending => break,
+            next = next => next,
+        };
+        match accepted {
+            Ok(stream) => {
+                let serving = connection(stream, router.clone(), closing.clone());
+                connections.spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a connection of the web listener was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    let _ = close.send(true);
+    let all = async { while connections.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(FAREWELL, all).await;
+}
+
+async fn connection(
+    stream: Stream,
+    router: axum::Router,
+    mut closing: tokio::sync::watch::Receiver<bool>,
+) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(BUFFER_BYTES_MAX);
+    let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut serving = std::pin::pin!(serving);
+    // A client that goes away in the middle is its own business.
+    tokio::select! {
+        _ = &mut serving => return,
+        _ = closing.wait_for(|closing| *closing) => serving.as_mut().graceful_shutdown(),
+    }
+    let _ = serving.await;
+}

@@ -1,0 +1,77 @@
+//! The events of a cache: kept in `UUID.events` of the state directory, and told to the configured
+//! consumers.
+
+use std::io;
+use std::sync::Arc;
+
+use forebay_control::api::Severity;
+use forebay_control::config::EventsConfig;
+use forebay_control::events::{Consumer, EventLog, EventStore, News};
+use forebay_runtime::{StateDir, sealed, unsealed};
+
+/// Longest file that is read, in bytes.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// How the server came to serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// By a start.
+    Started,
+    /// By its keeper, after the server before was gone.
+    Restarted,
+    /// By an upgrade.
+    TookOver,
+}
+
+/// Opens the events of the cache `uuid`, and notes that the server serves.
+pub fn open(
+    state: &StateDir,
+    uuid: [u8; 16],
+    config: &EventsConfig,
+    came: Came,
+) -> io::Result<Arc<EventLog>> {
+    let name = format!("{:032x}.events", u128::from_be_bytes(uuid));
+    let mut consumers = Vec::new();
+    if !config.command.is_empty() {
+        consumers.push(Consumer::command(config.command.clone())?);
+    }
+    if let Some(url) = &config.webhook {
+        consumers.push(Consumer::webhook(url)?);
+    }
+    let log = EventLog::start(Some(Box::new(File { state: state.clone(), name })), consumers)?;
+    let version = env!("CARGO_PKG_VERSION");
+    match came {
+        Came::Started => {
+            let text = format!("forebay {version} was started");
+            log.tell(News::new("server-started", Severity::Info, text, ""));
+        }
+        Came::Restarted => {
+            let text = "the keeper started the server again, since it had died".to_owned();
+            let remedy = "clients saw a pause; send the log from before this to the developers";
+            log.tell(News::new("server-restarted", Severity::Error, text, remedy));
+        }
+        // The end of the upgrade is an event of its own.
+        Came::TookOver => {}
+    }
+    Ok(log)
+}
+
+/// A file of the state directory, with a checksum.
+struct File {
+    state: StateDir,
+    name: String,
+}
+
+impl EventStore for File {
+    fn load(&self) -> io::Result<Option<String>> {
+        let Some(text) = self.state.read(&self.name, BYTES_MAX)? else { return Ok(None) };
+        let body = unsealed(&text).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", self.name))
+        })?;
+        Ok(Some(body.to_owned()))
+    }
+
+    fn save(&self, text: &str) -> io::Result<()> {
+        self.state.replace(&self.name, &sealed(&format!("{text}\n")))
+    }
+}
