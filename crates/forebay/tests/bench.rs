@@ -323,6 +323,7 @@ fn ones_own_volume_is_read_and_never_written() {
     };
     check(&[&primary, &format!("--dir={}", dir.text())]);
 
+    fs::set_permissions(&disk, fs::Permissions::from_mode(0o644)).expect("it is ours");
     // At a running server, whose own writes are none either: nothing is dirty.
     let control = format!("--control={}", path("c.sock"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
