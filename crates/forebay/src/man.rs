@@ -1,5 +1,5 @@
-//! `forebay man-pages`: writes the manual pages, made from the declarations of the commands and from
-//! the table of settings. Packages and `make install` call it.
+//! `forebay man-pages`: writes the manual pages, made from the declarations of the commands and
+//! from the table of settings. Packages and `make install` call it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,8 +3,10 @@
 //! survives the simultaneous death of server and cache.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Once;
 
 use forebay_bench::developer::crash;
@@ -293,4 +295,50 @@ fn a_database_survives_the_death_of_server_and_cache_together() {
     if let Err(error) = crash::run(&args) {
         panic!("{error:#}");
     }
+}
+
+/// A volume of one's own is only read: by itself, behind a cache, and at a running server.
+#[test]
+fn ones_own_volume_is_read_and_never_written() {
+    let dir = Dir::new("own");
+    let path = |name: &str| format!("{}/{name}", dir.text());
+    let disk = path("disk.img");
+    let content: Vec<u8> = (0..64 << 20).map(|at: u32| (at >> 12) as u8).collect();
+    fs::write(&disk, &content).expect("it can be written");
+    let read_only = fs::Permissions::from_mode(0o444);
+    fs::set_permissions(&disk, read_only).expect("it is ours");
+    let written = fs::metadata(&disk).and_then(|found| found.modified()).expect("it is there");
+    let out = format!("--out={}", path("out"));
+    let usual = ["own", "--seconds=1", "--mib=32", &out];
+    let primary = format!("--primary={disk}");
+    let check = |arguments: &[&str]| {
+        let (code, shown, said) = run(&mut forebay(&[&usual[..], arguments].concat()));
+        assert_eq!(code, Some(0), "{said}");
+        for setup in ["no-cache", "cache, first pass", "cache, second pass"] {
+            assert!(shown.contains(setup), "{setup}: {shown}");
+        }
+        let now = fs::metadata(&disk).and_then(|found| found.modified()).expect("it is there");
+        assert_eq!(now, written, "{arguments:?}");
+        assert!(fs::read(&disk).expect("it is there") == content, "{arguments:?}: it has changed");
+    };
+    check(&[&primary, &format!("--dir={}", dir.text())]);
+
+    fs::set_permissions(&disk, fs::Permissions::from_mode(0o644)).expect("it is ours");
+    // At a running server, whose own writes are none either: nothing is dirty.
+    let control = format!("--control={}", path("c.sock"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["serve", &primary, "--read-only", "--name=db", "--ram=16MiB", &control]);
+    command.arg(format!("--cache={},size=64MiB", path("cache.img")));
+    command.arg(format!("--nbd=unix:{}", path("n.sock"))).arg(format!("--state={}", path("state")));
+    let mut server = command.env("FOREBAY_NO_KEEPER", "1").stdout(Stdio::piped()).spawn();
+    let server = server.as_mut().expect("the binary runs");
+    let mut ready = String::new();
+    let mut output = BufReader::new(server.stdout.take().expect("it was asked for"));
+    output.read_line(&mut ready).expect("it can be read");
+    assert!(ready.starts_with("ready "), "{ready}");
+    check(&["--volume=db", &control]);
+    let (code, _, said) = run(&mut forebay(&["own", "--volume=none", &control]));
+    assert!(code == Some(1) && said.contains("served: db"), "{said}");
+    server.kill().expect("it is our child");
+    server.wait().expect("it is our child");
 }

@@ -61,35 +61,6 @@ fn setup_by_flags_writes_what_serve_takes() {
     assert_eq!(output.status.code(), Some(0), "{}", said(&output));
     let copy = fs::read_to_string(place.path("etc/forebay.toml.before-1"));
     assert_eq!(copy.expect("it is kept"), written);
-
-    // The first one serves, with its own paths for sockets and state.
-    let own = written
-        .replace("unix:/run/forebay/nbd.sock", &format!("unix:{}", place.text("nbd.sock")))
-        .lines()
-        .filter(|line| !line.starts_with("fuse = "))
-        .map(|line| match line {
-            "[cache]" => format!("[cache]\nstate_dir = \"{}\"", place.text("state")),
-            "[memory]" => {
-                format!("[control]\nsocket = \"{}\"\n[memory]", place.text("control.sock"))
-            }
-            "[control]" => "[unused]".to_owned(),
-            _ => line.to_owned() + "",
-        })
-        .collect::<Vec<_>>()
-        .join("\n");
-    // A host with the group has [control] already.
-    let own = match own.split_once("[unused]") {
-        Some((before, rest)) => {
-            let (_, rest) = rest.split_once("[[volume]]").expect("it has a volume");
-            format!("{before}[[volume]]{rest}")
-        }
-        None => own,
-    };
-    fs::write(place.path("own.toml"), own).expect("it can be written");
-    let config = format!("--config={}", place.text("own.toml"));
-    let server = place.start(&["serve".to_owned(), config]);
-    assert_eq!(server.status()["volumes"][0]["name"], "disk");
-    server.stop(&["--drain"]);
 }
 
 #[test]
@@ -131,12 +102,14 @@ fn setup_without_a_terminal_names_what_is_missing() {
     if !is_root(&place) {
         return;
     }
+    place.make("disk.img", 64 << 20);
+    let blank = format!("--primary={}", place.text("disk.img"));
     let cases: [(&[&str], i32, &str); 5] = [
         (&["--yes"], 2, "give --primary and --cache"),
         (&["--yes", "--cache=/no/such"], 2, "give --primary"),
         (&["--yes", "--primary=/no/such", "--cache=x,size=1GiB"], 1, "/no/such"),
         (&["--yes", "--primary=nbd://h/x", "--cache=/dev/no-such"], 1, "there is no such device"),
-        (&["--yes", "--primary=nbd://h/x", "--cache=c,size=1GiB", "--mount=/x"], 1, "--mount /x"),
+        (&["--yes", &blank, "--cache=c,size=1GiB", "--mount=/x"], 1, "holds nothing"),
     ];
     for (arguments, code, what) in cases {
         let output = setup(&place, arguments);

@@ -1,6 +1,6 @@
-//! `forebay doctor`: what is wrong or unwise on this host, each with the line that mends it. Reads
-//! only. A check is a function of the facts; `checks.rs` has those of the host, `config.rs` those of
-//! a configuration.
+//! `forebay doctor`: problems of this host, each with the line that mends it. Reads only. A check
+//! is a function of the facts; `checks.rs` has those of the host, `config.rs` those of a
+//! configuration.
 
 mod checks;
 mod config;

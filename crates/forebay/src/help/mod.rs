@@ -21,7 +21,7 @@ const TOPICS: [(&str, &str); 7] = [
 pub const AFTER: &str = "Topics: first, modes, sizes, devices, crash, upgrade, monitoring \
 (forebay help TOPIC)
 
-Exit codes: 0 success; 1 failure, or doctor and check found something; 2 wrong usage or configuration
+Exit codes: 0 success; 1 failure, or `doctor` or `check` found something; 2 wrong usage
 
 Environment:
   FOREBAY_CONTROL    path of the control socket

@@ -73,7 +73,7 @@ pub fn find(args: &SetupArgs, host: &Host, ask: &mut Questions) -> anyhow::Resul
     }
     let question = "how long may a write wait in the cache (0s: not at all)";
     let Time(depth) = value(args.write_cache_depth, ask, question, Time(DEPTH))?;
-    let mount = mount(args, content, ask)?;
+    let mount = mount(args, primary_path.is_some(), content, ask)?;
     let depth = (!depth.is_zero()).then_some(Time(depth));
     Ok(Answers {
         primary,
@@ -173,9 +173,8 @@ fn cache(
     if !path.exists() {
         let whole = std::path::absolute(&path)?;
         if size.is_none() || whole.starts_with("/dev") {
-            bail!(
-                "cache {shown}: there is no such device; a new file needs a size: {shown},size=10GiB"
-            );
+            let hint = format!("a new file needs a size: {shown},size=10GiB");
+            bail!("cache {shown}: there is no such device; {hint}");
         }
         return Ok((whole, size, false));
     }
@@ -226,9 +225,10 @@ fn name(args: &SetupArgs, primary: &str, ask: &mut Questions) -> anyhow::Result<
     Ok(ask.ask("what to call the volume", &usual)?.unwrap_or(usual))
 }
 
-/// Where to mount the file system that is on the primary.
+/// Where to mount the file system that is on the primary. One on a network is not looked into.
 fn mount(
     args: &SetupArgs,
+    is_local: bool,
     content: Option<&str>,
     ask: &mut Questions,
 ) -> anyhow::Result<Option<PathBuf>> {
@@ -241,20 +241,19 @@ fn mount(
         },
         None => return Ok(None),
     };
-    if !has_files {
+    let shown = place.display();
+    if is_local && !has_files {
         let holds = content.unwrap_or("nothing");
         bail!(
-            "--mount {}: the primary holds {holds}, not a file system; leave it out, then: \
-             forebay attach, mkfs, forebay attach --mount",
-            place.display()
+            "--mount {shown}: the primary holds {holds}, not a file system; leave it out, then: \
+             forebay attach, mkfs, forebay attach --mount"
         );
     }
     if !place.is_absolute() {
-        bail!("--mount {}: name it from the root", place.display());
+        bail!("--mount {shown}: name it from the root");
     }
-    let taken = place.read_dir().is_ok_and(|mut entries| entries.next().is_some());
-    if taken {
-        bail!("--mount {}: the directory is not empty", place.display());
+    if place.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!("--mount {shown}: the directory is not empty");
     }
     Ok(Some(place))
 }

@@ -76,6 +76,13 @@ pub fn run(args: &SetupArgs) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("setup writes to {} and starts a service; run it as root", args.config.display());
     }
+    if !args.no_start && Daemon::default().client().status().is_ok() {
+        let config = args.config.display();
+        bail!(
+            "a server runs, and setup would interrupt it; to change it: edit {config}, then \
+             systemctl reload forebay; to begin again: forebay stop --drain"
+        );
+    }
     let mut questions = Questions::on_terminal(!args.yes);
     let answers = answers::find(args, &host, &mut questions)?;
     let plan = Plan::new(&answers, &host)?;

@@ -16,9 +16,8 @@ pub enum TraceCommand {
     ///
     /// The server creates the file and writes it. Ctrl-C ends the recording. Clients never wait for
     /// it: if the file is too slow, requests are left out and counted.
-    #[command(
-        after_help = "Example:\n  forebay trace record db --out /var/tmp/db.trace --seconds 60"
-    )]
+    #[command(after_help = "Example:\n  \
+            forebay trace record db --out /var/lib/forebay/db.trace --seconds 60")]
     Record(RecordArgs),
     /// Send the requests of a trace to a volume, and measure
     ///
