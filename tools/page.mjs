@@ -89,8 +89,12 @@ async function serve() {
   const server = spawn(binary, ["serve", "--config", at("forebay.toml")], { stdio: ["ignore", "pipe", log], env });
   started.push(server);
   await new Promise((resolve, reject) => {
-    server.stdout.once("data", resolve);
-    server.once("exit", () => reject(new Error(fs.readFileSync(at("serve.log"), "utf8"))));
+    const fail = () => reject(new Error(fs.readFileSync(at("serve.log"), "utf8")));
+    server.once("exit", fail);
+    server.stdout.once("data", () => {
+      server.off("exit", fail);
+      resolve();
+    });
   });
   return server;
 }
