@@ -89,8 +89,12 @@ async function serve() {
   const server = spawn(binary, ["serve", "--config", at("forebay.toml")], { stdio: ["ignore", "pipe", log], env });
   started.push(server);
   await new Promise((resolve, reject) => {
-    server.stdout.once("data", resolve);
-    server.once("exit", () => reject(new Error(fs.readFileSync(at("serve.log"), "utf8"))));
+    const fail = () => reject(new Error(fs.readFileSync(at("serve.log"), "utf8")));
+    server.once("exit", fail);
+    server.stdout.once("data", () => {
+      server.off("exit", fail);
+      resolve();
+    });
   });
   return server;
 }
@@ -175,9 +179,9 @@ async function checkNumbers(page, site) {
   const status = await ask(site, "/v1/status");
   check("nothing is at risk after a drain", status.cache.dirty_bytes === 0, status.cache);
   await until("the page says so", async () => (await text(page, "#risk")).startsWith("Nothing is at risk"));
-  const settings = await page.evaluate(() => document.querySelectorAll("#settings tbody tr").length);
-  check("every setting is there", settings === status.settings.length, settings);
-  check("the drain is there", (await page.locator("#drains tbody tr").count()) === 1);
+  await until("every setting is there", async () =>
+    (await page.locator("#settings tbody tr").count()) === status.settings.length);
+  await until("the drain is there", async () => (await page.locator("#drains tbody tr").count()) === 1);
 }
 
 function micros(value) {

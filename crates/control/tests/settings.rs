@@ -16,7 +16,8 @@ fn file_with(section: Section, line: &str) -> String {
         if given { String::new() } else { format!("{key} = {value}\n") }
     };
     format!(
-        "[cache]\n{}{}\n[memory]\n{}\n[control]\n{}\n[web]\n{}\n[events]\n{}\n[server]\n{}{}\n[[volume]]\n{}{}{}\n",
+        "[cache]\n{}{}\n[memory]\n{}\n[control]\n{}\n[web]\n{}\n[events]\n{}\n\
+         [server]\n{}{}\n[[volume]]\n{}{}{}\n",
         required(Section::Cache, "path", "\"c\""),
         own(Section::Cache),
         own(Section::Memory),

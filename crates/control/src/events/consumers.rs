@@ -1,6 +1,6 @@
-//! Programs that are told of each event: a command, or a web server. Each has a thread and a
-//! bounded queue, and a limit on the time for an event; what does not fit is left out and counted in
-//! the log.
+//! Programs that are told of each event: a command, or a web server. Each has a thread, a bounded
+//! queue, and a limit on the time for an event. What does not fit is left out, and the log says how
+//! many.
 
 use std::io::{self, Write};
 use std::process::{Child, Command, Stdio};

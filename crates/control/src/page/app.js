@@ -147,7 +147,8 @@ function notePoint(volume) {
 /** An event that happens again has a new number, and replaces the one before. */
 function takeEvent(event) {
   state.lastEvent = Math.max(state.lastEvent, event.id);
-  if (event.count > 1) return listEvents();
+  // A list that cannot be had now comes with the next connection.
+  if (event.count > 1) return void listEvents().catch(() => {});
   state.events.set(event.id, event);
   while (state.events.size > EVENTS_MAX) state.events.delete(state.events.keys().next().value);
   showEvents();

@@ -155,8 +155,10 @@ impl Following {
                 biased;
                 _ = self.closing.wait_for(|closing| *closing) => return None,
                 update = self.updates.recv() => match update {
-                    Ok(Update::Event(event)) if event.id > self.last => self.backlog.push_back(event),
-                    Ok(Update::Event(_)) => {}
+                    Ok(Update::Event(event)) => {
+                        // It may have been in the list already.
+                        self.backlog.extend((event.id > self.last).then_some(event));
+                    }
                     Ok(Update::Acknowledged(who)) => {
                         return Message::default().event("acknowledged").json_data(who).ok();
                     }

@@ -98,7 +98,7 @@ pub struct Statistic {
     pub kind: Kind,
     /// What it counts.
     pub unit: Unit,
-    /// Whether it is also kept for each volume; the shard's number is then the sum over its volumes.
+    /// Whether it is kept for each volume; the shard's number is then the sum over its volumes.
     pub by_volume: bool,
     /// Its numbers.
     pub shape: Shape,

@@ -159,6 +159,12 @@ struct Serving {
 
 impl Serving {
     fn start(args: &ServeArgs, config: &Config, mut kept: Kept) -> anyhow::Result<Self> {
+        // Before anything is taken of what an earlier server has left.
+        let came = match (kept.is_successor(), kept.is_restart()) {
+            (true, _) => Came::TookOver,
+            (false, true) => Came::Restarted,
+            (false, false) => Came::Started,
+        };
         // First the checks that touch no device.
         let socket = config.control.socket.clone().unwrap_or_else(default_socket);
         let name = format!("control {}", socket.display());
@@ -169,11 +175,6 @@ impl Serving {
         let socket = socket.changed_by(config.control.changes);
         let clients = Endpoints::open(config, &mut kept)?;
         let web = Web::open(&config.web, &mut kept)?;
-        let came = match (kept.is_successor(), kept.is_restart()) {
-            (true, _) => Came::TookOver,
-            (false, true) => Came::Restarted,
-            (false, false) => Came::Started,
-        };
         tracing::info!(control = %socket.path().display(), "opening");
         let mut endpoints: Vec<String> = clients.addresses().collect();
         let place = config.server.fuse.as_deref();

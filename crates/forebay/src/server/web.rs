@@ -20,8 +20,8 @@ pub struct Web {
 }
 
 impl Web {
-    /// Reads the token, and binds the socket unless an earlier server has left it; `None` if none is
-    /// configured.
+    /// Reads the token, and binds the socket unless an earlier server has left it; `None` without
+    /// a listener in the configuration.
     pub fn open(config: &WebConfig, kept: &mut Kept) -> anyhow::Result<Option<Self>> {
         let Some(listen) = &config.listen else { return Ok(None) };
         let listen = &listen.0;

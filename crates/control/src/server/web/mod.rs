@@ -55,8 +55,8 @@ pub struct WebServer {
 }
 
 impl WebServer {
-    /// Serves what `monitor` sees at `socket`: with a token over TCP, and for requests that name the
-    /// server by an address, `localhost`, or one of `hosts`.
+    /// Serves what `monitor` sees at `socket`: with a token over TCP, and for requests that name
+    /// the server by an address, `localhost`, or one of `hosts`.
     ///
     /// # Errors
     /// When the thread or the runtime cannot be created.

@@ -27,14 +27,14 @@ pub struct TopArgs {
     #[arg(long)]
     once: bool,
     /// Columns and rows of that picture
-    #[arg(long, value_name = "COLUMNSxROWS", default_value = "80x24", value_parser = columns_and_rows)]
+    #[arg(long, value_name = "COLUMNSxROWS", default_value = "80x24", value_parser = dimensions)]
     size: (u16, u16),
     #[command(flatten)]
     daemon: Daemon,
 }
 
 /// Parses the size of a picture.
-fn columns_and_rows(text: &str) -> Result<(u16, u16), String> {
+fn dimensions(text: &str) -> Result<(u16, u16), String> {
     let parsed = text.split_once('x').and_then(|(columns, rows)| {
         let size: (u16, u16) = (columns.parse().ok()?, rows.parse().ok()?);
         ((20..=500).contains(&size.0) && (5..=200).contains(&size.1)).then_some(size)

@@ -46,8 +46,8 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model) {
         Constraint::Length(problem_rows),
         Constraint::Length(2),
         Constraint::Length(1),
-        Constraint::Min(volumes.saturating_add(1).min(6)),
-        Constraint::Length(DETAIL_ROWS),
+        Constraint::Length(volumes.saturating_add(2)),
+        Constraint::Min(DETAIL_ROWS),
         Constraint::Length(EVENT_ROWS),
         Constraint::Length(1),
     ]);
@@ -122,11 +122,10 @@ fn risk_lines(cache: &CacheStatus, all: &StatisticsStatus) -> Vec<Line<'static>>
     ]);
     let per_second = all.cache.written_bytes_per_day / 86_400.0;
     let wear = Line::from(format!(
-        "SSD      {}/s written, {} per day at this rate; {} of data in {}",
+        "SSD      {}/s written, {} per day at this rate; holds {}",
         Size(per_second as u64),
         Size(all.cache.written_bytes_per_day as u64),
-        Size(cache.cached_bytes),
-        Size(cache.size)
+        Size(cache.cached_bytes)
     ));
     vec![risk, wear]
 }
