@@ -25,11 +25,11 @@ impl KernelLog {
         Ok(Self(file))
     }
 
-    /// The messages that name this device, except that its size has changed.
+    /// The messages since the last call that name this device, except that its size has changed.
     ///
     /// # Errors
     /// When the kernel has overwritten messages that were not read yet.
-    pub fn about(mut self, device: &Path) -> anyhow::Result<Vec<String>> {
+    pub fn about(&mut self, device: &Path) -> anyhow::Result<Vec<String>> {
         let name = device.file_name().context("a device has a name")?.to_string_lossy();
         let mut found = Vec::new();
         let mut message = vec![0; MESSAGE];

@@ -130,18 +130,18 @@ fn on(
         shards: 2,
         more: Vec::new(),
     };
-    let kernel = KernelLog::from_now()?;
     let mut kept = Kept::start(&binary, &place, &setting)?;
     let device = kept.attach()?;
+    let mut kernel = KernelLog::from_now()?;
     finish(tool(make[0]).args(&make[1..]).arg(&device))?;
     let mounted = cleanup::mount_with(&device, &place.path("mnt"), "noatime")?;
     let (operations, events, disk) = exercise(args, fsx, &place, &kept, &programs)?;
     drop(mounted);
     finish(tool(check[0]).args(&check[1..]).arg(&device))?;
-    kept.stop()?;
     let trouble = kernel.about(&device)?;
     let trouble: Vec<_> = trouble.iter().filter(|text| !is_known(text)).collect();
     ensure!(trouble.is_empty(), "the kernel's log: {trouble:?}");
+    kept.stop()?;
     Ok(Seen { name, operations, events, disk })
 }
 
