@@ -192,10 +192,9 @@ fn exercise(
             over.store(true, Relaxed);
             director.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the events panicked")))
         });
-        let failed: anyhow::Result<()> = jobs
-            .into_iter()
-            .map(|job| job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job panicked"))))
-            .collect();
+        let failed: anyhow::Result<()> = jobs.into_iter().try_for_each(|job| {
+            job.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a job panicked")))
+        });
         stop.store(true, Relaxed);
         let probed = probe.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the probe panicked")));
         (failed, events, probed)
@@ -287,7 +286,7 @@ pub fn quick(forebay: PathBuf) -> Args {
         operations: 16_000,
         round: 2_000,
         jobs: 2,
-        millis: 300,
+        millis: 1_100,
         next: None,
         seed: 1,
     }

@@ -37,7 +37,7 @@ const DATABASE: &str = "tpcc";
 const DISK: u64 = 2 << 30;
 /// Size of the cache, in bytes.
 const CACHE: u64 = 512 << 20;
-/// Time before the first event.
+/// Maximum time before the first event.
 const RAMP: Duration = Duration::from_secs(10);
 /// Most time that one event takes, in the schedule's estimate.
 const EVENT: Duration = Duration::from_secs(20);
@@ -218,13 +218,14 @@ fn watch(
             watch.stop.store(true, Relaxed);
             done
         });
-        std::thread::sleep(RAMP);
+        let ramp = RAMP.min(Duration::from_millis(args.millis));
+        std::thread::sleep(ramp);
         let numbers = Numbers::new(args.seed);
         let interval = Duration::from_millis(args.millis);
         let stop = &watch.stop;
         let mut events = Events { kept, programs, interval, numbers, stop };
         let events = events.all(args.kinds(), |done| tell(args, done, &disk));
-        std::thread::sleep(RAMP / 2);
+        std::thread::sleep(ramp);
         watch.stop.store(true, Relaxed);
         stop_probe.store(true, Relaxed);
         let panicked = |_| Err(anyhow::anyhow!("a client panicked"));
