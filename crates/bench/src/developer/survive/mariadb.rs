@@ -1,7 +1,7 @@
-//! MariaDB under TPC-C on an attached disk with XFS, over kills and upgrades of the server. There may
-//! be no error: none in the kernel's log, none of MariaDB, none of its clients. Every order whose
-//! commit a client saw must be there, and the consistency conditions must hold: while the server
-//! runs, after the disk was mounted again, and on the primary alone after a drain.
+//! MariaDB under TPC-C on an attached disk with XFS, over kills and upgrades of the server. There
+//! may be no error: none in the kernel's log, none of MariaDB, none of its clients. Every order
+//! whose commit a client saw must be there, and the consistency conditions must hold: while the
+//! server runs, after the disk was mounted again, and on the primary alone after a drain.
 //!
 //! A probe on the same file system shows how long the disk did not answer; transactions show more,
 //! since MariaDB has pauses of its own.
@@ -315,8 +315,8 @@ fn present(args: &Args, setting: &Setting, seen: &Seen) -> anyhow::Result<()> {
         seen.rounds
     );
     println!(
-        "0.9 of the transactions of the 5 s before, as the mean of a second, within 5 s: after {:.0} \
-         % of {} events; at {:.0} % of {} moments without an event",
+        "0.9 of the transactions of the 5 s before, as the mean of a second, within 5 s: after \
+         {:.0} % of {} events; at {:.0} % of {} moments without an event",
         share * 100.0,
         back.len(),
         without * 100.0,

@@ -1,6 +1,6 @@
-//! fio over NBD, which verifies all that it reads. In an upgrade its connections are handed over: it
-//! cannot connect again, so the first one that breaks is an error. Kills break connections, so there
-//! a client that connects again is in between: QEMU's, with `reconnect-delay`.
+//! fio over NBD, which verifies all that it reads. In an upgrade its connections are handed over:
+//! it cannot connect again, so the first one that breaks is an error. Kills break connections, so a
+//! client that connects again is in between there: QEMU's, with `reconnect-delay`.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

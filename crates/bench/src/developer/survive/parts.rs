@@ -1,5 +1,5 @@
-//! What a pause consists of: the server of a full cache is killed while a client writes to its disk,
-//! and the times of log lines divide the client's pause.
+//! What a pause consists of: the server of a full cache is killed while a client writes to its
+//! disk, and the times of log lines divide the client's pause.
 //!
 //! | part | from | to |
 //! |---|---|---|
