@@ -33,11 +33,34 @@ enum Undo {
     /// Kill a keeper and the processes that it has started.
     KillFamily(Arc<Mutex<Child>>),
     Unmount(PathBuf),
-    Detach(PathBuf),
+    Detach(Loop),
     /// Detach a loop device and free its number, which is ours too.
-    DetachNumber(PathBuf),
+    DetachNumber(Loop),
     Remove(PathBuf),
     Disband(PathBuf),
+}
+
+/// A loop device, and what it is made of: another program may get its number as soon as it is free.
+struct Loop {
+    device: PathBuf,
+    backing: String,
+}
+
+impl Loop {
+    fn of(device: &Path) -> anyhow::Result<Self> {
+        let backing = backing(device).with_context(|| format!("{}", device.display()))?;
+        Ok(Self { device: device.to_owned(), backing })
+    }
+
+    fn is_attached(&self) -> bool {
+        backing(&self.device).is_ok_and(|now| now == self.backing)
+    }
+}
+
+/// The file that a loop device is made of, as the kernel shows it.
+fn backing(device: &Path) -> std::io::Result<String> {
+    let name = device.file_name().unwrap_or_default();
+    fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file"))
 }
 
 struct State {
@@ -117,8 +140,8 @@ fn undo(step: Undo) {
         Undo::Kill(child) => kill(&mut lock(child)),
         Undo::KillFamily(child) => kill_family(&mut lock(child)),
         Undo::Unmount(path) => leave(path),
-        Undo::Detach(device) => detach(device),
-        Undo::DetachNumber(device) => detach(device).map(|()| give_back(device)),
+        Undo::Detach(attached) => detach(attached),
+        Undo::DetachNumber(attached) => detach(attached).map(|()| give_back(&attached.device)),
         Undo::Remove(path) if path.exists() => fs::remove_dir_all(path).map_err(Into::into),
         Undo::Remove(_) => Ok(()),
         Undo::Disband(group) => disband(group),
@@ -174,15 +197,13 @@ fn leave(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Detaches a loop device and waits until it is gone: the command alone only requests that.
-fn detach(device: &Path) -> anyhow::Result<()> {
-    let name = device.file_name().context("a device has a name")?;
-    let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+fn detach(attached: &Loop) -> anyhow::Result<()> {
     let limit = Instant::now() + PATIENCE;
-    while backing.exists() {
-        let output = tool("losetup").arg("-d").arg(device).output()?;
+    while attached.is_attached() {
+        let output = tool("losetup").arg("-d").arg(&attached.device).output()?;
         if Instant::now() > limit {
             let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{} is still attached: {said}", device.display());
+            bail!("{} is still attached: {said}", attached.device.display());
         }
         std::thread::sleep(STEP);
     }
@@ -239,13 +260,14 @@ pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
         let mut command = tool("losetup");
         command.args(["--find", "--show", "--direct-io=on", "--sector-size=4096"]).arg(file);
         let device = PathBuf::from(finish(&mut command)?.trim());
-        Ok((device.clone(), Undo::Detach(device)))
+        let attached = Loop::of(&device)?;
+        Ok((device, Undo::Detach(attached)))
     })
 }
 
 /// Registers a loop device made by one of our programs.
 pub fn attached(device: &Path) -> anyhow::Result<Held> {
-    let (_, held) = make(|| Ok(((), Undo::Detach(device.to_owned()))))?;
+    let (_, held) = make(|| Ok(((), Undo::Detach(Loop::of(device)?))))?;
     Ok(held)
 }
 
@@ -253,7 +275,7 @@ pub fn attached(device: &Path) -> anyhow::Result<Held> {
 pub fn loop_named(device: &Path, file: &Path) -> anyhow::Result<Held> {
     let (_, held) = make(|| {
         finish(tool("losetup").arg("--direct-io=on").arg(device).arg(file))?;
-        Ok(((), Undo::DetachNumber(device.to_owned())))
+        Ok(((), Undo::DetachNumber(Loop::of(device)?)))
     })?;
     Ok(held)
 }
