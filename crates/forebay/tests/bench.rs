@@ -1,6 +1,7 @@
 //! `forebay bench`: wrong usage and missing programs give clear errors; a short run of a benchmark
 //! with every kind of setup leaves a complete report and nothing else; a database on a mounted disk
-//! survives the simultaneous death of server and cache.
+//! survives the simultaneous death of server and cache; a database and file systems do not notice
+//! that a server with a keeper is killed and upgraded.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Once;
 
-use forebay_bench::developer::crash;
+use forebay_bench::developer::{crash, survive};
 use forebay_bench::report::Report;
 use forebay_bench::rig::cleanup;
 
@@ -287,8 +288,7 @@ fn postgres_on_each_way_to_store_blocks_is_whole() {
 
 #[test]
 fn a_database_survives_the_death_of_server_and_cache_together() {
-    if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-        eprintln!("skipped: root and FUSE are needed for a disk");
+    if !can_have_disks() {
         return;
     }
     let args = crash::quick(PathBuf::from(env!("CARGO_BIN_EXE_forebay")));
@@ -341,4 +341,35 @@ fn ones_own_volume_is_read_and_never_written() {
     assert!(code == Some(1) && said.contains("served: db"), "{said}");
     server.kill().expect("it is our child");
     server.wait().expect("it is our child");
+}
+
+#[test]
+fn a_database_does_not_notice_kills_and_upgrades() {
+    if !can_have_disks() {
+        return;
+    }
+    let args = survive::mariadb::quick(PathBuf::from(env!("CARGO_BIN_EXE_forebay")));
+    if let Err(error) = survive::mariadb::run(&args) {
+        panic!("{error:#}");
+    }
+}
+
+#[test]
+fn file_systems_under_fsx_do_not_notice_kills_and_upgrades() {
+    if !can_have_disks() {
+        return;
+    }
+    let args = survive::fsx::quick(PathBuf::from(env!("CARGO_BIN_EXE_forebay")));
+    if let Err(error) = survive::fsx::run(&args) {
+        panic!("{error:#}");
+    }
+}
+
+/// Whether this machine lets a benchmark make disks; prints why if not.
+fn can_have_disks() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("skipped: root and FUSE are needed for a disk");
+    }
+    can
 }

@@ -1,7 +1,9 @@
-//! Reads of 4 KiB at depth 32 that hit RAM, through a loop device over a file of Forebay's mount,
-//! compared with one over the FUSE export of qemu-storage-daemon, whose data is a file in memory.
+//! Reads of 4 KiB at depth 32 that hit RAM, through a loop device over a file of Forebay's mount:
+//! with a keeper, as by default, so that requests come over `/dev/fuse` and survive the server; and
+//! without one, over io_uring. Both are compared with one over the FUSE export of
+//! qemu-storage-daemon, whose data is a file in memory.
 //!
-//! Both run all the time and are measured in turns by fio; the ratio is that of the medians.
+//! All run all the time and are measured in turns by fio; ratios are those of the medians.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +19,7 @@ use crate::load::fio::{RandomReads, median};
 use crate::report::kept::{Row, keep};
 use crate::report::table::{Table, verdict};
 use crate::rig::cleanup::{self, Process};
+use crate::rig::kept::Kept;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 
@@ -37,33 +40,43 @@ pub struct Args {
     /// Threads of Forebay
     #[arg(long, default_value_t = 1)]
     shards: u16,
-    /// How the kernel passes on requests: auto, io-uring, device
-    #[arg(long, default_value = "auto")]
-    fuse_transport: String,
 }
 
 /// Runs the comparison.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "this needs root: it mounts and makes disks");
-    let place = Place::new(args.hits.common.dir.as_deref())?;
+    let parent = args.hits.common.dir.as_deref();
+    let (place, kept_place) = (Place::new(parent)?, Place::new(parent)?);
     let size = args.hits.size();
+    let binary = binary(args.hits.common.forebay.as_deref())?;
+    let setting = args.hits.setting(&kept_place, args.shards, size * 2)?;
+    let mut kept = Kept::start(&binary, &kept_place, &setting)?;
     let volumes = place.path("volumes");
     fs::create_dir_all(&volumes)?;
     let mut setting = args.hits.setting(&place, args.shards, size * 2)?;
     setting.more.push(format!("--fuse={}", volumes.display()));
-    setting.more.push(format!("--fuse-transport={}", args.fuse_transport));
-    let forebay = Server::forebay(&binary(args.hits.common.forebay.as_deref())?, &place, &setting)?;
-    forebay.load(&hits::fill(size), |_| {})?;
-    forebay.drain()?;
+    let alone = Server::forebay(&binary, &place, &setting)?;
+    for server in [kept.server(), &alone] {
+        server.load(&hits::fill(size), |_| {})?;
+        server.drain()?;
+    }
     let qemu = Qemu::start(&place, size)?;
-    let (ours, our_hold) = cleanup::loop_device(&volumes.join(forebay.export))?;
-    let (theirs, their_hold) = cleanup::loop_device(&qemu.file)?;
-    let before = forebay.status()?;
-    let both = [(forebay.process(), ours.as_path()), (&qemu.process, theirs.as_path())];
-    let figures = compare(args, both, size)?;
-    hits::ensure_ram(&forebay, &before)?;
-    drop((our_hold, their_hold));
-    forebay.stop()?;
+    let kept_disk = kept.attach()?;
+    let (alone_disk, alone_hold) = cleanup::loop_device(&volumes.join(alone.export))?;
+    let (qemu_disk, qemu_hold) = cleanup::loop_device(&qemu.file)?;
+    let before = [kept.server().status()?, alone.status()?];
+    let all = [
+        (kept.server().process(), kept_disk.as_path()),
+        (alone.process(), alone_disk.as_path()),
+        (&qemu.process, qemu_disk.as_path()),
+    ];
+    let figures = compare(args, all, size)?;
+    for (server, before) in [kept.server(), &alone].into_iter().zip(&before) {
+        hits::ensure_ram(server, before)?;
+    }
+    drop((alone_hold, qemu_hold));
+    alone.stop()?;
+    kept.stop()?;
     present(&setting, &figures)
 }
 
@@ -111,20 +124,26 @@ impl Drop for Qemu {
     }
 }
 
-/// Measures both in turns.
-fn compare(args: &Args, both: [(&Process, &Path); 2], size: u64) -> anyhow::Result<Value> {
+/// The columns, in order.
+const NAMES: [&str; 3] = ["with keeper", "without", "qemu-storage-daemon"];
+
+/// Rates and costs of the three.
+struct Figures {
+    rates: [f64; 3],
+    costs: [f64; 3],
+    turns: Value,
+}
+
+/// Measures all in turns.
+fn compare(args: &Args, all: [(&Process, &Path); 3], size: u64) -> anyhow::Result<Figures> {
     let Turns { rates, costs } = args.hits.in_turns("fio", |which, _| {
-        let (process, disk) = both[which];
+        let (process, disk) = all[which];
         let before = process.cpu();
         let rate = fio(args, disk, size)?;
         Ok((rate, process.cpu() - before))
     })?;
-    let turns = json!({ "ours": rates[0], "other": rates[1] });
-    let ([ours, other], [cost, other_cost]) = (rates.map(median), costs.map(median));
-    Ok(json!({
-        "ours": ours, "other": other, "ratio": ours / other, "cpu_us": cost,
-        "other_cpu_us": other_cost, "turns": turns,
-    }))
+    let turns = json!({ "names": NAMES, "rates": rates, "cpu_us": costs });
+    Ok(Figures { rates: rates.map(median), costs: costs.map(median), turns })
 }
 
 fn fio(args: &Args, device: &Path, size: u64) -> anyhow::Result<f64> {
@@ -133,52 +152,41 @@ fn fio(args: &Args, device: &Path, size: u64) -> anyhow::Result<f64> {
     RandomReads { place, depth: DEPTH, jobs: 1, size, seconds: args.hits.seconds }.run()
 }
 
-fn present(setting: &Setting, figures: &Value) -> anyhow::Result<()> {
-    let number = |name: &str| figures[name].as_f64().unwrap_or(f64::NAN);
-    let mut table = Table::new(&[
-        "4 KiB random reads through a loop device, 32 in flight",
-        "Forebay",
-        "qemu-storage-daemon",
-        "target",
-        "",
-    ]);
-    table.row([
-        "IOPS".to_owned(),
-        format!("{:.0}", number("ours")),
-        format!("{:.0}", number("other")),
-        String::new(),
-        String::new(),
-    ]);
-    let ratio = number("ratio");
-    table.row([
-        "ratio".to_owned(),
-        format!("{ratio:.2}"),
-        "1".to_owned(),
-        format!(">= {TARGET:.1}"),
-        verdict(ratio >= TARGET),
-    ]);
-    let cost = number("cpu_us");
-    table.row([
-        "CPU µs of the daemon, each".to_owned(),
-        format!("{cost:.2}"),
-        format!("{:.2}", number("other_cpu_us")),
-        format!("<= {CPU_TARGET:.1}"),
-        verdict(cost <= CPU_TARGET),
-    ]);
+fn present(setting: &Setting, figures: &Figures) -> anyhow::Result<()> {
+    let Figures { rates, costs, turns } = figures;
+    let [kept, alone, qemu] = *rates;
+    let ratios = rates.map(|rate| rate / qemu);
+    let what = "4 KiB random reads through a loop device, 32 in flight";
+    let mut table = Table::new(&[what, NAMES[0], NAMES[1], NAMES[2], "target", ""]);
+    let mut row = |name: &str, cells: [String; 3], target: String, met: String| {
+        table.row([name.to_owned()].into_iter().chain(cells).chain([target, met]));
+    };
+    row("IOPS", rates.map(|rate| format!("{rate:.0}")), String::new(), String::new());
+    let met = ratios[0].min(ratios[1]) >= TARGET;
+    let cells = ratios.map(|ratio| format!("{ratio:.2}"));
+    row("ratio", cells, format!(">= {TARGET:.1}"), verdict(met));
+    let cells = costs.map(|cost| format!("{cost:.2}"));
+    let cheap = costs[1] <= CPU_TARGET;
+    row("CPU µs of the daemon, each", cells, format!("<= {CPU_TARGET:.1} without"), verdict(cheap));
     println!("{}", setting.describe());
     table.print();
-    let mut figures = figures.clone();
-    figures["setting"] = json!(setting.describe());
-    let (ours, other) = (number("ours"), number("other"));
     let hits = "RAM hits through a loop device, over qemu-storage-daemon";
+    let ratio =
+        |of: usize| format!("{:.0} / {qemu:.0} reads/s, ratio {:.2}", rates[of], ratios[of]);
     let rows = vec![
-        Row::new(hits, format!("{ours:.0} / {other:.0} reads/s, ratio {ratio:.2}"))
-            .with_target(format!(">= {TARGET:.1}"), ratio >= TARGET),
+        Row::new(format!("{hits}: with a keeper"), ratio(0))
+            .with_target(format!(">= {TARGET:.1}"), ratios[0] >= TARGET),
+        Row::new("the same without a keeper", ratio(1))
+            .with_target(format!(">= {TARGET:.1}"), ratios[1] >= TARGET),
         Row::new(
-            "the same, CPU of the daemon per read",
-            format!("{cost:.2} µs ({:.2})", number("other_cpu_us")),
+            "the same, CPU of the daemon per read: with / without a keeper",
+            format!("{:.2} / {:.2} µs ({:.2})", costs[0], costs[1], costs[2]),
         )
-        .with_target(format!("<= {CPU_TARGET:.1}"), cost <= CPU_TARGET),
+        .with_target(format!("<= {CPU_TARGET:.1} without"), cheap),
     ];
+    let figures = json!({
+        "setting": setting.describe(), "with_keeper": kept, "without": alone, "other": qemu,
+        "ratios": ratios, "cpu_us": costs, "turns": turns,
+    });
     keep("fuse", rows, figures)
 }

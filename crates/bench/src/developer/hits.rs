@@ -32,12 +32,11 @@ pub struct Hits {
     mib: u64,
 }
 
-/// Two servers measured in turns: requests per second of each, and CPU time per request in
+/// Servers measured in turns: requests per second of each, and CPU time per request in
 /// microseconds, turn by turn.
-#[derive(Default)]
-pub struct Turns {
-    pub rates: [Vec<f64>; 2],
-    pub costs: [Vec<f64>; 2],
+pub struct Turns<const N: usize> {
+    pub rates: [Vec<f64>; N],
+    pub costs: [Vec<f64>; N],
 }
 
 impl Hits {
@@ -60,17 +59,18 @@ impl Hits {
         })
     }
 
-    /// Measures two servers in turns. `one` gets the numbers of the server and the turn; it returns
+    /// Measures servers in turns. `one` gets the numbers of the server and the turn; it returns
     /// requests per second, and the server's CPU time.
-    pub fn in_turns(
+    pub fn in_turns<const N: usize>(
         &self,
         name: &str,
         mut one: impl FnMut(usize, usize) -> anyhow::Result<(f64, Duration)>,
-    ) -> anyhow::Result<Turns> {
-        let mut turns = Turns::default();
+    ) -> anyhow::Result<Turns<N>> {
+        let none = || std::array::from_fn(|_| Vec::new());
+        let mut turns = Turns { rates: none(), costs: none() };
         for round in 0..self.rounds {
             progress(&format!("{name}, turn {} of {}", round + 1, self.rounds));
-            for server in 0..2 {
+            for server in 0..N {
                 let (rate, cpu) = one(server, round)?;
                 turns.rates[server].push(rate);
                 turns.costs[server].push(cpu.as_secs_f64() * 1e6 / (rate * self.seconds as f64));

@@ -12,6 +12,7 @@ mod nbd_hits;
 mod rd;
 mod restart;
 mod shards;
+pub mod survive;
 
 use clap::Subcommand;
 
@@ -48,6 +49,8 @@ pub enum Part {
     DirtyLimit(dirty_limit::Args),
     /// MariaDB under TPC-C on a mounted disk: server and cache killed together, over and over
     Crash(crash::Args),
+    /// Real programs on disks and volumes of a server that is killed and upgraded under them
+    Survive(survive::Args),
     /// Real servers under a random operator, with clients that check everything
     Operator(operator::Args),
     /// Print rows of the table of results from the JSON of benchmarks
@@ -73,6 +76,7 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::Shards(args) => shards::run(args),
         Part::DirtyLimit(args) => dirty_limit::run(args),
         Part::Crash(args) => crash::run(args),
+        Part::Survive(args) => survive::run(args),
         Part::Operator(args) => operator::run(args),
         Part::Report(args) => rows::run(args),
     })

@@ -4,6 +4,7 @@
 pub mod client;
 pub mod content;
 pub mod fio;
+pub mod pulse;
 pub mod runs;
 pub mod sample;
 

@@ -30,12 +30,37 @@ const USER_HZ: u64 = 100;
 /// How a resource is removed.
 enum Undo {
     Kill(Arc<Mutex<Child>>),
+    /// Kill a keeper and the processes that it has started.
+    KillFamily(Arc<Mutex<Child>>),
     Unmount(PathBuf),
-    Detach(PathBuf),
+    Detach(Loop),
     /// Detach a loop device and free its number, which is ours too.
-    DetachNumber(PathBuf),
+    DetachNumber(Loop),
     Remove(PathBuf),
     Disband(PathBuf),
+}
+
+/// A loop device, and what it is made of: another program may get its number as soon as it is free.
+struct Loop {
+    device: PathBuf,
+    backing: String,
+}
+
+impl Loop {
+    fn of(device: &Path) -> anyhow::Result<Self> {
+        let backing = backing(device).with_context(|| format!("{}", device.display()))?;
+        Ok(Self { device: device.to_owned(), backing })
+    }
+
+    fn is_attached(&self) -> bool {
+        backing(&self.device).is_ok_and(|now| now == self.backing)
+    }
+}
+
+/// The file that a loop device is made of, as the kernel shows it.
+fn backing(device: &Path) -> std::io::Result<String> {
+    let name = device.file_name().unwrap_or_default();
+    fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file"))
 }
 
 struct State {
@@ -113,9 +138,10 @@ fn undo_all(state: &mut State) {
 fn undo(step: Undo) {
     let outcome = match &step {
         Undo::Kill(child) => kill(&mut lock(child)),
+        Undo::KillFamily(child) => kill_family(&mut lock(child)),
         Undo::Unmount(path) => leave(path),
-        Undo::Detach(device) => detach(device),
-        Undo::DetachNumber(device) => detach(device).map(|()| give_back(device)),
+        Undo::Detach(attached) => detach(attached),
+        Undo::DetachNumber(attached) => detach(attached).map(|()| give_back(&attached.device)),
         Undo::Remove(path) if path.exists() => fs::remove_dir_all(path).map_err(Into::into),
         Undo::Remove(_) => Ok(()),
         Undo::Disband(group) => disband(group),
@@ -129,6 +155,30 @@ fn kill(child: &mut Child) -> anyhow::Result<()> {
     child.kill()?;
     child.wait()?;
     Ok(())
+}
+
+/// A stopped keeper starts nothing and reaps nothing, so its children's numbers stay theirs.
+fn kill_family(keeper: &mut Child) -> anyhow::Result<()> {
+    if keeper.try_wait()?.is_some() {
+        return Ok(());
+    }
+    send(keeper.id(), Signal::STOP)?;
+    for child in children(keeper.id()) {
+        send(child, Signal::KILL)?;
+    }
+    kill(keeper)
+}
+
+/// Sends a signal to a process.
+pub fn send(pid: u32, signal: Signal) -> anyhow::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    Ok(kill_process(pid.context("it has a process number")?, signal)?)
+}
+
+/// The children of a process with one thread that starts them, oldest first.
+pub fn children(pid: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|child| child.parse().ok()).collect()
 }
 
 /// Unmounts a file system. If it stays busy after some retries, detaches it lazily.
@@ -147,15 +197,13 @@ fn leave(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Detaches a loop device and waits until it is gone: the command alone only requests that.
-fn detach(device: &Path) -> anyhow::Result<()> {
-    let name = device.file_name().context("a device has a name")?;
-    let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
+fn detach(attached: &Loop) -> anyhow::Result<()> {
     let limit = Instant::now() + PATIENCE;
-    while backing.exists() {
-        let output = tool("losetup").arg("-d").arg(device).output()?;
+    while attached.is_attached() {
+        let output = tool("losetup").arg("-d").arg(&attached.device).output()?;
         if Instant::now() > limit {
             let said = String::from_utf8_lossy(&output.stderr);
-            bail!("{} is still attached: {said}", device.display());
+            bail!("{} is still attached: {said}", attached.device.display());
         }
         std::thread::sleep(STEP);
     }
@@ -212,24 +260,36 @@ pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
         let mut command = tool("losetup");
         command.args(["--find", "--show", "--direct-io=on", "--sector-size=4096"]).arg(file);
         let device = PathBuf::from(finish(&mut command)?.trim());
-        Ok((device.clone(), Undo::Detach(device)))
+        let attached = Loop::of(&device)?;
+        Ok((device, Undo::Detach(attached)))
     })
+}
+
+/// Registers a loop device made by one of our programs.
+pub fn attached(device: &Path) -> anyhow::Result<Held> {
+    let (_, held) = make(|| Ok(((), Undo::Detach(Loop::of(device)?))))?;
+    Ok(held)
 }
 
 /// Creates a loop device with a given name, with 512-byte sectors.
 pub fn loop_named(device: &Path, file: &Path) -> anyhow::Result<Held> {
     let (_, held) = make(|| {
         finish(tool("losetup").arg("--direct-io=on").arg(device).arg(file))?;
-        Ok(((), Undo::DetachNumber(device.to_owned())))
+        Ok(((), Undo::DetachNumber(Loop::of(device)?)))
     })?;
     Ok(held)
 }
 
-/// Mounts the file system on a device.
+/// Mounts the XFS file system on a device.
 pub fn mount(device: &Path, at: &Path) -> anyhow::Result<Held> {
+    mount_with(device, at, "noatime,nouuid")
+}
+
+/// Mounts the file system on a device with these options.
+pub fn mount_with(device: &Path, at: &Path, options: &str) -> anyhow::Result<Held> {
     let (_, held) = make(|| {
         fs::create_dir_all(at)?;
-        finish(tool("mount").args(["-o", "noatime,nouuid"]).arg(device).arg(at))?;
+        finish(tool("mount").args(["-o", options]).arg(device).arg(at))?;
         Ok(((), Undo::Unmount(at.to_owned())))
     })?;
     Ok(held)
@@ -292,6 +352,21 @@ impl Process {
     pub fn start(mut command: Command, log: &Path, piped: bool) -> anyhow::Result<Self> {
         // A server of ours is this process itself, not the child of a keeper.
         command.env("FOREBAY_NO_KEEPER", "1");
+        Self::spawn(command, log, piped, Undo::Kill)
+    }
+
+    /// Starts a server with a keeper, which is the process. Its standard error goes to `log`.
+    pub fn start_keeper(mut command: Command, log: &Path) -> anyhow::Result<Self> {
+        command.env_remove("FOREBAY_NO_KEEPER");
+        Self::spawn(command, log, true, Undo::KillFamily)
+    }
+
+    fn spawn(
+        mut command: Command,
+        log: &Path,
+        piped: bool,
+        end: fn(Arc<Mutex<Child>>) -> Undo,
+    ) -> anyhow::Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         let file = File::create(log).with_context(|| format!("{}", log.display()))?;
         let out = if piped { Stdio::piped() } else { file.try_clone()?.into() };
@@ -299,7 +374,7 @@ impl Process {
         let (child, held) = make(|| {
             let child = command.spawn().with_context(|| format!("starting {name}"))?;
             let child = Arc::new(Mutex::new(child));
-            Ok((Arc::clone(&child), Undo::Kill(child)))
+            Ok((Arc::clone(&child), end(child)))
         })?;
         let pid = lock(&child).id();
         Ok(Self { child, pid, log: log.to_owned(), name, held: Some(held) })
@@ -335,8 +410,7 @@ impl Process {
         {
             let mut child = lock(&self.child);
             if child.try_wait()?.is_none() {
-                let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-                kill_process(pid.context("it has a process number")?, Signal::TERM)?;
+                send(self.pid, Signal::TERM)?;
             }
         }
         let status = self.wait(patience)?;
@@ -405,9 +479,7 @@ pub fn cpu_of(pid: u32) -> Option<Duration> {
     let (_, rest) = text.rsplit_once(')')?;
     let fields = rest.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
     let ticks: u64 = fields.collect::<Result<Vec<_>, _>>().ok()?.iter().sum();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|child| cpu_of(child.parse().ok()?));
+    let children = children(pid).into_iter().filter_map(cpu_of);
     Some(Duration::from_millis(ticks * 1000 / USER_HZ) + children.sum())
 }
 

@@ -5,6 +5,8 @@ pub mod cleanup;
 pub mod disk;
 pub mod full_cache;
 pub mod image;
+pub mod kept;
+pub mod kernel_log;
 pub mod needs;
 pub mod place;
 pub mod san;

@@ -82,14 +82,19 @@ pub struct Server {
 impl Server {
     /// Starts Forebay and waits until it is ready.
     pub fn forebay(binary: &Path, place: &Place, setting: &Setting) -> anyhow::Result<Self> {
-        Self::start(binary, place, &setting.cache.0, &setting.arguments(place))
+        Self::start(binary, place, &setting.cache.0, &setting.arguments(place), false)
+    }
+
+    /// The same with a keeper, which is then the process and starts the server again if it dies.
+    pub fn with_keeper(binary: &Path, place: &Place, setting: &Setting) -> anyhow::Result<Self> {
+        Self::start(binary, place, &setting.cache.0, &setting.arguments(place), true)
     }
 
     /// Starts Forebay with a configuration file that has the sockets `cache.nbd` and
     /// `cache.control` in the place, and a volume `disk`.
     pub fn configured(binary: &Path, place: &Place, config: &Path) -> anyhow::Result<Self> {
         let arguments = ["serve".to_owned(), format!("--config={}", config.display())];
-        Self::start(binary, place, "cache", &arguments)
+        Self::start(binary, place, "cache", &arguments, false)
     }
 
     fn start(
@@ -97,12 +102,16 @@ impl Server {
         place: &Place,
         name: &str,
         arguments: &[String],
+        keeper: bool,
     ) -> anyhow::Result<Self> {
         let log = place.path(&format!("{name}.log"));
         let begin = Instant::now();
         let mut command = Command::new(binary);
         command.args(arguments);
-        let process = Process::start(command, &log, true)?;
+        let process = match keeper {
+            true => Process::start_keeper(command, &log)?,
+            false => Process::start(command, &log, true)?,
+        };
         let stdout = process.output()?;
         let mut server = Self {
             process,
@@ -235,6 +244,16 @@ impl Server {
 pub struct Status(Value);
 
 impl Status {
+    /// A field that is text.
+    pub fn text(&self, name: &str) -> &str {
+        self.0[name].as_str().unwrap_or_default()
+    }
+
+    /// A field that is a number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.0[name].as_u64()
+    }
+
     /// The value of a counter or level.
     pub fn counter(&self, name: &str) -> u64 {
         self.0["counters"][name].as_u64().unwrap_or(0)

@@ -13,6 +13,7 @@ use super::check::Journal;
 use super::schema::Scale;
 use super::transaction::{Kind, Order, Terminal};
 use super::values::Values;
+use crate::load::pulse::Pulse;
 use crate::load::sample::{Latency, Recorder};
 
 /// Whether a transaction must be repeated: after a deadlock, or a lock timeout.
@@ -79,12 +80,33 @@ pub struct Outcome {
     pub broken: Option<String>,
 }
 
+/// For an observer of a load while it runs.
+pub struct Watch {
+    /// Every completed transaction.
+    pub pulse: Pulse,
+    /// Whether the load shall end before its time.
+    pub stop: AtomicBool,
+}
+
+impl Watch {
+    /// For a load of at most this time.
+    pub fn new(time: Duration) -> Self {
+        Self { pulse: Pulse::new(time), stop: AtomicBool::new(false) }
+    }
+}
+
 /// State shared by all terminals.
-struct Shared {
+struct Shared<'a> {
     recorder: Recorder,
     counts: [AtomicU64; 7],
-    stop: AtomicBool,
+    watch: &'a Watch,
     broken: Mutex<Option<String>>,
+}
+
+impl Shared<'_> {
+    fn is_over(&self) -> bool {
+        self.watch.stop.load(Relaxed) || self.recorder.is_over()
+    }
 }
 
 /// Runs a load to its end, or until the server goes away. Every second, calls `progress` with the
@@ -95,6 +117,19 @@ struct Shared {
 pub fn run(
     connect: impl Fn() -> anyhow::Result<Conn>,
     plan: Plan,
+    progress: impl FnMut(usize, f64),
+) -> anyhow::Result<Outcome> {
+    run_watched(connect, plan, &Watch::new(Duration::ZERO), progress)
+}
+
+/// The same, with an observer.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_watched(
+    connect: impl Fn() -> anyhow::Result<Conn>,
+    plan: Plan,
+    watch: &Watch,
     mut progress: impl FnMut(usize, f64),
 ) -> anyhow::Result<Outcome> {
     let mut terminals = Vec::new();
@@ -109,7 +144,7 @@ pub fn run(
     let shared = Shared {
         recorder: Recorder::new(plan.ramp, plan.measured),
         counts: Default::default(),
-        stop: AtomicBool::new(false),
+        watch,
         broken: Mutex::new(None),
     };
     let journals = std::thread::scope(|scope| {
@@ -142,17 +177,17 @@ pub fn run(
 }
 
 /// Runs one terminal until the time is over or the connection breaks. Returns its committed orders.
-fn work(mut terminal: Terminal, shared: &Shared) -> Vec<Order> {
+fn work(mut terminal: Terminal, shared: &Shared<'_>) -> Vec<Order> {
     let mut deck: Vec<Kind> = DECK.iter().flat_map(|&(kind, count)| vec![kind; count]).collect();
     let mut journal = Vec::new();
     loop {
         terminal.values.shuffle(&mut deck);
         for &kind in &deck {
-            if shared.stop.load(Relaxed) || shared.recorder.is_over() {
+            if shared.is_over() {
                 return journal;
             }
             if let Err(error) = once(&mut terminal, kind, shared, &mut journal) {
-                shared.stop.store(true, Relaxed);
+                shared.watch.stop.store(true, Relaxed);
                 if let Ok(mut broken) = shared.broken.lock() {
                     broken.get_or_insert(format!("{kind:?}: {error}"));
                 }
@@ -166,7 +201,7 @@ fn work(mut terminal: Terminal, shared: &Shared) -> Vec<Order> {
 fn once(
     terminal: &mut Terminal,
     kind: Kind,
-    shared: &Shared,
+    shared: &Shared<'_>,
     journal: &mut Vec<Order>,
 ) -> Result<(), Error> {
     let begin = Instant::now();
@@ -176,7 +211,7 @@ fn once(
             Err(error) if is_to_repeat(&error) => {
                 terminal.conn.query_drop("ROLLBACK")?;
                 shared.counts[6].fetch_add(1, Relaxed);
-                if shared.stop.load(Relaxed) || shared.recorder.is_over() {
+                if shared.is_over() {
                     return Ok(());
                 }
             }
@@ -196,5 +231,6 @@ fn once(
         Kind::StockLevel => 5,
     };
     shared.counts[at].fetch_add(1, Relaxed);
+    shared.watch.pulse.beat();
     Ok(())
 }

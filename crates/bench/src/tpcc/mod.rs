@@ -13,6 +13,6 @@ mod transaction;
 mod values;
 
 pub use check::{Journal, check_journal, conditions, conditions_after_load};
-pub use driver::{Counts, Outcome, Plan, run};
+pub use driver::{Counts, Outcome, Plan, Watch, run, run_watched};
 pub use load::load;
 pub use schema::Scale;

@@ -100,6 +100,8 @@ pub struct FuseChannel {
     over: bool,
     /// New requests are refused.
     shut: bool,
+    /// The next server gets every request without an answer from the kernel.
+    left: bool,
 }
 
 impl FuseChannel {
@@ -146,6 +148,7 @@ impl FuseChannel {
             watching: false,
             over: false,
             shut: false,
+            left: false,
             config,
         })
     }
@@ -328,6 +331,10 @@ impl Channel for FuseChannel {
         if key & DEVICE == 0 && buf.capacity() > 0 && self.slot(key).is_lent() {
             self.slot(key).give_back(std::mem::take(&mut buf));
         }
+        if self.left && result.is_err() {
+            // It failed because this server leaves, perhaps. The next one carries it out again.
+            return self.end(key, None, &[]);
+        }
         let step = self.config.responder.finish(ticket, result);
         self.carry_out(key, step, buf);
     }
@@ -368,7 +375,7 @@ impl Channel for FuseChannel {
     fn shut(&mut self, end: End) {
         match end {
             End::Stop => self.shut = true,
-            End::HandOver => self.over = true,
+            End::HandOver => (self.over, self.left) = (true, true),
         }
     }
 }

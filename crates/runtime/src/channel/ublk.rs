@@ -194,12 +194,16 @@ impl Channel for UblkChannel {
         let place = &mut self.places[tag.0 as usize];
         let request = place.asked.take().expect("a request is answered once");
         let slot = place.slot.as_mut().expect("a request is in its slot");
+        self.in_flight -= 1;
+        if self.shut && result.is_err() {
+            // It failed because this server ends, perhaps. The next one carries it out again.
+            return;
+        }
         let result = result.map_err(|error| error.kind()).and_then(|()| match request.op {
             IoOp::Read => slot.copy_in(&buf).map_err(|error| not_copied(error, &request)),
             _ => Ok(()),
         });
         slot.answer(request.result(result));
-        self.in_flight -= 1;
         self.waiting.push(tag.0 as u32);
     }
 
@@ -219,7 +223,7 @@ impl Channel for UblkChannel {
         self.in_flight
     }
 
-    /// Leaves new requests to the next server.
+    /// Leaves new requests to the next server, and those that fail from now on.
     fn shut(&mut self, _end: End) {
         self.shut = true;
     }
