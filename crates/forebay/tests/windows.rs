@@ -42,7 +42,7 @@ fn load(place: &Place, volume: &str, stop: &AtomicBool) {
         client.read(at, &mut buf).expect("it can be read");
         client.read(round % 64 * 4096, &mut buf[..4096]).expect("it can be read");
         client.write(at, &data[..4096], false).expect("it can be written");
-        if round % 50 == 0 {
+        if round.is_multiple_of(50) {
             client.flush().expect("it can be flushed");
             client.read_and_forget(round % 30 * MIB, 1 << 20).expect("it can be read");
         }
