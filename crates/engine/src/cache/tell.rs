@@ -6,7 +6,7 @@ use forebay_format::EntryKind;
 use crate::api::Health;
 use crate::api::event::{Event, Recovered};
 use crate::api::primary::{LOST_RANGES_MAX, Lookup};
-use crate::api::stats::Stats;
+use crate::api::stats::{STATISTICS, Stats};
 use crate::cache::Cache;
 use crate::key::Key;
 
@@ -125,6 +125,9 @@ impl Cache {
 
     /// The counters of the shard: its own, and those of its volumes.
     fn counters(&self) -> Stats {
+        let mut by_volume = STATISTICS.iter().filter(|row| row.by_volume);
+        let uncounted = by_volume.all(|row| row.of(&self.stats).iter().all(|count| *count == 0));
+        debug_assert!(uncounted, "what is kept by volume is counted there only");
         let volumes = self.volumes.iter().flatten().map(|volume| &volume.stats);
         Stats::merged(std::iter::once(&self.stats).chain(volumes))
     }

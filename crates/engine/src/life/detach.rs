@@ -292,7 +292,8 @@ impl Detach {
         let restoring = &mut self.restoring;
         late.extend(restoring.extract_if(.., |(since, _)| *since <= deadline).map(|(_, id)| id));
         for id in late {
-            cache.stats.given_up_writes += 1;
+            let volume = requests.write(id).volume;
+            cache.stats_of(volume).given_up_writes += 1;
             requests.end_write(cache, id, Err(ErrorKind::DeviceGone.into()), fx);
         }
         let undurable = &self.undurable;

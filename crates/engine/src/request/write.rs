@@ -112,7 +112,7 @@ impl Requests {
         BlockRange { first, count: end.saturating_sub(first) }
     }
 
-    pub(super) fn write(&mut self, id: Id) -> &mut WriteOp {
+    pub(crate) fn write(&mut self, id: Id) -> &mut WriteOp {
         match self.ops.get_mut(id) {
             Op::Write(write) => write,
             _ => unreachable!("a write's id names a write"),

@@ -6,7 +6,7 @@ use forebay_format::{PAGE, decode_record};
 use super::*;
 use crate::api::Target;
 use crate::request::tests::Bed;
-use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
+use crate::testing::rooms::{BLOCK, PRIMARY, content, key};
 
 impl Bed {
     /// A bed without RAM, in whose log these blocks are dirty.
@@ -45,7 +45,7 @@ fn a_read_of_hits_and_misses_is_answered_when_all_parts_are_there() {
         bed.end(read, Ok(()));
     }
     assert_eq!(bed.answered(), [(id, None)]);
-    let stats = bed.rooms.cache.stats(Instant::default());
+    let stats = bed.rooms.cache.stats(forebay_block::Instant::default());
     assert_eq!((stats.partial_hits, stats.lookups), (1, 1));
 }
 
