@@ -124,7 +124,7 @@ impl Cache {
     }
 
     /// The counters of the shard: its own, and those of its volumes.
-    fn counters(&self) -> Stats {
+    pub(crate) fn counters(&self) -> Stats {
         let mut by_volume = STATISTICS.iter().filter(|row| row.by_volume);
         let uncounted = by_volume.all(|row| row.of(&self.stats).iter().all(|count| *count == 0));
         debug_assert!(uncounted, "what is kept by volume is counted there only");

@@ -191,7 +191,7 @@ fn a_block_of_a_primary_that_has_not_flushed_is_not_admitted() {
     assert!(!admitted(&mut rooms), "writes wait for room");
     rooms.log.queue().clear();
     assert!(admitted(&mut rooms));
-    assert_eq!(rooms.stats.admitted_blocks, 2);
+    assert_eq!(rooms.counters().admitted_blocks, 2);
 }
 
 #[test]

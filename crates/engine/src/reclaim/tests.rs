@@ -338,7 +338,7 @@ fn a_clean_block_with_bad_bytes_leaves_the_cache() {
     bed.rooms.spoil(1);
     bed.copy();
     assert_eq!(bed.copies()[0], (2, RAW, false));
-    assert!(!bed.is_cached(1) && bed.rooms.stats.corrupt_clean == 1);
+    assert!(!bed.is_cached(1) && bed.rooms.counters().corrupt_clean == 1);
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn a_read_that_overlaps_a_write_is_answered_but_not_kept() {
     bed.end(read, Ok(()));
     assert_eq!(bed.bytes(), [content(5), content(6)].concat());
     assert_eq!((bed.kept(5), bed.kept(6)), ((false, false), (true, true)));
-    assert_eq!(bed.rooms.stats.stale_fills, 1);
+    assert_eq!(bed.rooms.counters().stale_fills, 1);
 
     // It is there before, and has not come to RAM.
     let mut bed = Bed::reading(5..6);
@@ -183,7 +183,7 @@ fn what_lies_around_a_miss_of_a_slow_primary_goes_to_the_log_and_not_into_ram() 
         bed.end(read, Ok(()));
     }
     bed.answered();
-    let before = bed.rooms.stats.read_around_blocks;
+    let before = bed.rooms.counters().read_around_blocks;
     bed.read(20, 1);
     let read = bed.rooms.only();
     let blocks = read.1.range.blocks();
@@ -198,5 +198,5 @@ fn what_lies_around_a_miss_of_a_slow_primary_goes_to_the_log_and_not_into_ram() 
         let expected = if block == other { (false, false) } else { (block == 20, true) };
         assert_eq!(bed.kept(block), expected, "block {block}");
     }
-    assert_eq!(bed.rooms.stats.read_around_blocks - before, blocks.count - 2);
+    assert_eq!(bed.rooms.counters().read_around_blocks - before, blocks.count - 2);
 }

@@ -143,7 +143,7 @@ fn a_clean_block_with_bad_bytes_is_dropped_in_the_log_and_read_from_the_primary(
     let record = decode_record(&bed.close().1.buf[..PAGE]).expect("it is a record");
     assert_eq!(record.entries[0].kind, EntryKind::Invalidate);
     assert_eq!(bed.rooms.contents.get(key(5)), None);
-    assert_eq!(bed.rooms.stats.corrupt_clean, 1);
+    assert_eq!(bed.rooms.counters().corrupt_clean, 1);
 }
 
 #[test]
