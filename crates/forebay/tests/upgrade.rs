@@ -18,6 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use disk::{attach, can_attach, can_mount, disk_of, mount_point, open, run, write_files};
+use forebay_bench::rig::san::San;
 use support::nbd::Nbd;
 use support::{Place, Server, client, noise, until};
 use tools::have;
@@ -227,6 +228,48 @@ fn the_program_before_comes_back_if_the_next_one_dies() {
     let mut found = vec![0; 70_000];
     file.read_exact_at(&mut found, 4096).expect("it is read");
     assert!(found == noise(7, 70_000));
+    drop(file);
+    server.stop(&[]);
+}
+
+/// Writes are held back near the dirty limit while the primary does not answer. A server that leaves
+/// cannot finish them in time; it answered them with an error, so that a file system failed.
+#[test]
+fn writes_that_wait_for_the_primary_are_left_to_the_next_program() {
+    if !can_mount() {
+        return;
+    }
+    const PIECE: u64 = MIB;
+    let _alone = alone();
+    let (place, _cleanup, mut arguments) = disk_of(64 * MIB);
+    let san = San::start(&place.path("san.sock"), 64 << 20);
+    let primary = format!("--primary=nbd+unix:///?socket={}", place.text("san.sock"));
+    let cache = format!("--cache={},size=32MiB", place.text("small"));
+    arguments.retain(|one| !one.starts_with("--primary") && !one.starts_with("--cache"));
+    arguments.extend([primary, cache]);
+    let server = place.start_kept(&arguments);
+    let file = open(&disk::file(&place), 0);
+    let frozen = thread::spawn(move || san.freeze(Duration::from_secs(9)));
+    thread::sleep(Duration::from_millis(200));
+    let writers: Vec<_> = (0..48)
+        .map(|at| {
+            let file = file.try_clone().expect("a descriptor");
+            thread::spawn(move || file.write_all_at(&noise(at, PIECE as usize), at * PIECE))
+        })
+        .collect();
+    thread::sleep(Duration::from_secs(2));
+    assert!(!writers.iter().all(thread::JoinHandle::is_finished), "no write waits");
+    upgrade(&server, &another_build(&place));
+    eprintln!("{}", server.log("upgraded: this"));
+    frozen.join().expect("it answers again");
+    for writer in writers {
+        writer.join().expect("it ends").expect("no write fails");
+    }
+    let mut found = vec![0; PIECE as usize];
+    for at in 0..48 {
+        file.read_exact_at(&mut found, at * PIECE).expect("it is read");
+        assert!(found == noise(at, PIECE as usize), "piece {at}");
+    }
     drop(file);
     server.stop(&[]);
 }
