@@ -232,8 +232,8 @@ fn the_program_before_comes_back_if_the_next_one_dies() {
     server.stop(&[]);
 }
 
-/// Writes are held back near the dirty limit while the primary does not answer. A server that leaves
-/// cannot finish them in time; it answered them with an error, so that a file system failed.
+/// Writes are held back near the dirty limit while the primary does not answer. A server that
+/// leaves cannot finish them in time; it answered them with an error, so that a file system failed.
 #[test]
 fn writes_that_wait_for_the_primary_are_left_to_the_next_program() {
     if !can_mount() {

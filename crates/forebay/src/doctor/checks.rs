@@ -211,7 +211,11 @@ pub mod tests {
             "api": 1, "version": "0", "state": "serving", "health": "good", "problems": problems,
             "uptime_seconds": 1, "pid": pid, "endpoints": [], "clients": 0, "volumes": [],
             "shards": [], "counters": {},
-            "cache": {"path": "", "size": 0, "cached_bytes": 0, "dirty_bytes": 0, "lost_bytes": 0},
+            "cache": {
+                "path": "", "size": 0, "cached_bytes": 0, "dirty_bytes": 0, "dirty_limit_bytes": 0,
+                "oldest_dirty_seconds": 0.0, "write_cache_depth_seconds": 0.0, "fenced_bytes": 0,
+                "hit_percent": null,
+            },
         });
         serde_json::from_value(told).expect("it has every field")
     }
