@@ -33,7 +33,7 @@ use crate::server::args::ServeArgs;
 use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};
-use crate::server::primaries::samples::Table;
+use crate::server::primaries::samples::{Sample, Table};
 use crate::server::primaries::{self, returns, samples};
 use crate::server::settings::KeptSettings;
 use superblocks::Superblocks;
@@ -118,7 +118,7 @@ pub fn open(
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
-    let opened =
+    let (opened, unchanged) =
         decide_on((args, allowed.reset), config, &primaries, &mut queue, (size, &found), &witness)
             .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
@@ -126,7 +126,7 @@ pub fn open(
     let old = found.newest().filter(|_| !allowed.reset);
     let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
     settings.apply(config, &opened.ids)?;
-    let table = primaries::sample(&opened, &primaries, witness.state());
+    let table = primaries::sample(&opened, &primaries, &unchanged, witness.state());
     let kept = (&table, &settings);
     // The space of a file stays allocated, so that writes do not run out of it.
     let discards = config.cache.discard && device.info().discard && !device.keeps_space();
@@ -350,7 +350,7 @@ fn decide_on(
     queue: &mut Blocking,
     (device_size, found): (u64, &Superblocks),
     witness: &Witness,
-) -> anyhow::Result<Opened> {
+) -> anyhow::Result<(Opened, Vec<Vec<Sample>>)> {
     let Superblocks { copies, announcement, known } = found;
     let witnesses = witness.load_all()?;
     for superblock in known {
@@ -358,7 +358,7 @@ fn decide_on(
         witness.load(superblock.uuid)?;
     }
     let newest = found.newest();
-    let specs = primaries::specs(args, config, primaries, newest, witness.state())?;
+    let (specs, unchanged) = primaries::specs(args, config, primaries, newest, witness.state())?;
     let absent = match newest {
         Some(pool) if !args.reset_cache => gone(args, queue, device_size, pool, &specs)?,
         _ => Vec::new(),
@@ -378,7 +378,7 @@ fn decide_on(
         uuid: random_uuid().context("no random number")?,
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
     };
-    within_memory(config, request)
+    Ok((within_memory(config, request)?, unchanged))
 }
 
 /// Opens with an index for a new cache that takes no more memory than allowed.

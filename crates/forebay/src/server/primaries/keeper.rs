@@ -264,7 +264,7 @@ mod tests {
         let state = StateDir::open(&dir).expect("a directory can be made");
         let primary: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(1 << 20));
         let id = VolumeId(2);
-        let taken = samples::take(&*primary).expect("memory can be read");
+        let taken = samples::take(&*primary, &[]).expect("memory can be read");
         let uuid = [7; 16];
         let table = Table { uuid, epoch: 1, volumes: vec![(id, taken.clone())] };
         let places = taken.iter().map(|sample| sample.range).collect();
@@ -288,7 +288,7 @@ mod tests {
         work.put_on();
         assert_eq!(stored().of(id)[1].crc, None, "it may have been changed just now");
         work.put_on();
-        assert_eq!(stored().of(id), samples::take(&*primary).expect("memory can be read"));
+        assert_eq!(stored().of(id), samples::take(&*primary, &[]).expect("memory can be read"));
         std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 }

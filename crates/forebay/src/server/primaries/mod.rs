@@ -120,7 +120,8 @@ pub fn stand_in(
 }
 
 /// The volumes with the present state of their primaries, compared with the records in the newest
-/// superblock and in the state directory.
+/// superblock and in the state directory; and of each primary the samples on record, if it equals
+/// them.
 ///
 /// # Errors
 /// If a primary with a record cannot be read.
@@ -130,10 +131,11 @@ pub fn specs(
     primaries: &[Arc<dyn BlockDevice>],
     newest: Option<&Superblock>,
     state: &StateDir,
-) -> anyhow::Result<Vec<VolumeSpec>> {
+) -> anyhow::Result<(Vec<VolumeSpec>, Vec<Vec<Sample>>)> {
     let record = newest.map(|newest| (newest, samples_of(newest, state)));
     let volumes = config.volumes.iter().zip(primaries);
-    volumes.map(|(volume, primary)| spec_of(args, volume, &**primary, record.as_ref())).collect()
+    let specs = volumes.map(|(volume, primary)| spec_of(args, volume, &**primary, record.as_ref()));
+    Ok(specs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
 }
 
 /// The samples that the last start kept, if they exist and are valid.
@@ -145,23 +147,30 @@ fn samples_of(newest: &Superblock, state: &StateDir) -> Option<Table> {
     })
 }
 
-/// Takes samples of every primary, for the start that `opened` describes.
-pub fn sample(opened: &Opened, primaries: &[Arc<dyn BlockDevice>], state: &StateDir) -> Table {
+/// The samples of every primary, for the start that `opened` describes. `unchanged` has those with
+/// which each one has just been compared; other places are read.
+pub fn sample(
+    opened: &Opened,
+    primaries: &[Arc<dyn BlockDevice>],
+    unchanged: &[Vec<Sample>],
+    state: &StateDir,
+) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
     let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
     let name = |id| name_of(&opened.superblock, id);
-    let take = |(&id, primary): (&VolumeId, &Arc<dyn BlockDevice>)| {
+    let take = |(at, primary): (usize, &Arc<dyn BlockDevice>)| {
+        let id = opened.ids[at];
         if primary.is_away() {
             // Keeps the earlier record of an absent primary.
             return (id, before.as_ref().map_or(Vec::new(), |table| table.of(id).to_vec()));
         }
-        let found = samples::take(&**primary).unwrap_or_else(|error| {
+        let found = samples::take(&**primary, &unchanged[at]).unwrap_or_else(|error| {
             tracing::warn!(volume = name(id), %error, "no samples of its primary");
             samples::unknown(&**primary)
         });
         (id, found)
     };
-    Table { uuid, epoch, volumes: opened.ids.iter().zip(primaries).map(take).collect() }
+    Table { uuid, epoch, volumes: primaries.iter().enumerate().map(take).collect() }
 }
 
 /// The name of a volume, for messages.
@@ -202,13 +211,14 @@ pub fn watch_one(
     (device, Kept { id, primary: Arc::clone(primary), watch })
 }
 
-/// A volume with the present state of its primary, compared with its record.
+/// A volume with the present state of its primary, compared with its record; and the samples on
+/// record, if the primary equals them.
 fn spec_of(
     args: &ServeArgs,
     volume: &VolumeConfig,
     primary: &dyn BlockDevice,
     recorded: Option<&(&Superblock, Option<Table>)>,
-) -> anyhow::Result<VolumeSpec> {
+) -> anyhow::Result<(VolumeSpec, Vec<Sample>)> {
     let (name, info) = (&volume.name, primary.info());
     if info.identity.starts_with("name:") {
         tracing::warn!(
@@ -227,7 +237,9 @@ fn spec_of(
     });
     let accepted = args.accept_primary.contains(name);
     let record = record.filter(|_| !primary.is_away());
-    Ok(VolumeSpec { accepted, ..compared(name, primary, record)? })
+    let spec = VolumeSpec { accepted, ..compared(name, primary, record)? };
+    let unchanged = record.filter(|_| spec.sampled == Some(None));
+    Ok((spec, unchanged.map_or(Vec::new(), |(_, samples)| samples.to_vec())))
 }
 
 /// The volume `name` with the present state of its primary, compared with the record and, if there
@@ -263,7 +275,8 @@ pub fn compared(
 }
 
 /// Fingerprints and samples of the primaries after an orderly stop, of durable content only, so
-/// that they match even after a power failure.
+/// that they match even after a power failure. Samples in `table`, which the keeper has left, are
+/// not taken again.
 pub fn leave(
     superblock: &Superblock,
     primaries: &[(VolumeId, Arc<dyn BlockDevice>)],
@@ -280,7 +293,9 @@ pub fn leave(
         // A primary that returned while the volume was served may be larger than the volume.
         let size = superblock.volumes.iter().find(|volume| volume.id == *id);
         let size = size.map_or(primary.info().size, |volume| volume.size);
-        let found = samples::take(&**primary)
+        let known = table.map_or(&[][..], |table| table.of(*id));
+        let found = samples::flush(&**primary)
+            .and_then(|()| samples::take(&**primary, known))
             .and_then(|found| Ok((fingerprint::of(&**primary, size)?, found)));
         match found {
             // Its next flush may succeed although the data that it shows is lost.

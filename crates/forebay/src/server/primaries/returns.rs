@@ -170,7 +170,7 @@ impl Search {
         let witness = self.pool.witness.load(self.pool.uuid).map_err(|error| refused(&error))?;
         let witness = witness.filter(|witness| witness.epoch == self.pool.epoch);
         rejoin(record, &spec, witness.as_ref()).map_err(|error| refused(&error))?;
-        let samples = samples::take(&*primary).map_err(|_| Why::Absent)?;
+        let samples = samples::take(&*primary, samples).map_err(|_| Why::Absent)?;
         // Last, since this makes the connections that the shards get.
         primary.prepare(self.pool.shards).map_err(|error| refused(&error))?;
         if let Some(remark) = primary.remark() {

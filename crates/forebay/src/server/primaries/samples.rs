@@ -154,23 +154,42 @@ pub fn compare(primary: &dyn BlockDevice, samples: &[Sample]) -> IoResult<Option
     Ok(Some(Compared { changed: differs.map(|(one, _)| one.range.offset), blank }))
 }
 
-/// Takes samples of a primary, after flushing it.
+/// The samples of a primary. Checksums in `known` are taken as they are, since a record is correct
+/// until it is voided; the other places are read, after a flush.
 ///
 /// # Errors
 /// If it cannot be flushed or read.
-pub fn take(primary: &dyn BlockDevice) -> IoResult<Vec<Sample>> {
-    let places = places(primary.info().size);
-    let mut queue = open(primary)?;
-    if !primary.info().read_only {
-        queue.flush()?;
+pub fn take(primary: &dyn BlockDevice, known: &[Sample]) -> IoResult<Vec<Sample>> {
+    let on_record = |range: ByteRange| {
+        let at = known.binary_search_by_key(&range.offset, |one| one.range.offset).ok()?;
+        known[at].crc.filter(|_| known[at].range == range)
+    };
+    let mut samples = unknown(primary);
+    samples.iter_mut().for_each(|sample| sample.crc = on_record(sample.range));
+    let mut unread: Vec<_> = samples.iter_mut().filter(|sample| sample.crc.is_none()).collect();
+    if unread.is_empty() {
+        return Ok(samples);
     }
-    let found = queue.read_many(&places)?;
-    let sample =
-        |(range, now): (ByteRange, &forebay_block::IoBuf)| Sample { range, crc: Some(crc32c(now)) };
-    Ok(places.into_iter().zip(&found).map(sample).collect())
+    flush(primary)?;
+    let ranges: Vec<ByteRange> = unread.iter().map(|sample| sample.range).collect();
+    for (sample, found) in unread.iter_mut().zip(&open(primary)?.read_many(&ranges)?) {
+        sample.crc = Some(crc32c(found));
+    }
+    Ok(samples)
 }
 
-/// The places of a primary that cannot be sampled now, without checksums.
+/// Makes the content of a primary durable.
+///
+/// # Errors
+/// If it cannot be flushed.
+pub fn flush(primary: &dyn BlockDevice) -> IoResult<()> {
+    if primary.info().read_only {
+        return Ok(());
+    }
+    open(primary)?.flush()
+}
+
+/// The places of a primary, without checksums.
 pub fn unknown(primary: &dyn BlockDevice) -> Vec<Sample> {
     let places = places(primary.info().size);
     places.into_iter().map(|range| Sample { range, crc: None }).collect()
@@ -252,7 +271,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("forebay-samples-{}", std::process::id()));
         let state = StateDir::open(&dir).expect("a directory can be made");
         let device = MemoryDevice::new(1 << 20);
-        let mut samples = take(&device).expect("memory can be read");
+        let mut samples = take(&device, &[]).expect("memory can be read");
         samples[1].crc = None;
         let uuid = *b"0123456789abcdef";
         let volumes = vec![(VolumeId(3), samples), (VolumeId(5), unknown(&device))];
@@ -279,9 +298,26 @@ mod tests {
     }
 
     #[test]
+    fn only_places_that_are_not_on_record_are_read() {
+        let device = MemoryDevice::new(1 << 20);
+        let before = take(&device, &[]).expect("memory can be read");
+        let mut known = before.clone();
+        known[1].crc = None;
+        known[2].crc = Some(7);
+        known[3].range.len -= 512;
+        let mut queue = Blocking::open(&device).expect("memory can be opened");
+        queue.write(4096, forebay_block::IoBuf::copy_of(&[1; 512])).expect("it can be written");
+        let found = take(&device, &known).expect("memory can be read");
+        assert_ne!(found[1].crc, before[1].crc, "it was read");
+        assert_eq!(found[2].crc, Some(7), "it was not");
+        assert_eq!(found[3..], before[3..], "a record of another range is none");
+        assert_eq!(take(&device, &found).expect("memory can be read"), found);
+    }
+
+    #[test]
     fn the_first_sample_that_differs_is_told() {
         let device = MemoryDevice::new(1 << 20);
-        let samples = take(&device).expect("memory can be read");
+        let samples = take(&device, &[]).expect("memory can be read");
         let compared = |samples: &[Sample]| compare(&device, samples).expect("it can be read");
         assert_eq!(compared(&samples), Some(Compared { changed: None, blank: true }));
         assert_eq!(compared(&unknown(&device)), None);
