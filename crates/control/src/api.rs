@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::pool::{
-    DiskSnapshot, Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot, TraceSnapshot,
-    UpgradeSnapshot, UpgradeState, VolumeSnapshot,
+    ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot,
+    TraceSnapshot, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
 };
 use crate::problems::{of_volume, problems};
 
@@ -343,6 +343,56 @@ impl DiskStatus {
         let DiskSnapshot { volume, device, sector_size, served } = disk;
         let state = if served { "serving" } else { "waiting" };
         Self { volume, device, sector_size, state: state.to_owned() }
+    }
+}
+
+/// A client of a socket, and what it has done so far. Disks of this machine are no clients.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
+pub struct ClientStatus {
+    /// Who it is, as in the log.
+    pub peer: String,
+    /// The volume that it uses; `null` before its first answer.
+    pub volume: Option<String>,
+    /// Seconds since it connected; since the last upgrade, if it came along.
+    pub connected_seconds: f64,
+    /// Seconds since bytes were last received from it or sent to it.
+    pub silent_seconds: f64,
+    /// Requests that are not yet answered.
+    pub in_flight: u64,
+    /// Bytes of memory that its requests and answers take.
+    pub memory_bytes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written, not counting zeroes and discards.
+    pub write_bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Answered requests, by operation.
+    pub operations: Vec<OperationStatus>,
+}
+
+impl ClientStatus {
+    /// The status of a client.
+    #[must_use]
+    pub fn of(client: ClientSnapshot) -> Self {
+        let [read_bytes, write_bytes] = client.bytes;
+        let operations = client.operations.into_iter().map(|(operation, requests, time)| {
+            let mean = time.as_secs_f64() * 1e6 / requests as f64;
+            let mean_micros = (requests > 0).then_some(mean);
+            OperationStatus { operation: operation.to_owned(), requests, mean_micros }
+        });
+        Self {
+            peer: client.peer,
+            volume: client.volume,
+            connected_seconds: client.connected.as_secs_f64(),
+            silent_seconds: client.silent.as_secs_f64(),
+            in_flight: client.in_flight,
+            memory_bytes: client.memory,
+            read_bytes,
+            write_bytes,
+            errors: client.errors,
+            operations: operations.collect(),
+        }
     }
 }
 

@@ -17,9 +17,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Accepted, Acknowledgement, DiskRequest, DiskStatus, ErrorBody, Event, EventList, InForce, Job,
-    PoolStatus, StatisticsStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest,
-    UpgradeStatus, VolumeStatus,
+    Accepted, Acknowledgement, ClientStatus, DiskRequest, DiskStatus, ErrorBody, Event, EventList,
+    InForce, Job, PoolStatus, StatisticsStatus, StopRequest, TraceRequest, TraceStatus,
+    UpgradeRequest, UpgradeStatus, VolumeStatus,
 };
 use crate::statistics::Window;
 
@@ -225,6 +225,14 @@ impl Client {
     /// As for [`Client::status`].
     pub fn last_upgrade(&self) -> Result<UpgradeStatus, ClientError> {
         self.ask("GET", "/v1/upgrade", None::<&()>)
+    }
+
+    /// The clients of sockets, the longest connected first.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn clients(&self) -> Result<Vec<ClientStatus>, ClientError> {
+        self.ask("GET", "/v1/clients", None::<&()>)
     }
 
     /// The disks made by ublk.

@@ -42,6 +42,8 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
     volumes(&mut out, pool);
     let help = "Time from a client's request to its answer.";
     latencies(&mut out, "forebay_request_seconds", help, &pool.latencies);
+    let help = "The same, of reads and writes, by the slowest tier that they waited for.";
+    latencies(&mut out, "forebay_tier_request_seconds", help, &pool.tier_latencies);
     let help = "Time that a volume's primary took for a request of the cache.";
     latencies(&mut out, "forebay_primary_request_seconds", help, &pool.primary_latencies);
     out
@@ -157,12 +159,18 @@ fn latencies(out: &mut String, name: &str, help: &str, latencies: &[Latency]) {
     }
     head(out, name, "histogram", help);
     for latency in latencies {
-        let labels = [("volume", latency.volume.as_str()), ("operation", latency.operation)];
+        let mut labels =
+            vec![("volume", latency.volume.as_str()), ("operation", latency.operation)];
+        labels.extend(latency.tier.map(|tier| ("tier", tier)));
         let bucket = format!("{name}_bucket");
+        let up_to = |bound: &str, count, out: &mut String| {
+            let labels: Vec<_> = labels.iter().copied().chain([("le", bound)]).collect();
+            line(out, &bucket, &labels, count);
+        };
         for &(bound, count) in &latency.at_most {
-            line(out, &bucket, &[labels[0], labels[1], ("le", &seconds(bound))], count);
+            up_to(&seconds(bound), count, out);
         }
-        line(out, &bucket, &[labels[0], labels[1], ("le", "+Inf")], latency.count);
+        up_to("+Inf", latency.count, out);
         let sum = seconds(latency.sum_nanos);
         put(out, &format!("{name}_sum"), &labels, &sum);
         line(out, &format!("{name}_count"), &labels, latency.count);

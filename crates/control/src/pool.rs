@@ -66,6 +66,12 @@ pub trait PoolControl: Send + Sync + 'static {
     /// The last upgrade: the running one, or the one by which this server came, or one that failed.
     fn last_upgrade(&self) -> Option<UpgradeSnapshot>;
 
+    /// The clients of sockets, the longest connected first.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    fn clients(&self) -> Result<Vec<ClientSnapshot>, ControlError>;
+
     /// The disks of this machine that the server has made, and those that wait for it.
     ///
     /// # Errors
@@ -91,6 +97,29 @@ pub trait PoolControl: Send + Sync + 'static {
     /// # Errors
     /// When the pool is already stopping in a way that conflicts.
     fn stop(&self, drain: bool) -> Result<(), ControlError>;
+}
+
+/// A client of a socket, and what it has done so far.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ClientSnapshot {
+    /// Who it is, as in the log.
+    pub peer: String,
+    /// The volume that it uses; `None` before its first answer.
+    pub volume: Option<String>,
+    /// Time since it connected; since the last upgrade, if it came along.
+    pub connected: Duration,
+    /// Time since bytes were last received from it or sent to it.
+    pub silent: Duration,
+    /// Requests that are not yet answered.
+    pub in_flight: u64,
+    /// Bytes of memory that its requests and answers take.
+    pub memory: u64,
+    /// Its answered requests: operation, number, and the sum of their latencies.
+    pub operations: Vec<(&'static str, u64, Duration)>,
+    /// The number of those that failed.
+    pub errors: u64,
+    /// Bytes read and written.
+    pub bytes: [u64; 2],
 }
 
 /// A disk of this machine over a volume.
@@ -197,6 +226,8 @@ pub struct PoolSnapshot {
     pub shards: Vec<ShardSnapshot>,
     /// Request latencies, by volume and operation.
     pub latencies: Vec<Latency>,
+    /// The same by volume, operation and tier.
+    pub tier_latencies: Vec<Latency>,
     /// Latencies of the primaries' own requests, by volume and operation.
     pub primary_latencies: Vec<Latency>,
     /// Every setting in force.
@@ -296,13 +327,16 @@ pub struct ShardSnapshot {
     pub stats: Stats,
 }
 
-/// Latencies of one operation since the start.
+/// Latencies of one operation since the start, of all requests or of one tier.
 #[derive(Clone, Debug)]
 pub struct Latency {
     /// The volume.
     pub volume: String,
     /// The operation: `read`, `write`, `flush`, ...
     pub operation: &'static str,
+    /// The slowest tier that the requests waited for: `ram`, `cache` or `primary`; `None` for
+    /// requests of all tiers.
+    pub tier: Option<&'static str>,
     /// Number of requests.
     pub count: u64,
     /// Sum of their latencies, in nanoseconds.

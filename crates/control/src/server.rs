@@ -27,9 +27,9 @@ use utoipa::OpenApi;
 
 use crate::access::SocketAccess;
 use crate::api::{
-    Accepted, CacheSettings, DiskRequest, DiskStatus, ErrorBody, InForce, Job, PoolStatus,
-    StopRequest, TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce,
-    VolumeSettings, VolumeStatus,
+    Accepted, CacheSettings, ClientStatus, DiskRequest, DiskStatus, ErrorBody, InForce, Job,
+    PoolStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus,
+    VolumeInForce, VolumeSettings, VolumeStatus,
 };
 use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
@@ -309,6 +309,7 @@ mod held {
         stop_trace,
         upgrade,
         last_upgrade,
+        clients,
         disks,
         attach,
         detach,
@@ -333,6 +334,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
         .route("/v1/volumes/{name}/disk", post(attach).delete(detach))
+        .route("/v1/clients", get(clients))
         .route("/v1/disks", get(disks))
         .route("/v1/drain", post(drain))
         .route("/v1/jobs", get(jobs))
@@ -594,6 +596,13 @@ async fn upgrade(
 #[utoipa::path(get, path = "/v1/upgrade", responses((status = 200, body = UpgradeStatus)))]
 async fn last_upgrade(State(shared): State<Shared>) -> Answer<Json<UpgradeStatus>> {
     ask(move || Ok(Json(UpgradeStatus::of(shared.pool.last_upgrade().as_ref())))).await
+}
+
+/// The clients of sockets, the longest connected first.
+#[utoipa::path(get, path = "/v1/clients", responses((status = 200, body = [ClientStatus]),
+    (status = 503, body = ErrorBody)))]
+async fn clients(State(shared): State<Shared>) -> Answer<Json<Vec<ClientStatus>>> {
+    ask(move || Ok(Json(shared.pool.clients()?.into_iter().map(ClientStatus::of).collect()))).await
 }
 
 /// The disks of the server's machine that ublk has made over its volumes, and those that wait for a

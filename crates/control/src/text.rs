@@ -1,14 +1,16 @@
 //! The status as text, beginning with the most important facts. For the command line, and for the
 //! files of a FUSE mount.
 
+mod clients;
 mod events;
 mod statistics;
 
 use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
 use crate::units::Size;
 
+pub use clients::clients;
 pub use events::{event, events, severity, utc};
-pub use statistics::{statistics, time};
+pub use statistics::{statistics, tier, time};
 
 /// The pool in a few lines.
 #[must_use]

@@ -15,9 +15,10 @@ use forebay_control::config::Config;
 use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Spec, in_force, parse_named};
 use forebay_control::{
-    Client, ClientError, ControlError, ControlErrorKind, ControlSocket, DiskSnapshot, Keeper,
-    Latency, Monitor, PoolControl, PoolSnapshot, PrimaryHealth, Server, ShardSnapshot,
-    TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, exposed_name,
+    Client, ClientError, ClientSnapshot, ControlError, ControlErrorKind, ControlSocket,
+    DiskSnapshot, Keeper, Latency, Monitor, PoolControl, PoolSnapshot, PrimaryHealth, Server,
+    ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
+    exposed_name,
 };
 use forebay_engine::{
     ContentLocality, Eviction, Health, Mode, STATISTICS, State, Stats, VolumeState,
@@ -131,10 +132,20 @@ impl PoolControl for Table {
                 shard(self.dirty.load(Ordering::SeqCst), 5),
                 shard(self.other.load(Ordering::SeqCst), 3),
             ],
+            tier_latencies: vec![Latency {
+                volume: "d b".to_owned(),
+                operation: "read",
+                tier: Some("ram"),
+                count: 1,
+                sum_nanos: 900,
+                at_most: vec![(1_000, 1), (1_000_000, 1)],
+                fine: vec![(1_000, 1)],
+            }],
             primary_latencies: Vec::new(),
             latencies: vec![Latency {
                 volume: "d b".to_owned(),
                 operation: "read",
+                tier: None,
                 count: 3,
                 sum_nanos: 1_500_000,
                 at_most: vec![(1_000, 1), (1_000_000, 2)],
@@ -170,6 +181,21 @@ impl PoolControl for Table {
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
         self.ask(format!("drain {volume} {on}"))
+    }
+
+    fn clients(&self) -> Result<Vec<ClientSnapshot>, ControlError> {
+        self.ask("clients")?;
+        Ok(vec![ClientSnapshot {
+            peer: "tcp:192.0.2.7:4711".to_owned(),
+            volume: Some("d b".to_owned()),
+            connected: Duration::from_secs(90),
+            silent: Duration::from_millis(250),
+            in_flight: 2,
+            memory: 8192,
+            operations: vec![("read", 4, Duration::from_millis(2)), ("write", 0, Duration::ZERO)],
+            errors: 1,
+            bytes: [16384, 0],
+        }])
     }
 
     fn disks(&self) -> Result<Vec<DiskSnapshot>, ControlError> {
@@ -540,6 +566,7 @@ fn the_description_lists_every_route() {
     let known = [
         "/metrics",
         "/openapi.json",
+        "/v1/clients",
         "/v1/disks",
         "/v1/drain",
         "/v1/events",
@@ -636,6 +663,22 @@ fn the_socket_goes_with_the_server() {
     let error = served.client.status().expect_err("nobody listens");
     assert!(matches!(error, ClientError::NotRunning(_)), "{error}");
     assert!(error.to_string().contains("forebay serve"), "{error}");
+}
+
+#[test]
+fn clients_are_listed_with_what_they_have_done() {
+    let served = Served::new();
+    let all = served.client.clients().expect("they are listed");
+    assert_eq!(all.len(), 1);
+    let one = &all[0];
+    assert_eq!((one.volume.as_deref(), one.read_bytes, one.errors), (Some("d b"), 16384, 1));
+    let means: Vec<_> = one.operations.iter().map(|operation| operation.mean_micros).collect();
+    assert_eq!(means, [Some(500.0), None]);
+    let shown = forebay_control::text::clients(&all);
+    assert!(shown.contains("tcp:192.0.2.7:4711  d b") && shown.contains("500 us"), "{shown}");
+    *locked(&served.table.answers) =
+        Err(ControlError::new(ControlErrorKind::Unavailable, "it ends", "wait"));
+    assert!(served.client.clients().is_err());
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl Shard for Engine {
         self.cache.now = now;
         if let Err(kind) = self.refusal(&request) {
             let Request { id, buf, .. } = request;
-            fx.replies.push(Reply { id, result: Err(kind.into()), buf, direct: None });
+            fx.replies.push(Reply { id, result: Err(kind.into()), buf, direct: None, tier: None });
             return;
         }
         match request.op {
@@ -279,7 +279,7 @@ impl Shard for Engine {
             let (lost_blocks, lost) = self.cache.lost_of(id);
             VolumeState {
                 id,
-                stats: volume.stats.clone(),
+                stats: Stats { dirty_by_age: self.cache.dirty_by_age(id), ..volume.stats.clone() },
                 primary: volume.primary,
                 dirty_blocks: self.cache.contents.dirty().blocks_of(id),
                 lost_blocks,

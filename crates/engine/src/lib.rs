@@ -38,8 +38,9 @@ pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
-    Bypass, ContentLocality, DetachedStripe, DirtyShare, Effects, Eviction, Health, Mode, Reply,
-    Request, RequestId, Setting, ShardConfig, State, Target, Trust, VolumeConfig,
+    Bypass, ContentLocality, DestageReason, DetachedStripe, DirtyShare, Effects, Eviction, Health,
+    Mode, Reply, Request, RequestId, Setting, ShardConfig, State, Target, Tier, Trust,
+    VolumeConfig,
 };
 pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;

@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 
 use crate::analyze::AnalyzeArgs;
 use crate::bench::Passed;
+use crate::client::clients::ClientsArgs;
 use crate::client::drain::DrainArgs;
 use crate::client::events::EventsArgs;
 use crate::client::set::SetArgs;
@@ -79,6 +80,9 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay events\n  forebay events --follow --json\n  \
         forebay events ack 12 --by night-shift")]
     Events(EventsArgs),
+    /// Show who uses the server over sockets, and what each client has done
+    #[command(after_help = "Examples:\n  forebay clients\n  forebay clients db --json")]
+    Clients(ClientsArgs),
     /// Write all dirty data of a volume, or of all volumes, to the primary
     ///
     /// The server continues to serve, and to drain if this command is interrupted.

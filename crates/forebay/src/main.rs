@@ -51,6 +51,7 @@ fn main() -> ExitCode {
         Command::Status(args) => client::status::run(&args),
         Command::Top(args) => client::top::run(&args),
         Command::Events(args) => client::events::run(&args),
+        Command::Clients(args) => client::clients::run(&args),
         Command::Drain(args) => client::drain::run(&args),
         Command::Stop(args) => client::stop::run(&args),
         Command::Set(args) => client::set::run(&args),

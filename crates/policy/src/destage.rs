@@ -34,6 +34,8 @@ const TARGET_DISKS: Duration = Duration::from_millis(75);
 /// Divisor of the depth: a round ends when at most `depth / ROUND_LEFT` writes are in flight.
 /// Waiting for all would take long, since a drive may hold back the last few.
 const ROUND_LEFT: u32 = 4;
+/// Resolution in which causes are compared.
+const PARTS: u32 = 1 << 16;
 /// Maximum rest between two rounds.
 const REST_MAX: Duration = Duration::from_secs(1);
 
@@ -60,7 +62,41 @@ pub struct DestageState {
     pub in_flight: u32,
 }
 
+/// Why blocks are destaged during the usual service.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum DestageCause {
+    /// They are old.
+    Age,
+    /// There are many.
+    Level,
+    /// No client waits for anything.
+    Idle,
+}
+
 impl DestageState {
+    /// The most urgent cause, whether or not a drain is in progress.
+    #[must_use]
+    pub fn cause(&self) -> DestageCause {
+        let level_full = percent_of(self.limit_blocks, URGENT_PERCENT);
+        if self.oldest_age >= self.age_max {
+            return DestageCause::Age;
+        }
+        if self.dirty_blocks < level_full && self.quiet >= QUIET {
+            return DestageCause::Idle;
+        }
+        let (level, age) = self.wishes(PARTS);
+        if age > level { DestageCause::Age } else { DestageCause::Level }
+    }
+
+    /// The writes that the number of dirty blocks and their age call for, out of `most`.
+    fn wishes(&self, most: u32) -> (u32, u32) {
+        let level_full = percent_of(self.limit_blocks, URGENT_PERCENT);
+        let level = share(self.dirty_blocks, self.target_blocks, level_full, most);
+        let age_from = self.age_max / 100 * AGEING_PERCENT as u32;
+        let age = share(nanos(self.oldest_age), nanos(age_from), nanos(self.age_max), most);
+        (level, age)
+    }
+
     /// Whether to destage as fast as the primary allows, regardless of the foreground.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
@@ -137,12 +173,7 @@ impl DestagePacer {
         if state.is_urgent() {
             return self.depth_max;
         }
-        let level_full = percent_of(state.limit_blocks, URGENT_PERCENT);
-        let dirty = state.dirty_blocks;
-        let level = share(dirty, state.target_blocks, level_full, self.depth_max);
-        let age_from = state.age_max / 100 * AGEING_PERCENT as u32;
-        let age =
-            share(nanos(state.oldest_age), nanos(age_from), nanos(state.age_max), self.depth_max);
+        let (level, age) = state.wishes(self.depth_max);
         let wanted = level.max(age);
         if wanted > 0 && self.rotational {
             self.in_rounds(state, wanted)

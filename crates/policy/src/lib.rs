@@ -26,7 +26,7 @@ mod window;
 
 pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
-pub use destage::{DestagePacer, DestageState, DrainRate};
+pub use destage::{DestageCause, DestagePacer, DestageState, DrainRate};
 pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{
     COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,

@@ -17,7 +17,7 @@ use forebay_volume::{ClientKey, Done};
 use crate::connection::{Connection, Kind, LeftClient, Next, Patience};
 use crate::listen::Listener;
 use crate::memory::{Grant, Memory};
-use crate::message::End;
+use crate::message::{ClientStats, End};
 use crate::pace::Allowance;
 use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
 
@@ -343,12 +343,19 @@ impl Clients {
         }
     }
 
-    /// Hands a completed request to its connection.
-    pub fn complete(&mut self, done: Done) {
+    /// What each client has done so far.
+    #[must_use]
+    pub fn stats(&self, now: Instant) -> Vec<ClientStats> {
+        let all = self.table.iter().map(|(_, connection)| connection);
+        all.filter(|one| one.seat != Seat::Told).map(|one| one.stats(now)).collect()
+    }
+
+    /// Hands a completed request, which took this long, to its connection.
+    pub fn complete(&mut self, done: Done, took: Duration) {
         let at = u32::try_from(done.client.0).expect("keys are made here");
         let connection = self.table.get_mut(at);
         let connection = connection.expect("it lives while it has requests");
-        connection.complete(done.completion, done.bytes);
+        connection.complete(done, took);
         self.touch(at);
     }
 

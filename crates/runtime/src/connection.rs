@@ -10,10 +10,12 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use forebay_block::{Completion, Endpoint, Instant, Io, Outbox, SLICE, Session};
+use forebay_block::{Endpoint, Instant, Io, Outbox, SLICE, Session, VolumeId};
 use forebay_device::{Client, Done, Op, Payload, RingFile};
+use forebay_volume::Done as Finished;
 
 use crate::memory::{Grant, Memory, Ticket};
+use crate::message::{ClientStats, Served};
 use crate::pace::{Allowance, LARGE, WINDOW};
 use crate::places::Seat;
 
@@ -150,6 +152,9 @@ pub struct Connection {
     pub peer: String,
     /// Bytes received and sent.
     pub bytes: (u64, u64),
+    /// Its answered requests, and the volume of the last one.
+    served: Served,
+    volume: Option<VolumeId>,
     /// Whether it is already in the list of connections for the end of the turn.
     pub touched: bool,
 }
@@ -195,6 +200,8 @@ impl Connection {
             seat,
             peer,
             bytes: (0, 0),
+            served: Served::default(),
+            volume: None,
             touched: false,
         }
     }
@@ -395,12 +402,29 @@ impl Connection {
         !self.parked.is_empty()
     }
 
-    /// Hands the session the completion of a request whose buffer has `bytes` bytes.
-    pub fn complete(&mut self, done: Completion, bytes: usize) {
+    /// Hands the session the completion of a request that took this long.
+    pub fn complete(&mut self, done: Finished, took: Duration) {
+        let Finished { volume, op, bytes, completion, .. } = done;
         if bytes > LARGE {
             self.large -= bytes as u64;
         }
-        self.session.complete(done, &mut self.out);
+        self.volume = Some(volume);
+        self.served.count(op, took, bytes, completion.result.is_err());
+        self.session.complete(completion, &mut self.out);
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self, now: Instant) -> ClientStats {
+        ClientStats {
+            peer: self.peer.clone(),
+            volume: self.volume,
+            connected: now.since(self.accepted),
+            silent: now.since(self.active),
+            in_flight: self.session.in_flight(),
+            memory: self.session.memory() + self.unsent(),
+            served: self.served,
+        }
     }
 
     /// Takes no more input; requests in flight are still answered.

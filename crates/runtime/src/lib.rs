@@ -44,7 +44,9 @@ pub use error::StartError;
 pub use histogram::Histogram;
 pub use listen::{Access, Address, Listener};
 pub use memory::CLIENT_MEMORY;
-pub use message::{Latencies, Message, OPERATIONS, Snapshot};
+pub use message::{
+    ClientStats, Latencies, Message, OPERATIONS, Served, Snapshot, TIERS, TierLatencies,
+};
 pub use pool::{
     FAREWELL_PATIENCE, Left, MakeShard, Pool, PoolConfig, PoolStats, Stopped, VolumeStats,
 };

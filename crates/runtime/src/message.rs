@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use forebay_block::{ByteRange, Endpoint, IoBuf, IoError, IoResult, IoTag, VolumeId};
+use forebay_block::{ByteRange, Endpoint, IoBuf, IoError, IoOp, IoResult, IoTag, VolumeId};
 use forebay_engine::{
-    DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Trust, VolumeState,
+    DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Tier, Trust, VolumeState,
 };
 
 use crate::channel::{Ask, Disk, Mount};
@@ -78,6 +78,8 @@ pub enum Command {
     Read(Endpoint, ByteRange, Sender<IoResult<IoBuf>>),
     /// Report the thread's state.
     Snapshot(Sender<Snapshot>),
+    /// Report what the thread's clients have done.
+    Clients(Sender<Vec<ClientStats>>),
     /// Begin or end destaging all dirty blocks at full speed.
     Drain(bool),
     /// As `Drain`, for one volume.
@@ -114,26 +116,100 @@ pub struct Snapshot {
     /// Latencies of client requests taken by this thread, by volume in the registry's order and by
     /// operation.
     pub latencies: Vec<Latencies>,
+    /// Latencies of the same requests by operation and tier, by volume in the same order.
+    pub tier_latencies: Vec<TierLatencies>,
     /// Latencies of the primaries' own requests that this thread has sent, in the same order.
     pub primary_latencies: Vec<Latencies>,
     /// Number of connections of this thread.
     pub connections: usize,
 }
 
+/// A client of a socket at one moment, and what it has done so far.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClientStats {
+    /// Who it is, as in the log.
+    pub peer: String,
+    /// The volume of its last answered request.
+    pub volume: Option<VolumeId>,
+    /// Time since it connected; since the last upgrade, if it came along.
+    pub connected: Duration,
+    /// Time since bytes were last received from it or sent to it.
+    pub silent: Duration,
+    /// Requests that are not yet answered.
+    pub in_flight: usize,
+    /// Bytes of memory that its requests and answers take.
+    pub memory: u64,
+    /// Its answered requests.
+    pub served: Served,
+}
+
+/// Answered requests of a client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Served {
+    /// Their number, by operation in the order of [`OPERATIONS`].
+    pub requests: [u64; OPERATIONS.len()],
+    /// The sum of their latencies, in the same order.
+    pub times: [Duration; OPERATIONS.len()],
+    /// The number of those that failed.
+    pub errors: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written, not counting zeroes and discards.
+    pub write_bytes: u64,
+}
+
+impl Served {
+    /// Counts a request whose buffer has `bytes` bytes.
+    pub(crate) fn count(&mut self, op: IoOp, took: Duration, bytes: usize, failed: bool) {
+        let place = place_of(op);
+        self.requests[place] += 1;
+        self.times[place] += took;
+        self.errors += u64::from(failed);
+        match op {
+            IoOp::Read if !failed => self.read_bytes += bytes as u64,
+            IoOp::Write if !failed => self.write_bytes += bytes as u64,
+            _ => {}
+        }
+    }
+}
+
 /// Latencies of one volume by operation, in the order of [`OPERATIONS`].
 pub type Latencies = [Histogram; OPERATIONS.len()];
 
+/// Latencies of one volume by operation and tier, in the order of [`TIERS`].
+pub type TierLatencies = [Histogram; TIERS.len()];
+
+/// The operations and tiers for which latencies are kept, with the names of the tiers.
+pub const TIERS: [(IoOp, Tier, &str); 5] = [
+    (IoOp::Read, Tier::Ram, "ram"),
+    (IoOp::Read, Tier::Cache, "cache"),
+    (IoOp::Read, Tier::Primary, "primary"),
+    (IoOp::Write, Tier::Cache, "cache"),
+    (IoOp::Write, Tier::Primary, "primary"),
+];
+
+/// Counts a latency of an operation that a tier has served.
+pub(crate) fn count_tier(latencies: &mut TierLatencies, op: IoOp, tier: Tier, took: Duration) {
+    let place = TIERS.iter().position(|&(known, of, _)| (known, of) == (op, tier));
+    latencies[place.expect("every tier is listed")].record(took);
+}
+
 /// Counts a latency of an operation.
-pub(crate) fn count_latency(latencies: &mut Latencies, op: forebay_block::IoOp, took: Duration) {
-    let kind = OPERATIONS.iter().position(|(known, _)| *known == op);
-    latencies[kind.expect("every operation is listed")].record(took);
+pub(crate) fn count_latency(latencies: &mut Latencies, op: IoOp, took: Duration) {
+    latencies[place_of(op)].record(took);
+}
+
+/// The place of an operation in [`OPERATIONS`].
+fn place_of(op: IoOp) -> usize {
+    let place = OPERATIONS.iter().position(|(known, _)| *known == op);
+    place.expect("every operation is listed")
 }
 
 /// The operations for which latencies are kept, with their names in metrics.
-pub const OPERATIONS: [(forebay_block::IoOp, &str); 5] = [
-    (forebay_block::IoOp::Read, "read"),
-    (forebay_block::IoOp::Write, "write"),
-    (forebay_block::IoOp::Flush, "flush"),
-    (forebay_block::IoOp::Discard, "discard"),
-    (forebay_block::IoOp::WriteZeroes, "write-zeroes"),
+pub const OPERATIONS: [(IoOp, &str); 5] = [
+    (IoOp::Read, "read"),
+    (IoOp::Write, "write"),
+    (IoOp::Flush, "flush"),
+    (IoOp::Discard, "discard"),
+    (IoOp::WriteZeroes, "write-zeroes"),
 ];

@@ -26,10 +26,11 @@ use crate::detached::DetachedList;
 use crate::devices::{self, Gates};
 use crate::error::StartError;
 use crate::events;
+use crate::histogram::Histogram;
 use crate::listen::Listener;
 use crate::mailbox::Mailbox;
 use crate::memory::{CLIENT_MEMORY, Memory};
-use crate::message::{Command, End, Latencies, Message, Snapshot};
+use crate::message::{ClientStats, Command, End, Latencies, Message, Snapshot, TierLatencies};
 use crate::places::Places;
 use crate::record::{Recording, RecordingPlan};
 use crate::thread::{self, Plan, Started};
@@ -138,7 +139,9 @@ pub struct VolumeStats {
     pub name: String,
     /// Latencies by operation, in the order of [`crate::OPERATIONS`].
     pub latencies: Latencies,
-    /// Latencies of the primary's own requests, in the same order.
+    /// Latencies by operation and tier, in the order of [`crate::TIERS`].
+    pub tier_latencies: TierLatencies,
+    /// Latencies of the primary's own requests, by operation.
     pub primary_latencies: Latencies,
     /// Reads, primary, dirty and lost blocks, summed over all shards.
     pub state: VolumeState,
@@ -391,13 +394,14 @@ impl Pool {
         shards.iter().for_each(|shard| total.merge(&shard.stats));
         let volumes = self.registry().volumes().iter().enumerate().map(|(place, volume)| {
             let latencies = merged(shards.iter().map(|shard| &shard.latencies[place]));
+            let tier_latencies = merged(shards.iter().map(|shard| &shard.tier_latencies[place]));
             let primary_latencies =
                 merged(shards.iter().map(|shard| &shard.primary_latencies[place]));
             let mut state = VolumeState { id: volume.id, ..VolumeState::default() };
             let theirs = shards.iter().flat_map(|shard| &shard.volumes);
             theirs.filter(|one| one.id == volume.id).for_each(|one| state.merge(one));
             let name = volume.name.clone();
-            VolumeStats { id: volume.id, name, latencies, primary_latencies, state }
+            VolumeStats { id: volume.id, name, latencies, tier_latencies, primary_latencies, state }
         });
         let volumes = volumes.collect();
         let places = &self.inner.places;
@@ -406,18 +410,31 @@ impl Pool {
         Some(PoolStats { now, shards, total, volumes, clients, clients_refused })
     }
 
+    /// The clients of sockets, the longest connected first; `None` once the pool has stopped.
+    #[must_use]
+    pub fn clients(&self) -> Option<Vec<ClientStats>> {
+        let mut all: Vec<ClientStats> =
+            self.ask_all(Command::Clients)?.into_iter().flatten().collect();
+        all.sort_by_key(|client| std::cmp::Reverse(client.connected));
+        Some(all)
+    }
+
     fn snapshots(&self) -> Option<Vec<Snapshot>> {
+        let mut all = self.ask_all(Command::Snapshot)?;
+        all.sort_by_key(|snapshot| snapshot.shard);
+        Some(all)
+    }
+
+    /// The answer of every thread, in any order; `None` if one does not answer.
+    fn ask_all<T>(&self, command: impl Fn(mpsc::Sender<T>) -> Command) -> Option<Vec<T>> {
         if self.inner.stopped.get().is_some() {
             return None;
         }
         let (tell, hear) = mpsc::channel();
         let count = self.inner.mailboxes.len();
-        self.command_all(|| Command::Snapshot(tell.clone()));
+        self.command_all(|| command(tell.clone()));
         drop(tell);
-        let answers = (0..count).map(|_| hear.recv_timeout(ANSWER_PATIENCE).ok());
-        let mut all = answers.collect::<Option<Vec<_>>>()?;
-        all.sort_by_key(|snapshot| snapshot.shard);
-        Some(all)
+        (0..count).map(|_| hear.recv_timeout(ANSWER_PATIENCE).ok()).collect()
     }
 
     /// Changes a setting on every shard.
@@ -609,8 +626,8 @@ impl Inner {
 }
 
 /// The latencies of all threads together.
-fn merged<'a>(all: impl Iterator<Item = &'a Latencies>) -> Latencies {
-    let mut sum = Latencies::default();
+fn merged<'a, const N: usize>(all: impl Iterator<Item = &'a [Histogram; N]>) -> [Histogram; N] {
+    let mut sum = std::array::from_fn(|_| Histogram::default());
     for latencies in all {
         sum.iter_mut().zip(latencies).for_each(|(mine, theirs)| mine.merge(theirs));
     }

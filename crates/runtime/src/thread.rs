@@ -28,7 +28,9 @@ use crate::devices::{Devices, Gates};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
 use crate::memory::Memory;
-use crate::message::{Command, Latencies, Message, Snapshot, count_latency};
+use crate::message::{
+    Command, Latencies, Message, Snapshot, TierLatencies, count_latency, count_tier,
+};
 use crate::pace::{Allowance, LARGE};
 use crate::places::Places;
 use crate::record::Taps;
@@ -126,6 +128,7 @@ struct Thread {
     /// Index in the registry by volume id.
     places: Vec<usize>,
     latencies: Vec<Latencies>,
+    tier_latencies: Vec<TierLatencies>,
     taps: Taps,
     duties: Duties,
     /// Whether client input waits for the next turn.
@@ -264,6 +267,7 @@ impl Thread {
             channels: Channels::default(),
             buffers,
             latencies: volumes.iter().map(|_| Latencies::default()).collect(),
+            tier_latencies: volumes.iter().map(|_| TierLatencies::default()).collect(),
             clock: plan.clock,
             ring,
             devices,
@@ -354,11 +358,15 @@ impl Thread {
             let now = self.clock.now();
             for done in self.done.drain(..) {
                 let place = self.places[usize::from(done.volume.0)];
-                count_latency(&mut self.latencies[place], done.op, now.since(done.started));
+                let took = now.since(done.started);
+                count_latency(&mut self.latencies[place], done.op, took);
+                if let Some(tier) = done.tier {
+                    count_tier(&mut self.tier_latencies[place], done.op, tier, took);
+                }
                 if Channels::own(done.client) {
                     self.channels.complete(done.client, done.completion);
                 } else {
-                    self.clients.complete(done);
+                    self.clients.complete(done, took);
                 }
             }
         }
@@ -499,6 +507,9 @@ impl Thread {
             Command::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }
+            Command::Clients(answer) => {
+                let _ = answer.send(self.clients.stats(self.shards.now));
+            }
             Command::Drain(on) => self.shards.shard.set_drain(on),
             Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
             Command::Set(setting) => self.shards.shard.set(setting),
@@ -596,6 +607,7 @@ impl Thread {
             dirty_blocks: shard.dirty_blocks(),
             volumes: shard.volumes(),
             latencies: self.latencies.clone(),
+            tier_latencies: self.tier_latencies.clone(),
             primary_latencies,
             connections: self.clients.len(),
         }

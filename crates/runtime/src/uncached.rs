@@ -5,7 +5,7 @@ use forebay_block::{
 };
 use forebay_engine::{
     Effects, Health, Known, Losses, Reply, Request, RequestId, Setting, Shard, State, Stats,
-    Target, Trust,
+    Target, Tier, Trust,
 };
 
 /// Most requests in flight in a shard without a cache.
@@ -105,7 +105,8 @@ impl Shard for Uncached {
         let direct = matches!(asked.op, IoOp::Write | IoOp::WriteZeroes) && asked.done.is_none();
         let result = self.tell(volume, &asked, done.result);
         let (id, buf) = (asked.id, asked.done.unwrap_or(done.buf));
-        fx.replies.push(Reply { id, result, buf, direct: direct.then_some(failures) });
+        let tier = matches!(asked.op, IoOp::Read | IoOp::Write).then_some(Tier::Primary);
+        fx.replies.push(Reply { id, result, buf, direct: direct.then_some(failures), tier });
     }
 
     fn poll(&mut self, _now: Instant, _fx: &mut Effects) {

@@ -110,7 +110,7 @@ impl Toy {
             return;
         }
         let Request { id, buf, .. } = request;
-        fx.replies.push(Reply { id, result: Ok(()), buf, direct: None });
+        fx.replies.push(Reply { id, result: Ok(()), buf, direct: None, tier: None });
     }
 }
 

@@ -28,7 +28,7 @@ use forebay_block::{
     BufPool, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag,
     REQUEST_MAX, SHARDS_MAX, Slab, VolumeId,
 };
-use forebay_engine::{Bypass, Reply, Request, RequestId};
+use forebay_engine::{Bypass, Reply, Request, RequestId, Tier};
 use forebay_policy::SequentialDetector;
 
 use crate::flush_gate::FailedFlushes;
@@ -70,6 +70,8 @@ pub struct Done {
     pub started: Instant,
     /// Length of its buffer, in bytes.
     pub bytes: usize,
+    /// For a read or a write that succeeded: the slowest tier that it had to wait for.
+    pub tier: Option<Tier>,
     /// The answer for the client.
     pub completion: Completion,
 }
@@ -131,10 +133,11 @@ struct Origin {
 }
 
 impl Origin {
-    fn done(self, result: Result<(), IoError>, buf: IoBuf) -> Done {
+    fn done(self, result: Result<(), IoError>, buf: IoBuf, tier: Option<Tier>) -> Done {
         let Self { client, tag, volume, op, bytes, started } = self;
+        let tier = tier.filter(|_| result.is_ok());
         let completion = Completion { tag, result, buf };
-        Done { client, volume, op, started, bytes: bytes as usize, completion }
+        Done { client, volume, op, started, bytes: bytes as usize, tier, completion }
     }
 }
 
@@ -161,6 +164,8 @@ struct Join {
     error: Option<IoError>,
     /// The lowest count of failed flushes that its pieces reported.
     direct: Option<u64>,
+    /// The slowest tier that its pieces reported.
+    tier: Option<Tier>,
     /// Whether it is in `ready`.
     ready: bool,
 }
@@ -230,7 +235,7 @@ impl Router {
         let bytes = u32::try_from(io.buf.len()).expect("frontends take no longer requests");
         let origin = Origin { client, tag: io.tag, volume, op: io.op, bytes, started: now };
         if let Some(result) = self.answer_at_once(volume, &io) {
-            done.push(origin.done(result, io.buf));
+            done.push(origin.done(result, io.buf, None));
             return Ok(());
         }
         let bypass = self.observe(volume, &io);
@@ -280,7 +285,8 @@ impl Router {
         match sent {
             Sent::Whole(origin) => {
                 let kept = || self.check_kept(origin.volume, reply.direct);
-                done.push(origin.done(reply.result.and_then(|()| kept()), reply.buf));
+                let result = reply.result.and_then(|()| kept());
+                done.push(origin.done(result, reply.buf, reply.tier));
             }
             Sent::Piece { join, at } => self.join_piece(join, at, reply, done),
         }
@@ -386,6 +392,7 @@ impl Router {
             in_flight: 0,
             error: None,
             direct: None,
+            tier: None,
             ready: true,
         };
         let at = self.joins.insert(join);
@@ -431,6 +438,7 @@ impl Router {
         let join = self.joins.get_mut(at).expect("a request lives as long as its pieces");
         join.in_flight -= 1;
         join.direct = join.direct.into_iter().chain(reply.direct).min();
+        join.tier = join.tier.max(reply.tier);
         match reply.result {
             Ok(()) if join.origin.op == IoOp::Read && join.error.is_none() => {
                 let from = usize::try_from(from).expect("within a buffer");
@@ -442,7 +450,7 @@ impl Router {
                 if join.origin.op == IoOp::Flush && join.error.is_none() {
                     // The shard reports the loss only once: the client must know before another
                     // flush, which the same shard lets pass, has succeeded.
-                    done.push(join.origin.done(Err(error.clone()), IoBuf::empty()));
+                    done.push(join.origin.done(Err(error.clone()), IoBuf::empty(), None));
                 }
                 join.error.get_or_insert(error);
             }
@@ -454,7 +462,8 @@ impl Router {
             }
             if join.origin.op != IoOp::Flush || join.error.is_none() {
                 let kept = || self.check_kept(join.origin.volume, join.direct);
-                done.push(join.origin.done(join.error.map_or_else(kept, Err), join.buf));
+                let result = join.error.map_or_else(kept, Err);
+                done.push(join.origin.done(result, join.buf, join.tier));
             }
         } else if !join.rest.is_empty() && !join.ready {
             join.ready = true;

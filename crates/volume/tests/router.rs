@@ -48,7 +48,7 @@ impl Shards {
                 _ => self.data[bytes].fill(0),
             }
         }
-        Reply { id: request.id, result, buf: request.buf, direct: None }
+        Reply { id: request.id, result, buf: request.buf, direct: None, tier: None }
     }
 }
 

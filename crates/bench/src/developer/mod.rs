@@ -13,6 +13,7 @@ mod rd;
 mod restart;
 mod shards;
 pub mod survive;
+mod watched;
 
 use clap::Subcommand;
 
@@ -51,6 +52,8 @@ pub enum Part {
     Crash(crash::Args),
     /// Real programs on disks and volumes of a server that is killed and upgraded under them
     Survive(survive::Args),
+    /// CPU time and memory of the server's statistics, events and page, with readers of its stream
+    Watched(watched::Args),
     /// Real servers under a random operator, with clients that check everything
     Operator(operator::Args),
     /// Print rows of the table of results from the JSON of benchmarks
@@ -77,6 +80,7 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::DirtyLimit(args) => dirty_limit::run(args),
         Part::Crash(args) => crash::run(args),
         Part::Survive(args) => survive::run(args),
+        Part::Watched(args) => watched::run(args),
         Part::Operator(args) => operator::run(args),
         Part::Report(args) => rows::run(args),
     })

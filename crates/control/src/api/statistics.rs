@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use forebay_block::BLOCK_SIZE;
-use forebay_engine::{Kind, STATISTICS, Stats};
+use forebay_engine::{Kind, STATISTICS, Shape, Stats};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -76,6 +76,9 @@ pub struct VolumeFigures {
     pub dirty_limit_bytes: u64,
     /// Latencies that clients saw, of the operations that they asked for.
     pub latencies: Vec<LatencyFigures>,
+    /// The same of reads and writes, by the slowest tier that they waited for.
+    #[serde(default)]
+    pub tiers: Vec<LatencyFigures>,
     /// Latencies of the primary's own requests, as the cache saw them.
     pub primary: Vec<LatencyFigures>,
     /// The course of the window, oldest first: one point for each snapshot.
@@ -103,6 +106,9 @@ pub struct Rates {
 pub struct LatencyFigures {
     /// `read`, `write`, `flush`, `discard` or `write-zeroes`.
     pub operation: String,
+    /// `ram`, `cache` or `primary`; `null` for requests of all tiers.
+    #[serde(default)]
+    pub tier: Option<String>,
     /// Number of requests.
     pub requests: u64,
     /// The mean in microseconds.
@@ -182,7 +188,7 @@ fn note_points(volumes: &mut [VolumeFigures], from: &Sample, to: &Sample, now: &
 
 impl CacheFigures {
     fn of(stats: &Stats, seconds: f64) -> Self {
-        let counters = STATISTICS.iter().filter(|row| row.kind == Kind::Counter);
+        let counters = STATISTICS.iter().filter(|row| row.kind == Kind::Counter || row.by_volume);
         let counters =
             counters.flat_map(|row| row.fields().into_iter().zip(row.of(stats).iter().copied()));
         let written_bytes = stats.log_bytes + stats.store_bytes;
@@ -198,8 +204,8 @@ impl CacheFigures {
     }
 
     /// Reads and writes that bypassed the cache, by reason.
-    pub fn bypassed(&self) -> impl Iterator<Item = (&str, u64)> {
-        bypassed(&self.counters)
+    pub fn bypassed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        by_value(&self.counters, "bypassed")
     }
 }
 
@@ -208,6 +214,10 @@ impl VolumeFigures {
         let spreads = |all: &[(&'static str, Spread)]| {
             all.iter().map(|(operation, spread)| LatencyFigures::of(operation, spread)).collect()
         };
+        let tiers = volume.tiers.iter().map(|((operation, tier), spread)| LatencyFigures {
+            tier: Some((*tier).to_owned()),
+            ..LatencyFigures::of(operation, spread)
+        });
         Self {
             name: volume.name.clone(),
             counters: volume.stats.volume_fields().collect(),
@@ -216,14 +226,25 @@ impl VolumeFigures {
             dirty_bytes: volume.dirty_blocks * BLOCK,
             dirty_limit_bytes: volume.dirty_limit_blocks * BLOCK,
             latencies: spreads(&volume.latencies),
+            tiers: tiers.collect(),
             primary: spreads(&volume.primary),
             points: Vec::new(),
         }
     }
 
     /// Reads and writes that bypassed the cache, by reason.
-    pub fn bypassed(&self) -> impl Iterator<Item = (&str, u64)> {
-        bypassed(&self.counters)
+    pub fn bypassed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        by_value(&self.counters, "bypassed")
+    }
+
+    /// Dirty blocks by the time for which they have been dirty, youngest first.
+    pub fn dirty_for(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        by_value(&self.counters, "dirty_for")
+    }
+
+    /// Blocks destaged, by reason.
+    pub fn destaged_for(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        by_value(&self.counters, "destaged_for")
     }
 
     /// The clients' latencies of an operation.
@@ -239,8 +260,18 @@ impl VolumeFigures {
     }
 }
 
-fn bypassed(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&str, u64)> {
-    counters.iter().filter_map(|(name, &count)| Some((name.strip_prefix("bypassed_")?, count)))
+/// The numbers of a statistic by the values of its label, in their order.
+fn by_value(
+    counters: &BTreeMap<String, u64>,
+    statistic: &str,
+) -> impl Iterator<Item = (&'static str, u64)> {
+    let values = STATISTICS.iter().find_map(|row| match row.shape {
+        Shape::Labeled { metric, values, .. } if metric == statistic => Some(values),
+        _ => None,
+    });
+    values.into_iter().flatten().map(move |&value| {
+        (value, counters.get(&format!("{statistic}_{value}")).copied().unwrap_or(0))
+    })
 }
 
 impl Rates {
@@ -260,6 +291,7 @@ impl LatencyFigures {
         let quantile = |share| spread.quantile_micros(share).unwrap_or_default();
         Self {
             operation: operation.to_owned(),
+            tier: None,
             requests: spread.count(),
             mean_micros: spread.mean_micros().unwrap_or_default(),
             p50_micros: quantile(0.5),

@@ -360,6 +360,7 @@ mod tests {
             clients_refused: 0,
             volumes: vec![volume],
             shards: vec![shard],
+            tier_latencies: Vec::new(),
             latencies: Vec::new(),
             primary_latencies: Vec::new(),
             settings: in_force(&Config::defaults(1)),

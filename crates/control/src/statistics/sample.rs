@@ -31,9 +31,14 @@ pub struct VolumeSample {
     pub dirty_limit_blocks: u64,
     /// Latencies that clients saw, by operation.
     pub latencies: Vec<(&'static str, Spread)>,
+    /// The same by operation and tier.
+    pub tiers: Vec<(OfTier, Spread)>,
     /// Latencies of the primary's own requests, by operation.
     pub primary: Vec<(&'static str, Spread)>,
 }
+
+/// An operation, and the slowest tier that its requests waited for.
+pub type OfTier = (&'static str, &'static str);
 
 impl Sample {
     /// The counters of a snapshot.
@@ -62,16 +67,19 @@ impl Sample {
 
 impl VolumeSample {
     fn of(pool: &PoolSnapshot, volume: &VolumeSnapshot) -> Self {
+        let is_own = |one: &&Latency| one.volume == volume.name && one.count > 0;
         let spreads = |all: &[Latency]| {
-            let own = all.iter().filter(|one| one.volume == volume.name && one.count > 0);
-            own.map(|one| (one.operation, Spread::of(one))).collect()
+            all.iter().filter(is_own).map(|one| (one.operation, Spread::of(one))).collect()
         };
+        let of_tiers = pool.tier_latencies.iter().filter(is_own);
+        let tiers = of_tiers.filter_map(|one| Some(((one.operation, one.tier?), Spread::of(one))));
         Self {
             name: volume.name.clone(),
             stats: volume.state.stats.clone(),
             dirty_blocks: volume.state.dirty_blocks,
             dirty_limit_blocks: volume.state.dirty_limit_blocks,
             latencies: spreads(&pool.latencies),
+            tiers: tiers.collect(),
             primary: spreads(&pool.primary_latencies),
         }
     }
@@ -83,6 +91,7 @@ impl VolumeSample {
             dirty_blocks: self.dirty_blocks,
             dirty_limit_blocks: self.dirty_limit_blocks,
             latencies: grown(&self.latencies, &before.latencies),
+            tiers: grown(&self.tiers, &before.tiers),
             primary: grown(&self.primary, &before.primary),
         }
     }
@@ -94,15 +103,12 @@ impl VolumeSample {
     }
 }
 
-/// The requests since `before`, of operations that had any.
-fn grown(
-    now: &[(&'static str, Spread)],
-    before: &[(&'static str, Spread)],
-) -> Vec<(&'static str, Spread)> {
-    let change = |(operation, spread): &(&'static str, Spread)| {
-        let earlier = before.iter().find(|(name, _)| name == operation);
+/// The requests since `before`, of kinds that had any.
+fn grown<K: Copy + PartialEq>(now: &[(K, Spread)], before: &[(K, Spread)]) -> Vec<(K, Spread)> {
+    let change = |(kind, spread): &(K, Spread)| {
+        let earlier = before.iter().find(|(name, _)| name == kind);
         let change = earlier.map_or_else(|| spread.clone(), |(_, before)| spread.since(before));
-        (*operation, change)
+        (*kind, change)
     };
     now.iter().map(change).filter(|(_, spread)| spread.count() > 0).collect()
 }

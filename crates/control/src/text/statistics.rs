@@ -1,5 +1,7 @@
 //! The statistics of a window as tables.
 
+use forebay_block::BLOCK_SIZE;
+
 use crate::api::{LatencyFigures, StatisticsStatus, VolumeFigures};
 use crate::units::Size;
 
@@ -27,7 +29,8 @@ pub fn statistics(all: &StatisticsStatus) -> String {
         Size(cache.dirty_limit_bytes),
         cache.oldest_dirty_seconds
     );
-    out + &loads(&all.volumes) + &hits(&all.volumes) + &latencies(&all.volumes)
+    let volumes = &all.volumes;
+    out + &loads(volumes) + &hits(volumes) + &destaging(volumes) + &latencies(volumes)
 }
 
 fn width(volumes: &[VolumeFigures]) -> usize {
@@ -86,6 +89,25 @@ fn hits(volumes: &[VolumeFigures]) -> String {
     out
 }
 
+/// How long the dirty data has waited, and why data was destaged.
+fn destaging(volumes: &[VolumeFigures]) -> String {
+    let width = width(volumes);
+    let shown = |parts: &mut dyn Iterator<Item = (&'static str, u64)>| {
+        let parts = parts.filter(|&(_, blocks)| blocks > 0);
+        let size = |blocks: u64| Size(blocks * BLOCK_SIZE as u64);
+        let parts: Vec<String> =
+            parts.map(|(value, blocks)| format!("{value} {}", size(blocks))).collect();
+        if parts.is_empty() { "-".to_owned() } else { parts.join(", ") }
+    };
+    let mut out = String::new();
+    for volume in volumes {
+        let waits = shown(&mut volume.dirty_for());
+        let why = shown(&mut volume.destaged_for());
+        out += &format!("{:width$}  dirty for up to: {waits}; destaged for: {why}\n", volume.name);
+    }
+    out
+}
+
 fn latencies(volumes: &[VolumeFigures]) -> String {
     let width = width(volumes);
     let mut out = format!(
@@ -94,8 +116,9 @@ fn latencies(volumes: &[VolumeFigures]) -> String {
     );
     for volume in volumes {
         let clients = volume.latencies.iter().map(|figures| ("clients", figures));
+        let tiers = volume.tiers.iter().map(|figures| (tier(figures), figures));
         let primary = volume.primary.iter().map(|figures| ("primary", figures));
-        for (whose, figures) in clients.chain(primary) {
+        for (whose, figures) in clients.chain(tiers).chain(primary) {
             let LatencyFigures { operation, requests, mean_micros, .. } = figures;
             let times = [
                 *mean_micros,
@@ -113,6 +136,17 @@ fn latencies(volumes: &[VolumeFigures]) -> String {
         }
     }
     out
+}
+
+/// What a client's requests waited for, as a column of latencies.
+#[must_use]
+pub fn tier(figures: &LatencyFigures) -> &'static str {
+    match figures.tier.as_deref() {
+        Some("ram") => "  RAM",
+        Some("cache") => "  SSD",
+        Some(_) => "  past",
+        None => "clients",
+    }
 }
 
 /// A duration given in microseconds, in three digits or so.

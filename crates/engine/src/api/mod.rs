@@ -37,6 +37,33 @@ impl Bypass {
     pub const COUNT: usize = 3;
 }
 
+/// Why dirty blocks go to a primary.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum DestageReason {
+    /// They have been dirty for nearly as long as they may be.
+    Age,
+    /// There are many.
+    Level,
+    /// No client waits for anything.
+    Idle,
+    /// A drain was requested.
+    Drain,
+    /// The log needs the segment that they are in.
+    Room,
+    /// The volume's mode was changed.
+    Mode,
+    /// The cache device has failed and is being emptied.
+    Fault,
+    /// A write in write-through waits for them.
+    Through,
+}
+
+impl DestageReason {
+    /// Number of reasons, for tables indexed by them.
+    pub const COUNT: usize = 8;
+}
+
 /// A request for one shard: every block of `range` belongs to that shard and to one stripe. Its
 /// buffer follows the rules of [`Io`].
 #[derive(Debug)]
@@ -69,6 +96,19 @@ pub struct Reply {
     /// For a write that the primary completed but has not flushed: the number of failed flushes
     /// that had been reported to the shard by then. Any later failure may have lost the write.
     pub direct: Option<u64>,
+    /// For a read or a write: the slowest tier that it had to wait for.
+    pub tier: Option<Tier>,
+}
+
+/// The tiers that serve reads and writes, from the fastest to the slowest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Tier {
+    /// Blocks in RAM.
+    Ram,
+    /// The cache device.
+    Cache,
+    /// The primary.
+    Primary,
 }
 
 /// The device for an effect's I/O.

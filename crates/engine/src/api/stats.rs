@@ -5,7 +5,7 @@
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
 //! at a shard.
 
-use crate::api::Bypass;
+use crate::api::{Bypass, DestageReason};
 
 /// How a statistic behaves, and how its values in shards are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -244,6 +244,23 @@ const BYPASS_REASONS: [&str; Bypass::COUNT] = ["sequential", "mode", "degraded"]
 const BYPASSED: Shape =
     Shape::Labeled { metric: "bypassed", label: "reason", values: &BYPASS_REASONS };
 
+/// Names of the reasons, in the order of [`DestageReason`].
+const DESTAGE_REASONS: [&str; DestageReason::COUNT] =
+    ["age", "level", "idle", "drain", "room", "mode", "fault", "through"];
+
+const DESTAGED: Shape =
+    Shape::Labeled { metric: "destaged_for", label: "reason", values: &DESTAGE_REASONS };
+
+/// Upper bounds of the ages by which dirty blocks are counted, in seconds; the last class has the
+/// older ones.
+pub const DIRTY_AGES: [u64; 5] = [10, 60, 300, 900, 3600];
+
+const DIRTY_FOR: Shape = Shape::Labeled {
+    metric: "dirty_for",
+    label: "age",
+    values: &["10s", "1m", "5m", "15m", "1h", "longer"],
+};
+
 const BY_DELTA_SIZE: Shape = Shape::Buckets {
     metric: "delta_size_bytes",
     field: "deltas_to",
@@ -446,8 +463,21 @@ statistics! {
         Level Blocks dirty_limit_blocks;
         /// Age of the oldest dirty block, in nanoseconds.
         Greatest Nanoseconds oldest_dirty_nanos;
+        /// Dirty blocks by the time for which they have been dirty.
+        ///
+        /// Each number counts the blocks up to its age that are above the age before; together they
+        /// are `dirty_blocks`. Ages may be up to 9 s too high, and those of neighbors in a stripe
+        /// of 1 MiB are taken together. A start begins them anew.
+        Level Blocks dirty_by_age of volume: [u64; DIRTY_AGES.len() + 1] = DIRTY_FOR;
         /// Dirty blocks written to a primary.
         Counter Blocks destaged_blocks of volume;
+        /// The same by reason.
+        ///
+        /// `age`: they were nearly as old as they may be. `level`: there were many. `idle`: no
+        /// client waited. `drain`: a drain, or a stop with one. `room`: the log needed their
+        /// segment. `mode`: the volume's mode was changed. `fault`: the cache device has failed.
+        /// `through`: a write in write-through waited.
+        Counter Blocks destaged_by of volume: [u64; DestageReason::COUNT] = DESTAGED;
         /// Writes to a primary that destaged dirty blocks.
         Counter Requests destage_writes of volume;
         /// Flushes of a primary.

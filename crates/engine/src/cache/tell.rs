@@ -1,14 +1,19 @@
 //! Reporting: events, counters and levels.
 
+use std::time::Duration;
+
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, VolumeId};
 use forebay_format::EntryKind;
 
 use crate::api::Health;
 use crate::api::event::{Event, Recovered};
 use crate::api::primary::{LOST_RANGES_MAX, Lookup};
-use crate::api::stats::{STATISTICS, Stats};
+use crate::api::stats::{DIRTY_AGES, STATISTICS, Stats};
 use crate::cache::Cache;
 use crate::key::Key;
+
+/// The classes of ages of dirty blocks.
+const AGES: usize = DIRTY_AGES.len() + 1;
 
 impl Cache {
     /// The statistics of a volume, to count something in.
@@ -91,12 +96,27 @@ impl Cache {
         (count, ranges)
     }
 
+    /// The dirty blocks of a volume by age, as in the row `dirty_by_age`.
+    pub(crate) fn dirty_by_age(&self, volume: VolumeId) -> [u64; AGES] {
+        let bounds = DIRTY_AGES.map(Duration::from_secs);
+        let (counts, older) = self.contents.dirty().by_age(volume, self.now, bounds);
+        let mut all = [older; AGES];
+        all[..counts.len()].copy_from_slice(&counts);
+        all
+    }
+
     /// Counters and levels.
     #[must_use]
     pub fn stats(&self, now: Instant) -> Stats {
         let oldest = self.contents.dirty().oldest();
         let stored = |kind| self.contents.stored(kind);
+        let mut dirty_by_age = [0; AGES];
+        for volume in self.volumes.iter().flatten() {
+            let theirs = self.dirty_by_age(volume.config.id);
+            dirty_by_age.iter_mut().zip(theirs).for_each(|(sum, blocks)| *sum += blocks);
+        }
         let mut stats = Stats {
+            dirty_by_age,
             cached_blocks: self.contents.index().len(),
             dirty_blocks: self.contents.dirty().blocks(),
             dirty_limit_blocks: self.dirty_limit(),

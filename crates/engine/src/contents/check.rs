@@ -54,6 +54,7 @@ impl Contents {
         if dirty != self.dirty.blocks() {
             return Err(format!("{dirty} blocks are dirty, not {}", self.dirty.blocks()));
         }
+        self.dirty.check()?;
         if let Some(key) = self.fenced.iter().find(|key| !self.dirty.contains(**key)) {
             return Err(format!("{key:?} is fenced and not dirty"));
         }

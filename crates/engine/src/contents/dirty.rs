@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_block::{Instant, STRIPE_BLOCKS, VolumeId};
 
@@ -45,6 +46,11 @@ impl Bits {
     /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0 == [0; WORDS]
+    }
+
+    /// The number of blocks in the set.
+    pub fn len(&self) -> u64 {
+        self.0.iter().map(|word| u64::from(word.count_ones())).sum()
     }
 }
 
@@ -88,6 +94,19 @@ impl Stripe {
     fn is_empty(&self) -> bool {
         self.dirty.is_empty() && self.destaging.is_empty()
     }
+
+    /// How many blocks have been dirty since when, for both generations.
+    fn counts(&self) -> [(u64, u64); 2] {
+        let old = self.old.len();
+        [(tick_of(self.oldest), old), (tick_of(self.since), self.dirty.len() - old)]
+    }
+}
+
+/// Bits of the nanoseconds in a tick of 8.6 s, in which dirty blocks are counted by their age.
+const TICK_BITS: u32 = 33;
+
+fn tick_of(at: Instant) -> u64 {
+    at.0 >> TICK_BITS
 }
 
 /// The dirty blocks of one shard.
@@ -104,6 +123,27 @@ struct Part {
     /// Entries of `oldest` and stripe number, for each stripe with a dirty block.
     ages: BTreeSet<(Instant, u64)>,
     blocks: u64,
+    /// The number of blocks that have been dirty since each tick; none is zero.
+    since: BTreeMap<u64, u64>,
+}
+
+impl Part {
+    /// Counts a stripe as it is `after` a change, and no more as it was before.
+    fn recount(&mut self, before: [(u64, u64); 2], after: [(u64, u64); 2]) {
+        if before == after {
+            return;
+        }
+        for (tick, blocks) in after.into_iter().filter(|&(_, blocks)| blocks > 0) {
+            *self.since.entry(tick).or_default() += blocks;
+        }
+        for (tick, blocks) in before.into_iter().filter(|&(_, blocks)| blocks > 0) {
+            let count = self.since.get_mut(&tick).expect("it was counted there");
+            *count -= blocks;
+            if *count == 0 {
+                self.since.remove(&tick);
+            }
+        }
+    }
 }
 
 /// Bits of a stripe number within its volume; the bits above them are the volume.
@@ -161,6 +201,7 @@ impl Dirty {
     pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
+        let before = stripe.counts();
         let is_new = stripe.dirty.set(i, true);
         if is_new || by_client {
             stripe.again.set(i, !is_new);
@@ -168,10 +209,12 @@ impl Dirty {
         if is_new {
             stripe.is_dirty_since(i, now);
             let age = stripe.grow_old().then_some((stripe.oldest, number));
+            let after = stripe.counts();
             self.blocks += 1;
             let part = self.part(number);
             part.blocks += 1;
             part.ages.extend(age);
+            part.recount(before, after);
         }
     }
 
@@ -209,10 +252,11 @@ impl Dirty {
     fn change(&mut self, key: Key, change: impl FnOnce(&mut Stripe, u64) -> u64) {
         let (number, i) = stripe_of(key);
         let Some(stripe) = self.stripes.get_mut(&number) else { return };
-        let before = (stripe.oldest, number);
+        let (before, counts) = ((stripe.oldest, number), stripe.counts());
         let cleaned = change(stripe, i);
         let age = stripe.grow_old().then_some((stripe.oldest, number));
         let aged = age.is_some() || stripe.dirty.is_empty();
+        let after = stripe.counts();
         if stripe.is_empty() {
             self.stripes.remove(&number);
         }
@@ -223,6 +267,27 @@ impl Dirty {
             part.ages.remove(&before);
         }
         part.ages.extend(age);
+        part.recount(counts, after);
+    }
+
+    /// The dirty blocks of a volume by age: up to each of `bounds`, in ascending order, and older.
+    /// An age may be too high, by a tick, or since it is that of an older neighbor.
+    pub fn by_age<const N: usize>(
+        &self,
+        volume: VolumeId,
+        now: Instant,
+        bounds: [Duration; N],
+    ) -> ([u64; N], u64) {
+        let (mut counts, mut older) = ([0; N], 0);
+        let since = self.volumes.get(usize::from(volume.0)).map(|part| &part.since);
+        for (&tick, &blocks) in since.into_iter().flatten() {
+            let age = now.since(Instant(tick << TICK_BITS));
+            match bounds.iter().position(|&bound| age <= bound) {
+                Some(class) => counts[class] += blocks,
+                None => older += blocks,
+            }
+        }
+        (counts, older)
     }
 
     /// When the oldest dirty block was written, or an earlier time.
@@ -276,6 +341,32 @@ impl Dirty {
         Err(None)
     }
 }
+
+impl Dirty {
+    /// Compares the counts with the stripes.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check(&self) -> Result<(), String> {
+        let mut found = Self::default();
+        for (&number, stripe) in &self.stripes {
+            let part = found.part(number);
+            part.recount([(0, 0); 2], stripe.counts());
+            part.blocks += stripe.dirty.len();
+        }
+        for (volume, part) in self.volumes.iter().enumerate() {
+            let found = found.volumes.get(volume).map(|part| (part.blocks, &part.since));
+            let found = found.unwrap_or((0, &NONE));
+            if found != (part.blocks, &part.since) {
+                return Err(format!("volume {volume} counts other dirty blocks than it has"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The counts of a volume without dirty blocks.
+static NONE: BTreeMap<u64, u64> = BTreeMap::new();
 
 #[cfg(test)]
 mod tests {
@@ -352,6 +443,36 @@ mod tests {
         assert_eq!((dirty.oldest(), dirty.contains(Key(1))), (Some(Instant(9)), true));
         destage(&mut dirty, 1, 11);
         assert_eq!((dirty.oldest(), dirty.blocks()), (None, 0));
+        assert_eq!(dirty.check(), Ok(()));
+    }
+
+    #[test]
+    fn blocks_are_counted_by_age() {
+        let second = |second: u64| Instant(0) + Duration::from_secs(second);
+        let mut dirty = Dirty::default();
+        dirty.insert(second(100), Key(0), true);
+        dirty.insert(second(150), Key(1), true);
+        dirty.insert(second(150), Key(1), true);
+        dirty.insert(second(200), Key(999), true);
+        let bounds = [10, 60].map(Duration::from_secs);
+        let at = |dirty: &Dirty, time| {
+            dirty.check().expect("it counts right");
+            dirty.by_age(VolumeId(0), second(time), bounds)
+        };
+        assert_eq!(at(&dirty, 201), ([1, 1], 1));
+        assert_eq!(at(&dirty, 280), ([0, 0], 3));
+        // The old one leaves, and the other one of its stripe keeps its own age.
+        destage(&mut dirty, 0, 202);
+        assert_eq!(at(&dirty, 202), ([1, 1], 0));
+        // Rewritten on its way: dirty since it set out.
+        dirty.begin_destaging(Key(1));
+        dirty.insert(second(206), Key(1), true);
+        dirty.end_destaging(Key(1), Some(second(205)));
+        assert_eq!(at(&dirty, 208), ([2, 0], 0));
+        dirty.remove(Key(1));
+        dirty.remove(Key(999));
+        assert_eq!(at(&dirty, 208), ([0, 0], 0));
+        assert_eq!(dirty.by_age(VolumeId(9), second(208), bounds), ([0, 0], 0));
     }
 
     #[test]

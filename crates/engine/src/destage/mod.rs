@@ -17,7 +17,7 @@ use forebay_block::{
 use forebay_format::{EntryKind, SegmentSeq};
 
 use crate::api::event::Event;
-use crate::api::{Effects, Health, State, Target, Trust};
+use crate::api::{DestageReason, Effects, Health, State, Target, Trust};
 use crate::cache::Cache;
 use crate::contents::Place;
 use crate::key::{Key, KeyMap};
@@ -46,6 +46,7 @@ struct Version {
 pub struct Destage {
     volume: VolumeId,
     blocks: BlockRange,
+    reason: DestageReason,
     /// The version of each block that is written.
     versions: Vec<Version>,
     buf: IoBuf,
@@ -159,6 +160,7 @@ impl Destaging {
     ) {
         let state = self.state(cache, volume, is_idle);
         let allowed = self.allowance(cache, volume, &state);
+        let reason = self.reason(cache, volume, &state);
         // Half of the write-cache depth is left for destaging blocks that were spared.
         let spare_after = cache.now - cache.config.write_cache_depth / 2;
         let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
@@ -172,7 +174,7 @@ impl Destaging {
                 break;
             }
             match cache.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
-                Ok(key) => match self.start(cache, key, fx) {
+                Ok(key) => match self.start(cache, key, reason, fx) {
                     Ok(past) | Err(past) => from = past.min(all.end),
                 },
                 Err(Some(further)) => from = further,
@@ -200,7 +202,7 @@ impl Destaging {
                 self.wake_through(cache, key, &Err(ErrorKind::Corrupt.into()));
             } else if cache.contents.dirty().is_destaging(key) && !self.pass_written(cache, key) {
                 self.join_destage(cache, key);
-            } else if self.start(cache, key, fx).is_err() {
+            } else if self.start(cache, key, DestageReason::Through, fx).is_err() {
                 self.urgent.push_back(key);
             }
         }
@@ -286,7 +288,13 @@ impl Destaging {
 
     /// Starts to destage a block with its neighbors in the stripe. Returns the key at which to
     /// continue, as an error if the block cannot go now.
-    pub fn start(&mut self, cache: &mut Cache, key: Key, fx: &mut Effects) -> Result<Key, Key> {
+    pub fn start(
+        &mut self,
+        cache: &mut Cache,
+        key: Key,
+        reason: DestageReason,
+        fx: &mut Effects,
+    ) -> Result<Key, Key> {
         let volume = key.volume();
         if cache.volume(volume).retry_at > cache.now {
             return Err(Key::range(volume).end);
@@ -327,6 +335,7 @@ impl Destaging {
         let destage = Destage {
             volume,
             blocks,
+            reason,
             versions,
             buf,
             reads: 1,
@@ -424,10 +433,12 @@ impl Destaging {
             self.back_off(cache, id, error);
             return self.forget(cache, id, false);
         }
-        let (now, blocks) = (cache.now, self.destages.get(id).blocks.count);
-        self.destages.get_mut(id).written = true;
+        let destage = self.destages.get_mut(id);
+        destage.written = true;
+        let (now, blocks, reason) = (cache.now, destage.blocks.count, destage.reason);
         let volume = cache.volume_mut(volume);
         volume.stats.destaged_blocks += blocks;
+        volume.stats.destaged_by[reason as usize] += blocks;
         volume.flow.destaged(now, blocks);
         volume.failures = 0;
         if volume.written.is_empty() {

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use forebay_block::VolumeId;
-use forebay_policy::DestageState;
+use forebay_policy::{DestageCause, DestageState};
 
-use crate::api::{Health, State};
+use crate::api::{DestageReason, Health, State};
 use crate::cache::Cache;
 use crate::destage::Destaging;
 use crate::limits::DESTAGED_UNFLUSHED_MAX;
@@ -35,6 +35,32 @@ impl Destaging {
                 || cache.health() == Health::Draining
                 || cache.has_leftover(volume),
             in_flight: cache.volume(volume).flow.destage_writes,
+        }
+    }
+
+    /// Why a volume's blocks are destaged now, if any are.
+    pub(super) fn reason(
+        &self,
+        cache: &Cache,
+        volume: VolumeId,
+        state: &DestageState,
+    ) -> DestageReason {
+        if cache.health() != Health::Good {
+            return DestageReason::Fault;
+        }
+        if self.draining || cache.volume(volume).draining {
+            return DestageReason::Drain;
+        }
+        if cache.has_leftover(volume) {
+            return DestageReason::Mode;
+        }
+        if cache.log.is_pressed() || cache.standing.overflows {
+            return DestageReason::Room;
+        }
+        match state.cause() {
+            DestageCause::Age => DestageReason::Age,
+            DestageCause::Level => DestageReason::Level,
+            DestageCause::Idle => DestageReason::Idle,
         }
     }
 

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::{ErrorKind, Instant, STRIPE_BLOCKS, VolumeId};
 
-use crate::api::{DetachedStripe, Effects, Health, State, Trust};
+use crate::api::{DestageReason, DetachedStripe, Effects, Health, State, Trust};
 use crate::cache::Cache;
 use crate::contents::Bits;
 use crate::contents::Place;
@@ -173,7 +173,7 @@ impl Detach {
             if flow.destage_writes < cache.config.destage_depth
                 && !cache.contents.dirty().is_destaging(key)
             {
-                let _ = destaging.start(cache, key, fx);
+                let _ = destaging.start(cache, key, DestageReason::Fault, fx);
             }
         }
         empty && cache.standing.trust > Trust::Full

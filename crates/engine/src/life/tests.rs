@@ -6,7 +6,7 @@ use forebay_format::{EntryKind, PAGE, decode_footer, decode_record};
 
 use super::detach::Detach;
 use super::*;
-use crate::api::{DetachedStripe, Request, RequestId, Target};
+use crate::api::{DestageReason, DetachedStripe, Request, RequestId, Target};
 use crate::log::read::Reader;
 use crate::note::Note;
 use crate::request::Requests;
@@ -193,7 +193,7 @@ fn a_stripe_is_detached_in_the_order_primary_flush_record_and_then_its_writes_go
 fn a_stripe_is_not_detached_while_a_version_that_is_not_needed_any_more_is_on_its_way() {
     let mut bed = Bed::failed(dirty([5]));
     let Rooms { cache, fx, .. } = &mut bed.rooms;
-    bed.destaging.start(cache, key(5), fx).expect("it may go");
+    bed.destaging.start(cache, key(5), DestageReason::Fault, fx).expect("it may go");
     bed.rooms.forget(5);
     bed.write(9);
     bed.pump();
@@ -323,7 +323,7 @@ fn the_cache_is_asked_to_be_detached_when_nothing_is_dirty_or_on_its_way() {
     };
     assert_eq!(wanted(&mut bed), None, "that is recorded");
     let Rooms { cache, fx, .. } = &mut bed.rooms;
-    bed.destaging.start(cache, key(5), fx).expect("it may go");
+    bed.destaging.start(cache, key(5), DestageReason::Fault, fx).expect("it may go");
     bed.rooms.forget(5);
     assert_eq!(wanted(&mut bed), None, "a version of the block is on its way");
     while let Some(io) = bed.rooms.fx.ios.pop() {

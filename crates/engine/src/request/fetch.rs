@@ -13,7 +13,7 @@
 use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
 use forebay_policy::ReadAround;
 
-use crate::api::{Effects, Health, Target};
+use crate::api::{Effects, Health, Target, Tier};
 use crate::cache::Cache;
 use crate::key::Key;
 use crate::limits::READS_AROUND_MAX;
@@ -52,6 +52,7 @@ impl Requests {
         admit: bool,
         fx: &mut Effects,
     ) {
+        self.wait_for(op, Tier::Primary);
         let mut first = blocks.first;
         while first < blocks.end() {
             let joined = self.fetching.get(&Key::new(volume, first)).copied();

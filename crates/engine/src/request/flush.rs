@@ -102,7 +102,7 @@ impl Requests {
             let FlushOp { id, volume, known, .. } = *flush;
             let lost = cache.volume_mut(volume).losses.tell(known);
             let result = result.and(lost.map_or(Ok(()), Err));
-            reply(fx, id, result, forebay_block::IoBuf::empty());
+            reply(fx, id, result, forebay_block::IoBuf::empty(), None);
         }
         if is_last {
             self.ops.remove(id);

@@ -12,7 +12,7 @@ pub(crate) mod write;
 
 use forebay_block::{BlockRange, Instant, IoBuf, IoError, VolumeId};
 
-use crate::api::{Effects, Reply, RequestId};
+use crate::api::{Effects, Reply, RequestId, Tier};
 use crate::key::KeyMap;
 use crate::request::op::Op;
 use crate::slab::{Id, Slab};
@@ -60,9 +60,15 @@ impl Requests {
     }
 }
 
-/// Answers a client.
-fn reply(fx: &mut Effects, id: RequestId, result: Result<(), IoError>, buf: IoBuf) {
-    fx.replies.push(Reply { id, result, buf, direct: None });
+/// Answers a request other than a write.
+fn reply(
+    fx: &mut Effects,
+    id: RequestId,
+    result: Result<(), IoError>,
+    buf: IoBuf,
+    tier: Option<Tier>,
+) {
+    fx.replies.push(Reply { id, result, buf, direct: None, tier });
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use forebay_block::{BlockRange, ByteRange, IoBuf, IoError, IoFlags, IoOp, VolumeId};
 use forebay_format::Lsn;
 
-use crate::api::{Bypass, RequestId};
+use crate::api::{Bypass, RequestId, Tier};
 use crate::key::Key;
 use crate::losses::Known;
 use crate::slab::Id;
@@ -44,6 +44,8 @@ pub struct ReadOp {
     pub error: Option<IoError>,
     /// Whether missed blocks may enter the cache.
     pub admit: bool,
+    /// The slowest tier that it waits for.
+    pub tier: Tier,
 }
 
 /// The stage that a write has reached.

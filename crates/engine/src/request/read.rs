@@ -9,7 +9,7 @@ use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, Io
 use forebay_format::EntryKind;
 
 use crate::api::primary::Lookup;
-use crate::api::{Bypass, Effects, Health, Mode, Request};
+use crate::api::{Bypass, Effects, Health, Mode, Request, Tier};
 use crate::cache::Cache;
 use crate::contents::block_of;
 use crate::contents::{Place, Stored};
@@ -48,7 +48,7 @@ impl Requests {
         }
         if why.is_none() && Self::read_block_in_ram(cache, volume, range, &mut buf) {
             cache.note_lookup(volume, Lookup::Hit);
-            return reply(fx, id, Ok(()), buf);
+            return reply(fx, id, Ok(()), buf, Some(Tier::Ram));
         }
         let op = self.ops.insert(Op::Read(ReadOp {
             owner: ReadOwner::Client(id),
@@ -57,6 +57,7 @@ impl Requests {
             parts: 1,
             error: None,
             admit: why.is_none() && cache.admits_reads(volume),
+            tier: Tier::Ram,
         }));
         let found = self.read_blocks(cache, op, volume, range.blocks(), fx);
         let lookup = match why {
@@ -118,6 +119,7 @@ impl Requests {
             parts: 1,
             error: None,
             admit: false,
+            tier: Tier::Ram,
         }));
         self.read_blocks(cache, op, volume, blocks, fx);
         self.part_done(cache, op, Ok(()), fx);
@@ -183,6 +185,13 @@ impl Requests {
         found
     }
 
+    /// Notes that a read waits for a tier.
+    pub(super) fn wait_for(&mut self, op: Id, tier: Tier) {
+        if let Op::Read(read) = self.ops.get_mut(op) {
+            read.tier = read.tier.max(tier);
+        }
+    }
+
     fn fetch_missing(
         &mut self,
         cache: &mut Cache,
@@ -215,6 +224,7 @@ impl Requests {
     /// Reads a block that is stored as a delta, once its record has been written.
     fn read_delta(&mut self, cache: &mut Cache, op: Id, item: Stored, fx: &mut Effects) {
         let base = cache.contents.base_of_associate(item.key);
+        self.wait_for(op, Tier::Cache);
         self.add_part(op);
         if cache.is_associate_written(&base, &item.place) {
             cache.read_associate(AssociateOwner::Read(op), item, base, fx);
@@ -226,6 +236,9 @@ impl Requests {
     /// Reads payloads from the cache device, neighbors with one read. The device guarantees no
     /// order, so blocks whose record is still being written are read after that write has ended.
     fn read_ssd(&mut self, cache: &mut Cache, op: Id, mut items: Vec<Stored>, fx: &mut Effects) {
+        if !items.is_empty() {
+            self.wait_for(op, Tier::Cache);
+        }
         items.retain(|item| {
             let is_written = cache.log.is_written(item.place.segment, item.place.offset);
             if !is_written {
@@ -394,7 +407,7 @@ impl Requests {
         };
         let result = read.error.map_or(Ok(()), Err);
         match read.owner {
-            ReadOwner::Client(id) => reply(fx, id, result, read.buf),
+            ReadOwner::Client(id) => reply(fx, id, result, read.buf, Some(read.tier)),
             ReadOwner::Merge(write, first) => {
                 self.merge_read(cache, write, first, result, read.buf, fx)
             }

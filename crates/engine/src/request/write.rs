@@ -18,7 +18,7 @@ use forebay_block::{
 };
 use forebay_format::{EntryKind, Lsn};
 
-use crate::api::{Bypass, Effects, Health, Mode, Reply, Request};
+use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Tier};
 use crate::cache::Cache;
 use crate::key::Key;
 use crate::limits::ZEROES_DIRECT_BLOCKS;
@@ -53,7 +53,7 @@ impl Requests {
             range.blocks()
         };
         if blocks.count == 0 || (op == IoOp::Discard && !cache.volume(volume).config.discard) {
-            reply(fx, id, Ok(()), buf);
+            reply(fx, id, Ok(()), buf, None);
             return;
         }
         let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
@@ -505,8 +505,11 @@ impl Requests {
         let Op::Write(write) = self.ops.remove(id) else {
             unreachable!("a write's id names a write");
         };
+        let on_primary = write.through || write.path == Path::Direct;
+        let tier = if on_primary { Tier::Primary } else { Tier::Cache };
+        let tier = (write.op == IoOp::Write).then_some(tier);
         let WriteOp { id, buf, direct, .. } = write;
-        fx.replies.push(Reply { id, result, buf, direct });
+        fx.replies.push(Reply { id, result, buf, direct, tier });
     }
 }
 

@@ -1,5 +1,6 @@
 //! The commands that query and control a running server through its control socket.
 
+pub mod clients;
 pub mod drain;
 pub mod events;
 pub mod set;

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::settings::{self, Change, Online};
 use forebay_control::{
-    ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot,
-    PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
-    VolumeSnapshot,
+    ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency, PoolControl,
+    PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget,
+    UpgradeSnapshot, VolumeSnapshot,
 };
-use forebay_runtime::{Histogram, Latencies, OPERATIONS, Pool, PoolStats, VolumeStats};
+use forebay_runtime::{
+    ClientStats, Histogram, OPERATIONS, Pool, PoolStats, Served, TIERS, VolumeStats,
+};
 use rustix::process::Pid;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -201,15 +203,20 @@ fn at_most(histogram: &Histogram) -> Vec<(u64, u64)> {
     counted.to_vec()
 }
 
-/// The latencies of each volume that `of` names.
-fn latencies(stats: &PoolStats, of: fn(&VolumeStats) -> &Latencies) -> Vec<Latency> {
+/// The latencies of each volume that `of` names, which are those of these operations and tiers.
+fn latencies(
+    stats: &PoolStats,
+    of: fn(&VolumeStats) -> &[Histogram],
+    kinds: &[(&'static str, Option<&'static str>)],
+) -> Vec<Latency> {
     let of_volume = |volume: &VolumeStats| {
         let name = volume.name.clone();
-        let of_operation = OPERATIONS.iter().zip(of(volume).iter());
-        of_operation
-            .map(|(&(_, operation), histogram)| Latency {
+        let of_kind = kinds.iter().zip(of(volume).iter());
+        of_kind
+            .map(|(&(operation, tier), histogram)| Latency {
                 volume: name.clone(),
                 operation,
+                tier,
                 count: histogram.count(),
                 sum_nanos: nanos(histogram.sum()),
                 at_most: at_most(histogram),
@@ -224,6 +231,17 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+impl Running {
+    /// Why the shards do not answer.
+    fn silence(&self) -> ControlError {
+        let (what, hint) = match self.stopping.load(Ordering::Relaxed) {
+            true => ("the server is ending", "do this again with the next one"),
+            false => ("the shards do not answer", "see the server's log"),
+        };
+        ControlError::new(ControlErrorKind::Unavailable, what, hint)
+    }
+}
+
 impl PoolControl for Running {
     fn snapshot(&self) -> Result<PoolSnapshot, ControlError> {
         let snapshot = self.observe()?;
@@ -234,15 +252,14 @@ impl PoolControl for Running {
     fn observe(&self) -> Result<PoolSnapshot, ControlError> {
         let given_up = self.given_up.load(Ordering::Relaxed);
         let stopping = self.stopping.load(Ordering::Relaxed);
-        let stats = self.pool.stats().ok_or_else(|| {
-            let (what, hint) = match stopping {
-                true => ("the server is ending", "do this again with the next one"),
-                false => ("the shards do not answer", "see the server's log"),
-            };
-            ControlError::new(ControlErrorKind::Unavailable, what, hint)
-        })?;
-        let primary_latencies = latencies(&stats, |volume| &volume.primary_latencies);
-        let latencies = latencies(&stats, |volume| &volume.latencies);
+        let stats = self.pool.stats().ok_or_else(|| self.silence())?;
+        let operations = OPERATIONS.map(|(_, operation)| (operation, None));
+        let name =
+            |op| OPERATIONS.iter().find(|(known, _)| *known == op).map_or("", |(_, name)| name);
+        let tiers = TIERS.map(|(op, _, tier)| (name(op), Some(tier)));
+        let primary_latencies = latencies(&stats, |volume| &volume.primary_latencies, &operations);
+        let tier_latencies = latencies(&stats, |volume| &volume.tier_latencies, &tiers);
+        let latencies = latencies(&stats, |volume| &volume.latencies, &operations);
         let in_force = locked(&self.in_force).clone();
         let volumes = self.volumes(&in_force, &stats);
         let shards = stats.shards.into_iter().map(|shard| ShardSnapshot {
@@ -268,6 +285,7 @@ impl PoolControl for Running {
             volumes,
             shards: shards.collect(),
             latencies,
+            tier_latencies,
             primary_latencies,
             settings: self.settings(&in_force),
         })
@@ -346,6 +364,33 @@ impl PoolControl for Running {
         trace.stop(&self.pool, self.pool.registry().volumes()[at].id);
         tracing::info!(volume, "recording ended");
         Ok(trace.snapshot())
+    }
+
+    fn clients(&self) -> Result<Vec<ClientSnapshot>, ControlError> {
+        let all = self.pool.clients().ok_or_else(|| self.silence())?;
+        let name = |id| {
+            let mut volumes = self.pool.registry().volumes().iter();
+            volumes.find(|volume| volume.id == id).map(|volume| volume.name.clone())
+        };
+        let client = |client: ClientStats| {
+            let Served { requests, times, errors, read_bytes, write_bytes } = client.served;
+            let counted = requests.into_iter().zip(times);
+            let operations = OPERATIONS.iter().zip(counted);
+            ClientSnapshot {
+                peer: client.peer,
+                volume: client.volume.and_then(name),
+                connected: client.connected,
+                silent: client.silent,
+                in_flight: client.in_flight as u64,
+                memory: client.memory,
+                operations: operations
+                    .map(|(&(_, operation), (count, time))| (operation, count, time))
+                    .collect(),
+                errors,
+                bytes: [read_bytes, write_bytes],
+            }
+        };
+        Ok(all.into_iter().map(client).collect())
     }
 
     fn disks(&self) -> Result<Vec<DiskSnapshot>, ControlError> {

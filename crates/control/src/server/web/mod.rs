@@ -27,7 +27,7 @@ use tokio::task::JoinSet;
 pub use guard::Token;
 pub use listen::WebSocket;
 
-use super::{Answer, Shared, describe, events, job, jobs, metrics, no_method, no_route};
+use super::{Answer, Shared, clients, describe, events, job, jobs, metrics, no_method, no_route};
 use super::{statistics, status, volume};
 use crate::monitor::Monitor;
 use crate::socket::SocketError;
@@ -115,6 +115,7 @@ fn routes(shared: Shared, guard: Guard) -> axum::Router {
         .route("/v1/status", get(status))
         .route("/v1/volumes/{name}", get(volume))
         .route("/v1/statistics", get(statistics::statistics))
+        .route("/v1/clients", get(clients))
         .route("/v1/events", get(events::events))
         .route("/v1/events/stream", get(events::stream))
         .route("/v1/stream", get(events::everything))

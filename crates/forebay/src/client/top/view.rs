@@ -222,8 +222,9 @@ fn detail_lines(volume: &VolumeFigures) -> Vec<Line<'static>> {
         ),
     ];
     let clients = volume.latencies.iter().map(|figures| ("clients", figures));
+    let tiers = volume.tiers.iter().map(|figures| (text::tier(figures), figures));
     let of_primary = volume.primary.iter().map(|figures| ("primary", figures));
-    lines.extend(clients.chain(of_primary).map(|(whose, figures)| {
+    lines.extend(clients.chain(tiers).chain(of_primary).map(|(whose, figures)| {
         Line::from(format!(
             "{whose:8} {:12} {:>10} {:>8} {:>8} {:>8} {:>8}",
             figures.operation,
