@@ -454,7 +454,7 @@ mod tests {
         dirty.insert(second(150), Key(1), true);
         dirty.insert(second(150), Key(1), true);
         dirty.insert(second(200), Key(999), true);
-        let bounds = [10, 60].map(Duration::from_secs);
+        let bounds = [20, 60].map(Duration::from_secs);
         let at = |dirty: &Dirty, time| {
             dirty.check().expect("it counts right");
             dirty.by_age(VolumeId(0), second(time), bounds)
