@@ -15,7 +15,8 @@ pub fn clients(all: &[ClientStatus]) -> String {
     };
     let (peers, volumes) = (width(|one| &one.peer, 6), width(volume, 6));
     let mut out = format!(
-        "{:peers$}  {:volumes$}  {:>9}  {:>9}  {:>10}  {:>10}  {:>9}  {:>9}  {:>10}  {:>10}  {:>6}\n",
+        "{:peers$}  {:volumes$}  {:>9}  {:>9}  {:>10}  {:>10}  {:>9}  {:>9}  {:>10}  {:>10}  \
+         {:>6}\n",
         "CLIENT",
         "VOLUME",
         "CONNECTED",

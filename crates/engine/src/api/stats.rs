@@ -465,18 +465,13 @@ statistics! {
         Greatest Nanoseconds oldest_dirty_nanos;
         /// Dirty blocks by the time for which they have been dirty.
         ///
-        /// Each number counts the blocks up to its age that are above the age before; together they
-        /// are `dirty_blocks`. Ages may be up to 9 s too high, and those of neighbors in a stripe
-        /// of 1 MiB are taken together. A start begins them anew.
+        /// Up to each age, and older than the age before.
         Level Blocks dirty_by_age of volume: [u64; DIRTY_AGES.len() + 1] = DIRTY_FOR;
         /// Dirty blocks written to a primary.
         Counter Blocks destaged_blocks of volume;
         /// The same by reason.
         ///
-        /// `age`: they were nearly as old as they may be. `level`: there were many. `idle`: no
-        /// client waited. `drain`: a drain, or a stop with one. `room`: the log needed their
-        /// segment. `mode`: the volume's mode was changed. `fault`: the cache device has failed.
-        /// `through`: a write in write-through waited.
+        /// See below.
         Counter Blocks destaged_by of volume: [u64; DestageReason::COUNT] = DESTAGED;
         /// Writes to a primary that destaged dirty blocks.
         Counter Requests destage_writes of volume;
