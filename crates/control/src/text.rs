@@ -12,6 +12,12 @@ pub use clients::clients;
 pub use events::{event, events, severity, utc};
 pub use statistics::{statistics, tier, time};
 
+/// A number of clients.
+#[must_use]
+pub fn count_of_clients(count: u64) -> String {
+    if count == 1 { "1 client".to_owned() } else { format!("{count} clients") }
+}
+
 /// The pool in a few lines.
 #[must_use]
 pub fn pool(status: &PoolStatus) -> String {
@@ -21,12 +27,12 @@ pub fn pool(status: &PoolStatus) -> String {
         format!("{share:.1} % of reads are hits, {part:.1} % in part")
     });
     let mut out = format!(
-        "forebay {}: {}, cache {}, up {}, {} clients\n",
+        "forebay {}: {}, cache {}, up {}, {}\n",
         status.version,
         status.state,
         status.health,
         duration(status.uptime_seconds),
-        status.clients,
+        count_of_clients(status.clients),
     );
     for problem in &status.problems {
         out += &format!("WRONG    {problem}\n");

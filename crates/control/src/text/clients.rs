@@ -25,8 +25,8 @@ pub fn clients(all: &[ClientStatus]) -> String {
         "WRITES",
         "READ",
         "WRITTEN",
-        "READ TAKES",
-        "WRITE",
+        "READ MEAN",
+        "WRITE MEAN",
         "ERRORS"
     );
     for client in all {

@@ -71,12 +71,12 @@ fn draw_lost(frame: &mut Frame<'_>, area: Rect, model: &Model) {
 fn headline(status: &PoolStatus) -> Line<'static> {
     Line::styled(
         format!(
-            "forebay {}: {}, cache {}, up {}, {} clients",
+            "forebay {}: {}, cache {}, up {}, {}",
             status.version,
             status.state,
             status.health,
             text::duration(status.uptime_seconds),
-            status.clients
+            text::count_of_clients(status.clients)
         ),
         HEAD,
     )
