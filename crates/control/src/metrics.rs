@@ -28,12 +28,7 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
     let mut out = String::with_capacity(16 << 10);
     for row in STATISTICS {
         let name = exposed_name(row);
-        let kind = match (row.shape, row.kind) {
-            (Shape::Buckets { .. }, _) => "histogram",
-            (_, Kind::Counter) => "counter",
-            (_, Kind::Level | Kind::Greatest) => "gauge",
-        };
-        head(&mut out, &name, kind, &row.help());
+        head(&mut out, &name, kind(row), &row.help());
         for (number, shard) in pool.shards.iter().enumerate() {
             statistic(&mut out, &name, row, ("shard", &number.to_string()), &shard.stats);
         }
@@ -47,6 +42,15 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
     let help = "Time that a volume's primary took for a request of the cache.";
     latencies(&mut out, "forebay_primary_request_seconds", help, &pool.primary_latencies);
     out
+}
+
+/// The kind of metric that a statistic is in Prometheus.
+fn kind(row: &Statistic) -> &'static str {
+    match (row.shape, row.kind) {
+        (Shape::Buckets { .. }, _) => "histogram",
+        (_, Kind::Counter) => "counter",
+        (_, Kind::Level | Kind::Greatest) => "gauge",
+    }
 }
 
 /// The name of a volume's statistic in Prometheus; `None` for lookups, which have one metric.
@@ -96,7 +100,7 @@ fn volumes(out: &mut String, pool: &PoolSnapshot) {
     }
     for row in STATISTICS {
         let Some(name) = volume_name(row) else { continue };
-        head(out, &name, "counter", &row.help());
+        head(out, &name, kind(row), &row.help());
         for volume in &pool.volumes {
             statistic(out, &name, row, ("volume", &volume.name), &volume.state.stats);
         }
