@@ -193,9 +193,13 @@ pub struct OperationStatus {
 
 impl OperationStatus {
     fn of(latency: &Latency) -> Self {
-        let Latency { operation, count, sum_nanos, .. } = latency;
-        let mean = (*count > 0).then(|| *sum_nanos as f64 / 1e3 / *count as f64);
-        Self { operation: (*operation).to_owned(), requests: *count, mean_micros: mean }
+        Self::with_mean(latency.operation, latency.count, latency.sum_nanos as f64 / 1e3)
+    }
+
+    /// Requests whose latencies add up to `sum_micros`.
+    fn with_mean(operation: &str, requests: u64, sum_micros: f64) -> Self {
+        let mean_micros = (requests > 0).then(|| sum_micros / requests as f64);
+        Self { operation: operation.to_owned(), requests, mean_micros }
     }
 }
 
@@ -377,9 +381,7 @@ impl ClientStatus {
     pub fn of(client: ClientSnapshot) -> Self {
         let [read_bytes, write_bytes] = client.bytes;
         let operations = client.operations.into_iter().map(|(operation, requests, time)| {
-            let mean = time.as_secs_f64() * 1e6 / requests as f64;
-            let mean_micros = (requests > 0).then_some(mean);
-            OperationStatus { operation: operation.to_owned(), requests, mean_micros }
+            OperationStatus::with_mean(operation, requests, time.as_secs_f64() * 1e6)
         });
         Self {
             peer: client.peer,

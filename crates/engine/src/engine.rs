@@ -279,7 +279,7 @@ impl Shard for Engine {
             let (lost_blocks, lost) = self.cache.lost_of(id);
             VolumeState {
                 id,
-                stats: Stats { dirty_by_age: self.cache.dirty_by_age(id), ..volume.stats.clone() },
+                stats: self.cache.stats_by(volume),
                 primary: volume.primary,
                 dirty_blocks: self.cache.contents.dirty().blocks_of(id),
                 lost_blocks,

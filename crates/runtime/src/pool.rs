@@ -430,10 +430,7 @@ impl Pool {
         if self.inner.stopped.get().is_some() {
             return None;
         }
-        let (tell, hear) = mpsc::channel();
-        let count = self.inner.mailboxes.len();
-        self.command_all(|| command(tell.clone()));
-        drop(tell);
+        let Answers { hear, count } = self.inner.ask_all(command);
         (0..count).map(|_| hear.recv_timeout(ANSWER_PATIENCE).ok()).collect()
     }
 

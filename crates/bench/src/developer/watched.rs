@@ -167,13 +167,12 @@ struct Memory {
 }
 
 fn memory(args: &Args, server: &Server) -> anyhow::Result<Memory> {
-    let pid = server.process().pid();
     let mut all = Vec::new();
     let begin = Instant::now();
     let end = begin + Duration::from_secs(60 * args.minutes);
     while Instant::now() < end {
         progress(&format!("{} of {} minutes", begin.elapsed().as_secs() / 60, args.minutes));
-        all.push(anonymous_memory(pid)?);
+        all.push(server.process().anonymous_memory()?);
         thread::sleep(STEP);
     }
     let median = |part: &[u64]| {
@@ -185,14 +184,6 @@ fn memory(args: &Args, server: &Server) -> anyhow::Result<Memory> {
     ensure!(quarter > 0, "there were too few measurements");
     let (early, late) = (&all[quarter..2 * quarter], &all[all.len() - quarter..]);
     Ok(Memory { early: median(early), late: median(late) })
-}
-
-/// Memory that a process has allocated and touched, in bytes.
-fn anonymous_memory(pid: u32) -> anyhow::Result<u64> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    Ok(kib.context("no RssAnon in /proc")?.parse::<u64>()? << 10)
 }
 
 fn load(pattern: Pattern, time: Duration) -> Load {

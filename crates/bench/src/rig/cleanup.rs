@@ -456,10 +456,20 @@ impl Process {
 
     /// The most memory that it has taken so far, in bytes.
     pub fn peak_memory(&self) -> anyhow::Result<u64> {
+        self.memory("VmHWM:")
+    }
+
+    /// The memory that it has allocated and touched, in bytes.
+    pub fn anonymous_memory(&self) -> anyhow::Result<u64> {
+        self.memory("RssAnon:")
+    }
+
+    /// A figure of `/proc/PID/status`, in bytes.
+    fn memory(&self, name: &str) -> anyhow::Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        Ok(kib.context("no VmHWM in /proc")?.trim().parse::<u64>()? << 10)
+        Ok(kib.with_context(|| format!("no {name} in /proc"))?.trim().parse::<u64>()? << 10)
     }
 
     /// The last lines of its log.

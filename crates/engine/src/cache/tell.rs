@@ -11,6 +11,7 @@ use crate::api::primary::{LOST_RANGES_MAX, Lookup};
 use crate::api::stats::{DIRTY_AGES, STATISTICS, Stats};
 use crate::cache::Cache;
 use crate::key::Key;
+use crate::volume::Volume;
 
 /// The classes of ages of dirty blocks.
 const AGES: usize = DIRTY_AGES.len() + 1;
@@ -96,8 +97,14 @@ impl Cache {
         (count, ranges)
     }
 
+    /// The counters and levels of a volume: the rows that are kept by volume.
+    pub(crate) fn stats_by(&self, volume: &Volume) -> Stats {
+        let dirty_by_age = self.dirty_by_age(volume.config.id);
+        Stats { dirty_by_age, ..volume.stats.clone() }
+    }
+
     /// The dirty blocks of a volume by age, as in the row `dirty_by_age`.
-    pub(crate) fn dirty_by_age(&self, volume: VolumeId) -> [u64; AGES] {
+    fn dirty_by_age(&self, volume: VolumeId) -> [u64; AGES] {
         let bounds = DIRTY_AGES.map(Duration::from_secs);
         let (counts, older) = self.contents.dirty().by_age(volume, self.now, bounds);
         let mut all = [older; AGES];
@@ -110,13 +117,7 @@ impl Cache {
     pub fn stats(&self, now: Instant) -> Stats {
         let oldest = self.contents.dirty().oldest();
         let stored = |kind| self.contents.stored(kind);
-        let mut dirty_by_age = [0; AGES];
-        for volume in self.volumes.iter().flatten() {
-            let theirs = self.dirty_by_age(volume.config.id);
-            dirty_by_age.iter_mut().zip(theirs).for_each(|(sum, blocks)| *sum += blocks);
-        }
         let mut stats = Stats {
-            dirty_by_age,
             cached_blocks: self.contents.index().len(),
             dirty_blocks: self.contents.dirty().blocks(),
             dirty_limit_blocks: self.dirty_limit(),
@@ -148,7 +149,10 @@ impl Cache {
         let mut by_volume = STATISTICS.iter().filter(|row| row.by_volume);
         let uncounted = by_volume.all(|row| row.of(&self.stats).iter().all(|count| *count == 0));
         debug_assert!(uncounted, "what is kept by volume is counted there only");
-        let volumes = self.volumes.iter().flatten().map(|volume| &volume.stats);
-        Stats::merged(std::iter::once(&self.stats).chain(volumes))
+        let volumes = self.volumes.iter().flatten();
+        volumes.fold(self.stats.clone(), |mut all, volume| {
+            all.merge(&self.stats_by(volume));
+            all
+        })
     }
 }

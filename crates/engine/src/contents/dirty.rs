@@ -130,13 +130,13 @@ struct Part {
 impl Part {
     /// Counts a stripe as it is `after` a change, and no more as it was before.
     fn recount(&mut self, before: [(u64, u64); 2], after: [(u64, u64); 2]) {
-        if before == after {
-            return;
-        }
-        for (tick, blocks) in after.into_iter().filter(|&(_, blocks)| blocks > 0) {
-            *self.since.entry(tick).or_default() += blocks;
-        }
-        for (tick, blocks) in before.into_iter().filter(|&(_, blocks)| blocks > 0) {
+        for ((tick, blocks), now) in before.into_iter().zip(after).filter(|(was, now)| was != now) {
+            if now.1 > 0 {
+                *self.since.entry(now.0).or_default() += now.1;
+            }
+            if blocks == 0 {
+                continue;
+            }
             let count = self.since.get_mut(&tick).expect("it was counted there");
             *count -= blocks;
             if *count == 0 {
@@ -201,12 +201,13 @@ impl Dirty {
     pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
-        let before = stripe.counts();
-        let is_new = stripe.dirty.set(i, true);
+        let is_new = !stripe.dirty.get(i);
         if is_new || by_client {
             stripe.again.set(i, !is_new);
         }
         if is_new {
+            let before = stripe.counts();
+            stripe.dirty.set(i, true);
             stripe.is_dirty_since(i, now);
             let age = stripe.grow_old().then_some((stripe.oldest, number));
             let after = stripe.counts();

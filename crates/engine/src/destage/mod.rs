@@ -160,7 +160,6 @@ impl Destaging {
     ) {
         let state = self.state(cache, volume, is_idle);
         let allowed = self.allowance(cache, volume, &state);
-        let reason = self.reason(cache, volume, &state);
         // Half of the write-cache depth is left for destaging blocks that were spared.
         let spare_after = cache.now - cache.config.write_cache_depth / 2;
         let spare_after = if state.is_urgent() { Instant::NEVER } else { spare_after };
@@ -174,9 +173,11 @@ impl Destaging {
                 break;
             }
             match cache.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
-                Ok(key) => match self.start(cache, key, reason, fx) {
-                    Ok(past) | Err(past) => from = past.min(all.end),
-                },
+                Ok(key) => {
+                    let reason = self.reason(cache, volume, &state);
+                    let (Ok(past) | Err(past)) = self.start(cache, key, reason, fx);
+                    from = past.min(all.end);
+                }
                 Err(Some(further)) => from = further,
                 Err(None) if wrapped => break,
                 Err(None) => {

@@ -28,13 +28,23 @@ impl Destaging {
                 true => cache.now.since(cache.standing.last_foreground),
                 false => Duration::ZERO,
             },
-            draining: self.draining
-                || cache.volume(volume).draining
-                || cache.log.is_pressed()
-                || cache.standing.overflows
-                || cache.health() == Health::Draining
-                || cache.has_leftover(volume),
+            draining: self.pressing(cache, volume).is_some(),
             in_flight: cache.volume(volume).flow.destage_writes,
+        }
+    }
+
+    /// Why all blocks of a volume must be destaged now, if they must.
+    fn pressing(&self, cache: &Cache, volume: VolumeId) -> Option<DestageReason> {
+        if cache.health() == Health::Draining {
+            Some(DestageReason::Fault)
+        } else if self.draining || cache.volume(volume).draining {
+            Some(DestageReason::Drain)
+        } else if cache.has_leftover(volume) {
+            Some(DestageReason::Mode)
+        } else if cache.log.is_pressed() || cache.standing.overflows {
+            Some(DestageReason::Room)
+        } else {
+            None
         }
     }
 
@@ -45,23 +55,11 @@ impl Destaging {
         volume: VolumeId,
         state: &DestageState,
     ) -> DestageReason {
-        if cache.health() != Health::Good {
-            return DestageReason::Fault;
-        }
-        if self.draining || cache.volume(volume).draining {
-            return DestageReason::Drain;
-        }
-        if cache.has_leftover(volume) {
-            return DestageReason::Mode;
-        }
-        if cache.log.is_pressed() || cache.standing.overflows {
-            return DestageReason::Room;
-        }
-        match state.cause() {
+        self.pressing(cache, volume).unwrap_or_else(|| match state.cause() {
             DestageCause::Age => DestageReason::Age,
             DestageCause::Level => DestageReason::Level,
             DestageCause::Idle => DestageReason::Idle,
-        }
+        })
     }
 
     /// The number of destage writes that a volume may have in flight. Volumes share the depth. Each

@@ -4,7 +4,7 @@ use clap::Args;
 use forebay_control::text;
 
 use crate::client::Daemon;
-use crate::output;
+use crate::client::status::print;
 
 /// Arguments of `forebay clients`.
 #[derive(Args, Debug)]
@@ -27,7 +27,5 @@ pub fn run(args: &ClientsArgs) -> anyhow::Result<()> {
         client.volume(name)?;
         all.retain(|one| one.volume.as_ref() == Some(name));
     }
-    let shown =
-        if args.json { serde_json::to_string_pretty(&all)? + "\n" } else { text::clients(&all) };
-    Ok(output::print(&shown)?)
+    print(args.json, &all, || text::clients(&all))
 }

@@ -57,7 +57,8 @@ fn statistics(args: &StatusArgs, all: &StatisticsStatus) -> anyhow::Result<()> {
     print(args.json, volume, || text::statistics(&one))
 }
 
-fn print<T: serde::Serialize>(
+/// Prints JSON, or the text.
+pub fn print<T: serde::Serialize>(
     json: bool,
     value: &T,
     text: impl FnOnce() -> String,

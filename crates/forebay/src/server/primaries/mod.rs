@@ -156,13 +156,13 @@ pub fn sample(
     state: &StateDir,
 ) -> Table {
     let Superblock { uuid, epoch, .. } = opened.superblock;
-    let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
     let name = |id| name_of(&opened.superblock, id);
     let take = |(at, primary): (usize, &Arc<dyn BlockDevice>)| {
         let id = opened.ids[at];
         if primary.is_away() {
             // Keeps the earlier record of an absent primary.
-            return (id, before.as_ref().map_or(Vec::new(), |table| table.of(id).to_vec()));
+            let before = Table::load(state, uuid, epoch.saturating_sub(1)).ok().flatten();
+            return (id, before.map_or(Vec::new(), |table| table.of(id).to_vec()));
         }
         let found = samples::take(&**primary, &unchanged[at]).unwrap_or_else(|error| {
             tracing::warn!(volume = name(id), %error, "no samples of its primary");
