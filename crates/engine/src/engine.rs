@@ -273,6 +273,10 @@ impl Shard for Engine {
         self.cache.contents.dirty().blocks()
     }
 
+    fn has_unflushed(&self) -> bool {
+        self.cache.has_unflushed()
+    }
+
     fn volumes(&self) -> Vec<VolumeState> {
         let state = |volume: &crate::volume::Volume| {
             let id = volume.config.id;

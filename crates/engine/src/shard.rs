@@ -45,6 +45,10 @@ pub trait Shard {
     fn volumes(&self) -> Vec<VolumeState> {
         Vec::new()
     }
+    /// Whether a client's flush would have to wait for a device; may say yes without need.
+    fn has_unflushed(&self) -> bool {
+        true
+    }
     /// Returns the number of dirty blocks that cannot be read back.
     fn lost_blocks(&self) -> u64 {
         0

@@ -2,7 +2,8 @@
 //! take yet.
 //!
 //! Flushes pass a gate that all threads share (`FlushGate`): each device has one round at a time,
-//! and threads send each other messages about when to flush and how a flush ended.
+//! and threads send each other messages about when to flush and how a flush ended. A round waits
+//! for threads with unread flushes of clients (`Coming`).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,7 +16,7 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Target;
-use forebay_volume::{Ask, Asked, FailedFlushes, FlushGate};
+use forebay_volume::{Ask, Asked, Coming, FailedFlushes, FlushGate};
 
 use crate::message::{Latencies, Message, count_latency};
 use crate::pace::{Allowance, LARGE};
@@ -23,12 +24,21 @@ use crate::pace::{Allowance, LARGE};
 /// The tag of the gate's own flush; shards use 32-bit tags.
 const GATE_TAG: IoTag = IoTag(u64::MAX);
 
-/// The gate of each device, shared by all threads; the cache device's comes first, if there is one.
-pub type Gates = Arc<[Mutex<FlushGate>]>;
+/// The state of flushes that all threads share.
+#[derive(Clone)]
+pub struct Gates {
+    /// The gate of each device; the cache device's comes first, if there is one.
+    pub each: Arc<[Mutex<FlushGate>]>,
+    /// The clients' flushes on their way to other threads.
+    pub coming: Coming,
+}
 
 /// Creates the gates for these devices and this many threads.
 pub fn gates<'a>(devices: impl Iterator<Item = &'a DeviceInfo>, threads: usize) -> Gates {
-    devices.map(|info| Mutex::new(FlushGate::new(threads, info.flush_by_queue))).collect()
+    let coming = Coming::new(threads);
+    let gate = |info: &DeviceInfo| FlushGate::new(threads, info.flush_by_queue, coming.clone());
+    let each = devices.map(|info| Mutex::new(gate(info))).collect();
+    Gates { each, coming }
 }
 
 /// Locks a gate. Its lists are replaced whole, so a panic elsewhere leaves it consistent.
@@ -60,6 +70,8 @@ struct Lane {
     in_flight: usize,
     /// Large writes in flight: on completion the shard copies nothing.
     large_writes: Vec<IoTag>,
+    /// Number of flushes sent to the device.
+    flushes: u64,
     /// Only for a primary: its latencies.
     timed: Option<Timed>,
 }
@@ -99,7 +111,7 @@ impl Devices {
     /// If there is not one gate for each device.
     #[must_use]
     pub fn over(queues: Vec<(Target, Box<dyn IoQueue>)>, (own, gates): (usize, Gates)) -> Self {
-        assert_eq!(queues.len(), gates.len(), "a gate for each device");
+        assert_eq!(queues.len(), gates.each.len(), "a gate for each device");
         let mut by_volume = Vec::new();
         for (lane, (target, _)) in queues.iter().enumerate() {
             let Target::Primary(volume) = target else { continue };
@@ -122,7 +134,7 @@ impl Devices {
     }
 
     fn gate(&self, lane: usize) -> MutexGuard<'_, FlushGate> {
-        locked(&self.gates[lane])
+        locked(&self.gates.each[lane])
     }
 
     /// Sends a request to its device, now or as soon as there is room.
@@ -223,12 +235,32 @@ impl Devices {
                 messages.push(Message::FlushFailed(target, error.clone()));
             }
         }
-        for shard in ended.send {
+        self.send_flushes(now, at, ended.send, outgoing);
+    }
+
+    fn send_flushes(
+        &mut self,
+        now: Instant,
+        at: usize,
+        send: Vec<usize>,
+        outgoing: &mut [Vec<Message>],
+    ) {
+        for shard in send {
             if shard == self.own {
                 self.lanes[at].send_flush(now);
             } else {
-                outgoing[shard].push(Message::SendFlush(target));
+                outgoing[shard].push(Message::SendFlush(self.lanes[at].target));
             }
+        }
+    }
+
+    /// Notes that this thread's shard has seen `count` flushes of clients of other threads, and has
+    /// requested all that they need: rounds that waited for it may begin.
+    pub fn seen(&mut self, now: Instant, count: u64, outgoing: &mut [Vec<Message>]) {
+        self.gates.coming.see(self.own, count);
+        for at in 0..self.lanes.len() {
+            let send = self.gate(at).seen(self.own);
+            self.send_flushes(now, at, send, outgoing);
         }
     }
 
@@ -268,6 +300,13 @@ impl Devices {
         })
     }
 
+    /// Number of flushes that this thread has sent to a device; 0 if there is no such device. One
+    /// serves all shards that wait for it, of all threads.
+    #[must_use]
+    pub fn flushes(&self, target: Target) -> u64 {
+        self.lanes.iter().find(|lane| lane.target == target).map_or(0, |lane| lane.flushes)
+    }
+
     /// When [`Devices::poll`] must be called even if nothing happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
@@ -288,7 +327,7 @@ impl Lane {
     fn new(target: Target, queue: Box<dyn IoQueue>) -> Self {
         let (waiting, large_writes) = (VecDeque::new(), Vec::new());
         let timed = matches!(target, Target::Primary(_)).then(Timed::default);
-        Self { target, queue, waiting, in_flight: 0, large_writes, timed }
+        Self { target, queue, waiting, in_flight: 0, large_writes, flushes: 0, timed }
     }
 
     /// Counts the latency of a primary's completed request.
@@ -316,6 +355,7 @@ impl Lane {
 
     fn send_flush(&mut self, now: Instant) {
         self.in_flight += 1;
+        self.flushes += 1;
         self.send(now, Io::flush(GATE_TAG));
     }
 

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoOp, IoQueue, IoTag};
+use forebay_block::{ByteRange, Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoFlags};
+use forebay_block::{IoOp, IoQueue, IoTag, VolumeId};
 use forebay_device::Alarm;
-use forebay_engine::Target;
+use forebay_engine::{Request, RequestId, Target};
+use forebay_volume::Coming;
 use loom::sync::Mutex;
 use loom::thread;
 
@@ -107,6 +109,10 @@ struct Shard {
     told: bool,
     /// Whether the other shard no longer needs it.
     alone: bool,
+    /// The clients' flushes on their way, if the first shard sends one to the other.
+    coming: Option<Coming>,
+    /// Number of flushes of clients that it has read.
+    read: u64,
 }
 
 const WRITE: IoTag = IoTag(1);
@@ -120,15 +126,17 @@ impl Shard {
         disk: &Arc<Mutex<Disk>>,
         gates: &Gates,
         mailboxes: &Arc<[Mailbox<Message>; 2]>,
+        sends: bool,
     ) -> Self {
         let queue = Queue { own, disk: Arc::clone(disk), info: info(), done: Vec::new() };
         let queues = vec![(Target::Cache, Box::new(queue) as Box<dyn IoQueue>)];
-        let devices = Devices::over(queues, (own, Arc::clone(gates)));
+        let devices = Devices::over(queues, (own, gates.clone()));
         let (alarm, waker) = Alarm::new().expect("a model's");
         mailboxes[own].own(waker);
         let mailboxes = Arc::clone(mailboxes);
-        let (written, flushed, told, alone) = (false, None, false, false);
-        Self { own, devices, mailboxes, alarm, written, flushed, told, alone }
+        let (written, flushed, told, alone, read) = (false, None, false, false, 0);
+        let coming = sends.then(|| gates.coming.clone());
+        Self { own, devices, mailboxes, alarm, written, flushed, told, alone, coming, read }
     }
 
     /// Runs to the end; returns whether its write was promised to be durable.
@@ -138,16 +146,29 @@ impl Shard {
         let mut inbox = Vec::new();
         loop {
             self.turn(now);
-            if self.flushed.is_some() && self.alone {
+            let waited_for = self.own == 1 && self.coming.is_some() && self.read == 0;
+            if self.flushed.is_some() && self.alone && !waited_for {
                 return self.flushed == Some(true) && !self.told;
             }
             self.mailboxes[self.own].take(&mut inbox);
             if inbox.is_empty() {
                 self.alarm.sleep();
             }
+            let read = self.read;
             for message in inbox.drain(..) {
                 self.hear(now, message);
             }
+            if self.read > read {
+                let mut outgoing = [Vec::new(), Vec::new()];
+                self.devices.seen(now, self.read - read, &mut outgoing);
+                self.send(&mut outgoing);
+            }
+        }
+    }
+
+    fn send(&self, outgoing: &mut [Vec<Message>; 2]) {
+        for (mailbox, messages) in self.mailboxes.iter().zip(outgoing) {
+            mailbox.send(messages);
         }
     }
 
@@ -164,14 +185,16 @@ impl Shard {
                 self.ended(now, &completion, &mut outgoing);
             }
         }
-        for (to, messages) in outgoing.iter_mut().enumerate() {
-            self.mailboxes[to].send(messages);
-        }
+        self.send(&mut outgoing);
     }
 
     fn ended(&mut self, now: Instant, done: &Completion, outgoing: &mut [Vec<Message>; 2]) {
         if done.tag == WRITE {
             self.written = true;
+            if let (0, Some(coming)) = (self.own, &self.coming) {
+                coming.send(1);
+                outgoing[1].push(Message::Request(client_flush()));
+            }
             self.devices.submit(now, Target::Cache, Io::flush(FLUSH));
             return;
         }
@@ -187,8 +210,9 @@ impl Shard {
                 let done = self.devices.flushed(target, tag, result);
                 let mut outgoing = [Vec::new(), Vec::new()];
                 self.ended(now, &done, &mut outgoing);
-                self.mailboxes[1 - self.own].send(&mut outgoing[1 - self.own]);
+                self.send(&mut outgoing);
             }
+            Message::Request(_) => self.read += 1,
             Message::SendFlush(target) => self.devices.send_flush(now, target),
             Message::FlushFailed(target, _) => {
                 self.told |= self.written && self.flushed.is_none();
@@ -199,19 +223,32 @@ impl Shard {
     }
 }
 
+fn client_flush() -> Request {
+    Request {
+        id: RequestId(0),
+        volume: VolumeId(0),
+        op: IoOp::Flush,
+        range: ByteRange::default(),
+        flags: IoFlags::default(),
+        buf: IoBuf::empty(),
+        bypass: None,
+    }
+}
+
 fn info() -> DeviceInfo {
     DeviceInfo { flush_by_queue: true, ..DeviceInfo::plain(1 << 20, "model") }
 }
 
 /// Runs two shards of one device. `fails`: the device fails the first flush, and loses everything
-/// that both had written before it.
-fn two_shards(fails: bool) {
+/// that both had written before it. `sends`: a client of the first flushes as well, and rounds wait
+/// until the second has heard of it.
+fn two_shards(fails: bool, sends: bool) {
     let disk = Arc::new(Mutex::new(Disk { fails, ..Disk::default() }));
     let gates = gates([info()].iter(), 2);
     let mailboxes = Arc::new([Mailbox::default(), Mailbox::default()]);
-    let (theirs, shared, boxes) = (Arc::clone(&disk), Arc::clone(&gates), Arc::clone(&mailboxes));
-    let other = thread::spawn(move || Shard::new(1, &theirs, &shared, &boxes).run());
-    let mine = Shard::new(0, &disk, &gates, &mailboxes).run();
+    let (theirs, shared, boxes) = (Arc::clone(&disk), gates.clone(), Arc::clone(&mailboxes));
+    let other = thread::spawn(move || Shard::new(1, &theirs, &shared, &boxes, sends).run());
+    let mine = Shard::new(0, &disk, &gates, &mailboxes, sends).run();
     let promised = [mine, other.join().expect("it ends")];
     let durable = disk.lock().expect("nobody panics with it").durable;
     for (promised, durable) in promised.into_iter().zip(durable) {
@@ -222,10 +259,15 @@ fn two_shards(fails: bool) {
 
 #[test]
 fn model_a_flush_that_ends_well_covers_what_its_shard_had_written() {
-    model(|| two_shards(false));
+    model(|| two_shards(false, false));
 }
 
 #[test]
 fn model_a_flush_that_fails_is_everybodys_until_they_know() {
-    model(|| two_shards(true));
+    model(|| two_shards(true, false));
+}
+
+#[test]
+fn model_a_round_that_waits_for_a_shard_begins_when_it_has_heard() {
+    model(|| two_shards(false, true));
 }

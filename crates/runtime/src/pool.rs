@@ -237,7 +237,7 @@ impl Pool {
                 places: Arc::clone(&places),
                 farewell: config.farewell,
                 clock: config.clock,
-                gates: Arc::clone(&gates),
+                gates: gates.clone(),
                 give_up_drain: AtomicBool::new(false),
                 threads: Mutex::new(Vec::new()),
                 log: Mutex::new(Some(log)),
@@ -256,7 +256,7 @@ impl Pool {
                 arena: Arc::clone(&config.arena),
                 cache: config.cache.clone(),
                 primaries: primaries.clone(),
-                gates: Arc::clone(&gates),
+                gates: gates.clone(),
                 registry: Arc::clone(&registry),
                 mailboxes: Arc::clone(&mailboxes),
                 places: Arc::clone(&places),
@@ -563,7 +563,7 @@ impl Inner {
     fn doubtful(&self) -> Vec<VolumeId> {
         let ids = self.registry.volumes().iter().map(|volume| volume.id);
         // The gate of the cache device, if there is one, comes before those of the primaries.
-        let primaries = self.gates.iter().rev().zip(ids.rev());
+        let primaries = self.gates.each.iter().rev().zip(ids.rev());
         let failed = primaries.filter(|(gate, _)| devices::locked(gate).has_failed());
         failed.map(|(_, id)| id).collect()
     }

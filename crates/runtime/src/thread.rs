@@ -14,10 +14,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use forebay_block::{Arena, BufPool, Instant, VolumeId};
+use forebay_block::{Arena, BufPool, Instant, IoOp, VolumeId};
 use forebay_device::{BlockDevice, Clock, Ring};
-use forebay_engine::{Effects, Reply, Request, Shard, State, Stats, Trust};
-use forebay_volume::{Done, Registry, Router, RouterConfig, ShardPort, origin_of};
+use forebay_engine::{Effects, Reply, Request, Shard, State, Stats, Target, Trust, VolumeState};
+use forebay_volume::{Coming, Done, Registry, Router, RouterConfig, ShardPort, origin_of};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::{Caller, Channels, FuseChannel, UblkChannel};
@@ -56,7 +56,7 @@ pub struct Plan {
     pub cache: Option<Arc<dyn BlockDevice>>,
     /// The primary of each volume.
     pub primaries: Vec<(VolumeId, Arc<dyn BlockDevice>)>,
-    /// The gate of each device, the cache device's first.
+    /// The gates of the devices.
     pub gates: Gates,
     /// The volumes.
     pub registry: Arc<Registry>,
@@ -164,6 +164,12 @@ struct Shards {
     outgoing: Vec<Vec<Message>>,
     /// For each other thread, the requests that it has from this one.
     lent: Vec<u32>,
+    /// The clients' flushes on their way to other threads.
+    coming: Coming,
+    /// Those from other threads that this turn has read.
+    flushes_read: u64,
+    /// Whether the own shard has something to flush, as the other threads know it.
+    unflushed: bool,
 }
 
 impl ShardPort for Shards {
@@ -176,6 +182,9 @@ impl ShardPort for Shards {
             return Err(request);
         }
         self.lent[shard] += 1;
+        if request.op == IoOp::Flush {
+            self.coming.send(shard);
+        }
         self.outgoing[shard].push(Message::Request(request));
         Ok(())
     }
@@ -232,6 +241,7 @@ impl Thread {
         let ring = make(RING_ENTRIES, arena)?;
         plan.mailboxes[plan.index].own(ring.waker());
         let primaries: Vec<_> = plan.primaries.iter().map(|(id, d)| (*id, &**d)).collect();
+        let coming = plan.gates.coming.clone();
         let gates = (plan.index, plan.gates);
         let devices = Devices::open(&ring, plan.cache.as_deref(), &primaries, gates)?;
         let buffers = BufPool::new(plan.arena);
@@ -261,6 +271,9 @@ impl Thread {
             allowance: Allowance::FULL,
             outgoing: (0..threads).map(|_| Vec::new()).collect(),
             lent: vec![0; threads],
+            coming,
+            flushes_read: 0,
+            unflushed: true,
         };
         Ok(Self {
             clients: Clients::new(plan.index, &ring, (plan.places, plan.memory), plan.patience),
@@ -307,6 +320,7 @@ impl Thread {
         self.exchange();
         self.poll_shard();
         self.exchange();
+        self.note_flushes();
         self.at_once = self.clients.advance(now);
         self.at_once |= self.channels.advance();
         self.taps.pump(now, &mut self.router);
@@ -385,6 +399,20 @@ impl Thread {
         shards.unpolled = false;
     }
 
+    /// Tells the other threads that this one has seen the flushes in its mail, and whether it will
+    /// have to flush something for the next.
+    fn note_flushes(&mut self) {
+        let Shards { own, now, shard, outgoing, coming, flushes_read, unflushed, .. } =
+            &mut self.shards;
+        if mem::replace(unflushed, shard.has_unflushed()) != *unflushed {
+            coming.note_unflushed(*own, *unflushed);
+        }
+        let count = mem::take(flushes_read);
+        if count > 0 {
+            self.devices.seen(*now, count, outgoing);
+        }
+    }
+
     /// Carries out the effects of the own shard.
     fn apply_effects(&mut self) {
         let Shards { own, now, fx, outgoing, .. } = &mut self.shards;
@@ -426,7 +454,10 @@ impl Thread {
         let mut caught_up = false;
         for message in inbox.drain(..) {
             match message {
-                Message::Request(request) => self.shards.take(request),
+                Message::Request(request) => {
+                    self.shards.flushes_read += u64::from(request.op == IoOp::Flush);
+                    self.shards.take(request);
+                }
                 Message::Reply { shard, reply } => self.take_reply(shard, reply),
                 Message::Arrival(arrival) => self.clients.add(self.shards.now, arrival),
                 Message::Memory(grant) => self.clients.grant(grant),
@@ -599,13 +630,19 @@ impl Thread {
         for (volume, latencies) in self.devices.primary_latencies() {
             primary_latencies[self.places[usize::from(volume.0)]] = latencies.clone();
         }
+        // A shard counts the flushes that it asked for; one of the device serves several.
+        let cache_flushes = self.devices.flushes(Target::Cache);
+        let mut volumes = shard.volumes();
+        for VolumeState { id, stats, .. } in &mut volumes {
+            stats.primary_flushes = self.devices.flushes(Target::Primary(*id));
+        }
         Snapshot {
             shard: *own,
             state: shard.state().clone(),
             health: shard.health(),
-            stats: Stats { cpu_nanos, ..shard.stats(*now) },
+            stats: Stats { cpu_nanos, cache_flushes, ..shard.stats(*now) },
             dirty_blocks: shard.dirty_blocks(),
-            volumes: shard.volumes(),
+            volumes,
             latencies: self.latencies.clone(),
             tier_latencies: self.tier_latencies.clone(),
             primary_latencies,

@@ -10,7 +10,7 @@ use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, V
 use forebay_engine::Event as Told;
 use forebay_engine::{DetachedStripe, Effects, Health, State, Target, Trust};
 use forebay_model::{Content, Model, Violation};
-use forebay_volume::{Ask, Asked, Done, FlushGate};
+use forebay_volume::{Ask, Asked, Coming, Done, FlushGate};
 
 use crate::boot::Pool;
 use crate::client::Client;
@@ -411,7 +411,9 @@ impl World {
     /// The gate for the shards' flushes of a disk.
     fn gate(&mut self, target: Target) -> &mut FlushGate {
         let shards = self.setup.shards;
-        self.gates.entry(target_number(target)).or_insert_with(|| FlushGate::new(shards, false))
+        self.gates
+            .entry(target_number(target))
+            .or_insert_with(|| FlushGate::new(shards, false, Coming::new(shards)))
     }
 
     /// Whether a flush of a primary has failed since the server's start.

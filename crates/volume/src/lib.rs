@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod coming;
 mod flush_gate;
 pub mod offline;
 pub mod pool;
@@ -17,6 +18,7 @@ mod registry;
 mod router;
 mod stripes;
 
+pub use coming::Coming;
 pub use flush_gate::{Ask, Asked, Ended, FailedFlushes, FlushGate};
 pub use port::ShardPort;
 pub use record::{RECORDED_MAX, Recorded};

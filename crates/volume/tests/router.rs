@@ -9,7 +9,7 @@ use forebay_block::{
 };
 use forebay_engine::{Bypass, Reply, Request};
 use forebay_volume::{
-    Ask, Asked, ClientKey, DISCARD_MAX, Done, FlushGate, PIECES_MAX, Registry, Router,
+    Ask, Asked, ClientKey, Coming, DISCARD_MAX, Done, FlushGate, PIECES_MAX, Registry, Router,
     RouterConfig, ShardPort, Volume, WAVE, origin_of, shard_of,
 };
 use proptest::prelude::*;
@@ -217,7 +217,7 @@ fn a_flush_fails_when_one_shard_fails() {
 #[test]
 fn a_direct_write_fails_if_a_flush_failed_since_the_primary_had_it() {
     for (first, second, known) in [(0, 1, 1), (1, 0, 1), (1, 1, 2), (0, 0, 0), (1, 1, 1)] {
-        let mut gate = FlushGate::new(1, false);
+        let mut gate = FlushGate::new(1, false, Coming::new(1));
         let mut world = World::new(1, 8 * STRIPE_SIZE, |_| ());
         world.router.watch_flushes(VOLUME, gate.failed());
         world.submit(Io::write(IoTag(1), STRIPE_SIZE - 4096, pattern(8192)));

@@ -121,6 +121,14 @@ impl Cache {
         self.standing.health
     }
 
+    /// Whether a client's flush would have to wait for a device.
+    pub fn has_unflushed(&self) -> bool {
+        let primary = |volume: &Volume| volume.direct > volume.direct_durable;
+        self.log.has_undurable()
+            || self.health() != Health::Good
+            || self.volumes.iter().flatten().any(primary)
+    }
+
     /// Notes client activity: destaging depends on the quiet time since then.
     pub fn note_foreground(&mut self) {
         self.standing.last_foreground = self.now;

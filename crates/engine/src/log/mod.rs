@@ -372,6 +372,11 @@ impl Log {
         self.next_lsn
     }
 
+    /// Whether anything written is not durable yet.
+    pub fn has_undurable(&self) -> bool {
+        self.completed > self.durable
+    }
+
     /// Every record up to this one has been written.
     pub fn completed(&self) -> Lsn {
         self.completed

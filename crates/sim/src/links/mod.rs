@@ -138,9 +138,8 @@ impl World {
             let line = Line::new(info.clone(), Ledger::open(&debts));
             let waits = slip != Some(Slip::NoParting);
             let queue = SimQueue::new(&net, shard, line, terms, waits);
-            let devices =
-                Devices::over(vec![(TARGET, Box::new(queue))], (shard, Arc::clone(&gates)));
-            Shard::new(devices, shard as u64 * SECTORS)
+            let devices = Devices::over(vec![(TARGET, Box::new(queue))], (shard, gates.clone()));
+            Shard::new(devices, gates.coming.clone(), shard as u64 * SECTORS)
         });
         let shards: Vec<Shard> = shards.collect();
         for shard in 0..shards.len() {

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoTag, VolumeId};
-use forebay_block::{SECTOR_SIZE, SECTOR_SIZE as SECTOR};
-use forebay_engine::Target;
+use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag};
+use forebay_block::{SECTOR_SIZE, SECTOR_SIZE as SECTOR, VolumeId};
+use forebay_engine::{Request, RequestId, Target};
 use forebay_runtime::{Devices, Message};
+use forebay_volume::Coming;
 
 use crate::rng::Rng;
 
@@ -35,6 +36,8 @@ pub struct Shard {
     pub devices: Devices,
     /// Messages to it.
     pub inbox: Vec<Message>,
+    /// The clients' flushes on their way to all shards.
+    coming: Coming,
     /// Its sectors; the first one has number `first`.
     pub sectors: Vec<Sector>,
     /// Number of its first sector on the disk.
@@ -52,9 +55,10 @@ pub struct Shard {
 
 impl Shard {
     /// A shard whose sectors hold zeros.
-    pub fn new(devices: Devices, first: u64) -> Self {
+    pub fn new(devices: Devices, coming: Coming, first: u64) -> Self {
         Self {
             devices,
+            coming,
             inbox: Vec::new(),
             sectors: vec![Sector::default(); SECTORS as usize],
             first,
@@ -76,7 +80,7 @@ impl Shard {
         rng: &mut Rng,
         outgoing: &mut [Vec<Message>],
     ) {
-        let mut ends = Vec::new();
+        let (mut ends, mut read) = (Vec::new(), 0);
         self.devices.poll(now, outgoing, |_, done| ends.push(done));
         ends.into_iter().for_each(|done| self.ended(done));
         for message in std::mem::take(&mut self.inbox) {
@@ -92,12 +96,41 @@ impl Shard {
                     }
                     self.devices.told(target);
                 }
+                Message::Request(_) => {
+                    read += 1;
+                    self.start_flush(now);
+                }
                 _ => unreachable!("threads tell each other nothing else here"),
             }
         }
         for _ in 0..wants {
-            self.act(now, rng);
+            match rng.percent(5) {
+                true => self.flush_all(now, outgoing),
+                false => self.act(now, rng),
+            }
         }
+        if read > 0 {
+            self.devices.seen(now, read, outgoing);
+        }
+    }
+
+    /// Starts a client's flush, which goes to every shard.
+    fn flush_all(&mut self, now: Instant, outgoing: &mut [Vec<Message>]) {
+        for (shard, messages) in outgoing.iter_mut().enumerate() {
+            if shard as u64 * SECTORS != self.first {
+                self.coming.send(shard);
+                messages.push(Message::Request(Request {
+                    id: RequestId(0),
+                    volume: VolumeId(0),
+                    op: IoOp::Flush,
+                    range: ByteRange::default(),
+                    flags: IoFlags::default(),
+                    buf: IoBuf::empty(),
+                    bypass: None,
+                }));
+            }
+        }
+        self.start_flush(now);
     }
 
     /// How it stands, for a message.
