@@ -73,16 +73,17 @@ fn the_table_is_sound() {
         assert!(!taken, "the flag of {}", spec.key);
         let of_volume = match spec.online {
             Online::No => continue,
-            Online::Cache(_) => false,
-            Online::Volume(_) => true,
+            Online::Cache(_) | Online::Clients => false,
+            Online::Volume(_) | Online::Streams => true,
         };
         assert_eq!(of_volume, spec.is_of_volume(), "{}", spec.key);
-        // It is saved as a word for later starts.
-        assert!(
-            matches!(spec.default, Initial::Value(text) if !text.contains(' ')),
-            "{}",
-            spec.key
-        );
+        // It is saved as a word for later starts, an empty one if there is no value.
+        let is_word = match spec.default {
+            Initial::Value(text) => !text.contains(' '),
+            Initial::Unset(_) => spec.restore(&mut Config::defaults(1), 0, None).is_ok(),
+            Initial::Required => false,
+        };
+        assert!(is_word, "{}", spec.key);
     }
 }
 
@@ -126,24 +127,38 @@ fn a_bad_value_is_named_with_the_range() {
 #[test]
 fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
     for spec in Spec::online() {
-        let Initial::Value(default) = spec.default else { panic!("{}: no default", spec.key) };
-        for text in [default, "default"] {
-            let change = Change::parse(Some("db"), spec.key, text).expect(text);
-            assert_eq!(change.volume.is_some(), spec.is_of_volume(), "{}", spec.key);
-            assert_eq!(change.value.as_deref(), (text != "default").then_some(text));
+        let value = if let Initial::Value(default) = spec.default { default } else { "7%" };
+        // A volume's own setting hides one of the cache with the same name.
+        let whose: &[Option<&str>] = match Spec::find(Section::Volume, spec.key) {
+            Some(own) if own.section == spec.section => &[Some("db")],
+            Some(_) => &[None],
+            None => &[Some("db"), None],
+        };
+        for &volume in whose {
+            for text in [value, "default"] {
+                let change = Change::parse(volume, spec.key, text).expect(text);
+                assert_eq!(change.spec.section, spec.section, "{}", spec.key);
+                assert_eq!(change.volume.is_some(), spec.is_of_volume(), "{}", spec.key);
+                assert_eq!(change.value.as_deref(), (text != "default").then_some(text));
+            }
         }
-        assert_eq!(Change::parse(None, spec.key, default).is_err(), spec.is_of_volume());
+        let only_of_volume = Spec::changeable(false).all(|other| other.key != spec.key);
+        assert_eq!(Change::parse(None, spec.key, value).is_err(), only_of_volume);
     }
+    let known = "mode, sequential_threshold, dirty_guarantee, dirty_limit, eviction, \
+                 write_cache_depth, content, client_stall_timeout, idle_timeout, patience";
     let refused = |volume, key, text| Change::parse(volume, key, text).expect_err(key);
     assert_eq!(
         refused(Some("db"), "depth", "3"),
-        "unknown setting \"depth\"; use one of: mode, eviction, content"
+        format!("unknown setting \"depth\"; use one of: {known}")
     );
     assert_eq!(refused(None, "mode", "default"), "mode is a setting of a volume; name the volume");
     assert_eq!(
         refused(None, "ram", "1GiB"),
-        "ram cannot be changed while serving, only mode, eviction, content; change the \
-         configuration, and restart"
+        format!(
+            "ram cannot be changed while serving, only {known}; change the configuration, and \
+             restart"
+        )
     );
     assert_eq!(
         refused(None, "eviction", "mru"),

@@ -35,6 +35,7 @@ use crate::key::Key;
 use crate::life::Life;
 use crate::life::compare::Compare;
 use crate::life::detach::Detach;
+use crate::limits::WARM_BLOCKS;
 use crate::log::read::{Reader, SegmentRead};
 use crate::note::Note;
 use crate::reclaim::Reclaim;
@@ -307,6 +308,10 @@ impl Shard for Engine {
             Setting::Mode(volume, mode) => self.cache.set_mode(volume, mode),
             Setting::Eviction(eviction) => self.cache.set_eviction(eviction),
             Setting::Content(content) => self.cache.set_content(content),
+            Setting::DirtyLimit(percent) => self.cache.set_dirty_limit(percent),
+            Setting::DirtyShare(volume, share) => self.cache.set_dirty_share(volume, share),
+            Setting::WriteCacheDepth(depth) => self.cache.config.write_cache_depth = depth,
+            Setting::Patience(patience) => self.cache.config.patience = patience,
         }
     }
 
@@ -498,8 +503,6 @@ impl Engine {
     }
 }
 
-/// Limit on the blocks prefetched ahead of requests, so that their data fits the L1 cache.
-const WARM_BLOCKS: usize = 64;
 /// The shortest wait for a write that is held back.
 const THROTTLE_TICK: Duration = Duration::from_micros(100);
 /// The wait before the next turn of re-encoding copies into denser forms.

@@ -54,6 +54,8 @@ pub const SIMILAR_SHARE: u64 = 2;
 pub const TRIES_REFUSED_MAX: u32 = 64;
 /// After [`TRIES_REFUSED_MAX`] refusals, one in this many is tried.
 pub const TRY_ONE_IN: u32 = 16;
+/// Limit on the blocks whose memory is prefetched at a time, so that it fits the L1 cache.
+pub const WARM_BLOCKS: usize = 64;
 /// For each entry of a segment that reclaim looks up in one turn, the segment has this many bytes.
 pub const SORTED_ONE_IN: u32 = 2048;
 /// For each group of clean blocks of a segment that is compared with blocks of the store in one

@@ -452,6 +452,8 @@ fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
     let set: serde_json::Value = serde_json::from_str(&set).expect("it is JSON");
     let expected = serde_json::json!({
         "volume": "disk", "mode": "write-through", "eviction": "fifo", "content": "rewrite",
+        "sequential_threshold": "512KiB", "write_cache_depth": "30s", "patience": "30s",
+        "client_stall_timeout": "1m", "idle_timeout": "0s",
     });
     assert_eq!(set, expected);
     end(server, End::Stop);

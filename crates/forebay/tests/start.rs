@@ -83,7 +83,7 @@ fn the_configured_mode_comes_back_with_default() {
     let server = place.start(&arguments);
     server.ask(&["set", "disk", "mode=pass-through"]);
     let said = server.ask(&["set", "disk", "mode=default"]);
-    assert!(said.starts_with("disk: mode=write-through "), "{said}");
+    assert_eq!(said, "disk: mode=write-through\n");
     server.kill();
     let server = place.start(&arguments);
     assert_eq!(in_force(&server), expected(("write-through", None), ("frequency", None)));

@@ -53,6 +53,12 @@ impl SequentialDetector {
         Self { threshold, streams_max, reads, writes }
     }
 
+    /// Changes the threshold, as in [`SequentialDetector::new`], for requests from now on. Streams
+    /// are forgotten.
+    pub fn set_threshold(&mut self, threshold_bytes: u64) {
+        *self = Self::new(threshold_bytes, self.streams_max);
+    }
+
     /// Counts a request. Returns whether it should bypass the cache: it belongs to a stream that
     /// has reached the threshold, this request included, and is not a small write.
     pub fn observe(&mut self, range: ByteRange, is_write: bool) -> bool {

@@ -175,6 +175,14 @@ impl Clients {
         }
     }
 
+    /// Changes how long clients may take, for those that are there as well; the time for their
+    /// handshake stays.
+    pub fn set_patience(&mut self, now: Instant, stall: Duration, idle: Option<Duration>) {
+        self.patience = Patience { stall, idle, ..self.patience };
+        // Whoever is late now is found in this turn, and the time of the next one with it.
+        self.due = Some(now);
+    }
+
     /// Accepts connections on a listener from now on.
     ///
     /// # Errors

@@ -84,8 +84,17 @@ pub enum Command {
     Drain(bool),
     /// As `Drain`, for one volume.
     DrainVolume(VolumeId, bool),
-    /// Change a setting.
+    /// Change a setting of the shard.
     Set(Setting),
+    /// Change the length, in bytes, from which a sequential stream of a volume bypasses the cache.
+    SetSequentialThreshold(VolumeId, u64),
+    /// Change how long clients may take; the time for their handshake stays.
+    SetPatience {
+        /// To take a byte of an answer, or to send a byte of a write.
+        stall: Duration,
+        /// To send a request; unlimited when `None`.
+        idle: Option<Duration>,
+    },
     /// Begin or end sending the client requests of a volume to this sink.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.

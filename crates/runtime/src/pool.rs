@@ -439,6 +439,22 @@ impl Pool {
         self.command_all(|| Command::Set(setting));
     }
 
+    /// Changes the length, in bytes, from which a sequential stream of a volume bypasses the cache;
+    /// 0 is never.
+    ///
+    /// # Panics
+    /// If the volume is not in the registry.
+    pub fn set_sequential_threshold(&self, volume: VolumeId, bytes: u64) {
+        assert!(self.inner.registry.volumes().iter().any(|known| known.id == volume));
+        self.command_all(|| Command::SetSequentialThreshold(volume, bytes));
+    }
+
+    /// Changes how long a client may take to take a byte of an answer or to send a byte of a write
+    /// (`stall`), and to send a request (`idle`; unlimited when `None`).
+    pub fn set_patience(&self, stall: Duration, idle: Option<Duration>) {
+        self.command_all(|| Command::SetPatience { stall, idle });
+    }
+
     /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
     /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A
     /// separate thread writes the trace to `out`. An earlier recording of this volume that is still

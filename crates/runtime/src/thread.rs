@@ -544,6 +544,12 @@ impl Thread {
             Command::Drain(on) => self.shards.shard.set_drain(on),
             Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
             Command::Set(setting) => self.shards.shard.set(setting),
+            Command::SetSequentialThreshold(volume, bytes) => {
+                self.router.set_sequential_threshold(volume, bytes);
+            }
+            Command::SetPatience { stall, idle } => {
+                self.clients.set_patience(self.shards.now, stall, idle);
+            }
             Command::Record(volume, sink) => self.taps.set(&mut self.router, volume, sink),
             Command::Adopt(left, factory) => {
                 self.clients.adopt(left, &factory, &mut self.arrivals);

@@ -4,8 +4,11 @@
 //! are over, every request is answered, everything dirty is destaged, and the primaries alone hold
 //! the content.
 
+use std::time::Duration;
+
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::{ContentLocality, Eviction, Health, Setting, State, Stats, Target, Trust};
+use forebay_engine::{ContentLocality, DirtyShare, Eviction, Health, Setting};
+use forebay_engine::{State, Stats, Target, Trust};
 
 use forebay_model::Model;
 
@@ -136,6 +139,16 @@ impl World {
                 let content =
                     ContentLocality::NAMES[mode as usize % ContentLocality::NAMES.len()].1;
                 self.setup.content = content;
+                // The same for the other settings of shards.
+                let at = self.switches[*volume] as usize + *volume;
+                let percent = [10, 90, 30, 1, 70][at % 5];
+                self.setup.dirty_limit_percent = percent;
+                let share = [(None, None), (Some(60), None), (Some(0), Some(1)), (None, Some(40))];
+                let (at_least, at_most) = share[at % share.len()];
+                let share = DirtyShare { at_least, at_most };
+                self.setup.volumes[*volume].share = share;
+                let depth = [1, 10_000, 30, 300].map(Duration::from_millis)[at % 4];
+                self.setup.write_cache_depth = depth;
                 let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
@@ -144,6 +157,9 @@ impl World {
                         }
                         engine.set(Setting::Eviction(eviction));
                         engine.set(Setting::Content(content));
+                        engine.set(Setting::DirtyLimit(percent));
+                        engine.set(Setting::DirtyShare(id, share));
+                        engine.set(Setting::WriteCacheDepth(depth));
                     });
                 }
                 Ok(())

@@ -257,6 +257,15 @@ impl Router {
         state.expect("the registry knows the volume").failed = failed;
     }
 
+    /// Changes the length, in bytes, from which a sequential stream bypasses the cache; 0 is never.
+    ///
+    /// # Panics
+    /// If the volume is not in the registry.
+    pub fn set_sequential_threshold(&mut self, volume: VolumeId, bytes: u64) {
+        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        state.expect("the registry knows the volume").detector.set_threshold(bytes);
+    }
+
     /// Starts a new recording of a volume's requests; or ends it and forgets the requests left.
     ///
     /// # Panics

@@ -46,9 +46,9 @@ impl Seen {
 type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
 
 /// All actions; an action that is listed more often is chosen more often.
-const DOINGS: [Doing; 14] = [
-    set_mode, set_mode, set_mode, set_cache, set_wrong, drain, drain, look, cut_power, cut_power,
-    cut_links, away, freeze, garbage,
+const DOINGS: [Doing; 16] = [
+    set_mode, set_mode, set_mode, set_cache, set_limits, set_limits, set_wrong, drain, drain, look,
+    cut_power, cut_power, cut_links, away, freeze, garbage,
 ];
 
 /// The operator.
@@ -120,10 +120,40 @@ fn set_cache(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     operator.pool.must(&["set", &name, &eviction, &content]).map(drop)
 }
 
+/// Changes limits and times of the cache or of a volume.
+fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let name = operator.seen[operator.any()].name.clone();
+    let (whose, setting) = match operator.numbers.below(7) {
+        0 => (None, operator.pick(&["dirty_limit=1%", "dirty_limit=90%", "dirty_limit=default"])),
+        1 => (None, operator.pick(&["write_cache_depth=1ms", "write_cache_depth=default"])),
+        2 => (None, operator.pick(&["client_stall_timeout=2m", "client_stall_timeout=default"])),
+        3 => (None, operator.pick(&["idle_timeout=1h", "idle_timeout=0s"])),
+        4 => (Some(&name), operator.pick(&["dirty_limit=1%", "dirty_limit=default"])),
+        // All volumes together may have 100 % at most.
+        5 => (Some(&name), operator.pick(&["dirty_guarantee=0%", "dirty_guarantee=default"])),
+        _ => {
+            (Some(&name), operator.pick(&["sequential_threshold=0", "sequential_threshold=64KiB"]))
+        }
+    };
+    let words: Vec<&str> =
+        ["set"].into_iter().chain(whose.map(String::as_str)).chain([setting]).collect();
+    operator.log.say(&words.join(" "));
+    operator.pool.must(&words).map(drop)
+}
+
 /// Sends an invalid setting, which must be refused and change nothing.
 fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
-    let wrong = operator.pick(&["mode=writeback", "mode=", "evictoin=lru", "content=\u{1f980}"]);
+    let wrong = operator.pick(&[
+        "mode=writeback",
+        "mode=",
+        "evictoin=lru",
+        "content=\u{1f980}",
+        "dirty_limit=0%",
+        "dirty_guarantee=101%",
+        "write_cache_depth=-1s",
+        "sequential_threshold=1",
+    ]);
     let nobody = operator.numbers.below(3) == 0;
     let (name, wrong) = if nobody { ("nobody", "mode=write-back") } else { (&name[..], wrong) };
     operator.log.say(&format!("set {name} {wrong}: must be refused"));

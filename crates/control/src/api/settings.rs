@@ -23,7 +23,7 @@ pub struct CacheSettings(pub BTreeMap<String, Option<String>>);
 
 impl PartialSchema for VolumeSettings {
     fn schema() -> RefOr<Schema> {
-        schema_of(Spec::online())
+        schema_of(Spec::changeable(true))
     }
 }
 
@@ -31,7 +31,7 @@ impl ToSchema for VolumeSettings {}
 
 impl PartialSchema for CacheSettings {
     fn schema() -> RefOr<Schema> {
-        schema_of(Spec::online().filter(|spec| !spec.is_of_volume()))
+        schema_of(Spec::changeable(false))
     }
 }
 

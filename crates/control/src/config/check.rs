@@ -14,7 +14,7 @@ impl Config {
     /// # Errors
     /// Names the first key that conflicts with others.
     pub fn check(&self) -> Result<(), ConfigError> {
-        self.check_guarantees()?;
+        self.check_shares()?;
         if self.cache.path.as_os_str().is_empty() {
             return Err(invalid("cache.path", "is empty", "name a block device or a file"));
         }
@@ -51,14 +51,25 @@ impl Config {
         Ok(())
     }
 
-    /// Checks that the guarantees add up to no more than the dirty limit.
-    fn check_guarantees(&self) -> Result<(), ConfigError> {
+    /// Checks the volumes' shares of the dirty limit: the guarantees add up to no more than all of
+    /// it, and none is more than the volume may have.
+    ///
+    /// # Errors
+    /// Names the first share that conflicts with others.
+    pub fn check_shares(&self) -> Result<(), ConfigError> {
         let all = self.volumes.iter().filter_map(|volume| volume.dirty_guarantee);
         let sum: u32 = all.map(|share| u32::from(share.0)).sum();
         if sum > 100 {
             let what = format!("all of them together are {sum}%");
             let hint = "guarantee 100% of the dirty limit at most";
             return Err(invalid("volume.dirty_guarantee", what, hint));
+        }
+        for VolumeConfig { name, dirty_guarantee: least, dirty_limit: most, .. } in &self.volumes {
+            if least.zip(*most).is_some_and(|(least, most)| least.0 > most.0) {
+                let what = "is more than the volume's dirty_limit";
+                let key = format!("volume {name:?}: dirty_guarantee");
+                return Err(invalid(key, what, "use a share up to dirty_limit"));
+            }
         }
         Ok(())
     }
@@ -123,12 +134,6 @@ impl VolumeConfig {
         if self.primary.is_empty() {
             let key = format!("volume {name:?}: primary");
             return Err(invalid(key, "is empty", "name a path or a URI"));
-        }
-        if self.dirty_guarantee.zip(self.dirty_limit).is_some_and(|(least, most)| least.0 > most.0)
-        {
-            let what = "is more than the volume's dirty_limit";
-            let key = format!("volume {name:?}: dirty_guarantee");
-            return Err(invalid(key, what, "use a share up to dirty_limit"));
         }
         Ok(())
     }

@@ -8,6 +8,8 @@
 mod table;
 mod value;
 
+use std::collections::BTreeSet;
+
 use forebay_block::VolumeId;
 
 use crate::config::{Config, VolumeConfig};
@@ -184,6 +186,18 @@ pub enum Online {
     Cache(fn(&Config) -> forebay_engine::Setting),
     /// For one volume, by this message to the shards.
     Volume(fn(VolumeId, &VolumeConfig) -> forebay_engine::Setting),
+    /// For one volume: which streams bypass the cache.
+    Streams,
+    /// For all clients: how long they may take.
+    Clients,
+}
+
+impl Online {
+    /// Whether a running server can change the setting.
+    #[must_use]
+    pub fn is_possible(self) -> bool {
+        !matches!(self, Self::No)
+    }
 }
 
 /// Where a setting is stored in the configuration.
@@ -253,14 +267,25 @@ impl Spec {
 
     /// The settings that can be changed in a running server; those of volumes first.
     pub fn online() -> impl Iterator<Item = &'static Self> {
-        let of_volume = TABLE.iter().filter(|spec| matches!(spec.online, Online::Volume(_)));
-        of_volume.chain(TABLE.iter().filter(|spec| matches!(spec.online, Online::Cache(_))))
+        let all = || TABLE.iter().filter(|spec| spec.online.is_possible());
+        let of_volume = all().filter(|spec| spec.is_of_volume());
+        of_volume.chain(all().filter(|spec| !spec.is_of_volume()))
     }
 
     /// Whether each volume has its own value.
     #[must_use]
     pub fn is_of_volume(&self) -> bool {
         self.section == Section::Volume
+    }
+
+    /// The settings that a request can change which names a volume: those of the volume, and those
+    /// of the cache that no setting of volumes has the name of. Without a volume, those of the
+    /// cache.
+    pub fn changeable(volume: bool) -> impl Iterator<Item = &'static Self> {
+        Self::online().filter(move |spec| {
+            let hidden = || Self::find(Section::Volume, spec.key).is_some();
+            if volume { spec.is_of_volume() || !hidden() } else { !spec.is_of_volume() }
+        })
     }
 
     /// The name of its flag; `None` if it has none of its own.
@@ -296,6 +321,24 @@ impl Spec {
         }
         let range = self.kind.range().unwrap_or_default();
         Err(format!("{text} is out of range; use {range}"))
+    }
+
+    /// Stores the value that `text` stands for, as [`Spec::set`]; without a text, the setting has no
+    /// value afterwards.
+    ///
+    /// # Errors
+    /// As for [`Spec::set`], and when it cannot be without a value.
+    pub fn restore(
+        &self,
+        config: &mut Config,
+        volume: usize,
+        text: Option<&str>,
+    ) -> Result<(), String> {
+        match text {
+            Some(text) => self.set(config, volume, text),
+            None if self.field(config, volume).clear() => Ok(()),
+            None => Err("it must have a value".to_owned()),
+        }
     }
 
     /// Checks that `text` is a valid value of this setting.
@@ -351,8 +394,8 @@ impl Change {
     /// # Errors
     /// When there is no such setting, or the value is invalid; the message lists the valid ones.
     pub fn parse(volume: Option<&str>, key: &str, text: &str) -> Result<Self, String> {
-        let found = Spec::online().filter(|spec| volume.is_some() || !spec.is_of_volume());
-        let spec = found.into_iter().find(|spec| spec.key == key).ok_or_else(|| unknown(key))?;
+        let mut known = Spec::changeable(volume.is_some());
+        let spec = known.find(|spec| spec.key == key).ok_or_else(|| unknown(key))?;
         let value = (text != DEFAULT).then(|| text.to_owned());
         if let Some(text) = &value {
             spec.check(text).map_err(|what| format!("{key}: {what}"))?;
@@ -363,7 +406,10 @@ impl Change {
 }
 
 fn unknown(key: &str) -> String {
-    let known = Spec::online().map(|spec| spec.key).collect::<Vec<_>>().join(", ");
+    let mut known: Vec<&str> = Spec::online().map(|spec| spec.key).collect();
+    let mut seen = BTreeSet::new();
+    known.retain(|key| seen.insert(*key));
+    let known = known.join(", ");
     if Spec::online().any(|spec| spec.key == key) {
         return format!("{key} is a setting of a volume; name the volume");
     }

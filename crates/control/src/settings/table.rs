@@ -79,6 +79,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Cache(|config| Setting::DirtyLimit(config.cache.dirty_limit.0)),
         more: "Writes slow down on the way to it.",
         ..spec(
             Section::Cache,
@@ -103,14 +104,17 @@ pub static TABLE: &[Spec] = &[
             "Share of a new cache that is its log",
         )
     },
-    spec(
-        Section::Cache,
-        "write_cache_depth",
-        Time(Range::least(1).or_else("mode = \"write-through\" for no dirty blocks")),
-        Value("30s"),
-        Server(|config| &mut config.cache.write_cache_depth),
-        "The longest that a dirty block waits before it is written to its primary",
-    ),
+    Spec {
+        online: Online::Cache(|config| Setting::WriteCacheDepth(config.cache.write_cache_depth.0)),
+        ..spec(
+            Section::Cache,
+            "write_cache_depth",
+            Time(Range::least(1).or_else("mode = \"write-through\" for no dirty blocks")),
+            Value("30s"),
+            Server(|config| &mut config.cache.write_cache_depth),
+            "The longest that a dirty block waits before it is written to its primary",
+        )
+    },
     Spec {
         online: Online::Cache(|config| Setting::Content(config.cache.content)),
         more: "See [tuning](tuning.md#how-blocks-are-stored).",
@@ -287,24 +291,31 @@ pub static TABLE: &[Spec] = &[
             "Memory for the requests and answers of all clients together",
         )
     },
-    spec(
-        Section::Server,
-        "client_stall_timeout",
-        Time(Range::least(SECOND)),
-        Value("1m"),
-        Server(|config| &mut config.server.client_stall_timeout),
-        "Disconnect a client that has taken no byte of its answers, or sent no byte of a write it \
-         began, for this long",
-    ),
-    spec(
-        Section::Server,
-        "idle_timeout",
-        Time(Range::least(SECOND).or_zero("0s for never")),
-        Value("0s"),
-        Server(|config| &mut config.server.idle_timeout),
-        "Disconnect a client that has sent no request for this long; 0s is never",
-    ),
     Spec {
+        online: Online::Clients,
+        ..spec(
+            Section::Server,
+            "client_stall_timeout",
+            Time(Range::least(SECOND)),
+            Value("1m"),
+            Server(|config| &mut config.server.client_stall_timeout),
+            "Disconnect a client that has taken no byte of its answers, or sent no byte of a write it \
+             began, for this long",
+        )
+    },
+    Spec {
+        online: Online::Clients,
+        ..spec(
+            Section::Server,
+            "idle_timeout",
+            Time(Range::least(SECOND).or_zero("0s for never")),
+            Value("0s"),
+            Server(|config| &mut config.server.idle_timeout),
+            "Disconnect a client that has sent no request for this long; 0s is never",
+        )
+    },
+    Spec {
+        online: Online::Cache(|config| Setting::Patience(config.server.patience.0)),
         flag: InFile,
         more: "A request that a device has not answered for this long is reported as slow.",
         ..spec(
@@ -354,6 +365,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Streams,
         more: "Writes below 64 KiB never bypass it.",
         ..spec(
             Section::Volume,
@@ -374,6 +386,7 @@ pub static TABLE: &[Spec] = &[
         "Refuse writes",
     ),
     Spec {
+        online: Online::Volume(|id, volume| Setting::DirtyShare(id, volume.share())),
         flag: InFile,
         more: "All guarantees together are at most 100%.",
         ..spec(
@@ -386,6 +399,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Volume(|id, volume| Setting::DirtyShare(id, volume.share())),
         flag: InFile,
         ..spec(
             Section::Volume,

@@ -214,6 +214,9 @@ pub trait Field {
     /// As for [`Value::read`].
     fn set(&mut self, text: &str) -> Result<(), String>;
 
+    /// Removes the value; returns whether the field can be without one.
+    fn clear(&mut self) -> bool;
+
     /// The value as text; `None` if it is unset.
     fn text(&self) -> Option<String>;
 
@@ -229,6 +232,10 @@ impl<T: Value> Field for T {
         Ok(())
     }
 
+    fn clear(&mut self) -> bool {
+        false
+    }
+
     fn text(&self) -> Option<String> {
         Some(Value::text(self))
     }
@@ -242,6 +249,11 @@ impl<T: Value> Field for Option<T> {
     fn set(&mut self, text: &str) -> Result<(), String> {
         *self = Some(T::read(text)?);
         Ok(())
+    }
+
+    fn clear(&mut self) -> bool {
+        *self = None;
+        true
     }
 
     fn text(&self) -> Option<String> {
@@ -269,6 +281,11 @@ impl Field for Vec<String> {
         Ok(())
     }
 
+    fn clear(&mut self) -> bool {
+        Vec::clear(self);
+        true
+    }
+
     fn text(&self) -> Option<String> {
         (!self.is_empty()).then(|| self.join(" "))
     }
@@ -278,6 +295,11 @@ impl Field for Vec<Listen> {
     fn set(&mut self, text: &str) -> Result<(), String> {
         self.push(text.parse()?);
         Ok(())
+    }
+
+    fn clear(&mut self) -> bool {
+        Vec::clear(self);
+        true
     }
 
     fn text(&self) -> Option<String> {

@@ -243,6 +243,15 @@ pub enum Setting {
     Eviction(Eviction),
     /// How blocks that resemble other blocks are stored.
     Content(ContentLocality),
+    /// Share of the cache, in percent, that may be dirty.
+    DirtyLimit(u8),
+    /// A volume's share of the dirty limit.
+    DirtyShare(VolumeId, DirtyShare),
+    /// The longest a dirty block may wait before it is on the primary.
+    WriteCacheDepth(Duration),
+    /// How long a write at the dirty limit waits for a primary that is away, and how long a request
+    /// of a device may take before it is reported as slow.
+    Patience(Duration),
 }
 
 /// A volume as a shard sees it.

@@ -3,7 +3,7 @@
 
 use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_format::ENTRY_BYTES;
-use forebay_policy::DirtyShares;
+use forebay_policy::{DirtyShare, DirtyShares};
 
 use crate::api::ShardConfig;
 use crate::cache::Cache;
@@ -47,6 +47,22 @@ fn shares(config: &ShardConfig, limit: u64) -> DirtyShares {
 }
 
 impl Cache {
+    /// Changes the dirty limit. If more is dirty than a lower one allows, writes wait until enough
+    /// has been destaged.
+    pub(crate) fn set_dirty_limit(&mut self, percent: u8) {
+        self.config.dirty_limit_percent = percent;
+        self.limit = DirtyLimit::new(&self.config);
+    }
+
+    /// Changes a volume's share of the dirty limit.
+    pub(crate) fn set_dirty_share(&mut self, volume: VolumeId, share: DirtyShare) {
+        let mut volumes = self.config.volumes.iter_mut();
+        if let Some(config) = volumes.find(|config| config.id == volume) {
+            config.share = share;
+            self.limit = DirtyLimit::new(&self.config);
+        }
+    }
+
     /// Number of dirty blocks, over all volumes, at which writes wait.
     pub(crate) fn dirty_limit(&self) -> u64 {
         self.limit.blocks

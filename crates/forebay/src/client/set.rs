@@ -54,19 +54,22 @@ impl TypedValueParser for Word {
 fn settings_help() -> String {
     let one = |spec: &Spec| {
         let volume = if spec.is_of_volume() { ", of a volume" } else { "" };
-        let values = spec.kind.names().join(", ");
-        format!("\n- {}{volume}: {values}{}", spec.key, spec.kind.range().unwrap_or_default())
+        let values = match spec.kind.names() {
+            names if names.is_empty() => spec.kind.range().unwrap_or("any".to_owned()),
+            names => names.join(", "),
+        };
+        format!("\n- {}{volume}: {values}", spec.key)
     };
-    let known: Vec<&str> = Spec::online().map(|spec| spec.key).collect();
     let each: String = Spec::online().map(one).collect();
-    format!("The settings; known: {}{each}", known.join(", "))
+    format!("The settings:{each}")
 }
 
-/// Changes the settings, and prints the settings then in force.
+/// Changes the settings, and prints those that were changed, or as JSON all, as they are then in
+/// force.
 pub fn run(args: &SetArgs) -> anyhow::Result<()> {
     let (volume, settings) = understood(&args.words)?;
     let answer = args.daemon.client().set(volume, &settings)?;
-    let line = if args.json { json(volume, &answer) } else { text(volume, &answer) };
+    let line = if args.json { json(volume, &answer) } else { text(volume, &settings, &answer) };
     Ok(output::line(&line)?)
 }
 
@@ -94,17 +97,21 @@ fn understood(words: &[String]) -> Result<(Option<&str>, BTreeMap<String, String
 
 /// The settings that `set` can change, with their values in force.
 fn changeable(answer: &InForce) -> Vec<(&'static str, &str)> {
+    let of_volume = answer.settings.iter().any(|setting| setting.volume.is_some());
     let value = |spec: &'static Spec| {
         let same = |name: &str, of_volume| name == spec.key && of_volume == spec.is_of_volume();
         let mut all = answer.settings.iter();
         let found = all.find(|setting| same(&setting.name, setting.volume.is_some()))?;
         Some((spec.key, found.value.as_str()))
     };
-    Spec::online().filter_map(value).collect()
+    Spec::changeable(of_volume).filter_map(value).collect()
 }
 
-fn text(volume: Option<&str>, answer: &InForce) -> String {
-    let values = changeable(answer).into_iter().map(|(key, value)| format!("{key}={value}"));
+fn text(volume: Option<&str>, asked: &BTreeMap<String, String>, answer: &InForce) -> String {
+    let in_force = changeable(answer);
+    let known = |key: &str| in_force.iter().find(|(known, _)| *known == key).map(|found| found.1);
+    let values = Spec::changeable(volume.is_some()).filter(|spec| asked.contains_key(spec.key));
+    let values = values.map(|spec| format!("{}={}", spec.key, known(spec.key).unwrap_or("none")));
     let values = values.collect::<Vec<_>>().join(" ");
     volume.map_or(values.clone(), |volume| format!("{volume}: {values}"))
 }

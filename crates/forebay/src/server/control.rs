@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
-use forebay_control::settings::{self, Change, Online};
+use forebay_control::settings::{self, Change, Online, Spec};
 use forebay_control::{
     ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency, PoolControl,
     PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget,
@@ -232,6 +233,26 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl Running {
+    /// Tells the pool a setting's value in `config`; `place` is the index of the volume `id`.
+    fn tell(&self, spec: &Spec, id: Option<VolumeId>, config: &Config, place: usize) {
+        let volume = || &config.volumes[place];
+        match (spec.online, id) {
+            (Online::Cache(setting), _) => self.pool.set(setting(config)),
+            (Online::Volume(setting), Some(id)) => self.pool.set(setting(id, volume())),
+            (Online::Streams, Some(id)) => {
+                self.pool.set_sequential_threshold(id, volume().sequential_threshold.0);
+            }
+            (Online::Clients, _) => {
+                let server = &config.server;
+                let idle = Some(server.idle_timeout.0).filter(|idle| !idle.is_zero());
+                self.pool.set_patience(server.client_stall_timeout.0, idle);
+            }
+            (Online::No, _) | (Online::Volume(_) | Online::Streams, None) => {
+                unreachable!("{} is a change that Change::parse accepts", spec.key)
+            }
+        }
+    }
+
     /// Why the shards do not answer.
     fn silence(&self) -> ControlError {
         let (what, hint) = match self.stopping.load(Ordering::Relaxed) {
@@ -295,34 +316,30 @@ impl PoolControl for Running {
         // Under the lock, so that the reported values are the ones last sent to the shards.
         let mut in_force = locked(&self.in_force);
         let mut config = in_force.clone();
-        let (mut told, mut kept) = (Vec::new(), Vec::new());
+        let invalid =
+            |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
+        let (mut places, mut kept) = (Vec::new(), Vec::new());
         for Change { spec, volume, value } in changes {
             let at = volume.as_deref().map(|name| self.place(name)).transpose()?;
             let (place, id) = (at.unwrap_or(0), at.map(|at| self.pool.registry().volumes()[at].id));
-            let configured = spec.text(&self.configured, place).unwrap_or_default();
-            let value = value.as_ref().unwrap_or(&configured);
-            spec.set(&mut config, place, value).map_err(|what| {
-                let kind = ControlErrorKind::Invalid;
-                ControlError::new(kind, format!("{}: {what}", spec.key), "nothing was changed")
-            })?;
+            let configured = spec.text(&self.configured, place);
+            let value = value.as_ref().or(configured.as_ref());
+            spec.restore(&mut config, place, value.map(String::as_str))
+                .map_err(|what| invalid(format!("{}: {what}", spec.key)))?;
             let value = spec.text(&config, place).unwrap_or_default();
+            let configured = configured.unwrap_or_default();
             kept.push(Wish { volume: id, spec, value, configured });
-            told.push(match (spec.online, id) {
-                (Online::Cache(setting), _) => setting(&config),
-                (Online::Volume(setting), Some(id)) => setting(id, &config.volumes[place]),
-                _ => {
-                    let what = format!("{} cannot be changed while serving", spec.key);
-                    let hint = "change the configuration, and restart";
-                    return Err(ControlError::new(ControlErrorKind::Invalid, what, hint));
-                }
-            });
+            places.push(place);
         }
+        config.check_shares().map_err(|error| invalid(error.to_string()))?;
         locked(&self.kept).keep(&kept).map_err(|error| {
             let what = format!("the change cannot be kept for the next start: {error}");
             let hint = "nothing was changed; see to the state directory";
             ControlError::new(ControlErrorKind::Unavailable, what, hint)
         })?;
-        told.into_iter().for_each(|setting| self.pool.set(setting));
+        for (Wish { spec, volume, .. }, &place) in kept.iter().zip(&places) {
+            self.tell(spec, *volume, &config, place);
+        }
         *in_force = config;
         for (Wish { spec, value, .. }, change) in kept.iter().zip(changes) {
             tracing::info!(volume = change.volume, value, "{} changed", spec.key);

@@ -15,8 +15,8 @@ use forebay_runtime::{StateDir, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay settings 1";
-/// Longest file that is read, in bytes: a mode for each of 64 volumes, and a few more lines.
-const BYTES_MAX: u64 = 16 << 10;
+/// Longest file that is read, in bytes: a line for each setting of each of 64 volumes, and more.
+const BYTES_MAX: u64 = 64 << 10;
 
 /// A setting that was changed while serving.
 #[derive(Clone, Debug)]
