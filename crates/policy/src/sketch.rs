@@ -81,8 +81,8 @@ impl Sketch {
     /// Moves on by one request in the period. Returns true if that halved all counts.
     pub fn pass(&mut self) -> bool {
         self.counted += 1;
-        let due = u128::from(self.counted) * self.lines.len() as u128 / u128::from(self.halve_at);
-        while (self.swept as u128) < due {
+        let due = u128::from(self.counted) * self.lines.len() as u128;
+        while (self.swept as u128 + 1) * u128::from(self.halve_at) <= due {
             self.settle(self.swept);
             self.swept += 1;
         }

@@ -129,6 +129,11 @@ impl Cache {
             || self.volumes.iter().flatten().any(primary)
     }
 
+    /// Prefetches the index's buckets for a few blocks that will be looked up.
+    pub(crate) fn warm_index(&self, keys: impl Iterator<Item = Key>) {
+        keys.for_each(|key| self.contents.index().warm(key));
+    }
+
     /// Notes client activity: destaging depends on the quiet time since then.
     pub fn note_foreground(&mut self) {
         self.standing.last_foreground = self.now;

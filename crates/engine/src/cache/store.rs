@@ -42,7 +42,6 @@ impl Cache {
         let (segment, start) = self.contents.pages().place(slot.start);
         let len = (pages.end - pages.start) as usize * PAGE;
         let mut buf = self.config.buffers.get(len);
-        buf[..].fill(0);
         let mut blocks = Vec::with_capacity(copies.len());
         // Uncompressed blocks first, so that each has a page of its own.
         let mut order: Vec<usize> = (0..copies.len()).collect();
@@ -50,13 +49,16 @@ impl Cache {
         let mut at = 0;
         for i in order {
             let ((copy, now), (kind, bytes, crc)) = (&copies[i], &payloads[i]);
-            buf[at..at + bytes.len()].copy_from_slice(bytes);
+            let end = at + bytes.len();
+            buf[at..end].copy_from_slice(bytes);
+            buf[end..end.next_multiple_of(8)].fill(0);
             let (key, kind, crc) = (copy.key, *kind, *crc);
             let (offset, len) = (start + at as u32, bytes.len() as u16);
             let expect = Expect::At(*now);
             blocks.push(UnitBlock { key, kind, offset, len, crc, expect });
-            at += bytes.len().next_multiple_of(8);
+            at = end.next_multiple_of(8);
         }
+        buf[at..].fill(0);
         self.store.note_busy(&pages);
         let stamp = self.newest_stamp(copies.iter().map(|(_, place)| place.meta));
         self.contents.pages().set_stamp(pages.start, stamp);

@@ -285,7 +285,7 @@ impl Contents {
         if place.dirty {
             // A copy forward keeps its age; a rewrite gets the age of its stripe.
             self.dirty.insert(now, key, by_client);
-        } else {
+        } else if was.is_some_and(|was| was.dirty) {
             self.dirty.remove(key);
         }
         if place.kind == EntryKind::Lost && place.dirty {

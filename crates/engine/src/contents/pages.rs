@@ -14,6 +14,10 @@ use crate::contents::Place;
 /// Uses of a page from which the exact number is in a table of its own.
 const MANY: u8 = u8::MAX;
 
+/// Positions in [`Pages::of_page`].
+const USES: usize = 0;
+const STAMP: usize = 1;
+
 /// The uses of each page of the store.
 #[derive(Debug, Default)]
 pub struct Pages {
@@ -21,11 +25,10 @@ pub struct Pages {
     first: u32,
     /// Pages in an extent.
     per: u32,
-    /// Number of uses by page; [`MANY`] if it is in `many`.
-    uses: Vec<u8>,
+    /// By page: the number of uses, [`MANY`] if it is in `many`; and the policy's stamp of the unit
+    /// that begins there. Whoever needs one of them mostly needs the other, so they are together.
+    of_page: Vec<[u8; 2]>,
     many: BTreeMap<u32, u32>,
-    /// The policy's stamp of each unit, at its first page.
-    stamps: Vec<u8>,
     /// Pages whose last use ended in the record being built, or earlier in a way that no record
     /// says.
     freed: Vec<u32>,
@@ -38,21 +41,20 @@ impl Pages {
         Self {
             first: to_u32(first),
             per: to_u32(per),
-            uses: vec![0; extents * per],
+            of_page: vec![[0; 2]; extents * per],
             many: BTreeMap::new(),
-            stamps: vec![0; extents * per],
             freed: Vec::new(),
         }
     }
 
     /// The number of pages.
     pub fn len(&self) -> u32 {
-        self.uses.len() as u32
+        self.of_page.len() as u32
     }
 
     /// Whether a place is in the store.
     pub fn has(&self, place: &Place) -> bool {
-        place.segment >= self.first && !self.uses.is_empty()
+        place.segment >= self.first && !self.of_page.is_empty()
     }
 
     /// The pages that a range of bytes of an extent covers, numbered through all extents.
@@ -72,15 +74,22 @@ impl Pages {
         (self.first + page / self.per, page % self.per * PAGE as u32)
     }
 
+    /// Prefetches the uses of a place's first page, and the stamp there, if it is in the store.
+    pub fn warm(&self, place: &Place) {
+        if self.has(place) {
+            std::hint::black_box(self.of_page[self.of(place).start as usize]);
+        }
+    }
+
     /// Whether nothing needs any of these pages.
     pub fn are_free(&self, mut pages: Range<u32>) -> bool {
-        pages.all(|page| self.uses[page as usize] == 0)
+        pages.all(|page| self.of_page[page as usize][USES] == 0)
     }
 
     /// Counts a use of each page.
     pub fn hold(&mut self, pages: Range<u32>) {
         for page in pages {
-            let uses = &mut self.uses[page as usize];
+            let uses = &mut self.of_page[page as usize][USES];
             match *uses {
                 MANY => *self.many.get_mut(&page).expect("it has many uses") += 1,
                 most if most == MANY - 1 => {
@@ -96,7 +105,7 @@ impl Pages {
     pub fn release(&mut self, pages: Range<u32>) {
         for page in pages {
             if self.end_use(page) {
-                self.uses[page as usize] = 1;
+                self.of_page[page as usize][USES] = 1;
                 self.freed.push(page);
             }
         }
@@ -104,7 +113,7 @@ impl Pages {
 
     /// Ends a use of a page; returns whether it was the last.
     fn end_use(&mut self, page: u32) -> bool {
-        let uses = &mut self.uses[page as usize];
+        let uses = &mut self.of_page[page as usize][USES];
         if *uses == MANY {
             let exact = self.many.get_mut(&page).expect("it has many uses");
             *exact -= 1;
@@ -120,12 +129,12 @@ impl Pages {
 
     /// The policy's stamp of the unit that begins at a page: of the last request for its blocks.
     pub fn stamp(&self, page: u32) -> u8 {
-        self.stamps[page as usize]
+        self.of_page[page as usize][STAMP]
     }
 
     /// Sets the policy's stamp of the unit that begins at a page.
     pub fn set_stamp(&mut self, page: u32, stamp: u8) {
-        self.stamps[page as usize] = stamp;
+        self.of_page[page as usize][STAMP] = stamp;
     }
 
     /// Takes the pages freed since the last call.
@@ -146,7 +155,7 @@ impl Pages {
 
     /// The number of uses of a page.
     pub fn uses(&self, page: u32) -> u32 {
-        match self.uses[page as usize] {
+        match self.of_page[page as usize][USES] {
             MANY => self.many[&page],
             uses => u32::from(uses),
         }

@@ -14,7 +14,7 @@ use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Stored;
 use crate::key::{Key, KeyMap};
-use crate::limits::RECLAIM_RESERVE;
+use crate::limits::{RECLAIM_RESERVE, WARM_BLOCKS};
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
@@ -416,9 +416,18 @@ impl Reclaim {
 
     /// Names the blocks of the store again that the segment names.
     fn name_again(&mut self, cache: &mut Cache, fx: &mut Effects) {
+        let mut warm = 0;
         while let Some(job) = self.job_mut()
             && let Some(&item) = job.to_name.front()
         {
+            if warm == 0 {
+                warm = WARM_BLOCKS;
+                let next = || job.to_name.iter().take(WARM_BLOCKS);
+                cache.warm_index(next().map(|item| item.key));
+                let (pages, _) = cache.contents.pages_and_index();
+                next().for_each(|item| pages.warm(&item.place));
+            }
+            warm -= 1;
             let now = cache.contents.same_version(item.key, &item.place);
             if let Some(now) = now
                 && !cache.push_mapping(fx, item.key, now)

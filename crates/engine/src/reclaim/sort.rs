@@ -10,7 +10,7 @@ use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::{Place, Stored};
 use crate::key::{Key, KeyMap};
-use crate::limits::{COMPARED_ONE_IN, SORTED_ONE_IN};
+use crate::limits::{COMPARED_ONE_IN, SORTED_ONE_IN, WARM_BLOCKS};
 use crate::store::UNIT_BLOCKS;
 
 /// A segment whose blocks are being looked up.
@@ -85,15 +85,24 @@ impl Sorting {
         let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
         let rest = self.entries.len().saturating_sub(most);
         let entries = self.entries.split_off(rest);
-        for entry in entries.iter().rev() {
-            self.find_named(cache, named, entry);
+        let is_named = |entry: &&Entry| entry.stored.is_some();
+        let entries_named: Vec<&Entry> = entries.iter().rev().filter(is_named).collect();
+        for some in entries_named.chunks(WARM_BLOCKS) {
+            cache.warm_index(some.iter().map(|entry| Key::new(entry.volume, entry.block)));
+            some.iter().for_each(|entry| self.find_named(cache, named, entry));
         }
-        let places =
-            |entry: &&Entry| !matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
-        for entry in entries.iter().rev().filter(places) {
-            for block in entry.block..entry.block + u64::from(entry.count) {
-                self.find_living(cache, index, Key::new(entry.volume, block));
-            }
+        let places = |entry: &&Entry| {
+            let bare = matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
+            !bare && entry.stored.is_none()
+        };
+        let keys = entries.iter().rev().filter(places).flat_map(|entry| {
+            let blocks = entry.block..entry.block + u64::from(entry.count);
+            blocks.map(|block| Key::new(entry.volume, block))
+        });
+        let keys: Vec<Key> = keys.collect();
+        for some in keys.chunks(WARM_BLOCKS) {
+            cache.warm_index(some.iter().copied());
+            some.iter().for_each(|&key| self.find_living(cache, index, key));
         }
         if !self.entries.is_empty() {
             return false;
