@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -481,8 +482,13 @@ impl Process {
     }
 }
 
-/// CPU time used by all threads of a process and by its ended children; `None` when it is gone.
+/// CPU time used by all threads of a process and of its children; `None` when it is gone. Of the
+/// calling process only its own threads count: the programs that it started are watched themselves.
 pub fn cpu_of(pid: u32) -> Option<Duration> {
+    if pid == std::process::id() {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        return Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32));
+    }
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields are counted from the end of the name, which is in parentheses: fields 14 to 17 are the
     // user and system time of the process, and those of its ended children.
@@ -503,4 +509,25 @@ pub fn protected(work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()
     crate::report::progress("");
     all();
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_own_time_is_without_that_of_programs_that_were_started() {
+        let own = std::process::id();
+        let before = cpu_of(own).expect("it runs");
+        let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; cat /proc/$$/stat";
+        let ran = Command::new("sh").args(["-c", busy]).output().expect("there is a shell");
+        let after = cpu_of(own).expect("it runs");
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+        let (_, rest) = text.rsplit_once(')').expect("the name");
+        let fields = rest.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
+        let ticks: u64 = fields.map(|ticks| ticks.expect("a number")).sum();
+        let theirs = Duration::from_millis(ticks * 1000 / USER_HZ);
+        assert!(theirs > Duration::from_millis(50), "{theirs:?}");
+        assert!(after - before < theirs / 2, "{before:?} {after:?} {theirs:?}");
+    }
 }
