@@ -323,8 +323,8 @@ impl Spec {
         Err(format!("{text} is out of range; use {range}"))
     }
 
-    /// Stores the value that `text` stands for, as [`Spec::set`]; without a text, the setting has no
-    /// value afterwards.
+    /// Stores the value that `text` stands for, as [`Spec::set`]; without a text, the setting has
+    /// no value afterwards.
     ///
     /// # Errors
     /// As for [`Spec::set`], and when it cannot be without a value.

@@ -299,8 +299,8 @@ pub static TABLE: &[Spec] = &[
             Time(Range::least(SECOND)),
             Value("1m"),
             Server(|config| &mut config.server.client_stall_timeout),
-            "Disconnect a client that has taken no byte of its answers, or sent no byte of a write it \
-             began, for this long",
+            "Disconnect a client that has taken no byte of its answers, or sent no byte of a write \
+             it began, for this long",
         )
     },
     Spec {
