@@ -50,6 +50,15 @@ fn load(place: &Place, volume: &str, stop: &AtomicBool) {
     }
 }
 
+/// Ends the load when it goes out of scope, also because an assertion failed.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn statistics(server: &Server, window: &str) -> Value {
     let text = server.ask(&["status", "--window", window, "--json"]);
     serde_json::from_str(&text).expect("it prints JSON")
@@ -103,6 +112,7 @@ fn the_laws_hold_by_volume_and_by_window_under_load() {
     let server = two_volumes(&place);
     let stop = Arc::new(AtomicBool::new(false));
     std::thread::scope(|scope| {
+        let _ends = Ends(&stop);
         for volume in ["db", "log"] {
             let (place, stop) = (&place, &stop);
             scope.spawn(move || load(place, volume, stop));
@@ -115,7 +125,6 @@ fn the_laws_hold_by_volume_and_by_window_under_load() {
         for _ in 0..20 {
             WINDOWS.iter().for_each(|window| check_laws(&statistics(&server, window)));
         }
-        stop.store(true, Ordering::Relaxed);
     });
     // The load may have been too short for anything to be destaged.
     server.ask(&["drain"]);

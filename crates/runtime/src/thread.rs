@@ -642,11 +642,12 @@ impl Thread {
         for VolumeState { id, stats, .. } in &mut volumes {
             stats.primary_flushes = self.devices.flushes(Target::Primary(*id));
         }
+        let primary_flushes = volumes.iter().map(|volume| volume.stats.primary_flushes).sum();
         Snapshot {
             shard: *own,
             state: shard.state().clone(),
             health: shard.health(),
-            stats: Stats { cpu_nanos, cache_flushes, ..shard.stats(*now) },
+            stats: Stats { cpu_nanos, cache_flushes, primary_flushes, ..shard.stats(*now) },
             dirty_blocks: shard.dirty_blocks(),
             volumes,
             latencies: self.latencies.clone(),
