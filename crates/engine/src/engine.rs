@@ -470,7 +470,7 @@ impl Engine {
         }
         let makes_room = self.cache.makes_room();
         let works = matches!(self.cache.state(), State::Serving | State::Stopping);
-        if makes_room && self.reclaim.takes_turns() || works && self.destaging.goes_on() {
+        if makes_room && self.reclaim.is_sorting() || works && self.destaging.goes_on() {
             deadline = deadline.min(self.cache.now);
         }
         if self.cache.store.exists() && self.reclaim.is_busy() {

@@ -56,9 +56,8 @@ pub const TRIES_REFUSED_MAX: u32 = 64;
 pub const TRY_ONE_IN: u32 = 16;
 /// Limit on the blocks whose memory is prefetched at a time, so that it fits the L1 cache.
 pub const WARM_BLOCKS: usize = 64;
-/// For each entry of a segment that reclaim looks up, or names again, in one turn, the segment has
-/// this many bytes.
-pub const SORTED_ONE_IN: u32 = 4096;
+/// For each entry of a segment that reclaim looks up in one turn, the segment has this many bytes.
+pub const SORTED_ONE_IN: u32 = 2048;
 /// For each group of clean blocks of a segment that is compared with blocks of the store in one
 /// turn, the segment has this many bytes.
 pub const COMPARED_ONE_IN: u32 = 32 << 10;

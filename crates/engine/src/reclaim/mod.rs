@@ -14,7 +14,7 @@ use crate::api::Effects;
 use crate::cache::Cache;
 use crate::contents::Stored;
 use crate::key::{Key, KeyMap};
-use crate::limits::{RECLAIM_RESERVE, SORTED_ONE_IN, WARM_BLOCKS};
+use crate::limits::{RECLAIM_RESERVE, WARM_BLOCKS};
 use crate::log::read::{Reader, SegmentRead};
 use crate::log::{Log, SegmentState};
 use crate::note::Note;
@@ -39,8 +39,6 @@ pub struct Reclaim {
     in_vain: u64,
     lap: Lap,
     named: Named,
-    /// This turn has named enough blocks again, and there are more.
-    names_more: bool,
 }
 
 /// Blocks of the store that a segment names, and that later entries have named again. Reclaim may
@@ -126,7 +124,6 @@ impl Reclaim {
             State::Copying(job) => (Some(job.seq), Some(job.needs)),
         };
         log.set_leaving(seq, needs);
-        self.names_more = false;
         self.state = state;
     }
 
@@ -153,9 +150,9 @@ impl Reclaim {
         !self.is_idle()
     }
 
-    /// Whether the next turn should come at once: this one had done enough.
-    pub fn takes_turns(&self) -> bool {
-        matches!(self.state, State::Sorting(_)) || self.names_more
+    /// Whether the next turn should come at once.
+    pub fn is_sorting(&self) -> bool {
+        matches!(self.state, State::Sorting(_))
     }
 
     /// Whether there is more to copy, so that a record should become as long as it can.
@@ -292,8 +289,7 @@ impl Reclaim {
 
     /// Starts over, evicting and destaging, when copies have no room except in the last segment.
     fn give_up_copying(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        // Not stuck: there is more that may have room.
-        let Some(job) = self.job().filter(|_| !self.names_more) else { return };
+        let Some(job) = self.job() else { return };
         let index = cache.log.position(job.seq);
         let waits = cache.contents.live_in(index) > 0 || cache.store.exists() && job.goes_on();
         let settled = waits && !job.is_reading() && !cache.store.waits_for_device();
@@ -410,6 +406,7 @@ impl Reclaim {
         }
         let sorting = Sorting::new(seq, entries, self.must_gain(cache));
         self.enter(&mut cache.log, State::Sorting(Box::new(sorting)));
+        self.sort(cache, fx);
     }
 
     fn rests_on_store(cache: &mut Cache) -> bool {
@@ -417,18 +414,12 @@ impl Reclaim {
         cache.log.builder().rests_on_store(first)
     }
 
-    /// Names the blocks of the store again that the segment names, as many as a turn has time for.
+    /// Names the blocks of the store again that the segment names.
     fn name_again(&mut self, cache: &mut Cache, fx: &mut Effects) {
-        self.names_more = false;
-        let (mut warm, mut done) = (0, 0);
+        let mut warm = 0;
         while let Some(job) = self.job_mut()
             && let Some(&item) = job.to_name.front()
         {
-            if done >= cache.config.segment_size / SORTED_ONE_IN {
-                self.names_more = true;
-                return;
-            }
-            done += 1;
             if warm == 0 {
                 warm = WARM_BLOCKS;
                 let next = || job.to_name.iter().take(WARM_BLOCKS);

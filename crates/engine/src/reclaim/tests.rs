@@ -78,11 +78,7 @@ impl Bed {
         let Rooms { cache, fx, .. } = &mut self.rooms;
         cache.log.end_read(&read);
         match read.reader {
-            Reader::Footer => {
-                self.reclaim.footer_read(cache, &done, fx);
-                // As the turn does that takes the completion.
-                self.reclaim.sort(cache, fx);
-            }
+            Reader::Footer => self.reclaim.footer_read(cache, &done, fx),
             Reader::Copies => self.reclaim.copies_read(cache, &read, &done, fx),
             Reader::Associate(id, part) => {
                 let Some(made) = cache.form.associate_read(id, part, &read, &done) else { return };
@@ -467,7 +463,7 @@ fn to_start_over_names_no_block_of_the_store_twice() {
     let sort = |bed: &mut Bed| {
         let footer = bed.read();
         bed.end(footer, Ok(()));
-        while bed.reclaim.takes_turns() {
+        while bed.reclaim.is_sorting() {
             bed.pump();
         }
     };
@@ -508,7 +504,7 @@ fn a_unit_that_waits_for_room_does_not_keep_reclaim_from_starting_over() {
     bed.wait(READ_PAUSE);
     let footer = bed.read();
     bed.end(footer, Ok(()));
-    while bed.reclaim.takes_turns() {
+    while bed.reclaim.is_sorting() {
         bed.pump();
     }
     let Rooms { cache, fx, .. } = &mut bed.rooms;
