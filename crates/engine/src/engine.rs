@@ -490,7 +490,7 @@ impl Engine {
         if *self.cache.state() == State::Stopping || self.detach.is_detaching() {
             deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
-        if self.cache.volumes.iter().flatten().any(|v| v.direct > v.direct_durable) {
+        if self.cache.volumes.iter().flatten().any(Volume::has_unflushed) {
             deadline = deadline.min(self.cache.now + FLUSH_TICK);
         }
         if self.cache.volumes.iter().flatten().any(|v| !v.written.is_empty()) {

@@ -108,11 +108,16 @@ impl Volume {
 }
 
 impl Volume {
+    /// Whether direct changes wait for a flush of the primary.
+    pub fn has_unflushed(&self) -> bool {
+        self.direct > self.direct_durable
+    }
+
     /// Gives up direct changes after a failed flush. The loss is reported once, because the lost
     /// changes cannot be flushed again: to the next flush, unless `told` says that a client has
     /// already been told.
     pub fn give_up_direct(&mut self, error: &IoError, told: bool) {
-        if self.direct == self.direct_durable {
+        if !self.has_unflushed() {
             return;
         }
         if !told {

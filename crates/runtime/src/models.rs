@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use forebay_block::{ByteRange, Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoFlags};
-use forebay_block::{IoOp, IoQueue, IoTag, VolumeId};
+use forebay_block::VolumeId;
+use forebay_block::{Completion, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoOp, IoQueue, IoTag};
 use forebay_device::Alarm;
 use forebay_engine::{Request, RequestId, Target};
 use forebay_volume::Coming;
@@ -193,7 +193,8 @@ impl Shard {
             self.written = true;
             if let (0, Some(coming)) = (self.own, &self.coming) {
                 coming.send(1);
-                outgoing[1].push(Message::Request(client_flush()));
+                let flush = Request::flush(RequestId(0), VolumeId(0));
+                outgoing[1].push(Message::Request(flush));
             }
             self.devices.submit(now, Target::Cache, Io::flush(FLUSH));
             return;
@@ -220,18 +221,6 @@ impl Shard {
             }
             _ => unreachable!("nothing else is sent"),
         }
-    }
-}
-
-fn client_flush() -> Request {
-    Request {
-        id: RequestId(0),
-        volume: VolumeId(0),
-        op: IoOp::Flush,
-        range: ByteRange::default(),
-        flags: IoFlags::default(),
-        buf: IoBuf::empty(),
-        bypass: None,
     }
 }
 

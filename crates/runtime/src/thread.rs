@@ -636,7 +636,7 @@ impl Thread {
         for (volume, latencies) in self.devices.primary_latencies() {
             primary_latencies[self.places[usize::from(volume.0)]] = latencies.clone();
         }
-        // A shard counts the flushes that it asked for; one of the device serves several.
+        // Shards do not count flushes: one of the device serves several.
         let cache_flushes = self.devices.flushes(Target::Cache);
         let mut volumes = shard.volumes();
         for VolumeState { id, stats, .. } in &mut volumes {

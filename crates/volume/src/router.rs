@@ -227,8 +227,7 @@ impl Router {
         if self.in_flight() >= REQUESTS_MAX {
             return Err(io);
         }
-        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
-        let state = state.expect("the registry knows the volume");
+        let state = self.state(volume);
         if let Some(recorded) = &mut state.recorded {
             recorded.note(now, &io);
         }
@@ -253,8 +252,7 @@ impl Router {
     /// # Panics
     /// If the volume is not in the registry.
     pub fn watch_flushes(&mut self, volume: VolumeId, failed: FailedFlushes) {
-        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
-        state.expect("the registry knows the volume").failed = failed;
+        self.state(volume).failed = failed;
     }
 
     /// Changes the length, in bytes, from which a sequential stream bypasses the cache; 0 is never.
@@ -262,8 +260,7 @@ impl Router {
     /// # Panics
     /// If the volume is not in the registry.
     pub fn set_sequential_threshold(&mut self, volume: VolumeId, bytes: u64) {
-        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
-        state.expect("the registry knows the volume").detector.set_threshold(bytes);
+        self.state(volume).detector.set_threshold(bytes);
     }
 
     /// Starts a new recording of a volume's requests; or ends it and forgets the requests left.
@@ -271,9 +268,7 @@ impl Router {
     /// # Panics
     /// If the volume is not in the registry.
     pub fn record(&mut self, volume: VolumeId, on: bool) {
-        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
-        let state = state.expect("the registry knows the volume");
-        state.recorded = on.then(Recorded::default);
+        self.state(volume).recorded = on.then(Recorded::default);
     }
 
     /// The recorded requests of a volume not yet taken away; `None` if it is not being recorded.
@@ -314,6 +309,11 @@ impl Router {
         self.make_pieces(port);
     }
 
+    fn state(&mut self, volume: VolumeId) -> &mut VolumeState {
+        let state = self.volumes.get_mut(usize::from(volume.0)).and_then(Option::as_mut);
+        state.expect("the registry knows the volume")
+    }
+
     /// The answer to a request that needs no shard.
     fn answer_at_once(&self, volume: VolumeId, io: &Io) -> Option<Result<(), IoError>> {
         let state = self.volumes.get(usize::from(volume.0)).and_then(Option::as_ref);
@@ -341,8 +341,7 @@ impl Router {
         if !matches!(io.op, IoOp::Read | IoOp::Write) {
             return None;
         }
-        let state = self.volumes[usize::from(volume.0)].as_mut().expect("checked before");
-        let streams = state.detector.observe(io.range, io.op == IoOp::Write);
+        let streams = self.state(volume).detector.observe(io.range, io.op == IoOp::Write);
         streams.then_some(Bypass::Sequential)
     }
 

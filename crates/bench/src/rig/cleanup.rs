@@ -489,14 +489,19 @@ pub fn cpu_of(pid: u32) -> Option<Duration> {
         let time = clock_gettime(ClockId::ProcessCPUTime);
         return Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32));
     }
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let own = cpu_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+    let children = children(pid).into_iter().filter_map(cpu_of);
+    Some(own + children.sum())
+}
+
+/// CPU time of a process and its ended children, in the text of its `/proc/PID/stat`.
+fn cpu_in(stat: &str) -> Option<Duration> {
     // Fields are counted from the end of the name, which is in parentheses: fields 14 to 17 are the
     // user and system time of the process, and those of its ended children.
-    let (_, rest) = text.rsplit_once(')')?;
+    let (_, rest) = stat.rsplit_once(')')?;
     let fields = rest.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
     let ticks: u64 = fields.collect::<Result<Vec<_>, _>>().ok()?.iter().sum();
-    let children = children(pid).into_iter().filter_map(cpu_of);
-    Some(Duration::from_millis(ticks * 1000 / USER_HZ) + children.sum())
+    Some(Duration::from_millis(ticks * 1000 / USER_HZ))
 }
 
 /// Runs `work`. Resources that it creates are removed at its end, at a signal and at a panic.
@@ -522,11 +527,7 @@ mod tests {
         let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; cat /proc/$$/stat";
         let ran = Command::new("sh").args(["-c", busy]).output().expect("there is a shell");
         let after = cpu_of(own).expect("it runs");
-        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
-        let (_, rest) = text.rsplit_once(')').expect("the name");
-        let fields = rest.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
-        let ticks: u64 = fields.map(|ticks| ticks.expect("a number")).sum();
-        let theirs = Duration::from_millis(ticks * 1000 / USER_HZ);
+        let theirs = cpu_in(&String::from_utf8_lossy(&ran.stdout)).expect("a line of /proc");
         assert!(theirs > Duration::from_millis(50), "{theirs:?}");
         assert!(after - before < theirs / 2, "{before:?} {after:?} {theirs:?}");
     }

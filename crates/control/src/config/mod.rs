@@ -11,6 +11,7 @@ mod observed;
 mod read;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
 
@@ -135,6 +136,14 @@ pub struct ServerConfig {
     pub tls_key: Option<PathBuf>,
     /// The authority that signs client certificates, PEM; if set, clients must present one.
     pub tls_ca: Option<PathBuf>,
+}
+
+impl ServerConfig {
+    /// How long a client may send no request; unlimited when `None`.
+    #[must_use]
+    pub fn idle(&self) -> Option<Duration> {
+        Some(self.idle_timeout.0).filter(|idle| !idle.is_zero())
+    }
 }
 
 /// One volume: a primary seen through the cache.

@@ -8,8 +8,6 @@
 mod table;
 mod value;
 
-use std::collections::BTreeSet;
-
 use forebay_block::VolumeId;
 
 use crate::config::{Config, VolumeConfig};
@@ -406,10 +404,7 @@ impl Change {
 }
 
 fn unknown(key: &str) -> String {
-    let mut known: Vec<&str> = Spec::online().map(|spec| spec.key).collect();
-    let mut seen = BTreeSet::new();
-    known.retain(|key| seen.insert(*key));
-    let known = known.join(", ");
+    let known = Spec::changeable(true).map(|spec| spec.key).collect::<Vec<_>>().join(", ");
     if Spec::online().any(|spec| spec.key == key) {
         return format!("{key} is a setting of a volume; name the volume");
     }

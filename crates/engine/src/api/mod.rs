@@ -84,6 +84,15 @@ pub struct Request {
     pub bypass: Option<Bypass>,
 }
 
+impl Request {
+    /// A flush of a volume.
+    #[must_use]
+    pub fn flush(id: RequestId, volume: VolumeId) -> Self {
+        let (range, flags, buf) = (ByteRange::default(), IoFlags::default(), IoBuf::empty());
+        Self { id, volume, op: IoOp::Flush, range, flags, buf, bypass: None }
+    }
+}
+
 /// The reply to a request; there is exactly one for each.
 #[derive(Debug)]
 pub struct Reply {

@@ -104,7 +104,7 @@ impl Cache {
     pub(crate) fn admit(&mut self, key: Key, block: &[u8], fx: &mut Effects) {
         // The primary may lose unflushed writes; a clean copy in the log must not outlive them.
         let volume = self.volume(key.volume());
-        let settled = volume.direct == volume.direct_durable && !volume.flush_failed;
+        let settled = !volume.has_unflushed() && !volume.flush_failed;
         let admitted = settled
             && self.health() == Health::Good
             && self.has_client_space()

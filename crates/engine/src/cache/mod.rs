@@ -123,10 +123,9 @@ impl Cache {
 
     /// Whether a client's flush would have to wait for a device.
     pub fn has_unflushed(&self) -> bool {
-        let primary = |volume: &Volume| volume.direct > volume.direct_durable;
         self.log.has_undurable()
             || self.health() != Health::Good
-            || self.volumes.iter().flatten().any(primary)
+            || self.volumes.iter().flatten().any(Volume::has_unflushed)
     }
 
     /// Prefetches the index's buckets for a few blocks that will be looked up.

@@ -28,7 +28,6 @@ impl Cache {
         }
         if !self.close_record(fx) && self.log.is_idle() && self.log.begin_flush() {
             // There is no room for a record; a flush probes the device too.
-            self.stats.cache_flushes += 1;
             self.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
         }
     }

@@ -50,13 +50,14 @@ impl Cache {
         for i in order {
             let ((copy, now), (kind, bytes, crc)) = (&copies[i], &payloads[i]);
             let end = at + bytes.len();
+            let next = end.next_multiple_of(8);
             buf[at..end].copy_from_slice(bytes);
-            buf[end..end.next_multiple_of(8)].fill(0);
+            buf[end..next].fill(0);
             let (key, kind, crc) = (copy.key, *kind, *crc);
             let (offset, len) = (start + at as u32, bytes.len() as u16);
             let expect = Expect::At(*now);
             blocks.push(UnitBlock { key, kind, offset, len, crc, expect });
-            at = end.next_multiple_of(8);
+            at = next;
         }
         buf[at..].fill(0);
         self.store.note_busy(&pages);

@@ -51,7 +51,7 @@ impl Life {
         // Nothing is destaged any more.
         requests.give_up_leftover(cache, fx);
         let busy = requests.len() + destaging.len() + requests.fetches() > 0
-            || cache.volumes.iter().flatten().any(|v| v.flushing || v.direct > v.direct_durable);
+            || cache.volumes.iter().flatten().any(|v| v.flushing || v.has_unflushed());
         if busy {
             return;
         }

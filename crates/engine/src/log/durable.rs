@@ -96,7 +96,7 @@ impl Log {
     /// Begins a flush if an operation waits for one; returns true if it must be sent.
     pub fn begin_wanted_flush(&mut self) -> bool {
         let due = self.wanted.first().is_some_and(|&lsn| lsn <= self.completed);
-        due && self.completed > self.durable && self.begin_flush()
+        due && self.has_undurable() && self.begin_flush()
     }
 
     /// Ends a flush; returns the last record that it covered.

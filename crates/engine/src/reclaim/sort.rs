@@ -85,11 +85,14 @@ impl Sorting {
         let most = (cache.config.segment_size / SORTED_ONE_IN) as usize;
         let rest = self.entries.len().saturating_sub(most);
         let entries = self.entries.split_off(rest);
-        let is_named = |entry: &&Entry| entry.stored.is_some();
-        let entries_named: Vec<&Entry> = entries.iter().rev().filter(is_named).collect();
-        for some in entries_named.chunks(WARM_BLOCKS) {
-            cache.warm_index(some.iter().map(|entry| Key::new(entry.volume, entry.block)));
-            some.iter().for_each(|entry| self.find_named(cache, named, entry));
+        let mappings = entries.iter().rev().filter_map(|entry| {
+            let segment = cache.log.len() as u32 + entry.stored?.extent;
+            Some((Key::new(entry.volume, entry.block), (segment, entry.offset)))
+        });
+        let mappings: Vec<_> = mappings.collect();
+        for some in mappings.chunks(WARM_BLOCKS) {
+            cache.warm_index(some.iter().map(|&(key, _)| key));
+            some.iter().for_each(|&(key, at)| self.find_named(cache, named, key, at));
         }
         let places = |entry: &&Entry| {
             let bare = matches!(entry.kind, EntryKind::Invalidate | EntryKind::Checkpoint);
@@ -116,12 +119,10 @@ impl Sorting {
         rest == 0
     }
 
-    /// Notes a block of the store that an entry names, or one that is stored against a base that
-    /// it names. Those that reclaim has already `named` again need no other entry.
-    fn find_named(&mut self, cache: &mut Cache, named: &Named, entry: &Entry) {
-        let Some(slot) = entry.stored else { return };
-        let key = Key::new(entry.volume, entry.block);
-        let at = (cache.log.len() as u32 + slot.extent, entry.offset);
+    /// Notes a block of the store that an entry names, at segment and offset `at`, or one that is
+    /// stored against a base there. Those that reclaim has already `named` again need no other
+    /// entry.
+    fn find_named(&mut self, cache: &mut Cache, named: &Named, key: Key, at: (u32, u32)) {
         let is_named = |place: &Place| (place.segment, place.offset) == at;
         let Some(place) = cache.contents.get(key) else { return };
         let base = place.kind.is_associate().then(|| cache.contents.base_of_associate(key));

@@ -81,7 +81,7 @@ impl Requests {
         let volume = cache.volume(volume);
         let through =
             volume.config.mode.is_complete() && (!volume.written.is_empty() || volume.flushing);
-        volume.direct > volume.direct_durable || through
+        volume.has_unflushed() || through
     }
 
     /// Notes that the log or the primary has completed its part of a flush. A failure is answered

@@ -87,7 +87,6 @@ impl Engine {
         let units = self.cache.store.wants_flush(self.cache.now);
         if self.cache.log.begin_wanted_flush() || units && self.cache.log.begin_flush() {
             self.cache.store.begin_flush();
-            self.cache.stats.cache_flushes += 1;
             self.cache.send(fx, Target::Cache, Ticket::CacheFlush, Io::flush);
         }
         while let Some(footer) = self.cache.log.next_footer(&self.cache.config) {

@@ -24,7 +24,7 @@ impl Engine {
             let first = volume.direct_durable == 0;
             let since = self.cache.now.since(volume.direct_since);
             let quiet = first || stopping || since >= FLUSH_DIRECT_AFTER;
-            let direct = quiet && volume.direct > volume.direct_durable;
+            let direct = quiet && volume.has_unflushed();
             let due = waited || direct || self.destaging.flush_is_due(&self.cache, i);
             let volume = self.cache.volumes[i].as_mut().expect("it was there just now");
             if volume.flushing || !due {
@@ -39,7 +39,6 @@ impl Engine {
                 writes: std::mem::take(&mut volume.fua_waiters),
             };
             let target = Target::Primary(flush.volume);
-            self.cache.stats_of(flush.volume).primary_flushes += 1;
             self.cache.send(fx, target, Ticket::PrimaryFlush(Box::new(flush)), Io::flush);
         }
     }

@@ -46,7 +46,7 @@ impl TypedValueParser for Word {
             let values = spec.kind.names().into_iter().chain(["default"]);
             values.map(|value| PossibleValue::new(format!("{}={value}", spec.key)))
         };
-        Some(Box::new(Spec::online().flat_map(settings)))
+        Some(Box::new(Spec::changeable(true).flat_map(settings)))
     }
 }
 

@@ -244,8 +244,7 @@ impl Running {
             }
             (Online::Clients, _) => {
                 let server = &config.server;
-                let idle = Some(server.idle_timeout.0).filter(|idle| !idle.is_zero());
-                self.pool.set_patience(server.client_stall_timeout.0, idle);
+                self.pool.set_patience(server.client_stall_timeout.0, server.idle());
             }
             (Online::No, _) | (Online::Volume(_) | Online::Streams, None) => {
                 unreachable!("{} is a change that Change::parse accepts", spec.key)

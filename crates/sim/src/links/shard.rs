@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag};
+use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoTag};
 use forebay_block::{SECTOR_SIZE, SECTOR_SIZE as SECTOR, VolumeId};
 use forebay_engine::{Request, RequestId, Target};
 use forebay_runtime::{Devices, Message};
@@ -119,15 +119,8 @@ impl Shard {
         for (shard, messages) in outgoing.iter_mut().enumerate() {
             if shard as u64 * SECTORS != self.first {
                 self.coming.send(shard);
-                messages.push(Message::Request(Request {
-                    id: RequestId(0),
-                    volume: VolumeId(0),
-                    op: IoOp::Flush,
-                    range: ByteRange::default(),
-                    flags: IoFlags::default(),
-                    buf: IoBuf::empty(),
-                    bypass: None,
-                }));
+                let flush = Request::flush(RequestId(0), VolumeId(0));
+                messages.push(Message::Request(flush));
             }
         }
         self.start_flush(now);

@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, VolumeId};
 use forebay_control::config::Config;
-use forebay_control::units::{Size, Time};
+use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
 use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig};
 use forebay_format::Superblock;
@@ -229,8 +229,7 @@ fn set_limits(plan: &mut PoolConfig, config: &Config) {
     plan.clients = config.server.max_clients as usize;
     plan.client_memory = config.server.client_memory.0;
     plan.stall = config.server.client_stall_timeout.0;
-    let Time(idle) = config.server.idle_timeout;
-    plan.idle = Some(idle).filter(|idle| !idle.is_zero());
+    plan.idle = config.server.idle();
 }
 
 impl Cache {
