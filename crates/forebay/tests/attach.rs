@@ -51,6 +51,45 @@ fn unpack(into: &Path) {
     assert!(archive.wait().expect("it is our child").success());
 }
 
+/// The kernel sends no flush to a loop device whose write cache was switched off, and remembers that
+/// for the device's later files. A disk made of such a device gets its flushes all the same.
+#[test]
+fn flushes_arrive_through_a_device_that_had_its_write_cache_off() {
+    let Some(_alone) = alone() else { return };
+    let (place, _cleanup, arguments) = disk_of(SIZE);
+    let server = place.start(&arguments);
+    let switch = |device: &str| {
+        let name = Path::new(device).file_name().expect("a device has a name");
+        Path::new("/sys/block").join(name).join("queue/write_cache")
+    };
+    let flushes = || server.status()["counters"]["flushes"].as_u64().expect("it is counted");
+    let mut switched_off = Vec::new();
+    // Programs beside this one may take the number of the device.
+    for _ in 0..20 {
+        let device = attach(&server, &[]);
+        let state = fs::read_to_string(switch(&device)).expect("the kernel shows it");
+        assert_eq!(state.trim(), "write back");
+        let before = flushes();
+        let mut disk = fs::OpenOptions::new().write(true).open(&device).expect("root may");
+        disk.write_all(&[7; 4096]).and_then(|()| disk.sync_all()).expect("it is a disk");
+        drop(disk);
+        assert!(flushes() > before, "fsync of {device} is a flush");
+        let again = switched_off.contains(&device);
+        if !again {
+            fs::write(switch(&device), "write through").expect("root may");
+        }
+        server.ask(&["detach", "disk"]);
+        if again {
+            switched_off.iter().for_each(|device| {
+                let _ = fs::write(switch(device), "write back");
+            });
+            return;
+        }
+        switched_off.push(device);
+    }
+    panic!("none of {switched_off:?} came back");
+}
+
 #[test]
 fn file_systems_hold_what_was_put_there() {
     let Some(_alone) = alone() else { return };

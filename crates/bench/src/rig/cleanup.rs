@@ -255,13 +255,17 @@ pub fn directory(path: &Path) -> anyhow::Result<Held> {
     Ok(held)
 }
 
-/// Creates a loop device over a file, with direct I/O and 4 KiB sectors. Returns its path.
+/// Creates a loop device over a file, with direct I/O and 4 KiB sectors. Returns its path. Flushes
+/// reach the file, even if the device was told before that it has no write cache.
 pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
     make(|| {
         let mut command = tool("losetup");
         command.args(["--find", "--show", "--direct-io=on", "--sector-size=4096"]).arg(file);
         let device = PathBuf::from(finish(&mut command)?.trim());
         let attached = Loop::of(&device)?;
+        let name = device.file_name().unwrap_or_default();
+        let switch = Path::new("/sys/block").join(name).join("queue/write_cache");
+        fs::write(&switch, "write back").with_context(|| format!("{}", switch.display()))?;
         Ok((device, Undo::Detach(attached)))
     })
 }

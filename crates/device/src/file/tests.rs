@@ -67,8 +67,18 @@ impl Loop {
     }
 }
 
+impl Loop {
+    /// The switch of its write cache. The kernel remembers it for the device's later files.
+    fn write_cache(&self) -> PathBuf {
+        let name = self.device.file_name().unwrap();
+        Path::new("/sys/block").join(name).join("queue/write_cache")
+    }
+}
+
 impl Drop for Loop {
     fn drop(&mut self) {
+        // Left as it was found: without this, later disks on this machine would get no flush.
+        let _ = std::fs::write(self.write_cache(), "write back");
         let _ = Command::new("losetup").arg("--detach").arg(&self.device).status();
     }
 }
@@ -103,9 +113,7 @@ fn writes_to(device: &Path) -> u64 {
 #[test]
 fn a_disk_that_needs_no_flush_gets_one_through_the_page_cache() {
     let Some(disk) = Loop::new(4096) else { return };
-    let name = disk.device.file_name().unwrap().to_string_lossy().into_owned();
-    let switch = format!("/sys/block/{name}/queue/write_cache");
-    if let Err(error) = std::fs::write(switch, "write through") {
+    if let Err(error) = std::fs::write(disk.write_cache(), "write through") {
         println!("skipped: {error}");
         return;
     }

@@ -119,7 +119,28 @@ pub fn attach(file: &Path, sector_size: u32, read_only: bool) -> anyhow::Result<
     if !Path::new(&device).exists() {
         bail!("losetup says {device:?}, but there is no such device");
     }
+    if !read_only && let Err(error) = pass_flushes_on(&device) {
+        // Without flushes it is no disk for anything that calls fsync.
+        let _ = losetup(&["--detach", &device]);
+        return Err(error);
+    }
     Ok(device)
+}
+
+/// Makes sure that the kernel sends flushes to the file. It sends none to a loop device whose write
+/// cache was once declared write-through, and remembers that for the device's later files
+/// (Documentation/block/writeback_cache_control.rst).
+fn pass_flushes_on(device: &str) -> anyhow::Result<()> {
+    let name = device.rsplit('/').next().unwrap_or_default();
+    let switch = format!("{BLOCK_DEVICES}/{name}/queue/write_cache");
+    let is_on = || fs::read_to_string(&switch).map(|text| text.trim() == "write back");
+    if !is_on().context(switch.clone())? {
+        fs::write(&switch, "write back").context(switch.clone())?;
+        if !is_on().context(switch.clone())? {
+            bail!("{switch} cannot be set to `write back`: flushes would not reach the server");
+        }
+    }
+    Ok(())
 }
 
 /// Removes a loop device, and waits until it is gone.
