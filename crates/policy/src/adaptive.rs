@@ -10,9 +10,10 @@
 use std::hash::Hasher;
 
 use crate::counts::{Counts, GROUP};
+use crate::learned::{LastTouch, Touch};
 use crate::recent::KeyHasher;
 use crate::rule::{Rule, SAMPLE_MAX, Traits};
-use crate::shadow::{SHADOWS, Shadows};
+use crate::shadow::{Asked, SHADOWS, Shadows};
 
 /// Blocks of the cache for each place of a shadow.
 const BLOCKS_PER_PLACE: u64 = 512;
@@ -20,15 +21,15 @@ const BLOCKS_PER_PLACE: u64 = 512;
 const PLACES_MIN: u64 = 1024;
 const PLACES_MAX: u64 = 16384;
 /// Stamps in the time that the cache is filled once.
-const STAMPS_PER_FILL: u64 = 64;
+const STAMPS_PER_FILL: u64 = 16;
 /// Reads between two comparisons of the shadows, for each of their places.
 const COMPARED_AFTER: f32 = 0.5;
 /// Share of the misses that is forgotten at a comparison.
-const FORGOTTEN: f32 = 0.03;
+const FORGOTTEN: f32 = 0.015;
 /// A shadow takes over if it missed less than this share of the current one's misses; recency does
 /// if it missed less, and is left only for more.
-const CLEARLY: f32 = 0.99;
-const FROM_RECENCY: f32 = 0.985;
+const CLEARLY: f32 = 0.997;
+const FROM_RECENCY: f32 = 0.995;
 
 /// A cached block, or several that are freed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,8 +38,8 @@ pub struct StoreCandidate {
     pub first: u64,
     /// A bit for each of this block and the three after it that is meant.
     pub blocks: u8,
-    /// The stamp of the last request for one of them.
-    pub stamp: u8,
+    /// The last request for one of them.
+    pub last: LastTouch,
 }
 
 /// The policy.
@@ -54,7 +55,10 @@ pub struct Adaptive {
     reads: u64,
     current: usize,
     fixed: bool,
-    entered: u64,
+    /// The clock: blocks that entered. Wraps around.
+    entered: u32,
+    /// Blocks that entered since the last stamp.
+    entered_since: u64,
     stamp_after: u64,
     stamp: u8,
 }
@@ -71,7 +75,7 @@ impl Adaptive {
         let share = u128::from(places) << 64;
         Self {
             counts: Counts::new(blocks),
-            shadows: Shadows::new(usize::try_from(places).expect("at most PLACES_MAX")),
+            shadows: Shadows::new(usize::try_from(places).expect("at most PLACES_MAX"), blocks),
             sampled_below: u64::try_from(share / u128::from(blocks)).unwrap_or(u64::MAX),
             places,
             missed: [0.0; SHADOWS],
@@ -79,6 +83,7 @@ impl Adaptive {
             current: Rule::RECENCY,
             fixed: false,
             entered: 0,
+            entered_since: 0,
             stamp_after: blocks.div_ceil(STAMPS_PER_FILL),
             stamp: 0,
         }
@@ -98,12 +103,14 @@ impl Adaptive {
 
     /// A client reads a block, cached or not.
     pub fn on_read(&mut self, key: u64) {
-        self.counts.count(key);
         if self.fixed || !self.is_sampled(key) {
+            self.counts.count(key);
             return;
         }
-        let counts = &self.counts;
-        let held = self.shadows.ask(key, |key| counts.of(key));
+        let asked = Asked { key, is_write: false, at: self.entered };
+        self.shadows.learn(asked, |key| self.counts.of(key));
+        self.counts.count(key);
+        let held = self.shadows.ask(asked, |key| self.counts.of(key));
         for (missed, held) in self.missed.iter_mut().zip(held) {
             *missed += f32::from(u8::from(!held));
         }
@@ -117,8 +124,9 @@ impl Adaptive {
     /// A client writes a block.
     pub fn on_write(&mut self, key: u64) {
         if !self.fixed && self.is_sampled(key) {
-            let counts = &self.counts;
-            self.shadows.ask(key, |key| counts.of(key));
+            let asked = Asked { key, is_write: true, at: self.entered };
+            self.shadows.learn(asked, |key| self.counts.of(key));
+            self.shadows.ask(asked, |key| self.counts.of(key));
         }
     }
 
@@ -133,6 +141,12 @@ impl Adaptive {
         self.counts.of(key)
     }
 
+    /// A request of this kind that happens now.
+    #[must_use]
+    pub fn touched(&self, touch: Touch) -> LastTouch {
+        LastTouch { stamp: self.stamp, touch }
+    }
+
     /// The stamp for a block that is requested now. Stamps wrap around.
     #[must_use]
     pub fn stamp(&self) -> u8 {
@@ -141,9 +155,10 @@ impl Adaptive {
 
     /// A block entered the cache: the policy's clock.
     pub fn on_enter(&mut self) {
-        self.entered += 1;
-        if self.entered >= self.stamp_after {
-            self.entered = 0;
+        self.entered = self.entered.wrapping_add(1);
+        self.entered_since += 1;
+        if self.entered_since >= self.stamp_after {
+            self.entered_since = 0;
             self.stamp = self.stamp.wrapping_add(1);
         }
     }
@@ -155,19 +170,28 @@ impl Adaptive {
     /// If there is none, or more than [`Adaptive::CANDIDATES_MAX`].
     #[must_use]
     pub fn choose_victim(&self, candidates: &[StoreCandidate]) -> usize {
-        let mut sample = [Traits { age: 0, count: 0 }; SAMPLE_MAX];
+        let mut sample = [Traits::default(); SAMPLE_MAX];
         for (traits, candidate) in sample.iter_mut().zip(candidates) {
             *traits = self.traits(candidate);
         }
-        Rule::ALL[self.current].victim(&sample[..candidates.len()])
+        let sample = &sample[..candidates.len()];
+        Rule::ALL[self.current].victim(sample, self.shadows.learned())
     }
 
     fn traits(&self, candidate: &StoreCandidate) -> Traits {
         let blocks = (0..GROUP).filter(|at| candidate.blocks >> at & 1 == 1);
         let counts = blocks.map(|at| u32::from(self.counts.of(candidate.first + at)));
         let (sum, blocks) = counts.fold((0, 0), |(sum, blocks), count| (sum + count, blocks + 1));
-        let age = u32::from(self.stamp.wrapping_sub(candidate.stamp));
-        Traits { age, count: sum.div_ceil(blocks.max(1)) as u8 }
+        let age = self.stamp.wrapping_sub(candidate.last.stamp);
+        // Requests have a stamp's time to happen in, or what has passed of it.
+        let span = if age == 0 { self.entered_since } else { self.stamp_after };
+        let time = u64::from(age) * self.stamp_after + self.entered_since - span / 2;
+        Traits {
+            age: u32::from(age),
+            time: u32::try_from(time).unwrap_or(u32::MAX),
+            count: sum.div_ceil(blocks.max(1)) as u8,
+            touch: candidate.last.touch,
+        }
     }
 
     fn is_sampled(&self, key: u64) -> bool {
@@ -213,13 +237,23 @@ mod tests {
 
         fn read(&mut self, key: u64) -> bool {
             self.policy.on_read(key);
-            let stamp = self.policy.stamp();
+            self.request(key, false)
+        }
+
+        fn write(&mut self, key: u64) {
+            self.policy.on_write(key);
+            self.request(key, true);
+        }
+
+        fn request(&mut self, key: u64, is_write: bool) -> bool {
+            let known = self.blocks.iter().any(|known| known.first == key / GROUP * GROUP);
+            let last = self.policy.touched(Touch::of(is_write, known));
             // One block of each group, so that a group is known by its block.
             let new =
-                StoreCandidate { first: key / GROUP * GROUP, blocks: 1 << (key % GROUP), stamp };
+                StoreCandidate { first: key / GROUP * GROUP, blocks: 1 << (key % GROUP), last };
             let same = |known: &&mut StoreCandidate| known.first == new.first;
             if let Some(known) = self.blocks.iter_mut().find(same) {
-                known.stamp = stamp;
+                known.last = last;
                 return true;
             }
             self.policy.on_enter();
@@ -262,11 +296,35 @@ mod tests {
     }
 
     #[test]
+    fn it_learns_what_is_written_and_never_read() {
+        let requests = || {
+            let page = |at: u64| 4 * (at / 4 % 1000);
+            // Three of four requests write a journal.
+            (0..60_000)
+                .map(move |at| (at % 4 > 0, if at % 4 > 0 { 1 << 20 | at } else { page(at) }))
+        };
+        let hits = |policy| {
+            let mut cache = Cache::new(policy);
+            let hit = |&(is_write, key): &(bool, u64)| match is_write {
+                true => {
+                    cache.write(key * GROUP);
+                    false
+                }
+                false => cache.read(key * GROUP),
+            };
+            requests().filter(hit).count()
+        };
+        let (recency, adaptive) = (hits(Adaptive::recency(BLOCKS)), hits(Adaptive::new(BLOCKS)));
+        assert!(recency < 100 && adaptive > 5000, "{recency} {adaptive}");
+    }
+
+    #[test]
     fn a_block_that_asks_to_enter_may_be_refused() {
         let mut policy = Adaptive::frequency(BLOCKS);
         (0..3).for_each(|_| policy.on_read(8));
         policy.on_read(100);
-        let block = |first, blocks| StoreCandidate { first, blocks, stamp: policy.stamp() };
+        let last = policy.touched(Touch::Read);
+        let block = |first, blocks| StoreCandidate { first, blocks, last };
         assert_eq!(policy.choose_victim(&[block(100, 1), block(8, 1)]), 0);
         assert_eq!(policy.choose_victim(&[block(8, 1), block(100, 1)]), 1);
         // The mean of a unit counts, rounded up: its other blocks were never read.
@@ -278,11 +336,11 @@ mod tests {
     fn writes_are_no_requests_and_stamps_follow_what_enters() {
         let mut policy = Adaptive::recency(6400);
         (0..10).for_each(|_| policy.on_write(8));
-        let old = StoreCandidate { first: 8, blocks: 1, stamp: policy.stamp() };
-        assert_eq!(policy.traits(&old), Traits { age: 0, count: 0 });
-        (0..250 * 100).for_each(|_| policy.on_enter());
+        let old = StoreCandidate { first: 8, blocks: 1, last: policy.touched(Touch::Read) };
+        assert_eq!(policy.traits(&old), Traits::default());
+        (0..250 * 400).for_each(|_| policy.on_enter());
         assert_eq!(policy.traits(&old).age, 250);
-        let new = StoreCandidate { stamp: policy.stamp(), ..old };
+        let new = StoreCandidate { last: policy.touched(Touch::Read), ..old };
         assert_eq!(policy.choose_victim(&[new, old, new]), 1);
     }
 

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::adaptive::StoreCandidate;
 use crate::frequency::Frequency;
+use crate::learned::{LastTouch, Touch};
 use crate::stored::Stored;
 
 /// Maximum share of a reclaimed segment's payload that is copied forward for the policy. Other
@@ -129,8 +130,13 @@ pub trait EvictionPolicy {
         true
     }
 
-    /// Metadata of a block that is inserted or copied forward now.
-    fn inserted(&self) -> u8;
+    /// Metadata of a block that is inserted now because of a request of this kind.
+    fn inserted(&self, touch: Touch) -> u8;
+
+    /// Metadata of a block with `_meta` that is copied forward now.
+    fn copied(&self, _meta: u8) -> u8 {
+        self.inserted(Touch::Read)
+    }
 
     /// Whether a hit changes metadata. If not, the caller skips the index lookup, a random memory
     /// access for every block read from RAM.
@@ -151,15 +157,21 @@ pub trait EvictionPolicy {
     /// clock of [`EvictionPolicy::stamp`].
     fn entered(&mut self) {}
 
-    /// The stamp of a block that is requested now. Stamps wrap around. With a store a block's
-    /// metadata are the lowest bits of the stamp of its last request.
+    /// The current stamp. Stamps wrap around.
     fn stamp(&self) -> u8 {
         0
     }
 
-    /// The new stamp of a block of the store with `stamp` that is hit now.
-    fn restamp(&self, stamp: u8) -> u8 {
-        stamp
+    /// A request that happens now. With a store a block's metadata are those of its last request:
+    /// [`LastTouch::meta`].
+    fn touched(&self, touch: Touch) -> LastTouch {
+        LastTouch { stamp: 0, touch }
+    }
+
+    /// What counts as the last request for a block of the store that is read now; `last` did until
+    /// now.
+    fn read_again(&self, last: LastTouch) -> LastTouch {
+        last
     }
 
     /// The position of the block that leaves the store. A block that asks to enter is one of the
@@ -178,7 +190,7 @@ pub trait EvictionPolicy {
 pub struct Fifo;
 
 impl EvictionPolicy for Fifo {
-    fn inserted(&self) -> u8 {
+    fn inserted(&self, _touch: Touch) -> u8 {
         0
     }
 
@@ -227,7 +239,7 @@ impl Lru {
 }
 
 impl EvictionPolicy for Lru {
-    fn inserted(&self) -> u8 {
+    fn inserted(&self, _touch: Touch) -> u8 {
         0
     }
 
@@ -322,7 +334,7 @@ mod tests {
     #[test]
     fn lru_drops_what_was_never_hit() {
         let mut lru = Lru::new();
-        let meta = lru.inserted();
+        let meta = lru.inserted(Touch::Read);
         for _ in 0..1000 {
             assert!(!lru.keep(meta));
             lru.sealed(100);
@@ -343,7 +355,7 @@ mod tests {
                 lru.sealed(live);
             }
             let hit_at = (live as f64 * hit_share) as u64;
-            let mut meta = lru.inserted();
+            let mut meta = lru.inserted(Touch::Read);
             for filled in 0..live {
                 if filled == hit_at {
                     meta = lru.hit(meta);

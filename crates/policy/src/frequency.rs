@@ -15,6 +15,7 @@ use std::iter::repeat_n;
 use std::ops::Range;
 
 use crate::eviction::{COPY_SHARE_MAX_PERCENT, Candidate, EvictionPolicy, take};
+use crate::learned::Touch;
 use crate::sketch::Sketch;
 
 /// Counters of the sketch for each cached block; they take four bytes.
@@ -97,7 +98,7 @@ impl EvictionPolicy for Frequency {
         self.sketch.estimate(key) > self.sketch.estimate(other)
     }
 
-    fn inserted(&self) -> u8 {
+    fn inserted(&self, _touch: Touch) -> u8 {
         0
     }
 

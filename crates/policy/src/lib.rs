@@ -14,6 +14,8 @@ mod destage;
 mod drain;
 mod eviction;
 mod frequency;
+mod learned;
+mod random;
 mod recent;
 mod rule;
 mod sequential;
@@ -33,6 +35,7 @@ pub use eviction::{
     copy_bytes_max, free_segments_wanted,
 };
 pub use frequency::Frequency;
+pub use learned::{LastTouch, Touch};
 pub use recent::{KeyHash, Recent};
 pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use crate::adaptive::{Adaptive, StoreCandidate};
-use crate::eviction::{Candidate, Eviction, EvictionPolicy, META_MAX};
+use crate::eviction::{Candidate, Eviction, EvictionPolicy};
+use crate::learned::{LastTouch, Touch};
 
 /// Reads from which a block counts as frequent.
 const FREQUENT: u8 = 4;
@@ -57,8 +58,12 @@ impl EvictionPolicy for Stored {
         self.adaptive.count(key) > self.adaptive.count(other)
     }
 
-    fn inserted(&self) -> u8 {
-        self.adaptive.stamp() & META_MAX
+    fn inserted(&self, touch: Touch) -> u8 {
+        self.touched(touch).meta()
+    }
+
+    fn copied(&self, meta: u8) -> u8 {
+        self.touched(LastTouch::from_meta(meta, self.stamp()).touch).meta()
     }
 
     fn sealed(&mut self, _live_segments: u64) {}
@@ -71,8 +76,12 @@ impl EvictionPolicy for Stored {
         self.adaptive.stamp()
     }
 
-    fn restamp(&self, stamp: u8) -> u8 {
-        if self.by_entry { stamp } else { self.adaptive.stamp() }
+    fn touched(&self, touch: Touch) -> LastTouch {
+        self.adaptive.touched(touch)
+    }
+
+    fn read_again(&self, last: LastTouch) -> LastTouch {
+        if self.by_entry { last } else { self.touched(Touch::Read) }
     }
 
     fn victim(&mut self, candidates: &[StoreCandidate]) -> usize {
@@ -93,15 +102,15 @@ mod tests {
     fn each_policy_has_its_victim() {
         let victim = |kind: Eviction| {
             let mut policy = Stored::new(kind, 6400);
-            let candidate = |first, stamp| StoreCandidate { first, blocks: 1, stamp };
-            let mut stamps = [policy.stamp(); 2];
-            (0..300).for_each(|_| policy.entered());
-            stamps[1] = policy.stamp();
-            (0..300).for_each(|_| policy.entered());
+            let candidate = |first, last| StoreCandidate { first, blocks: 1, last };
+            let mut lasts = [policy.touched(Touch::Read); 2];
+            (0..1200).for_each(|_| policy.entered());
+            lasts[1] = policy.touched(Touch::Read);
+            (0..1200).for_each(|_| policy.entered());
             (0..3).for_each(|_| policy.asked(400));
-            stamps[0] = policy.restamp(stamps[0]);
+            lasts[0] = policy.read_again(lasts[0]);
             assert!(!policy.chooses());
-            let chosen = policy.victim(&[candidate(400, stamps[0]), candidate(800, stamps[1])]);
+            let chosen = policy.victim(&[candidate(400, lasts[0]), candidate(800, lasts[1])]);
             assert!(policy.chooses() && policy.prefers(400, 800));
             chosen
         };
@@ -111,9 +120,18 @@ mod tests {
     }
 
     #[test]
-    fn metadata_are_the_lowest_bits_of_the_stamp() {
+    fn metadata_tell_the_last_request_as_long_as_it_is_recent() {
         let mut policy = Stored::new(Eviction::Lru, 64);
-        (0..77).for_each(|_| policy.entered());
-        assert_eq!((policy.stamp(), policy.inserted()), (77, 5));
+        for touch in Touch::ALL {
+            let (last, meta) = (policy.touched(touch), policy.inserted(touch));
+            assert!(meta <= crate::eviction::META_MAX);
+            assert_eq!(LastTouch::from_meta(meta, policy.stamp()), last);
+            (0..4).for_each(|_| policy.entered());
+            assert_eq!(policy.stamp(), last.stamp.wrapping_add(1));
+            assert_eq!(LastTouch::from_meta(meta, policy.stamp()), last);
+            // A copy forward is as if it had been requested now.
+            let copy = LastTouch::from_meta(policy.copied(meta), policy.stamp());
+            assert_eq!(copy, policy.touched(touch));
+        }
     }
 }

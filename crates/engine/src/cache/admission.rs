@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use forebay_block::BLOCK_SIZE;
-use forebay_policy::Window;
+use forebay_policy::{Touch, Window};
 
 use crate::api::{Effects, Health};
 use crate::cache::Cache;
@@ -32,8 +32,8 @@ impl Cache {
         if self.ram.has_room_for(key) {
             return;
         }
-        if let Some((oldest, _)) = self.ram.recent().oldest() {
-            self.note_left_ram(block_of(Key(oldest)));
+        if let Some(oldest) = self.ram.oldest_read() {
+            self.note_left_ram(block_of(oldest));
         }
         let (index, locks) = (self.contents.index(), &self.locks);
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
@@ -94,7 +94,7 @@ impl Cache {
             return false;
         }
         match self.store.exists() {
-            true => self.deserve_store(run, self.policy.stamp()),
+            true => self.deserve_store(run, self.policy.touched(Touch::Read)),
             false => self.policy.admits(run),
         }
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use forebay_format::EntryKind;
-use forebay_policy::{META_MAX, StoreCandidate};
+use forebay_policy::{LastTouch, StoreCandidate};
 
 use crate::api::Effects;
 use crate::cache::Cache;
@@ -94,7 +94,7 @@ impl Cache {
                 return Some(unit);
             }
             // RAM counts as recent, and what it holds would soon be written again.
-            self.stamp_hit(&place);
+            self.note_store_hit(&place);
             in_ram.get_or_insert(unit);
         }
         if in_ram.is_some() {
@@ -116,8 +116,8 @@ impl Cache {
             if class.is_some_and(|class| slot.len() != class) {
                 continue;
             }
-            let stamp = pages.stamp(slot.start);
-            sample.candidates.push(candidate(key.0..key.0 + 1, stamp));
+            let last = pages.last(slot.start);
+            sample.candidates.push(candidate(key.0..key.0 + 1, last));
             sample.blocks.push((key, place));
             if sample.blocks.len() == EVICT_SAMPLE {
                 break;
@@ -148,30 +148,23 @@ impl Cache {
     }
 
     /// Whether clean blocks, which are not in the store, are worth a place there. The first few of
-    /// `keys` count; `stamp` is that of the last request for them.
-    pub(crate) fn deserve_store(&mut self, keys: Range<u64>, stamp: u8) -> bool {
+    /// `keys` count.
+    pub(crate) fn deserve_store(&mut self, keys: Range<u64>, last: LastTouch) -> bool {
         let plenty = self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
         if plenty {
             return true;
         }
         let mut sample = self.sample(None);
-        sample.candidates.push(candidate(keys, stamp));
+        sample.candidates.push(candidate(keys, last));
         let newest = sample.candidates.len() - 1;
         newest == 0 || self.policy.victim(&sample.candidates) != newest
     }
 
-    /// The stamp of the last request for a block with these metadata, which is in the log: less
-    /// than a lap of stamps ago.
-    fn stamp_of(&self, meta: u8) -> u8 {
+    /// The last request for any of some blocks of the log, with these metadata.
+    pub(crate) fn last_of(&self, metas: impl Iterator<Item = u8>) -> Option<LastTouch> {
         let now = self.policy.stamp();
-        now.wrapping_sub(now.wrapping_sub(meta) & META_MAX)
-    }
-
-    /// The stamp of the last request for any of some blocks with these metadata.
-    pub(crate) fn newest_stamp(&self, metas: impl Iterator<Item = u8>) -> u8 {
-        let now = self.policy.stamp();
-        let stamps = metas.map(|meta| self.stamp_of(meta));
-        stamps.min_by_key(|&stamp| now.wrapping_sub(stamp)).unwrap_or(now)
+        let lasts = metas.map(|meta| LastTouch::from_meta(meta, now));
+        lasts.min_by_key(|last| now.wrapping_sub(last.stamp))
     }
 
     /// Notes a hit of a block, in RAM or in a log without store.
@@ -187,14 +180,16 @@ impl Cache {
         if !self.store.exists() {
             self.note_hit(key);
         } else if self.contents.is_in_store(place) {
-            self.stamp_hit(place);
+            self.note_store_hit(place);
         } else {
-            let meta = self.policy.restamp(self.stamp_of(place.meta)) & META_MAX;
+            let last = LastTouch::from_meta(place.meta, self.policy.stamp());
+            let meta = self.policy.read_again(last).meta();
             self.contents.update_meta(key, |_| meta);
         }
     }
 
-    /// Notes that a block loses its place in RAM: until now its hits were noted there only.
+    /// Notes that a block loses its place in RAM, where it was read: these hits were noted there
+    /// only.
     pub(super) fn note_left_ram(&mut self, key: Key) {
         if self.store.exists()
             && let Some(place) = self.contents.get(key)
@@ -203,18 +198,18 @@ impl Cache {
         }
     }
 
-    /// Renews the stamp of the unit of a place.
-    fn stamp_hit(&mut self, place: &Place) {
+    /// Notes a hit of the unit of a place.
+    fn note_store_hit(&mut self, place: &Place) {
         let pages = self.contents.pages();
         if let Some(slot) = self.store.slot_of(pages.of(place).start) {
-            let stamp = self.policy.restamp(pages.stamp(slot.start));
-            pages.set_stamp(slot.start, stamp);
+            let last = self.policy.read_again(pages.last(slot.start));
+            pages.set_last(slot.start, last);
         }
     }
 }
 
 /// The first few of some blocks, as the policy sees them.
-fn candidate(keys: Range<u64>, stamp: u8) -> StoreCandidate {
+fn candidate(keys: Range<u64>, last: LastTouch) -> StoreCandidate {
     let count = (keys.end - keys.start).min(UNIT_BLOCKS);
-    StoreCandidate { first: keys.start, blocks: (1 << count) - 1, stamp }
+    StoreCandidate { first: keys.start, blocks: (1 << count) - 1, last }
 }

@@ -61,8 +61,9 @@ impl Cache {
         }
         buf[at..].fill(0);
         self.store.note_busy(&pages);
-        let stamp = self.newest_stamp(copies.iter().map(|(_, place)| place.meta));
-        self.contents.pages().set_stamp(pages.start, stamp);
+        if let Some(last) = self.last_of(copies.iter().map(|(_, place)| place.meta)) {
+            self.contents.pages().set_last(pages.start, last);
+        }
         for block in &blocks {
             let bytes = block.offset..block.offset + u32::from(block.len);
             let pages = self.contents.pages();

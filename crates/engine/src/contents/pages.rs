@@ -8,15 +8,36 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use forebay_format::PAGE;
+use forebay_policy::{LastTouch, Touch};
 
 use crate::contents::Place;
 
 /// Uses of a page from which the exact number is in a table of its own.
-const MANY: u8 = u8::MAX;
+const MANY: u8 = 63;
+/// The bits of [`OfPage::uses`] for the kind of a request.
+const TOUCH_SHIFT: u32 = 6;
 
-/// Positions in [`Pages::of_page`].
-const USES: usize = 0;
-const STAMP: usize = 1;
+/// What is known of a page. Whoever needs a part of it mostly needs the other, so they are together.
+#[derive(Clone, Copy, Debug, Default)]
+struct OfPage {
+    /// The number of uses, [`MANY`] if it is in `many`; above it the kind of the last request for
+    /// the unit that begins here.
+    uses: u8,
+    /// The policy's stamp of that request.
+    stamp: u8,
+}
+
+impl OfPage {
+    fn uses(self) -> u8 {
+        self.uses & MANY
+    }
+
+    fn set_uses(&mut self, uses: u8) {
+        self.uses = self.uses & !MANY | uses;
+    }
+}
+
+const _: () = assert!(MANY == (1 << TOUCH_SHIFT) - 1);
 
 /// The uses of each page of the store.
 #[derive(Debug, Default)]
@@ -25,9 +46,7 @@ pub struct Pages {
     first: u32,
     /// Pages in an extent.
     per: u32,
-    /// By page: the number of uses, [`MANY`] if it is in `many`; and the policy's stamp of the unit
-    /// that begins there. Whoever needs one of them mostly needs the other, so they are together.
-    of_page: Vec<[u8; 2]>,
+    of_page: Vec<OfPage>,
     many: BTreeMap<u32, u32>,
     /// Pages whose last use ended in the record being built, or earlier in a way that no record
     /// says.
@@ -41,7 +60,7 @@ impl Pages {
         Self {
             first: to_u32(first),
             per: to_u32(per),
-            of_page: vec![[0; 2]; extents * per],
+            of_page: vec![OfPage::default(); extents * per],
             many: BTreeMap::new(),
             freed: Vec::new(),
         }
@@ -83,20 +102,20 @@ impl Pages {
 
     /// Whether nothing needs any of these pages.
     pub fn are_free(&self, mut pages: Range<u32>) -> bool {
-        pages.all(|page| self.of_page[page as usize][USES] == 0)
+        pages.all(|page| self.of_page[page as usize].uses() == 0)
     }
 
     /// Counts a use of each page.
     pub fn hold(&mut self, pages: Range<u32>) {
         for page in pages {
-            let uses = &mut self.of_page[page as usize][USES];
-            match *uses {
+            let of_page = &mut self.of_page[page as usize];
+            match of_page.uses() {
                 MANY => *self.many.get_mut(&page).expect("it has many uses") += 1,
                 most if most == MANY - 1 => {
-                    *uses = MANY;
+                    of_page.set_uses(MANY);
                     self.many.insert(page, u32::from(MANY));
                 }
-                _ => *uses += 1,
+                uses => of_page.set_uses(uses + 1),
             }
         }
     }
@@ -105,7 +124,7 @@ impl Pages {
     pub fn release(&mut self, pages: Range<u32>) {
         for page in pages {
             if self.end_use(page) {
-                self.of_page[page as usize][USES] = 1;
+                self.of_page[page as usize].set_uses(1);
                 self.freed.push(page);
             }
         }
@@ -113,28 +132,32 @@ impl Pages {
 
     /// Ends a use of a page; returns whether it was the last.
     fn end_use(&mut self, page: u32) -> bool {
-        let uses = &mut self.of_page[page as usize][USES];
-        if *uses == MANY {
+        let of_page = &mut self.of_page[page as usize];
+        let uses = of_page.uses();
+        if uses == MANY {
             let exact = self.many.get_mut(&page).expect("it has many uses");
             *exact -= 1;
             if *exact < u32::from(MANY) {
-                *uses = MANY - 1;
+                of_page.set_uses(MANY - 1);
                 self.many.remove(&page);
             }
             return false;
         }
-        *uses -= 1;
-        *uses == 0
+        of_page.set_uses(uses - 1);
+        uses == 1
     }
 
-    /// The policy's stamp of the unit that begins at a page: of the last request for its blocks.
-    pub fn stamp(&self, page: u32) -> u8 {
-        self.of_page[page as usize][STAMP]
+    /// The last request for the blocks of the unit that begins at a page.
+    pub fn last(&self, page: u32) -> LastTouch {
+        let OfPage { uses, stamp } = self.of_page[page as usize];
+        LastTouch { stamp, touch: Touch::from_bits(uses >> TOUCH_SHIFT) }
     }
 
-    /// Sets the policy's stamp of the unit that begins at a page.
-    pub fn set_stamp(&mut self, page: u32, stamp: u8) {
-        self.of_page[page as usize][STAMP] = stamp;
+    /// Sets the last request for the blocks of the unit that begins at a page.
+    pub fn set_last(&mut self, page: u32, last: LastTouch) {
+        let of_page = &mut self.of_page[page as usize];
+        of_page.stamp = last.stamp;
+        of_page.uses = of_page.uses() | (last.touch as u8) << TOUCH_SHIFT;
     }
 
     /// Takes the pages freed since the last call.
@@ -155,7 +178,7 @@ impl Pages {
 
     /// The number of uses of a page.
     pub fn uses(&self, page: u32) -> u32 {
-        match self.of_page[page as usize][USES] {
+        match self.of_page[page as usize].uses() {
             MANY => self.many[&page],
             uses => u32::from(uses),
         }

@@ -9,7 +9,7 @@ use forebay_block::{Instant, IoBuf};
 use forebay_format::{
     Entry, EntryKind, Lsn, NamedBase, PAGE, RecordHeader, SegmentSeq, encode_record, footer_bytes,
 };
-use forebay_policy::EvictionPolicy;
+use forebay_policy::{EvictionPolicy, Touch};
 
 use crate::api::ShardConfig;
 use crate::api::stats::Stats;
@@ -177,7 +177,12 @@ impl Log {
         let mut entries = Vec::with_capacity(pending.len());
         for mut item in pending.iter().copied() {
             // A copy forward counts as newly inserted: its hits have been paid for.
-            let mut meta = cx.policy.inserted();
+            let touch = match item.expect {
+                Expect::Always => Touch::of(true, cx.contents.get(item.key).is_some()),
+                Expect::Over(_) => Touch::Rewritten,
+                Expect::Absent | Expect::At(_) => Touch::Read,
+            };
+            let mut meta = cx.policy.inserted(touch);
             let moves = matches!(item.payload, Payload::Stored(_));
             if !matches!(item.expect, Expect::At(_)) {
                 cx.policy.entered();
@@ -192,7 +197,7 @@ impl Log {
                 Expect::Absent if cx.contents.get(item.key).is_none() => {}
                 Expect::At(place) => match cx.contents.get(item.key) {
                     Some(now) if now.is_same_version(&place) => {
-                        meta = if moves { now.meta } else { meta };
+                        meta = if moves { now.meta } else { cx.policy.copied(now.meta) };
                         if item.kind == EntryKind::Lost && !now.dirty {
                             // The block was destaged before its loss was logged.
                             item.kind = EntryKind::Invalidate;

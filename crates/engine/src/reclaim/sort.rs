@@ -213,8 +213,8 @@ fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) ->
     let mut decided = 0;
     for run in runs.flat_map(|run| run.chunks_mut(UNIT_BLOCKS as usize)).take(most) {
         let keys = run[0].key..run[0].key + run.len() as u64;
-        let stamp = cache.newest_stamp(run.iter().map(|block| block.meta));
-        let keep = !must_gain && cache.deserve_store(keys, stamp);
+        let last = cache.last_of(run.iter().map(|block| block.meta));
+        let keep = !must_gain && last.is_some_and(|last| cache.deserve_store(keys, last));
         run.iter_mut().for_each(|block| block.keep = keep);
         decided += run.len();
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_block::{ErrorKind, Io, IoResult, VolumeId};
 use forebay_format::{EntryKind, decode_record};
-use forebay_policy::{Candidate, EvictionPolicy};
+use forebay_policy::{Candidate, EvictionPolicy, Touch};
 
 use super::*;
 use crate::api::{ContentLocality, Health, Target};
@@ -19,7 +19,7 @@ use crate::ticket::Ticket;
 struct KeepAll;
 
 impl EvictionPolicy for KeepAll {
-    fn inserted(&self) -> u8 {
+    fn inserted(&self, _touch: Touch) -> u8 {
         0
     }
 

@@ -1,6 +1,7 @@
 //! Loading the log: the entries of its segments are applied to the contents, oldest first.
 
 use forebay_format::{Entry, EntryKind, Lsn, SegmentSeq};
+use forebay_policy::Touch;
 
 use crate::api::Trust;
 use crate::cache::Cache;
@@ -191,7 +192,7 @@ impl Start {
             kind: entry.kind,
             crc: entry.crc,
             dirty,
-            meta: cache.policy.inserted(),
+            meta: cache.policy.inserted(Touch::Read),
         };
         let pass = self.log.as_ref().map(|r| r.pass);
         for key in keys_of(entry) {

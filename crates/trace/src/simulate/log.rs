@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use forebay_block::BLOCK_SIZE;
-use forebay_policy::{Candidate, EvictionPolicy, KeyHash, copy_bytes_max, free_segments_wanted};
+use forebay_policy::{
+    Candidate, EvictionPolicy, KeyHash, Touch, copy_bytes_max, free_segments_wanted,
+};
 use hashbrown::HashMap;
 
 /// Segments of the smallest log, as in the engine.
@@ -74,7 +76,7 @@ impl Log {
 
     /// Writes a block's newest version.
     pub fn append(&mut self, key: u64, policy: &mut dyn EvictionPolicy) {
-        self.place(key, policy.inserted(), policy);
+        self.place(key, policy.inserted(Touch::Read), policy);
         while self.segments.len() > self.in_use_max {
             self.reclaim(policy);
         }
@@ -113,7 +115,7 @@ impl Log {
         for block in blocks {
             if block.keep {
                 self.copied += 1;
-                self.place(block.key, policy.inserted(), policy);
+                self.place(block.key, policy.inserted(Touch::Read), policy);
             } else {
                 self.index.remove(&block.key);
             }

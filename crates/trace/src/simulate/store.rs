@@ -9,7 +9,9 @@
 //! device holds.
 
 use forebay_block::{BLOCK_SIZE, BlockRange};
-use forebay_policy::{Adaptive, KeyHash, Recent, SequentialDetector, StoreCandidate};
+use forebay_policy::{
+    Adaptive, KeyHash, LastTouch, Recent, SequentialDetector, StoreCandidate, Touch,
+};
 use hashbrown::HashMap;
 
 use super::journal::Journal;
@@ -90,8 +92,8 @@ pub struct StoreSimulator {
     /// Blocks whose newest version is in the journal.
     fresh: HashMap<u64, Place, KeyHash>,
     store: Slots,
-    /// The stamp of each cached block's last request.
-    stamps: HashMap<u64, u8, KeyHash>,
+    /// The last request for each cached block.
+    touched: HashMap<u64, LastTouch, KeyHash>,
     ram: Recent,
     policy: Adaptive,
     detector: SequentialDetector,
@@ -121,7 +123,7 @@ impl StoreSimulator {
             journal,
             fresh: HashMap::default(),
             store: Slots::new(pages, config.compress > 1.0),
-            stamps: HashMap::default(),
+            touched: HashMap::default(),
             ram: Recent::new(ram),
             policy: config.policy.policy(held + ram as u64),
             detector: SequentialDetector::new(config.sequential_threshold, STREAMS_MAX),
@@ -133,14 +135,14 @@ impl StoreSimulator {
     }
 
     fn is_cached(&self, key: u64) -> bool {
-        self.stamps.contains_key(&key)
+        self.touched.contains_key(&key)
     }
 
     /// Brings a missed block into RAM; those that leave RAM for it go into the journal, if they
     /// deserve it.
     fn enter_ram(&mut self, key: u64) {
         self.policy.on_enter();
-        self.stamps.insert(key, self.policy.stamp());
+        self.touched.insert(key, self.policy.touched(Touch::Read));
         let leaving = match self.ram.oldest() {
             Some((oldest, place)) if !self.ram.has_room_for(key) => {
                 let group = oldest / GROUP * GROUP;
@@ -204,10 +206,10 @@ impl StoreSimulator {
         u64::from(unit.pages)
     }
 
-    /// Forgets the stamps of blocks that are cached no more.
+    /// Forgets the requests for blocks that are cached no more.
     fn leave(&mut self, keys: impl Iterator<Item = u64>) {
         for key in keys {
-            self.stamps.remove(&key);
+            self.touched.remove(&key);
         }
     }
 
@@ -231,9 +233,10 @@ impl StoreSimulator {
 
     fn candidate(&self, unit: Unit) -> StoreCandidate {
         let now = self.policy.stamp();
-        let age = |key: u64| self.stamps.get(&key).map(|&stamp| (now.wrapping_sub(stamp), stamp));
-        let newest = unit.keys().filter_map(age).min().map_or(now, |(_, stamp)| stamp);
-        StoreCandidate { first: unit.group, blocks: unit.blocks, stamp: newest }
+        let known = unit.keys().filter_map(|key| self.touched.get(&key).copied());
+        let newest = known.min_by_key(|last| now.wrapping_sub(last.stamp));
+        let last = newest.unwrap_or(self.policy.touched(Touch::Read));
+        StoreCandidate { first: unit.group, blocks: unit.blocks, last }
     }
 
     /// A number below `end`, of a fixed sequence.
@@ -272,7 +275,7 @@ impl StoreSimulator {
     }
 
     fn forget(&mut self, key: u64) {
-        if self.stamps.remove(&key).is_some() {
+        if self.touched.remove(&key).is_some() {
             self.ram.forget(key);
             self.fresh.remove(&key);
             self.store.forget(key);
@@ -291,9 +294,9 @@ impl Requests for StoreSimulator {
             if !bypass {
                 self.policy.on_read(key);
             }
-            let stamp = self.policy.stamp();
-            if let Some(last) = self.stamps.get_mut(&key) {
-                *last = stamp;
+            let now = self.policy.touched(Touch::Read);
+            if let Some(last) = self.touched.get_mut(&key) {
+                *last = now;
                 self.outcome.ram_hit_blocks += u64::from(self.ram.touch(key).is_some());
                 continue;
             }
@@ -310,14 +313,15 @@ impl Requests for StoreSimulator {
 
     fn write(&mut self, blocks: BlockRange, bypass: bool) {
         for key in blocks.iter() {
-            self.outcome.write_blocks_missed += u64::from(!self.is_cached(key));
+            let touch = Touch::of(true, self.is_cached(key));
+            self.outcome.write_blocks_missed += u64::from(touch == Touch::Written);
             self.forget(key);
             if bypass {
                 continue;
             }
             self.policy.on_write(key);
             self.policy.on_enter();
-            self.stamps.insert(key, self.policy.stamp());
+            self.touched.insert(key, self.policy.touched(touch));
             let bytes = self.append(key);
             self.outcome.logged_bytes += bytes;
             self.free_segments();
@@ -326,8 +330,8 @@ impl Requests for StoreSimulator {
     }
 
     fn drop_blocks(&mut self, blocks: BlockRange) {
-        if blocks.count > self.stamps.len() as u64 {
-            let cached = self.stamps.keys().copied();
+        if blocks.count > self.touched.len() as u64 {
+            let cached = self.touched.keys().copied();
             let keys: Vec<u64> = cached.filter(|&key| blocks.contains(key)).collect();
             keys.into_iter().for_each(|key| self.forget(key));
         } else {
