@@ -299,6 +299,11 @@ impl Contents {
         }
     }
 
+    /// Notes that an entry names a block's place in the store once more, and changes nothing.
+    pub fn note_named(&mut self, key: Key) {
+        self.settle_block(key);
+    }
+
     /// Removes a block from the cache.
     pub fn forget(&mut self, key: Key, ram: &mut Ram) {
         self.settle_block(key);

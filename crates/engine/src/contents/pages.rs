@@ -17,7 +17,7 @@ const MANY: u8 = 63;
 /// The bits of [`OfPage::uses`] for the kind of a request.
 const TOUCH_SHIFT: u32 = 6;
 
-/// What is known of a page. Whoever needs a part of it mostly needs the other, so they are together.
+/// What is known of a page. Whoever needs one part mostly needs the other, so they are together.
 #[derive(Clone, Copy, Debug, Default)]
 struct OfPage {
     /// The number of uses, [`MANY`] if it is in `many`; above it the kind of the last request for

@@ -265,6 +265,9 @@ impl Log {
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {
                     EntryKind::Checkpoint => {}
+                    _ if is_mapping && cx.contents.get(key) == Some(place) => {
+                        cx.contents.note_named(key);
+                    }
                     EntryKind::Invalidate => cx.contents.forget(key, cx.ram),
                     _ => {
                         let against = item.against.map(|base| base.place);

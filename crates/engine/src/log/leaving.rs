@@ -35,9 +35,10 @@ impl Log {
         (self.leaving.seq, self.leaving.needs) = (seq, needs);
     }
 
-    /// Notes a block of the store that an entry of the segment names, or whose base it names.
-    pub fn note_named(&mut self, key: Key) {
-        self.leaving.named.insert(key, ());
+    /// Notes a block of the store that an entry of the segment names, or whose base it names;
+    /// returns whether that is new.
+    pub fn note_named(&mut self, key: Key) -> bool {
+        self.leaving.named.insert(key, ()).is_none()
     }
 
     /// Whether a block of the store, or its base, is named by an entry that leaves the log: nothing

@@ -53,7 +53,9 @@ struct Named {
 impl Named {
     fn note(&mut self, seq: SegmentSeq, key: Key) {
         if self.seq != seq {
-            (self.seq, self.keys) = (seq, KeyMap::default());
+            // The next segment will name as many: the table keeps its size.
+            self.keys.clear();
+            self.seq = seq;
         }
         self.keys.insert(key, ());
     }

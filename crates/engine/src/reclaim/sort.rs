@@ -22,7 +22,7 @@ pub(super) struct Sorting {
     entries: Vec<Entry>,
     /// The same of the blocks to which later segments gave a payload in this one.
     sharers: Option<Vec<Key>>,
-    /// Blocks that live in the segment, or that it names.
+    /// Blocks that live in the segment.
     seen: KeyMap<()>,
     /// The clean blocks that live there.
     clean: Vec<Candidate>,
@@ -131,8 +131,7 @@ impl Sorting {
             () if base.is_some_and(|base| is_named(&base)) => &mut self.job.to_rebase,
             () => return,
         };
-        if self.seen.insert(key, ()).is_none() {
-            cache.log.note_named(key);
+        if cache.log.note_named(key) {
             if base.is_some() || !named.has(self.job.seq, key) {
                 list.push_back(Stored { key, place });
             }
