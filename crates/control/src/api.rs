@@ -19,7 +19,9 @@ use crate::pool::{
 use crate::problems::{of_volume, problems};
 
 pub use events::{Acknowledged, Acknowledgement, Event, EventList, Severity};
-pub use settings::{CacheSettings, InForce, VolumeInForce, VolumeSettings};
+pub use settings::{
+    Applied, ApplyRequest, CacheSettings, InForce, SettingDifference, VolumeInForce, VolumeSettings,
+};
 pub use statistics::{
     CacheFigures, LatencyFigures, PageUpdate, Point, Rates, StatisticsStatus, VolumeFigures,
 };

@@ -17,9 +17,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use crate::api::{
-    Accepted, Acknowledgement, ClientStatus, DiskRequest, DiskStatus, ErrorBody, Event, EventList,
-    InForce, Job, PoolStatus, StatisticsStatus, StopRequest, TraceRequest, TraceStatus,
-    UpgradeRequest, UpgradeStatus, VolumeStatus,
+    Accepted, Acknowledgement, Applied, ApplyRequest, ClientStatus, DiskRequest, DiskStatus,
+    ErrorBody, Event, EventList, InForce, Job, PoolStatus, StatisticsStatus, StopRequest,
+    TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeStatus,
 };
 use crate::statistics::Window;
 
@@ -180,6 +180,14 @@ impl Client {
     ) -> Result<InForce, ClientError> {
         let path = volume.map(|name| format!("/v1/volumes/{}/set", escaped(name)));
         self.ask("POST", path.as_deref().unwrap_or("/v1/set"), Some(to))
+    }
+
+    /// Gives every setting the value that it has in a configuration, or changes nothing.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn apply(&self, request: &ApplyRequest) -> Result<Applied, ClientError> {
+        self.ask("POST", "/v1/apply", Some(request))
     }
 
     /// Starts recording clients' requests to a volume.

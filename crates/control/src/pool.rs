@@ -8,7 +8,8 @@ use forebay_block::Instant;
 use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, Stats, VolumeState};
 
 use crate::ControlError;
-use crate::settings::{Change, Spec};
+use crate::config::Config;
+use crate::settings::{Change, Difference, Spec};
 
 /// A running pool, as seen by other threads. A call may take as long as one turn of a shard. Calls
 /// come from several threads.
@@ -32,6 +33,14 @@ pub trait PoolControl: Send + Sync + 'static {
     /// # Errors
     /// When there is no such volume, or the changes cannot be saved; then nothing is changed.
     fn set(&self, changes: &[Change]) -> Result<(), ControlError>;
+
+    /// Gives every setting the value that it has in `wanted`, now and at later starts; nothing if
+    /// this is a `dry_run`. Returns the settings that differed.
+    ///
+    /// # Errors
+    /// When one of them cannot be changed while serving, or the changes cannot be saved; then
+    /// nothing is changed.
+    fn apply(&self, wanted: &Config, dry_run: bool) -> Result<Vec<Difference>, ControlError>;
 
     /// Starts or stops a drain: destaging all of a volume as fast as its primary accepts it.
     ///

@@ -27,10 +27,11 @@ use utoipa::OpenApi;
 
 use crate::access::SocketAccess;
 use crate::api::{
-    Accepted, CacheSettings, ClientStatus, DiskRequest, DiskStatus, ErrorBody, InForce, Job,
-    PoolStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus,
-    VolumeInForce, VolumeSettings, VolumeStatus,
+    Accepted, Applied, ApplyRequest, CacheSettings, ClientStatus, DiskRequest, DiskStatus,
+    ErrorBody, InForce, Job, PoolStatus, SettingDifference, StopRequest, TraceRequest, TraceStatus,
+    UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings, VolumeStatus,
 };
+use crate::config::{Config, ConfigError};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
 use crate::monitor::Monitor;
@@ -304,6 +305,7 @@ mod held {
         cancel,
         set,
         set_volume,
+        apply,
         start_trace,
         trace,
         stop_trace,
@@ -331,6 +333,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/volumes/{name}", get(volume))
         .route("/v1/volumes/{name}/drain", post(drain_volume))
         .route("/v1/set", post(set))
+        .route("/v1/apply", post(apply))
         .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
         .route("/v1/volumes/{name}/disk", post(attach).delete(detach))
@@ -498,6 +501,27 @@ async fn set_volume(
         let InForce { settings } = InForce::of(&snapshot, Some(&name));
         let volume = VolumeStatus::of(&snapshot, snapshot.volume(&name)?);
         Ok(Json(VolumeInForce { volume, settings }))
+    })
+    .await
+}
+
+/// Gives every setting the value that it has in a configuration, or changes nothing.
+#[utoipa::path(post, path = "/v1/apply", request_body = ApplyRequest, responses(
+    (status = 200, body = Applied), (status = 400, body = ErrorBody),
+    (status = 503, body = ErrorBody)))]
+async fn apply(
+    State(shared): State<Shared>,
+    request: Result<Json<ApplyRequest>, JsonRejection>,
+) -> Answer<Json<Applied>> {
+    let Json(ApplyRequest { config, path, dry_run }) = request?;
+    ask(move || {
+        let invalid = |error: ConfigError| {
+            ControlError::new(ControlErrorKind::Invalid, error.to_string(), "nothing was changed")
+        };
+        let wanted = Config::parse(Path::new(&path), &config).map_err(invalid)?;
+        let differences = shared.pool.apply(&wanted, dry_run)?;
+        let differences = differences.into_iter().map(SettingDifference::of).collect();
+        Ok(Json(Applied { applied: !dry_run, differences }))
     })
     .await
 }

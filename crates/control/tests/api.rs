@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use forebay_block::ByteRange;
 use forebay_control::access::SocketAccess;
-use forebay_control::api::{JobState, PoolStatus, TraceRequest};
-use forebay_control::config::Config;
+use forebay_control::api::{ApplyRequest, JobState, PoolStatus, TraceRequest};
+use forebay_control::config::{CacheConfig, Config};
 use forebay_control::events::EventLog;
-use forebay_control::settings::{Change, Spec, in_force, parse_named};
+use forebay_control::settings::{
+    Change, Difference, NewValue, Spec, differences, in_force, parse_named,
+};
 use forebay_control::{
     Client, ClientError, ClientSnapshot, ControlError, ControlErrorKind, ControlSocket,
     DiskSnapshot, Keeper, Latency, Monitor, PoolControl, PoolSnapshot, PrimaryHealth, Server,
@@ -169,7 +171,11 @@ impl PoolControl for Table {
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
         for Change { spec, volume, value } in changes {
-            let value = value.as_deref().unwrap_or("as configured");
+            let value = match value {
+                NewValue::Is(text) => text,
+                NewValue::Configured => "as configured",
+                NewValue::Unset => "none",
+            };
             if spec.key == "mode" {
                 *locked(&self.mode) = parse_named(value).unwrap_or(Mode::PassThrough);
             }
@@ -177,6 +183,12 @@ impl PoolControl for Table {
             self.ask(format!("{} of {whose} to {value}", spec.key))?;
         }
         Ok(())
+    }
+
+    fn apply(&self, wanted: &Config, dry_run: bool) -> Result<Vec<Difference>, ControlError> {
+        let now = Config { cache: CacheConfig::default(), ..wanted.clone() };
+        self.ask(format!("apply to {}, dry run {dry_run}", wanted.volumes.len()))?;
+        Ok(differences(&now, wanted).expect("they have the same volumes"))
     }
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
@@ -443,6 +455,25 @@ fn settings_are_changed_or_nothing_is() {
 }
 
 #[test]
+fn a_configuration_is_applied_as_a_whole_or_its_mistake_is_told() {
+    let served = Served::new();
+    let apply = |config: &str, dry_run| {
+        let (config, path) = (config.to_owned(), "/etc/f.toml".to_owned());
+        served.client.apply(&ApplyRequest { config, path, dry_run })
+    };
+    let config = "[cache]\npath = \"/c\"\n[server]\nnbd = [\"unix:/s\"]\n\
+                  [[volume]]\nname = \"a\"\nprimary = \"/p\"\n";
+    let answer = apply(config, true).expect("it has no mistake");
+    let path = answer.differences.iter().find(|one| one.name == "path").expect("it differs");
+    assert!(!answer.applied && path.to.as_deref() == Some("/c"), "{answer:?}");
+    assert!(apply(config, false).expect("it has no mistake").applied);
+    let (status, message) = refused(apply(&config.replace("nbd", "ndb"), false));
+    assert_eq!(status, 400);
+    assert!(message.contains("/etc/f.toml") && message.contains("line 4"), "{message}");
+    assert_eq!(served.table.asked(), ["apply to 1, dry run true", "apply to 1, dry run false"]);
+}
+
+#[test]
 fn settings_of_the_whole_cache_have_an_address_of_their_own() {
     let served = Served::new();
     let cache = |settings: &[(&str, &str)]| served.client.set(None, &to(settings));
@@ -574,6 +605,7 @@ fn the_description_lists_every_route() {
     let known = [
         "/metrics",
         "/openapi.json",
+        "/v1/apply",
         "/v1/clients",
         "/v1/disks",
         "/v1/drain",

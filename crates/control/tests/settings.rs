@@ -6,7 +6,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_control::config::Config;
-use forebay_control::settings::{Change, Flag, Initial, Kind, Online, Section, Spec, TABLE};
+use forebay_control::settings::{
+    Change, Flag, Initial, Kind, NewValue, Online, Section, Spec, TABLE,
+};
 
 /// A configuration file with the minimum that a server needs, and `line` added to `section`.
 fn file_with(section: Section, line: &str) -> String {
@@ -139,7 +141,11 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
                 let change = Change::parse(volume, spec.key, text).expect(text);
                 assert_eq!(change.spec.section, spec.section, "{}", spec.key);
                 assert_eq!(change.volume.is_some(), spec.is_of_volume(), "{}", spec.key);
-                assert_eq!(change.value.as_deref(), (text != "default").then_some(text));
+                let value = match text {
+                    "default" => NewValue::Configured,
+                    _ => NewValue::Is(text.to_owned()),
+                };
+                assert_eq!(change.value, value);
             }
         }
         let only_of_volume = Spec::changeable(false).all(|other| other.key != spec.key);

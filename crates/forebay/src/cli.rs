@@ -5,7 +5,9 @@ use clap::{Parser, Subcommand};
 
 use crate::analyze::AnalyzeArgs;
 use crate::bench::Passed;
+use crate::client::apply::ApplyArgs;
 use crate::client::clients::ClientsArgs;
+use crate::client::config::ConfigArgs;
 use crate::client::drain::DrainArgs;
 use crate::client::events::EventsArgs;
 use crate::client::set::SetArgs;
@@ -57,7 +59,7 @@ pub enum Command {
     /// Put a cache in front of one or more primaries and serve them
     ///
     /// When clients may connect, prints one line: `ready` and the endpoints. SIGTERM or SIGINT stop
-    /// it in order; SIGHUP is ignored.
+    /// it in order; SIGHUP applies the configuration file again.
     #[command(override_usage = "forebay serve --primary <URI> --cache <PATH[,size=SIZE]> \
         --nbd <ENDPOINT> [OPTIONS]\n       \
         forebay serve --primary <URI> --cache <PATH[,size=SIZE]> --fuse <DIR> [OPTIONS]\n       \
@@ -104,6 +106,17 @@ pub enum Command {
     #[command(after_help = "Examples:\n  forebay set db mode=write-through\n  \
         forebay set eviction=lru\n  forebay set db mode=default")]
     Set(SetArgs),
+    /// Bring a configuration file into force while the server serves
+    ///
+    /// All of it or nothing: it is refused if it has a mistake, or if a setting differs that needs
+    /// a restart. Prints each setting that differs from those in force, with both values. Changes
+    /// are kept for the next starts like those of `forebay set`.
+    #[command(after_help = "Examples:\n  forebay apply /etc/forebay/forebay.toml --dry-run\n  \
+        forebay apply /etc/forebay/forebay.toml")]
+    Apply(ApplyArgs),
+    /// Show every setting in force, and where its value comes from
+    #[command(after_help = "Examples:\n  forebay config\n  forebay config db --json")]
+    Config(ConfigArgs),
     /// Let another program, such as a newer version, take over from the server
     ///
     /// It first checks the configuration and the cache; then it serves, and clients see a short

@@ -51,8 +51,8 @@ fn unpack(into: &Path) {
     assert!(archive.wait().expect("it is our child").success());
 }
 
-/// The kernel sends no flush to a loop device whose write cache was switched off, and remembers that
-/// for the device's later files. A disk made of such a device gets its flushes all the same.
+/// The kernel sends no flush to a loop device whose write cache was switched off, and remembers
+/// that for the device's later files. A disk made of such a device gets its flushes all the same.
 #[test]
 fn flushes_arrive_through_a_device_that_had_its_write_cache_off() {
     let Some(_alone) = alone() else { return };

@@ -62,8 +62,8 @@ fn wrong_usage_is_2_and_says_what_to_do() {
 #[test]
 fn help_is_0_and_has_an_example() {
     for command in [
-        "serve", "status", "drain", "stop", "set", "attach", "detach", "check", "dump", "salvage",
-        "analyze",
+        "serve", "status", "drain", "stop", "set", "apply", "config", "attach", "detach", "check",
+        "dump", "salvage", "analyze",
     ] {
         let output = forebay(&[command, "--help"]);
         assert_eq!(output.status.code(), Some(0), "{command}");
@@ -75,8 +75,8 @@ fn help_is_0_and_has_an_example() {
 #[test]
 fn commands_without_a_server_fail_with_1_in_one_line() {
     let nowhere = "--control=/nonexistent/forebay.sock";
-    let commands: [&[&str]; 4] =
-        [&["status"], &["drain", "db"], &["stop"], &["set", "db", "mode=write-back"]];
+    let commands: [&[&str]; 5] =
+        [&["status"], &["drain", "db"], &["stop"], &["set", "db", "mode=write-back"], &["config"]];
     for command in commands {
         let output = forebay(&[command, &[nowhere]].concat());
         let said = said(&output);

@@ -10,7 +10,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::{SettingStatus, VolumeStatus};
 use crate::pool::{PoolSnapshot, SettingSnapshot};
-use crate::settings::{DEFAULT, Spec};
+use crate::settings::{DEFAULT, Difference, Spec};
 
 /// Settings to change through the address of a volume: of that volume and of the whole cache.
 /// Absent ones are left unchanged.
@@ -55,6 +55,50 @@ fn schema_of(settings: impl Iterator<Item = &'static Spec>) -> RefOr<Schema> {
         all.property(spec.key, one.enum_values(values))
     });
     all.additional_properties(Some(AdditionalProperties::FreeForm(false))).into()
+}
+
+/// A configuration to bring into force.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ApplyRequest {
+    /// The text of the configuration file.
+    pub config: String,
+    /// Its path, for messages.
+    pub path: String,
+    /// Only answer with the differences.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// The outcome of [`ApplyRequest`].
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct Applied {
+    /// Whether the values were changed: false for a dry run.
+    pub applied: bool,
+    /// The settings that differed from those in force.
+    pub differences: Vec<SettingDifference>,
+}
+
+/// A setting that differed.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct SettingDifference {
+    /// The volume; absent for a setting of the server.
+    pub volume: Option<String>,
+    /// Its name, as in the configuration.
+    pub name: String,
+    /// The value in force before; absent if it was unset.
+    pub from: Option<String>,
+    /// The value in the given configuration; absent if it is unset.
+    pub to: Option<String>,
+}
+
+impl SettingDifference {
+    /// The difference as the API shows it.
+    #[must_use]
+    pub fn of(one: Difference) -> Self {
+        let Difference { spec, volume, from, to } = one;
+        Self { volume, name: spec.key.to_owned(), from, to }
+    }
 }
 
 /// The settings in force after a change.

@@ -5,6 +5,7 @@
 //!
 //! To add a setting, add an entry to the table and a field to [`Config`].
 
+mod differences;
 mod table;
 mod value;
 
@@ -13,6 +14,7 @@ use forebay_block::VolumeId;
 use crate::config::{Config, VolumeConfig};
 use crate::pool::SettingSnapshot;
 
+pub use differences::{Difference, changes, differences};
 pub use table::TABLE;
 pub use value::{Field, Named, Value, parse_named};
 
@@ -381,8 +383,19 @@ pub struct Change {
     pub spec: &'static Spec,
     /// The volume, for a setting of volumes.
     pub volume: Option<String>,
-    /// The new value; `None` restores the configured one.
-    pub value: Option<String>,
+    /// The new value.
+    pub value: NewValue,
+}
+
+/// The new value of a setting.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NewValue {
+    /// The configured one.
+    Configured,
+    /// None.
+    Unset,
+    /// This one.
+    Is(String),
 }
 
 impl Change {
@@ -394,10 +407,13 @@ impl Change {
     pub fn parse(volume: Option<&str>, key: &str, text: &str) -> Result<Self, String> {
         let mut known = Spec::changeable(volume.is_some());
         let spec = known.find(|spec| spec.key == key).ok_or_else(|| unknown(key))?;
-        let value = (text != DEFAULT).then(|| text.to_owned());
-        if let Some(text) = &value {
-            spec.check(text).map_err(|what| format!("{key}: {what}"))?;
-        }
+        let value = match text {
+            DEFAULT => NewValue::Configured,
+            _ => {
+                spec.check(text).map_err(|what| format!("{key}: {what}"))?;
+                NewValue::Is(text.to_owned())
+            }
+        };
         let volume = volume.filter(|_| spec.is_of_volume()).map(str::to_owned);
         Ok(Self { spec, volume, value })
     }

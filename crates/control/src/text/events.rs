@@ -46,9 +46,15 @@ pub fn severity(severity: Severity) -> &'static str {
     }
 }
 
+/// A time given in seconds since 1970, as the date in UTC: 2026-01-31.
+#[must_use]
+pub fn date(unix_seconds: u64) -> String {
+    utc(unix_seconds)[..10].to_owned()
+}
+
 /// A time given in seconds since 1970, as date and time of day, in UTC.
 #[must_use]
-pub fn utc(unix_seconds: u64) -> String {
+fn utc(unix_seconds: u64) -> String {
     let (days, rest) = (unix_seconds / DAY, unix_seconds % DAY);
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": civil_from_days.
     let days = days + 719_468;
@@ -78,7 +84,7 @@ mod tests {
             (4_107_542_400, "2100-03-01 00:00:00Z"),
         ];
         for (seconds, text) in known {
-            assert_eq!(utc(seconds), text);
+            assert_eq!((utc(seconds).as_str(), date(seconds).as_str()), (text, &text[..10]));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The commands that query and control a running server through its control socket.
 
+pub mod apply;
 pub mod clients;
+pub mod config;
 pub mod drain;
 pub mod events;
 pub mod set;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
-use forebay_control::settings::{self, Change, Online, Spec};
+use forebay_control::settings::{self, Change, Difference, NewValue, Online, Spec};
 use forebay_control::{
     ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency, PoolControl,
     PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget,
@@ -252,6 +252,60 @@ impl Running {
         }
     }
 
+    /// The configuration to compare a file with: settings that need a restart as they were
+    /// configured, since the start chose some of them, and the others as they are in force.
+    fn comparable(&self, in_force: &Config) -> Config {
+        let mut all = self.configured.clone();
+        for spec in Spec::online() {
+            let places = if spec.is_of_volume() { all.volumes.len() } else { 1 };
+            for place in 0..places {
+                let value = spec.text(in_force, place);
+                let restored = spec.restore(&mut all, place, value.as_deref());
+                debug_assert_eq!(restored, Ok(()), "{} was in force", spec.key);
+            }
+        }
+        all
+    }
+
+    /// Makes the changes, all or none, and keeps them for the next start. The caller holds the lock
+    /// of `in_force`, so that the reported values are the ones last sent to the shards.
+    fn change(&self, in_force: &mut Config, changes: &[Change]) -> Result<(), ControlError> {
+        let mut config = in_force.clone();
+        let invalid =
+            |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
+        let (mut places, mut kept) = (Vec::new(), Vec::new());
+        for Change { spec, volume, value } in changes {
+            let at = volume.as_deref().map(|name| self.place(name)).transpose()?;
+            let (place, id) = (at.unwrap_or(0), at.map(|at| self.pool.registry().volumes()[at].id));
+            let configured = spec.text(&self.configured, place);
+            let value = match value {
+                NewValue::Is(text) => Some(text.as_str()),
+                NewValue::Configured => configured.as_deref(),
+                NewValue::Unset => None,
+            };
+            spec.restore(&mut config, place, value)
+                .map_err(|what| invalid(format!("{}: {what}", spec.key)))?;
+            let value = spec.text(&config, place).unwrap_or_default();
+            let configured = configured.unwrap_or_default();
+            kept.push(Wish { volume: id, spec, value, configured });
+            places.push(place);
+        }
+        config.check_shares().map_err(|error| invalid(error.to_string()))?;
+        locked(&self.kept).keep(&kept).map_err(|error| {
+            let what = format!("the change cannot be kept for the next start: {error}");
+            let hint = "nothing was changed; see to the state directory";
+            ControlError::new(ControlErrorKind::Unavailable, what, hint)
+        })?;
+        for (Wish { spec, volume, .. }, &place) in kept.iter().zip(&places) {
+            self.tell(spec, *volume, &config, place);
+        }
+        *in_force = config;
+        for (Wish { spec, value, .. }, change) in kept.iter().zip(changes) {
+            tracing::info!(volume = change.volume, value, "{} changed", spec.key);
+        }
+        Ok(())
+    }
+
     /// Why the shards do not answer.
     fn silence(&self) -> ControlError {
         let (what, hint) = match self.stopping.load(Ordering::Relaxed) {
@@ -312,38 +366,22 @@ impl PoolControl for Running {
     }
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
-        // Under the lock, so that the reported values are the ones last sent to the shards.
+        self.change(&mut locked(&self.in_force), changes)
+    }
+
+    fn apply(&self, wanted: &Config, dry_run: bool) -> Result<Vec<Difference>, ControlError> {
         let mut in_force = locked(&self.in_force);
-        let mut config = in_force.clone();
-        let invalid =
-            |what| ControlError::new(ControlErrorKind::Invalid, what, "nothing was changed");
-        let (mut places, mut kept) = (Vec::new(), Vec::new());
-        for Change { spec, volume, value } in changes {
-            let at = volume.as_deref().map(|name| self.place(name)).transpose()?;
-            let (place, id) = (at.unwrap_or(0), at.map(|at| self.pool.registry().volumes()[at].id));
-            let configured = spec.text(&self.configured, place);
-            let value = value.as_ref().or(configured.as_ref());
-            spec.restore(&mut config, place, value.map(String::as_str))
-                .map_err(|what| invalid(format!("{}: {what}", spec.key)))?;
-            let value = spec.text(&config, place).unwrap_or_default();
-            let configured = configured.unwrap_or_default();
-            kept.push(Wish { volume: id, spec, value, configured });
-            places.push(place);
+        let refused = |what: String| {
+            let hint = "nothing was changed; restart the server with this configuration";
+            ControlError::new(ControlErrorKind::Invalid, what, hint)
+        };
+        let differences =
+            settings::differences(&self.comparable(&in_force), wanted).map_err(refused)?;
+        let changes = settings::changes(&differences).map_err(refused)?;
+        if !dry_run && !changes.is_empty() {
+            self.change(&mut in_force, &changes)?;
         }
-        config.check_shares().map_err(|error| invalid(error.to_string()))?;
-        locked(&self.kept).keep(&kept).map_err(|error| {
-            let what = format!("the change cannot be kept for the next start: {error}");
-            let hint = "nothing was changed; see to the state directory";
-            ControlError::new(ControlErrorKind::Unavailable, what, hint)
-        })?;
-        for (Wish { spec, volume, .. }, &place) in kept.iter().zip(&places) {
-            self.tell(spec, *volume, &config, place);
-        }
-        *in_force = config;
-        for (Wish { spec, value, .. }, change) in kept.iter().zip(changes) {
-            tracing::info!(volume = change.volume, value, "{} changed", spec.key);
-        }
-        Ok(())
+        Ok(differences)
     }
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {

@@ -2,6 +2,7 @@
 //! the control socket, reports that it is ready, and stops everything in order.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,6 +64,7 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     process::prepare(config.memory.lock, config.server.fuse.is_some());
     let mut serving = Serving::start(&args, &config, kept)?;
     serving.kept.hold_configuration(text.as_deref())?;
+    signals.reread = args.config.map(|path| Reread { path, running: serving.running.clone() });
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
     serving.take_clients()?;
@@ -98,12 +100,14 @@ pub enum Order {
     HandOver,
 }
 
-/// The signals that a server handles. SIGHUP does not stop it: it comes from a closed terminal,
-/// from `systemctl reload`, from log rotation.
+/// The signals that a server handles. SIGHUP does not stop it: it comes from an operator, a closed
+/// terminal, or log rotation.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// What SIGHUP does; nothing without a configuration file.
+    reread: Option<Reread>,
     /// When the last signal that stops the server came.
     last: Option<Instant>,
 }
@@ -112,7 +116,13 @@ impl Signals {
     fn catch() -> std::io::Result<Self> {
         let terminate = signal(SignalKind::terminate())?;
         let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { terminate, interrupt, hangup: signal(SignalKind::hangup())?, last: None })
+        Ok(Self {
+            terminate,
+            interrupt,
+            hangup: signal(SignalKind::hangup())?,
+            reread: None,
+            last: None,
+        })
     }
 
     /// Waits for a signal that stops the server; returns its name. A service manager may send one
@@ -132,11 +142,33 @@ impl Signals {
             tokio::select! {
                 _ = self.terminate.recv() => return "SIGTERM",
                 _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => tracing::warn!(
-                    "SIGHUP is ignored: change settings with forebay set; forebay upgrade reads \
-                     the configuration again, with a short pause for clients"
-                ),
+                _ = self.hangup.recv() => match &self.reread {
+                    Some(reread) => reread.now(),
+                    None => tracing::warn!(
+                        "SIGHUP is ignored: there is no configuration file; change settings with \
+                         forebay set"
+                    ),
+                },
             }
+        }
+    }
+}
+
+/// The configuration file, to be applied again.
+struct Reread {
+    path: PathBuf,
+    running: Arc<Running>,
+}
+
+impl Reread {
+    /// Applies the file; a file that cannot be applied changes nothing, and is a line in the log.
+    fn now(&self) {
+        let path = self.path.display();
+        let config = Config::text(&self.path).and_then(|text| Config::parse(&self.path, &text));
+        match config.map(|config| self.running.apply(&config, false)) {
+            Ok(Ok(all)) => tracing::info!(changes = all.len(), "SIGHUP: {path} is in force"),
+            Ok(Err(error)) => tracing::error!("SIGHUP: {path} is not applied: {error}"),
+            Err(error) => tracing::error!("SIGHUP: nothing was changed: {error}"),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use forebay_block::VolumeId;
 use forebay_control::config::Config;
 use forebay_control::settings::Spec;
+use forebay_control::text::date;
 use forebay_format::Superblock;
 use forebay_runtime::{StateDir, sealed, unsealed};
 
@@ -121,8 +122,11 @@ impl KeptSettings {
                 );
                 continue;
             }
-            spec.set(config, at, value)
+            // One that was set to nothing is kept as an empty text.
+            let value = (!value.is_empty()).then_some(value.as_str());
+            spec.restore(config, at, value)
                 .map_err(|what| io::Error::new(io::ErrorKind::InvalidData, what))?;
+            let value = value.unwrap_or("none");
             tracing::warn!("{whose}{key} {value}, set on {date}; the configuration says {now}");
             held.push(setting);
         }
@@ -201,37 +205,9 @@ fn setting(line: &str) -> Option<Setting> {
     words.next().is_none().then_some(Setting { volume, spec, value, configured, since })
 }
 
-/// The date of a time in seconds since 1970, in UTC, as 2026-01-31. (Computed as days in the
-/// Gregorian calendar from 1 March of the year 0.)
-pub fn date(seconds: u64) -> String {
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let of_year = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    format!("{:04}-{month:02}-{day:02}", year + era * 400 + next)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, expected) in [
-            (0, "1970-01-01"),
-            (951_782_399, "2000-02-28"),
-            (951_782_400, "2000-02-29"),
-            (951_868_800, "2000-03-01"),
-            (1_767_225_599, "2025-12-31"),
-            (1_767_225_600, "2026-01-01"),
-            (4_107_542_400, "2100-03-01"),
-        ] {
-            assert_eq!(date(seconds), expected, "{seconds}");
-        }
-    }
 
     #[test]
     fn lines_that_are_not_ours_are_no_settings() {

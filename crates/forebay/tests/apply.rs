@@ -1,0 +1,190 @@
+//! `forebay apply` and `forebay config`: a configuration file is brought into force as a whole or
+//! not at all, stays in force, and what is in force is shown with its origin.
+
+mod support;
+
+use std::fs;
+
+use support::nbd::Nbd;
+use support::{Place, Server, forebay, noise};
+
+const MIB: u64 = 1 << 20;
+
+/// Writes a configuration of the volumes `a` and `b`, with these lines more; returns its path.
+fn write(place: &Place, cache: &str, a: &str, b: &str) -> String {
+    let text = format!(
+        "[cache]\npath = {:?}\nsize = \"32MiB\"\nstate_dir = {:?}\n{cache}\n\
+         [memory]\nram = \"4MiB\"\n[server]\nnbd = [\"unix:{}\"]\nshards = 2\n\
+         [control]\nsocket = {:?}\n\
+         [[volume]]\nname = \"a\"\nprimary = {:?}\n{a}\n\
+         [[volume]]\nname = \"b\"\nprimary = {:?}\n{b}\n",
+        place.text("cache.img"),
+        place.text("state"),
+        place.text("nbd.sock"),
+        place.text("control.sock"),
+        place.text("a.img"),
+        place.text("b.img"),
+    );
+    fs::write(place.path("forebay.toml"), text).expect("it can be written");
+    place.text("forebay.toml")
+}
+
+fn start(place: &Place) -> Server {
+    place.start(&["serve".to_owned(), format!("--config={}", place.text("forebay.toml"))])
+}
+
+/// The error of `forebay apply`, and its exit code.
+fn refused(server: &Server, file: &str) -> (Option<i32>, String) {
+    let output = forebay(&["apply", file, &server.control_argument()]);
+    assert!(output.stdout.is_empty(), "{output:?}");
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Value and origin of a setting, as `forebay config` shows them.
+fn shown(server: &Server, volume: Option<&str>, name: &str) -> (String, String) {
+    let all: serde_json::Value =
+        serde_json::from_str(&server.ask(&["config", "--json"])).expect("it prints JSON");
+    let is = |one: &&serde_json::Value| one["name"] == name && one["volume"].as_str() == volume;
+    let one = all.as_array().expect("a list").iter().find(is).expect("it is shown");
+    let text = |key: &str| one[key].as_str().expect("a text").to_owned();
+    (text("value"), text("from"))
+}
+
+#[test]
+fn a_file_is_applied_as_a_whole_and_stays_in_force() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    write(&place, "dirty_limit = \"30%\"", "", "dirty_limit = \"20%\"");
+    let server = start(&place);
+    let mut client = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
+    client.write(MIB, &noise(1, MIB as usize), true).expect("it is written");
+    let file = place.text("forebay.toml");
+    assert_eq!(server.ask(&["apply", &file]), "no setting differs\n");
+    server.ask(&["set", "eviction=lru"]);
+
+    // The file wins over `set`; a value that it does not have is taken away.
+    write(&place, "dirty_limit = \"40%\"", "mode = \"write-through\"", "");
+    let lines = "eviction: lru -> frequency\n\
+                 dirty_limit: 30% -> 40%\n\
+                 a: mode: write-back -> write-through\n\
+                 b: dirty_limit: 20% -> none\n";
+    assert_eq!(server.ask(&["apply", &file, "--dry-run"]), lines);
+    assert_eq!(shown(&server, None, "dirty_limit"), ("30%".into(), "configuration".into()));
+    assert_eq!(server.ask(&["apply", &file]), lines);
+    let changed = |server: &Server, from: &str| {
+        assert_eq!(shown(server, None, "dirty_limit"), ("40%".into(), from.into()));
+        assert_eq!(shown(server, Some("a"), "mode"), ("write-through".into(), from.into()));
+        assert_eq!(shown(server, None, "eviction"), ("frequency".into(), "default".into()));
+        let own = server.ask(&["config", "b"]);
+        assert!(!own.contains("dirty_limit") && own.contains("[volume b]"), "{own}");
+    };
+    changed(&server, "set");
+    assert_eq!(server.ask(&["apply", &file]), "no setting differs\n");
+    let text = server.ask(&["config"]);
+    let line = text.lines().find(|line| line.starts_with("dirty_limit = 40%"));
+    assert!(line.is_some_and(|line| line.contains("; configured: 30%")), "{text}");
+
+    // In write-through every byte is on the primary when the write is done.
+    client.write(2 * MIB, &noise(2, MIB as usize), true).expect("it is written");
+    let on_primary = fs::read(place.path("a.img")).expect("it is there");
+    assert!(on_primary[2 << 20..3 << 20] == noise(2, MIB as usize));
+
+    // After a kill the start's configuration is the file.
+    server.kill();
+    let server = start(&place);
+    changed(&server, "configuration");
+    server.stop(&[]);
+}
+
+#[test]
+fn a_hangup_applies_the_file_of_the_start() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    write(&place, "", "", "");
+    let server = start(&place);
+    write(&place, "dirty_limit = \"40%\"", "", "");
+    server.signal("HUP");
+    server.log("forebay.toml is in force");
+    assert_eq!(shown(&server, None, "dirty_limit"), ("40%".into(), "set".into()));
+    write(&place, "dirty_limit = \"45%\"\nlog_share = \"20%\"", "", "");
+    server.signal("HUP");
+    let log = server.log("is not applied");
+    assert!(log.contains("cache.log_share cannot be changed while serving"), "{log}");
+    write(&place, "dirty_limit = \"450%\"", "", "");
+    server.signal("HUP");
+    server.log("SIGHUP: nothing was changed");
+    assert_eq!(shown(&server, None, "dirty_limit"), ("40%".into(), "set".into()));
+    server.stop(&[]);
+}
+
+/// What was set to nothing stays so while the configuration of the start is the same.
+#[test]
+fn a_value_that_was_taken_away_stays_away() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    let file = write(&place, "", "", "");
+    let other = place.text("other.toml");
+    fs::rename(&file, &other).expect("it is ours");
+    write(&place, "", "", "dirty_limit = \"20%\"");
+    let server = start(&place);
+    assert_eq!(server.ask(&["apply", &other]), "b: dirty_limit: 20% -> none\n");
+    server.kill();
+    let server = start(&place);
+    let own = server.ask(&["config", "b"]);
+    assert!(!own.contains("dirty_limit"), "{own}");
+    server.ask(&["set", "b", "dirty_limit=default"]);
+    assert_eq!(shown(&server, Some("b"), "dirty_limit"), ("20%".into(), "configuration".into()));
+    server.stop(&[]);
+}
+
+/// The start chooses what the file leaves open: that is no difference.
+#[test]
+fn a_file_that_leaves_things_open_does_not_differ() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    let file = write(&place, "", "", "");
+    let text = fs::read_to_string(&file).expect("it is there");
+    let open = text.replace("shards = 2\n", "").replace("ram = \"4MiB\"\n", "");
+    fs::write(&file, open).expect("it can be written");
+    let server = start(&place);
+    assert_eq!(server.ask(&["apply", &file]), "no setting differs\n");
+    server.stop(&[]);
+}
+
+#[test]
+fn a_file_that_cannot_be_applied_changes_nothing() {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    write(&place, "", "", "");
+    let server = start(&place);
+    let file = place.text("forebay.toml");
+    let before = server.ask(&["config"]);
+    let cases = [
+        // A mistake, by line.
+        ("dirty_limit = \"95%\"", "", "", 2, "line 5: cache.dirty_limit: 95% is out of range"),
+        // A setting that needs a restart, beside one that does not.
+        ("log_share = \"20%\"\ndirty_limit = \"30%\"", "", "", 1, "cache.log_share cannot be"),
+        ("", "read_only = true", "", 1, "volume \"a\": read_only cannot be changed while serving"),
+        // Shares that contradict each other.
+        ("", "dirty_guarantee = \"60%\"", "dirty_guarantee = \"50%\"", 2, "together are 110%"),
+    ];
+    for (cache, a, b, code, expected) in cases {
+        write(&place, cache, a, b);
+        let (found, said) = refused(&server, &file);
+        assert!(found == Some(code) && said.contains(expected), "{found:?} {said}");
+        assert_eq!(server.ask(&["config"]), before);
+    }
+    // Other volumes than those served.
+    write(&place, "", "", "");
+    let renamed = fs::read_to_string(&file).expect("it is there").replace("\"b\"", "\"c\"");
+    fs::write(&file, renamed).expect("it can be written");
+    let (code, said) = refused(&server, &file);
+    assert!(code == Some(1) && said.contains("volume \"b\" is missing"), "{said}");
+    assert_eq!(server.ask(&["config"]), before);
+    server.stop(&[]);
+}
