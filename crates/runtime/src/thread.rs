@@ -585,7 +585,7 @@ impl Thread {
         }
         let unanswered = self.channels.in_flight();
         if self.duties.quiesced.is_some() && self.clients.len() == 0 && unanswered == 0 {
-            debug_assert_eq!(self.router.in_flight(), 0);
+            debug_assert_eq!(self.router.unanswered(), 0);
             let answer = self.duties.quiesced.take();
             let _ = answer.expect("seen just now").send(self.clients.take_left());
         }

@@ -209,6 +209,14 @@ impl Router {
         self.sent.len() - self.pieces + self.joins.len()
     }
 
+    /// Client requests without an answer. Unlike [`Router::in_flight`], without flushes that failed
+    /// at one shard, and so were answered, while the others are at work on them.
+    #[must_use]
+    pub fn unanswered(&self) -> usize {
+        let answered = self.joins.iter().filter(|(_, join)| join.is_answered()).count();
+        self.in_flight() - answered
+    }
+
     /// Takes a client's request. A request that needs no shard is answered at once, in `done`.
     ///
     /// # Errors
@@ -455,7 +463,7 @@ impl Router {
             Ok(()) => {}
             Err(error) => {
                 join.rest.len = 0;
-                if join.origin.op == IoOp::Flush && join.error.is_none() {
+                if join.origin.op == IoOp::Flush && !join.is_answered() {
                     // The shard reports the loss only once: the client must know before another
                     // flush, which the same shard lets pass, has succeeded.
                     done.push(join.origin.done(Err(error.clone()), IoBuf::empty(), None));
@@ -468,7 +476,7 @@ impl Router {
             if join.ready {
                 self.ready.retain(|&other| other != at);
             }
-            if join.origin.op != IoOp::Flush || join.error.is_none() {
+            if !join.is_answered() {
                 let kept = || self.check_kept(join.origin.volume, join.direct);
                 let result = join.error.map_or_else(kept, Err);
                 done.push(join.origin.done(result, join.buf, join.tier));
@@ -481,6 +489,11 @@ impl Router {
 }
 
 impl Join {
+    /// Whether it is a flush that failed: the client has its answer.
+    fn is_answered(&self) -> bool {
+        self.origin.op == IoOp::Flush && self.error.is_some()
+    }
+
     /// Takes the next piece off the rest: its shard and its range.
     fn next(&mut self, shards: usize) -> (usize, ByteRange) {
         self.in_flight += 1;

@@ -46,9 +46,9 @@ impl Seen {
 type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
 
 /// All actions; an action that is listed more often is chosen more often.
-const DOINGS: [Doing; 16] = [
-    set_mode, set_mode, set_mode, set_cache, set_limits, set_limits, set_wrong, drain, drain, look,
-    cut_power, cut_power, cut_links, away, freeze, garbage,
+const DOINGS: [Doing; 17] = [
+    set_mode, set_mode, set_mode, set_cache, set_limits, set_limits, set_wrong, apply, drain,
+    drain, look, cut_power, cut_power, cut_links, away, freeze, garbage,
 ];
 
 /// The operator.
@@ -139,6 +139,25 @@ fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         ["set"].into_iter().chain(whose.map(String::as_str)).chain([setting]).collect();
     operator.log.say(&words.join(" "));
     operator.pool.must(&words).map(drop)
+}
+
+/// Applies the configuration of the start, which takes back whatever was set.
+fn apply(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let file = operator.pool.configuration();
+    operator.log.say("apply the configuration");
+    operator.seen.iter().for_each(|seen| seen.notice.set_mode(None));
+    let announced = operator.pool.must(&["apply", &file, "--dry-run"])?;
+    let applied = operator.pool.must(&["apply", &file])?;
+    ensure!(announced == applied, "it announced {announced:?} and changed {applied:?}");
+    for seen in &mut *operator.seen {
+        seen.notice.set_mode(Some(seen.configured));
+        seen.set = Some(None);
+    }
+    let shown: serde_json::Value =
+        serde_json::from_str(&operator.pool.must(&["config", "--json"])?).context("as JSON")?;
+    let all = shown.as_array().context("a list of settings")?;
+    ensure!(all.iter().all(|one| one["from"] != "set"), "something is set still: {shown}");
+    Ok(())
 }
 
 /// Sends an invalid setting, which must be refused and change nothing.

@@ -98,6 +98,11 @@ impl Pool {
         self.volumes.iter().filter(|volume| volume.served)
     }
 
+    /// The path of the configuration that the server was started with.
+    pub fn configuration(&self) -> String {
+        self.place.text("forebay.toml")
+    }
+
     fn command(&self, more: &[String]) -> anyhow::Result<Command> {
         let mut text = self.setup.text.clone();
         for volume in self.served() {
@@ -110,7 +115,7 @@ impl Pool {
                 volume.threshold,
             );
         }
-        let config = self.place.path("forebay.toml");
+        let config = self.configuration();
         fs::write(&config, text)?;
         let mut command = Command::new(&self.binary);
         command.arg("serve").arg("--config").arg(config).args(more);

@@ -343,6 +343,26 @@ mod tests {
     }
 
     #[test]
+    fn the_oldest_counts_as_read_since_its_bytes_came() {
+        let mut ram = Ram::new(2 * BLOCK_SIZE as u64, false);
+        ram.put(Key(0), &block(0));
+        ram.put(Key(1), &block(1));
+        assert_eq!(ram.oldest_read(), None);
+        // It is read, then the other one is: the first is the oldest again.
+        assert!(ram.get(Key(0)).is_some() && ram.get(Key(1)).is_some());
+        assert_eq!(ram.oldest_read(), Some(Key(0)));
+        // New bytes, or another block in its place.
+        ram.put(Key(0), &block(2));
+        ram.put(Key(1), &block(3));
+        assert_eq!(ram.oldest_read(), None);
+        assert!(ram.get(Key(0)).is_some());
+        ram.put(Key(2), &block(4));
+        assert_eq!(ram.oldest_read(), Some(Key(0)), "the block 1 has left");
+        ram.put(Key(3), &block(5));
+        assert_eq!(ram.oldest_read(), None);
+    }
+
+    #[test]
     fn looking_ahead_makes_nothing_recent() {
         let mut ram = Ram::new(2 * BLOCK_SIZE as u64, true);
         ram.put(Key(0), &block(0));

@@ -131,10 +131,9 @@ impl Sorting {
             () if base.is_some_and(|base| is_named(&base)) => &mut self.job.to_rebase,
             () => return,
         };
-        if cache.log.note_named(key) {
-            if base.is_some() || !named.has(self.job.seq, key) {
-                list.push_back(Stored { key, place });
-            }
+        let is_new = cache.log.note_named(key);
+        if is_new && (base.is_some() || !named.has(self.job.seq, key)) {
+            list.push_back(Stored { key, place });
         }
     }
 

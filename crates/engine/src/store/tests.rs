@@ -3,6 +3,8 @@
 mod moves;
 mod pages;
 
+use forebay_policy::{LastTouch, Touch};
+
 use super::*;
 
 const PER: usize = 16;
@@ -44,6 +46,26 @@ fn slots_do_not_overlap_and_fill_an_extent() {
         }
         assert_eq!(taken.len(), 2 * (PER / class), "class {class}");
         assert_eq!(store.used_pages(), (taken.len() * class) as u64);
+    }
+}
+
+#[test]
+fn the_last_request_is_kept_beside_any_number_of_uses() {
+    let (_, mut pages) = store(1);
+    for (stamp, touch) in (250..=255).zip(Touch::ALL.into_iter().cycle()) {
+        let last = LastTouch { stamp, touch };
+        pages.set_last(3, last);
+        for uses in 1..=200 {
+            pages.hold(3..4);
+            assert_eq!((pages.uses(3), pages.last(3)), (uses, last));
+        }
+        for uses in (1..200).rev() {
+            pages.release(3..4);
+            assert_eq!((pages.uses(3), pages.last(3)), (uses, last));
+        }
+        pages.release(3..4);
+        assert_eq!((pages.take_freed(), pages.last(3)), (vec![3], last));
+        assert!(pages.end_freed(3) && pages.are_free(3..4));
     }
 }
 

@@ -3,6 +3,7 @@
 
 use forebay_block::{ByteRange, Io, IoOp};
 use forebay_format::{EntryKind, Lsn, PAGE, decode_record};
+use forebay_policy::{LastTouch, Touch};
 
 use crate::api::{Eviction, ShardConfig, Target};
 use crate::contents::Place;
@@ -20,12 +21,16 @@ fn rooms() -> Rooms {
 }
 
 fn rooms_with(extents: u64, discard: bool) -> Rooms {
+    rooms_by(Eviction::Fifo, extents, discard)
+}
+
+fn rooms_by(eviction: Eviction, extents: u64, discard: bool) -> Rooms {
     let (cache, primary) = ((LOG + extents) * u64::from(SEGMENT), 4000 * BLOCK);
     let log_segments = Some(LOG as u32);
     let config = ShardConfig {
         log_segments,
         discard,
-        eviction: Eviction::Fifo,
+        eviction,
         index_blocks: 1000,
         ..config(cache, primary)
     };
@@ -35,6 +40,16 @@ fn rooms_with(extents: u64, discard: bool) -> Rooms {
 impl Rooms {
     fn place(&self, block: u64) -> Place {
         self.contents.get(key(block)).expect("it is cached")
+    }
+
+    /// The last request for a block.
+    fn touch(&mut self, block: u64) -> Touch {
+        let place = self.place(block);
+        if self.contents.is_in_store(&place) {
+            let pages = self.contents.pages();
+            return pages.last(pages.of(&place).start).touch;
+        }
+        LastTouch::from_meta(place.meta, self.policy.stamp()).touch
     }
 
     /// Writes neighboring blocks to the store; returns the write.
@@ -111,6 +126,31 @@ impl Rooms {
         assert_eq!(self.said().len(), blocks.len());
         self.flush_device();
     }
+}
+
+#[test]
+fn a_block_is_known_by_its_last_request_in_the_log_and_in_the_store() {
+    let mut rooms = rooms_by(Eviction::Lru, EXTENTS, false);
+    rooms.dirty([4, 6]);
+    assert_eq!([4, 6].map(|block| rooms.touch(block)), [Touch::Written; 2]);
+    rooms.dirty([4]);
+    rooms.clean([5]);
+    let read = |rooms: &mut Rooms, block| {
+        let place = rooms.place(block);
+        rooms.note_device_hit(key(block), &place);
+    };
+    read(&mut rooms, 6);
+    let all = [(4, Touch::Rewritten), (5, Touch::Read), (6, Touch::Read)];
+    for (block, touch) in all {
+        assert_eq!(rooms.touch(block), touch, "{block} in the log");
+        rooms.stored(&[block]);
+        assert_eq!(rooms.touch(block), touch, "{block} in the store");
+    }
+    read(&mut rooms, 4);
+    assert_eq!(rooms.touch(4), Touch::Read);
+    // A new version in the log.
+    rooms.dirty([5]);
+    assert_eq!(rooms.touch(5), Touch::Rewritten);
 }
 
 #[test]
