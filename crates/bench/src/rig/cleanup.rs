@@ -265,7 +265,9 @@ pub fn loop_device(file: &Path) -> anyhow::Result<(PathBuf, Held)> {
         let attached = Loop::of(&device)?;
         let name = device.file_name().unwrap_or_default();
         let switch = Path::new("/sys/block").join(name).join("queue/write_cache");
-        fs::write(&switch, "write back").with_context(|| format!("{}", switch.display()))?;
+        if fs::read_to_string(&switch).is_ok_and(|state| state.trim() != "write back") {
+            fs::write(&switch, "write back").with_context(|| format!("{}", switch.display()))?;
+        }
         Ok((device, Undo::Detach(attached)))
     })
 }
