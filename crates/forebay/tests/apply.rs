@@ -10,6 +10,14 @@ use support::{Place, Server, forebay, noise};
 
 const MIB: u64 = 1 << 20;
 
+/// A place with two primaries.
+fn two() -> Place {
+    let place = Place::new();
+    place.make("a.img", 16 * MIB);
+    place.make("b.img", 16 * MIB);
+    place
+}
+
 /// Writes a configuration of the volumes `a` and `b`, with these lines more; returns its path.
 fn write(place: &Place, cache: &str, a: &str, b: &str) -> String {
     let text = format!(
@@ -52,9 +60,7 @@ fn shown(server: &Server, volume: Option<&str>, name: &str) -> (String, String) 
 
 #[test]
 fn a_file_is_applied_as_a_whole_and_stays_in_force() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
+    let place = two();
     write(&place, "dirty_limit = \"30%\"", "", "dirty_limit = \"20%\"");
     let server = start(&place);
     let mut client = Nbd::connect(&place.path("nbd.sock"), "a").expect("it serves");
@@ -99,9 +105,7 @@ fn a_file_is_applied_as_a_whole_and_stays_in_force() {
 
 #[test]
 fn a_hangup_applies_the_file_of_the_start() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
+    let place = two();
     write(&place, "", "", "");
     let server = start(&place);
     write(&place, "dirty_limit = \"40%\"", "", "");
@@ -122,9 +126,7 @@ fn a_hangup_applies_the_file_of_the_start() {
 /// What was set to nothing stays so while the configuration of the start is the same.
 #[test]
 fn a_value_that_was_taken_away_stays_away() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
+    let place = two();
     let file = write(&place, "", "", "");
     let other = place.text("other.toml");
     fs::rename(&file, &other).expect("it is ours");
@@ -143,9 +145,7 @@ fn a_value_that_was_taken_away_stays_away() {
 /// The start chooses what the file leaves open: that is no difference.
 #[test]
 fn a_file_that_leaves_things_open_does_not_differ() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
+    let place = two();
     let file = write(&place, "", "", "");
     let text = fs::read_to_string(&file).expect("it is there");
     let open = text.replace("shards = 2\n", "").replace("ram = \"4MiB\"\n", "");
@@ -157,9 +157,7 @@ fn a_file_that_leaves_things_open_does_not_differ() {
 
 #[test]
 fn a_file_that_cannot_be_applied_changes_nothing() {
-    let place = Place::new();
-    place.make("a.img", 16 * MIB);
-    place.make("b.img", 16 * MIB);
+    let place = two();
     write(&place, "", "", "");
     let server = start(&place);
     let file = place.text("forebay.toml");

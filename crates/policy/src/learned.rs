@@ -10,7 +10,7 @@
 
 use hashbrown::HashMap;
 
-use crate::random::next_random;
+use crate::random::random_below;
 use crate::recent::KeyHash;
 use crate::sketch::COUNT_MAX;
 
@@ -202,8 +202,7 @@ impl Learned {
     }
 
     fn any(&mut self) -> usize {
-        let len = self.remembered.len() as u128;
-        ((u128::from(next_random(&mut self.random)) * len) >> 64) as usize
+        random_below(&mut self.random, self.remembered.len())
     }
 
     fn oldest_of_some(&mut self, now: u32) -> usize {
@@ -221,11 +220,12 @@ impl Learned {
     /// Calculates the values, and forgets a part of the past.
     fn learn(&mut self) {
         let (reads, ends, time) = (sum(&self.reads), sum(&self.ends), sum(&self.time));
+        let widths: [f32; AGES] = std::array::from_fn(width);
         for class in 0..CLASSES {
             // By age: the chance that a block which gets so old is read, and that its stay ends.
             let (mut read, mut end) = ([0.0; AGES], [0.0; AGES]);
             for age in 0..AGES {
-                let width = width(age);
+                let width = widths[age];
                 let prior = PRIOR * width;
                 let known = self.time[class][age] + prior;
                 let all = time[age].max(f32::MIN_POSITIVE);
@@ -236,7 +236,8 @@ impl Learned {
                 read[age] = if ends > 0.0 { end[age] * reads / ends } else { 0.0 };
             }
             for from in 0..AGES {
-                self.values[class][from] = best_density(&read[from..], &end[from..], from);
+                self.values[class][from] =
+                    best_density(&read[from..], &end[from..], &widths[from..]);
             }
         }
         for table in [&mut self.reads, &mut self.ends, &mut self.time] {
@@ -245,12 +246,13 @@ impl Learned {
     }
 }
 
-/// The most reads per time that a block of an age gives, over all times to keep it.
-fn best_density(read: &[f32], end: &[f32], from: usize) -> f32 {
+/// The most reads per time that a block gives, over all times to keep it. By age, from its own on:
+/// the chances that it is read and that its stay ends, and the length of the age.
+fn best_density(read: &[f32], end: &[f32], widths: &[f32]) -> f32 {
     let (mut stays, mut reads, mut time, mut best) = (1.0, 0.0, 0.0f32, 0.0f32);
-    for (age, (read, end)) in (from..).zip(read.iter().zip(end)) {
+    for ((read, end), width) in read.iter().zip(end).zip(widths) {
         reads += stays * read;
-        time += stays * width(age) * (1.0 - end / 2.0);
+        time += stays * width * (1.0 - end / 2.0);
         stays *= 1.0 - end;
         best = best.max(reads / time.max(f32::MIN_POSITIVE));
     }

@@ -8,7 +8,7 @@
 use hashbrown::HashMap;
 
 use crate::learned::{Learned, Touch};
-use crate::random::next_random;
+use crate::random::random_below;
 use crate::recent::KeyHash;
 use crate::rule::{Rule, Traits};
 
@@ -112,9 +112,8 @@ impl Shadows {
     fn evict(&mut self, shadow: usize, newest: u64, count: impl Fn(u64) -> u8) {
         let mut keys = [newest; SAMPLE + 1];
         for key in &mut keys[1..] {
-            let held = self.held[shadow].len() as u64;
-            let at = (u128::from(next_random(&mut self.random)) * u128::from(held)) >> 64;
-            *key = self.held[shadow][at as usize];
+            let held = &self.held[shadow];
+            *key = held[random_below(&mut self.random, held.len())];
         }
         let at = self.entries.get(&newest).map_or(0, |entry| entry.at);
         let sample = keys.map(|key| {

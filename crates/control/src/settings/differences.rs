@@ -42,9 +42,11 @@ pub fn differences(from: &Config, to: &Config) -> Result<Vec<Difference>, String
     if let Some(new) = to.volumes.iter().find(|volume| place(from, &volume.name).is_none()) {
         return Err(format!("volume {:?} is not served", new.name));
     }
+    // Fields are accessible through exclusive references only.
+    let (mut old, mut new) = (from.clone(), to.clone());
     let mut all = Vec::new();
     let mut compare = |spec: &'static Spec, volume: Option<&str>, at: (usize, usize)| {
-        let (from, to) = (spec.text(from, at.0), spec.text(to, at.1));
+        let (from, to) = (spec.field(&mut old, at.0).text(), spec.field(&mut new, at.1).text());
         if from != to {
             all.push(Difference { spec, volume: volume.map(str::to_owned), from, to });
         }

@@ -176,9 +176,10 @@ impl Log {
         let pending = std::mem::take(&mut self.builder.pending);
         let mut entries = Vec::with_capacity(pending.len());
         for mut item in pending.iter().copied() {
+            let now = cx.contents.get(item.key);
             // A copy forward counts as newly inserted: its hits have been paid for.
             let touch = match item.expect {
-                Expect::Always => Touch::of(true, cx.contents.get(item.key).is_some()),
+                Expect::Always => Touch::of(true, now.is_some()),
                 Expect::Over(_) => Touch::Rewritten,
                 Expect::Absent | Expect::At(_) => Touch::Read,
             };
@@ -194,8 +195,8 @@ impl Log {
                     let same = now.is_some_and(|now| now.is_same_version(&base));
                     assert!(same, "a base stays until its delta is in the log");
                 }
-                Expect::Absent if cx.contents.get(item.key).is_none() => {}
-                Expect::At(place) => match cx.contents.get(item.key) {
+                Expect::Absent if now.is_none() => {}
+                Expect::At(place) => match now {
                     Some(now) if now.is_same_version(&place) => {
                         meta = if moves { now.meta } else { cx.policy.copied(now.meta) };
                         if item.kind == EntryKind::Lost && !now.dirty {
@@ -265,7 +266,7 @@ impl Log {
             for key in (item.key.0..item.key.0 + u64::from(item.count)).map(Key) {
                 match item.kind {
                     EntryKind::Checkpoint => {}
-                    _ if is_mapping && cx.contents.get(key) == Some(place) => {
+                    _ if is_mapping && now == Some(place) => {
                         cx.contents.note_named(key);
                     }
                     EntryKind::Invalidate => cx.contents.forget(key, cx.ram),

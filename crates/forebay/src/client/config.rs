@@ -42,7 +42,8 @@ struct Shown<'a> {
 /// Prints the settings.
 pub fn run(args: &ConfigArgs) -> anyhow::Result<()> {
     let status = args.daemon.client().status()?;
-    let all: Vec<_> = status.settings.iter().filter_map(shown).collect();
+    let defaults = Config::defaults(1);
+    let all = status.settings.iter().filter_map(|setting| shown(setting, &defaults));
     let wanted = args.volume.as_deref();
     if let Some(name) = wanted
         && !status.volumes.iter().any(|volume| volume.name == name)
@@ -50,19 +51,18 @@ pub fn run(args: &ConfigArgs) -> anyhow::Result<()> {
         let known: Vec<_> = status.volumes.iter().map(|volume| volume.name.as_str()).collect();
         bail!("no volume {name:?}; use one of: {}", known.join(", "));
     }
-    let all: Vec<_> =
-        all.into_iter().filter(|one| wanted.is_none() || one.volume == wanted).collect();
+    let all: Vec<_> = all.filter(|one| wanted.is_none() || one.volume == wanted).collect();
     let text = if args.json { serde_json::to_string(&all)? } else { text(&all) };
     Ok(output::line(&text)?)
 }
 
-fn shown(setting: &SettingStatus) -> Option<Shown<'_>> {
+fn shown<'a>(setting: &'a SettingStatus, defaults: &Config) -> Option<Shown<'a>> {
     let SettingStatus { volume, name, value, configured, set_unix_seconds } = setting;
     let of = |section: &&(&str, Section)| {
         (section.1 == Section::Volume) == volume.is_some() && Spec::find(section.1, name).is_some()
     };
     let &(section, found) = Section::NAMES.iter().find(of)?;
-    let default = Spec::find(found, name)?.text(&Config::defaults(1), 0);
+    let default = Spec::find(found, name)?.text(defaults, 0);
     let is_default = default.as_ref() == Some(value);
     let from = match (configured, is_default) {
         (Some(_), _) => "set",

@@ -255,11 +255,11 @@ impl Running {
     /// The configuration to compare a file with: settings that need a restart as they were
     /// configured, since the start chose some of them, and the others as they are in force.
     fn comparable(&self, in_force: &Config) -> Config {
-        let mut all = self.configured.clone();
+        let (mut all, mut now) = (self.configured.clone(), in_force.clone());
         for spec in Spec::online() {
             let places = if spec.is_of_volume() { all.volumes.len() } else { 1 };
             for place in 0..places {
-                let value = spec.text(in_force, place);
+                let value = spec.field(&mut now, place).text();
                 let restored = spec.restore(&mut all, place, value.as_deref());
                 debug_assert_eq!(restored, Ok(()), "{} was in force", spec.key);
             }
