@@ -20,7 +20,8 @@ use crate::problems::{of_volume, problems};
 
 pub use events::{Acknowledged, Acknowledgement, Event, EventList, Severity};
 pub use settings::{
-    Applied, ApplyRequest, CacheSettings, InForce, SettingDifference, VolumeInForce, VolumeSettings,
+    Applied, ApplyRequest, CacheSettings, InForce, SettingDifference, VolumeInForce,
+    VolumeSettings, VolumeShift,
 };
 pub use statistics::{
     CacheFigures, LatencyFigures, PageUpdate, Point, Rates, StatisticsStatus, VolumeFigures,
@@ -469,6 +470,9 @@ pub struct UpgradeStatus {
     pub program: String,
     /// `running`, `done`, `failed`, or `none`.
     pub state: String,
+    /// Bytes that are to be written to the primaries first, while it is running.
+    #[serde(default)]
+    pub to_drain_bytes: Option<u64>,
     /// Seconds for which clients waited.
     pub pause_seconds: Option<f64>,
     /// Why it failed.
@@ -491,6 +495,7 @@ impl UpgradeStatus {
             id: upgrade.id,
             program: upgrade.program.display().to_string(),
             state: state.to_owned(),
+            to_drain_bytes: upgrade.to_drain,
             pause_seconds: upgrade.pause,
             error: upgrade.error.clone(),
         }

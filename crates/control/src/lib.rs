@@ -30,9 +30,9 @@ pub use metrics::{exposed_name, exposition};
 pub use monitor::Monitor;
 pub use peer::ChangesBy;
 pub use pool::{
-    ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot, PrimaryHealth,
-    SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState,
-    VolumeSnapshot,
+    Application, ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot,
+    PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
+    UpgradeState, VolumeSnapshot, Wanted,
 };
 pub use server::web::{Token, WebServer, WebSocket};
 pub use server::{ControlSocket, Server};

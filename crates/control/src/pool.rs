@@ -9,7 +9,7 @@ use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, St
 
 use crate::ControlError;
 use crate::config::Config;
-use crate::settings::{Change, Difference, Spec};
+use crate::settings::{Change, Differences, Spec, Way};
 
 /// A running pool, as seen by other threads. A call may take as long as one turn of a shard. Calls
 /// come from several threads.
@@ -34,13 +34,14 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When there is no such volume, or the changes cannot be saved; then nothing is changed.
     fn set(&self, changes: &[Change]) -> Result<(), ControlError>;
 
-    /// Gives every setting the value that it has in `wanted`, now and at later starts; nothing if
-    /// this is a `dry_run`. Returns the settings that differed.
+    /// Brings a configuration into force, now and at later starts; nothing if this is a `dry_run`.
+    /// If that takes a hand-over, it begins, and this returns at once:
+    /// [`PoolControl::last_upgrade`] tells how it ended.
     ///
     /// # Errors
-    /// When one of them cannot be changed while serving, or the changes cannot be saved; then
-    /// nothing is changed.
-    fn apply(&self, wanted: &Config, dry_run: bool) -> Result<Vec<Difference>, ControlError>;
+    /// When a difference cannot be brought into force while serving, or the changes cannot be
+    /// saved; then nothing is changed.
+    fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError>;
 
     /// Starts or stops a drain: destaging all of a volume as fast as its primary accepts it.
     ///
@@ -172,7 +173,29 @@ pub struct TraceSnapshot {
     pub error: Option<String>,
 }
 
-/// An upgrade at one moment.
+/// A configuration to bring into force.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// The path of its file on the host of who wants it.
+    pub path: PathBuf,
+    /// The text of the file.
+    pub text: String,
+    /// The configuration in it.
+    pub config: Config,
+}
+
+/// What bringing a configuration into force changes.
+#[derive(Clone, Debug)]
+pub struct Application {
+    /// What differs from the configuration in force.
+    pub differences: Differences,
+    /// How that comes into force.
+    pub way: Way,
+    /// The hand-over that has begun.
+    pub hand_over: Option<UpgradeSnapshot>,
+}
+
+/// An upgrade, or a hand-over to the same program, at one moment.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UpgradeSnapshot {
     /// Its number, larger than those of earlier ones.
@@ -181,6 +204,8 @@ pub struct UpgradeSnapshot {
     pub program: PathBuf,
     /// Whether it is running, or how it ended.
     pub state: UpgradeState,
+    /// Bytes that must be written to the primaries first.
+    pub to_drain: Option<u64>,
     /// The time for which clients waited, in seconds.
     pub pause: Option<f64>,
     /// Why it failed.

@@ -28,15 +28,15 @@ use utoipa::OpenApi;
 use crate::access::SocketAccess;
 use crate::api::{
     Accepted, Applied, ApplyRequest, CacheSettings, ClientStatus, DiskRequest, DiskStatus,
-    ErrorBody, InForce, Job, PoolStatus, SettingDifference, StopRequest, TraceRequest, TraceStatus,
-    UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings, VolumeStatus,
+    ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest,
+    UpgradeStatus, VolumeInForce, VolumeSettings, VolumeStatus,
 };
 use crate::config::{Config, ConfigError};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
 use crate::monitor::Monitor;
 use crate::peer::{self, Changers, ChangesBy, Peer};
-use crate::pool::{PoolControl, PoolSnapshot, TraceTarget};
+use crate::pool::{PoolControl, PoolSnapshot, TraceTarget, Wanted};
 use crate::settings::Change;
 use crate::socket::{SocketError, listen};
 
@@ -505,10 +505,10 @@ async fn set_volume(
     .await
 }
 
-/// Gives every setting the value that it has in a configuration, or changes nothing.
+/// Brings a configuration into force, or changes nothing.
 #[utoipa::path(post, path = "/v1/apply", request_body = ApplyRequest, responses(
     (status = 200, body = Applied), (status = 400, body = ErrorBody),
-    (status = 503, body = ErrorBody)))]
+    (status = 409, body = ErrorBody), (status = 503, body = ErrorBody)))]
 async fn apply(
     State(shared): State<Shared>,
     request: Result<Json<ApplyRequest>, JsonRejection>,
@@ -518,10 +518,10 @@ async fn apply(
         let invalid = |error: ConfigError| {
             ControlError::new(ControlErrorKind::Invalid, error.to_string(), "nothing was changed")
         };
-        let wanted = Config::parse(Path::new(&path), &config).map_err(invalid)?;
-        let differences = shared.pool.apply(&wanted, dry_run)?;
-        let differences = differences.into_iter().map(SettingDifference::of).collect();
-        Ok(Json(Applied { applied: !dry_run, differences }))
+        let (path, text) = (PathBuf::from(path), config);
+        let config = Config::parse(&path, &text).map_err(invalid)?;
+        let application = shared.pool.apply(&Wanted { path, text, config }, dry_run)?;
+        Ok(Json(Applied::of(application, dry_run)))
     })
     .await
 }

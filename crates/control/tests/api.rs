@@ -10,17 +10,15 @@ use std::time::{Duration, Instant};
 
 use forebay_block::ByteRange;
 use forebay_control::access::SocketAccess;
-use forebay_control::api::{ApplyRequest, JobState, PoolStatus, TraceRequest};
+use forebay_control::api::{ApplyRequest, JobState, PoolStatus, TraceRequest, VolumeShift};
 use forebay_control::config::{CacheConfig, Config};
 use forebay_control::events::EventLog;
-use forebay_control::settings::{
-    Change, Difference, NewValue, Spec, differences, in_force, parse_named,
-};
+use forebay_control::settings::{Change, Differences, NewValue, Spec, in_force, parse_named};
 use forebay_control::{
-    Client, ClientError, ClientSnapshot, ControlError, ControlErrorKind, ControlSocket,
-    DiskSnapshot, Keeper, Latency, Monitor, PoolControl, PoolSnapshot, PrimaryHealth, Server,
-    ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
-    exposed_name,
+    Application, Client, ClientError, ClientSnapshot, ControlError, ControlErrorKind,
+    ControlSocket, DiskSnapshot, Keeper, Latency, Monitor, PoolControl, PoolSnapshot,
+    PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
+    UpgradeState, VolumeSnapshot, Wanted, exposed_name,
 };
 use forebay_engine::{
     ContentLocality, Eviction, Health, Mode, STATISTICS, State, Stats, VolumeState,
@@ -161,7 +159,8 @@ impl PoolControl for Table {
         self.ask(format!("upgrade to {}", program.display()))?;
         let state = UpgradeState::Running;
         let program = program.to_owned();
-        let upgrade = UpgradeSnapshot { id: 17, program, state, pause: None, error: None };
+        let upgrade =
+            UpgradeSnapshot { id: 17, program, state, to_drain: None, pause: None, error: None };
         Ok(locked(&self.upgrade).insert(upgrade).clone())
     }
 
@@ -185,10 +184,16 @@ impl PoolControl for Table {
         Ok(())
     }
 
-    fn apply(&self, wanted: &Config, dry_run: bool) -> Result<Vec<Difference>, ControlError> {
-        let now = Config { cache: CacheConfig::default(), ..wanted.clone() };
-        self.ask(format!("apply to {}, dry run {dry_run}", wanted.volumes.len()))?;
-        Ok(differences(&now, wanted).expect("they have the same volumes"))
+    /// As if the configuration in force had the defaults for the cache, and another first volume.
+    fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
+        let Wanted { config, text, .. } = wanted;
+        let mut now = Config { cache: CacheConfig::default(), ..config.clone() };
+        now.volumes[0].name = "before".to_owned();
+        self.ask(format!("apply {} bytes, dry run {dry_run}", text.len()))?;
+        let differences = Differences::between(&now, config);
+        let way = differences.way().expect("nothing takes a restart");
+        let hand_over = (!dry_run).then(|| self.upgrade(Path::new("/own"))).transpose()?;
+        Ok(Application { differences, way, hand_over })
     }
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
@@ -466,11 +471,24 @@ fn a_configuration_is_applied_as_a_whole_or_its_mistake_is_told() {
     let answer = apply(config, true).expect("it has no mistake");
     let path = answer.differences.iter().find(|one| one.name == "path").expect("it differs");
     assert!(!answer.applied && path.to.as_deref() == Some("/c"), "{answer:?}");
-    assert!(apply(config, false).expect("it has no mistake").applied);
+    assert_eq!((answer.way.as_str(), &answer.hand_over), ("new cache", &None));
+    let VolumeShift { volume, change, from, .. } = &answer.volumes[0];
+    assert_eq!((&**volume, &**change, from.as_deref()), ("a", "renamed", Some("before")));
+    let answer = apply(config, false).expect("it has no mistake");
+    let hand_over = answer.hand_over.expect("it has begun");
+    assert!(!answer.applied && hand_over.id == 17 && hand_over.state == "running");
     let (status, message) = refused(apply(&config.replace("nbd", "ndb"), false));
     assert_eq!(status, 400);
     assert!(message.contains("/etc/f.toml") && message.contains("line 4"), "{message}");
-    assert_eq!(served.table.asked(), ["apply to 1, dry run true", "apply to 1, dry run false"]);
+    let length = config.len();
+    assert_eq!(
+        served.table.asked(),
+        [
+            format!("apply {length} bytes, dry run true"),
+            format!("apply {length} bytes, dry run false"),
+            "upgrade to /own".to_owned(),
+        ]
+    );
 }
 
 #[test]
@@ -583,6 +601,7 @@ fn an_upgrade_is_begun_and_its_outcome_told() {
     assert_eq!((begun.id, begun.state.as_str()), (17, "running"));
     assert_eq!(served.table.asked(), ["upgrade to /bin/new"]);
     let failed = UpgradeSnapshot {
+        to_drain: None,
         id: 17,
         program: "/bin/new".into(),
         state: UpgradeState::Failed,

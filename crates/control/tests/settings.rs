@@ -74,7 +74,7 @@ fn the_table_is_sound() {
         let taken = TABLE[..at].iter().any(|other| flag.is_some() && other.flag_name() == flag);
         assert!(!taken, "the flag of {}", spec.key);
         let of_volume = match spec.online {
-            Online::No => continue,
+            Online::Restart | Online::HandOver | Online::NewCache => continue,
             Online::Cache(_) | Online::Clients => false,
             Online::Volume(_) | Online::Streams => true,
         };
@@ -197,7 +197,7 @@ fn table(section: Section) -> String {
             }
             kind => kind.range().unwrap_or_default(),
         };
-        let online = if matches!(spec.online, Online::No) { "" } else { "yes" };
+        let online = spec.online.word();
         let more = if spec.more.is_empty() { "" } else { " " };
         let meaning = format!("{}.{more}{}", spec.help, spec.more);
         writeln!(out, "| {key} | {default} | {values} | {online} | {meaning} |")

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory};
 use clap_mangen::generate_to;
 use clap_mangen::roff::{Roff, bold, italic, roman};
-use forebay_control::settings::{Flag, Initial, Kind, Online, Section, Spec};
+use forebay_control::settings::{Flag, Initial, Kind, Section, Spec};
 
 use crate::cli::Cli;
 
@@ -92,9 +92,7 @@ fn setting(page: &mut Roff, spec: &Spec) {
     if spec.flag == Flag::None {
         facts.push("There is no flag for it.".to_owned());
     }
-    if !matches!(spec.online, Online::No) {
-        facts.push("Online.".to_owned());
-    }
+    facts.push(format!("Changed: {}.", spec.online.word()));
     page.text([roman(facts.join(" "))]);
 }
 

@@ -14,7 +14,8 @@ mod ring;
 
 pub use numbers::{Init, Mode, Op, Open};
 pub use reply::{
-    Attributes, OutHeader, attr_out, dirent, entry_out, init_out, open_out, statfs_out, write_out,
+    Attributes, OutHeader, attr_out, dirent, entry_out, forget_inode, forget_name, init_out,
+    open_out, statfs_out, write_out,
 };
 pub use request::{
     Allocate, Header, InitIn, Message, Request, SetAttributes, Transfer, WireError, split,

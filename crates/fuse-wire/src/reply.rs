@@ -28,7 +28,13 @@ impl OutHeader {
     #[must_use]
     pub fn resend() -> Self {
         const NOTIFY_RESEND: i32 = 7;
-        Self { len: Self::BYTES as u32, error: NOTIFY_RESEND, unique: 0 }
+        Self::notice(NOTIFY_RESEND, 0)
+    }
+
+    /// The header of a notice, a message that answers no request, before `body` bytes.
+    fn notice(code: i32, body: usize) -> Self {
+        let len = u32::try_from(Self::BYTES + body).expect("a notice is short");
+        Self { len, error: code, unique: 0 }
     }
 
     /// The encoded header.
@@ -36,6 +42,27 @@ impl OutHeader {
     pub fn encode(&self) -> [u8; Self::BYTES] {
         zerocopy::transmute!(*self)
     }
+}
+
+/// The notice by which the kernel forgets the attributes of an inode (`FUSE_NOTIFY_INVAL_INODE`); with
+/// `content`, also what it has cached of it: for a directory, the list of its names.
+#[must_use]
+pub fn forget_inode(node: u64, content: bool) -> Vec<u8> {
+    const NOTIFY_INVAL_INODE: i32 = 2;
+    // A negative offset stands for the attributes alone, and length 0 for all after the offset.
+    let offset = if content { 0 } else { -1_i64 };
+    let body = [node.to_le_bytes(), offset.to_le_bytes(), 0_i64.to_le_bytes()].concat();
+    [&OutHeader::notice(NOTIFY_INVAL_INODE, body.len()).encode()[..], &body].concat()
+}
+
+/// The notice by which the kernel forgets a name in a directory (`FUSE_NOTIFY_INVAL_ENTRY`).
+#[must_use]
+pub fn forget_name(directory: u64, name: &str) -> Vec<u8> {
+    const NOTIFY_INVAL_ENTRY: i32 = 3;
+    let length = u32::try_from(name.len()).expect("a name is short");
+    let head = [directory.to_le_bytes(), u64::from(length).to_le_bytes()].concat();
+    let body = [&head[..], name.as_bytes(), &[0]].concat();
+    [&OutHeader::notice(NOTIFY_INVAL_ENTRY, body.len()).encode()[..], &body].concat()
 }
 
 /// The attributes of a file.

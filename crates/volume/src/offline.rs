@@ -106,15 +106,11 @@ pub fn superblock(read: &mut ReadAt) -> Result<Superblock, String> {
 /// If the device cannot be read or holds no pool. Damage is not an error: it is in the report.
 pub fn examine(read: &mut ReadAt, payloads: bool) -> Result<Report, String> {
     let superblock = superblock(read)?;
-    let removed = superblock.volumes.iter().filter(|volume| is_removed(volume));
-    let removed: Vec<VolumeId> = removed.map(|volume| volume.id).collect();
     let mut report = Report { superblock, shards: Vec::new(), problems: Vec::new() };
     for (shard, area) in report.superblock.shards.clone().into_iter().enumerate() {
         assert!(area.offset >= AREA_OFFSET, "decoding checked the areas");
         let mut examiner = Examiner::new(&report.superblock, shard as u16, area, payloads);
-        let mut found = examiner.examine(read)?;
-        found.blocks.retain(|block| !removed.contains(&block.volume));
-        report.shards.push(found);
+        report.shards.push(examiner.examine(read)?);
         report.problems.append(&mut examiner.problems);
     }
     Ok(report)
@@ -125,6 +121,8 @@ struct Examiner {
     area: ShardArea,
     segment: usize,
     payloads: bool,
+    /// Volumes whose entries count no more: others use their places in the store.
+    removed: Vec<VolumeId>,
     survey: Survey,
     problems: Vec<Problem>,
 }
@@ -135,7 +133,9 @@ impl Examiner {
         let segments = superblock.log_segments_of(&area) as usize;
         let owner = Owner { pool: superblock.pool, shard };
         let survey = Survey::new(owner, segments, superblock.segment_size);
-        Self { shard, area, segment, payloads, survey, problems: Vec::new() }
+        let removed = superblock.volumes.iter().filter(|volume| is_removed(volume));
+        let removed = removed.map(|volume| volume.id).collect();
+        Self { shard, area, segment, payloads, removed, survey, problems: Vec::new() }
     }
 
     fn offset(&self, i: usize) -> u64 {
@@ -184,6 +184,7 @@ impl Examiner {
             }
         }
         report.blocks = blocks.into_values().collect();
+        report.blocks.retain(|block| !self.removed.contains(&block.volume));
         if self.payloads {
             self.verify_stored(&report.blocks, read)?;
         }

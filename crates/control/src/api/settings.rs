@@ -8,9 +8,9 @@ use utoipa::openapi::schema::{AdditionalProperties, Schema, Type};
 use utoipa::openapi::{ObjectBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::{SettingStatus, VolumeStatus};
-use crate::pool::{PoolSnapshot, SettingSnapshot};
-use crate::settings::{DEFAULT, Difference, Spec};
+use super::{SettingStatus, UpgradeStatus, VolumeStatus};
+use crate::pool::{Application, PoolSnapshot, SettingSnapshot};
+use crate::settings::{DEFAULT, Difference, Spec, VolumeChange, VolumeDifference, Way};
 
 /// Settings to change through the address of a volume: of that volume and of the whole cache.
 /// Absent ones are left unchanged.
@@ -71,12 +71,67 @@ pub struct ApplyRequest {
 }
 
 /// The outcome of [`ApplyRequest`].
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
 pub struct Applied {
-    /// Whether the values were changed: false for a dry run.
+    /// Whether the configuration is in force: false for a dry run, and while a hand-over runs.
     pub applied: bool,
-    /// The settings that differed from those in force.
+    /// How it comes into force: `at once`, by a `hand-over`, or by a hand-over with a `new cache`.
+    pub way: String,
+    /// The volumes that differ from those that are served.
+    pub volumes: Vec<VolumeShift>,
+    /// The settings that differ from those in force.
     pub differences: Vec<SettingDifference>,
+    /// The hand-over that has begun; `GET /v1/upgrade` tells its outcome.
+    pub hand_over: Option<UpgradeStatus>,
+}
+
+/// A volume that comes, goes, or becomes another one.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct VolumeShift {
+    /// Its name in the given configuration, or that of before if it goes.
+    pub volume: String,
+    /// `added`, `removed`, `renamed` or `grown`.
+    pub change: String,
+    /// The name before, or the size in bytes.
+    pub from: Option<String>,
+    /// The size afterwards, in bytes.
+    pub to: Option<String>,
+}
+
+impl VolumeShift {
+    /// The difference as the API shows it.
+    #[must_use]
+    pub fn of(one: VolumeDifference) -> Self {
+        let (change, from, to) = match one.change {
+            VolumeChange::Added => ("added", None, None),
+            VolumeChange::Removed => ("removed", None, None),
+            VolumeChange::Renamed(from) => ("renamed", Some(from), None),
+            VolumeChange::Grown(from, to) => {
+                ("grown", Some(from.to_string()), Some(to.to_string()))
+            }
+        };
+        Self { volume: one.volume, change: change.to_owned(), from, to }
+    }
+}
+
+impl Applied {
+    /// The outcome as the API shows it.
+    #[must_use]
+    pub fn of(application: Application, dry_run: bool) -> Self {
+        let Application { differences, way, hand_over } = application;
+        let way = match way {
+            Way::Live(_) => "at once",
+            Way::HandOver => "hand-over",
+            Way::NewCache => "new cache",
+        };
+        Self {
+            applied: !dry_run && hand_over.is_none(),
+            way: way.to_owned(),
+            volumes: differences.volumes.into_iter().map(VolumeShift::of).collect(),
+            differences: differences.settings.into_iter().map(SettingDifference::of).collect(),
+            hand_over: hand_over.map(|upgrade| UpgradeStatus::of(Some(&upgrade))),
+        }
+    }
 }
 
 /// A setting that differed.

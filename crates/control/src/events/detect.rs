@@ -469,6 +469,7 @@ mod tests {
     fn an_upgrade_is_told_when_it_ends() {
         let mut detector = Detector::default();
         let mut upgrade = UpgradeSnapshot {
+            to_drain: None,
             id: 3,
             program: "/bin/new".into(),
             state: UpgradeState::Running,

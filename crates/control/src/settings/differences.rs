@@ -1,16 +1,48 @@
-//! How one configuration differs from another, and which changes of a running server make the first
-//! equal to the second.
+//! How one configuration differs from another, and how a running server comes from the first to the
+//! second: by changes that it makes at once, or by handing over to a server that starts with the
+//! second.
 
 use crate::config::Config;
 
-use super::{Change, NewValue, Spec, TABLE};
+use super::{Change, NewValue, Online, Spec, TABLE};
+
+/// What differs between two configurations.
+#[derive(Clone, Default, Debug)]
+pub struct Differences {
+    /// The volumes that are not the same ones.
+    pub volumes: Vec<VolumeDifference>,
+    /// The settings with another value, in the order of the table; those of volumes by volume.
+    pub settings: Vec<Difference>,
+}
+
+/// A volume that is not the same in both.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VolumeDifference {
+    /// Its name; in the second configuration, if it is there.
+    pub volume: String,
+    /// The difference.
+    pub change: VolumeChange,
+}
+
+/// How a volume differs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum VolumeChange {
+    /// Only the second configuration has it.
+    Added,
+    /// Only the first configuration has it.
+    Removed,
+    /// The first one has its primary under this name.
+    Renamed(String),
+    /// Its primary has become larger: from so many bytes to so many. No configuration tells this.
+    Grown(u64, u64),
+}
 
 /// A setting whose value differs.
 #[derive(Clone, Debug)]
 pub struct Difference {
     /// The setting.
     pub spec: &'static Spec,
-    /// The volume, for a setting of volumes.
+    /// The volume, for a setting of volumes; its name in the second configuration.
     pub volume: Option<String>,
     /// The value in the first configuration; `None` if it is unset.
     pub from: Option<String>,
@@ -28,20 +60,86 @@ impl Difference {
     }
 }
 
-/// The settings that differ, in the order of the table; those of volumes by volume.
-///
-/// # Errors
-/// When the configurations do not have the same volumes.
-pub fn differences(from: &Config, to: &Config) -> Result<Vec<Difference>, String> {
-    let place = |config: &Config, name: &str| config.volumes.iter().position(|v| v.name == name);
-    let mut places = Vec::new();
-    for (at, volume) in from.volumes.iter().enumerate() {
-        let there = place(to, &volume.name);
-        places.push((at, there.ok_or_else(|| format!("volume {:?} is missing", volume.name))?));
+/// How a running server comes to its new configuration.
+#[derive(Clone, Debug)]
+pub enum Way {
+    /// By these changes, at once.
+    Live(Vec<Change>),
+    /// By handing over to a server that starts with the configuration.
+    HandOver,
+    /// The same, after everything dirty was written to the primaries: that server makes a new
+    /// cache.
+    NewCache,
+}
+
+impl Differences {
+    /// What differs between `from` and `to`. A volume whose primary has another name in `to` is
+    /// renamed.
+    #[must_use]
+    pub fn between(from: &Config, to: &Config) -> Self {
+        let has = |config: &Config, name: &str| config.volumes.iter().any(|v| v.name == name);
+        let mut volumes = Vec::new();
+        let mut pairs = Vec::new();
+        for (at, volume) in to.volumes.iter().enumerate() {
+            let name = &volume.name;
+            let same = from.volumes.iter().position(|one| one.name == *name);
+            let renamed = || {
+                let is = |one: &crate::config::VolumeConfig| one.primary == volume.primary;
+                from.volumes.iter().position(|one| is(one) && !has(to, &one.name))
+            };
+            let before = same.or_else(renamed);
+            pairs.extend(before.map(|before| (before, at)));
+            let change = match before.map(|before| &from.volumes[before].name) {
+                None => VolumeChange::Added,
+                Some(before) if before != name => VolumeChange::Renamed(before.clone()),
+                Some(_) => continue,
+            };
+            volumes.push(VolumeDifference { volume: name.clone(), change });
+        }
+        let gone = from.volumes.iter().enumerate();
+        let gone = gone.filter(|(at, _)| pairs.iter().all(|(before, _)| before != at));
+        volumes.extend(gone.map(|(_, volume)| VolumeDifference {
+            volume: volume.name.clone(),
+            change: VolumeChange::Removed,
+        }));
+        Self { volumes, settings: settings(from, to, &pairs) }
     }
-    if let Some(new) = to.volumes.iter().find(|volume| place(from, &volume.name).is_none()) {
-        return Err(format!("volume {:?} is not served", new.name));
+
+    /// Whether nothing differs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.volumes.is_empty() && self.settings.is_empty()
     }
+
+    /// How a running server comes from the first configuration to the second.
+    ///
+    /// # Errors
+    /// Names the settings that only a restart changes.
+    pub fn way(&self) -> Result<Way, String> {
+        let is = |one: &Difference, kind: fn(Online) -> bool| kind(one.spec.online);
+        let fixed =
+            self.settings.iter().filter(|one| is(one, |how| matches!(how, Online::Restart)));
+        let fixed: Vec<_> = fixed.map(Difference::name).collect();
+        if !fixed.is_empty() {
+            return Err(format!("{} cannot be changed while serving", fixed.join(", ")));
+        }
+        if self.settings.iter().any(|one| is(one, |how| matches!(how, Online::NewCache))) {
+            return Ok(Way::NewCache);
+        }
+        if !self.volumes.is_empty() || !self.settings.iter().all(|one| is(one, Online::is_live)) {
+            return Ok(Way::HandOver);
+        }
+        let change = |one: &Difference| Change {
+            spec: one.spec,
+            volume: one.volume.clone(),
+            value: one.to.clone().map_or(NewValue::Unset, NewValue::Is),
+        };
+        Ok(Way::Live(self.settings.iter().map(change).collect()))
+    }
+}
+
+/// The settings that differ; `pairs` are the indices of the volumes that both have.
+fn settings(from: &Config, to: &Config, pairs: &[(usize, usize)]) -> Vec<Difference> {
     // Fields are accessible through exclusive references only.
     let (mut old, mut new) = (from.clone(), to.clone());
     let mut all = Vec::new();
@@ -52,29 +150,13 @@ pub fn differences(from: &Config, to: &Config) -> Result<Vec<Difference>, String
         }
     };
     TABLE.iter().filter(|spec| !spec.is_of_volume()).for_each(|spec| compare(spec, None, (0, 0)));
-    for (volume, at) in from.volumes.iter().zip(places) {
-        let of_volume = TABLE.iter().filter(|spec| spec.is_of_volume());
-        of_volume.for_each(|spec| compare(spec, Some(&volume.name), at));
+    // A name is what tells volumes apart, so another one is no setting that differs.
+    let of_volume = || TABLE.iter().filter(|spec| spec.is_of_volume() && spec.key != "name");
+    for &(before, at) in pairs {
+        let name = &to.volumes[at].name;
+        of_volume().for_each(|spec| compare(spec, Some(name), (before, at)));
     }
-    Ok(all)
-}
-
-/// The changes that give all these settings their second value.
-///
-/// # Errors
-/// Names all of them that a running server cannot change.
-pub fn changes(differences: &[Difference]) -> Result<Vec<Change>, String> {
-    let fixed = differences.iter().filter(|one| !one.spec.online.is_possible());
-    let fixed: Vec<_> = fixed.map(Difference::name).collect();
-    if !fixed.is_empty() {
-        return Err(format!("{} cannot be changed while serving", fixed.join(", ")));
-    }
-    let change = |one: &Difference| Change {
-        spec: one.spec,
-        volume: one.volume.clone(),
-        value: one.to.clone().map_or(NewValue::Unset, NewValue::Is),
-    };
-    Ok(differences.iter().map(change).collect())
+    all
 }
 
 #[cfg(test)]
@@ -86,7 +168,12 @@ mod tests {
     fn config(cache: &str, volumes: &[(&str, &str)]) -> Config {
         let head = format!("[cache]\npath = \"/c\"\n{cache}\n[server]\nnbd = [\"unix:/s\"]\n");
         let volume = |(name, more): &(&str, &str)| {
-            format!("[[volume]]\nname = {name:?}\nprimary = \"/p/{name}\"\n{more}\n")
+            let primary = if more.contains("primary") {
+                String::new()
+            } else {
+                format!("primary = \"/p/{name}\"")
+            };
+            format!("[[volume]]\nname = {name:?}\n{primary}\n{more}\n")
         };
         let text = head + &volumes.iter().map(volume).collect::<String>();
         Config::parse(Path::new("a file"), &text).expect("it is valid")
@@ -96,8 +183,9 @@ mod tests {
     fn what_differs_is_named_with_both_values() {
         let now = config("dirty_limit = \"30%\"", &[("a", ""), ("b", "dirty_limit = \"10%\"")]);
         let new = config("", &[("b", ""), ("a", "mode = \"write-around\"")]);
-        let all = differences(&now, &new).expect("they have the same volumes");
+        let all = Differences::between(&now, &new);
         let texts: Vec<_> = all
+            .settings
             .iter()
             .map(|one| (one.name(), one.from.as_deref().unwrap_or("-"), one.to.as_deref()))
             .collect();
@@ -105,30 +193,59 @@ mod tests {
             texts,
             [
                 ("cache.dirty_limit".to_owned(), "30%", Some("50%")),
-                ("volume \"a\": mode".to_owned(), "write-back", Some("write-around")),
                 ("volume \"b\": dirty_limit".to_owned(), "10%", None),
+                ("volume \"a\": mode".to_owned(), "write-back", Some("write-around")),
             ]
         );
-        let values: Vec<_> =
-            changes(&all).expect("all are possible").into_iter().map(|one| one.value).collect();
+        let Ok(Way::Live(changes)) = all.way() else { panic!("all are possible at once") };
+        let values: Vec<_> = changes.into_iter().map(|one| one.value).collect();
         let is = |text: &str| NewValue::Is(text.to_owned());
-        assert_eq!(values, [is("50%"), is("write-around"), NewValue::Unset]);
-        assert!(differences(&new, &new).expect("they have the same volumes").is_empty());
+        assert_eq!(values, [is("50%"), NewValue::Unset, is("write-around")]);
+        assert!(all.volumes.is_empty());
+        assert!(Differences::between(&new, &new).is_empty());
     }
 
     #[test]
-    fn one_setting_that_needs_a_restart_refuses_all() {
+    fn the_way_is_the_widest_that_a_setting_needs() {
         let now = config("", &[("a", "")]);
-        let new = config("log_share = \"20%\"\ndirty_limit = \"30%\"", &[("a", "")]);
-        let all = differences(&now, &new).expect("they have the same volumes");
-        let error = changes(&all).expect_err("the log share is fixed");
-        assert!(error.contains("cache.log_share") && !error.contains("dirty_limit"), "{error}");
+        let way = |cache: &str, volume: &str| {
+            Differences::between(&now, &config(cache, &[("a", volume)])).way()
+        };
+        assert!(matches!(way("dirty_limit = \"30%\"", ""), Ok(Way::Live(_))));
+        assert!(matches!(way("dirty_limit = \"30%\"", "read_only = true"), Ok(Way::HandOver)));
+        let share = "log_share = \"20%\"\ndirty_limit = \"30%\"";
+        assert!(matches!(way(share, "read_only = true"), Ok(Way::NewCache)));
+        let error = way("state_dir = \"/s\"\nlog_share = \"20%\"", "").expect_err("it is fixed");
+        assert!(error.contains("cache.state_dir") && !error.contains("log_share"), "{error}");
     }
 
     #[test]
-    fn volumes_that_come_or_go_are_named() {
-        let (one, two) = (config("", &[("a", "")]), config("", &[("a", ""), ("b", "")]));
-        assert!(differences(&one, &two).expect_err("b is new").contains("\"b\" is not served"));
-        assert!(differences(&two, &one).expect_err("b is gone").contains("\"b\" is missing"));
+    fn volumes_that_come_go_or_have_another_name_are_told_apart() {
+        let now = config("", &[("a", ""), ("b", "mode = \"write-around\""), ("c", "")]);
+        let new = config("", &[("d", ""), ("e", "primary = \"/p/b\""), ("c", "")]);
+        let all = Differences::between(&now, &new);
+        let change = |volume: &str, change| VolumeDifference { volume: volume.to_owned(), change };
+        assert_eq!(
+            all.volumes,
+            [
+                change("d", VolumeChange::Added),
+                change("e", VolumeChange::Renamed("b".to_owned())),
+                change("a", VolumeChange::Removed),
+            ]
+        );
+        let names: Vec<_> = all.settings.iter().map(Difference::name).collect();
+        assert_eq!(names, ["volume \"e\": mode"]);
+        assert!(matches!(all.way(), Ok(Way::HandOver)));
+    }
+
+    /// Two volumes that swap their names are not renamed: each name has another primary.
+    #[test]
+    fn swapped_names_are_other_primaries() {
+        let now = config("", &[("a", ""), ("b", "")]);
+        let new = config("", &[("a", "primary = \"/p/b\""), ("b", "primary = \"/p/a\"")]);
+        let all = Differences::between(&now, &new);
+        assert!(all.volumes.is_empty());
+        let names: Vec<_> = all.settings.iter().map(Difference::name).collect();
+        assert_eq!(names, ["volume \"a\": primary", "volume \"b\": primary"]);
     }
 }

@@ -14,7 +14,7 @@ use forebay_block::VolumeId;
 use crate::config::{Config, VolumeConfig};
 use crate::pool::SettingSnapshot;
 
-pub use differences::{Difference, changes, differences};
+pub use differences::{Difference, Differences, VolumeChange, VolumeDifference, Way};
 pub use table::TABLE;
 pub use value::{Field, Named, Value, parse_named};
 
@@ -180,8 +180,12 @@ pub enum Initial {
 /// How a setting is changed in a running server.
 #[derive(Clone, Copy, Debug)]
 pub enum Online {
-    /// It cannot be; a change takes effect at the next start.
-    No,
+    /// It is not; a stop and a start change it.
+    Restart,
+    /// By handing over to a server that starts with the new value.
+    HandOver,
+    /// The same, with a new cache: the value of an existing cache is fixed.
+    NewCache,
     /// For the whole cache, by this message to the shards.
     Cache(fn(&Config) -> forebay_engine::Setting),
     /// For one volume, by this message to the shards.
@@ -193,10 +197,21 @@ pub enum Online {
 }
 
 impl Online {
-    /// Whether a running server can change the setting.
+    /// Whether the running server itself can change the setting.
     #[must_use]
-    pub fn is_possible(self) -> bool {
-        !matches!(self, Self::No)
+    pub fn is_live(self) -> bool {
+        !matches!(self, Self::Restart | Self::HandOver | Self::NewCache)
+    }
+
+    /// The word for it in the reference.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Restart => "restart",
+            Self::HandOver => "hand-over",
+            Self::NewCache => "new cache",
+            Self::Cache(_) | Self::Volume(_) | Self::Streams | Self::Clients => "at once",
+        }
     }
 }
 
@@ -267,7 +282,7 @@ impl Spec {
 
     /// The settings that can be changed in a running server; those of volumes first.
     pub fn online() -> impl Iterator<Item = &'static Self> {
-        let all = || TABLE.iter().filter(|spec| spec.online.is_possible());
+        let all = || TABLE.iter().filter(|spec| spec.online.is_live());
         let of_volume = all().filter(|spec| spec.is_of_volume());
         of_volume.chain(all().filter(|spec| !spec.is_of_volume()))
     }

@@ -16,7 +16,7 @@ const SECOND: u64 = 1_000;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// A setting with a flag of the same name, which can be changed only at start.
+/// A setting with a flag of the same name, which is changed by a hand-over.
 const fn spec(
     section: Section,
     key: &'static str,
@@ -25,13 +25,14 @@ const fn spec(
     field: Place,
     help: &'static str,
 ) -> Spec {
-    Spec { section, key, flag: Key, kind, default, online: Online::No, help, more: "", field }
+    Spec { section, key, flag: Key, kind, default, online: Online::HandOver, help, more: "", field }
 }
 
 /// Every setting, section by section, in the order of the reference.
 pub static TABLE: &[Spec] = &[
     // [cache]
     Spec {
+        online: Online::NewCache,
         flag: Part("--cache PATH[,size=SIZE]"),
         more: "A file is created if it does not exist and a size is given.",
         ..spec(
@@ -44,6 +45,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::NewCache,
         flag: Part("--cache"),
         ..spec(
             Section::Cache,
@@ -55,6 +57,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Restart,
         flag: As("state"),
         more: "It must not be on the cache device.",
         ..spec(
@@ -92,6 +95,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::NewCache,
         more: "Fixed when the cache is created. The rest is its store, where blocks lie that stay \
                for long. 100% makes a cache without a store, as earlier versions did.",
         ..spec(
@@ -164,6 +168,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::NewCache,
         more: "It needs up to 13 MiB per GiB of cache device, as blocks come in. If this is too \
                little, only part of the device is used, and the log and `forebay status` say how \
                much.",
@@ -189,6 +194,7 @@ pub static TABLE: &[Spec] = &[
     },
     // [server]
     Spec {
+        online: Online::NewCache,
         more: "Fixed when the cache is created. A new cache has half as many as processors, at \
                most 4.",
         ..spec(
@@ -214,6 +220,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Restart,
         more: "See [files and disks](disks.md).",
         ..spec(
             Section::Server,
@@ -224,15 +231,18 @@ pub static TABLE: &[Spec] = &[
             "Mount a file system with a file for each volume in this empty directory; needs root",
         )
     },
-    spec(
-        Section::Server,
-        "fuse_transport",
-        Choice(FuseTransport::names),
-        Value("auto"),
-        Server(|config| &mut config.server.fuse_transport),
-        "How the kernel passes requests to those files; auto is the device, or io-uring without a \
-         keeper",
-    ),
+    Spec {
+        online: Online::Restart,
+        ..spec(
+            Section::Server,
+            "fuse_transport",
+            Choice(FuseTransport::names),
+            Value("auto"),
+            Server(|config| &mut config.server.fuse_transport),
+            "How the kernel passes requests to those files; auto is the device, or io-uring without a \
+             keeper",
+        )
+    },
     Spec {
         more: "See [TLS](nbd.md#tls).",
         ..spec(
@@ -329,6 +339,7 @@ pub static TABLE: &[Spec] = &[
     },
     // [[volume]]
     Spec {
+        online: Online::Restart,
         more: "At most 64 bytes.",
         ..spec(
             Section::Volume,
@@ -413,6 +424,7 @@ pub static TABLE: &[Spec] = &[
     },
     // [control]
     Spec {
+        online: Online::Restart,
         flag: As("control"),
         ..spec(
             Section::Control,
@@ -427,6 +439,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Restart,
         flag: InFile,
         ..spec(
             Section::Control,
@@ -438,6 +451,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Restart,
         flag: InFile,
         more: "A name or a number.",
         ..spec(
@@ -450,6 +464,7 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Restart,
         flag: InFile,
         more: "A name or a number.",
         ..spec(

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use forebay_control::ClientError;
 use forebay_control::api::UpgradeStatus;
+use forebay_control::{Client, ClientError};
 
 use crate::client::Daemon;
 use crate::output;
@@ -39,23 +39,7 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
     };
     let client = args.daemon.client();
     let begun = client.upgrade(&program)?;
-    let limit = Instant::now() + PATIENCE;
-    let ended = loop {
-        match client.last_upgrade() {
-            Ok(now) if now.id == begun.id && now.state != "running" => break now,
-            Ok(now) if now.id != begun.id && now.id != 0 => {
-                bail!("another upgrade came after this one; see `forebay status` and the log")
-            }
-            // For a moment nobody may answer.
-            Ok(_) | Err(ClientError::NotRunning(_) | ClientError::Io { .. }) => {}
-            Err(ClientError::Timeout(_)) => {}
-            Err(error) => return Err(error.into()),
-        }
-        if Instant::now() > limit {
-            bail!("no outcome in {} s; see `forebay status` and the log", PATIENCE.as_secs());
-        }
-        std::thread::sleep(PERIOD);
-    };
+    let ended = ended(&client, &begun, |_| Ok(()))?;
     if args.json {
         output::line(&serde_json::to_string(&ended)?)?;
     }
@@ -69,5 +53,36 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
             let line = format!("upgraded to version {version}: clients waited {pause:.2} s");
             Ok(output::line(&line)?)
         }
+    }
+}
+
+/// Waits until an upgrade has ended. While something must be written to the primaries first,
+/// `drains` gets the number of bytes from time to time, and the wait has no limit.
+pub fn ended(
+    client: &Client,
+    begun: &UpgradeStatus,
+    mut drains: impl FnMut(u64) -> anyhow::Result<()>,
+) -> anyhow::Result<UpgradeStatus> {
+    let mut limit = Instant::now() + PATIENCE;
+    loop {
+        match client.last_upgrade() {
+            Ok(now) if now.id == begun.id && now.state != "running" => return Ok(now),
+            Ok(now) if now.id != begun.id && now.id != 0 => {
+                bail!("another upgrade came after this one; see `forebay status` and the log")
+            }
+            Ok(now) => {
+                if let Some(bytes) = now.to_drain_bytes {
+                    drains(bytes)?;
+                    limit = Instant::now() + PATIENCE;
+                }
+            }
+            // For a moment nobody may answer.
+            Err(ClientError::NotRunning(_) | ClientError::Io { .. } | ClientError::Timeout(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if Instant::now() > limit {
+            bail!("no outcome in {} s; see `forebay status` and the log", PATIENCE.as_secs());
+        }
+        std::thread::sleep(PERIOD);
     }
 }

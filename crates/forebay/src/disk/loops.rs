@@ -98,6 +98,23 @@ fn device(listed: &serde_json::Value) -> Option<LoopDevice> {
     })
 }
 
+/// Gives the loop devices over a path the size of their file, in bytes, if they have another one.
+/// A device that cannot be resized stays as it is, with a warning.
+pub fn resize(path: &str, size: u64) {
+    for device in over_path(path) {
+        let name = device.rsplit('/').next().unwrap_or_default();
+        let sectors = fs::read_to_string(format!("{BLOCK_DEVICES}/{name}/size"));
+        let now = sectors.ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if now.is_none_or(|sectors| sectors * 512 == size) {
+            continue;
+        }
+        match losetup(&["--set-capacity", &device]) {
+            Ok(_) => tracing::info!(device, size, "the disk has another size"),
+            Err(error) => tracing::warn!(device, "the disk keeps its size: {error:#}"),
+        }
+    }
+}
+
 /// The identity of a file that loop devices report.
 pub fn identity(file: &Path) -> io::Result<(u64, u64)> {
     let found = fs::metadata(file)?;

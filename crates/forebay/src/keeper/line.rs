@@ -37,7 +37,7 @@ pub enum Message {
     Prepare,
     /// The answer to `Prepare`, if it can.
     Prepared { version: String },
-    /// The answer to `Prepare`, if it cannot.
+    /// The answer to `Prepare`, if it cannot; or why it could not start, before it ends.
     Unable { why: String },
     /// From the keeper: leave everything, and end.
     HandOver,

@@ -82,6 +82,8 @@ struct Keeper {
     outcome: Option<Outcome>,
     /// A signal that came while one server took over from another.
     deferred: Option<Signal>,
+    /// Why the last server could not start, as it said itself.
+    unable: Option<String>,
 }
 
 impl Keeper {
@@ -101,6 +103,7 @@ impl Keeper {
             trial: None,
             outcome: None,
             deferred: None,
+            unable: None,
         })
     }
 
@@ -161,6 +164,7 @@ impl Keeper {
         let Successor { upgrade, program, child, .. } = successor;
         child.give(&self.held)?;
         self.waiting.get_or_insert(since);
+        self.unable = None;
         let before = std::mem::replace(&mut self.program, program);
         self.trial = Some(Trial::new(upgrade, before, self.held.clone(), since));
         Ok(child)
@@ -168,7 +172,8 @@ impl Keeper {
 
     /// Goes back to the program before the one that failed.
     fn return_from(&mut self, trial: Trial, status: ExitStatus) {
-        let why = trial.failure(&told(status));
+        let how = self.unable.take().unwrap_or_else(|| told(status));
+        let why = trial.failure(&how);
         tracing::error!(program = trial.upgrade.program, "{why}: back to the one before it");
         (self.program, self.held) = (trial.before, trial.held_before);
         self.outcome = Some(Outcome { upgrade: trial.upgrade, why: Some(why), pause: 0.0 });
@@ -277,6 +282,7 @@ impl Keeper {
                 }
             }
             Message::Ready => self.serves(server),
+            Message::Unable { why } if !server.ready => self.unable = Some(why),
             Message::Stopping => {
                 server.stopping = true;
                 process::notify(NotifyState::Stopping);

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use forebay_block::VolumeId;
 use forebay_control::config::{Config, VolumeConfig};
-use forebay_control::settings::{self, Change, Difference, NewValue, Online, Spec};
+use forebay_control::settings::{self, Change, Differences, NewValue, Online, Spec, Way};
 use forebay_control::{
-    ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency, PoolControl,
-    PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget,
-    UpgradeSnapshot, VolumeSnapshot,
+    Application, ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency,
+    PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot,
+    TraceTarget, UpgradeSnapshot, VolumeSnapshot, Wanted,
 };
 use forebay_runtime::{
     ClientStats, Histogram, OPERATIONS, Pool, PoolStats, Served, TIERS, VolumeStats,
@@ -23,6 +23,7 @@ use crate::disk::loops;
 use crate::server::disks::Disks;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
+use crate::server::reconfigure::Reconfiguration;
 use crate::server::recording::Trace;
 use crate::server::serve::Order;
 use crate::server::settings::{KeptSettings, Wish};
@@ -70,7 +71,7 @@ pub struct Running {
     /// The configuration of this start, without the changes kept from earlier starts.
     configured: Config,
     /// The settings in force.
-    in_force: Mutex<Config>,
+    in_force: Arc<Mutex<Config>>,
     kept: Mutex<KeptSettings>,
     /// For each volume, the current or last recording.
     traces: Mutex<Vec<Option<Trace>>>,
@@ -82,45 +83,50 @@ pub struct Running {
     mount: Option<Arc<MountPoint>>,
     disks: Arc<Disks>,
     upgrades: Arc<Upgrades>,
+    reconfiguration: Arc<Reconfiguration>,
     stop: UnboundedSender<Order>,
 }
 
 impl Running {
-    /// Wraps a pool that is ready now, and its disks.
+    /// Wraps a pool that is ready now, with the settings that are configured and the parts that a
+    /// hand-over needs, which have the settings in force.
     pub fn new(
-        (pool, disks): (Pool, Arc<Disks>),
         facts: Facts,
-        [configured, in_force]: [Config; 2],
+        configured: Config,
         kept: KeptSettings,
-        upgrades: Arc<Upgrades>,
+        reconfiguration: Arc<Reconfiguration>,
         stop: UnboundedSender<Order>,
     ) -> Self {
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
-        let in_force = Mutex::new(in_force);
         let kept = Mutex::new(kept);
         let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
-        let began = Instant::now();
         Self {
-            pool,
+            pool: reconfiguration.pool.clone(),
             facts,
             configured,
-            in_force,
+            in_force: Arc::clone(&reconfiguration.in_force),
             kept,
             traces,
-            began,
+            began: Instant::now(),
             stopping,
             given_up,
             told,
-            mount: None,
-            disks,
-            upgrades,
+            mount: reconfiguration.mount.clone(),
+            disks: Arc::clone(&reconfiguration.disks),
+            upgrades: Arc::clone(&reconfiguration.upgrades),
+            reconfiguration,
             stop,
         }
     }
 
-    /// With the mount of its volumes, if it has one.
-    pub fn with_mount(self, mount: Option<Arc<MountPoint>>) -> Self {
-        Self { mount, ..self }
+    /// Stores the settings that were changed while serving, as they are now.
+    pub fn keep_settings(&self) -> std::io::Result<()> {
+        locked(&self.kept).store()
+    }
+
+    /// Whether the cache is to be given up when this server leaves.
+    pub fn gives_up_cache(&self) -> bool {
+        self.reconfiguration.gives_up_cache.load(Ordering::SeqCst)
     }
 
     /// Changes the reported state to `stopping`.
@@ -180,7 +186,7 @@ impl Running {
 }
 
 /// The values behind these locks are replaced whole, so a panic leaves nothing half-changed.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -246,16 +252,21 @@ impl Running {
                 let server = &config.server;
                 self.pool.set_patience(server.client_stall_timeout.0, server.idle());
             }
-            (Online::No, _) | (Online::Volume(_) | Online::Streams, None) => {
+            (Online::Restart | Online::HandOver | Online::NewCache, _)
+            | (Online::Volume(_) | Online::Streams, None) => {
                 unreachable!("{} is a change that Change::parse accepts", spec.key)
             }
         }
     }
 
-    /// The configuration to compare a file with: settings that need a restart as they were
+    /// The configuration to compare `wanted` with: settings that only a start changes as they were
     /// configured, since the start chose some of them, and the others as they are in force.
-    fn comparable(&self, in_force: &Config) -> Config {
+    fn comparable(&self, in_force: &Config, wanted: &Config) -> Config {
         let (mut all, mut now) = (self.configured.clone(), in_force.clone());
+        if wanted.server.shards == in_force.server.shards || wanted.server.shards.is_none() {
+            // The cache has this number, whoever chose it.
+            all.server.shards = wanted.server.shards;
+        }
         for spec in Spec::online() {
             let places = if spec.is_of_volume() { all.volumes.len() } else { 1 };
             for place in 0..places {
@@ -366,22 +377,37 @@ impl PoolControl for Running {
     }
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
-        self.change(&mut locked(&self.in_force), changes)
+        let mut in_force = locked(&self.in_force);
+        if self.reconfiguration.is_under_way() {
+            let what = "another configuration is being brought into force";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, "wait until it is"));
+        }
+        self.change(&mut in_force, changes)
     }
 
-    fn apply(&self, wanted: &Config, dry_run: bool) -> Result<Vec<Difference>, ControlError> {
+    fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
         let mut in_force = locked(&self.in_force);
-        let refused = |what: String| {
+        let config = &wanted.config;
+        let mut differences = Differences::between(&self.comparable(&in_force, config), config);
+        differences.volumes.extend(self.reconfiguration.grown(config));
+        let way = differences.way().map_err(|what| {
             let hint = "nothing was changed; restart the server with this configuration";
             ControlError::new(ControlErrorKind::Invalid, what, hint)
+        })?;
+        let hand_over = match &way {
+            Way::Live(changes) => {
+                if !dry_run && !changes.is_empty() {
+                    self.change(&mut in_force, changes)?;
+                }
+                None
+            }
+            Way::HandOver | Way::NewCache => {
+                self.reconfiguration.check(wanted, &differences)?;
+                let begin = || self.reconfiguration.begin(wanted, &differences, &way);
+                (!dry_run).then(begin).transpose()?
+            }
         };
-        let differences =
-            settings::differences(&self.comparable(&in_force), wanted).map_err(refused)?;
-        let changes = settings::changes(&differences).map_err(refused)?;
-        if !dry_run && !changes.is_empty() {
-            self.change(&mut in_force, &changes)?;
-        }
-        Ok(differences)
+        Ok(Application { differences, way, hand_over })
     }
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {

@@ -2,6 +2,7 @@
 //! [`primaries`] the primaries; clients connect through [`endpoints`], [`mount`] and [`disks`], the
 //! operator through [`control`].
 
+mod applying;
 pub mod args;
 pub mod cache;
 mod control;
@@ -15,6 +16,7 @@ mod logging;
 mod mount;
 mod primaries;
 pub mod process;
+mod reconfigure;
 mod recording;
 pub mod serve;
 mod settings;

@@ -19,7 +19,8 @@ use forebay_control::api::{PoolStatus, VolumeStatus};
 use forebay_control::config::FuseTransport;
 use forebay_control::{ControlError, PoolControl, exposition, text};
 use forebay_frontend_fuse::{
-    Agreement, FuseServer, Owner, REQUEST_BYTES, SharedFile, Topic, negotiate, resend,
+    Agreement, FuseServer, KnownFile, Owner, REQUEST_BYTES, SharedFile, Topic, negotiate, notices,
+    resend,
 };
 use forebay_runtime::{Mount, Pool};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -60,9 +61,6 @@ pub struct MountPoint {
     lasts: AtomicBool,
 }
 
-/// The number, name and size of a file.
-type FileNote = (u8, String, u64);
-
 /// What the keeper holds with the mount.
 #[derive(Serialize, Deserialize)]
 struct Note {
@@ -70,7 +68,7 @@ struct Note {
     version: (u32, u32),
     request_bytes: u32,
     /// The kernel knows the files by their numbers.
-    files: Vec<FileNote>,
+    files: Vec<(u8, String, u64)>,
 }
 
 impl MountPoint {
@@ -348,23 +346,35 @@ fn agree(device: &OwnedFd, ring: bool) -> anyhow::Result<Agreement> {
 }
 
 /// Serves the mount, waits until its files answer, and leaves it with the keeper. First the kernel
-/// sends again what a server before this one has left unanswered.
+/// sends again what a server before this one has left unanswered. Only a configuration that was
+/// `applied` may have other files than that server.
 pub fn serve(
     mount: NewMount,
     pool: &Pool,
     control: Arc<dyn PoolControl>,
     kept: &Kept,
+    applied: bool,
 ) -> anyhow::Result<()> {
     let NewMount { point, device, ring, resends, version, left } = mount;
     let volumes = pool.registry().volumes();
-    let numbered: Vec<FileNote> =
-        volumes.iter().map(|v| (v.id.0, v.name.clone(), v.info.size)).collect();
+    let known = |(id, name, size)| KnownFile { id, name, size };
+    let files = volumes.iter().map(|v| known((v.id.0, v.name.clone(), v.info.size)));
+    let files: Vec<KnownFile> = files.collect();
+    let mut news = Vec::new();
     if let Some(left) = left {
-        check_same(&left.files, &numbered)?;
+        let left: Vec<KnownFile> = left.files.into_iter().map(known).collect();
+        if !applied {
+            check_same(&left, &files)?;
+        }
+        news = notices(&left, &files);
         rustix::io::write(&device, &resend()).context("the mount's requests")?;
     }
-    let note =
-        Note { place: point.place.clone(), version, request_bytes: REQUEST_BYTES, files: numbered };
+    let note = Note {
+        place: point.place.clone(),
+        version,
+        request_bytes: REQUEST_BYTES,
+        files: files.into_iter().map(|one| (one.id, one.name, one.size)).collect(),
+    };
     let device_for_keeper = device.try_clone()?;
     let files = volumes.iter().zip(pool.registry().exports());
     let files =
@@ -383,8 +393,16 @@ pub fn serve(
     let mount = Mount { device, responder: Arc::new(server), request_bytes, rings };
     let names: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
     pool.serve_mount(mount, move |topic| describe(&*control, &names, Topic::of(topic)))?;
+    for news in news {
+        match rustix::io::write(&device_for_keeper, &news) {
+            // It has not cached that.
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error).context("the kernel takes no news of the mount"),
+        }
+    }
     for volume in volumes {
         await_file(point.file(&volume.name), volume.info.size)?;
+        loops::resize(&point.file(&volume.name), volume.info.size);
     }
     let place = point.place.display();
     tracing::info!(%place, transport, "mounted; the kernel speaks FUSE {major}.{minor}");
@@ -403,9 +421,9 @@ pub fn serve(
 }
 
 /// Checks that the files are those of the server before this one: the kernel knows them by number.
-fn check_same(left: &[FileNote], now: &[FileNote]) -> anyhow::Result<()> {
+fn check_same(left: &[KnownFile], now: &[KnownFile]) -> anyhow::Result<()> {
     let changed = left.iter().find(|file| !now.contains(file));
-    let Some((_, name, size)) = changed else { return Ok(()) };
+    let Some(KnownFile { name, size, .. }) = changed else { return Ok(()) };
     bail!("volume {name}: it is mounted with {size} bytes, and is gone or has another size now")
 }
 

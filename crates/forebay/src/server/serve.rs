@@ -3,7 +3,8 @@
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -11,8 +12,8 @@ use forebay_block::{BLOCK_SIZE, BufPool};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_control::{
-    ControlSocket, Monitor, PoolControl, PrimaryHealth, Server, VolumeSnapshot, WebServer,
-    default_socket,
+    Application, ControlSocket, Monitor, PoolControl, PrimaryHealth, Server, VolumeSnapshot,
+    Wanted, WebServer, default_socket,
 };
 use forebay_engine::{Health, VolumeState};
 use forebay_runtime::{Left, Pool, SessionFactory, Stopped};
@@ -24,6 +25,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::disk::block;
 use crate::keeper::{self, Message};
 use crate::output;
+use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
 use crate::server::cache::{self, Cache};
 use crate::server::control::{Facts, Parent, Running};
@@ -32,6 +34,7 @@ use crate::server::endpoints::Endpoints;
 use crate::server::events::{self, Came};
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
+use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
 use crate::server::web::Web;
 use crate::server::{left_clients, logging, mount, process, takeover};
@@ -62,7 +65,14 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
     };
     let is_first = !kept.is_restart();
     process::prepare(config.memory.lock, config.server.fuse.is_some());
-    let mut serving = Serving::start(&args, &config, kept)?;
+    let applying = Applying::of(&config, text.as_deref())?;
+    let keeper = kept.line();
+    let started = Serving::start(&args, &config, applying.as_ref(), kept);
+    let mut serving = started.inspect_err(|error| {
+        let unable = Message::Unable { why: crate::explained(error) };
+        // It is in the log too.
+        let _ = keeper.map(|keeper| keeper.send(&unable, None));
+    })?;
     serving.kept.hold_configuration(text.as_deref())?;
     signals.reread = args.config.map(|path| Reread { path, running: serving.running.clone() });
     // First the keeper: a server that says it is ready comes back if it dies.
@@ -81,7 +91,8 @@ fn prepare_to_take_over(
     kept: &mut Kept,
 ) -> anyhow::Result<(Config, Option<String>)> {
     let checked = args.config(kept).and_then(|(config, text)| {
-        takeover::check(&config)?;
+        let applying = Applying::of(&config, text.as_deref())?;
+        takeover::check(&config, applying.is_some())?;
         Ok((config, text))
     });
     if let Err(error) = &checked {
@@ -164,9 +175,18 @@ impl Reread {
     /// Applies the file; a file that cannot be applied changes nothing, and is a line in the log.
     fn now(&self) {
         let path = self.path.display();
-        let config = Config::text(&self.path).and_then(|text| Config::parse(&self.path, &text));
-        match config.map(|config| self.running.apply(&config, false)) {
-            Ok(Ok(all)) => tracing::info!(changes = all.len(), "SIGHUP: {path} is in force"),
+        let wanted = Config::text(&self.path).and_then(|text| {
+            let config = Config::parse(&self.path, &text)?;
+            Ok(Wanted { path: self.path.clone(), text, config })
+        });
+        match wanted.map(|wanted| self.running.apply(&wanted, false)) {
+            Ok(Ok(Application { hand_over: Some(_), .. })) => {
+                tracing::info!("SIGHUP: {path} comes into force by a hand-over");
+            }
+            Ok(Ok(Application { differences, .. })) => {
+                let changes = differences.settings.len();
+                tracing::info!(changes, "SIGHUP: {path} is in force");
+            }
             Ok(Err(error)) => tracing::error!("SIGHUP: {path} is not applied: {error}"),
             Err(error) => tracing::error!("SIGHUP: nothing was changed: {error}"),
         }
@@ -190,7 +210,12 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(args: &ServeArgs, config: &Config, mut kept: Kept) -> anyhow::Result<Self> {
+    fn start(
+        args: &ServeArgs,
+        config: &Config,
+        applying: Option<&Applying>,
+        mut kept: Kept,
+    ) -> anyhow::Result<Self> {
         // Before anything is taken of what an earlier server has left.
         let came = match (kept.is_successor(), kept.is_restart()) {
             (true, _) => Came::TookOver,
@@ -213,7 +238,7 @@ impl Serving {
         let place = place.map(|place| mount::prepare(place, &mut kept)).transpose()?;
         let configured = config.clone();
         let mut config = config.clone();
-        let (mut cache, mut plan, settings) = cache::open(args, &mut config)?;
+        let (mut cache, mut plan, settings) = cache::open(args, &mut config, applying)?;
         let config = &config;
         log_settings(config);
         log_volumes(config, &plan.registry);
@@ -233,18 +258,32 @@ impl Serving {
         };
         let mut in_force = config.clone();
         in_force.server.shards = u16::try_from(cache.shards()).ok();
-        let configs = [configured, in_force];
         let upgrades = Arc::new(Upgrades::new(kept.line()));
         listen_to_keeper(&kept, &upgrades, &stop)?;
-        let served = (pool.clone(), Arc::clone(&disks));
-        let running = Running::new(served, facts, configs, settings, upgrades, stop);
-        let running = Arc::new(running.with_mount(point.clone()));
+        let reconfiguration = Arc::new(Reconfiguration {
+            pool: pool.clone(),
+            disks: Arc::clone(&disks),
+            mount: point.clone(),
+            upgrades,
+            state: cache.state().clone(),
+            source: args.config.clone(),
+            in_force: Arc::new(Mutex::new(in_force)),
+            gives_up_cache: AtomicBool::new(false),
+            under_way: AtomicBool::new(false),
+        });
         // From here on clients may write: the files of this start stay.
         cache.keep();
+        let running = Running::new(facts, configured, settings, reconfiguration, stop);
+        let running = Arc::new(running);
         disks.take_over();
         if let Some(mount) = mount {
-            mount::serve(mount, &pool, Arc::clone(&running) as Arc<dyn PoolControl>, &kept)?;
+            let control = Arc::clone(&running) as Arc<dyn PoolControl>;
+            mount::serve(mount, &pool, control, &kept, applying.is_some())?;
         }
+        if applying.is_some() {
+            running.keep_settings()?;
+        }
+        Applying::end(cache.state())?;
         kept.hold(&name, "", socket.as_fd())?;
         let events = events::open(cache.state(), cache.uuid(), &config.events, came)?;
         let monitor = Monitor::start(Arc::clone(&running) as Arc<dyn PoolControl>, events)?;
@@ -334,7 +373,8 @@ impl Serving {
             tracing::warn!(%error, "not all clients could be handed over");
         }
         let closed = if stopped.complete {
-            self.cache.close(health, &stopped)
+            let gives_up = self.running.gives_up_cache();
+            self.cache.close(health, &stopped, gives_up)
         } else {
             Err(anyhow::anyhow!("a shard did not stop in time; the next program will recover"))
         };
@@ -357,7 +397,7 @@ impl Serving {
 
     fn close(self, stopped: &Stopped, health: Health) -> anyhow::Result<()> {
         let closed = if stopped.complete {
-            self.cache.close(health, stopped)
+            self.cache.close(health, stopped, false)
         } else {
             Err(anyhow::anyhow!("a shard did not stop in time; the next start will recover"))
         };

@@ -134,6 +134,12 @@ impl KeptSettings {
         if self.settings.len() < before { self.store() } else { Ok(()) }
     }
 
+    /// Forgets all of them: a configuration is brought into force as a whole.
+    /// [`KeptSettings::store`] makes that durable.
+    pub fn forget(&mut self) {
+        self.settings.clear();
+    }
+
     /// The kept setting with this volume and key.
     pub fn find(&self, volume: Option<VolumeId>, key: &str) -> Option<&Setting> {
         self.settings.iter().find(|known| known.is(volume, key))

@@ -2,6 +2,7 @@
 //! or written: the devices are the other server's.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail};
@@ -12,12 +13,20 @@ use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 
 use crate::server::endpoints;
 
-/// Checks the configuration against what is served, and whether this program can read the cache.
+/// Checks the configuration against what is served, and whether this program can read the cache. If
+/// the server was told to bring the configuration into force, it has checked and done what other
+/// volumes and another cache demand.
 ///
 /// # Errors
 /// If a start with this configuration would fail, as far as that can be told.
-pub fn check(config: &Config) -> anyhow::Result<()> {
+pub fn check(config: &Config, applied: bool) -> anyhow::Result<()> {
     endpoints::certificates(&config.server)?;
+    if applied {
+        for volume in &config.volumes {
+            primary_size(&volume.primary).with_context(|| format!("volume {}", volume.name))?;
+        }
+        return usable(config);
+    }
     let cache = config.cache.path.display();
     let file = File::open(&config.cache.path).with_context(|| format!("cache {cache}"))?;
     let served = newest(&file).with_context(|| format!("cache {cache}"))?;
@@ -42,6 +51,33 @@ pub fn check(config: &Config) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks whether the cache device is one that this program can read, or has nothing on it.
+fn usable(config: &Config) -> anyhow::Result<()> {
+    let path = &config.cache.path;
+    let shown = || format!("cache {}", path.display());
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == ErrorKind::NotFound && config.cache.size.is_some() => {
+            return Ok(());
+        }
+        Err(error) => return Err(error).with_context(shown),
+    };
+    let blank = || -> std::io::Result<bool> {
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        for offset in SUPERBLOCK_OFFSETS {
+            file.read_exact_at(&mut bytes, offset)?;
+            if bytes.iter().any(|&byte| byte != 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    if blank().with_context(shown)? {
+        return Ok(());
+    }
+    newest(&file).map(drop).with_context(|| format!("{}: it is not empty", shown()))
 }
 
 /// The newest superblock that this program can read.

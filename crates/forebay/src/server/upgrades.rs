@@ -5,18 +5,29 @@ use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, UpgradeState};
 use rustix::fs::{Mode, OFlags};
 
 use crate::keeper::{Line, Message, Outcome, Upgrade};
+use crate::server::control::locked;
 
 /// The line to the keeper, and the last upgrade.
 pub struct Upgrades {
     line: Option<Arc<Line>>,
-    last: Mutex<Option<UpgradeSnapshot>>,
+    last: Mutex<Option<Upgrading>>,
+}
+
+/// An upgrade, and its program until the keeper has it.
+struct Upgrading {
+    now: UpgradeSnapshot,
+    file: Option<OwnedFd>,
+}
+
+fn conflict(what: &str, hint: &str) -> ControlError {
+    ControlError::new(ControlErrorKind::Conflict, what, hint)
 }
 
 impl Upgrades {
@@ -30,31 +41,94 @@ impl Upgrades {
     /// # Errors
     /// If there is no keeper, an upgrade is under way, or the program cannot be one.
     pub fn begin(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError> {
-        let conflict =
-            |what: &str, hint: &str| Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        let begun = self.reserve(program, program)?;
+        self.go(begun.id).inspect_err(|error| self.fail(begun.id, error.to_string()))?;
+        Ok(begun)
+    }
+
+    /// Checks whether an upgrade can begin.
+    ///
+    /// # Errors
+    /// If there is no keeper, or one is under way.
+    pub fn check(&self) -> Result<(), ControlError> {
+        self.free(&locked(&self.last)).map(drop)
+    }
+
+    fn free(&self, last: &Option<Upgrading>) -> Result<&Arc<Line>, ControlError> {
         let Some(line) = &self.line else {
-            return conflict("the server has no keeper", "stop it, and start the other program");
+            return Err(conflict(
+                "the server has no keeper",
+                "stop the server, and start it again",
+            ));
         };
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.as_ref().is_some_and(|last| last.state == UpgradeState::Running) {
-            return conflict("an upgrade is under way", "wait until it has ended");
+        if last.as_ref().is_some_and(|last| last.now.state == UpgradeState::Running) {
+            return Err(conflict("an upgrade is under way", "wait until it has ended"));
         }
+        Ok(line)
+    }
+
+    /// Begins an upgrade to `program`, for people `shown`; [`Upgrades::go`] asks the keeper, after
+    /// what comes before.
+    ///
+    /// # Errors
+    /// As for [`Upgrades::begin`].
+    pub fn reserve(&self, program: &Path, shown: &Path) -> Result<UpgradeSnapshot, ControlError> {
+        let mut last = locked(&self.last);
+        self.free(&last)?;
         let file = open(program)?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let id = u64::try_from(since.as_micros()).unwrap_or_default();
-        let upgrade = Upgrade { id, program: program.display().to_string() };
-        let snapshot = UpgradeSnapshot {
-            id,
-            program: program.to_owned(),
+        let now = UpgradeSnapshot {
+            id: u64::try_from(since.as_micros()).unwrap_or_default(),
+            program: shown.to_owned(),
             state: UpgradeState::Running,
+            to_drain: None,
             pause: None,
             error: None,
         };
-        if line.send(&Message::Upgrade(upgrade), Some(file.as_fd())).is_err() {
-            return conflict("the keeper is gone", "stop the server, and start the other program");
+        Ok(last.insert(Upgrading { now, file: Some(file) }).now.clone())
+    }
+
+    /// Asks the keeper for the upgrade that was begun.
+    ///
+    /// # Errors
+    /// If there is no keeper any more, or it has ended otherwise.
+    pub fn go(&self, id: u64) -> Result<(), ControlError> {
+        let mut last = locked(&self.last);
+        let begun = last.as_mut().filter(|last| last.now.id == id);
+        let file = begun.and_then(|begun| {
+            begun.now.to_drain = None;
+            Some((begun.now.program.display().to_string(), begun.file.take()?))
+        });
+        let Some((line, (program, file))) = self.line.as_ref().zip(file) else {
+            return Err(conflict("it has ended already", "see the log"));
+        };
+        tracing::info!(program, "an upgrade begins");
+        let upgrade = Message::Upgrade(Upgrade { id, program });
+        line.send(&upgrade, Some(file.as_fd())).map_err(|_| {
+            conflict("the keeper is gone", "stop the server, and start the other program")
+        })
+    }
+
+    /// Tells how many bytes must be written to the primaries before the upgrade goes on.
+    pub fn set_to_drain(&self, id: u64, bytes: u64) {
+        let mut last = locked(&self.last);
+        if let Some(last) = last.as_mut().filter(|last| last.now.id == id) {
+            last.now.to_drain = Some(bytes);
         }
-        tracing::info!(program = %program.display(), "an upgrade begins");
-        Ok(last.insert(snapshot).clone())
+    }
+
+    /// Ends an upgrade for which the keeper was not asked.
+    pub fn fail(&self, id: u64, why: String) {
+        let mut last = locked(&self.last);
+        let Some(last) = last.as_mut().filter(|last| last.now.id == id) else { return };
+        tracing::error!("no hand-over: {why}");
+        last.now = UpgradeSnapshot {
+            state: UpgradeState::Failed,
+            to_drain: None,
+            error: Some(why),
+            ..last.now.clone()
+        };
+        last.file = None;
     }
 
     /// Notes how an upgrade ended.
@@ -65,19 +139,20 @@ impl Upgrades {
             Some(why) => tracing::error!(program, "not upgraded: {why}"),
         }
         let state = if why.is_none() { UpgradeState::Done } else { UpgradeState::Failed };
-        let snapshot = UpgradeSnapshot {
+        let now = UpgradeSnapshot {
             id: *id,
             program: program.into(),
             state,
+            to_drain: None,
             pause: (*pause > 0.0).then_some(*pause),
             error: why.clone(),
         };
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot);
+        *locked(&self.last) = Some(Upgrading { now, file: None });
     }
 
     /// The last upgrade that is known.
     pub fn last(&self) -> Option<UpgradeSnapshot> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.last).as_ref().map(|last| last.now.clone())
     }
 }
 

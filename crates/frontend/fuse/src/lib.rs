@@ -5,7 +5,7 @@
 //! messages, over the device or over io_uring, and mounts and unmounts.
 //!
 //! ```text
-//! /                      3 kinds of files, all of a fixed size, none ever made or removed
+//! /                      3 kinds of files; only another server of the mount changes their list
 //! |-- VOLUME             reads, writes, flushes, holes; direct I/O only
 //! `-- .forebay
 //!     |-- status         the text of `forebay status`
@@ -20,10 +20,12 @@
 
 mod handshake;
 mod in_flight;
+mod notices;
 mod server;
 mod transmission;
 mod tree;
 
 pub use handshake::{Agreement, HandshakeError, REQUEST_BYTES, negotiate, resend};
+pub use notices::{KnownFile, notices};
 pub use server::{FuseServer, Owner, ServerError, SharedFile};
 pub use tree::Topic;

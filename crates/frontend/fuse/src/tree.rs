@@ -11,9 +11,9 @@ const VOLUMES: &str = "volumes";
 /// Names of the texts in it, in the order of their numbers.
 const NAMES: [&str; 3] = ["status", "status.json", "metrics"];
 
-const ROOT: u64 = 1;
+pub(crate) const ROOT: u64 = 1;
 const TEXT_DIRECTORY: u64 = 2;
-const VOLUME_TEXTS: u64 = 3;
+pub(crate) const VOLUME_TEXTS: u64 = 3;
 const FIRST_TEXT: u64 = 16;
 const END_OF_TEXTS: u64 = FIRST_TEXT + NAMES.len() as u64;
 const FIRST_VOLUME: u64 = 0x1000;
@@ -21,6 +21,16 @@ const FIRST_VOLUME_TEXT: u64 = 0x2000;
 
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
+
+/// The number of a volume's file.
+pub(crate) fn volume_file(id: u8) -> u64 {
+    FIRST_VOLUME + u64::from(id)
+}
+
+/// The number of a volume's text.
+pub(crate) fn volume_text(id: u8) -> u64 {
+    FIRST_VOLUME_TEXT + u64::from(id)
+}
 
 /// A readable text.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -73,14 +83,14 @@ impl Node {
     /// Its number, in a tree with `files`. Numbers are those of the volumes' ids: the kernel keeps
     /// them, and the next server of the same mount must mean the same by them.
     pub fn number(self, files: &[SharedFile]) -> u64 {
-        let id = |at: usize| u64::from(files[at].volume.0);
+        let id = |at: usize| files[at].volume.0;
         match self {
             Self::Root => ROOT,
             Self::TextDirectory => TEXT_DIRECTORY,
             Self::VolumeTexts => VOLUME_TEXTS,
-            Self::Text(Topic::Volume(at)) => FIRST_VOLUME_TEXT + id(at),
+            Self::Text(Topic::Volume(at)) => volume_text(id(at)),
             Self::Text(topic) => FIRST_TEXT + topic.number(),
-            Self::Volume(at) => FIRST_VOLUME + id(at),
+            Self::Volume(at) => volume_file(id(at)),
         }
     }
 

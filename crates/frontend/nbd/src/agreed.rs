@@ -39,12 +39,16 @@ impl Agreed {
         Some(Self { structured, allocation, flags, size, name })
     }
 
-    /// The agreement here, if the export is still as the client knows it.
+    /// The agreement here, if the export is still as the client knows it. It may have grown: the
+    /// protocol has no way to tell that, so the client uses as much as it knows of until it connects
+    /// again.
     pub fn agreement(&self, exports: &[Export]) -> Option<Agreement> {
         let export = exports.iter().position(|export| export.name == self.name)?;
         let (structured, allocation) = (self.structured, self.allocation);
         let agreement = Agreement { export, structured, allocation };
-        (Self::of(agreement, exports) == *self).then_some(agreement)
+        let here = Self::of(agreement, exports);
+        let fits = here.size >= self.size;
+        (fits && Self { size: self.size, ..here } == *self).then_some(agreement)
     }
 }
 

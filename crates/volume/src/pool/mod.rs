@@ -126,6 +126,9 @@ pub struct OpenRequest<'a> {
     pub shards: u16,
     /// Share of a new pool that is its log, in percent; the rest is its store.
     pub log_percent: u8,
+    /// The ids that volumes of a new pool keep from the pool before it, by name: what the host
+    /// knows by a volume's id, such as the files of a mount, stays the same.
+    pub kept_ids: &'a [(VolumeId, String)],
     /// Whether to make a new pool regardless of the device's content.
     pub reset: bool,
     /// UUID of a new pool; random.
@@ -342,7 +345,8 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
     // witness.
     let witness = witness.filter(|witness| witness.epoch == old.epoch);
     if trust == Trust::Nothing {
-        let note = "the cache failed and its primaries were written without it: it is made again";
+        let note =
+            "the cache was given up, and its primaries are written without it: it is made again";
         return make(request, vec![note.into()], false);
     }
     check_device(request, &old)?;
@@ -369,7 +373,7 @@ fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened,
             }
             None => {
                 check_holder(request, spec)?;
-                ids.push(add_volume(&mut volumes, spec)?);
+                ids.push(add_volume(&mut volumes, spec, &[])?);
             }
         }
     }
@@ -455,15 +459,26 @@ fn witnesses(request: &OpenRequest, superblock: &Superblock, trust: Trust) -> Ve
     witnesses
 }
 
-fn add_volume(volumes: &mut Vec<VolumeRecord>, spec: &VolumeSpec) -> Result<VolumeId, Refusal> {
+/// Adds a record, under an id that no record and no other volume of `kept` has.
+fn add_volume(
+    volumes: &mut Vec<VolumeRecord>,
+    spec: &VolumeSpec,
+    kept: &[(VolumeId, String)],
+) -> Result<VolumeId, Refusal> {
     if let Some(other) = volumes.iter().find(|record| is_same(&record.identity, spec)) {
         return refuse(format!(
             "volume {}: primary {} is cached as volume {} already",
             spec.name, spec.path, other.name
         ));
     }
-    let free = (0..VOLUMES_MAX as u8).find(|&id| volumes.iter().all(|record| record.id.0 != id));
-    let id = VolumeId(free.ok_or_else(|| Refusal("the cache has no room for a volume".into()))?);
+    let own = kept.iter().find(|(_, name)| *name == spec.name).map(|&(id, _)| id);
+    let is_free = |id: &VolumeId| {
+        let kept = kept.iter().any(|(other, _)| other == id);
+        !kept && volumes.iter().all(|record| record.id != *id)
+    };
+    let free = || (0..VOLUMES_MAX as u8).map(VolumeId).find(is_free);
+    let no_room = || Refusal("the cache has no room for a volume".into());
+    let id = own.or_else(free).ok_or_else(no_room)?;
     volumes.push(VolumeRecord {
         id,
         name: spec.name.clone(),
@@ -495,8 +510,9 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
     let mut volumes = Vec::new();
     let mut ids = Vec::new();
     for spec in request.volumes {
-        ids.push(add_volume(&mut volumes, spec)?);
+        ids.push(add_volume(&mut volumes, spec, request.kept_ids)?);
     }
+    volumes.sort_by_key(|record| record.id);
     let generations =
         request.copies.map(|copy| Superblock::decode(copy).map_or(0, |s| s.generation));
     let mut pool = [0; 8];

@@ -30,6 +30,7 @@ fn request<'a>(
         absent: &[],
         shards: 2,
         log_percent: ALL_LOG,
+        kept_ids: &[],
         reset: false,
         uuid: [9; 16],
         now_unix: 1,

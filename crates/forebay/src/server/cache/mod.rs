@@ -1,7 +1,9 @@
 //! The cache device of a server: opened or created, handed to the shards, and closed. The engine
 //! makes the decisions (`pool::open`, `pool::closed`); this module carries them out.
 
+mod drained;
 pub mod foreign;
+mod given_up;
 mod memory;
 mod once;
 mod reset;
@@ -18,7 +20,7 @@ use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
 use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig};
-use forebay_format::Superblock;
+use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
 use forebay_volume::offline;
@@ -29,6 +31,7 @@ use forebay_volume::pool::{
 use forebay_volume::{Registry, Volume};
 
 use crate::busy;
+use crate::server::applying::Applying;
 use crate::server::args::ServeArgs;
 use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
@@ -96,15 +99,19 @@ fn is_absent(path: &Path) -> bool {
 }
 
 /// Opens the primaries, and opens or creates the cache; returns a pool that is ready to start.
-/// Settings that were changed while serving are applied to `config`.
+/// Settings that were changed while serving are applied to `config`, unless it was `applied`.
 pub fn open(
     args: &ServeArgs,
     config: &mut Config,
+    applied: Option<&Applying>,
 ) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
     let opened = primaries::open(config)?;
     let size = config.cache.size.map(|Size(bytes)| bytes);
     let mut made = Made::default();
     let absent = is_absent(&config.cache.path);
+    if let Some(size) = size {
+        given_up::make_room(&config.cache, size)?;
+    }
     let device = busy::open(|| open_cache(&config.cache.path, size))
         .map_err(|error| no_cache(&config.cache.path, error))?;
     if let Some(remark) = device.remark() {
@@ -118,13 +125,18 @@ pub fn open(
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
+    let kept_ids = applied.map_or(&[][..], |applied| &applied.ids);
+    let how = (args, allowed.reset, kept_ids);
     let (opened, unchanged) =
-        decide_on((args, allowed.reset), config, &primaries, &mut queue, (size, &found), &witness)
+        decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
             .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
     let old = found.newest().filter(|_| !allowed.reset);
     let mut settings = KeptSettings::of(witness.state(), &opened.superblock, old)?;
+    if applied.is_some() {
+        settings.forget();
+    }
     settings.apply(config, &opened.ids)?;
     let table = primaries::sample(&opened, &primaries, &unchanged, witness.state());
     let kept = (&table, &settings);
@@ -275,8 +287,8 @@ impl Cache {
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
     /// primary was changed meanwhile, and whether dirty blocks are left. Does nothing if the device
-    /// is out of use.
-    pub fn close(self, health: Health, stopped: &Stopped) -> anyhow::Result<()> {
+    /// is out of use. With `gives_up`, a cache without dirty blocks is never used again.
+    pub fn close(self, health: Health, stopped: &Stopped, gives_up: bool) -> anyhow::Result<()> {
         self.returns.stop();
         let table = self.keeper.stop();
         let mut primaries = self.primaries;
@@ -304,9 +316,14 @@ impl Cache {
         let mut queue = Blocking::open(&*self.device).context("cache")?;
         superblocks::write(&mut queue, &superblock, self.next_copy)
             .context("the cache cannot be closed; the next start recovers as after a crash")?;
+        // Without it the next start takes more for dirty than is.
+        if let Err(error) = drained::store(self.witness.state(), &superblock, stopped) {
+            tracing::warn!(%error, "the volumes without dirty blocks are not on record");
+        }
         match record {
             Some(record) if stopped.dirty_blocks == 0 => {
-                Ok(self.witness.store(&Record { dirty: false, ..record })?)
+                let trust = if gives_up { Trust::Nothing } else { record.trust };
+                Ok(self.witness.store(&Record { dirty: false, trust, ..record })?)
             }
             _ => Ok(()),
         }
@@ -343,7 +360,7 @@ pub fn read_at(
 }
 
 fn decide_on(
-    (args, reset): (&ServeArgs, bool),
+    (args, reset, kept_ids): (&ServeArgs, bool, &[(VolumeId, String)]),
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
@@ -359,7 +376,10 @@ fn decide_on(
     let newest = found.newest();
     let (specs, unchanged) = primaries::specs(args, config, primaries, newest, witness.state())?;
     let absent = match newest {
-        Some(pool) if !args.reset_cache => gone(args, queue, device_size, pool, &specs)?,
+        Some(pool) if !args.reset_cache => {
+            let drained = drained::load(witness.state(), pool).context(NO_STATE)?;
+            gone((args, &drained), queue, device_size, pool, &specs)?
+        }
         _ => Vec::new(),
     };
     let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
@@ -373,6 +393,7 @@ fn decide_on(
         absent: &absent,
         shards,
         log_percent: config.cache.log_share.0,
+        kept_ids,
         reset,
         uuid: random_uuid().context("no random number")?,
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
@@ -412,9 +433,10 @@ fn within_memory(config: &Config, request: OpenRequest) -> anyhow::Result<Opened
     Ok(opened)
 }
 
-/// The cached data of volumes that are no longer configured.
+/// The cached data of volumes that are no longer configured. Nothing of those that are `drained` is
+/// dirty.
 fn gone(
-    args: &ServeArgs,
+    (args, drained): (&ServeArgs, &[VolumeId]),
     queue: &mut Blocking,
     size: u64,
     pool: &Superblock,
@@ -429,19 +451,23 @@ fn gone(
              remove the flag"
         );
     }
-    if gone.is_empty() {
-        return Ok(Vec::new());
+    let absent = |record: &VolumeRecord, dirty| Absent {
+        id: record.id,
+        dirty,
+        forget: args.forget_volume.contains(&record.name),
+    };
+    if gone.iter().all(|record| drained.contains(&record.id)) {
+        return Ok(gone.into_iter().map(|record| absent(record, 0)).collect());
     }
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
     let report = offline::examine(&mut read, false).map_err(|error| anyhow!(error))?;
     // An unreadable part may belong to any volume.
     let damaged = report.problems.iter().filter(|problem| problem.dirty).count() as u64;
-    let absent = gone.into_iter().map(|record| Absent {
-        id: record.id,
-        dirty: report.dirty_blocks(Some(record.id)) + damaged,
-        forget: args.forget_volume.contains(&record.name),
-    });
-    Ok(absent.collect())
+    let dirty = |record: &VolumeRecord| match drained.contains(&record.id) {
+        true => 0,
+        false => report.dirty_blocks(Some(record.id)) + damaged,
+    };
+    Ok(gone.into_iter().map(|record| absent(record, dirty(record))).collect())
 }
 
 /// The volumes whose primaries are absent, with their records.

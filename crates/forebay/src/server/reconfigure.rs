@@ -1,0 +1,285 @@
+//! Brings a configuration into force that the shards cannot take up: the server hands over to its
+//! own program, which starts with it. Clients wait for a moment, as in an upgrade.
+//!
+//! What must not be left in the cache is written to the primaries first: the blocks of a volume
+//! that goes, or all blocks before a new cache is made. Meanwhile writes to these volumes go around
+//! the cache, so that the drain ends whatever the clients do.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_block::{BLOCK_SIZE, VolumeId};
+use forebay_control::config::Config;
+use forebay_control::settings::{Differences, VolumeChange, VolumeDifference, Way};
+use forebay_control::units::Size;
+use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, UpgradeState, Wanted};
+use forebay_device::{open_primary, primary_size};
+use forebay_engine::{DrainProgress, Mode, Setting};
+use forebay_runtime::{Pool, StateDir};
+
+use crate::disk::loops;
+use crate::server::applying::Applying;
+use crate::server::control::locked;
+use crate::server::disks::Disks;
+use crate::server::mount::MountPoint;
+use crate::server::upgrades::Upgrades;
+
+/// Interval at which a drain is checked.
+const STEP: Duration = Duration::from_millis(20);
+/// The program of this process, also after its file was replaced.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// The parts of a server that a hand-over to itself needs.
+pub struct Reconfiguration {
+    pub pool: Pool,
+    pub disks: Arc<Disks>,
+    pub mount: Option<Arc<MountPoint>>,
+    pub upgrades: Arc<Upgrades>,
+    pub state: StateDir,
+    /// The configuration file of the start.
+    pub source: Option<PathBuf>,
+    /// The settings in force.
+    pub in_force: Arc<Mutex<Config>>,
+    /// Whether the cache is given up when the server leaves: the next one makes a new one.
+    pub gives_up_cache: AtomicBool,
+    /// Whether a hand-over for another configuration is under way.
+    pub under_way: AtomicBool,
+}
+
+/// A volume whose blocks leave the cache.
+type Leaving = (usize, VolumeId);
+
+fn conflict(what: String, hint: &str) -> ControlError {
+    ControlError::new(ControlErrorKind::Conflict, what, hint)
+}
+
+impl Reconfiguration {
+    /// Whether a hand-over for another configuration is under way.
+    pub fn is_under_way(&self) -> bool {
+        self.under_way.load(Ordering::SeqCst)
+    }
+
+    /// The volumes whose primaries have become larger.
+    pub fn grown(&self, wanted: &Config) -> Vec<VolumeDifference> {
+        let served = self.pool.registry().volumes();
+        let grown = wanted.volumes.iter().filter_map(|volume| {
+            let before = served.iter().find(|one| one.name == volume.name)?.info.size;
+            let now = size_of(&volume.primary).filter(|&now| now > before)?;
+            let change = VolumeChange::Grown(before, now);
+            Some(VolumeDifference { volume: volume.name.clone(), change })
+        });
+        grown.collect()
+    }
+
+    /// Checks whether this server can hand over to itself for these differences.
+    ///
+    /// # Errors
+    /// What hinders it.
+    pub fn check(&self, wanted: &Wanted, differences: &Differences) -> Result<(), ControlError> {
+        self.check_source(wanted)?;
+        self.upgrades.check()?;
+        if self.mount.as_ref().is_some_and(|mount| !mount.lasts()) {
+            let what = "the requests of the mount cannot be handed over".to_owned();
+            return Err(conflict(what, "see the log for the reason; restart the server"));
+        }
+        for VolumeDifference { volume, change } in &differences.volumes {
+            let name = match change {
+                VolumeChange::Renamed(before) => before,
+                _ => volume,
+            };
+            let Some(place) = self.place(name) else { continue };
+            let by_ublk = self.disks.device(place);
+            let by_fuse = || {
+                let file = self.mount.as_ref().map(|mount| mount.file(name));
+                file.map(|file| loops::over_path(&file)).unwrap_or_default().pop()
+            };
+            let device = match change {
+                VolumeChange::Added => None,
+                VolumeChange::Removed => by_ublk.or_else(by_fuse),
+                // The kernel names the file of a loop device.
+                VolumeChange::Renamed(_) => by_fuse(),
+                // Not every kernel can change the size of a disk by ublk.
+                VolumeChange::Grown(..) => by_ublk,
+            };
+            if let Some(device) = device {
+                let what = format!("volume {name} is attached as {device}");
+                return Err(conflict(what, "detach it first; nothing was changed"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The next server reads the file of the start, so that must be the wanted configuration.
+    fn check_source(&self, wanted: &Wanted) -> Result<(), ControlError> {
+        let invalid =
+            |what: String, hint: &str| ControlError::new(ControlErrorKind::Invalid, what, hint);
+        let Some(source) = &self.source else {
+            let what = "these differences take a server that has a configuration file".to_owned();
+            return Err(invalid(what, "this one has flags: stop it, and start it with others"));
+        };
+        match std::fs::read_to_string(source) {
+            Ok(text) if text == wanted.text => Ok(()),
+            Ok(_) => {
+                let (source, wanted) = (source.display(), wanted.path.display());
+                let what = format!(
+                    "these differences take a hand-over, which reads {source}, and that differs \
+                     from {wanted}"
+                );
+                Err(invalid(what, "nothing was changed; put the configuration there"))
+            }
+            Err(error) => {
+                let what = format!("{}: {error}", source.display());
+                Err(invalid(what, "nothing was changed; see to the file"))
+            }
+        }
+    }
+
+    /// Begins to hand over, and returns at once.
+    ///
+    /// # Errors
+    /// If another one or an upgrade is under way.
+    pub fn begin(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        differences: &Differences,
+        way: &Way,
+    ) -> Result<UpgradeSnapshot, ControlError> {
+        let shown = std::env::current_exe().unwrap_or_else(|_| OWN_PROGRAM.into());
+        let begun = self.upgrades.reserve(Path::new(OWN_PROGRAM), &shown)?;
+        let all = self.pool.registry().volumes().iter().enumerate();
+        let goes = |name: &String| {
+            let removed =
+                |one: &VolumeDifference| one.volume == *name && one.change == VolumeChange::Removed;
+            differences.volumes.iter().any(removed)
+        };
+        let new_cache = matches!(way, Way::NewCache);
+        let leaving: Vec<Leaving> = all
+            .filter(|(_, volume)| new_cache || goes(&volume.name))
+            .map(|(place, volume)| (place, volume.id))
+            .collect();
+        let applying =
+            Applying { text: wanted.text.clone(), ids: self.ids(&wanted.config, differences) };
+        tracing::info!(
+            volumes = differences.volumes.len(),
+            settings = differences.settings.len(),
+            new_cache,
+            "a hand-over begins, for another configuration"
+        );
+        let (this, id) = (Arc::clone(self), begun.id);
+        let work = move || {
+            let outcome = this.prepare(id, &leaving, &applying, new_cache);
+            match outcome.and_then(|()| this.upgrades.go(id).map_err(|error| error.to_string())) {
+                Ok(()) => this.await_failure(id),
+                Err(why) => this.upgrades.fail(id, why),
+            }
+            this.go_on(&leaving);
+        };
+        self.under_way.store(true, Ordering::SeqCst);
+        if let Err(error) = std::thread::Builder::new().name("hand-over".into()).spawn(work) {
+            self.under_way.store(false, Ordering::SeqCst);
+            self.upgrades.fail(id, error.to_string());
+        }
+        Ok(begun)
+    }
+
+    /// The ids of the volumes that stay, with their names in the new configuration.
+    fn ids(&self, wanted: &Config, differences: &Differences) -> Vec<(VolumeId, String)> {
+        let before = |name: &str| {
+            let renamed = differences.volumes.iter().find(|one| one.volume == name);
+            match renamed.map(|one| &one.change) {
+                Some(VolumeChange::Renamed(before)) => before.clone(),
+                _ => name.to_owned(),
+            }
+        };
+        let volumes = wanted.volumes.iter().filter_map(|volume| {
+            let place = self.place(&before(&volume.name))?;
+            Some((self.pool.registry().volumes()[place].id, volume.name.clone()))
+        });
+        volumes.collect()
+    }
+
+    /// Everything before the next server may be started.
+    fn prepare(
+        &self,
+        id: u64,
+        leaving: &[Leaving],
+        applying: &Applying,
+        new_cache: bool,
+    ) -> Result<(), String> {
+        for &(place, volume) in leaving {
+            let mode = locked(&self.in_force).volumes[place].mode;
+            if matches!(mode, Mode::WriteBack | Mode::WriteOnly | Mode::WriteThrough) {
+                self.pool.set(Setting::Mode(volume, Mode::WriteAround));
+            }
+            self.pool.set_drain(volume, true);
+        }
+        self.drained(id, leaving)?;
+        self.gives_up_cache.store(new_cache, Ordering::SeqCst);
+        applying.store(&self.state).map_err(|error| error.to_string())
+    }
+
+    /// Waits until nothing of these volumes is dirty.
+    fn drained(&self, id: u64, leaving: &[Leaving]) -> Result<(), String> {
+        if leaving.is_empty() {
+            return Ok(());
+        }
+        let (began, mut progress) = (Instant::now(), DrainProgress::default());
+        loop {
+            let stats = self.pool.stats().ok_or("the server is stopping")?;
+            let of = |id: VolumeId| stats.volumes.iter().find(|volume| volume.id == id);
+            let states = || leaving.iter().filter_map(|&(_, id)| of(id));
+            let dirty: u64 = states().map(|volume| volume.state.dirty_blocks).sum();
+            let lost: u64 = states().map(|volume| volume.state.lost_blocks).sum();
+            if dirty == 0 {
+                return Ok(());
+            }
+            let left = Size(dirty * BLOCK_SIZE as u64);
+            if dirty == lost {
+                return Err(format!("{left} of dirty data cannot be read back from the cache"));
+            }
+            if progress.is_stalled(began.elapsed(), dirty - lost) {
+                return Err(format!("{left} of dirty data could not be written to the primaries"));
+            }
+            self.upgrades.set_to_drain(id, dirty * BLOCK_SIZE as u64);
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Waits until the hand-over has failed. If it succeeds, this process ends first.
+    fn await_failure(&self, id: u64) {
+        let runs = |last: &UpgradeSnapshot| last.id == id && last.state == UpgradeState::Running;
+        while self.upgrades.last().as_ref().is_some_and(runs) {
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Serves on as before.
+    fn go_on(&self, leaving: &[Leaving]) {
+        self.gives_up_cache.store(false, Ordering::SeqCst);
+        if let Err(error) = Applying::end(&self.state) {
+            tracing::warn!(%error, "left behind by a hand-over that failed");
+        }
+        let in_force = locked(&self.in_force);
+        for &(place, volume) in leaving {
+            self.pool.set(Setting::Mode(volume, in_force.volumes[place].mode));
+            self.pool.set_drain(volume, false);
+        }
+        self.under_way.store(false, Ordering::SeqCst);
+    }
+
+    fn place(&self, name: &str) -> Option<usize> {
+        self.pool.registry().volumes().iter().position(|volume| volume.name == name)
+    }
+}
+
+/// The size of a primary now; `None` if it cannot be told.
+fn size_of(primary: &str) -> Option<u64> {
+    match primary_size(primary) {
+        Ok(Some(size)) => Some(size),
+        // A server on a network: it says so when a connection begins.
+        Ok(None) => open_primary(primary).ok().map(|device| device.info().size),
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,487 @@
+//! `forebay apply` where the shards cannot take up what differs: volumes come, go, grow and get
+//! other names, and the cache is made anew, while clients of the others see a pause and no error.
+
+#[path = "support/disk.rs"]
+mod disk;
+mod support;
+#[path = "support/tools.rs"]
+mod tools;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use disk::{Cleanup, attach, can_attach, mount_point, open, run, write_files};
+use support::nbd::Nbd;
+use support::{Place, Server, client, forebay, noise, until};
+use tools::have;
+
+const MIB: u64 = 1 << 20;
+
+/// One test at a time makes disks.
+static DISKS: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    DISKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A configuration file, and the lines that tests change.
+struct Plan {
+    place: Place,
+    /// Lines of the section `[cache]`, without the state directory.
+    cache: String,
+    /// Lines of other sections.
+    more: String,
+    /// Name, file of the primary, and further lines of each volume.
+    volumes: Vec<(&'static str, &'static str, &'static str)>,
+}
+
+impl Plan {
+    /// Of these volumes, each with a primary of 16 MiB under its own name.
+    fn new(names: &[&'static str]) -> Self {
+        let place = Place::new();
+        for name in names {
+            place.make(name, 16 * MIB);
+        }
+        let cache = format!("path = {:?}\nsize = \"64MiB\"", place.text("cache.img"));
+        let volumes = names.iter().map(|&name| (name, name, "")).collect();
+        Self { place, cache, more: String::new(), volumes }
+    }
+
+    fn file(&self) -> String {
+        self.place.text("forebay.toml")
+    }
+
+    /// Writes the file; returns its path.
+    fn write(&self) -> String {
+        let (state, socket) = (self.place.text("state"), self.place.text("control.sock"));
+        let nbd = self.place.text("nbd.sock");
+        let mut text = format!(
+            "[cache]\n{}\nstate_dir = {state:?}\n[control]\nsocket = {socket:?}\n\
+             [server]\nnbd = [\"unix:{nbd}\"]\n{}\n",
+            self.cache, self.more
+        );
+        for (name, primary, lines) in &self.volumes {
+            let primary = self.place.text(primary);
+            text += &format!(
+                "[[volume]]\nname = {name:?}\nprimary = {primary:?}\n\
+                 sequential_threshold = \"0\"\n{lines}\n"
+            );
+        }
+        fs::write(self.file(), text).expect("it can be written");
+        self.file()
+    }
+
+    fn start(&self) -> Server {
+        self.place.start_kept(&["serve".to_owned(), format!("--config={}", self.write())])
+    }
+
+    fn connect(&self, volume: &str) -> Nbd {
+        Nbd::connect(&self.place.path("nbd.sock"), volume).expect("it is served")
+    }
+
+    /// Applies the plan as it is now, which must succeed by a hand-over; returns what was printed.
+    fn apply(&self, server: &Server) -> String {
+        let pid = server.status()["pid"].clone();
+        let said = server.ask(&["apply", &self.write()]);
+        assert!(said.contains("in force: clients waited "), "{said}");
+        assert_ne!(server.status()["pid"], pid, "another process serves");
+        assert!(!self.place.path("state/applying").exists());
+        said
+    }
+
+    /// Applies the plan, which must fail; returns the error. The same volumes are served as before.
+    fn refused(&self, server: &Server) -> String {
+        let before = volumes(server);
+        let output = forebay(&["apply", &self.write(), &server.control_argument()]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(volumes(server), before, "{said}");
+        until("the end of the attempt", || !self.place.path("state/applying").exists());
+        said
+    }
+
+    fn primary(&self, name: &str) -> Vec<u8> {
+        fs::read(self.place.path(name)).expect("it is there")
+    }
+}
+
+/// Names and sizes of the volumes, and the modes that they are in.
+fn volumes(server: &Server) -> Vec<(String, u64, String)> {
+    let status = server.status();
+    let all = status["volumes"].as_array().expect("a list").iter();
+    let text = |one: &serde_json::Value| one.as_str().expect("a text").to_owned();
+    all.map(|one| (text(&one["name"]), one["size"].as_u64().expect("a number"), text(&one["mode"])))
+        .collect()
+}
+
+fn read(nbd: &mut Nbd, offset: u64, len: u64) -> Vec<u8> {
+    let mut found = vec![0; len as usize];
+    nbd.read(offset, &mut found).expect("it is read");
+    found
+}
+
+#[test]
+fn settings_that_only_a_start_changes_come_into_force() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, MIB as usize), false).expect("it is written");
+    server.ask(&["set", "eviction=lru"]);
+    plan.more = "max_clients = 7\n[memory]\nram = \"8MiB\"".to_owned();
+    let said = plan.apply(&server);
+    assert!(said.contains("ram: 256MiB -> 8MiB\n"), "{said}");
+    assert!(said.contains("max_clients: 128 -> 7\n"), "{said}");
+    assert!(said.contains("eviction: lru -> frequency\n"), "{said}");
+    let config = server.ask(&["config"]);
+    assert!(config.contains("ram = 8MiB") && config.contains("max_clients = 7"), "{config}");
+    assert!(config.contains("eviction = frequency") && !config.contains("lru"), "{config}");
+    // The same connection, and what was dirty.
+    assert!(read(&mut a, 0, MIB) == noise(1, MIB as usize));
+    assert_eq!(server.ask(&["apply", &plan.file()]), "nothing differs\n");
+    // The next start has nothing to take back.
+    server.kill_kept();
+    until("another server", || forebay(&["status", &server.control_argument()]).status.success());
+    assert!(server.ask(&["config"]).contains("eviction = frequency"));
+    server.stop(&[]);
+}
+
+#[test]
+fn volumes_come_go_and_get_other_names_without_the_others_noticing() {
+    let mut plan = Plan::new(&["a", "b", "c"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|name| plan.connect(name));
+    for (seed, nbd) in [(1, &mut a), (2, &mut b), (3, &mut c)] {
+        nbd.write(MIB, &noise(seed, 4 << 20), false).expect("it is written");
+    }
+    plan.place.make("d", 32 * MIB);
+    plan.volumes = vec![("d", "d", ""), ("other", "b", ""), ("c", "c", "")];
+    let dry = server.ask(&["apply", &plan.write(), "--dry-run"]);
+    assert!(dry.contains("d: added\nother: renamed from b\na: removed\n"), "{dry}");
+    let said = plan.apply(&server);
+    assert!(said.starts_with(&dry), "{said}");
+    let names: Vec<_> = volumes(&server).into_iter().map(|(name, ..)| name).collect();
+    assert_eq!(names, ["d", "other", "c"]);
+    // The one that is gone is whole on its primary; the others' blocks are still in the cache.
+    let on = plan.primary("a");
+    assert!(on[1 << 20..5 << 20] == noise(1, 4 << 20));
+    server.wait_until_loaded();
+    let cached = server.status()["counters"]["cached_blocks"].as_u64();
+    assert!(cached > Some(1900), "{cached:?} of 2048 blocks");
+    a.read(0, &mut [0; 512]).expect_err("its volume is gone");
+    assert!(read(&mut plan.connect("other"), MIB, 4 * MIB) == noise(2, 4 << 20));
+    assert!(read(&mut c, MIB, 4 * MIB) == noise(3, 4 << 20));
+    plan.connect("d").write(20 * MIB, &noise(4, 8192), true).expect("it is written");
+
+    // The bare primary is used meanwhile, and comes back.
+    let bare = OpenOptions::new().write(true).open(plan.place.path("a")).expect("it is there");
+    bare.write_all_at(&noise(5, 1 << 20), 2 << 20).expect("it is written");
+    plan.volumes.push(("a", "a", ""));
+    plan.apply(&server);
+    let found = read(&mut plan.connect("a"), MIB, 4 * MIB);
+    let mut wanted = noise(1, 4 << 20);
+    wanted[1 << 20..2 << 20].copy_from_slice(&noise(5, 1 << 20));
+    assert!(found == wanted);
+    server.kill_kept();
+    until("another server", || forebay(&["status", &server.control_argument()]).status.success());
+    assert!(read(&mut plan.connect("other"), MIB, 4 * MIB) == noise(2, 4 << 20));
+    assert!(read(&mut plan.connect("d"), 20 * MIB, 8192) == noise(4, 8192));
+    server.stop(&["--drain"]);
+    assert!(plan.primary("b")[1 << 20..5 << 20] == noise(2, 4 << 20));
+}
+
+#[test]
+fn a_grown_primary_is_served_whole() {
+    let plan = Plan::new(&["a", "b"]);
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    a.write(15 * MIB, &noise(1, MIB as usize), true).expect("it is written");
+    let file = OpenOptions::new().write(true).open(plan.place.path("a")).expect("it is there");
+    file.set_len(40 * MIB).expect("it grows");
+    let said = plan.apply(&server);
+    assert!(said.starts_with("a: grown from 16 MiB to 40 MiB\n"), "{said}");
+    assert_eq!(volumes(&server)[0].1, 40 * MIB);
+    // The connection of before knows the size of before.
+    assert!(read(&mut a, 15 * MIB, MIB) == noise(1, MIB as usize));
+    let mut larger = plan.connect("a");
+    larger.write(39 * MIB, &noise(2, MIB as usize), true).expect("it is written");
+    assert!(read(&mut larger, 39 * MIB, MIB) == noise(2, MIB as usize));
+    server.stop(&["--drain"]);
+    assert!(plan.primary("a")[39 << 20..] == noise(2, MIB as usize));
+}
+
+/// Each of these takes a new cache: nothing that was dirty is lost, and clients go on.
+#[test]
+fn a_cache_is_made_anew_while_it_serves() {
+    let mut plan = Plan::new(&["a", "b"]);
+    let cache = |plan: &Plan, name: &str, size: &str, more: &str| {
+        let path = plan.place.text(name);
+        format!("path = {path:?}\nsize = \"{size}\"\nwrite_cache_depth = \"1h\"\n{more}")
+    };
+    plan.cache = cache(&plan, "cache.img", "64MiB", "");
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    let pattern = |round: u64| noise(10 + round, 6 << 20);
+    a.write(0, &pattern(0), false).expect("it is written");
+    let sizes = [
+        ("cache.img", "256MiB", "", "shards = 1"),
+        ("cache.img", "128MiB", "log_share = \"20%\"", "shards = 2"),
+        ("second.img", "96MiB", "", "shards = 2"),
+        ("cache.img", "32MiB", "", ""),
+    ];
+    for (round, (name, size, more, server_lines)) in (1..).zip(sizes) {
+        // The number of the shards is that of the cache.
+        server_lines.clone_into(&mut plan.more);
+        if round == 4 {
+            fs::remove_file(plan.place.path("cache.img")).expect("it is not in use");
+        }
+        plan.cache = cache(&plan, name, size, more);
+        let dry = server.ask(&["apply", &plan.write(), "--dry-run"]);
+        assert!(dry.contains("a new cache"), "{dry}");
+        plan.apply(&server);
+        // All was written to the primary before, and the new cache has nothing.
+        assert!(plan.primary("a")[..6 << 20] == pattern(round - 1), "round {round}");
+        let status = server.status();
+        let file = fs::metadata(plan.place.path(name)).expect("it is there");
+        let wanted: u64 = size.trim_end_matches("MiB").parse().expect("a number");
+        assert_eq!(status["cache"]["device_size"], wanted * MIB, "round {round}");
+        assert!(file.len() >= wanted * MIB);
+        assert!(read(&mut a, 0, 6 * MIB) == pattern(round - 1), "round {round}");
+        a.write(0, &pattern(round), false).expect("it is written");
+        assert!(server.status()["dirty_bytes"] != 0);
+    }
+    // An old cache is never used again.
+    server.stop(&[]);
+    plan.cache = cache(&plan, "second.img", "96MiB", "");
+    let said = plan.place.refuse(&["serve".to_owned(), format!("--config={}", plan.write())]);
+    assert!(said.contains("may have the newest version"), "{said}");
+    plan.cache = cache(&plan, "cache.img", "32MiB", "");
+    let server = plan.start();
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == pattern(4));
+    server.stop(&[]);
+}
+
+#[test]
+fn clients_that_write_all_the_time_do_not_hinder_a_volume_from_leaving() {
+    let mut plan = Plan::new(&["a", "b"]);
+    let server = plan.start();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (mut nbd, stop) = (plan.connect("b"), Arc::clone(&stop));
+        thread::spawn(move || {
+            let mut last = 0;
+            for number in 1..u64::MAX {
+                let wrote = nbd.write(number % 16 * MIB, &noise(number, 65536), false);
+                if stop.load(Ordering::Relaxed) || wrote.is_err() {
+                    break;
+                }
+                last = number;
+            }
+            last
+        })
+    };
+    thread::sleep(Duration::from_millis(500));
+    plan.volumes.pop();
+    plan.apply(&server);
+    stop.store(true, Ordering::Relaxed);
+    let last = writer.join().expect("it ends");
+    assert!(last > 100, "{last} writes are no load");
+    let on = plan.primary("b");
+    for number in last - 15..=last {
+        let at = (number % 16 * MIB) as usize;
+        let found = &on[at..at + 65536];
+        // The write after the last one that was answered may have been carried out or not.
+        let next = noise(number + 16, 65536);
+        assert!(found == noise(number, 65536) || found == next, "write {number} of {last}");
+    }
+    server.stop(&[]);
+}
+
+#[test]
+fn what_cannot_be_served_leaves_everything_as_it_was() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    server.ask(&["set", "b", "mode=write-only"]);
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, MIB as usize), false).expect("it is written");
+    let good = plan.volumes.clone();
+
+    // Found out before anything is handed over.
+    let pid = server.status()["pid"].clone();
+    plan.volumes.push(("c", "absent", ""));
+    let said = plan.refused(&server);
+    assert!(said.contains("volume c") && said.contains("absent"), "{said}");
+    plan.volumes.clone_from(&good);
+    let cache = plan.cache.clone();
+    fs::write(plan.place.path("foreign"), noise(3, 32 << 20)).expect("it is written");
+    plan.cache = format!("path = {:?}", plan.place.text("foreign"));
+    let said = plan.refused(&server);
+    assert!(said.contains("foreign: it is not empty"), "{said}");
+    assert!(fs::read(plan.place.path("foreign")).expect("it is there") == noise(3, 32 << 20));
+    plan.cache.clone_from(&cache);
+    plan.volumes[0].0 = "renamed";
+    let other = plan.place.text("other.toml");
+    fs::copy(plan.write(), &other).expect("it is copied");
+    plan.volumes.clone_from(&good);
+    plan.write();
+    let output = forebay(&["apply", &other, &server.control_argument()]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && said.contains("differs from"), "{said}");
+    assert_eq!(server.status()["pid"], pid, "the same server serves");
+
+    // This one shows only when the next server opens it: the one before comes back.
+    plan.place.make("busy", 16 * MIB);
+    let busy = OpenOptions::new().write(true).open(plan.place.path("busy")).expect("it is there");
+    rustix::fs::flock(&busy, rustix::fs::FlockOperation::LockExclusive).expect("it is ours");
+    plan.volumes.push(("busy", "busy", ""));
+    plan.volumes.remove(1);
+    let said = plan.refused(&server);
+    assert!(said.contains("it did not serve: ") && said.contains("in use"), "{said}");
+    assert_ne!(server.status()["pid"], pid);
+    assert_eq!(volumes(&server)[1].2, "write-only", "what was set stays");
+    assert!(read(&mut a, 0, MIB) == noise(1, MIB as usize), "the connection is handed back too");
+    server.stop(&["--drain"]);
+    assert!(plan.primary("a")[..1 << 20] == noise(1, MIB as usize));
+}
+
+#[test]
+fn a_hangup_hands_over_where_it_must() {
+    let mut plan = Plan::new(&["a", "b"]);
+    let server = plan.start();
+    let pid = server.status()["pid"].clone();
+    plan.volumes.pop();
+    plan.write();
+    server.signal("HUP");
+    server.log("comes into force by a hand-over");
+    until("another server", || {
+        let said = forebay(&["status", "--json", &server.control_argument()]);
+        let status: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap_or_default();
+        status["pid"].is_u64() && status["pid"] != pid
+    });
+    assert_eq!(volumes(&server).len(), 1);
+    server.stop(&[]);
+}
+
+/// Entries of a volume that is gone stay in the log for a while, when its places in the store are
+/// others' already. `check` took the blocks there for damaged ones of the volume.
+#[test]
+fn places_of_a_volume_that_is_gone_are_used_by_others() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.place.make("a", 64 * MIB);
+    plan.cache = plan.cache.replace("64MiB", "24MiB");
+    plan.more = "shards = 1\n[memory]\nram = \"0\"".to_owned();
+    let server = plan.start();
+    let stored = |server: &Server| server.status()["counters"]["stored_blocks"].clone();
+    let mut b = plan.connect("b");
+    for at in 0..12 {
+        b.write(at * MIB, &noise(at, MIB as usize), false).expect("it is written");
+    }
+    until("a store with blocks", || stored(&server).as_u64() > Some(1000));
+    plan.volumes.pop();
+    plan.apply(&server);
+    let mut a = plan.connect("a");
+    for at in 0..14 {
+        a.write(at * MIB, &noise(100 + at, MIB as usize), false).expect("it is written");
+    }
+    server.stop(&[]);
+    let cache = plan.place.text("cache.img");
+    let output = forebay(&["check", &cache]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}");
+    let server = plan.start();
+    for at in 0..14 {
+        let found = read(&mut plan.connect("a"), at * MIB, MIB);
+        assert!(found == noise(100 + at, MIB as usize), "{at}");
+    }
+    server.stop(&[]);
+}
+
+/// Files and disks: those that stay do not notice, and those that change do.
+#[test]
+fn files_and_disks_follow() {
+    if !can_attach() || !have(&["mkfs.xfs", "xfs_growfs", "xfs_repair"]) {
+        return;
+    }
+    let _alone = alone();
+    let mut plan = Plan::new(&["b", "c"]);
+    plan.place.make("disk", 512 * MIB);
+    plan.volumes.insert(0, ("disk", "disk", ""));
+    fs::create_dir(plan.place.path("volumes")).expect("it is made");
+    let _cleanup = Cleanup::of(&plan.place, &["mounted"]);
+    plan.more = format!("fuse = {:?}", plan.place.text("volumes"));
+    let server = plan.start();
+    assert_eq!(listed(&plan), [".forebay", "b", "c", "disk"]);
+    let device = attach(&server, &[]);
+    run(&["mkfs.xfs", "-q"], &device);
+    let (mounted, _) = mount_point(&plan.place);
+    client("mount", &[&device, &mounted.to_string_lossy()]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (mounted, stop) = (mounted.clone(), Arc::clone(&stop));
+        thread::spawn(move || write_files(&mounted, &stop))
+    };
+    let c = open(&plan.place.path("volumes").join("c"), 0);
+    c.write_all_at(&noise(3, 70_000), 4096).expect("it is written");
+
+    // An attached volume neither goes nor gets another name.
+    let all = plan.volumes.clone();
+    plan.volumes.remove(0);
+    assert!(plan.refused(&server).contains("volume disk is attached as /dev/loop"));
+    plan.volumes.clone_from(&all);
+    plan.volumes[0].0 = "z";
+    assert!(plan.refused(&server).contains("volume disk is attached as /dev/loop"));
+
+    plan.place.make("d", 16 * MIB);
+    plan.volumes = vec![("disk", "disk", ""), ("d", "d", ""), ("new", "c", "")];
+    plan.apply(&server);
+    assert_eq!(listed(&plan), [".forebay", "d", "disk", "new"]);
+    for gone in ["b", "c"] {
+        let looked = fs::metadata(plan.place.path("volumes").join(gone));
+        assert_eq!(looked.map_err(|error| error.kind()).err(), Some(std::io::ErrorKind::NotFound));
+    }
+    // The file that was open is the same one under its new name.
+    let mut found = vec![0; 70_000];
+    c.read_exact_at(&mut found, 4096).expect("it is read");
+    assert!(found == noise(3, 70_000));
+    let texts = plan.place.path("volumes").join(".forebay/volumes");
+    assert!(fs::read_to_string(texts.join("new")).expect("a text").contains("new"));
+    assert!(!texts.join("c").exists());
+
+    // The disk grows under its file system.
+    let file = OpenOptions::new().write(true).open(plan.place.path("disk")).expect("it is there");
+    file.set_len(768 * MIB).expect("it grows");
+    let said = plan.apply(&server);
+    assert!(said.contains("disk: grown from 512 MiB to 768 MiB"), "{said}");
+    let size = fs::metadata(plan.place.path("volumes").join("disk")).expect("it is there").size();
+    assert_eq!(size, 768 * MIB);
+    let sectors = client("blockdev", &["--getsize64", &device]);
+    assert_eq!(sectors.trim(), (768 * MIB).to_string());
+    client("xfs_growfs", &[&mounted.to_string_lossy()]);
+    thread::sleep(Duration::from_millis(300));
+    stop.store(true, Ordering::Relaxed);
+    let count = writer.join().expect("no file saw an error");
+    assert!(count > 20, "{count} files are no load");
+    drop(c);
+    client("umount", &[&mounted.to_string_lossy()]);
+    run(&["xfs_repair", "-n"], &device);
+    server.ask(&["detach", "disk"]);
+    plan.volumes.remove(0);
+    plan.apply(&server);
+    run(&["xfs_repair", "-n", "-f"], &plan.place.text("disk"));
+    server.stop(&[]);
+}
+
+/// The names in the mount.
+fn listed(plan: &Plan) -> Vec<String> {
+    let entries = fs::read_dir(plan.place.path("volumes")).expect("it is mounted");
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("an entry").file_name();
+    let mut names: Vec<_> = entries.map(|one| name(one).into_string().expect("UTF-8")).collect();
+    names.sort();
+    names
+}
