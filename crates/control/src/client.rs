@@ -272,6 +272,14 @@ impl Client {
         self.ask("DELETE", &format!("/v1/volumes/{}/disk", escaped(volume)), None::<&()>)
     }
 
+    /// Tells the server to give up its cache device; `health` in the status tells how far it is.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn retire(&self) -> Result<Accepted, ClientError> {
+        self.ask("POST", "/v1/retire", None::<&()>)
+    }
+
     /// Tells the server to stop. It has stopped when its socket is gone.
     ///
     /// # Errors

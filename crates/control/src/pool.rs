@@ -49,6 +49,13 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When there is no such volume, or a shard does not answer.
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError>;
 
+    /// Begins to give up the cache device: its dirty data goes to the primaries, which are then used
+    /// without it.
+    ///
+    /// # Errors
+    /// When a shard does not answer, or the device has been given up already.
+    fn retire(&self) -> Result<(), ControlError>;
+
     /// Starts recording clients' requests to a volume in a new file on the server's host.
     ///
     /// # Errors

@@ -21,10 +21,11 @@ pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
     match pool.health() {
         Health::Good => {}
         Health::Draining => all.push(
-            "the cache device failed: it is being emptied; replace it when nothing is dirty".into(),
+            "the cache device failed or was retired: it is being emptied; replace it when nothing is \
+             dirty".into(),
         ),
         Health::Detached => all
-            .push("the cache device failed: the primaries are used without it; replace it".into()),
+            .push("the cache device failed or was retired: the primaries are used without it; replace it".into()),
     }
     if pool.keeper == Keeper::Gone {
         all.push(

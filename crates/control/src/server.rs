@@ -306,6 +306,7 @@ mod held {
         set,
         set_volume,
         apply,
+        retire,
         start_trace,
         trace,
         stop_trace,
@@ -334,6 +335,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/volumes/{name}/drain", post(drain_volume))
         .route("/v1/set", post(set))
         .route("/v1/apply", post(apply))
+        .route("/v1/retire", post(retire))
         .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
         .route("/v1/volumes/{name}/disk", post(attach).delete(detach))
@@ -663,6 +665,15 @@ async fn detach(
     Segment(name): Segment<String>,
 ) -> Answer<Json<DiskStatus>> {
     Ok(Json(DiskStatus::of(ask(move || shared.pool.detach(&name)).await?)))
+}
+
+/// Begins to give up the cache device: its dirty data goes to the primaries, which are then used
+/// without it. The answer comes at once; `health` in the status tells how far it is.
+#[utoipa::path(post, path = "/v1/retire", responses((status = 202, body = Accepted),
+    (status = 409, body = ErrorBody), (status = 503, body = ErrorBody)))]
+async fn retire(State(shared): State<Shared>) -> Answer<(StatusCode, Json<Accepted>)> {
+    ask(move || shared.pool.retire()).await?;
+    Ok((StatusCode::ACCEPTED, Json(Accepted { accepted: true })))
 }
 
 /// Stops the server in order. The answer comes at once; the socket is gone once it has stopped.

@@ -9,7 +9,7 @@ use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
 use crate::units::Size;
 
 pub use clients::clients;
-pub use events::{date, event, events, severity};
+pub use events::{date, event, events, severity, utc};
 pub use statistics::{statistics, tier, time};
 
 /// A number of clients.

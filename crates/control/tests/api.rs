@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_block::ByteRange;
 use forebay_control::access::SocketAccess;
 use forebay_control::api::{ApplyRequest, JobState, PoolStatus, TraceRequest, VolumeShift};
-use forebay_control::config::{CacheConfig, Config};
+use forebay_control::config::Config;
 use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Differences, NewValue, Spec, in_force, parse_named};
 use forebay_control::{
@@ -184,10 +184,11 @@ impl PoolControl for Table {
         Ok(())
     }
 
-    /// As if the configuration in force had the defaults for the cache, and another first volume.
+    /// As if the configuration in force had another cache device, and another first volume.
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
         let Wanted { config, text, .. } = wanted;
-        let mut now = Config { cache: CacheConfig::default(), ..config.clone() };
+        let mut now = config.clone();
+        now.cache.path = "/before".into();
         now.volumes[0].name = "before".to_owned();
         self.ask(format!("apply {} bytes, dry run {dry_run}", text.len()))?;
         let differences = Differences::between(&now, config);
@@ -198,6 +199,10 @@ impl PoolControl for Table {
 
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError> {
         self.ask(format!("drain {volume} {on}"))
+    }
+
+    fn retire(&self) -> Result<(), ControlError> {
+        self.ask("retire")
     }
 
     fn clients(&self) -> Result<Vec<ClientSnapshot>, ControlError> {
@@ -492,6 +497,13 @@ fn a_configuration_is_applied_as_a_whole_or_its_mistake_is_told() {
 }
 
 #[test]
+fn the_device_is_given_up_on_demand() {
+    let served = Served::new();
+    assert!(served.client.retire().expect("it may be").accepted);
+    assert_eq!(served.table.asked(), ["retire"]);
+}
+
+#[test]
 fn settings_of_the_whole_cache_have_an_address_of_their_own() {
     let served = Served::new();
     let cache = |settings: &[(&str, &str)]| served.client.set(None, &to(settings));
@@ -633,6 +645,7 @@ fn the_description_lists_every_route() {
         "/v1/events/{id}/ack",
         "/v1/jobs",
         "/v1/jobs/{id}",
+        "/v1/retire",
         "/v1/set",
         "/v1/statistics",
         "/v1/status",

@@ -175,7 +175,7 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
 /// The table of a section in the reference.
 fn table(section: Section) -> String {
     let mut out =
-        "| key | default | values | online | meaning |\n|---|---|---|---|---|\n".to_owned();
+        "| key | default | values | changed | meaning |\n|---|---|---|---|---|\n".to_owned();
     for spec in section.settings() {
         let key = match spec.flag {
             Flag::Key => format!("`{}`", spec.key),

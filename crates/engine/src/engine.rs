@@ -270,6 +270,10 @@ impl Shard for Engine {
         }
     }
 
+    fn retire(&mut self) {
+        self.life.want_trust(Trust::DirtyOnly);
+    }
+
     fn dirty_blocks(&self) -> u64 {
         self.cache.contents.dirty().blocks()
     }

@@ -53,6 +53,10 @@ pub trait Shard {
     fn lost_blocks(&self) -> u64 {
         0
     }
+    /// Gives up the cache device as if it had failed, although it works: its dirty blocks go to the
+    /// primaries, nothing more is written to it, and the pool goes on without it. Tell one shard:
+    /// the others follow when that is recorded. Does nothing in a shard without a cache.
+    fn retire(&mut self) {}
     /// Changes a setting for requests from now on; does nothing if the shard has no use for it.
     fn set(&mut self, setting: Setting);
     /// Notes that this level of trust in the cache device has been recorded for the whole pool;

@@ -10,6 +10,7 @@ use crate::client::clients::ClientsArgs;
 use crate::client::config::ConfigArgs;
 use crate::client::drain::DrainArgs;
 use crate::client::events::EventsArgs;
+use crate::client::retire::RetireArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
 use crate::client::stop::StopArgs;
@@ -98,6 +99,12 @@ pub enum Command {
     /// Without --drain, dirty data stays in the cache.
     #[command(after_help = "Example:\n  forebay stop --drain")]
     Stop(StopArgs),
+    /// Give up the cache device while it serves: it is emptied, and can then be taken out
+    ///
+    /// Its dirty data is written to the primaries, which are then used without a cache. There is no
+    /// way back: a new cache is made by `forebay apply` with another device, or by the next start.
+    #[command(after_help = "Example:\n  forebay retire")]
+    Retire(RetireArgs),
     /// Change settings of a volume or of the whole cache while it serves
     ///
     /// A change is kept for the next starts, until the configuration's own value changes. The value

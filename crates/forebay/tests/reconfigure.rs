@@ -135,6 +135,14 @@ fn settings_that_only_a_start_changes_come_into_force() {
     plan.more = "max_clients = 7\n[memory]\nram = \"8MiB\"".to_owned();
     let said = plan.apply(&server);
     assert!(said.contains("ram: 256MiB -> 8MiB\n"), "{said}");
+    // Both are kept.
+    let kept = fs::read_dir(plan.place.path("state")).expect("it is there");
+    let kept = kept.map(|entry| entry.expect("an entry").path());
+    let is = |path: &std::path::PathBuf| path.display().to_string().contains("configuration-20");
+    let mut kept: Vec<_> = kept.filter(is).collect();
+    kept.sort();
+    let last = kept.last().expect("the configurations are kept");
+    assert_eq!(fs::read(last).expect("ours"), fs::read(plan.file()).expect("ours"));
     assert!(said.contains("max_clients: 128 -> 7\n"), "{said}");
     assert!(said.contains("eviction: lru -> frequency\n"), "{said}");
     let config = server.ask(&["config"]);
@@ -391,9 +399,12 @@ fn places_of_a_volume_that_is_gone_are_used_by_others() {
     }
     server.stop(&[]);
     let cache = plan.place.text("cache.img");
-    let output = forebay(&["check", &cache]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}");
+    for words in [&["check", &cache][..], &["salvage", &cache, "--list"]] {
+        let output = forebay(words);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lost = words[0] == "salvage" && said.contains("removed");
+        assert!(output.status.success() && !lost, "{words:?}: {said}");
+    }
     let server = plan.start();
     for at in 0..14 {
         let found = read(&mut plan.connect("a"), at * MIB, MIB);
@@ -484,4 +495,89 @@ fn listed(plan: &Plan) -> Vec<String> {
     let mut names: Vec<_> = entries.map(|one| name(one).into_string().expect("UTF-8")).collect();
     names.sort();
     names
+}
+
+/// A device that is given up early: clients write all the time, and find everything on the
+/// primary, then on the primary behind a new cache.
+#[test]
+fn a_device_is_retired_under_load_and_replaced() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.cache += "\nwrite_cache_depth = \"1h\"";
+    let server = plan.start();
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (mut nbd, stop) = (plan.connect("b"), Arc::clone(&stop));
+        thread::spawn(move || {
+            let mut written = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let (at, bytes) = (written % 200 * 65536, noise(written, 65536));
+                nbd.write(at, &bytes, written % 16 == 0).expect("no request fails");
+                assert!(read(&mut nbd, at, 65536) == bytes, "write {written}");
+                written += 1;
+            }
+            written
+        })
+    };
+    let mut a = plan.connect("a");
+    a.write(0, &noise(1, 8 << 20), false).expect("it is written");
+    thread::sleep(Duration::from_millis(300));
+    let said = server.ask(&["retire"]);
+    assert!(said.ends_with("the cache device is out of use: it can be taken out\n"), "{said}");
+    let status = server.status();
+    assert_eq!(
+        (&status["health"], &status["cache"]["dirty_bytes"]),
+        (&"detached".into(), &0.into())
+    );
+    assert!(plan.primary("a")[..8 << 20] == noise(1, 8 << 20));
+    let again = forebay(&["retire", &server.control_argument()]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("out of use already"));
+    // Nothing is written to the device any more: it may as well be gone.
+    let before = fs::read(plan.place.path("cache.img")).expect("it is there");
+    thread::sleep(Duration::from_millis(200));
+    assert!(fs::read(plan.place.path("cache.img")).expect("it is there") == before);
+    fs::remove_file(plan.place.path("cache.img")).expect("it is taken out");
+    plan.cache = plan.cache.replace("cache.img", "new.img");
+    plan.apply(&server);
+    assert_eq!(server.status()["health"], "good");
+    assert!(read(&mut a, 0, 8 * MIB) == noise(1, 8 << 20));
+    thread::sleep(Duration::from_millis(200));
+    stop.store(true, Ordering::Relaxed);
+    let written = writer.join().expect("no request failed");
+    assert!(written > 200, "{written} writes are no load");
+    server.stop(&["--drain"]);
+    let on = plan.primary("b");
+    for number in written - 200..written {
+        let at = (number % 200 * 65536) as usize;
+        assert!(on[at..at + 65536] == noise(number, 65536), "write {number}");
+    }
+}
+
+/// A cache has 64 ids for volumes. Those of volumes that are gone come back when the log has
+/// forgotten them.
+#[test]
+fn volumes_may_come_and_go_for_ever() {
+    let mut plan = Plan::new(&["a", "b"]);
+    plan.cache = plan.cache.replace("64MiB", "16MiB");
+    plan.more = "shards = 1\n[memory]\nram = \"0\"".to_owned();
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    let mut written = 0;
+    for round in 0..70 {
+        let mut b = plan.connect("b");
+        let before = if round == 0 { vec![0; 65536] } else { noise(round - 1, 65536) };
+        assert!(read(&mut b, 0, 65536) == before, "round {round}");
+        b.write(0, &noise(round, 65536), false).expect("it is written");
+        // As much as the log takes, so that it forgets.
+        while round > 60 && written < round * MIB {
+            a.write(written % (8 * MIB), &noise(written, MIB as usize), false).expect("written");
+            written += MIB;
+        }
+        let b = plan.volumes.pop().expect("it is there");
+        plan.apply(&server);
+        assert!(plan.primary("b")[..65536] == noise(round, 65536), "round {round}");
+        plan.volumes.push(b);
+        plan.apply(&server);
+    }
+    server.stop(&[]);
 }

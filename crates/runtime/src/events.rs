@@ -325,8 +325,8 @@ fn health(to: Health) -> (Level, String) {
         Health::Good => (Level::Info, "the cache device is good".into()),
         Health::Draining => (
             Level::Error,
-            "the cache device failed: nothing more is written to it, and its dirty blocks are \
-             written to the primaries; let the server run until none is left (forebay status), \
+            "the cache device failed or was retired: nothing more is written to it, and its dirty \
+             blocks are written to the primaries; let the server run until none is left (forebay status), \
              then replace the device"
                 .into(),
         ),

@@ -84,6 +84,8 @@ pub enum Command {
     Drain(bool),
     /// As `Drain`, for one volume.
     DrainVolume(VolumeId, bool),
+    /// Give up the cache device.
+    Retire,
     /// Change a setting of the shard.
     Set(Setting),
     /// Change the length, in bytes, from which a sequential stream of a volume bypasses the cache.

@@ -38,8 +38,11 @@ use crate::witness::{Clerk, Record, Witness};
 
 /// Default for the time in which clients must take their last answers.
 pub const FAREWELL_PATIENCE: Duration = Duration::from_secs(10);
-/// The same if the next server waits.
-const HAND_OVER_FAREWELL: Duration = Duration::from_secs(1);
+/// The same if the next server waits. A request that waits for a primary whose link is broken needs
+/// some seconds; its client, cut off, would see an error.
+const HAND_OVER_FAREWELL: Duration = Duration::from_secs(5);
+/// Time in which the connections that are cut off then must end.
+const CUT_OFF_PATIENCE: Duration = Duration::from_secs(1);
 /// Time in which the shards must stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(120);
 /// Time in which a thread must report its state.
@@ -500,6 +503,11 @@ impl Pool {
         self.command_all(|| Command::DrainVolume(volume, on));
     }
 
+    /// Gives up the cache device: it is emptied, and then the primaries are used without it.
+    pub fn retire(&self) {
+        self.command(0, Command::Retire);
+    }
+
     /// Abandons the drain that a stop waits for.
     pub fn give_up_drain(&self) {
         self.inner.give_up_drain.store(true, Ordering::Relaxed);
@@ -553,7 +561,7 @@ impl Inner {
             tracing::warn!("clients that did not take their answers are cut off");
             self.tell_all(|| Command::CutOff);
             if end == End::HandOver {
-                quiet.await_all(HAND_OVER_FAREWELL, &mut left);
+                quiet.await_all(CUT_OFF_PATIENCE, &mut left);
             }
         }
         *locked(&self.left_clients) = left.into_iter().flatten().collect();

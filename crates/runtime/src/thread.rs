@@ -543,6 +543,7 @@ impl Thread {
             }
             Command::Drain(on) => self.shards.shard.set_drain(on),
             Command::DrainVolume(volume, on) => self.shards.shard.drain_volume(volume, on),
+            Command::Retire => self.shards.shard.retire(),
             Command::Set(setting) => self.shards.shard.set(setting),
             Command::SetSequentialThreshold(volume, bytes) => {
                 self.router.set_sequential_threshold(volume, bytes);

@@ -95,6 +95,7 @@ impl World {
             shards: self.setup.shards as u16,
             log_percent: ALL_LOG,
             kept_ids: &[],
+            forgotten: &[],
             reset,
             uuid: u128::from(self.setup.seed << 16 | self.pool.made).to_le_bytes(),
             now_unix: 0,

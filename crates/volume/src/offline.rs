@@ -2,7 +2,7 @@
 //! payload of the log, `dump` lists its contents. Only reads, through a function supplied by the
 //! caller.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::VolumeId;
 use forebay_codec::crc32c;
@@ -61,6 +61,8 @@ pub struct ShardReport {
     pub last_lsn: Lsn,
     /// The newest version of every block in the log.
     pub blocks: Vec<BlockInfo>,
+    /// The volumes with an entry of any kind in the log.
+    pub named: BTreeSet<VolumeId>,
 }
 
 /// The findings on a cache device.
@@ -80,6 +82,16 @@ impl Report {
     pub fn dirty_blocks(&self, volume: Option<VolumeId>) -> u64 {
         let blocks = self.shards.iter().flat_map(|shard| &shard.blocks);
         blocks.filter(|b| b.dirty && volume.is_none_or(|id| id == b.volume)).count() as u64
+    }
+
+    /// The removed volumes of which the log has no entry any more. None if a part of it is damaged,
+    /// which may have some.
+    #[must_use]
+    pub fn forgotten(&self) -> Vec<VolumeId> {
+        let removed = self.superblock.volumes.iter().filter(|volume| is_removed(volume));
+        let named = |id: &VolumeId| self.shards.iter().any(|shard| shard.named.contains(id));
+        let ids = removed.map(|volume| volume.id).filter(|id| !named(id));
+        if self.problems.is_empty() { ids.collect() } else { Vec::new() }
     }
 }
 
@@ -172,7 +184,7 @@ impl Examiner {
         for (seq, i) in log {
             read(self.offset(i), &mut bytes)?;
             report.unsealed += u64::from(self.survey.found[i].scanned.is_some());
-            self.segment(seq, i, &bytes, &mut blocks);
+            self.segment(seq, i, &bytes, (&mut blocks, &mut report.named));
         }
         if let Some(loss) = self.survey.loss() {
             self.problem("log", loss, true);
@@ -222,7 +234,7 @@ impl Examiner {
         seq: SegmentSeq,
         i: usize,
         bytes: &[u8],
-        blocks: &mut BTreeMap<Key, BlockInfo>,
+        (blocks, named): (&mut BTreeMap<Key, BlockInfo>, &mut BTreeSet<VolumeId>),
     ) {
         if let Some(bytes_of_footer) = self.survey.found[i].tail.map(|tail| tail.bytes)
             && self.survey.found[i].sealed
@@ -249,6 +261,7 @@ impl Examiner {
             if entry.first {
                 lsn = lsn.next();
             }
+            named.insert(entry.volume);
             let dirty = entry.dirty && lsn >= clean;
             if self.payloads && !payload_is_good(entry, bytes) {
                 let what = format!("{} block {}: bad payload", entry.volume, entry.block);

@@ -1,5 +1,5 @@
-//! A random operator of a real server: settings, drains, kills, stops, primaries that lose power or
-//! disconnect, disks that swap names, volumes added and removed, primaries changed without the
+//! A random operator of a real server: settings, drains, kills, stops, hand-overs to other
+//! configurations, primaries that lose power or disconnect, disks that swap names, volumes added and removed, primaries changed without the
 //! cache, a cache damaged while it is not in use. Clients write, flush and read all the time, and
 //! everything is compared with a model ([`model`]).
 //!
@@ -20,6 +20,7 @@ mod model;
 mod offline;
 mod online;
 mod pool;
+mod shift;
 mod volume;
 
 use std::mem;
@@ -33,6 +34,7 @@ use self::load::{Done, Signs};
 use self::offline::{Between, End};
 use self::online::{MODES, Operator, Seen};
 use self::pool::{PATIENCE, Pool, Setup};
+use self::shift::Shift;
 use self::volume::Volume;
 use crate::rig::place::Place;
 use crate::rig::server;
@@ -251,21 +253,30 @@ impl<'a> Life<'a> {
     fn round(&mut self, how: End, sum: &mut Sum) -> anyhow::Result<()> {
         let signs = Signs::default();
         let socket = self.pool.socket();
+        let shift = Shift::any(&self.pool, self.numbers);
         let mut volumes = mem::take(&mut self.pool.volumes);
+        let tables = shift.as_ref().map(|shift| shift.tables(&volumes));
         let mut seen: Vec<Seen> =
             volumes.iter().filter(|volume| volume.served).map(Seen::of).collect();
         let seeds: Vec<u64> = volumes.iter().map(|_| self.numbers.next()).collect();
         let (worked, outcome) = std::thread::scope(|scope| {
-            let workers: Vec<_> = (volumes.iter_mut().filter(|volume| volume.served))
-                .zip(seeds)
-                .map(|(volume, seed)| {
+            let changes = |at: usize| shift.as_ref().is_some_and(|shift| shift.at == at);
+            let workers: Vec<_> = (volumes.iter_mut().zip(seeds).enumerate())
+                .filter(|(at, (volume, _))| volume.served && !changes(*at))
+                .map(|(_, (volume, seed))| {
                     let (socket, signs) = (&socket, &signs);
                     scope.spawn(move || load::run(volume, socket, signs, Numbers::new(seed)))
                 })
                 .collect();
             let (pool, numbers, log) = (&self.pool, &mut *self.numbers, self.log);
             let mut operator = Operator { pool, seen: &mut seen, signs: &signs, numbers, log };
-            let outcome = operator.work();
+            let mut outcome = operator.work();
+            if let Some((shift, tables)) = shift.as_ref().zip(tables) {
+                outcome = outcome.and_then(|()| {
+                    operator.log.say(&shift.describe());
+                    operator.restructure(&tables)
+                });
+            }
             let outcome = outcome.and_then(|()| end(&mut self.pool, how, &signs, self.log));
             signs.end.store(true, Ordering::SeqCst);
             let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
@@ -283,6 +294,9 @@ impl<'a> Life<'a> {
             sum.errors += bad;
         }
         outcome?;
+        if let Some(shift) = shift {
+            shift.note(&mut self.pool.volumes, self.numbers, self.log)?;
+        }
         self.after(how, sum)
     }
 

@@ -155,12 +155,7 @@ fn remove(between: &mut Between<'_>) -> anyhow::Result<()> {
 fn used_alone(between: &mut Between<'_>, at: usize) -> anyhow::Result<()> {
     let volume = &mut between.pool.volumes[at];
     between.log.say(&format!("the primary of {} is written meanwhile", volume.name));
-    for block in [0, 1, between.numbers.below(BLOCKS), BLOCKS - 1] {
-        let version = volume.model.version();
-        volume.change(block, &content(volume.model.salt, block, version))?;
-        volume.model.changed(block, version, true);
-    }
-    Ok(())
+    volume.use_alone(between.numbers)
 }
 
 /// Changes a primary without the cache, in a sampled place.

@@ -46,9 +46,25 @@ impl Seen {
 type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
 
 /// All actions; an action that is listed more often is chosen more often.
-const DOINGS: [Doing; 17] = [
-    set_mode, set_mode, set_mode, set_cache, set_limits, set_limits, set_wrong, apply, drain,
-    drain, look, cut_power, cut_power, cut_links, away, freeze, garbage,
+const DOINGS: [Doing; 18] = [
+    set_mode,
+    set_mode,
+    set_mode,
+    set_cache,
+    set_limits,
+    set_limits,
+    set_wrong,
+    apply,
+    reconfigure,
+    drain,
+    drain,
+    look,
+    cut_power,
+    cut_power,
+    cut_links,
+    away,
+    freeze,
+    garbage,
 ];
 
 /// The operator.
@@ -145,19 +161,60 @@ fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
 fn apply(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let file = operator.pool.configuration();
     operator.log.say("apply the configuration");
-    operator.seen.iter().for_each(|seen| seen.notice.set_mode(None));
-    let announced = operator.pool.must(&["apply", &file, "--dry-run"])?;
-    let applied = operator.pool.must(&["apply", &file])?;
-    ensure!(announced == applied, "it announced {announced:?} and changed {applied:?}");
-    for seen in &mut *operator.seen {
-        seen.notice.set_mode(Some(seen.configured));
-        seen.set = Some(None);
+    operator.apply(&file)
+}
+
+/// Gives a setting that only a start changes another value: the server hands over to another one,
+/// perhaps with a new cache.
+fn reconfigure(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    if !operator.pool.is_kept() {
+        return Ok(());
     }
-    let shown: serde_json::Value =
-        serde_json::from_str(&operator.pool.must(&["config", "--json"])?).context("as JSON")?;
-    let all = shown.as_array().context("a list of settings")?;
-    ensure!(all.iter().all(|one| one["from"] != "set"), "something is set still: {shown}");
-    Ok(())
+    let (key, values) = operator.pick(&[
+        ("ram", ["\"1MiB\"", "\"4MiB\"", "\"16MiB\""]),
+        ("ram", ["\"0\"", "\"2MiB\"", "\"8MiB\""]),
+        ("size", ["\"16MiB\"", "\"24MiB\"", "\"48MiB\""]),
+        ("shards", ["1", "2", "3"]),
+    ]);
+    let value = operator.pick(&values);
+    operator.log.say(&format!("apply the configuration with {key} = {value}"));
+    let file = operator.pool.reconfigure(key, value)?;
+    operator.apply(&file)
+}
+
+impl Operator<'_> {
+    /// Brings other volumes into force, of which these are the tables of the configuration. Clients
+    /// of the volumes that stay as they are must not notice.
+    pub fn restructure(&mut self, volumes: &str) -> anyhow::Result<()> {
+        if self.signs.broken.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let file = self.pool.configure(volumes)?;
+        self.apply(&file)
+    }
+
+    /// Applies the configuration, which takes back whatever was set.
+    fn apply(&mut self, file: &str) -> anyhow::Result<()> {
+        self.seen.iter().for_each(|seen| seen.notice.set_mode(None));
+        let announced = self.pool.must(&["apply", file, "--dry-run"])?;
+        let applied = self.pool.must(&["apply", file])?;
+        ensure!(applied.starts_with(&announced), "announced {announced:?}, changed {applied:?}");
+        for seen in &mut *self.seen {
+            seen.notice.set_mode(Some(seen.configured));
+            seen.set = Some(None);
+        }
+        let same = self.pool.must(&["apply", file, "--dry-run"])?;
+        ensure!(same == "nothing differs\n", "applied again it differs: {same}");
+        self.check_nothing_is_set()
+    }
+
+    fn check_nothing_is_set(&self) -> anyhow::Result<()> {
+        let shown: serde_json::Value =
+            serde_json::from_str(&self.pool.must(&["config", "--json"])?).context("as JSON")?;
+        let all = shown.as_array().context("a list of settings")?;
+        ensure!(all.iter().all(|one| one["from"] != "set"), "something is set still: {shown}");
+        Ok(())
+    }
 }
 
 /// Sends an invalid setting, which must be refused and change nothing.

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -22,6 +23,8 @@ pub const PATIENCE: Duration = Duration::from_secs(90);
 /// The configuration of the whole cache.
 pub struct Setup {
     text: String,
+    /// Whether the server has a keeper, so that it can hand over.
+    kept: bool,
 }
 
 impl Setup {
@@ -49,13 +52,15 @@ impl Setup {
             place.text("control.sock"),
             place.text("nbd.sock"),
         );
-        Self { text }
+        Self { text, kept: numbers.below(2) == 0 }
     }
 
     /// The configuration in one line.
     pub fn describe(&self) -> String {
         let lines = self.text.lines().filter(|line| line.contains(" = ") && !line.contains('/'));
-        lines.map(|line| line.replace(" = ", "=").replace('"', "")).collect::<Vec<_>>().join(" ")
+        let lines = lines.map(|line| line.replace(" = ", "=").replace('"', ""));
+        let keeper = self.kept.then(|| "with a keeper".to_owned());
+        lines.chain(keeper).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -66,7 +71,7 @@ pub struct Pool {
     /// The volumes, configured or not.
     pub volumes: Vec<Volume>,
     /// The configuration of the cache.
-    setup: Setup,
+    setup: Mutex<Setup>,
     binary: PathBuf,
     /// The directory for everything.
     pub place: Place,
@@ -85,7 +90,7 @@ pub struct Said {
 impl Pool {
     /// A pool whose server is not started.
     pub fn new(binary: PathBuf, place: Place, setup: Setup, volumes: Vec<Volume>) -> Self {
-        Self { server: None, volumes, setup, binary, place }
+        Self { server: None, volumes, setup: Mutex::new(setup), binary, place }
     }
 
     /// The socket for clients.
@@ -103,20 +108,40 @@ impl Pool {
         self.place.text("forebay.toml")
     }
 
-    fn command(&self, more: &[String]) -> anyhow::Result<Command> {
-        let mut text = self.setup.text.clone();
-        for volume in self.served() {
-            text += &format!(
-                "[[volume]]\nname = \"{}\"\nprimary = \"{}\"\nmode = \"{}\"\n\
-                 sequential_threshold = \"{}\"\n",
-                volume.name,
-                volume.uri(),
-                volume.configured,
-                volume.threshold,
-            );
-        }
+    fn setup(&self) -> MutexGuard<'_, Setup> {
+        self.setup.lock().expect("nobody panics with it")
+    }
+
+    /// Whether the server has a keeper.
+    pub fn is_kept(&self) -> bool {
+        self.setup().kept
+    }
+
+    /// Writes the configuration, with these tables of volumes; returns its path.
+    pub fn configure(&self, volumes: &str) -> anyhow::Result<String> {
         let config = self.configuration();
-        fs::write(&config, text)?;
+        fs::write(&config, self.setup().text.clone() + volumes)?;
+        Ok(config)
+    }
+
+    /// Gives a setting of the cache another value in the configuration; returns its path.
+    pub fn reconfigure(&self, key: &str, value: &str) -> anyhow::Result<String> {
+        let config = self.configuration();
+        let now = fs::read_to_string(&config)?;
+        let mut setup = self.setup();
+        let volumes = now.strip_prefix(&setup.text).context("it is ours")?.to_owned();
+        let start = format!("{key} = ");
+        let line = |line: &str| match line.starts_with(&start) {
+            true => format!("{start}{value}\n"),
+            false => format!("{line}\n"),
+        };
+        setup.text = setup.text.lines().map(line).collect();
+        drop(setup);
+        self.configure(&volumes)
+    }
+
+    fn command(&self, more: &[String]) -> anyhow::Result<Command> {
+        let config = self.configure(&self.served().map(Volume::table).collect::<String>())?;
         let mut command = Command::new(&self.binary);
         command.arg("serve").arg("--config").arg(config).args(more);
         Ok(command)
@@ -127,7 +152,11 @@ impl Pool {
         ensure!(self.server.is_none(), "there is a server already");
         let log = self.place.path("server.log");
         let begin = Instant::now();
-        let process = Process::start(self.command(more)?, &log, true)?;
+        let command = self.command(more)?;
+        let process = match self.is_kept() {
+            true => Process::start_keeper(command, &log)?,
+            false => Process::start(command, &log, true)?,
+        };
         let mut out = BufReader::new(process.output()?);
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -204,6 +233,8 @@ impl Pool {
         if let Some(status) = server.ended()? {
             bail!("the server ended by itself, with {status}: {}", self.log());
         }
+        // By its keeper, so that nobody has noticed.
+        ensure!(!server.said().contains("is started again"), "the server died: {}", self.log());
         Ok(())
     }
 
@@ -240,7 +271,7 @@ impl Pool {
 
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(12)..].join("\n  ")
+    lines[lines.len().saturating_sub(40)..].join("\n  ")
 }
 
 /// Runs a command to completion, within the time limit.

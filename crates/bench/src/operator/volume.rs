@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::model::{BLOCK, Model};
+use super::model::{BLOCK, Model, content};
 use crate::rig::cleanup::{self, Held};
 use crate::rig::place::Place;
 use crate::rig::san::San;
+use forebay_block::testing::Numbers;
 
 /// Number of blocks of each primary.
 pub const BLOCKS: u64 = 2048;
@@ -240,6 +241,22 @@ impl Volume {
         }
     }
 
+    /// Its table in the configuration.
+    pub fn table(&self) -> String {
+        self.table_as(&self.name)
+    }
+
+    /// Its table in the configuration under another name.
+    pub fn table_as(&self, name: &str) -> String {
+        format!(
+            "[[volume]]\nname = \"{name}\"\nprimary = \"{}\"\nmode = \"{}\"\n\
+             sequential_threshold = \"{}\"\n",
+            self.uri(),
+            self.configured,
+            self.threshold,
+        )
+    }
+
     /// Makes the configuration name this disk; returns the previous one.
     pub fn aim(&mut self, at: Option<PathBuf>) -> Option<PathBuf> {
         std::mem::replace(&mut self.aimed, at)
@@ -262,6 +279,16 @@ impl Volume {
     /// Number of times that the primary has lost unflushed writes.
     pub fn losses(&self) -> u64 {
         self.san().map_or(0, San::cuts)
+    }
+
+    /// Writes to some blocks of the primary while no cache is in front of it.
+    pub fn use_alone(&mut self, numbers: &mut Numbers) -> anyhow::Result<()> {
+        for block in [0, 1, numbers.below(BLOCKS), BLOCKS - 1] {
+            let version = self.model.version();
+            self.change(block, &content(self.model.salt, block, version))?;
+            self.model.changed(block, version, true);
+        }
+        Ok(())
     }
 
     /// Changes a block of the primary without the cache.

@@ -166,12 +166,12 @@ fn health(last: &Last, pool: &PoolSnapshot, news: &mut Vec<News>) {
         let (text, remedy) = match now {
             Health::Good => ("the cache device is in use again", ""),
             Health::Draining => (
-                "the cache device failed: it is being emptied",
+                "the cache device failed or was retired: it is being emptied",
                 "replace it when nothing is dirty: docs/user/replacing-an-ssd.md",
             ),
             Health::Detached => (
-                "the cache device failed: the primaries are used without it",
-                "replace it, and start again: docs/user/replacing-an-ssd.md",
+                "the cache device failed or was retired: the primaries are used without it",
+                "replace it: docs/user/replacing-an-ssd.md",
             ),
         };
         let severity = if now == Health::Good { Severity::Info } else { Severity::Error };

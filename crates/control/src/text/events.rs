@@ -54,7 +54,7 @@ pub fn date(unix_seconds: u64) -> String {
 
 /// A time given in seconds since 1970, as date and time of day, in UTC.
 #[must_use]
-fn utc(unix_seconds: u64) -> String {
+pub fn utc(unix_seconds: u64) -> String {
     let (days, rest) = (unix_seconds / DAY, unix_seconds % DAY);
     // Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms": civil_from_days.
     let days = days + 719_468;

@@ -132,7 +132,7 @@ const STRIPES_LOOKED_AT: usize = 64;
 const LOOKS_MAX: usize = 256;
 /// Pause after the first failed destage write, and the number of times that it doubles.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
-const RETRY_DOUBLINGS_MAX: u32 = 6;
+const RETRY_DOUBLINGS_MAX: u32 = 4;
 
 impl Destaging {
     /// Starts the destages that the pacer allows. `is_idle` says that no client request is in

@@ -5,6 +5,7 @@ pub mod clients;
 pub mod config;
 pub mod drain;
 pub mod events;
+pub mod retire;
 pub mod set;
 pub mod status;
 pub mod stop;

@@ -24,7 +24,7 @@ use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
 use forebay_runtime::{Blocking, Witness};
 use forebay_volume::offline;
-use forebay_volume::pool::{area_of, index_blocks};
+use forebay_volume::pool::{area_of, index_blocks, is_removed};
 use serde_json::{Value, json};
 
 use crate::server::cache::{of_shard, read_at};
@@ -182,10 +182,15 @@ fn counted(record: VolumeRecord) -> Saved {
     Saved { record, primary: None, bytes: 0 }
 }
 
+/// The superblock, without the volumes that are gone: their primaries have everything, and their
+/// entries in the log count no more.
 fn superblock_of(path: &Path, queue: &mut Blocking) -> anyhow::Result<Superblock> {
     let size = queue.info().size;
     let mut read = |offset: u64, bytes: &mut [u8]| read_at(queue, size, offset, bytes);
-    offline::superblock(&mut read).map_err(|error| anyhow!("{}: {error}", path.display()))
+    let found = offline::superblock(&mut read);
+    let mut superblock = found.map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    superblock.volumes.retain(|volume| !is_removed(volume));
+    Ok(superblock)
 }
 
 /// The host's records of stripes that the cache left when it had failed: the primaries have newer

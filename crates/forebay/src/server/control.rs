@@ -13,6 +13,7 @@ use forebay_control::{
     PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot,
     TraceTarget, UpgradeSnapshot, VolumeSnapshot, Wanted,
 };
+use forebay_engine::Health;
 use forebay_runtime::{
     ClientStats, Histogram, OPERATIONS, Pool, PoolStats, Served, TIERS, VolumeStats,
 };
@@ -21,6 +22,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::disk::loops;
 use crate::server::disks::Disks;
+use crate::server::history;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::reconfigure::Reconfiguration;
@@ -398,6 +400,7 @@ impl PoolControl for Running {
             Way::Live(changes) => {
                 if !dry_run && !changes.is_empty() {
                     self.change(&mut in_force, changes)?;
+                    history::keep_or_warn(&self.reconfiguration.state, &wanted.text);
                 }
                 None
             }
@@ -414,6 +417,18 @@ impl PoolControl for Running {
         let at = self.place(volume)?;
         tracing::info!(volume, on, "drain");
         self.pool.set_drain(self.pool.registry().volumes()[at].id, on);
+        Ok(())
+    }
+
+    fn retire(&self) -> Result<(), ControlError> {
+        let health = self.observe()?.health();
+        if health != Health::Good {
+            let what = "the cache device is out of use already";
+            let hint = "forebay status tells what is left of it";
+            return Err(ControlError::new(ControlErrorKind::Conflict, what, hint));
+        }
+        tracing::warn!("told to give up the cache device");
+        self.pool.retire();
         Ok(())
     }
 

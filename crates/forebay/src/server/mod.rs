@@ -10,6 +10,7 @@ mod disks;
 mod endpoints;
 mod events;
 pub mod flags;
+mod history;
 mod kept;
 mod left_clients;
 mod logging;

@@ -17,7 +17,7 @@ use forebay_control::units::Size;
 use forebay_control::{ControlError, ControlErrorKind, UpgradeSnapshot, UpgradeState, Wanted};
 use forebay_device::{open_primary, primary_size};
 use forebay_engine::{DrainProgress, Mode, Setting};
-use forebay_runtime::{Pool, StateDir};
+use forebay_runtime::{Pool, StateDir, VolumeStats};
 
 use crate::disk::loops;
 use crate::server::applying::Applying;
@@ -28,6 +28,8 @@ use crate::server::upgrades::Upgrades;
 
 /// Interval at which a drain is checked.
 const STEP: Duration = Duration::from_millis(20);
+/// How long primaries that are away may take to come back.
+const PRIMARY_PATIENCE: Duration = Duration::from_secs(10);
 /// The program of this process, also after its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
@@ -216,6 +218,7 @@ impl Reconfiguration {
             self.pool.set_drain(volume, true);
         }
         self.drained(id, leaving)?;
+        self.primaries_answer()?;
         self.gives_up_cache.store(new_cache, Ordering::SeqCst);
         applying.store(&self.state).map_err(|error| error.to_string())
     }
@@ -243,6 +246,21 @@ impl Reconfiguration {
                 return Err(format!("{left} of dirty data could not be written to the primaries"));
             }
             self.upgrades.set_to_drain(id, dirty * BLOCK_SIZE as u64);
+            std::thread::sleep(STEP);
+        }
+    }
+
+    /// Waits until no primary is away: a request that waits for one cannot be handed over, so that
+    /// its client would be cut off.
+    fn primaries_answer(&self) -> Result<(), String> {
+        let limit = Instant::now() + PRIMARY_PATIENCE;
+        loop {
+            let stats = self.pool.stats().ok_or("the server is stopping")?;
+            let away = |volume: &&VolumeStats| volume.state.primary.away_since.is_some();
+            let Some(volume) = stats.volumes.iter().find(away) else { return Ok(()) };
+            if Instant::now() > limit {
+                return Err(format!("the primary of volume {} does not answer", volume.name));
+            }
             std::thread::sleep(STEP);
         }
     }

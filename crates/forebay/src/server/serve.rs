@@ -33,11 +33,11 @@ use crate::server::disks::{self, Disks};
 use crate::server::endpoints::Endpoints;
 use crate::server::events::{self, Came};
 use crate::server::kept::Kept;
-use crate::server::mount::MountPoint;
+use crate::server::mount::{MountPoint, Prepared};
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
 use crate::server::web::Web;
-use crate::server::{left_clients, logging, mount, process, takeover};
+use crate::server::{history, left_clients, logging, mount, process, takeover};
 
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -74,6 +74,9 @@ pub fn run(mut args: ServeArgs) -> anyhow::Result<()> {
         let _ = keeper.map(|keeper| keeper.send(&unable, None));
     })?;
     serving.kept.hold_configuration(text.as_deref())?;
+    if let Some(text) = &text {
+        history::keep_or_warn(serving.cache.state(), text);
+    }
     signals.reread = args.config.map(|path| Reread { path, running: serving.running.clone() });
     // First the keeper: a server that says it is ready comes back if it dies.
     serving.kept.tell(&Message::Ready)?;
@@ -236,9 +239,12 @@ impl Serving {
         let mut endpoints: Vec<String> = clients.addresses().collect();
         let place = config.server.fuse.as_deref();
         let place = place.map(|place| mount::prepare(place, &mut kept)).transpose()?;
+        // A process may have a file of the mount open, which the kernel knows by its volume's id.
+        let ids_are_free = !matches!(place, Some(Prepared::Left(_)));
+        let how = cache::Start { applied: applying, ids_are_free };
         let configured = config.clone();
         let mut config = config.clone();
-        let (mut cache, mut plan, settings) = cache::open(args, &mut config, applying)?;
+        let (mut cache, mut plan, settings) = cache::open(args, &mut config, how)?;
         let config = &config;
         log_settings(config);
         log_volumes(config, &plan.registry);

@@ -2,9 +2,9 @@
 //!
 //! A volume is identified by its primary. A removed volume leaves its ID behind, in a record that
 //! no configuration can name. Its entries stay in the log until they are reclaimed, and recovery
-//! skips entries of a volume that is not served. An ID is never reused, so none of these entries
-//! can come back in another volume, or in the same volume after its primary was written without the
-//! cache.
+//! skips entries of a volume that is not served. An ID is not used again before the log has none of
+//! these entries any more, so none of them can come back in another volume, or in the same volume
+//! after its primary was written without the cache.
 
 use forebay_block::VolumeId;
 use forebay_format::{Superblock, VolumeRecord};

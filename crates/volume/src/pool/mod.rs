@@ -122,6 +122,8 @@ pub struct OpenRequest<'a> {
     pub witnesses: &'a [Witness],
     /// The pool's volumes that are not configured.
     pub absent: &'a [Absent],
+    /// Removed volumes of which the log has no entry any more: their ids may be used again.
+    pub forgotten: &'a [VolumeId],
     /// Number of shards of a new pool.
     pub shards: u16,
     /// Share of a new pool that is its log, in percent; the rest is its store.
@@ -329,7 +331,9 @@ fn check_specs(volumes: &[VolumeSpec]) -> Result<(), Refusal> {
 }
 
 /// Opens the existing pool.
-fn reopen(request: &OpenRequest, old: Superblock, copy: usize) -> Result<Opened, Refusal> {
+fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Opened, Refusal> {
+    let is_forgotten = |id: &VolumeId| request.forgotten.contains(id);
+    old.volumes.retain(|record| !(is_removed(record) && is_forgotten(&record.id)));
     let witness = request.witnesses.iter().find(|witness| witness.uuid == old.uuid);
     if let Some(witness) = witness
         && witness.epoch > old.epoch

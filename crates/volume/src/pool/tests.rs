@@ -31,6 +31,7 @@ fn request<'a>(
         shards: 2,
         log_percent: ALL_LOG,
         kept_ids: &[],
+        forgotten: &[],
         reset: false,
         uuid: [9; 16],
         now_unix: 1,
@@ -443,6 +444,13 @@ fn a_volume_is_removed_when_nothing_of_it_is_dirty_and_its_id_never_comes_back()
     let third = encoded(&back.superblock);
     let third = open(&request([&third, BLANK], &volumes, &[])).expect("it is as it was");
     assert_eq!(third.ids, back.ids);
+
+    // Until the log has forgotten it.
+    let forgotten = &[VolumeId(1), VolumeId(2)];
+    let without = encoded(&opened.superblock);
+    let request = request([&without, BLANK], &volumes, &[]);
+    let back = open(&OpenRequest { forgotten, ..request }).expect("there is room");
+    assert_eq!(back.ids, [VolumeId(0), VolumeId(1), VolumeId(2)]);
 }
 
 /// A primary that appears while its volume is served is judged by the record from before the start;

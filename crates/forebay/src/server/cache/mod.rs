@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
-use forebay_block::{Arena, BufPool, ByteRange, VolumeId};
+use forebay_block::{Arena, BufPool, ByteRange, VOLUMES_MAX, VolumeId};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
@@ -98,12 +98,21 @@ fn is_absent(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == ErrorKind::NotFound)
 }
 
+/// The circumstances of a start that the configuration does not tell.
+#[derive(Clone, Copy)]
+pub struct Start<'a> {
+    /// The configuration was applied.
+    pub applied: Option<&'a Applying>,
+    /// Nobody knows the volumes by their ids yet: there is no mount of a server before.
+    pub ids_are_free: bool,
+}
+
 /// Opens the primaries, and opens or creates the cache; returns a pool that is ready to start.
 /// Settings that were changed while serving are applied to `config`, unless it was `applied`.
 pub fn open(
     args: &ServeArgs,
     config: &mut Config,
-    applied: Option<&Applying>,
+    start: Start<'_>,
 ) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
     let opened = primaries::open(config)?;
     let size = config.cache.size.map(|Size(bytes)| bytes);
@@ -125,8 +134,8 @@ pub fn open(
     let allowed = reset::allowed(args, config, &primaries, &mut queue, size)?;
     let witness = Witness::open(&config.cache.state_dir).context(NO_STATE)?;
     made.state = Some(witness.state().clone());
-    let kept_ids = applied.map_or(&[][..], |applied| &applied.ids);
-    let how = (args, allowed.reset, kept_ids);
+    let applied = start.applied;
+    let how = (args, allowed.reset, start);
     let (opened, unchanged) =
         decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
             .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
@@ -142,8 +151,8 @@ pub fn open(
     let kept = (&table, &settings);
     // The space of a file stays allocated, so that writes do not run out of it.
     let discards = config.cache.discard && device.info().discard && !device.keeps_space();
-    let start = (&*config, allowed.reset, discards);
-    let discard = put_on_record(start, &opened, kept, &witness, queue, &mut made)?;
+    let made_by = (&*config, allowed.reset, discards);
+    let discard = put_on_record(made_by, &opened, kept, &witness, queue, &mut made)?;
     let Opened { superblock, ids, witnesses, .. } = &opened;
     let own = witnesses.iter().find(|record| record.uuid == superblock.uuid);
     let record = own.expect("a start has a witness").clone();
@@ -360,7 +369,7 @@ pub fn read_at(
 }
 
 fn decide_on(
-    (args, reset, kept_ids): (&ServeArgs, bool, &[(VolumeId, String)]),
+    (args, reset, start): (&ServeArgs, bool, Start<'_>),
     config: &Config,
     primaries: &[Arc<dyn BlockDevice>],
     queue: &mut Blocking,
@@ -382,6 +391,14 @@ fn decide_on(
         }
         _ => Vec::new(),
     };
+    let forgotten = match newest {
+        Some(pool) if start.ids_are_free && pool.volumes.len() == VOLUMES_MAX => {
+            let mut read =
+                |offset: u64, bytes: &mut [u8]| read_at(queue, device_size, offset, bytes);
+            offline::examine(&mut read, false).map_err(|error| anyhow!(error))?.forgotten()
+        }
+        _ => Vec::new(),
+    };
     let there = known.first().and_then(|superblock| u16::try_from(superblock.shards.len()).ok());
     let shards = config.server.shards.or(there).unwrap_or_else(shards_by_processors);
     let request = OpenRequest {
@@ -393,7 +410,8 @@ fn decide_on(
         absent: &absent,
         shards,
         log_percent: config.cache.log_share.0,
-        kept_ids,
+        kept_ids: start.applied.map_or(&[][..], |applied| &applied.ids),
+        forgotten: &forgotten,
         reset,
         uuid: random_uuid().context("no random number")?,
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
