@@ -129,7 +129,11 @@ fn a_bad_value_is_named_with_the_range() {
 #[test]
 fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
     for spec in Spec::online() {
-        let value = if let Initial::Value(default) = spec.default { default } else { "7%" };
+        let value = match (spec.default, spec.kind) {
+            (Initial::Value(default), _) => default,
+            (_, Kind::Time(_)) => "7s",
+            _ => "7%",
+        };
         // A volume's own setting hides one of the cache with the same name.
         let whose: &[Option<&str>] = match Spec::find(Section::Volume, spec.key) {
             Some(own) if own.section == spec.section => &[Some("db")],
@@ -151,8 +155,9 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
         let only_of_volume = Spec::changeable(false).all(|other| other.key != spec.key);
         assert_eq!(Change::parse(None, spec.key, value).is_err(), only_of_volume);
     }
-    let known = "mode, sequential_threshold, dirty_guarantee, dirty_limit, eviction, \
-                 write_cache_depth, content, client_stall_timeout, idle_timeout, patience";
+    let known = "mode, sequential_threshold, dirty_guarantee, dirty_limit, latency_target, \
+                 destage_rate, eviction, dirty_target, idle_destage, write_cache_depth, content, \
+                 client_stall_timeout, idle_timeout, patience";
     let refused = |volume, key, text| Change::parse(volume, key, text).expect_err(key);
     assert_eq!(
         refused(Some("db"), "depth", "3"),

@@ -315,6 +315,9 @@ impl Shard for Engine {
             Setting::DirtyLimit(percent) => self.cache.set_dirty_limit(percent),
             Setting::DirtyShare(volume, share) => self.cache.set_dirty_share(volume, share),
             Setting::WriteCacheDepth(depth) => self.cache.config.write_cache_depth = depth,
+            Setting::DirtyTarget(percent) => self.cache.config.dirty_target_percent = percent,
+            Setting::IdleDestage(after) => self.cache.config.idle_destage = after,
+            Setting::Pace(volume, pace) => self.cache.set_pace(volume, pace),
             Setting::Patience(patience) => self.cache.config.patience = patience,
         }
     }

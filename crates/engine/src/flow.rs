@@ -9,9 +9,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use forebay_block::Instant;
-use forebay_policy::{DestagePacer, DrainRate, WriteThrottle};
+use forebay_block::{BLOCK_SIZE, Instant};
+use forebay_policy::{DestagePacer, DrainRate, RateBound, WriteThrottle};
 
+use crate::api::Pace;
 use crate::key::Key;
 use crate::slab::Id;
 
@@ -22,6 +23,8 @@ pub(crate) struct Flow {
     /// Writes held back, each with the time at which it may proceed.
     delayed: VecDeque<(Instant, Id)>,
     pub pacer: DestagePacer,
+    /// Bounds the blocks destaged per second.
+    pub bound: RateBound,
     drain_rate: DrainRate,
     /// Destage writes in flight, and blocks whose bytes are being gathered for more of them.
     pub destage_writes: u32,
@@ -46,6 +49,7 @@ impl Flow {
             throttle: WriteThrottle::new(),
             delayed: VecDeque::new(),
             pacer: DestagePacer::new(depth, rotational),
+            bound: RateBound::new(None),
             drain_rate: DrainRate::new(),
             destage_writes: 0,
             collecting: 0,
@@ -56,6 +60,13 @@ impl Flow {
             slow_ios: 0,
             was_slow: false,
         }
+    }
+
+    /// Sets how destaging treats the primary, in one of so many shards.
+    pub fn set_pace(&mut self, pace: Pace, shards: u16) {
+        self.pacer.set_target(pace.latency);
+        let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(shards.max(1));
+        self.bound = RateBound::new(pace.rate.map(of_shard));
     }
 
     /// Counts blocks that were written to the primary.

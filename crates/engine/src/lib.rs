@@ -39,7 +39,7 @@ pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
     Bypass, ContentLocality, DestageReason, DetachedStripe, DirtyShare, Effects, Eviction, Health,
-    Mode, Reply, Request, RequestId, Setting, ShardConfig, State, Target, Tier, Trust,
+    Mode, Pace, Reply, Request, RequestId, Setting, ShardConfig, State, Target, Tier, Trust,
     VolumeConfig,
 };
 pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};

@@ -62,8 +62,9 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    pub fn new(config: VolumeConfig, depth: u32) -> Self {
-        let flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
+    pub fn new(config: VolumeConfig, depth: u32, shards: u16) -> Self {
+        let mut flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
+        flow.set_pace(config.pace, shards);
         Self {
             config,
             flow,

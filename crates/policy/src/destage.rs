@@ -19,10 +19,10 @@ use forebay_block::Instant;
 
 /// Length of the windows over which the fastest foreground request is measured.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Time without client requests after which the primary counts as idle. Databases pause for one to
-/// three seconds when their log is full; destaging everything in such a pause makes the next
-/// requests wait.
-const QUIET: Duration = Duration::from_secs(5);
+/// Time without client requests after which the primary counts as idle, if nothing else is set.
+/// Databases pause for one to three seconds when their log is full; destaging everything in such a
+/// pause makes the next requests wait.
+pub const QUIET: Duration = Duration::from_secs(5);
 /// Share of the limit, in percent, from which foreground latency no longer counts.
 const URGENT_PERCENT: u64 = 90;
 /// Share of the maximum age, in percent, at which destaging for age begins.
@@ -56,6 +56,8 @@ pub struct DestageState {
     pub age_max: Duration,
     /// Time since a client last waited for anything.
     pub quiet: Duration,
+    /// That time from which the primary counts as idle; never when `None`.
+    pub quiet_from: Option<Duration>,
     /// Whether a drain is in progress, so that everything is destaged now.
     pub draining: bool,
     /// Destage writes in flight.
@@ -81,7 +83,7 @@ impl DestageState {
         if self.oldest_age >= self.age_max {
             return DestageCause::Age;
         }
-        if self.dirty_blocks < level_full && self.quiet >= QUIET {
+        if self.dirty_blocks < level_full && self.is_quiet() {
             return DestageCause::Idle;
         }
         let (level, age) = self.wishes(PARTS);
@@ -103,7 +105,11 @@ impl DestageState {
         self.draining
             || self.dirty_blocks >= percent_of(self.limit_blocks, URGENT_PERCENT)
             || self.oldest_age >= self.age_max
-            || self.quiet >= QUIET
+            || self.is_quiet()
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.quiet_from.is_some_and(|from| self.quiet >= from)
     }
 }
 
@@ -112,6 +118,8 @@ impl DestageState {
 pub struct DestagePacer {
     depth_max: u32,
     rotational: bool,
+    /// Foreground latency above which the primary has too much to do.
+    target: Duration,
     depth: u32,
     window_start: Instant,
     fastest: Option<Duration>,
@@ -143,7 +151,14 @@ impl DestagePacer {
         let window_start = Instant::default();
         let round = Round::Resting { until: window_start };
         let (depth, fastest, foreground) = (depth_max, None, 0);
-        Self { depth_max, rotational, depth, window_start, fastest, foreground, round }
+        let target = if rotational { TARGET_DISKS } else { TARGET_FLASH };
+        Self { depth_max, rotational, target, depth, window_start, fastest, foreground, round }
+    }
+
+    /// Sets the foreground latency to aim at; `None` is that of the kind of primary.
+    pub fn set_target(&mut self, target: Option<Duration>) {
+        let usual = if self.rotational { TARGET_DISKS } else { TARGET_FLASH };
+        self.target = target.unwrap_or(usual);
     }
 
     /// Records that a foreground request is sent to the primary.
@@ -217,8 +232,7 @@ impl DestagePacer {
         if over == 0 {
             return;
         }
-        let target = if self.rotational { TARGET_DISKS } else { TARGET_FLASH };
-        let slow = self.fastest.take().is_some_and(|fastest| fastest > target);
+        let slow = self.fastest.take().is_some_and(|fastest| fastest > self.target);
         let grown = if slow {
             self.depth = (self.depth / 2).max(1);
             over - 1

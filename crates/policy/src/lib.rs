@@ -16,6 +16,7 @@ mod eviction;
 mod frequency;
 mod learned;
 mod random;
+mod rate;
 mod recent;
 mod rule;
 mod sequential;
@@ -28,7 +29,7 @@ mod window;
 
 pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
-pub use destage::{DestageCause, DestagePacer, DestageState, DrainRate};
+pub use destage::{DestageCause, DestagePacer, DestageState, DrainRate, QUIET};
 pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{
     COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,
@@ -36,6 +37,7 @@ pub use eviction::{
 };
 pub use frequency::Frequency;
 pub use learned::{LastTouch, Touch};
+pub use rate::RateBound;
 pub use recent::{KeyHash, Recent};
 pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};

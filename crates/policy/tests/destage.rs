@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_block::Instant;
-use forebay_policy::{DestagePacer, DestageState};
+use forebay_policy::{DestageCause, DestagePacer, DestageState, QUIET};
 use proptest::prelude::*;
 
 const DEPTH: u32 = 32;
@@ -19,6 +19,7 @@ fn calm(now_ms: u64) -> DestageState {
         oldest_age: Duration::from_secs(1),
         age_max: Duration::from_secs(100),
         quiet: Duration::ZERO,
+        quiet_from: Some(QUIET),
         draining: false,
         in_flight: 0,
     }
@@ -58,6 +59,33 @@ fn a_drain_and_a_quiet_primary_take_the_full_depth() {
     let quiet = |ms| DestageState { quiet: Duration::from_millis(ms), ..calm(now) };
     assert_eq!(pacer.allowance(&quiet(4_999)), 0);
     assert_eq!(pacer.allowance(&quiet(5_000)), DEPTH);
+}
+
+#[test]
+fn the_time_from_which_a_primary_is_quiet_is_a_setting() {
+    let mut pacer = pacer();
+    let quiet = |seconds, quiet_from: Option<u64>| DestageState {
+        quiet: Duration::from_secs(seconds),
+        quiet_from: quiet_from.map(Duration::from_secs),
+        ..calm(1000)
+    };
+    assert_eq!(pacer.allowance(&quiet(59, Some(60))), 0);
+    assert_eq!(pacer.allowance(&quiet(60, Some(60))), DEPTH);
+    assert_eq!(quiet(60, Some(60)).cause(), DestageCause::Idle);
+    let never = quiet(1 << 30, None);
+    assert_eq!((pacer.allowance(&never), never.cause()), (0, DestageCause::Level));
+}
+
+#[test]
+fn the_latency_to_aim_at_is_a_setting() {
+    let depth = |target: Option<u64>, rotational| {
+        let mut pacer = DestagePacer::new(DEPTH, rotational);
+        pacer.set_target(target.map(Duration::from_millis));
+        foreground(&mut pacer, 1000, 20, Duration::from_millis(20));
+        pacer.depth()
+    };
+    assert_eq!((depth(None, false), depth(Some(10), false), depth(Some(30), false)), (1, 1, DEPTH));
+    assert_eq!((depth(None, true), depth(Some(10), true)), (DEPTH, 1));
 }
 
 #[test]
@@ -216,7 +244,7 @@ proptest! {
         let now = Instant(now);
         let state = DestageState {
             now, dirty_blocks, target_blocks, limit_blocks, oldest_age, age_max, quiet, draining,
-            in_flight,
+            quiet_from: Some(QUIET), in_flight,
         };
         // A round begins, is full, and has ended.
         for in_flight in [0, u32::MAX, 0] {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::Instant;
 use forebay_block::testing::Numbers;
-use forebay_policy::{DELAY_MAX, DestagePacer, DestageState, DrainRate, WriteThrottle};
+use forebay_policy::{DELAY_MAX, DestagePacer, DestageState, DrainRate, QUIET, WriteThrottle};
 use proptest::prelude::*;
 
 /// Length of a step of the simulation.
@@ -158,6 +158,7 @@ fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
                 oldest_age: Duration::ZERO,
                 age_max: Duration::from_secs(3600),
                 quiet: Duration::ZERO,
+                quiet_from: Some(QUIET),
                 draining: false,
                 in_flight: 0,
             }));

@@ -12,7 +12,8 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Clock, MemoryDevice};
 use forebay_engine::{
-    Bypass, ContentLocality, Engine, Eviction, Mode, Setting, ShardConfig, Trust, VolumeConfig,
+    Bypass, ContentLocality, Engine, Eviction, Mode, Pace, Setting, ShardConfig, Trust,
+    VolumeConfig,
 };
 use forebay_runtime::{Access, Address, Blocking, Listener, MakeShard, Pool, PoolConfig, Shard};
 use forebay_volume::{Registry, Volume};
@@ -30,6 +31,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
     Box::new(move |buffers| -> Box<dyn Shard> {
         let config = ShardConfig {
             shard: shard as u16,
+            shards: 1,
             pool: 99,
             area: ByteRange::new((1 << 20) + shard as u64 * AREA, AREA),
             segment_size: 128 << 10,
@@ -41,6 +43,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
                 discard: true,
                 rotational: false,
                 share: forebay_engine::DirtyShare::default(),
+                pace: Pace::default(),
                 suspect: false,
             }],
             ram_bytes: 256 << 10,
@@ -48,6 +51,8 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
             eviction: Eviction::Lru,
             write_cache_depth: Duration::from_millis(50),
             dirty_limit_percent: 50,
+            dirty_target_percent: 50,
+            idle_destage: Some(Duration::from_secs(5)),
             patience: Duration::from_secs(30),
             destage_depth: 16,
             compress: true,

@@ -50,6 +50,16 @@ impl Kept {
         Ok(Self { disk: None, mounted, server, log })
     }
 
+    /// The same with a configuration file, which has the mount at `volumes` in the place, and what
+    /// [`Server::configured`] expects.
+    pub fn configured(binary: &Path, place: &Place, config: &Path) -> anyhow::Result<Self> {
+        let volumes = place.path(VOLUMES);
+        fs::create_dir_all(&volumes)?;
+        let server = Server::configured_with_keeper(binary, place, config)?;
+        let mounted = Some(cleanup::mounted(&volumes)?);
+        Ok(Self { disk: None, mounted, server, log: place.path("cache.log") })
+    }
+
     /// Makes the volume a disk of this machine, and returns its path.
     pub fn attach(&mut self) -> anyhow::Result<PathBuf> {
         let device = PathBuf::from(self.server.ask(&["attach", "disk", "--via=fuse"])?.trim());

@@ -97,6 +97,16 @@ impl Server {
         Self::start(binary, place, "cache", &arguments, false)
     }
 
+    /// The same with a keeper.
+    pub fn configured_with_keeper(
+        binary: &Path,
+        place: &Place,
+        config: &Path,
+    ) -> anyhow::Result<Self> {
+        let arguments = ["serve".to_owned(), format!("--config={}", config.display())];
+        Self::start(binary, place, "cache", &arguments, true)
+    }
+
     fn start(
         binary: &Path,
         place: &Place,

@@ -13,7 +13,7 @@ mod read;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
+use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 pub use observed::{EventsConfig, WebConfig, WebListen};
 
@@ -58,6 +58,10 @@ pub struct CacheConfig {
     pub eviction: Eviction,
     /// Maximum share of the cache that may be dirty.
     pub dirty_limit: Percent,
+    /// Share of the dirty limit above which blocks are destaged.
+    pub dirty_target: Percent,
+    /// Time without client requests from which everything is destaged; 0 is never.
+    pub idle_destage: Time,
     /// Share of a new cache that is its log; the rest is its store.
     pub log_share: Percent,
     /// Maximum time that a dirty block may wait before it is written to the primary.
@@ -68,6 +72,14 @@ pub struct CacheConfig {
     pub discard: bool,
     /// How blocks are stored that equal or resemble others.
     pub content: ContentLocality,
+}
+
+impl CacheConfig {
+    /// Time without client requests from which everything is destaged; never when `None`.
+    #[must_use]
+    pub fn idle_destage(&self) -> Option<Duration> {
+        Some(self.idle_destage.0).filter(|after| !after.is_zero())
+    }
 }
 
 /// Memory for cached blocks and the index.
@@ -163,6 +175,10 @@ pub struct VolumeConfig {
     pub dirty_guarantee: Option<Percent>,
     /// Share of the cache's dirty limit at which the writes of this volume wait.
     pub dirty_limit: Option<Percent>,
+    /// Latency of client requests at the primary that destaging aims at.
+    pub latency_target: Option<Time>,
+    /// The most bytes per second that are destaged; 0 is unlimited.
+    pub destage_rate: Size,
 }
 
 impl VolumeConfig {
@@ -171,6 +187,13 @@ impl VolumeConfig {
     pub fn share(&self) -> DirtyShare {
         let percent = |share: Option<Percent>| share.map(|percent| percent.0);
         DirtyShare { at_least: percent(self.dirty_guarantee), at_most: percent(self.dirty_limit) }
+    }
+
+    /// How destaging treats the volume's primary.
+    #[must_use]
+    pub fn pace(&self) -> Pace {
+        let rate = Some(self.destage_rate.0).filter(|&rate| rate > 0);
+        Pace { latency: self.latency_target.map(|Time(latency)| latency), rate }
     }
 }
 

@@ -95,6 +95,32 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Cache(|config| Setting::DirtyTarget(config.cache.dirty_target.0)),
+        more: "Above it, the more there is the faster; below it, only what is old.",
+        ..spec(
+            Section::Cache,
+            "dirty_target",
+            Percent(Range::within(0, 90)),
+            Value("50%"),
+            Server(|config| &mut config.cache.dirty_target),
+            "Share of dirty_limit above which dirty data is written to its primary",
+        )
+    },
+    Spec {
+        online: Online::Cache(|config| Setting::IdleDestage(config.cache.idle_destage())),
+        more: "Databases pause for some seconds when their log is full; then more writes would make \
+               the next requests wait.",
+        ..spec(
+            Section::Cache,
+            "idle_destage",
+            Time(Range::ANY.or_zero("0s for never")),
+            Value("5s"),
+            Server(|config| &mut config.cache.idle_destage),
+            "After this long without client requests all dirty data is written to its primary; 0s is \
+             never",
+        )
+    },
+    Spec {
         online: Online::NewCache,
         more: "Fixed when the cache is created. The rest is its store, where blocks lie that stay \
                for long. 100% makes a cache without a store, as earlier versions did.",
@@ -420,6 +446,35 @@ pub static TABLE: &[Spec] = &[
             Volume(|volume| &mut volume.dirty_limit),
             "Share of the cache's dirty_limit at which writes to this volume wait, however little \
              the others use",
+        )
+    },
+    Spec {
+        online: Online::Volume(|id, volume| Setting::Pace(id, volume.pace())),
+        flag: InFile,
+        more: "While even the fastest request of 100 ms takes longer, fewer destage writes are in \
+               flight.",
+        ..spec(
+            Section::Volume,
+            "latency_target",
+            Time(Range::least(1)),
+            Unset("75ms for disks, 2ms for others"),
+            Volume(|volume| &mut volume.latency_target),
+            "The latency of client requests at the primary that destaging leaves them",
+        )
+    },
+    Spec {
+        online: Online::Volume(|id, volume| Setting::Pace(id, volume.pace())),
+        flag: InFile,
+        more: "At the dirty limit, clients write no faster than this. A drain keeps to it too. Not \
+               bound is what waits in the cache: for room in the log, after a change of the mode, or \
+               because the device failed.",
+        ..spec(
+            Section::Volume,
+            "destage_rate",
+            Size(Range::least(64 * KIB).or_zero("0 for no bound")),
+            Value("0"),
+            Volume(|volume| &mut volume.destage_rate),
+            "The most bytes per second that are written to the primary from the cache; 0 is no bound",
         )
     },
     // [control]

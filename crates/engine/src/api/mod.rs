@@ -258,9 +258,24 @@ pub enum Setting {
     DirtyShare(VolumeId, DirtyShare),
     /// The longest a dirty block may wait before it is on the primary.
     WriteCacheDepth(Duration),
+    /// Share of the dirty limit, in percent, above which blocks are destaged.
+    DirtyTarget(u8),
+    /// The time without client requests from which everything is destaged; never when `None`.
+    IdleDestage(Option<Duration>),
+    /// How destaging treats a volume's primary.
+    Pace(VolumeId, Pace),
     /// How long a write at the dirty limit waits for a primary that is away, and how long a request
     /// of a device may take before it is reported as slow.
     Patience(Duration),
+}
+
+/// How destaging treats a primary.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Pace {
+    /// The latency of client requests to aim at; `None` is that of the kind of primary.
+    pub latency: Option<Duration>,
+    /// The most bytes per second that all shards together destage; unlimited when `None`.
+    pub rate: Option<u64>,
 }
 
 /// A volume as a shard sees it.
@@ -278,6 +293,8 @@ pub struct VolumeConfig {
     pub rotational: bool,
     /// The volume's share of the dirty limit.
     pub share: DirtyShare,
+    /// How destaging treats its primary.
+    pub pace: Pace,
     /// Whether the primary may have been changed without the cache: if so, its clean blocks are
     /// compared with it.
     pub suspect: bool,
@@ -288,6 +305,8 @@ pub struct VolumeConfig {
 pub struct ShardConfig {
     /// The number of the shard.
     pub shard: u16,
+    /// The number of shards of the pool.
+    pub shards: u16,
     /// The pool's ID, which every record carries.
     pub pool: u64,
     /// The shard's area on the cache device; its length is a multiple of `segment_size`.
@@ -309,6 +328,10 @@ pub struct ShardConfig {
     pub write_cache_depth: Duration,
     /// Share of the area, in percent, that may be dirty; at the limit writes wait for destaging.
     pub dirty_limit_percent: u8,
+    /// Share of the dirty limit, in percent, above which blocks are destaged.
+    pub dirty_target_percent: u8,
+    /// The time without client requests from which everything is destaged; never when `None`.
+    pub idle_destage: Option<Duration>,
     /// How long a device may leave a request unanswered before that is reported, and how long a
     /// write at the dirty limit waits for a primary that is away before it fails.
     pub patience: Duration,

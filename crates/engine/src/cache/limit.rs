@@ -5,7 +5,7 @@ use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_format::ENTRY_BYTES;
 use forebay_policy::{DirtyShare, DirtyShares};
 
-use crate::api::ShardConfig;
+use crate::api::{Pace, ShardConfig};
 use crate::cache::Cache;
 use crate::limits::SEGMENTS_MIN;
 use crate::slab::Id;
@@ -61,6 +61,12 @@ impl Cache {
             config.share = share;
             self.limit = DirtyLimit::new(&self.config);
         }
+    }
+
+    /// Changes how destaging treats a volume's primary.
+    pub(crate) fn set_pace(&mut self, volume: VolumeId, pace: Pace) {
+        let shards = self.config.shards;
+        self.volume_mut(volume).flow.set_pace(pace, shards);
     }
 
     /// Number of dirty blocks, over all volumes, at which writes wait.

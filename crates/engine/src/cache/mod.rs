@@ -83,7 +83,8 @@ impl Cache {
         let is_similar = config.content == ContentLocality::Similar;
         for volume in &config.volumes {
             let depth = config.destage_depth;
-            volumes[usize::from(volume.id.0)] = Some(Volume::new(volume.clone(), depth));
+            volumes[usize::from(volume.id.0)] =
+                Some(Volume::new(volume.clone(), depth, config.shards));
         }
         let all = usize::try_from(segments).expect("segments fit memory");
         let segments = config.log_segments.map_or(all, |log| log as usize);

@@ -166,17 +166,28 @@ impl Destaging {
         let all = Key::range(volume);
         let mut from = cache.volume(volume).flow.cursor;
         let mut wrapped = false;
+        let bound = self.is_bound(cache, volume);
         for _ in 0..LOOKS_MAX {
             let flow = &cache.volume(volume).flow;
             let is_full = flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX;
             if is_full || self.gathered >= GATHERED_MAX {
                 break;
             }
+            let now = cache.now;
+            if bound && !cache.volume_mut(volume).flow.bound.allows(now) {
+                break;
+            }
             match cache.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
                 Ok(key) => {
                     let reason = self.reason(cache, volume, &state);
-                    let (Ok(past) | Err(past)) = self.start(cache, key, reason, fx);
-                    from = past.min(all.end);
+                    from = match self.start(cache, key, reason, fx) {
+                        Ok(past) => {
+                            cache.volume_mut(volume).flow.bound.take(past.0 - key.0);
+                            past
+                        }
+                        Err(past) => past,
+                    };
+                    from = from.min(all.end);
                 }
                 Err(Some(further)) => from = further,
                 Err(None) if wrapped => break,

@@ -20,7 +20,7 @@ impl Destaging {
         DestageState {
             now: cache.now,
             dirty_blocks: level.max(cache.contents.dirty().blocks_of(volume).min(1)),
-            target_blocks: limit / 2,
+            target_blocks: limit * u64::from(cache.config.dirty_target_percent) / 100,
             limit_blocks: limit,
             oldest_age: cache.now.since(oldest),
             age_max: cache.config.write_cache_depth,
@@ -28,6 +28,7 @@ impl Destaging {
                 true => cache.now.since(cache.standing.last_foreground),
                 false => Duration::ZERO,
             },
+            quiet_from: cache.config.idle_destage,
             draining: self.pressing(cache, volume).is_some(),
             in_flight: cache.volume(volume).flow.destage_writes,
         }
@@ -60,6 +61,12 @@ impl Destaging {
             DestageCause::Level => DestageReason::Level,
             DestageCause::Idle => DestageReason::Idle,
         })
+    }
+
+    /// Whether the volume's destages are bound to a rate: not those that something in the cache
+    /// waits for.
+    pub(super) fn is_bound(&self, cache: &Cache, volume: VolumeId) -> bool {
+        matches!(self.pressing(cache, volume), None | Some(DestageReason::Drain))
     }
 
     /// The number of destage writes that a volume may have in flight. Volumes share the depth. Each

@@ -15,8 +15,8 @@ use forebay_block::{
 };
 
 use crate::{
-    ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Reply, Request, RequestId, Shard,
-    ShardConfig, Stats, Target, Trust, VolumeConfig,
+    ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Reply, Request, RequestId,
+    Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
 };
 
 /// The only volume of [`config`].
@@ -34,6 +34,7 @@ const TICK: Duration = Duration::from_millis(1);
 pub fn config(cache: u64, primary: u64) -> ShardConfig {
     ShardConfig {
         shard: 0,
+        shards: 1,
         pool: 1,
         area: ByteRange::new(0, cache),
         segment_size: SEGMENT,
@@ -45,6 +46,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             discard: false,
             rotational: false,
             share: DirtyShare::default(),
+            pace: Pace::default(),
             suspect: false,
         }],
         ram_bytes: 256 << 10,
@@ -52,6 +54,8 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         eviction: Eviction::default(),
         write_cache_depth: Duration::from_secs(600),
         dirty_limit_percent: 50,
+        dirty_target_percent: 50,
+        idle_destage: Some(Duration::from_secs(5)),
         patience: Duration::from_secs(30),
         destage_depth: 4,
         compress: false,

@@ -17,8 +17,8 @@ use forebay_control::units::Size;
 use forebay_device::{BlockDevice, open_cache_read_only, open_primary};
 use forebay_engine::salvage::{Hole, LostRange};
 use forebay_engine::{
-    ContentLocality, Effects, Engine, Eviction, Mode, Shard, ShardConfig, State, Target, Trust,
-    VolumeConfig,
+    ContentLocality, Effects, Engine, Eviction, Mode, Pace, Shard, ShardConfig, State, Target,
+    Trust, VolumeConfig,
 };
 use forebay_format::{Superblock, VolumeRecord};
 use forebay_runtime::detached::{self, OfShard};
@@ -320,10 +320,12 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         discard: false,
         rotational: false,
         share: forebay_engine::DirtyShare::default(),
+        pace: Pace::default(),
         suspect: false,
     });
     ShardConfig {
         shard: u16::try_from(shard).expect("the superblock bounds the shards"),
+        shards: 1,
         pool: superblock.pool,
         area: area_of(area),
         segment_size: superblock.segment_size,
@@ -335,6 +337,8 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         write_cache_depth: std::time::Duration::ZERO,
         patience: std::time::Duration::from_secs(30),
         dirty_limit_percent: 50,
+        dirty_target_percent: 50,
+        idle_destage: Some(std::time::Duration::from_secs(5)),
         destage_depth: DESTAGE_DEPTH,
         compress: true,
         compress_ram: false,

@@ -32,9 +32,9 @@ use crate::rig::{Common, image, needs};
 use crate::tpcc::{self, Journal, Plan, Scale, Watch};
 use forebay_block::testing::Numbers;
 
-const DATABASE: &str = "tpcc";
+pub(super) const DATABASE: &str = "tpcc";
 /// Size of the disk, in bytes.
-const DISK: u64 = 2 << 30;
+pub(super) const DISK: u64 = 2 << 30;
 /// Size of the cache, in bytes.
 const CACHE: u64 = 512 << 20;
 /// Maximum time before the first event.
@@ -165,7 +165,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Makes the file of a disk with a loaded database.
-fn make_primary(place: &Place, scale: Scale) -> anyhow::Result<()> {
+pub(super) fn make_primary(place: &Place, scale: Scale) -> anyhow::Result<()> {
     progress("loading");
     let image = image::prepare(&place.path(""), "image", "survive", DISK, |at, run| {
         let data = at.join("data");
@@ -178,7 +178,7 @@ fn make_primary(place: &Place, scale: Scale) -> anyhow::Result<()> {
     Ok(std::fs::rename(&image.path, place.path("primary"))?)
 }
 
-fn database(durable: bool) -> Database {
+pub(super) fn database(durable: bool) -> Database {
     Database {
         buffer_pool: if durable { 16 << 20 } else { 256 << 20 },
         redo_log: 32 << 20,
@@ -254,14 +254,14 @@ fn tell(args: &Args, done: &[Event], disk: &Pulse) {
     );
 }
 
-fn check(server: &MariaDb, journal: &Journal) -> anyhow::Result<()> {
+pub(super) fn check(server: &MariaDb, journal: &Journal) -> anyhow::Result<()> {
     let mut conn = server.connect(DATABASE)?;
     tpcc::check_journal(&mut conn, journal)?;
     tpcc::conditions(&mut conn)
 }
 
 /// MariaDB's own log must have no error since the start of the server.
-fn no_errors_in_log(place: &Place) -> anyhow::Result<()> {
+pub(super) fn no_errors_in_log(place: &Place) -> anyhow::Result<()> {
     let log = std::fs::read(place.path("run/mariadb.log"))?;
     let log = String::from_utf8_lossy(&log);
     let errors: Vec<&str> = log.lines().filter(|line| line.contains("[ERROR]")).collect();

@@ -7,6 +7,7 @@
 //! | `probe.rs` | a client that checks every answer, and shows when none came |
 //! | `pauses.rs` | the figures: pauses, and how soon the rate is back |
 //! | `mariadb.rs`, `fsx.rs`, `nbd.rs` | the parts with clients |
+//! | `reconfigure.rs` | MariaDB while volumes, sizes and the cache device change |
 //! | `parts.rs` | what a pause consists of |
 
 mod events;
@@ -16,6 +17,7 @@ mod nbd;
 mod parts;
 mod pauses;
 mod probe;
+mod reconfigure;
 
 use clap::Subcommand;
 
@@ -28,6 +30,8 @@ pub enum Part {
     Fsx(fsx::Args),
     /// fio with verification over NBD: upgrades, and kills with a client that connects again
     Nbd(nbd::Args),
+    /// MariaDB under TPC-C on an attached disk, while volumes, sizes and the cache device change
+    Reconfigure(reconfigure::Args),
     /// The parts of a pause after a kill, with a full cache
     Pause(parts::Args),
 }
@@ -48,6 +52,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Part::Mariadb(args) => mariadb::run(args),
         Part::Fsx(args) => fsx::run(args),
         Part::Nbd(args) => nbd::run(args),
+        Part::Reconfigure(args) => reconfigure::run(args),
         Part::Pause(args) => parts::run(args),
     }
 }

@@ -556,6 +556,7 @@ fn shards_of(
             discard: volume.info.discard,
             rotational: volume.info.rotational,
             share: configured.share(),
+            pace: configured.pace(),
             suspect: opened.suspect.contains(&volume.id),
         })
         .collect();
@@ -565,6 +566,7 @@ fn shards_of(
     let make = |(shard, &area)| {
         let config = ShardConfig {
             shard: u16::try_from(shard).expect("the superblock bounds the shards"),
+            shards: u16::try_from(count).expect("the superblock bounds the shards"),
             pool: superblock.pool,
             area: area_of(area),
             segment_size: superblock.segment_size,
@@ -575,6 +577,8 @@ fn shards_of(
             eviction: config.cache.eviction,
             write_cache_depth: config.cache.write_cache_depth.0,
             dirty_limit_percent: config.cache.dirty_limit.0,
+            dirty_target_percent: config.cache.dirty_target.0,
+            idle_destage: config.cache.idle_destage(),
             patience: config.server.patience.0,
             destage_depth: u32::try_from(depth).expect("the depth is small"),
             compress: config.cache.compress,
