@@ -166,7 +166,7 @@ impl Destaging {
         let all = Key::range(volume);
         let mut from = cache.volume(volume).flow.cursor;
         let mut wrapped = false;
-        let bound = self.is_bound(cache, volume);
+        let bound = Self::is_bound(cache, volume);
         for _ in 0..LOOKS_MAX {
             let flow = &cache.volume(volume).flow;
             let is_full = flow.destage_writes >= allowed || flow.collecting >= COLLECTED_MAX;

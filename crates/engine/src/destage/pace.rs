@@ -42,7 +42,7 @@ impl Destaging {
             Some(DestageReason::Drain)
         } else if cache.has_leftover(volume) {
             Some(DestageReason::Mode)
-        } else if cache.log.is_pressed() || cache.standing.overflows {
+        } else if Self::needs_room(cache) {
             Some(DestageReason::Room)
         } else {
             None
@@ -65,8 +65,12 @@ impl Destaging {
 
     /// Whether the volume's destages are bound to a rate: not those that something in the cache
     /// waits for.
-    pub(super) fn is_bound(&self, cache: &Cache, volume: VolumeId) -> bool {
-        matches!(self.pressing(cache, volume), None | Some(DestageReason::Drain))
+    pub(super) fn is_bound(cache: &Cache, volume: VolumeId) -> bool {
+        cache.health() == Health::Good && !cache.has_leftover(volume) && !Self::needs_room(cache)
+    }
+
+    fn needs_room(cache: &Cache) -> bool {
+        cache.log.is_pressed() || cache.standing.overflows
     }
 
     /// The number of destage writes that a volume may have in flight. Volumes share the depth. Each
