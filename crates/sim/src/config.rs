@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode};
+use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 use crate::atlas::{Outcome, Scenario};
 use crate::disk::{Discards, DiskProfile};
@@ -35,6 +35,8 @@ pub struct VolumeSetup {
     pub rotational: bool,
     /// Its share of the dirty limit.
     pub share: DirtyShare,
+    /// How destaging treats its primary.
+    pub pace: Pace,
 }
 
 /// All parameters of a run except its script.
@@ -62,6 +64,10 @@ pub struct Setup {
     pub write_cache_depth: Duration,
     /// Dirty limit, in percent of the log.
     pub dirty_limit_percent: u8,
+    /// Share of the dirty limit above which blocks are destaged, in percent.
+    pub dirty_target_percent: u8,
+    /// The time without requests from which everything is destaged.
+    pub idle_destage: Option<Duration>,
     /// How long a write waits for a primary that is away.
     pub patience: Duration,
     /// Most destage writes in flight.
@@ -190,6 +196,8 @@ impl Setup {
             eviction: rng.pick(&Eviction::NAMES.map(|(_, eviction)| eviction)),
             write_cache_depth: Duration::from_millis(rng.pick(&[2, 20, 200, 30_000])),
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
+            dirty_target_percent: 50,
+            idle_destage: Some(Duration::from_secs(5)),
             patience: Duration::from_secs(30),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),
@@ -321,5 +329,6 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         discard: rng.percent(70),
         rotational: rng.percent(50),
         share: DirtyShare::default(),
+        pace: Pace::default(),
     }
 }

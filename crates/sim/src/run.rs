@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Health, Setting};
+use forebay_engine::{ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
 use forebay_engine::{State, Stats, Target, Trust};
 
 use forebay_model::Model;
@@ -149,6 +149,14 @@ impl World {
                 self.setup.volumes[*volume].share = share;
                 let depth = [1, 10_000, 30, 300].map(Duration::from_millis)[at % 4];
                 self.setup.write_cache_depth = depth;
+                let target = [50, 0, 90, 20][at % 4];
+                self.setup.dirty_target_percent = target;
+                let idle =
+                    [Some(5_000), Some(0), None, Some(30)][at % 4].map(Duration::from_millis);
+                self.setup.idle_destage = idle;
+                let latency = [None, Some(Duration::from_micros(50)), None][at % 3];
+                let pace = Pace { latency, rate: [None, Some(4 << 20), Some(64 << 20)][at % 3] };
+                self.setup.volumes[*volume].pace = pace;
                 let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
@@ -160,6 +168,9 @@ impl World {
                         engine.set(Setting::DirtyLimit(percent));
                         engine.set(Setting::DirtyShare(id, share));
                         engine.set(Setting::WriteCacheDepth(depth));
+                        engine.set(Setting::DirtyTarget(target));
+                        engine.set(Setting::IdleDestage(idle));
+                        engine.set(Setting::Pace(id, pace));
                     });
                 }
                 Ok(())

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
-    DetachedStripe, Effects, Event, Health, Pace, Request, ShardConfig, State, Stats, Target,
-    Trust, VolumeConfig, VolumeState,
+    DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust,
+    VolumeConfig, VolumeState,
 };
 use forebay_volume::{
     ClientKey, Done, FailedFlushes, Registry, Router, RouterConfig, ShardPort, Volume,
@@ -350,13 +350,13 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         discard: v.discard,
         rotational: v.rotational,
         share: v.share,
-        pace: Pace::default(),
+        pace: v.pace,
         // Data that was not changed must not be reported as changed.
         suspect: setup.seed.is_multiple_of(2),
     });
     ShardConfig {
         shard: shard as u16,
-        shards: 1,
+        shards: setup.shards as u16,
         pool: start.pool,
         area: ByteRange::new((1 << 20) + shard as u64 * len, len),
         segment_size: setup.segment_size,
@@ -367,8 +367,8 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         eviction: setup.eviction,
         write_cache_depth: setup.write_cache_depth,
         dirty_limit_percent: setup.dirty_limit_percent,
-        dirty_target_percent: 50,
-        idle_destage: Some(std::time::Duration::from_secs(5)),
+        dirty_target_percent: setup.dirty_target_percent,
+        idle_destage: setup.idle_destage,
         patience: setup.patience,
         destage_depth: setup.destage_depth,
         compress: setup.compress,

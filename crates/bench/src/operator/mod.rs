@@ -84,6 +84,7 @@ struct Sum {
     lives: u64,
     rounds: u64,
     starts: u64,
+    changes: u64,
     requests: u64,
     errors: u64,
     checked: u64,
@@ -117,12 +118,13 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         sum.lives += 1;
     }
     println!(
-        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} requests, {} allowed \
-         errors; {} blocks compared on primaries alone",
+        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} changes of settings, volumes and \
+         sizes; {} requests, {} allowed errors; {} blocks compared on primaries alone",
         sum.lives,
         sum.rounds,
         sum.starts,
         sum.slowest.as_secs_f64(),
+        sum.changes,
         sum.requests,
         sum.errors,
         sum.checked
@@ -259,7 +261,7 @@ impl<'a> Life<'a> {
         let mut seen: Vec<Seen> =
             volumes.iter().filter(|volume| volume.served).map(Seen::of).collect();
         let seeds: Vec<u64> = volumes.iter().map(|_| self.numbers.next()).collect();
-        let (worked, outcome) = std::thread::scope(|scope| {
+        let (worked, outcome, changes) = std::thread::scope(|scope| {
             let changes = |at: usize| shift.as_ref().is_some_and(|shift| shift.at == at);
             let workers: Vec<_> = (volumes.iter_mut().zip(seeds).enumerate())
                 .filter(|(at, (volume, _))| volume.served && !changes(*at))
@@ -269,7 +271,9 @@ impl<'a> Life<'a> {
                 })
                 .collect();
             let (pool, numbers, log) = (&self.pool, &mut *self.numbers, self.log);
-            let mut operator = Operator { pool, seen: &mut seen, signs: &signs, numbers, log };
+            let changes = 0;
+            let mut operator =
+                Operator { pool, seen: &mut seen, signs: &signs, numbers, log, changes };
             let mut outcome = operator.work();
             if let Some((shift, tables)) = shift.as_ref().zip(tables) {
                 outcome = outcome.and_then(|()| {
@@ -277,11 +281,13 @@ impl<'a> Life<'a> {
                     operator.restructure(&tables)
                 });
             }
+            let changes = operator.changes;
             let outcome = outcome.and_then(|()| end(&mut self.pool, how, &signs, self.log));
             signs.end.store(true, Ordering::SeqCst);
             let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-            (done, outcome)
+            (done, outcome, changes)
         });
+        sum.changes += changes;
         let served = volumes.iter_mut().filter(|volume| volume.served);
         for (volume, set) in served.zip(seen.iter().map(|seen| seen.set)) {
             volume.set = set.unwrap_or(volume.set);

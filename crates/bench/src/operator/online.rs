@@ -79,6 +79,8 @@ pub struct Operator<'a> {
     pub numbers: &'a mut Numbers,
     /// The log of the actions.
     pub log: &'a Log,
+    /// Number of changes made: of settings, volumes, sizes.
+    pub changes: u64,
 }
 
 impl Operator<'_> {
@@ -121,6 +123,7 @@ fn set_mode(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let word = mode.unwrap_or("default");
     operator.log.say(&format!("set {} mode={word}", seen.name));
     seen.notice.set_mode(None);
+    operator.changes += 1;
     operator.pool.must(&["set", &seen.name, &format!("mode={word}")])?;
     seen.notice.set_mode(Some(mode.unwrap_or(seen.configured)));
     seen.set = Some(mode);
@@ -133,18 +136,26 @@ fn set_cache(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     operator.log.say(&format!("set {name} eviction={eviction} content={content}"));
     let (eviction, content) = (format!("eviction={eviction}"), format!("content={content}"));
+    operator.changes += 1;
     operator.pool.must(&["set", &name, &eviction, &content]).map(drop)
 }
 
 /// Changes limits and times of the cache or of a volume.
 fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
-    let (whose, setting) = match operator.numbers.below(7) {
+    operator.changes += 1;
+    let (whose, setting) = match operator.numbers.below(11) {
         0 => (None, operator.pick(&["dirty_limit=1%", "dirty_limit=90%", "dirty_limit=default"])),
         1 => (None, operator.pick(&["write_cache_depth=1ms", "write_cache_depth=default"])),
         2 => (None, operator.pick(&["client_stall_timeout=2m", "client_stall_timeout=default"])),
         3 => (None, operator.pick(&["idle_timeout=1h", "idle_timeout=0s"])),
         4 => (Some(&name), operator.pick(&["dirty_limit=1%", "dirty_limit=default"])),
+        6 => (None, operator.pick(&["dirty_target=0%", "dirty_target=90%"])),
+        7 => {
+            (None, operator.pick(&["idle_destage=10ms", "idle_destage=0s", "idle_destage=default"]))
+        }
+        8 => (Some(&name), operator.pick(&["latency_target=1ms", "latency_target=default"])),
+        9 => (Some(&name), operator.pick(&["destage_rate=20MiB", "destage_rate=0"])),
         // All volumes together may have 100 % at most.
         5 => (Some(&name), operator.pick(&["dirty_guarantee=0%", "dirty_guarantee=default"])),
         _ => {
@@ -195,6 +206,7 @@ impl Operator<'_> {
 
     /// Applies the configuration, which takes back whatever was set.
     fn apply(&mut self, file: &str) -> anyhow::Result<()> {
+        self.changes += 1;
         self.seen.iter().for_each(|seen| seen.notice.set_mode(None));
         let announced = self.pool.must(&["apply", file, "--dry-run"])?;
         let applied = self.pool.must(&["apply", file])?;
