@@ -158,7 +158,7 @@ impl Running {
         let volumes = self.facts.volumes.iter().zip(&in_force.volumes).zip(&stats.volumes);
         type Parts<'a> = (usize, ((&'a VolumeSnapshot, &'a VolumeConfig), &'a VolumeStats));
         let now = |(place, ((volume, config), stands)): Parts<'_>| {
-            let mode = config.mode;
+            let mode = self.reconfiguration.mode(place, config.mode);
             let file = volume.file.as_deref();
             let mut devices = file.map(loops::over_path).unwrap_or_default();
             devices.extend(self.disks.device(place));

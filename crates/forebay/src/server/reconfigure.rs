@@ -46,12 +46,13 @@ pub struct Reconfiguration {
     pub in_force: Arc<Mutex<Config>>,
     /// Whether the cache is given up when the server leaves: the next one makes a new one.
     pub gives_up_cache: AtomicBool,
-    /// Whether a hand-over for another configuration is under way.
-    pub under_way: AtomicBool,
+    /// The volumes that leave the cache in a hand-over for another configuration, while one is under
+    /// way.
+    pub leaving: Mutex<Option<Vec<Leaving>>>,
 }
 
-/// A volume whose blocks leave the cache.
-type Leaving = (usize, VolumeId);
+/// A volume whose blocks leave the cache: its index in the registry, and its id.
+pub type Leaving = (usize, VolumeId);
 
 fn conflict(what: String, hint: &str) -> ControlError {
     ControlError::new(ControlErrorKind::Conflict, what, hint)
@@ -60,7 +61,16 @@ fn conflict(what: String, hint: &str) -> ControlError {
 impl Reconfiguration {
     /// Whether a hand-over for another configuration is under way.
     pub fn is_under_way(&self) -> bool {
-        self.under_way.load(Ordering::SeqCst)
+        locked(&self.leaving).is_some()
+    }
+
+    /// The mode that a volume is in, by its index in the registry, if `configured` is in force.
+    pub fn mode(&self, place: usize, configured: Mode) -> Mode {
+        let leaves = |leaving: &Vec<Leaving>| leaving.iter().any(|&(at, _)| at == place);
+        match locked(&self.leaving).as_ref().is_some_and(leaves) {
+            true => while_leaving(configured),
+            false => configured,
+        }
     }
 
     /// The volumes whose primaries have become larger.
@@ -169,18 +179,18 @@ impl Reconfiguration {
             new_cache,
             "a hand-over begins, for another configuration"
         );
-        let (this, id) = (Arc::clone(self), begun.id);
+        let (this, id, all) = (Arc::clone(self), begun.id, leaving.clone());
         let work = move || {
-            let outcome = this.prepare(id, &leaving, &applying, new_cache);
+            let outcome = this.prepare(id, &all, &applying, new_cache);
             match outcome.and_then(|()| this.upgrades.go(id).map_err(|error| error.to_string())) {
                 Ok(()) => this.await_failure(id),
                 Err(why) => this.upgrades.fail(id, why),
             }
-            this.go_on(&leaving);
+            this.go_on(&all);
         };
-        self.under_way.store(true, Ordering::SeqCst);
+        *locked(&self.leaving) = Some(leaving);
         if let Err(error) = std::thread::Builder::new().name("hand-over".into()).spawn(work) {
-            self.under_way.store(false, Ordering::SeqCst);
+            *locked(&self.leaving) = None;
             self.upgrades.fail(id, error.to_string());
         }
         Ok(begun)
@@ -211,11 +221,8 @@ impl Reconfiguration {
         new_cache: bool,
     ) -> Result<(), String> {
         for &(place, volume) in leaving {
-            let mode = locked(&self.in_force).volumes[place].mode;
-            if matches!(mode, Mode::WriteBack | Mode::WriteOnly | Mode::WriteThrough) {
-                self.pool.set(Setting::Mode(volume, Mode::WriteAround));
-            }
-            self.pool.set_drain(volume, true);
+            let mode = while_leaving(locked(&self.in_force).volumes[place].mode);
+            self.pool.set(Setting::Mode(volume, mode));
         }
         self.drained(id, leaving)?;
         self.primaries_answer()?;
@@ -246,6 +253,8 @@ impl Reconfiguration {
                 return Err(format!("{left} of dirty data could not be written to the primaries"));
             }
             self.upgrades.set_to_drain(id, dirty * BLOCK_SIZE as u64);
+            // Again and again: a drain that somebody else began may end.
+            leaving.iter().for_each(|&(_, volume)| self.pool.set_drain(volume, true));
             std::thread::sleep(STEP);
         }
     }
@@ -284,11 +293,19 @@ impl Reconfiguration {
             self.pool.set(Setting::Mode(volume, in_force.volumes[place].mode));
             self.pool.set_drain(volume, false);
         }
-        self.under_way.store(false, Ordering::SeqCst);
+        *locked(&self.leaving) = None;
     }
 
     fn place(&self, name: &str) -> Option<usize> {
         self.pool.registry().volumes().iter().position(|volume| volume.name == name)
+    }
+}
+
+/// The mode of a volume whose blocks leave the cache, instead of another one: nothing becomes dirty.
+fn while_leaving(mode: Mode) -> Mode {
+    match mode {
+        Mode::WriteBack | Mode::WriteOnly | Mode::WriteThrough => Mode::WriteAround,
+        Mode::WriteAround | Mode::PassThrough => mode,
     }
 }
 

@@ -275,7 +275,7 @@ impl Serving {
             source: args.config.clone(),
             in_force: Arc::new(Mutex::new(in_force)),
             gives_up_cache: AtomicBool::new(false),
-            under_way: AtomicBool::new(false),
+            leaving: Mutex::new(None),
         });
         // From here on clients may write: the files of this start stay.
         cache.keep();
