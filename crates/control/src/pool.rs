@@ -49,8 +49,8 @@ pub trait PoolControl: Send + Sync + 'static {
     /// When there is no such volume, or a shard does not answer.
     fn set_drain(&self, volume: &str, on: bool) -> Result<(), ControlError>;
 
-    /// Begins to give up the cache device: its dirty data goes to the primaries, which are then used
-    /// without it.
+    /// Begins to give up the cache device: its dirty data goes to the primaries, which are then
+    /// used without it.
     ///
     /// # Errors
     /// When a shard does not answer, or the device has been given up already.

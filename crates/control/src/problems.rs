@@ -21,11 +21,15 @@ pub fn problems(pool: &PoolSnapshot) -> Vec<String> {
     match pool.health() {
         Health::Good => {}
         Health::Draining => all.push(
-            "the cache device failed or was retired: it is being emptied; replace it when nothing is \
-             dirty".into(),
+            "the cache device failed or was retired: it is being emptied; replace it when nothing \
+             is dirty"
+                .into(),
         ),
-        Health::Detached => all
-            .push("the cache device failed or was retired: the primaries are used without it; replace it".into()),
+        Health::Detached => all.push(
+            "the cache device failed or was retired: the primaries are used without it; \
+                 replace it"
+                .into(),
+        ),
     }
     if pool.keeper == Keeper::Gone {
         all.push(

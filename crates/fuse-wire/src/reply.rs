@@ -44,8 +44,8 @@ impl OutHeader {
     }
 }
 
-/// The notice by which the kernel forgets the attributes of an inode (`FUSE_NOTIFY_INVAL_INODE`); with
-/// `content`, also what it has cached of it: for a directory, the list of its names.
+/// The notice by which the kernel forgets the attributes of an inode (`FUSE_NOTIFY_INVAL_INODE`);
+/// with `content`, also what it has cached of it: for a directory, the list of its names.
 #[must_use]
 pub fn forget_inode(node: u64, content: bool) -> Vec<u8> {
     const NOTIFY_INVAL_INODE: i32 = 2;

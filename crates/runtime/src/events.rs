@@ -326,8 +326,8 @@ fn health(to: Health) -> (Level, String) {
         Health::Draining => (
             Level::Error,
             "the cache device failed or was retired: nothing more is written to it, and its dirty \
-             blocks are written to the primaries; let the server run until none is left (forebay status), \
-             then replace the device"
+             blocks are written to the primaries; let the server run until none is left (forebay \
+             status), then replace the device"
                 .into(),
         ),
         Health::Detached => (

@@ -1,7 +1,7 @@
 //! A random operator of a real server: settings, drains, kills, stops, hand-overs to other
-//! configurations, primaries that lose power or disconnect, disks that swap names, volumes added and removed, primaries changed without the
-//! cache, a cache damaged while it is not in use. Clients write, flush and read all the time, and
-//! everything is compared with a model ([`model`]).
+//! configurations, primaries that lose power or disconnect, disks that swap names, volumes added
+//! and removed, primaries changed without the cache, a cache damaged while it is not in use.
+//! Clients write, flush and read all the time, and everything is compared with a model ([`model`]).
 //!
 //! A run is a sequence of lives, each with a new cache and new primaries: a file, an NBD server
 //! whose power can be cut, and, as root, a disk. A life is a sequence of rounds: the server serves,

@@ -108,16 +108,16 @@ pub static TABLE: &[Spec] = &[
     },
     Spec {
         online: Online::Cache(|config| Setting::IdleDestage(config.cache.idle_destage())),
-        more: "Databases pause for some seconds when their log is full; then more writes would make \
-               the next requests wait.",
+        more: "Databases pause for some seconds when their log is full; then more writes would \
+               make the next requests wait.",
         ..spec(
             Section::Cache,
             "idle_destage",
             Time(Range::ANY.or_zero("0s for never")),
             Value("5s"),
             Server(|config| &mut config.cache.idle_destage),
-            "After this long without client requests all dirty data is written to its primary; 0s is \
-             never",
+            "After this long without client requests all dirty data is written to its primary; 0s \
+             is never",
         )
     },
     Spec {
@@ -265,8 +265,8 @@ pub static TABLE: &[Spec] = &[
             Choice(FuseTransport::names),
             Value("auto"),
             Server(|config| &mut config.server.fuse_transport),
-            "How the kernel passes requests to those files; auto is the device, or io-uring without a \
-             keeper",
+            "How the kernel passes requests to those files; auto is the device, or io-uring \
+             without a keeper",
         )
     },
     Spec {
@@ -465,16 +465,17 @@ pub static TABLE: &[Spec] = &[
     Spec {
         online: Online::Volume(|id, volume| Setting::Pace(id, volume.pace())),
         flag: InFile,
-        more: "At the dirty limit, clients write no faster than this. A drain keeps to it too. Not \
-               bound is what waits in the cache: for room in the log, after a change of the mode, or \
-               because the device failed.",
+        more: "At the dirty limit, clients write no faster than this. A drain keeps to it too. \
+               Not bound are writes that something waits for: room in the log, a change of the \
+               mode, or a device that failed.",
         ..spec(
             Section::Volume,
             "destage_rate",
             Size(Range::least(64 * KIB).or_zero("0 for no bound")),
             Value("0"),
             Volume(|volume| &mut volume.destage_rate),
-            "The most bytes per second that are written to the primary from the cache; 0 is no bound",
+            "The most bytes per second that are written to the primary from the cache; 0 is no \
+             bound",
         )
     },
     // [control]

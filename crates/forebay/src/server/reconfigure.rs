@@ -46,8 +46,8 @@ pub struct Reconfiguration {
     pub in_force: Arc<Mutex<Config>>,
     /// Whether the cache is given up when the server leaves: the next one makes a new one.
     pub gives_up_cache: AtomicBool,
-    /// The volumes that leave the cache in a hand-over for another configuration, while one is under
-    /// way.
+    /// The volumes that leave the cache in a hand-over for another configuration, while one is
+    /// under way.
     pub leaving: Mutex<Option<Vec<Leaving>>>,
 }
 
@@ -301,7 +301,8 @@ impl Reconfiguration {
     }
 }
 
-/// The mode of a volume whose blocks leave the cache, instead of another one: nothing becomes dirty.
+/// The mode of a volume whose blocks leave the cache, in which nothing becomes dirty, instead of
+/// another one.
 fn while_leaving(mode: Mode) -> Mode {
     match mode {
         Mode::WriteBack | Mode::WriteOnly | Mode::WriteThrough => Mode::WriteAround,

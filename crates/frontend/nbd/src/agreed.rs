@@ -40,8 +40,8 @@ impl Agreed {
     }
 
     /// The agreement here, if the export is still as the client knows it. It may have grown: the
-    /// protocol has no way to tell that, so the client uses as much as it knows of until it connects
-    /// again.
+    /// protocol has no way to tell that, so until it connects again the client uses as much as it
+    /// knows of.
     pub fn agreement(&self, exports: &[Export]) -> Option<Agreement> {
         let export = exports.iter().position(|export| export.name == self.name)?;
         let (structured, allocation) = (self.structured, self.allocation);

@@ -148,7 +148,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let begin = Instant::now();
     let (file, connect) = (place.path("mnt/probe"), || server.connect(DATABASE));
     let (made, load, probed) = std::thread::scope(|scope| {
-        let load = scope.spawn(|| tpcc::run_watched(&connect, plan, &watch, |_, _| {}));
+        let load = scope.spawn(|| tpcc::run_watched(connect, plan, &watch, |_, _| {}));
         let probe = scope.spawn(|| {
             let done = probe::run(&file, &disk, &stop);
             watch.stop.store(true, Relaxed);
