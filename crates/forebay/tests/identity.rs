@@ -453,7 +453,8 @@ fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
     let expected = serde_json::json!({
         "volume": "disk", "mode": "write-through", "eviction": "fifo", "content": "rewrite",
         "sequential_threshold": "512KiB", "write_cache_depth": "30s", "patience": "30s",
-        "client_stall_timeout": "1m", "idle_timeout": "0s",
+        "client_stall_timeout": "1m", "idle_timeout": "0s", "dirty_target": "50%",
+        "idle_destage": "5s", "destage_rate": "0",
     });
     assert_eq!(set, expected);
     end(server, End::Stop);

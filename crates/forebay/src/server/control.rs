@@ -380,18 +380,20 @@ impl PoolControl for Running {
 
     fn set(&self, changes: &[Change]) -> Result<(), ControlError> {
         let mut in_force = locked(&self.in_force);
-        if self.reconfiguration.is_under_way() {
-            let what = "another configuration is being brought into force";
-            return Err(ControlError::new(ControlErrorKind::Conflict, what, "wait until it is"));
-        }
+        self.reconfiguration.refuse_under_way()?;
         self.change(&mut in_force, changes)
     }
 
     fn apply(&self, wanted: &Wanted, dry_run: bool) -> Result<Application, ControlError> {
-        let mut in_force = locked(&self.in_force);
         let config = &wanted.config;
+        // Before the lock: a primary on a network may take long to tell.
+        let grown = self.reconfiguration.grown(config);
+        let mut in_force = locked(&self.in_force);
+        if !dry_run {
+            self.reconfiguration.refuse_under_way()?;
+        }
         let mut differences = Differences::between(&self.comparable(&in_force, config), config);
-        differences.volumes.extend(self.reconfiguration.grown(config));
+        differences.volumes.extend(grown);
         let way = differences.way().map_err(|what| {
             let hint = "nothing was changed; restart the server with this configuration";
             ControlError::new(ControlErrorKind::Invalid, what, hint)

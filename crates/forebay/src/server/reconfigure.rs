@@ -59,9 +59,16 @@ fn conflict(what: String, hint: &str) -> ControlError {
 }
 
 impl Reconfiguration {
-    /// Whether a hand-over for another configuration is under way.
-    pub fn is_under_way(&self) -> bool {
-        locked(&self.leaving).is_some()
+    /// Refuses a change while a hand-over for another configuration is under way.
+    ///
+    /// # Errors
+    /// If one is.
+    pub fn refuse_under_way(&self) -> Result<(), ControlError> {
+        if locked(&self.leaving).is_none() {
+            return Ok(());
+        }
+        let what = "another configuration is being brought into force".to_owned();
+        Err(conflict(what, "wait until it is"))
     }
 
     /// The mode that a volume is in, by its index in the registry, if `configured` is in force.

@@ -16,7 +16,7 @@ use crate::in_flight::Waiting;
 use crate::server::FuseServer;
 use crate::tree::{Node, Topic};
 
-/// How long names and attributes stay valid: only contents ever change, and [`crate::notices`]
+/// How long names and attributes stay valid: only contents ever change, and [`crate::notices()`]
 /// tells the kernel if another server of the mount has other files.
 const VALID_SECONDS: u64 = 86_400;
 /// Maximum length of a zeroing request to a volume, in bytes.
