@@ -263,8 +263,18 @@ fn a_cache_is_made_anew_while_it_serves() {
         a.write(0, &pattern(round), false).expect("it is written");
         assert!(server.status()["dirty_bytes"] != 0);
     }
-    // An old cache is never used again.
+    // Once it serves, a death leads to the same configuration: the one before could not use this
+    // cache. A restart takes the size that it finds.
+    let file = plan.place.path("cache.img");
+    let file = OpenOptions::new().write(true).open(file).expect("it is there");
+    file.set_len(33 * MIB).expect("it grows");
+    server.kill_kept();
+    until("another server", || forebay(&["status", &server.control_argument()]).status.success());
+    assert!(read(&mut plan.connect("a"), 0, 6 * MIB) == pattern(4));
+    server.log("is used so");
     server.stop(&[]);
+    file.set_len(32 * MIB).expect("it is as it was");
+    // An old cache is never used again.
     plan.cache = cache(&plan, "second.img", "96MiB", "");
     let said = plan.place.refuse(&["serve".to_owned(), format!("--config={}", plan.write())]);
     assert!(said.contains("may have the newest version"), "{said}");

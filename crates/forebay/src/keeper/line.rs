@@ -55,6 +55,9 @@ pub struct Upgrade {
     pub id: u64,
     /// The path of the program, for people.
     pub program: String,
+    /// Once it serves, the program before does not come back: it could not use the cache.
+    #[serde(default)]
+    pub stays: bool,
 }
 
 /// How an upgrade ended.

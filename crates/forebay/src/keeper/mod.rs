@@ -304,6 +304,9 @@ impl Keeper {
             trial.serves();
             trial.held_before.retain(|name, _| self.held.contains_key(name));
             let upgrade = trial.upgrade.clone();
+            if upgrade.stays {
+                self.trial = None;
+            }
             self.outcome = Some(Outcome { upgrade, why: None, pause });
         } else if pause > 0.0 {
             tracing::warn!("the server serves again, after {pause:.2} s");

@@ -13,6 +13,8 @@ use forebay_runtime::{StateDir, sealed, unsealed};
 const NAME: &str = "applying";
 /// Its first line.
 const HEADING: &str = "forebay applying 1";
+/// The line if it takes a new cache.
+const NEW_CACHE: &str = "new cache";
 /// The line before the text.
 const TEXT: &str = "text";
 /// Longest file that is read, in bytes: a configuration, and a line for each volume.
@@ -23,6 +25,8 @@ const BYTES_MAX: u64 = 256 << 10;
 pub struct Applying {
     /// The text of its file.
     pub text: String,
+    /// Whether it takes a new cache: the one before is given up when its server leaves.
+    pub new_cache: bool,
     /// The ids of the volumes that stay, with their names in it.
     pub ids: Vec<(VolumeId, String)>,
 }
@@ -46,6 +50,9 @@ impl Applying {
     /// If it cannot be made durable.
     pub fn store(&self, state: &StateDir) -> io::Result<()> {
         let mut body = format!("{HEADING}\n");
+        if self.new_cache {
+            body += &format!("{NEW_CACHE}\n");
+        }
         for (id, name) in &self.ids {
             body += &format!("volume {} {name}\n", id.0);
         }
@@ -74,8 +81,9 @@ fn parse(file: &str) -> Option<Applying> {
         let id = id.parse().ok().filter(|&id: &u8| usize::from(id) < VOLUMES_MAX)?;
         Some((VolumeId(id), name.to_owned()))
     };
-    let ids = lines.lines().map(volume).collect::<Option<_>>()?;
-    Some(Applying { text: text.strip_suffix('\n')?.to_owned(), ids })
+    let new_cache = lines.lines().next() == Some(NEW_CACHE);
+    let ids = lines.lines().skip(usize::from(new_cache)).map(volume).collect::<Option<_>>()?;
+    Some(Applying { text: text.strip_suffix('\n')?.to_owned(), new_cache, ids })
 }
 
 #[cfg(test)]
@@ -90,7 +98,8 @@ mod tests {
         let texts = ["", "text\n", "a = 1\n\n[b]\ntext\nc = 2", "volume 1 x\n"];
         for (count, text) in texts.into_iter().enumerate() {
             let ids = (0..count as u8).map(|id| (VolumeId(id), format!("v {id}"))).collect();
-            let one = Applying { text: text.to_owned(), ids };
+            let new_cache = count % 2 == 1;
+            let one = Applying { text: text.to_owned(), new_cache, ids };
             one.store(&state).expect("it is stored");
             let mut config = Config::defaults(1);
             config.cache.state_dir.clone_from(&directory);

@@ -178,8 +178,8 @@ impl Reconfiguration {
             .filter(|(_, volume)| new_cache || goes(&volume.name))
             .map(|(place, volume)| (place, volume.id))
             .collect();
-        let applying =
-            Applying { text: wanted.text.clone(), ids: self.ids(&wanted.config, differences) };
+        let ids = self.ids(&wanted.config, differences);
+        let applying = Applying { text: wanted.text.clone(), new_cache, ids };
         tracing::info!(
             volumes = differences.volumes.len(),
             settings = differences.settings.len(),
@@ -188,8 +188,9 @@ impl Reconfiguration {
         );
         let (this, id, all) = (Arc::clone(self), begun.id, leaving.clone());
         let work = move || {
-            let outcome = this.prepare(id, &all, &applying, new_cache);
-            match outcome.and_then(|()| this.upgrades.go(id).map_err(|error| error.to_string())) {
+            let outcome = this.prepare(id, &all, &applying);
+            let go = |()| this.upgrades.go(id, new_cache).map_err(|error| error.to_string());
+            match outcome.and_then(go) {
                 Ok(()) => this.await_failure(id),
                 Err(why) => this.upgrades.fail(id, why),
             }
@@ -220,20 +221,14 @@ impl Reconfiguration {
     }
 
     /// Everything before the next server may be started.
-    fn prepare(
-        &self,
-        id: u64,
-        leaving: &[Leaving],
-        applying: &Applying,
-        new_cache: bool,
-    ) -> Result<(), String> {
+    fn prepare(&self, id: u64, leaving: &[Leaving], applying: &Applying) -> Result<(), String> {
         for &(place, volume) in leaving {
             let mode = while_leaving(locked(&self.in_force).volumes[place].mode);
             self.pool.set(Setting::Mode(volume, mode));
         }
         self.drained(id, leaving)?;
         self.primaries_answer()?;
-        self.gives_up_cache.store(new_cache, Ordering::SeqCst);
+        self.gives_up_cache.store(applying.new_cache, Ordering::SeqCst);
         applying.store(&self.state).map_err(|error| error.to_string())
     }
 

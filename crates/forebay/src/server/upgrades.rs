@@ -42,7 +42,7 @@ impl Upgrades {
     /// If there is no keeper, an upgrade is under way, or the program cannot be one.
     pub fn begin(&self, program: &Path) -> Result<UpgradeSnapshot, ControlError> {
         let begun = self.reserve(program, program)?;
-        self.go(begun.id).inspect_err(|error| self.fail(begun.id, error.to_string()))?;
+        self.go(begun.id, false).inspect_err(|error| self.fail(begun.id, error.to_string()))?;
         Ok(begun)
     }
 
@@ -88,11 +88,12 @@ impl Upgrades {
         Ok(last.insert(Upgrading { now, file: Some(file) }).now.clone())
     }
 
-    /// Asks the keeper for the upgrade that was begun.
+    /// Asks the keeper for the upgrade that was begun; if it `stays`, this program does not come back
+    /// once the other one serves.
     ///
     /// # Errors
     /// If there is no keeper any more, or it has ended otherwise.
-    pub fn go(&self, id: u64) -> Result<(), ControlError> {
+    pub fn go(&self, id: u64, stays: bool) -> Result<(), ControlError> {
         let mut last = locked(&self.last);
         let begun = last.as_mut().filter(|last| last.now.id == id);
         let file = begun.and_then(|begun| {
@@ -103,7 +104,7 @@ impl Upgrades {
             return Err(conflict("it has ended already", "see the log"));
         };
         tracing::info!(program, "an upgrade begins");
-        let upgrade = Message::Upgrade(Upgrade { id, program });
+        let upgrade = Message::Upgrade(Upgrade { id, program, stays });
         line.send(&upgrade, Some(file.as_fd())).map_err(|_| {
             conflict("the keeper is gone", "stop the server, and start the other program")
         })
@@ -133,7 +134,7 @@ impl Upgrades {
 
     /// Notes how an upgrade ended.
     pub fn ended(&self, outcome: &Outcome) {
-        let Outcome { upgrade: Upgrade { id, program }, why, pause } = outcome;
+        let Outcome { upgrade: Upgrade { id, program, .. }, why, pause } = outcome;
         match why {
             None => tracing::info!(program, pause, "upgraded: this program serves now"),
             Some(why) => tracing::error!(program, "not upgraded: {why}"),

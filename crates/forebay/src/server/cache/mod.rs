@@ -3,10 +3,10 @@
 
 mod drained;
 pub mod foreign;
-mod given_up;
 mod memory;
 mod once;
 mod reset;
+mod size;
 mod superblocks;
 
 use std::io::{ErrorKind, Read};
@@ -105,6 +105,8 @@ pub struct Start<'a> {
     pub applied: Option<&'a Applying>,
     /// Nobody knows the volumes by their ids yet: there is no mount of a server before.
     pub ids_are_free: bool,
+    /// Clients wait for another server, as the one before has ended without an order to.
+    pub is_restart: bool,
 }
 
 /// Opens the primaries, and opens or creates the cache; returns a pool that is ready to start.
@@ -115,12 +117,9 @@ pub fn open(
     start: Start<'_>,
 ) -> anyhow::Result<(Cache, PoolConfig, KeptSettings)> {
     let opened = primaries::open(config)?;
-    let size = config.cache.size.map(|Size(bytes)| bytes);
+    let size = size::of(&config.cache, start.is_restart)?;
     let mut made = Made::default();
     let absent = is_absent(&config.cache.path);
-    if let Some(size) = size {
-        given_up::make_room(&config.cache, size)?;
-    }
     let device = busy::open(|| open_cache(&config.cache.path, size))
         .map_err(|error| no_cache(&config.cache.path, error))?;
     if let Some(remark) = device.remark() {
@@ -139,6 +138,9 @@ pub fn open(
     let (opened, unchanged) =
         decide_on(how, config, &primaries, &mut queue, (size, &found), &witness)
             .map_err(|error| reset::explain(error, &primaries, &mut queue, size))?;
+    if applied.is_some_and(|applied| applied.new_cache) && !opened.fresh {
+        bail!("the cache could not be given up: something became dirty again; apply it once more");
+    }
     opened.notes.iter().for_each(|note| tracing::warn!("{note}"));
     memory::check(config, &opened, ARENA_BYTES)?;
     let old = found.newest().filter(|_| !allowed.reset);
@@ -222,7 +224,7 @@ fn put_on_record(
         once::mark(&config.cache.state_dir, uuid, once::RESET, note)?;
     }
     // After the superblock: a witness of a start that is unknown to the device would condemn it.
-    if made.cache.is_some() {
+    if opened.fresh {
         made.witness = Some((witness.clone(), uuid));
     }
     for record in &opened.witnesses {

@@ -1,21 +1,52 @@
-//! The file of a cache that was given up: the next cache in it may have another size.
+//! How much of the cache device a start uses. The configured size is that of a new cache; a file of a
+//! cache that was given up gets it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use anyhow::Context;
 use forebay_control::config::CacheConfig;
+use forebay_control::units::Size;
 use forebay_engine::Trust;
 use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use forebay_runtime::Witness;
 use rustix::fs::{FlockOperation, flock};
+
+/// The bytes to use, if that is configured.
+///
+/// A restart takes the size that it finds. The configuration may be the one before that of the last
+/// server, which had made a new cache and could not serve.
+///
+/// # Errors
+/// As [`make_room`].
+pub fn of(cache: &CacheConfig, is_restart: bool) -> anyhow::Result<Option<u64>> {
+    let Some(Size(size)) = cache.size else { return Ok(None) };
+    if is_restart && let Some(found) = found(cache, size) {
+        if found != size {
+            let (found, size) = (Size(found), Size(size));
+            tracing::warn!("the cache has {found} and not {size} as configured, and is used so");
+        }
+        return Ok(Some(found));
+    }
+    make_room(cache, size)?;
+    Ok(Some(size))
+}
+
+/// The size that the cache on the device needs.
+fn found(cache: &CacheConfig, size: u64) -> Option<u64> {
+    let file = File::open(&cache.path).ok()?;
+    let found = file.metadata().ok()?;
+    let all = SUPERBLOCK_OFFSETS.into_iter().filter_map(|offset| superblock(&file, offset));
+    let largest = all.map(|superblock| superblock.device_size).max()?;
+    Some(if found.is_file() { found.len() } else { largest.max(size) })
+}
 
 /// Empties the file of the cache if it has another size than `size` bytes, and is that of a cache
 /// that was given up, which nobody has open. An empty file is made anew.
 ///
 /// # Errors
 /// If the witness of its cache cannot be read, or the file cannot be emptied.
-pub fn make_room(cache: &CacheConfig, size: u64) -> anyhow::Result<()> {
+fn make_room(cache: &CacheConfig, size: u64) -> anyhow::Result<()> {
     let Ok(file) = OpenOptions::new().read(true).write(true).open(&cache.path) else {
         return Ok(());
     };
