@@ -88,8 +88,8 @@ impl Upgrades {
         Ok(last.insert(Upgrading { now, file: Some(file) }).now.clone())
     }
 
-    /// Asks the keeper for the upgrade that was begun; if it `stays`, this program does not come back
-    /// once the other one serves.
+    /// Asks the keeper for the upgrade that was begun; if it `stays`, this program does not come
+    /// back once the other one serves.
     ///
     /// # Errors
     /// If there is no keeper any more, or it has ended otherwise.

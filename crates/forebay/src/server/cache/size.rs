@@ -1,5 +1,5 @@
-//! How much of the cache device a start uses. The configured size is that of a new cache; a file of a
-//! cache that was given up gets it.
+//! How much of the cache device a start uses. The configured size is that of a new cache; a file of
+//! a cache that was given up gets it.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
