@@ -62,7 +62,7 @@ impl Flow {
         }
     }
 
-    /// Sets how destaging treats the primary, in one of so many shards.
+    /// Sets how destaging treats the primary; each of the `shards` gets an equal part of the rate.
     pub fn set_pace(&mut self, pace: Pace, shards: u16) {
         self.pacer.set_target(pace.latency);
         let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(shards.max(1));

@@ -47,3 +47,10 @@ pub fn bar(total: u64) -> ProgressBar {
         });
     ProgressBar::new(total).with_style(style)
 }
+
+/// Shows in a bar how many bytes are left; all of them are the most that were left so far.
+pub fn show_left(bar: &ProgressBar, left: u64) {
+    let total = bar.length().unwrap_or(0).max(left);
+    bar.set_length(total);
+    bar.set_position(total - left);
+}

@@ -1,5 +1,6 @@
 //! `forebay apply` where the shards cannot take up what differs: volumes come, go, grow and get
-//! other names, and the cache is made anew, while clients of the others see a pause and no error.
+//! other names, and a new cache replaces the old one, while clients of the others see a pause and
+//! no error.
 
 #[path = "support/disk.rs"]
 mod disk;
@@ -225,7 +226,7 @@ fn a_grown_primary_is_served_whole() {
 
 /// Each of these takes a new cache: nothing that was dirty is lost, and clients go on.
 #[test]
-fn a_cache_is_made_anew_while_it_serves() {
+fn a_new_cache_replaces_the_old_one_while_it_serves() {
     let mut plan = Plan::new(&["a", "b"]);
     let cache = |plan: &Plan, name: &str, size: &str, more: &str| {
         let path = plan.place.text(name);

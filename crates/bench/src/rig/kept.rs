@@ -40,24 +40,28 @@ pub struct Kept {
 impl Kept {
     /// Starts a keeper with its server and a mount.
     pub fn start(binary: &Path, place: &Place, setting: &Setting) -> anyhow::Result<Self> {
-        let volumes = place.path(VOLUMES);
-        fs::create_dir_all(&volumes)?;
         let mut setting = setting.clone();
-        setting.more.push(format!("--fuse={}", volumes.display()));
-        let server = Server::with_keeper(binary, place, &setting)?;
-        let mounted = Some(cleanup::mounted(&volumes)?);
-        let log = place.path(&format!("{}.log", setting.cache.0));
-        Ok(Self { disk: None, mounted, server, log })
+        setting.more.push(format!("--fuse={}", place.text(VOLUMES)));
+        Self::of(place, &setting.cache.0, || Server::with_keeper(binary, place, &setting))
     }
 
     /// The same with a configuration file, which has the mount at `volumes` in the place, and what
     /// [`Server::configured`] expects.
     pub fn configured(binary: &Path, place: &Place, config: &Path) -> anyhow::Result<Self> {
+        Self::of(place, "cache", || Server::configured_with_keeper(binary, place, config))
+    }
+
+    /// Of a server whose log is named after its cache.
+    fn of(
+        place: &Place,
+        cache: &str,
+        start: impl FnOnce() -> anyhow::Result<Server>,
+    ) -> anyhow::Result<Self> {
         let volumes = place.path(VOLUMES);
         fs::create_dir_all(&volumes)?;
-        let server = Server::configured_with_keeper(binary, place, config)?;
+        let server = start()?;
         let mounted = Some(cleanup::mounted(&volumes)?);
-        Ok(Self { disk: None, mounted, server, log: place.path("cache.log") })
+        Ok(Self { disk: None, mounted, server, log: place.path(&format!("{cache}.log")) })
     }
 
     /// Makes the volume a disk of this machine, and returns its path.

@@ -93,8 +93,7 @@ impl Server {
     /// Starts Forebay with a configuration file that has the sockets `cache.nbd` and
     /// `cache.control` in the place, and a volume `disk`.
     pub fn configured(binary: &Path, place: &Place, config: &Path) -> anyhow::Result<Self> {
-        let arguments = ["serve".to_owned(), format!("--config={}", config.display())];
-        Self::start(binary, place, "cache", &arguments, false)
+        Self::of_file(binary, place, config, false)
     }
 
     /// The same with a keeper.
@@ -103,8 +102,12 @@ impl Server {
         place: &Place,
         config: &Path,
     ) -> anyhow::Result<Self> {
+        Self::of_file(binary, place, config, true)
+    }
+
+    fn of_file(binary: &Path, place: &Place, config: &Path, keeper: bool) -> anyhow::Result<Self> {
         let arguments = ["serve".to_owned(), format!("--config={}", config.display())];
-        Self::start(binary, place, "cache", &arguments, true)
+        Self::start(binary, place, "cache", &arguments, keeper)
     }
 
     fn start(

@@ -33,7 +33,8 @@ pub enum VolumeChange {
     Removed,
     /// The first one has its primary under this name.
     Renamed(String),
-    /// Its primary has become larger: from so many bytes to so many. No configuration tells this.
+    /// Its primary has become larger: its sizes before and after, in bytes. No configuration tells
+    /// this.
     Grown(u64, u64),
 }
 

@@ -2,7 +2,6 @@
 //! not at all.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::Args;
@@ -30,9 +29,6 @@ pub struct ApplyArgs {
     pub daemon: Daemon,
 }
 
-/// Interval between two lines about a drain.
-const PERIOD: Duration = Duration::from_secs(1);
-
 /// Applies the file, and prints what differed.
 pub fn run(args: &ApplyArgs) -> anyhow::Result<()> {
     let config = Config::text(&args.file)?;
@@ -46,7 +42,7 @@ pub fn run(args: &ApplyArgs) -> anyhow::Result<()> {
         output::line(&differences(&answer))?;
     }
     if let Some(begun) = answer.hand_over.take() {
-        let ended = upgrade::ended(&client, &begun, drains(args.json))?;
+        let ended = upgrade::ended(&client, &begun)?;
         answer.applied = ended.error.is_none();
         answer.hand_over = Some(ended);
     }
@@ -63,18 +59,6 @@ pub fn run(args: &ApplyArgs) -> anyhow::Result<()> {
             let pause = pause_seconds.unwrap_or_default();
             Ok(output::line(&format!("in force: clients waited {pause:.2} s"))?)
         }
-    }
-}
-
-/// Prints how much is still to be written, each second.
-fn drains(quiet: bool) -> impl FnMut(u64) -> anyhow::Result<()> {
-    let mut last: Option<Instant> = None;
-    move |bytes| {
-        if quiet || last.is_some_and(|last| last.elapsed() < PERIOD) {
-            return Ok(());
-        }
-        last = Some(Instant::now());
-        Ok(output::line(&format!("draining: {} left", Size(bytes)))?)
     }
 }
 

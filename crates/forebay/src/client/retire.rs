@@ -23,20 +23,20 @@ pub struct RetireArgs {
     pub daemon: Daemon,
 }
 
-/// Interval between two queries, and between two lines about the progress.
+/// Interval between two queries.
 const PERIOD: Duration = Duration::from_millis(100);
-const SAY: Duration = Duration::from_secs(1);
 
 /// Retires the cache device, and waits until nothing needs it.
 pub fn run(args: &RetireArgs) -> anyhow::Result<()> {
     let client = args.daemon.client();
     client.retire()?;
     let (began, mut progress) = (Instant::now(), DrainProgress::default());
-    let mut said: Option<Instant> = None;
+    let bar = output::bar(0);
     loop {
         let status = client.status()?;
         let (health, dirty) = (&status.health, status.cache.dirty_bytes);
         if args.background || health == "detached" {
+            bar.finish_and_clear();
             let line = match args.json {
                 true => serde_json::json!({ "health": health, "dirty_bytes": dirty }).to_string(),
                 false if args.background => "the cache device is being emptied".to_owned(),
@@ -55,10 +55,7 @@ pub fn run(args: &RetireArgs) -> anyhow::Result<()> {
                 Size(dirty)
             );
         }
-        if !args.json && said.is_none_or(|said| said.elapsed() >= SAY) {
-            said = Some(Instant::now());
-            output::line(&format!("emptying: {} left", Size(dirty)))?;
-        }
+        output::show_left(&bar, dirty);
         std::thread::sleep(PERIOD);
     }
 }

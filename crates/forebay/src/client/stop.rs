@@ -82,9 +82,7 @@ fn wait(client: &Client) -> Left {
                 }
                 let given_up = status.drain_given_up;
                 last = Left { dirty, lost: lost.min(dirty), given_up };
-                let total = bar.length().unwrap_or(0).max(dirty);
-                bar.set_length(total);
-                bar.set_position(total - dirty);
+                output::show_left(&bar, dirty);
             }
         }
         std::thread::sleep(PERIOD);

@@ -39,7 +39,7 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
     };
     let client = args.daemon.client();
     let begun = client.upgrade(&program)?;
-    let ended = ended(&client, &begun, |_| Ok(()))?;
+    let ended = ended(&client, &begun)?;
     if args.json {
         output::line(&serde_json::to_string(&ended)?)?;
     }
@@ -56,23 +56,23 @@ pub fn run(args: &UpgradeArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Waits until an upgrade has ended. While something must be written to the primaries first,
-/// `drains` gets the number of bytes from time to time, and the wait has no limit.
-pub fn ended(
-    client: &Client,
-    begun: &UpgradeStatus,
-    mut drains: impl FnMut(u64) -> anyhow::Result<()>,
-) -> anyhow::Result<UpgradeStatus> {
+/// Waits until an upgrade has ended. While something must be written to the primaries first, it
+/// shows how much, and the wait has no limit.
+pub fn ended(client: &Client, begun: &UpgradeStatus) -> anyhow::Result<UpgradeStatus> {
+    let bar = output::bar(0);
     let mut limit = Instant::now() + PATIENCE;
     loop {
         match client.last_upgrade() {
-            Ok(now) if now.id == begun.id && now.state != "running" => return Ok(now),
+            Ok(now) if now.id == begun.id && now.state != "running" => {
+                bar.finish_and_clear();
+                return Ok(now);
+            }
             Ok(now) if now.id != begun.id && now.id != 0 => {
                 bail!("another upgrade came after this one; see `forebay status` and the log")
             }
             Ok(now) => {
                 if let Some(bytes) = now.to_drain_bytes {
-                    drains(bytes)?;
+                    output::show_left(&bar, bytes);
                     limit = Instant::now() + PATIENCE;
                 }
             }

@@ -3,14 +3,14 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, bail};
 use forebay_control::config::Config;
 use forebay_control::units::Size;
 use forebay_device::primary_size;
-use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use forebay_format::Superblock;
 
+use crate::server::cache::superblocks::copies_in;
 use crate::server::endpoints;
 
 /// Checks the configuration against what is served, and whether this program can read the cache. If
@@ -27,9 +27,10 @@ pub fn check(config: &Config, applied: bool) -> anyhow::Result<()> {
         }
         return usable(config);
     }
-    let cache = config.cache.path.display();
-    let file = File::open(&config.cache.path).with_context(|| format!("cache {cache}"))?;
-    let served = newest(&file).with_context(|| format!("cache {cache}"))?;
+    let cache = || format!("cache {}", config.cache.path.display());
+    let file = File::open(&config.cache.path).with_context(cache)?;
+    let copies = copies_in(&file).context("its superblock").with_context(cache)?;
+    let served = newest(&copies).with_context(cache)?;
     for volume in &served.volumes {
         let name = &volume.name;
         let Some(configured) = config.volumes.iter().find(|one| one.name == *name) else {
@@ -64,40 +65,16 @@ fn usable(config: &Config) -> anyhow::Result<()> {
         }
         Err(error) => return Err(error).with_context(shown),
     };
-    let blank = || -> std::io::Result<bool> {
-        let mut bytes = vec![0; SUPERBLOCK_BYTES];
-        for offset in SUPERBLOCK_OFFSETS {
-            file.read_exact_at(&mut bytes, offset)?;
-            if bytes.iter().any(|&byte| byte != 0) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    };
-    if blank().with_context(shown)? {
+    let copies = copies_in(&file).with_context(shown)?;
+    if copies.iter().flatten().all(|&byte| byte == 0) {
         return Ok(());
     }
-    newest(&file).map(drop).with_context(|| format!("{}: it is not empty", shown()))
+    newest(&copies).map(drop).with_context(|| format!("{}: it is not empty", shown()))
 }
 
 /// The newest superblock that this program can read.
-fn newest(file: &File) -> anyhow::Result<Superblock> {
-    let mut newest: Option<Superblock> = None;
-    let mut problem = None;
-    for offset in SUPERBLOCK_OFFSETS {
-        let mut bytes = vec![0; SUPERBLOCK_BYTES];
-        file.read_exact_at(&mut bytes, offset).context("its superblock")?;
-        match Superblock::decode(&bytes) {
-            Ok(found) if newest.as_ref().is_none_or(|one| one.generation < found.generation) => {
-                newest = Some(found);
-            }
-            Ok(_) => {}
-            Err(error) => problem = Some(error),
-        }
-    }
-    match (newest, problem) {
-        (Some(superblock), _) => Ok(superblock),
-        (None, Some(problem)) => Err(problem).context("this program cannot read it"),
-        (None, None) => bail!("it has no superblock"),
-    }
+fn newest(copies: &[Vec<u8>; 2]) -> anyhow::Result<Superblock> {
+    let [first, second] = copies.each_ref().map(|copy| Superblock::decode(copy));
+    let found = forebay_format::newest(first, second).context("this program cannot read it")?;
+    Ok(found.0)
 }

@@ -32,7 +32,7 @@ use crate::rig::{Common, image, needs};
 use crate::tpcc::{self, Journal, Plan, Scale, Watch};
 use forebay_block::testing::Numbers;
 
-pub(super) const DATABASE: &str = "tpcc";
+const DATABASE: &str = "tpcc";
 /// Size of the disk, in bytes.
 pub(super) const DISK: u64 = 2 << 30;
 /// Size of the cache, in bytes.
@@ -110,13 +110,14 @@ impl Args {
     }
 }
 
-/// What clients saw.
-struct Seen {
-    events: Vec<Event>,
-    disk: Pulse,
-    rounds: u64,
-    transactions: Watch,
-    journal: Journal,
+/// What clients saw during events.
+pub(super) struct Seen<T = Event> {
+    pub events: Vec<T>,
+    /// The answers of the disk to the probe, and the probe's rounds.
+    pub disk: Pulse,
+    pub rounds: u64,
+    pub transactions: Watch,
+    pub journal: Journal,
 }
 
 /// Runs the part; an error if anything was lost or noticed, or a pause was too long.
@@ -198,15 +199,37 @@ fn watch(
     programs: &Programs,
     server: &MariaDb,
 ) -> anyhow::Result<Seen> {
-    let limit = args.limit();
-    let (watch, disk) = (Watch::new(limit), Pulse::new(limit));
     let plan = Plan {
         scale,
         terminals: args.threads,
         ramp: Duration::ZERO,
-        measured: limit,
+        measured: args.limit(),
         seed: args.seed * 1000,
     };
+    let seen = under_load(place, server, plan, |watch, disk| {
+        let ramp = RAMP.min(Duration::from_millis(args.millis));
+        std::thread::sleep(ramp);
+        let numbers = Numbers::new(args.seed);
+        let interval = Duration::from_millis(args.millis);
+        let stop = &watch.stop;
+        let mut events = Events { kept, programs, interval, numbers, stop };
+        let events = events.all(args.kinds(), |done| tell(args, done, disk));
+        std::thread::sleep(ramp);
+        events
+    })?;
+    let count = seen.events.len();
+    ensure!(count == args.kinds().len(), "only {count} events happened");
+    Ok(seen)
+}
+
+/// Runs transactions and the probe while `act` is at work; an error of any of them is one.
+pub(super) fn under_load<T>(
+    place: &Place,
+    server: &MariaDb,
+    plan: Plan,
+    act: impl FnOnce(&Watch, &Pulse) -> anyhow::Result<Vec<T>>,
+) -> anyhow::Result<Seen<T>> {
+    let (watch, disk) = (Watch::new(plan.measured), Pulse::new(plan.measured));
     let stop_probe = AtomicBool::new(false);
     let file = place.path("mnt/probe");
     let connect = || server.connect(DATABASE);
@@ -218,14 +241,7 @@ fn watch(
             watch.stop.store(true, Relaxed);
             done
         });
-        let ramp = RAMP.min(Duration::from_millis(args.millis));
-        std::thread::sleep(ramp);
-        let numbers = Numbers::new(args.seed);
-        let interval = Duration::from_millis(args.millis);
-        let stop = &watch.stop;
-        let mut events = Events { kept, programs, interval, numbers, stop };
-        let events = events.all(args.kinds(), |done| tell(args, done, &disk));
-        std::thread::sleep(ramp);
+        let events = act(&watch, &disk);
         watch.stop.store(true, Relaxed);
         stop_probe.store(true, Relaxed);
         let panicked = |_| Err(anyhow::anyhow!("a client panicked"));
@@ -236,7 +252,6 @@ fn watch(
     let load = load?;
     ensure!(load.broken.is_none(), "a transaction failed: {}", load.broken.unwrap_or_default());
     let events = events?;
-    ensure!(events.len() == args.kinds().len(), "only {} events happened", events.len());
     ensure!(!load.journal.is_empty(), "no order was committed");
     Ok(Seen { events, disk, rounds, transactions: watch, journal: load.journal })
 }
@@ -281,6 +296,11 @@ fn check_alone(
     let drained = Server::forebay(binary, place, &setting)?;
     drained.drain()?;
     drained.stop()?;
+    check_primary(place, journal)
+}
+
+/// Checks the database on a primary that has everything, without Forebay.
+pub(super) fn check_primary(place: &Place, journal: &Journal) -> anyhow::Result<()> {
     let (device, _attached) = cleanup::loop_device(&place.path("primary"))?;
     let _mounted = cleanup::mount(&device, &place.path("mnt"))?;
     let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(false))?;

@@ -4,7 +4,7 @@
 //! the disk did not answer; the rate of transactions is shown second by second.
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
@@ -13,11 +13,9 @@ use serde_json::json;
 use crate::dbms::mariadb::MariaDb;
 use crate::dbms::{Dbms as _, MARIADB, TOOLS};
 use crate::developer::survive::mariadb::{
-    DATABASE, DISK, check, database, make_primary, no_errors_in_log,
+    DISK, Seen, check, check_primary, database, make_primary, no_errors_in_log, under_load,
 };
 use crate::developer::survive::pauses::Pauses;
-use crate::developer::survive::probe;
-use crate::load::pulse::Pulse;
 use crate::report::kept::{Row, keep};
 use crate::report::progress;
 use crate::report::table::Table;
@@ -28,7 +26,7 @@ use crate::rig::place::Place;
 use crate::rig::server::binary;
 use crate::rig::setup::SetUp;
 use crate::rig::{Common, needs};
-use crate::tpcc::{self, Plan, Scale, Watch};
+use crate::tpcc::{Plan, Scale, Watch};
 
 const MIB: u64 = 1 << 20;
 /// Time without a change whose rate the others are compared with.
@@ -141,33 +139,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(true))?;
 
     let limit = (CHANGE + Duration::from_secs(args.seconds)) * (STEPS.len() as u32 + 2);
-    let (watch, disk) = (Watch::new(limit), Pulse::new(limit));
     let (ramp, measured) = (Duration::ZERO, limit);
     let plan = Plan { scale, terminals: args.threads, ramp, measured, seed: 1 };
-    let stop = AtomicBool::new(false);
     let begin = Instant::now();
-    let (file, connect) = (place.path("mnt/probe"), || server.connect(DATABASE));
-    let (made, load, probed) = std::thread::scope(|scope| {
-        let load = scope.spawn(|| tpcc::run_watched(connect, plan, &watch, |_, _| {}));
-        let probe = scope.spawn(|| {
-            let done = probe::run(&file, &disk, &stop);
-            watch.stop.store(true, Relaxed);
-            done
-        });
-        let made = all(args, &place, &kept, wanted, &watch);
-        watch.stop.store(true, Relaxed);
-        stop.store(true, Relaxed);
-        let panicked = |_| Err(anyhow::anyhow!("a client panicked"));
-        let load = load.join().unwrap_or_else(panicked);
-        (made, load, probe.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the probe panicked"))))
-    });
+    let seen =
+        under_load(&place, &server, plan, |watch, _| all(args, &place, &kept, wanted, watch))?;
     let end = Instant::now();
-    let rounds = probed.context("the probe on the disk")?;
-    let load = load?;
-    ensure!(load.broken.is_none(), "a transaction failed: {}", load.broken.unwrap_or_default());
-    let made = made?;
     progress("checking");
-    check(&server, &load.journal).context("while the server runs")?;
+    check(&server, &seen.journal).context("while the server runs")?;
     server.stop()?;
     no_errors_in_log(&place)?;
     drop(mounted);
@@ -176,9 +155,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(trouble.is_empty(), "the kernel's log has {}: {}", trouble.len(), trouble.join("; "));
     kept.server().ask(&["drain"])?;
     kept.stop()?;
-    alone(&place, &load.journal)?;
+    check_primary(&place, &seen.journal)?;
     progress("");
-    present(args, &made, (&watch.pulse, &disk), (begin, end), (load.journal.len(), rounds))
+    present(args, &seen, (begin, end))
 }
 
 /// Makes all changes, with pauses.
@@ -217,22 +196,9 @@ fn all(
     Ok(made)
 }
 
-/// Checks the database on the primary without Forebay.
-fn alone(place: &Place, journal: &tpcc::Journal) -> anyhow::Result<()> {
-    let (device, _attached) = cleanup::loop_device(&place.path("primary"))?;
-    let _mounted = cleanup::mount(&device, &place.path("mnt"))?;
-    let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(false))?;
-    check(&server, journal).context("the primary alone, after a drain")?;
-    server.stop()
-}
-
-fn present(
-    args: &Args,
-    made: &[Made],
-    (transactions, disk): (&Pulse, &Pulse),
-    (begin, end): (Instant, Instant),
-    (orders, rounds): (usize, u64),
-) -> anyhow::Result<()> {
+fn present(args: &Args, seen: &Seen<Made>, (begin, end): (Instant, Instant)) -> anyhow::Result<()> {
+    let Seen { events: made, disk, rounds, .. } = seen;
+    let (transactions, orders) = (&seen.transactions.pulse, seen.journal.len());
     let columns = ["change", "took", "hand-over", "disk paused", "before", "during", "after"];
     let mut table = Table::new(&columns);
     let seconds = |time: Duration| time.as_secs_f64();

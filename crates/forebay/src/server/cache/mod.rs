@@ -7,7 +7,7 @@ mod memory;
 mod once;
 mod reset;
 mod size;
-mod superblocks;
+pub mod superblocks;
 
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};

@@ -2,15 +2,16 @@
 //! a cache that was given up gets it.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::FileExt;
 
 use anyhow::Context;
 use forebay_control::config::CacheConfig;
 use forebay_control::units::Size;
 use forebay_engine::Trust;
-use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use forebay_format::Superblock;
 use forebay_runtime::Witness;
 use rustix::fs::{FlockOperation, flock};
+
+use super::superblocks::copies_in;
 
 /// The bytes to use, if that is configured.
 ///
@@ -36,13 +37,13 @@ pub fn of(cache: &CacheConfig, is_restart: bool) -> anyhow::Result<Option<u64>> 
 fn found(cache: &CacheConfig, size: u64) -> Option<u64> {
     let file = File::open(&cache.path).ok()?;
     let found = file.metadata().ok()?;
-    let all = SUPERBLOCK_OFFSETS.into_iter().filter_map(|offset| superblock(&file, offset));
-    let largest = all.map(|superblock| superblock.device_size).max()?;
+    let largest = superblocks(&file).iter().map(|superblock| superblock.device_size).max()?;
     Some(if found.is_file() { found.len() } else { largest.max(size) })
 }
 
 /// Empties the file of the cache if it has another size than `size` bytes, and is that of a cache
-/// that was given up, which nobody has open. An empty file is made anew.
+/// that was given up, which nobody has open. An empty file gets its
+/// size when it is opened.
 ///
 /// # Errors
 /// If the witness of its cache cannot be read, or the file cannot be emptied.
@@ -60,11 +61,13 @@ fn make_room(cache: &CacheConfig, size: u64) -> anyhow::Result<()> {
         let record = witness.load(superblock.uuid)?;
         Ok(record.is_some_and(|record| record.trust == Trust::Nothing && !record.dirty))
     };
-    let all = SUPERBLOCK_OFFSETS.into_iter().filter_map(|offset| superblock(&file, offset));
-    let all: Vec<bool> = all.map(|found| given_up(&found)).collect::<Result<_, _>>()?;
+    let all = superblocks(&file);
+    let all: Vec<bool> = all.iter().map(given_up).collect::<Result<_, _>>()?;
     if !all.is_empty() && all.iter().all(|&given_up| given_up) {
         let shown = cache.path.display();
-        tracing::info!("cache {shown}: it was given up, and is made anew with another size");
+        tracing::info!(
+            "cache {shown}: it was given up; a new one with another size takes its place"
+        );
         file.set_len(0).with_context(|| format!("cache {shown}"))?;
         file.sync_all().with_context(|| format!("cache {shown}"))?;
     }
@@ -74,8 +77,8 @@ fn make_room(cache: &CacheConfig, size: u64) -> anyhow::Result<()> {
 /// A server holds the file of its cache in this way.
 const LOCK: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
-fn superblock(file: &File, offset: u64) -> Option<Superblock> {
-    let mut bytes = vec![0; SUPERBLOCK_BYTES];
-    file.read_exact_at(&mut bytes, offset).ok()?;
-    Superblock::decode(&bytes).ok()
+/// The valid superblocks in the file.
+fn superblocks(file: &File) -> Vec<Superblock> {
+    let copies = copies_in(file).into_iter().flatten();
+    copies.filter_map(|bytes| Superblock::decode(&bytes).ok()).collect()
 }

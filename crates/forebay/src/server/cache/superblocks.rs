@@ -1,5 +1,9 @@
 //! The superblocks of a cache device, read once by a start, and written.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
 use anyhow::{Context, bail};
 use forebay_block::{ByteRange, ErrorKind, IoBuf, IoResult};
 use forebay_format::{ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
@@ -37,6 +41,18 @@ impl Superblocks {
     pub fn newest(&self) -> Option<&Superblock> {
         self.known.iter().max_by_key(|superblock| superblock.generation)
     }
+}
+
+/// The bytes of both copies, of a file or device that another process may be using.
+///
+/// # Errors
+/// If it is too small, or cannot be read.
+pub fn copies_in(file: &File) -> io::Result<[Vec<u8>; 2]> {
+    let mut copies = [(); 2].map(|()| vec![0; SUPERBLOCK_BYTES]);
+    for (bytes, offset) in copies.iter_mut().zip(SUPERBLOCK_OFFSETS) {
+        file.read_exact_at(bytes, offset)?;
+    }
+    Ok(copies)
 }
 
 /// Writes the superblocks of a start, each write durable before the next. If the device `discards`,
