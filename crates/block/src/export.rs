@@ -69,6 +69,11 @@ pub trait Session {
         false
     }
 
+    /// The names in the client's certificate, once it has chosen a volume; empty without one.
+    fn certificate_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Requests in flight. A closed session is dropped when there are none.
     fn in_flight(&self) -> usize;
 

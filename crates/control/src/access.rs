@@ -51,6 +51,14 @@ impl SocketAccess {
     }
 }
 
+/// The number of a user of this host, by name or number.
+///
+/// # Errors
+/// When the name is unknown.
+pub fn user_number(name: &str) -> Result<u32, String> {
+    number("user", USERS, name)
+}
+
 /// The number of a user or group name according to `file`.
 fn number(noun: &str, file: &str, name: &str) -> Result<u32, String> {
     // The highest number means "unchanged" to chown(2).

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use forebay_block::{BLOCK_SIZE, ByteRange};
 use forebay_engine::{Health, State, Stats};
+use forebay_policy::RuleCount;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -74,6 +75,26 @@ pub struct PoolStatus {
     /// Every setting in force: first those of the server, then those of volumes.
     #[serde(default)]
     pub settings: Vec<SettingStatus>,
+    /// The rules for requests, in their order.
+    #[serde(default)]
+    pub rules: Vec<RuleStatus>,
+}
+
+/// A rule for requests. It counts from the server's start, or since it was added.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct RuleStatus {
+    /// Its text.
+    pub rule: String,
+    /// Reads and writes that it decided on.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl RuleStatus {
+    fn of((rule, count): &(String, RuleCount)) -> Self {
+        Self { rule: rule.clone(), requests: count.requests, bytes: count.bytes }
+    }
 }
 
 /// The cache device and its content.
@@ -551,6 +572,7 @@ impl PoolStatus {
             shards: pool.shards.iter().map(ShardStatus::of).collect(),
             counters: stats.fields().collect(),
             settings: pool.settings.iter().map(SettingStatus::of).collect(),
+            rules: pool.rules.iter().map(RuleStatus::of).collect(),
         }
     }
 }

@@ -8,6 +8,8 @@ use std::fmt::Write;
 
 use forebay_engine::{Health, Kind, PrimaryErrors, STATISTICS, Shape, State, Statistic, Stats};
 
+use forebay_policy::RuleCount;
+
 use crate::pool::{Latency, PoolSnapshot, VolumeSnapshot};
 
 /// The name of a statistic in Prometheus.
@@ -35,6 +37,7 @@ pub fn exposition(pool: &PoolSnapshot) -> String {
     }
     levels(&mut out, pool);
     volumes(&mut out, pool);
+    rules(&mut out, pool);
     let help = "Time from a client's request to its answer.";
     latencies(&mut out, "forebay_request_seconds", help, &pool.latencies);
     let help = "The same, of reads and writes, by the slowest tier that they waited for.";
@@ -128,6 +131,22 @@ fn volumes(out: &mut String, pool: &PoolSnapshot) {
     level("forebay_volume_dirty_limit_blocks", help, |volume| volume.state.dirty_limit_blocks);
     let help = "Blocks of a volume that cannot be read back any more.";
     level("forebay_volume_lost_blocks", help, |volume| volume.state.lost_blocks);
+}
+
+/// The requests that each rule has decided on.
+fn rules(out: &mut String, pool: &PoolSnapshot) {
+    if pool.rules.is_empty() {
+        return;
+    }
+    let mut counter = |name, help, of: fn(&RuleCount) -> u64| {
+        head(out, name, "counter", help);
+        for (rule, count) in &pool.rules {
+            line(out, name, &[("rule", rule)], of(count));
+        }
+    };
+    let help = "Reads and writes that a rule has decided on.";
+    counter("forebay_rule_requests_total", help, |count| count.requests);
+    counter("forebay_rule_bytes_total", "Their bytes.", |count| count.bytes);
 }
 
 fn levels(out: &mut String, pool: &PoolSnapshot) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forebay_block::Instant;
 use forebay_engine::{ContentLocality, Eviction, Health, Mode, Primary, State, Stats, VolumeState};
+use forebay_policy::RuleCount;
 
 use crate::ControlError;
 use crate::config::Config;
@@ -273,6 +274,8 @@ pub struct PoolSnapshot {
     pub primary_latencies: Vec<Latency>,
     /// Every setting in force.
     pub settings: Vec<SettingSnapshot>,
+    /// The rules for requests, each with those that it decided on.
+    pub rules: Vec<(String, RuleCount)>,
 }
 
 /// The process that starts the server again if it dies.

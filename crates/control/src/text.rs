@@ -3,6 +3,7 @@
 
 mod clients;
 mod events;
+mod rules;
 mod statistics;
 
 use crate::api::{OperationStatus, PoolStatus, SettingStatus, VolumeStatus};
@@ -10,6 +11,7 @@ use crate::units::Size;
 
 pub use clients::clients;
 pub use events::{date, event, events, severity, utc};
+pub use rules::rules;
 pub use statistics::{statistics, tier, time};
 
 /// A number of clients.

@@ -23,6 +23,7 @@ use forebay_control::{
 use forebay_engine::{
     ContentLocality, Eviction, Health, Mode, STATISTICS, State, Stats, VolumeState,
 };
+use forebay_policy::RuleCount;
 
 /// A pool of two shards and two volumes, without threads or devices.
 struct Table {
@@ -142,6 +143,7 @@ impl PoolControl for Table {
                 fine: vec![(1_000, 1)],
             }],
             primary_latencies: Vec::new(),
+            rules: vec![("bypass volume=a".to_owned(), RuleCount { requests: 3, bytes: 4096 })],
             latencies: vec![Latency {
                 volume: "d b".to_owned(),
                 operation: "read",
@@ -590,6 +592,7 @@ fn metrics_are_what_prometheus_reads() {
         assert!(typed.contains(&exposed_name(row)), "{}", row.name);
     }
     assert!(text.contains("forebay_hits_total{shard=\"0\"} 5\n"), "{text}");
+    assert!(text.contains("forebay_rule_requests_total{rule=\"bypass volume=a\"} 3\n"), "{text}");
     assert!(
         text.contains(
             "forebay_request_seconds_sum{volume=\"d b\",operation=\"read\"} 0.001500000\n"

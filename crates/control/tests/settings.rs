@@ -75,7 +75,7 @@ fn the_table_is_sound() {
         assert!(!taken, "the flag of {}", spec.key);
         let of_volume = match spec.online {
             Online::Restart | Online::HandOver | Online::NewCache => continue,
-            Online::Cache(_) | Online::Clients => false,
+            Online::Cache(_) | Online::Clients | Online::Rules => false,
             Online::Volume(_) | Online::Streams => true,
         };
         assert_eq!(of_volume, spec.is_of_volume(), "{}", spec.key);
@@ -157,7 +157,7 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
     }
     let known = "mode, sequential_threshold, dirty_guarantee, dirty_limit, latency_target, \
                  destage_rate, eviction, dirty_target, idle_destage, write_cache_depth, content, \
-                 client_stall_timeout, idle_timeout, patience";
+                 rules, client_stall_timeout, idle_timeout, patience";
     let refused = |volume, key, text| Change::parse(volume, key, text).expect_err(key);
     assert_eq!(
         refused(Some("db"), "depth", "3"),

@@ -11,6 +11,7 @@ use crate::client::config::ConfigArgs;
 use crate::client::drain::DrainArgs;
 use crate::client::events::EventsArgs;
 use crate::client::retire::RetireArgs;
+use crate::client::rules::RulesArgs;
 use crate::client::set::SetArgs;
 use crate::client::status::StatusArgs;
 use crate::client::stop::StopArgs;
@@ -105,6 +106,13 @@ pub enum Command {
     /// way back: a new cache is made by `forebay apply` with another device, or by the next start.
     #[command(after_help = "Example:\n  forebay retire")]
     Retire(RetireArgs),
+    /// Show the rules for requests, and on how many each has decided
+    ///
+    /// Rules are the setting `rules`: in the configuration, or by `forebay set`. `forebay help
+    /// rules` tells how to write them.
+    #[command(after_help = "Examples:\n  forebay rules\n  \
+        forebay set rules=\"bypass process=restic; cache volume=db\"")]
+    Rules(RulesArgs),
     /// Change settings of a volume or of the whole cache while it serves
     ///
     /// A change is kept for the next starts, until the configuration's own value changes. The value

@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Command::Stop(args) => client::stop::run(&args),
         Command::Set(args) => client::set::run(&args),
         Command::Retire(args) => client::retire::run(&args),
+        Command::Rules(args) => client::rules::run(&args),
         Command::Apply(args) => client::apply::run(&args),
         Command::Config(args) => client::config::run(&args),
         Command::Upgrade(args) => client::upgrade::run(&args),

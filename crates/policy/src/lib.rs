@@ -1,5 +1,5 @@
 //! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
-//! write throttling, shares of the dirty limit, the end of drains.
+//! write throttling, shares of the dirty limit, the end of drains, rules for requests.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number: time
 //! is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly and the trace
@@ -18,6 +18,7 @@ mod learned;
 mod random;
 mod rate;
 mod recent;
+mod requests;
 mod rule;
 mod sequential;
 mod shadow;
@@ -39,6 +40,10 @@ pub use frequency::Frequency;
 pub use learned::{LastTouch, Touch};
 pub use rate::RateBound;
 pub use recent::{KeyHash, Recent};
+pub use requests::{
+    Direction, Network, RULES_MAX, RequestRule, RequestRules, RuleCount, RuleSet, Sender,
+    SenderTest, Treatment, UserId,
+};
 pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};
 pub use sketch::Sketch;

@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use forebay_block::{CLIENTS_MAX, Endpoint, Instant, Io, Session, Slab};
 use forebay_device::{Client, Done as RingDone, Op, Payload, Ring, RingFile};
-use forebay_volume::{ClientKey, Done};
+use forebay_policy::{RequestRules, Sender};
+use forebay_volume::{ClientKey, Done, Source};
 
 use crate::connection::{Connection, Kind, LeftClient, Next, Patience};
 use crate::listen::Listener;
@@ -20,6 +21,7 @@ use crate::memory::{Grant, Memory};
 use crate::message::{ClientStats, End};
 use crate::pace::Allowance;
 use crate::places::{Places, Refusals, Seat, TOLD_MAX, Way};
+use crate::sender;
 
 /// Default for the number of clients served at once.
 pub const CLIENTS: usize = 128;
@@ -64,6 +66,7 @@ pub struct Arrival {
     pub thread: usize,
     socket: OwnedFd,
     peer: String,
+    sender: Sender,
     seat: Seat,
     session: MakeSession,
     /// Bytes that another server has received and not used.
@@ -94,6 +97,7 @@ pub struct Clients {
     /// The connections that another server can go on with.
     left: Vec<LeftClient>,
     chatter: Chatter,
+    rules: Arc<RequestRules>,
 }
 
 /// Limits the lines about clients, so that clients that connect and disconnect constantly do not
@@ -172,6 +176,7 @@ impl Clients {
             shut: false,
             left: Vec::new(),
             chatter: Chatter::default(),
+            rules: Arc::default(),
         }
     }
 
@@ -181,6 +186,12 @@ impl Clients {
         self.patience = Patience { stall, idle, ..self.patience };
         // Whoever is late now is found in this turn, and the time of the next one with it.
         self.due = Some(now);
+    }
+
+    /// Changes the rules for requests.
+    pub fn set_rules(&mut self, rules: Arc<RequestRules>) {
+        self.rules = rules;
+        self.table.iter_mut().for_each(|(_, connection)| connection.rules = None);
     }
 
     /// Accepts connections on a listener from now on.
@@ -246,7 +257,8 @@ impl Clients {
                 }
                 session
             });
-            arrivals.push(Arrival { thread, socket, peer, seat, session, received });
+            let sender = sender::of_socket(socket.as_fd());
+            arrivals.push(Arrival { thread, socket, peer, sender, seat, session, received });
         }
     }
 
@@ -263,7 +275,7 @@ impl Clients {
 
     /// Takes over a connection.
     pub fn add(&mut self, now: Instant, arrival: Arrival) {
-        let Arrival { seat, peer, socket, session, received, .. } = arrival;
+        let Arrival { seat, peer, sender, socket, session, received, .. } = arrival;
         let registered = self.ring.register(socket.as_fd());
         let file = match registered {
             Ok(file) if !self.table.is_full() && !self.shut => file,
@@ -275,7 +287,7 @@ impl Clients {
         };
         let Some(session) = session() else { return self.places.release(self.thread, seat) };
         let sockets = (file, socket);
-        let connection = Connection::new(session, sockets, now, (peer, seat), &received);
+        let connection = Connection::new(session, sockets, now, (peer, sender, seat), &received);
         if seat != Seat::Told && self.chatter.may_say(now) {
             tracing::info!(peer = %connection.peer, "client connected");
         }
@@ -337,8 +349,8 @@ impl Clients {
                     (self.thread, seat, Box::new(move || factory.refusal(full.text())))
                 }
             };
-        let received = Vec::new();
-        arrivals.push(Arrival { thread, socket, peer, seat, session, received });
+        let (sender, received) = (sender::of_socket(socket.as_fd()), Vec::new());
+        arrivals.push(Arrival { thread, socket, peer, sender, seat, session, received });
     }
 
     /// Marks a connection for the end of the turn.
@@ -379,17 +391,17 @@ impl Clients {
 
     /// Hands input to the sessions, and their requests to `submit`, which returns a request if
     /// there is no room for it. Returns false if a request was returned.
-    pub fn feed(
-        &mut self,
-        mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>,
-    ) -> bool {
+    pub fn feed(&mut self, mut submit: impl FnMut(Source, Endpoint, Io) -> Result<(), Io>) -> bool {
         let mut room = true;
         for &at in &self.touched {
             let connection = self.table.get_mut(at).expect("only the end of a turn drops one");
-            let key = ClientKey(u64::from(at));
-            connection.unpark(|endpoint, io| submit(key, endpoint, io));
+            let client = ClientKey(u64::from(at));
+            let rules = connection.rules(&self.rules);
+            connection.unpark(|endpoint, io| submit(Source { client, rules }, endpoint, io));
             connection.feed(&self.memory, (self.thread, at));
-            connection.submit(|endpoint, io| submit(key, endpoint, io));
+            // It may have chosen its volume just now.
+            let rules = connection.rules(&self.rules);
+            connection.submit(|endpoint, io| submit(Source { client, rules }, endpoint, io));
             room &= !connection.is_parked();
         }
         room

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use forebay_block::{Endpoint, Instant, Io, Outbox, SLICE, Session, VolumeId};
 use forebay_device::{Client, Done, Op, Payload, RingFile};
+use forebay_policy::{RequestRules, RuleSet, Sender};
 use forebay_volume::Done as Finished;
 
 use crate::memory::{Grant, Memory, Ticket};
@@ -150,6 +151,10 @@ pub struct Connection {
     pub seat: Seat,
     /// The peer, for the log.
     pub peer: String,
+    /// The same, for rules.
+    sender: Sender,
+    /// The rules that may match its requests, once they are known.
+    pub rules: Option<RuleSet>,
     /// Bytes received and sent.
     pub bytes: (u64, u64),
     /// Its answered requests, and the volume of the last one.
@@ -167,7 +172,7 @@ impl Connection {
         mut session: Box<dyn Session>,
         (file, socket): (RingFile, OwnedFd),
         now: Instant,
-        (peer, seat): (String, Seat),
+        (peer, sender, seat): (String, Sender, Seat),
         received: &[u8],
     ) -> Self {
         let mut out = Outbox::default();
@@ -199,6 +204,8 @@ impl Connection {
             active: now,
             seat,
             peer,
+            sender,
+            rules: None,
             bytes: (0, 0),
             served: Served::default(),
             volume: None,
@@ -353,6 +360,18 @@ impl Connection {
             && self.session.wants_input()
             && self.out.bytes.len() < OUT_SOFT
             && self.parked.is_empty()
+    }
+
+    /// The rules that may match its requests. A client that has not chosen a volume yet has none.
+    pub fn rules(&mut self, rules: &RequestRules) -> RuleSet {
+        if let Some(known) = self.rules {
+            return known;
+        }
+        if rules.rules().is_empty() || self.session.is_negotiating() {
+            return RuleSet::default();
+        }
+        self.sender.certificate = self.session.certificate_names();
+        *self.rules.insert(rules.of(&self.sender))
     }
 
     /// Hands parked requests to `submit`, until it returns one.

@@ -26,6 +26,7 @@ mod pace;
 mod places;
 mod pool;
 mod record;
+mod sender;
 mod state;
 #[cfg(test)]
 mod testing;

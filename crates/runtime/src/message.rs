@@ -9,6 +9,8 @@ use forebay_engine::{
     DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Tier, Trust, VolumeState,
 };
 
+use forebay_policy::{RequestRules, RuleCount};
+
 use crate::channel::{Ask, Disk, Mount};
 use crate::clients::{Arrival, SessionFactory};
 use crate::connection::LeftClient;
@@ -97,6 +99,8 @@ pub enum Command {
         /// To send a request; unlimited when `None`.
         idle: Option<Duration>,
     },
+    /// Change the rules for requests.
+    SetRules(Arc<RequestRules>),
     /// Begin or end sending the client requests of a volume to this sink.
     Record(VolumeId, Option<Sink>),
     /// Take no more requests; answered when none is in flight.
@@ -133,6 +137,8 @@ pub struct Snapshot {
     pub primary_latencies: Vec<Latencies>,
     /// Number of connections of this thread.
     pub connections: usize,
+    /// For each rule, the requests of this thread that it decided on.
+    pub rule_counts: Vec<RuleCount>,
 }
 
 /// A client of a socket at one moment, and what it has done so far.

@@ -16,6 +16,7 @@ use forebay_block::{
 };
 use forebay_device::{BlockDevice, Clock};
 use forebay_engine::{DrainProgress, Setting, Shard, Stats, VolumeState};
+use forebay_policy::{RequestRules, RuleCount};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
@@ -131,6 +132,8 @@ pub struct PoolStats {
     pub clients: usize,
     /// Clients refused because of the limit.
     pub clients_refused: u64,
+    /// For each rule, the requests that it decided on.
+    pub rules: Vec<RuleCount>,
 }
 
 /// The state of a volume.
@@ -410,7 +413,12 @@ impl Pool {
         let places = &self.inner.places;
         let (clients, clients_refused) = (places.connected(), places.refused());
         let now = self.inner.clock.now();
-        Some(PoolStats { now, shards, total, volumes, clients, clients_refused })
+        let rules = shards.iter().map(|shard| &shard.rule_counts);
+        let rules = rules.fold(Vec::new(), |sum: Vec<RuleCount>, counts| {
+            let both = counts.iter().enumerate();
+            both.map(|(at, &count)| count + sum.get(at).copied().unwrap_or_default()).collect()
+        });
+        Some(PoolStats { now, shards, total, volumes, clients, clients_refused, rules })
     }
 
     /// The clients of sockets, the longest connected first; `None` once the pool has stopped.
@@ -456,6 +464,11 @@ impl Pool {
     /// (`stall`), and to send a request (`idle`; unlimited when `None`).
     pub fn set_patience(&self, stall: Duration, idle: Option<Duration>) {
         self.command_all(|| Command::SetPatience { stall, idle });
+    }
+
+    /// Changes the rules for requests: the next request is subject to the new ones.
+    pub fn set_rules(&self, rules: &Arc<RequestRules>) {
+        self.command_all(|| Command::SetRules(Arc::clone(rules)));
     }
 
     /// Records the client requests of a volume, until [`Pool::stop_recording`] or for `limit`. A

@@ -358,9 +358,9 @@ impl Thread {
         loop {
             let Self { router, clients, channels, shards, done, registry, .. } = self;
             router.pump(shards);
-            let mut submit = |key, endpoint, io| {
+            let mut submit = |from, endpoint, io| {
                 let volume = registry.volume_of(endpoint);
-                router.submit(shards.now, (key, volume), io, shards, done)
+                router.submit(shards.now, (from, volume), io, shards, done)
             };
             clients.feed(&mut submit);
             channels.feed(&mut submit);
@@ -521,7 +521,8 @@ impl Thread {
                 let threads = (self.shards.own, self.mailboxes.len());
                 let buffers = self.buffers.clone();
                 let place = self.channels.vacant();
-                let opened = FuseChannel::open(threads, place, &self.ring, buffers, config, asks);
+                let ring = (&self.ring, self.clock);
+                let opened = FuseChannel::open(threads, place, ring, buffers, config, asks);
                 let _ = answer.send(opened.map(|channel| self.channels.add(channel)));
             }
             Command::Disk(disk, answer) => {
@@ -550,6 +551,11 @@ impl Thread {
             }
             Command::SetPatience { stall, idle } => {
                 self.clients.set_patience(self.shards.now, stall, idle);
+            }
+            Command::SetRules(rules) => {
+                self.router.set_rules(Arc::clone(&rules));
+                self.clients.set_rules(Arc::clone(&rules));
+                self.channels.set_rules(rules);
             }
             Command::Record(volume, sink) => self.taps.set(&mut self.router, volume, sink),
             Command::Adopt(left, factory) => {
@@ -655,6 +661,7 @@ impl Thread {
             tier_latencies: self.tier_latencies.clone(),
             primary_latencies,
             connections: self.clients.len(),
+            rule_counts: self.router.rule_counts().to_vec(),
         }
     }
 }

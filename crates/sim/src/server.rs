@@ -8,8 +8,9 @@ use forebay_engine::{
     DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust,
     VolumeConfig, VolumeState,
 };
+use forebay_policy::RuleSet;
 use forebay_volume::{
-    ClientKey, Done, FailedFlushes, Registry, Router, RouterConfig, ShardPort, Volume,
+    ClientKey, Done, FailedFlushes, Registry, Router, RouterConfig, ShardPort, Source, Volume,
 };
 
 use crate::config::Setup;
@@ -128,7 +129,8 @@ impl Server {
     /// Takes a client's request.
     pub fn submit(&mut self, now: u64, tag: u64, volume: usize, io: Io, done: &mut Vec<Done>) {
         let mut port = Port { units: &mut self.units, limit: self.mailbox };
-        let whom = (ClientKey(tag), VolumeId(volume as u8));
+        let source = Source { client: ClientKey(tag), rules: RuleSet::default() };
+        let whom = (source, VolumeId(volume as u8));
         let taken = self.router.submit(Instant(now), whom, io, &mut port, done);
         taken.expect("the router has room for what simulated clients ask");
     }

@@ -24,6 +24,7 @@ pub use port::ShardPort;
 pub use record::{RECORDED_MAX, Recorded};
 pub use registry::{Registry, RegistryError, SEQUENTIAL_THRESHOLD, Volume};
 pub use router::{
-    ClientKey, DISCARD_MAX, Done, PIECES_MAX, REQUESTS_MAX, Router, RouterConfig, WAVE, origin_of,
+    ClientKey, DISCARD_MAX, Done, PIECES_MAX, REQUESTS_MAX, Router, RouterConfig, Source, WAVE,
+    origin_of,
 };
 pub use stripes::shard_of;

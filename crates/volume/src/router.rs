@@ -23,13 +23,14 @@
 //!   writes completed before a failure before it is told of the failure.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use forebay_block::{
     BufPool, ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoFlags, IoOp, IoTag,
     REQUEST_MAX, SHARDS_MAX, Slab, VolumeId,
 };
 use forebay_engine::{Bypass, Reply, Request, RequestId, Tier};
-use forebay_policy::SequentialDetector;
+use forebay_policy::{Direction, RequestRules, RuleCount, RuleSet, SequentialDetector, Treatment};
 
 use crate::flush_gate::FailedFlushes;
 use crate::port::ShardPort;
@@ -56,6 +57,15 @@ const _: () = assert!(PIECES_MAX >= WAVE as usize);
 /// The caller's key for the client that sent a request; handed back with the answer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClientKey(pub u64);
+
+/// Who sends a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Source {
+    /// The caller's key for the client.
+    pub client: ClientKey,
+    /// The rules that may match its requests: [`RequestRules::of`].
+    pub rules: RuleSet,
+}
 
 /// The end of a client's request, with the values that statistics need.
 #[derive(Debug)]
@@ -110,6 +120,9 @@ pub struct Router {
     ready: VecDeque<u32>,
     /// For each shard, the requests that it had no room for.
     backlog: Vec<VecDeque<Request>>,
+    rules: Arc<RequestRules>,
+    /// For each rule, the requests that it decided on.
+    counts: Vec<RuleCount>,
 }
 
 struct VolumeState {
@@ -200,6 +213,8 @@ impl Router {
             pieces: 0,
             ready: VecDeque::new(),
             backlog: (0..config.shards).map(|_| VecDeque::new()).collect(),
+            rules: Arc::default(),
+            counts: Vec::new(),
         }
     }
 
@@ -227,7 +242,7 @@ impl Router {
     pub fn submit(
         &mut self,
         now: Instant,
-        (client, volume): (ClientKey, VolumeId),
+        (from, volume): (Source, VolumeId),
         io: Io,
         port: &mut dyn ShardPort,
         done: &mut Vec<Done>,
@@ -240,12 +255,13 @@ impl Router {
             recorded.note(now, &io);
         }
         let bytes = u32::try_from(io.buf.len()).expect("frontends take no longer requests");
+        let Source { client, rules } = from;
         let origin = Origin { client, tag: io.tag, volume, op: io.op, bytes, started: now };
         if let Some(result) = self.answer_at_once(volume, &io) {
             done.push(origin.done(result, io.buf, None));
             return Ok(());
         }
-        let bypass = self.observe(volume, &io);
+        let bypass = self.bypass(rules, volume, &io);
         if self.fits_one_shard(&io) {
             self.send_whole(origin, io, bypass, port);
         } else {
@@ -269,6 +285,22 @@ impl Router {
     /// If the volume is not in the registry.
     pub fn set_sequential_threshold(&mut self, volume: VolumeId, bytes: u64) {
         self.state(volume).detector.set_threshold(bytes);
+    }
+
+    /// Changes the rules for requests. A [`Source`] of before must be determined again. A rule that
+    /// was there before goes on counting.
+    pub fn set_rules(&mut self, rules: Arc<RequestRules>) {
+        let before = self.rules.rules().iter().zip(&self.counts);
+        let count =
+            |rule| before.clone().find(|(known, _)| *known == rule).map(|(_, &count)| count);
+        self.counts = rules.rules().iter().map(|rule| count(rule).unwrap_or_default()).collect();
+        self.rules = rules;
+    }
+
+    /// For each rule, the requests that it decided on.
+    #[must_use]
+    pub fn rule_counts(&self) -> &[RuleCount] {
+        &self.counts
     }
 
     /// Starts a new recording of a volume's requests; or ends it and forgets the requests left.
@@ -344,12 +376,22 @@ impl Router {
         io.range.is_empty().then_some(Ok(()))
     }
 
-    /// The reason to bypass the cache, if the request belongs to a sequential stream.
-    fn observe(&mut self, volume: VolumeId, io: &Io) -> Option<Bypass> {
-        if !matches!(io.op, IoOp::Read | IoOp::Write) {
-            return None;
+    /// The reason to bypass the cache, if a rule says so, or if no rule says otherwise and the
+    /// request belongs to a sequential stream.
+    fn bypass(&mut self, rules: RuleSet, volume: VolumeId, io: &Io) -> Option<Bypass> {
+        let direction = match io.op {
+            IoOp::Read => Direction::Read,
+            IoOp::Write => Direction::Write,
+            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => return None,
+        };
+        if let Some((at, treatment)) = self.rules.decide(rules, volume, direction, io.range) {
+            let count = &mut self.counts[at];
+            count.requests += 1;
+            count.bytes += io.range.len;
+            return (treatment == Treatment::Bypass).then_some(Bypass::Rule);
         }
-        let streams = self.state(volume).detector.observe(io.range, io.op == IoOp::Write);
+        let is_write = direction == Direction::Write;
+        let streams = self.state(volume).detector.observe(io.range, is_write);
         streams.then_some(Bypass::Sequential)
     }
 

@@ -2,15 +2,17 @@
 //! still sees one device.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use forebay_block::{
     BufPool, ByteRange, DeviceInfo, ErrorKind, Instant, Io, IoBuf, IoFlags, IoOp, IoTag,
     STRIPE_SIZE, VolumeId,
 };
 use forebay_engine::{Bypass, Reply, Request};
+use forebay_policy::{RequestRules, RuleCount, RuleSet, Sender};
 use forebay_volume::{
     Ask, Asked, ClientKey, Coming, DISCARD_MAX, Done, FlushGate, PIECES_MAX, Registry, Router,
-    RouterConfig, ShardPort, Volume, WAVE, origin_of, shard_of,
+    RouterConfig, ShardPort, Source, Volume, WAVE, origin_of, shard_of,
 };
 use proptest::prelude::*;
 
@@ -70,6 +72,8 @@ impl ShardPort for Shards {
 
 struct World {
     router: Router,
+    /// The rules that may match the client's requests.
+    rules: RuleSet,
     shards: Shards,
     done: Vec<Done>,
 }
@@ -84,13 +88,22 @@ impl World {
         let config = RouterConfig { origin: ORIGIN, shards, registry: &registry, buffers };
         let held = if size <= 64 * STRIPE_SIZE { size } else { 0 };
         let shards = Shards::new(shards, held);
-        Self { router: Router::new(config), shards, done: Vec::new() }
+        Self { router: Router::new(config), rules: RuleSet::default(), shards, done: Vec::new() }
     }
 
     fn submit(&mut self, io: Io) {
-        let taken =
-            self.router.submit(Instant(9), (CLIENT, VOLUME), io, &mut self.shards, &mut self.done);
+        let source = Source { client: CLIENT, rules: self.rules };
+        let whom = (source, VOLUME);
+        let taken = self.router.submit(Instant(9), whom, io, &mut self.shards, &mut self.done);
         assert!(taken.is_ok(), "the router has room");
+    }
+
+    /// Sets rules, and makes the client one of this user.
+    fn set_rules(&mut self, texts: &[&str], user: u32) {
+        let rules: Vec<_> = texts.iter().map(|text| text.parse().expect("a rule")).collect();
+        let rules = RequestRules::new(&rules, |name| (name == "v").then_some(VOLUME), |_| None);
+        self.rules = rules.of(&Sender { user: Some(user), ..Sender::default() });
+        self.router.set_rules(Arc::new(rules));
     }
 
     fn answer(&mut self, shard: usize, place: usize, error: Option<ErrorKind>) {
@@ -279,6 +292,46 @@ fn a_read_only_volume_can_only_be_read() {
     world.answer_all();
     assert!(world.done.iter().all(|done| done.completion.result.is_ok()));
     assert_eq!(world.done.len(), 2);
+}
+
+/// What each piece of the requests in flight was told, and all of them answered.
+fn told(world: &mut World) -> Vec<Option<Bypass>> {
+    let told = world.shards.taken.iter().flatten().map(|request| request.bypass).collect();
+    world.answer_all();
+    told
+}
+
+#[test]
+fn rules_decide_before_streams_do() {
+    let mut world =
+        World::new(2, 16 * STRIPE_SIZE, |volume| volume.sequential_threshold = 64 << 10);
+    let stream = |world: &mut World| {
+        let read =
+            |i: u64| Io::read(IoTag(i), ByteRange::new(i << 16, 1 << 16), IoBuf::zeroed(1 << 16));
+        let mut all = Vec::new();
+        for i in 0..16 {
+            world.submit(read(i));
+            all.extend(told(world));
+        }
+        all
+    };
+    assert_eq!(stream(&mut world).last(), Some(&Some(Bypass::Sequential)));
+    world.set_rules(&["cache user=7 volume=v", "bypass size=..4KiB"], 7);
+    assert!(stream(&mut world).iter().all(Option::is_none));
+    world.submit(Io::flush(IoTag(1)));
+    assert!(told(&mut world).iter().all(Option::is_none), "a flush is subject to no rule");
+    let counts = |world: &World| {
+        let count = |count: &RuleCount| (count.requests, count.bytes);
+        world.router.rule_counts().iter().map(count).collect::<Vec<_>>()
+    };
+    assert_eq!(counts(&world), [(16, 1 << 20), (0, 0)]);
+    // Another client; the rule that stays goes on counting, in its new place.
+    world.set_rules(&["bypass size=..4KiB", "cache user=7 volume=v"], 8);
+    world.submit(Io::write(IoTag(1), STRIPE_SIZE - 2048, pattern(4096)));
+    assert_eq!(told(&mut world), [Some(Bypass::Rule); 2], "each piece of a request");
+    assert_eq!(counts(&world), [(1, 4096), (16, 1 << 20)]);
+    world.set_rules(&[], 7);
+    assert_eq!(stream(&mut world).last(), Some(&Some(Bypass::Sequential)));
 }
 
 #[test]

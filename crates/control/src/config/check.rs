@@ -48,7 +48,7 @@ impl Config {
                 return Err(invalid(format!("volume {name:?}: primary"), what, hint));
             }
         }
-        Ok(())
+        self.check_rules()
     }
 
     /// Checks the volumes' shares of the dirty limit: the guarantees add up to no more than all of

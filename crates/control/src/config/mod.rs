@@ -9,6 +9,7 @@
 mod check;
 mod observed;
 mod read;
+mod rules;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use std::time::Duration;
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 pub use observed::{EventsConfig, WebConfig, WebListen};
+pub use rules::RuleList;
 
 use crate::access::{SocketAccess, SocketMode};
 use crate::endpoint::Listen;
@@ -72,6 +74,8 @@ pub struct CacheConfig {
     pub discard: bool,
     /// How blocks are stored that equal or resemble others.
     pub content: ContentLocality,
+    /// Which requests are cached.
+    pub rules: RuleList,
 }
 
 impl CacheConfig {

@@ -364,6 +364,7 @@ mod tests {
             latencies: Vec::new(),
             primary_latencies: Vec::new(),
             settings: in_force(&Config::defaults(1)),
+            rules: Vec::new(),
         }
     }
 

@@ -194,6 +194,8 @@ pub enum Online {
     Streams,
     /// For all clients: how long they may take.
     Clients,
+    /// For the whole cache: the rules for requests.
+    Rules,
 }
 
 impl Online {
@@ -210,7 +212,9 @@ impl Online {
             Self::Restart => "restart",
             Self::HandOver => "hand-over",
             Self::NewCache => "new cache",
-            Self::Cache(_) | Self::Volume(_) | Self::Streams | Self::Clients => "at once",
+            Self::Cache(_) | Self::Volume(_) | Self::Streams | Self::Clients | Self::Rules => {
+                "at once"
+            }
         }
     }
 }
@@ -350,7 +354,11 @@ impl Spec {
         text: Option<&str>,
     ) -> Result<(), String> {
         match text {
-            Some(text) => self.set(config, volume, text),
+            Some(text) => {
+                // A list is replaced, not appended to.
+                self.field(config, volume).clear();
+                self.set(config, volume, text)
+            }
             None if self.field(config, volume).clear() => Ok(()),
             None => Err("it must have a value".to_owned()),
         }

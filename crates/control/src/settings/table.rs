@@ -158,6 +158,19 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Rules,
+        flag: InFile,
+        more: "See [rules](rules.md).",
+        ..spec(
+            Section::Cache,
+            "rules",
+            List("RULE"),
+            Unset("none"),
+            Server(|config| &mut config.cache.rules),
+            "Which requests are cached, by who sends them, where they go and how long they are",
+        )
+    },
+    Spec {
         flag: Off("no-compression", "Store blocks uncompressed"),
         ..spec(
             Section::Cache,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_engine::{ContentLocality, Eviction, Mode};
 
 use crate::access::SocketMode;
-use crate::config::{FuseTransport, TlsPolicy, WebListen};
+use crate::config::{FuseTransport, RuleList, TlsPolicy, WebListen};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
 use crate::units::{Percent, Size, Time};
@@ -305,6 +305,21 @@ impl Field for Vec<Listen> {
     fn text(&self) -> Option<String> {
         let all: Vec<String> = self.iter().map(|listen| listen.at.to_string()).collect();
         (!all.is_empty()).then(|| all.join(" "))
+    }
+}
+
+impl Field for RuleList {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        self.add(text)
+    }
+
+    fn clear(&mut self) -> bool {
+        self.0.clear();
+        true
+    }
+
+    fn text(&self) -> Option<String> {
+        Self::text(self)
     }
 }
 

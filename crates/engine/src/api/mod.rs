@@ -30,11 +30,13 @@ pub enum Bypass {
     Mode,
     /// The cache has failed or is being detached.
     Degraded,
+    /// A rule of the administrator says so.
+    Rule,
 }
 
 impl Bypass {
     /// Number of reasons, for tables indexed by them.
-    pub const COUNT: usize = 3;
+    pub const COUNT: usize = 4;
 }
 
 /// Why dirty blocks go to a primary.

@@ -239,7 +239,7 @@ macro_rules! statistics {
 pub const DELTA_SIZES: [usize; 5] = [64, 128, 256, 512, forebay_codec::DELTA_MAX];
 
 /// Names of the reasons, in the order of [`Bypass`].
-const BYPASS_REASONS: [&str; Bypass::COUNT] = ["sequential", "mode", "degraded"];
+const BYPASS_REASONS: [&str; Bypass::COUNT] = ["sequential", "mode", "degraded", "rule"];
 
 const BYPASSED: Shape =
     Shape::Labeled { metric: "bypassed", label: "reason", values: &BYPASS_REASONS };
@@ -558,18 +558,18 @@ mod tests {
     #[test]
     fn shards_add_up_or_the_greatest_counts() {
         let a =
-            Stats { hits: 3, oldest_dirty_nanos: 7, bypassed_by: [1, 0, 2], ..Stats::default() };
+            Stats { hits: 3, oldest_dirty_nanos: 7, bypassed_by: [1, 0, 2, 0], ..Stats::default() };
         let b =
-            Stats { hits: 4, oldest_dirty_nanos: 5, bypassed_by: [1, 5, 0], ..Stats::default() };
+            Stats { hits: 4, oldest_dirty_nanos: 5, bypassed_by: [1, 5, 0, 0], ..Stats::default() };
         let all =
-            Stats { hits: 7, oldest_dirty_nanos: 7, bypassed_by: [2, 5, 2], ..Stats::default() };
+            Stats { hits: 7, oldest_dirty_nanos: 7, bypassed_by: [2, 5, 2, 0], ..Stats::default() };
         assert_eq!(Stats::merged([&a, &b]), all);
     }
 
     #[test]
     fn a_change_is_of_counters_and_levels_stay() {
         let before = Stats { hits: 3, dirty_blocks: 9, ..Stats::default() };
-        let now = Stats { hits: 5, dirty_blocks: 4, bypassed_by: [0, 1, 0], ..Stats::default() };
+        let now = Stats { hits: 5, dirty_blocks: 4, bypassed_by: [0, 1, 0, 0], ..Stats::default() };
         let change = Stats { hits: 2, ..now.clone() };
         assert_eq!(now.since(&before), change);
     }

@@ -44,6 +44,9 @@ pub struct ReadOp {
     pub error: Option<IoError>,
     /// Whether missed blocks may enter the cache.
     pub admit: bool,
+    /// Whether it leaves no traces in the cache: what it finds there counts as requested neither by
+    /// the policy nor by RAM.
+    pub quiet: bool,
     /// The slowest tier that it waits for.
     pub tier: Tier,
 }

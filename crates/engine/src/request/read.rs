@@ -18,6 +18,7 @@ use crate::form::decode;
 use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
+use crate::ram::Ram;
 use crate::request::op::{Op, ReadOp, ReadOwner};
 use crate::request::{Requests, reply};
 use crate::slab::Id;
@@ -57,6 +58,7 @@ impl Requests {
             parts: 1,
             error: None,
             admit: why.is_none() && cache.admits_reads(volume),
+            quiet: why == Some(Bypass::Rule),
             tier: Tier::Ram,
         }));
         let found = self.read_blocks(cache, op, volume, range.blocks(), fx);
@@ -119,6 +121,7 @@ impl Requests {
             parts: 1,
             error: None,
             admit: false,
+            quiet: false,
             tier: Tier::Ram,
         }));
         self.read_blocks(cache, op, volume, blocks, fx);
@@ -146,14 +149,16 @@ impl Requests {
             // A write puts its bytes into RAM before they have a place in the log, and may fail
             // until it gets one. Only the holder of the lock knows that its write has not done so
             // yet.
+            let quiet = read.quiet;
             let sees_ram =
                 matches!(read.owner, ReadOwner::Merge(..)) || !cache.locks.is_locked(key);
             let trusted = !distrusts || cache.contents.dirty().contains(key);
-            if let Some(bytes) = cache.ram.get(key).filter(|_| sees_ram && trusted) {
-                copy_into(read, block, bytes);
+            if sees_ram && trusted && copy_from_ram(&mut cache.ram, read, key) {
                 found.hits += 1;
                 cache.stats_of(volume).ram_hit_blocks += 1;
-                cache.note_hit(key);
+                if !quiet {
+                    cache.note_hit(key);
+                }
                 continue;
             }
             let Some(place) = cache.contents.get(key).filter(|_| trusted) else {
@@ -166,7 +171,9 @@ impl Requests {
                 continue;
             };
             found.hits += 1;
-            cache.note_device_hit(key, &place);
+            if !quiet {
+                cache.note_device_hit(key, &place);
+            }
             if cache.contents.fenced().contains(&key) {
                 self.read_failed(op, ErrorKind::Corrupt.into());
             } else if place.kind == EntryKind::Zero {
@@ -268,7 +275,7 @@ impl Requests {
             match payload.and_then(|payload| decode(&item.place, payload, &mut room)) {
                 Some(block) => {
                     self.fill_read(op, item.key.block(), block);
-                    Self::promote(cache, item, block, fx);
+                    self.promote(cache, op, item, block, fx);
                 }
                 None => self.bad_payload(cache, op, item, done.result.as_ref().err(), fx),
             }
@@ -289,7 +296,7 @@ impl Requests {
         match block {
             Some(block) => {
                 self.fill_read(op, item.key.block(), block);
-                Self::promote(cache, item, block, fx);
+                self.promote(cache, op, item, block, fx);
             }
             None => self.bad_payload(cache, op, item, error, fx),
         }
@@ -297,8 +304,11 @@ impl Requests {
     }
 
     /// Brings a block that was read from the cache device into RAM, if it is still the newest
-    /// version.
-    fn promote(cache: &mut Cache, item: &Stored, block: &[u8], fx: &mut Effects) {
+    /// version and the read may leave traces.
+    fn promote(&self, cache: &mut Cache, op: Id, item: &Stored, block: &[u8], fx: &mut Effects) {
+        if matches!(self.ops.get(op), Op::Read(read) if read.quiet) {
+            return;
+        }
         let current = cache.contents.same_version(item.key, &item.place).is_some();
         let wanted = cache.ram.has_room_for(item.key) || Self::is_preferred(cache, item.key);
         if current && wanted && !cache.locks.is_locked(item.key) {
@@ -413,6 +423,14 @@ impl Requests {
             }
         }
     }
+}
+
+/// Copies a block that is in RAM into the buffer of a read, and returns whether it is there.
+fn copy_from_ram(ram: &mut Ram, read: &mut ReadOp, key: Key) -> bool {
+    if read.quiet {
+        return ram.peek(key, |bytes| copy_into(read, key.block(), bytes)).is_some();
+    }
+    ram.get(key).map(|bytes| copy_into(read, key.block(), bytes)).is_some()
 }
 
 /// Payloads with fewer bytes than this between them are read together.

@@ -38,9 +38,16 @@ impl Bed {
             _ => IoBuf::copy_of(bytes),
         };
         let flags = IoFlags { fua, ..IoFlags::default() };
+        let id = RequestId(0);
+        self.take(Request { id, volume: VOLUME, op, range, flags, buf, bypass: None })
+    }
+
+    /// Takes a request under the next name.
+    fn take(&mut self, request: Request) -> RequestId {
         let id = RequestId(self.next);
         self.next += 1;
-        let request = Request { id, volume: VOLUME, op, range, flags, buf, bypass: None };
+        let op = request.op;
+        let request = Request { id, ..request };
         let Rooms { cache, fx, .. } = &mut self.rooms;
         match op {
             IoOp::Read => self.requests.submit_read(cache, request, fx),
@@ -49,6 +56,14 @@ impl Bed {
         }
         self.deliver();
         id
+    }
+
+    /// Reads blocks, bypassing the cache.
+    pub fn read_past(&mut self, first: u64, count: u64, why: Bypass) -> RequestId {
+        let range = ByteRange::new(first * BLOCK, count * BLOCK);
+        let buf = IoBuf::zeroed(range.len as usize);
+        let (id, flags, bypass) = (RequestId(0), IoFlags::default(), Some(why));
+        self.take(Request { id, volume: VOLUME, op: IoOp::Read, range, flags, buf, bypass })
     }
 
     pub fn read(&mut self, first: u64, count: u64) -> RequestId {

@@ -6,6 +6,7 @@ pub mod config;
 pub mod drain;
 pub mod events;
 pub mod retire;
+pub mod rules;
 pub mod set;
 pub mod status;
 pub mod stop;

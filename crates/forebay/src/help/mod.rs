@@ -7,10 +7,11 @@ use crate::cli::Cli;
 use crate::output;
 
 /// Every topic with its text, in the order in which they are listed.
-const TOPICS: [(&str, &str); 7] = [
+const TOPICS: [(&str, &str); 8] = [
     ("first", include_str!("first.txt")),
     ("modes", include_str!("modes.txt")),
     ("sizes", include_str!("sizes.txt")),
+    ("rules", include_str!("rules.txt")),
     ("devices", include_str!("devices.txt")),
     ("crash", include_str!("crash.txt")),
     ("upgrade", include_str!("upgrade.txt")),
@@ -18,8 +19,8 @@ const TOPICS: [(&str, &str); 7] = [
 ];
 
 /// The end of `forebay --help`.
-pub const AFTER: &str = "Topics: first, modes, sizes, devices, crash, upgrade, monitoring \
-(forebay help TOPIC)
+pub const AFTER: &str = "Topics: first, modes, sizes, rules, devices, crash, upgrade, \
+monitoring (forebay help TOPIC)
 
 Exit codes: 0 success; 1 failure, or `doctor` or `check` found something; 2 wrong usage
 
@@ -32,12 +33,12 @@ Environment:
 /// Arguments of `forebay help`.
 #[derive(Args, Debug)]
 pub struct HelpArgs {
-    /// A topic (first, modes, sizes, devices, crash, upgrade, monitoring), or a command
+    /// A topic (first, modes, sizes, rules, devices, crash, upgrade, monitoring), or a command
     words: Vec<String>,
 }
 
-/// Prints a topic, or the help of a command. `upgrade` is both: `forebay upgrade --help` has the
-/// command's.
+/// Prints a topic, or the help of a command. `upgrade` and `rules` are both: `forebay upgrade
+/// --help` has the command's.
 pub fn run(args: &HelpArgs) -> anyhow::Result<()> {
     let topic = match &args.words[..] {
         [word] => TOPICS.iter().find(|(name, _)| name == word),

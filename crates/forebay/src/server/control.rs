@@ -27,6 +27,7 @@ use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::recording::Trace;
+use crate::server::rules;
 use crate::server::serve::Order;
 use crate::server::settings::{KeptSettings, Wish};
 use crate::server::upgrades::Upgrades;
@@ -254,6 +255,7 @@ impl Running {
                 let server = &config.server;
                 self.pool.set_patience(server.client_stall_timeout.0, server.idle());
             }
+            (Online::Rules, _) => rules::tell(&self.pool, &config.cache.rules),
             (Online::Restart | Online::HandOver | Online::NewCache, _)
             | (Online::Volume(_) | Online::Streams, None) => {
                 unreachable!("{} is a change that Change::parse accepts", spec.key)
@@ -303,7 +305,9 @@ impl Running {
             kept.push(Wish { volume: id, spec, value, configured });
             places.push(place);
         }
-        config.check_shares().map_err(|error| invalid(error.to_string()))?;
+        let checked = config.check_shares().and_then(|()| config.check_rules());
+        checked.map_err(|error| invalid(error.to_string()))?;
+        config.cache.rules.check_users().map_err(|what| invalid(format!("rules: {what}")))?;
         locked(&self.kept).keep(&kept).map_err(|error| {
             let what = format!("the change cannot be kept for the next start: {error}");
             let hint = "nothing was changed; see to the state directory";
@@ -375,6 +379,7 @@ impl PoolControl for Running {
             tier_latencies,
             primary_latencies,
             settings: self.settings(&in_force),
+            rules: in_force.cache.rules.texts().zip(stats.rules).collect(),
         })
     }
 

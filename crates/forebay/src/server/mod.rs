@@ -19,6 +19,7 @@ mod primaries;
 pub mod process;
 mod reconfigure;
 mod recording;
+mod rules;
 pub mod serve;
 mod settings;
 mod takeover;

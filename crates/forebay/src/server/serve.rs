@@ -37,7 +37,7 @@ use crate::server::mount::{MountPoint, Prepared};
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::upgrades::Upgrades;
 use crate::server::web::Web;
-use crate::server::{history, left_clients, logging, mount, process, takeover};
+use crate::server::{history, left_clients, logging, mount, process, rules, takeover};
 
 /// How long a stop waits for `forebay stop` to see that the drain was abandoned.
 const TELL_TIME: Duration = Duration::from_secs(1);
@@ -252,6 +252,7 @@ impl Serving {
         plan.wide = place.is_some() || disks::exists();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let pool = Pool::start(plan)?;
+        rules::tell(&pool, &config.cache.rules);
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
         let transport = config.server.fuse_transport;

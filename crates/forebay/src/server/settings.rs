@@ -184,6 +184,7 @@ impl KeptSettings {
         let mut body = format!("{HEADING}\npool {uuid}\n");
         for Setting { volume, spec, value, configured, since } in &self.settings {
             let (key, whose) = (spec.key, volume.map_or("cache".to_owned(), |id| id.0.to_string()));
+            let [value, configured] = [value, configured].map(|text| escaped(text));
             body += &format!("set {whose} {key} {value} {configured} {since}\n");
         }
         self.state.replace(&self.name, &sealed(&body))
@@ -206,14 +207,42 @@ fn setting(line: &str) -> Option<Setting> {
     };
     let key = words.next()?;
     let spec = Spec::online().find(|s| s.key == key && s.is_of_volume() == volume.is_some())?;
-    let [value, configured] = [words.next()?, words.next()?].map(str::to_owned);
+    let [value, configured] = [words.next()?, words.next()?].map(unescaped);
     let since = words.next()?.parse().ok()?;
     words.next().is_none().then_some(Setting { volume, spec, value, configured, since })
+}
+
+/// A value as one word of a line.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace(' ', "\\s")
+}
+
+fn unescaped(word: &str) -> String {
+    let mut text = String::with_capacity(word.len());
+    let mut rest = word.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            '\\' => text.extend(rest.next().map(|c| if c == 's' { ' ' } else { c })),
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_with_spaces_are_kept() {
+        for text in ["", "50%", "bypass process=a; cache", "\\s \\ s"] {
+            assert!(!escaped(text).contains(' '));
+            assert_eq!(unescaped(&escaped(text)), text);
+        }
+        let line = format!("set cache rules {} {} 7", escaped("bypass user=a b"), escaped(""));
+        let found = setting(&line).expect("it is one");
+        assert_eq!((found.value.as_str(), found.configured.as_str()), ("bypass user=a b", ""));
+    }
 
     #[test]
     fn lines_that_are_not_ours_are_no_settings() {

@@ -104,6 +104,10 @@ impl Session for NbdSession {
         matches!(self.protocol.phase, Phase::Handshake(_))
     }
 
+    fn certificate_names(&self) -> Vec<String> {
+        self.tls.as_ref().map_or_else(Vec::new, |tls| tls.peer_names())
+    }
+
     fn in_flight(&self) -> usize {
         self.protocol.in_flight()
     }

@@ -14,6 +14,7 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::session::Protocol;
 
@@ -104,6 +105,22 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
     if all.is_empty() { Err(TlsError::NoCertificate { what }) } else { Ok(all) }
 }
 
+fn names(certificate: &[u8]) -> Vec<String> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return Vec::new() };
+    let common = certificate.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+    let mut all: Vec<String> = common.map(str::to_owned).collect();
+    if let Ok(Some(alternative)) = certificate.subject_alternative_name() {
+        for name in &alternative.value.general_names {
+            if let GeneralName::DNSName(name) | GeneralName::RFC822Name(name) = name
+                && !all.iter().any(|known| known == name)
+            {
+                all.push((*name).to_owned());
+            }
+        }
+    }
+    all
+}
+
 /// TLS around a protocol.
 pub(crate) struct TlsLayer {
     connection: ServerConnection,
@@ -122,6 +139,13 @@ impl TlsLayer {
         // Requests in flight bound the output of the protocol.
         connection.set_buffer_limit(None);
         Ok(Self { connection, received: Vec::new(), inner: Outbox::default() })
+    }
+
+    /// The names in the client's certificate, which is valid: its common names, and the DNS names
+    /// and addresses of mail among its alternative names.
+    pub fn peer_names(&self) -> Vec<String> {
+        let chain = self.connection.peer_certificates().unwrap_or_default();
+        chain.first().map_or_else(Vec::new, |own| names(own))
     }
 
     pub fn receive(&mut self, protocol: &mut Protocol, bytes: &[u8], out: &mut Outbox) -> usize {

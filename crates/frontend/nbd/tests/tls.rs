@@ -260,6 +260,19 @@ fn clients_must_show_a_certificate_when_an_authority_is_named() {
 }
 
 #[test]
+fn a_client_is_known_by_the_names_in_its_certificate() {
+    let Some(directory) = certificates() else { return };
+    let directory = &directory.0;
+    let names = |ca: Option<&str>, certified: bool| {
+        let peer = haggling(Tls::Required(config(directory, ca)));
+        let tls = Wrapped::start(peer, directory, certified, usize::MAX).unwrap();
+        tls.peer.session.certificate_names()
+    };
+    assert_eq!(names(Some("ca-cert.pem"), true), ["client", "localhost"]);
+    assert!(names(None, false).is_empty());
+}
+
+#[test]
 fn wrong_files_are_told_apart() {
     let Some(directory) = certificates() else { return };
     let read = |name: &str| file(&directory.0, name);

@@ -3,6 +3,7 @@
 use std::sync::mpsc::Sender;
 
 use forebay_block::{ByteRange, Completion, Endpoint, Io, IoBuf, IoResult, IoTag};
+use forebay_policy::RuleSet;
 
 use super::{Channel, Submit};
 use crate::message::End;
@@ -28,7 +29,7 @@ impl Channel for Caller {
 
     fn feed(&mut self, submit: &mut Submit<'_>) {
         if let Some((endpoint, io)) = self.ready.take()
-            && let Err(io) = submit(endpoint, io)
+            && let Err(io) = submit(RuleSet::default(), endpoint, io)
         {
             self.ready = Some((endpoint, io));
         }

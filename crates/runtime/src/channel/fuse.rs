@@ -17,12 +17,16 @@ use forebay_block::{
     Answer, Body, BufPool, Completion, Endpoint, Io, IoBuf, IoOp, IoTag, Parts, Responder, Slab,
     Step, Ticket,
 };
-use forebay_device::{Client, Done as RingDone, FuseSlot, Op, Payload, Returned, Ring, RingFile};
+use forebay_device::{
+    Client, Clock, Done as RingDone, FuseSlot, Op, Payload, Returned, Ring, RingFile,
+};
 use forebay_fuse_wire::{Header, Message, split};
+use forebay_policy::{RequestRules, RuleSet};
 use rustix::io::Errno;
 
 use super::{Channel, Submit};
 use crate::message::End;
+use crate::sender::Processes;
 
 /// Requests from the device in flight in one thread; the kernel keeps the others.
 const DEVICE_REQUESTS_MAX: u32 = 256;
@@ -92,7 +96,9 @@ pub struct FuseChannel {
     device_tickets: Slab<Ticket>,
     in_flight: usize,
     /// Requests for the volumes, not submitted yet.
-    ready: VecDeque<(Endpoint, Io)>,
+    ready: VecDeque<(RuleSet, Endpoint, Io)>,
+    clock: Clock,
+    processes: Processes,
     finished: Vec<RingDone>,
     message: Vec<u8>,
     watching: bool,
@@ -112,7 +118,7 @@ impl FuseChannel {
     pub fn open(
         (thread, threads): (usize, usize),
         place: usize,
-        ring: &Rc<Ring>,
+        (ring, clock): (&Rc<Ring>, Clock),
         pool: BufPool,
         config: Mount,
         asks: Sender<Ask>,
@@ -143,6 +149,8 @@ impl FuseChannel {
             device_tickets: Slab::new(DEVICE_REQUESTS_MAX),
             in_flight: 0,
             ready: VecDeque::new(),
+            clock,
+            processes: Processes::default(),
             finished: Vec::new(),
             message: vec![0; config.request_bytes + DEVICE_HEAD],
             watching: false,
@@ -163,11 +171,17 @@ impl FuseChannel {
             return;
         }
         let Message { header, argument, data } = slot.message();
-        let parts = Parts { header, argument, data };
-        let step = self.step(parts);
+        let rules = self.rules_of(header);
+        let step = self.step(Parts { header, argument, data });
         self.slots[token as usize] = Some(slot);
         self.in_flight += 1;
-        self.carry_out(token, step, IoBuf::empty());
+        self.carry_out(token, rules, step, IoBuf::empty());
+    }
+
+    /// The rules for the process that has sent the message with this header.
+    fn rules_of(&mut self, header: &[u8]) -> RuleSet {
+        let Ok(header) = Header::decode(header) else { return RuleSet::default() };
+        self.processes.rules_of(self.clock.now(), header.pid, header.uid)
     }
 
     fn step(&self, parts: Parts<'_>) -> Step {
@@ -209,8 +223,12 @@ impl FuseChannel {
     }
 
     fn take_message(&mut self, bytes: &[u8]) {
+        let mut rules = RuleSet::default();
         let step = match split(bytes) {
-            Ok(Message { header, argument, data }) => self.step(Parts { header, argument, data }),
+            Ok(Message { header, argument, data }) => {
+                rules = self.rules_of(header);
+                self.step(Parts { header, argument, data })
+            }
             Err(error) => {
                 tracing::warn!(%error, "a message of the kernel cannot be read");
                 let header = &bytes[..bytes.len().min(Header::BYTES)];
@@ -219,11 +237,11 @@ impl FuseChannel {
         };
         let at = self.device_tickets.insert(Ticket::default());
         self.in_flight += 1;
-        self.carry_out(DEVICE | u64::from(at), step, IoBuf::empty());
+        self.carry_out(DEVICE | u64::from(at), rules, step, IoBuf::empty());
     }
 
     /// Carries out a step of a request; `filled` is the data that a read from a volume returned.
-    fn carry_out(&mut self, key: u64, step: Step, filled: IoBuf) {
+    fn carry_out(&mut self, key: u64, rules: RuleSet, step: Step, filled: IoBuf) {
         match step {
             Step::Silent => self.end(key, None, &[]),
             Step::Answer(answer) => self.end(key, Some(answer), &filled),
@@ -233,7 +251,7 @@ impl FuseChannel {
                 if io.op == IoOp::Read {
                     io.buf = self.buffer(key, io.range.len as usize);
                 }
-                self.ready.push_back((endpoint, io));
+                self.ready.push_back((rules, endpoint, io));
             }
             Step::Ask(ticket, topic) => {
                 self.keep(key, ticket);
@@ -316,9 +334,9 @@ impl Channel for FuseChannel {
     }
 
     fn feed(&mut self, submit: &mut Submit<'_>) {
-        while let Some((endpoint, io)) = self.ready.pop_front() {
-            if let Err(io) = submit(endpoint, io) {
-                self.ready.push_front((endpoint, io));
+        while let Some((rules, endpoint, io)) = self.ready.pop_front() {
+            if let Err(io) = submit(rules, endpoint, io) {
+                self.ready.push_front((rules, endpoint, io));
                 return;
             }
         }
@@ -336,7 +354,12 @@ impl Channel for FuseChannel {
             return self.end(key, None, &[]);
         }
         let step = self.config.responder.finish(ticket, result);
-        self.carry_out(key, step, buf);
+        // Only reads and writes are subject to rules, and each of them is one step.
+        self.carry_out(key, RuleSet::default(), step, buf);
+    }
+
+    fn set_rules(&mut self, rules: &Arc<RequestRules>) {
+        self.processes.set_rules(rules);
     }
 
     fn told(&mut self, key: u64, text: Vec<u8>) {

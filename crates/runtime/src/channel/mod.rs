@@ -13,8 +13,11 @@ pub use caller::Caller;
 pub use fuse::{Ask, FuseChannel, Mount};
 pub use ublk::{Disk, UblkChannel};
 
+use std::sync::Arc;
+
 use forebay_block::{Completion, Endpoint, Io};
-use forebay_volume::ClientKey;
+use forebay_policy::{RequestRules, RuleSet};
+use forebay_volume::{ClientKey, Source};
 
 use crate::message::End;
 
@@ -22,8 +25,9 @@ use crate::message::End;
 /// are the channel's place.
 const OURS: u64 = 1 << 63;
 
-/// Takes a request for a volume; returns it if there is no room for it.
-pub type Submit<'a> = dyn FnMut(Endpoint, Io) -> Result<(), Io> + 'a;
+/// Takes a request for a volume, with the rules that may match it; returns it if there is no room
+/// for it.
+pub type Submit<'a> = dyn FnMut(RuleSet, Endpoint, Io) -> Result<(), Io> + 'a;
 
 /// One thread's part of a way to the kernel. The thread calls the methods in the order of their
 /// declaration, once or more in each turn. The tag of a request is the channel's own.
@@ -36,6 +40,9 @@ pub trait Channel {
 
     /// Takes the completion of a request to a volume.
     fn complete(&mut self, done: Completion);
+
+    /// Changes the rules for requests.
+    fn set_rules(&mut self, _rules: &Arc<RequestRules>) {}
 
     /// Takes a text that it has asked for.
     fn told(&mut self, _key: u64, _text: Vec<u8>) {}
@@ -60,6 +67,7 @@ pub trait Channel {
 #[derive(Default)]
 pub struct Channels {
     places: Vec<Option<Box<dyn Channel>>>,
+    rules: Arc<RequestRules>,
 }
 
 impl Channels {
@@ -70,12 +78,19 @@ impl Channels {
     }
 
     /// Adds a channel.
-    pub fn add(&mut self, channel: impl Channel + 'static) {
+    pub fn add(&mut self, mut channel: impl Channel + 'static) {
+        channel.set_rules(&self.rules);
         let place = self.vacant();
         if place == self.places.len() {
             self.places.push(None);
         }
         self.places[place] = Some(Box::new(channel));
+    }
+
+    /// Changes the rules for requests.
+    pub fn set_rules(&mut self, rules: Arc<RequestRules>) {
+        self.all().for_each(|channel| channel.set_rules(&rules));
+        self.rules = rules;
     }
 
     /// Whether a key is a channel's.
@@ -94,11 +109,11 @@ impl Channels {
     }
 
     /// Hands requests for the volumes to `submit`, which returns one if there is no room for it.
-    pub fn feed(&mut self, mut submit: impl FnMut(ClientKey, Endpoint, Io) -> Result<(), Io>) {
+    pub fn feed(&mut self, mut submit: impl FnMut(Source, Endpoint, Io) -> Result<(), Io>) {
         for (place, channel) in self.places.iter_mut().enumerate() {
             let Some(channel) = channel else { continue };
-            let key = ClientKey(OURS | place as u64);
-            channel.feed(&mut |endpoint, io| submit(key, endpoint, io));
+            let client = ClientKey(OURS | place as u64);
+            channel.feed(&mut |rules, endpoint, io| submit(Source { client, rules }, endpoint, io));
         }
     }
 

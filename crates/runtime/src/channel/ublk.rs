@@ -13,9 +13,11 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use forebay_block::{BufPool, Completion, Endpoint, ErrorKind, Io, IoBuf, IoOp, IoTag};
 use forebay_device::{Client, Done as RingDone, Payload, Ring, UblkQueue, UblkSlot};
+use forebay_policy::{RequestRules, RuleSet, Sender};
 use forebay_ublk_wire::Request;
 use rustix::io::Errno;
 
@@ -69,6 +71,8 @@ pub struct UblkChannel {
     in_flight: usize,
     /// Requests for the volume, not submitted yet.
     ready: VecDeque<Io>,
+    /// The rules that ask nothing of the sender, whom a disk does not tell.
+    rules: RuleSet,
     finished: Vec<RingDone>,
     /// New requests stay in their slots.
     shut: bool,
@@ -109,6 +113,7 @@ impl UblkChannel {
             waiting: (0..count).collect(),
             in_flight: 0,
             ready: VecDeque::new(),
+            rules: RuleSet::default(),
             finished: Vec::new(),
             shut: false,
         }))
@@ -182,11 +187,15 @@ impl Channel for UblkChannel {
 
     fn feed(&mut self, submit: &mut Submit<'_>) {
         while let Some(io) = self.ready.pop_front() {
-            if let Err(io) = submit(self.endpoint, io) {
+            if let Err(io) = submit(self.rules, self.endpoint, io) {
                 self.ready.push_front(io);
                 return;
             }
         }
+    }
+
+    fn set_rules(&mut self, rules: &Arc<RequestRules>) {
+        self.rules = rules.of(&Sender::default());
     }
 
     fn complete(&mut self, done: Completion) {

@@ -4,9 +4,9 @@ use forebay_block::{Io, IoOp};
 use forebay_format::{PAGE, decode_record};
 
 use super::*;
-use crate::api::Target;
+use crate::api::{Bypass, Target};
 use crate::request::tests::Bed;
-use crate::testing::rooms::{BLOCK, PRIMARY, content, key};
+use crate::testing::rooms::{BLOCK, PRIMARY, VOLUME, content, key};
 
 impl Bed {
     /// A bed without RAM, in whose log these blocks are dirty.
@@ -179,4 +179,36 @@ fn clean_blocks_of_a_distrusted_volume_are_read_from_the_primary() {
     let read = bed.read_of(PRIMARY);
     bed.end(read, Ok(()));
     assert_eq!(bed.bytes(), [0; BLOCK_SIZE]);
+}
+
+#[test]
+fn a_read_that_a_rule_sends_past_the_cache_leaves_no_traces() {
+    let mut bed = Bed::with_ram(2);
+    bed.rooms.dirty_durable([5]);
+    for block in [8, 9] {
+        bed.read(block, 1);
+        let read = bed.read_of(Target::Primary(VOLUME));
+        bed.end(read, Ok(()));
+    }
+    bed.answered();
+    let oldest = |bed: &Bed| bed.rooms.cache.ram.recent().oldest().map(|(key, _)| key);
+    assert_eq!(oldest(&bed), Some(key(8).0));
+    // From RAM, the cache device, and the primary.
+    bed.read_past(8, 1, Bypass::Rule);
+    assert_eq!(bed.bytes(), content(8));
+    bed.read_past(5, 1, Bypass::Rule);
+    let read = bed.read_of(Target::Cache);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.bytes(), content(5));
+    bed.read_past(7, 1, Bypass::Rule);
+    let read = bed.read_of(Target::Primary(VOLUME));
+    bed.end(read, Ok(()));
+    assert_eq!(oldest(&bed), Some(key(8).0), "block 8 is no more recent");
+    let in_ram = |bed: &Bed, block| bed.rooms.cache.ram.contains(key(block));
+    assert!(!in_ram(&bed, 5) && !in_ram(&bed, 7) && in_ram(&bed, 9));
+    let stats = bed.rooms.cache.stats(forebay_block::Instant::default());
+    assert_eq!((stats.bypasses, stats.bypassed_by[Bypass::Rule as usize]), (3, 3));
+    // A stream is only a guess: what it finds counts as read.
+    bed.read_past(8, 1, Bypass::Sequential);
+    assert_eq!(oldest(&bed), Some(key(9).0));
 }

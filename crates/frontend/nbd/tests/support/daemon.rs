@@ -161,20 +161,7 @@ pub fn fail(tool: &str, arguments: &[&str]) -> String {
 /// Creates certificates in `directory` with the names that GnuTLS clients expect: an authority, and
 /// a server and a client signed by it, both for `localhost`.
 pub fn make_certificates(directory: &Path) {
-    let script = r#"
-        set -e
-        key="-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
-        printf 'subjectAltName=DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n' > ext
-        for authority in ca other-ca; do
-            openssl req -x509 $key -days 2 -subj /CN=$authority -keyout $authority-key.pem \
-                -out $authority-cert.pem -addext keyUsage=critical,keyCertSign
-        done
-        for who in server client; do
-            openssl req $key -subj /CN=localhost -keyout $who-key.pem -out $who.csr
-            openssl x509 -req -in $who.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial \
-                -days 2 -extfile ext -out $who-cert.pem
-        done
-    "#;
+    let script = include_str!("certificates.sh");
     let output = Command::new("sh").args(["-c", script]).current_dir(directory).output();
     let output = output.expect("a shell");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,0 +1,41 @@
+//! The rules for requests, on their way from the configuration to the threads.
+
+use std::fs;
+use std::sync::Arc;
+
+use forebay_control::config::RuleList;
+use forebay_policy::SenderTest;
+use forebay_runtime::Pool;
+
+/// A process that there always is, and that usually belongs to root.
+const FIRST_PROCESS: &str = "/proc/1";
+
+/// Tells a pool its rules. One with a user whom this host does not know matches nobody.
+pub fn tell(pool: &Pool, rules: &RuleList) {
+    if let Err(what) = rules.check_users() {
+        tracing::warn!("a rule matches nobody: {what}");
+    }
+    warn_of_hidden(rules);
+    let volumes = pool.registry().volumes();
+    let id = |name: &str| volumes.iter().find(|one| one.name == name).map(|volume| volume.id);
+    pool.set_rules(&Arc::new(rules.compiled(id)));
+}
+
+/// Warns if the system hides from this process what a rule asks for.
+fn warn_of_hidden(rules: &RuleList) {
+    let asked = |of: fn(&SenderTest) -> bool| rules.0.iter().flat_map(|rule| &rule.sender).any(of);
+    let named = |test: &SenderTest| matches!(test, SenderTest::Process(_) | SenderTest::Cgroup(_));
+    if asked(named) && fs::read(format!("{FIRST_PROCESS}/comm")).is_err() {
+        tracing::warn!(
+            "rules by process or cgroup match no other user's: the processes are hidden; remove \
+             ProtectProc= from the unit"
+        );
+    }
+    let executable = |test: &SenderTest| matches!(test, SenderTest::Executable(_));
+    if asked(executable) && fs::read_link(format!("{FIRST_PROCESS}/exe")).is_err() {
+        tracing::warn!(
+            "rules by executable match no other user's: the server needs CAP_SYS_PTRACE; add \
+             CapabilityBoundingSet=CAP_SYS_PTRACE to the unit"
+        );
+    }
+}
