@@ -19,6 +19,8 @@ pub enum IoOp {
     Discard,
     /// The range reads as zeros afterwards.
     WriteZeroes,
+    /// The range will be read: a cache may fetch it. There is no data; devices do not support it.
+    Prefetch,
 }
 
 impl IoOp {

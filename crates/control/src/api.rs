@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::pool::{
-    ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolSnapshot, SettingSnapshot, ShardSnapshot,
-    TraceSnapshot, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
+    ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolSnapshot, PrefetchSnapshot, SettingSnapshot,
+    ShardSnapshot, TraceSnapshot, UpgradeSnapshot, UpgradeState, VolumeSnapshot,
 };
 use crate::problems::{of_volume, problems};
 
@@ -340,6 +340,52 @@ pub struct TraceRequest {
     pub path: String,
     /// Maximum duration in seconds; without it the recording runs until stopped.
     pub seconds: Option<u64>,
+}
+
+/// What to bring into the cache.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PrefetchRequest {
+    /// Ranges of bytes, each from its first to before its last.
+    pub ranges: Vec<[u64; 2]>,
+    /// The most bytes per second that are read; unlimited when absent.
+    pub rate: Option<u64>,
+}
+
+/// How far a prefetch is.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize, ToSchema)]
+pub struct PrefetchStatus {
+    /// `running`, `done`, `cancelled` or `failed`.
+    pub state: String,
+    /// Bytes brought in, or found in the cache.
+    pub bytes: u64,
+    /// All bytes.
+    pub total_bytes: u64,
+    /// Seconds since it began; if it has ended, its duration.
+    pub seconds: f64,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl PrefetchStatus {
+    /// The status derived from a snapshot.
+    #[must_use]
+    pub fn of(prefetch: &PrefetchSnapshot) -> Self {
+        let state = match prefetch {
+            PrefetchSnapshot { running: true, .. } => "running",
+            PrefetchSnapshot { error: Some(_), .. } => "failed",
+            PrefetchSnapshot { cancelled: true, .. } => "cancelled",
+            PrefetchSnapshot { bytes, total, .. } if bytes < total => "cancelled",
+            _ => "done",
+        };
+        Self {
+            state: state.to_owned(),
+            bytes: prefetch.bytes,
+            total_bytes: prefetch.total,
+            seconds: prefetch.time.as_secs_f64(),
+            error: prefetch.error.clone(),
+        }
+    }
 }
 
 /// The body of a request for a disk.

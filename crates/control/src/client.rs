@@ -18,8 +18,9 @@ use tokio::net::UnixStream;
 
 use crate::api::{
     Accepted, Acknowledgement, Applied, ApplyRequest, ClientStatus, DiskRequest, DiskStatus,
-    ErrorBody, Event, EventList, InForce, Job, PoolStatus, StatisticsStatus, StopRequest,
-    TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeStatus,
+    ErrorBody, Event, EventList, InForce, Job, PoolStatus, PrefetchRequest, PrefetchStatus,
+    StatisticsStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus,
+    VolumeStatus,
 };
 use crate::statistics::Window;
 
@@ -216,6 +217,34 @@ impl Client {
     /// As for [`Client::status`].
     pub fn stop_trace(&self, volume: &str) -> Result<TraceStatus, ClientError> {
         self.ask("DELETE", &format!("/v1/volumes/{}/trace", escaped(volume)), None::<&()>)
+    }
+
+    /// Begins to bring ranges of a volume into the cache.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn prefetch(
+        &self,
+        volume: &str,
+        request: &PrefetchRequest,
+    ) -> Result<PrefetchStatus, ClientError> {
+        self.ask("POST", &format!("/v1/volumes/{}/prefetch", escaped(volume)), Some(request))
+    }
+
+    /// How far the volume's prefetch is.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn prefetched(&self, volume: &str) -> Result<PrefetchStatus, ClientError> {
+        self.ask("GET", &format!("/v1/volumes/{}/prefetch", escaped(volume)), None::<&()>)
+    }
+
+    /// Ends the volume's prefetch.
+    ///
+    /// # Errors
+    /// As for [`Client::status`].
+    pub fn stop_prefetch(&self, volume: &str) -> Result<PrefetchStatus, ClientError> {
+        self.ask("DELETE", &format!("/v1/volumes/{}/prefetch", escaped(volume)), None::<&()>)
     }
 
     /// Lets another program take over from the server; [`Client::last_upgrade`] tells the outcome.

@@ -31,8 +31,8 @@ pub use monitor::Monitor;
 pub use peer::ChangesBy;
 pub use pool::{
     Application, ClientSnapshot, DiskSnapshot, Keeper, Latency, PoolControl, PoolSnapshot,
-    PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
-    UpgradeState, VolumeSnapshot, Wanted,
+    PrefetchSnapshot, PrefetchTarget, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot,
+    TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, Wanted,
 };
 pub use server::web::{Token, WebServer, WebSocket};
 pub use server::{ControlSocket, Server};

@@ -1,6 +1,7 @@
 //! The interface that control needs to a running pool. The binary implements [`PoolControl`] over
 //! the shard threads, the tests over a table.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -74,6 +75,24 @@ pub trait PoolControl: Send + Sync + 'static {
     /// # Errors
     /// When there is no such volume, or it has never been recorded.
     fn stop_trace(&self, volume: &str) -> Result<TraceSnapshot, ControlError>;
+
+    /// Begins to bring ranges of a volume into the cache, and returns at once.
+    ///
+    /// # Errors
+    /// When there is no such volume, a range is not on it, or one is being prefetched.
+    fn start_prefetch(&self, volume: &str, target: &PrefetchTarget) -> Result<(), ControlError>;
+
+    /// The volume's prefetch: the running or the last one; `None` if there was none.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    fn prefetch(&self, volume: &str) -> Result<Option<PrefetchSnapshot>, ControlError>;
+
+    /// Ends the volume's prefetch; no effect if none is running.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    fn stop_prefetch(&self, volume: &str) -> Result<(), ControlError>;
 
     /// Begins to let another program take over from the server, and returns at once.
     ///
@@ -151,6 +170,32 @@ pub struct DiskSnapshot {
     pub sector_size: u32,
     /// Whether this server serves it. If not, its requests wait.
     pub served: bool,
+}
+
+/// What to bring into the cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PrefetchTarget {
+    /// Ranges of bytes.
+    pub ranges: Vec<Range<u64>>,
+    /// The most bytes per second that are read; unlimited when `None`.
+    pub rate: Option<u64>,
+}
+
+/// A prefetch at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PrefetchSnapshot {
+    /// Whether it goes on.
+    pub running: bool,
+    /// Whether somebody has ended it.
+    pub cancelled: bool,
+    /// Bytes brought in, or found in the cache.
+    pub bytes: u64,
+    /// All bytes.
+    pub total: u64,
+    /// Time since it began; if it has ended, its duration.
+    pub time: Duration,
+    /// Why it failed.
+    pub error: Option<String>,
 }
 
 /// Parameters of a new recording.

@@ -28,20 +28,21 @@ use utoipa::OpenApi;
 use crate::access::SocketAccess;
 use crate::api::{
     Accepted, Applied, ApplyRequest, CacheSettings, ClientStatus, DiskRequest, DiskStatus,
-    ErrorBody, InForce, Job, PoolStatus, StopRequest, TraceRequest, TraceStatus, UpgradeRequest,
-    UpgradeStatus, VolumeInForce, VolumeSettings, VolumeStatus,
+    ErrorBody, InForce, Job, PoolStatus, PrefetchRequest, PrefetchStatus, StopRequest,
+    TraceRequest, TraceStatus, UpgradeRequest, UpgradeStatus, VolumeInForce, VolumeSettings,
+    VolumeStatus,
 };
 use crate::config::{Config, ConfigError};
 use crate::error::{ControlError, ControlErrorKind};
 use crate::metrics::exposition;
 use crate::monitor::Monitor;
 use crate::peer::{self, Changers, ChangesBy, Peer};
-use crate::pool::{PoolControl, PoolSnapshot, TraceTarget, Wanted};
+use crate::pool::{PoolControl, PoolSnapshot, PrefetchTarget, TraceTarget, Wanted};
 use crate::settings::Change;
 use crate::socket::{SocketError, listen};
 
 /// Maximum length of a request body, in bytes.
-const BODY_BYTES_MAX: usize = 64 << 10;
+const BODY_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of concurrent connections; later ones wait.
 const CONNECTIONS_MAX: usize = 32;
 /// Maximum number of streams, so that they leave connections for commands.
@@ -310,6 +311,9 @@ mod held {
         start_trace,
         trace,
         stop_trace,
+        prefetch,
+        prefetched,
+        stop_prefetch,
         upgrade,
         last_upgrade,
         clients,
@@ -338,6 +342,7 @@ fn routes(shared: Shared) -> axum::Router {
         .route("/v1/retire", post(retire))
         .route("/v1/volumes/{name}/set", post(set_volume))
         .route("/v1/volumes/{name}/trace", get(trace).post(start_trace).delete(stop_trace))
+        .route("/v1/volumes/{name}/prefetch", get(prefetched).post(prefetch).delete(stop_prefetch))
         .route("/v1/volumes/{name}/disk", post(attach).delete(detach))
         .route("/v1/clients", get(clients))
         .route("/v1/disks", get(disks))
@@ -563,6 +568,58 @@ async fn start_trace(
         recording(&*shared.pool, &name)
     });
     Ok((StatusCode::CREATED, Json(status.await?)))
+}
+
+/// Begins to bring ranges of a volume into the cache. One at a time for each volume.
+#[utoipa::path(post, path = "/v1/volumes/{name}/prefetch", params(("name" = String, Path)),
+    request_body = PrefetchRequest, responses((status = 202, body = PrefetchStatus),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+async fn prefetch(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+    request: Result<Json<PrefetchRequest>, JsonRejection>,
+) -> Answer<(StatusCode, Json<PrefetchStatus>)> {
+    let Json(PrefetchRequest { ranges, rate }) = request?;
+    let ranges = ranges.into_iter().map(|[from, to]| from..to).collect();
+    let target = PrefetchTarget { ranges, rate };
+    let status = ask(move || {
+        shared.pool.start_prefetch(&name, &target)?;
+        prefetch_of(&*shared.pool, &name)
+    });
+    Ok((StatusCode::ACCEPTED, Json(status.await?)))
+}
+
+fn prefetch_of(pool: &dyn PoolControl, name: &str) -> Result<PrefetchStatus, ControlError> {
+    let found = pool.prefetch(name)?.ok_or_else(|| {
+        let what = format!("nothing of volume {name:?} has been prefetched");
+        ControlError::new(ControlErrorKind::NotFound, what, "start with `forebay prefetch`")
+    })?;
+    Ok(PrefetchStatus::of(&found))
+}
+
+/// The volume's prefetch: the running or the last one.
+#[utoipa::path(get, path = "/v1/volumes/{name}/prefetch", params(("name" = String, Path)),
+    responses((status = 200, body = PrefetchStatus), (status = 404, body = ErrorBody)))]
+async fn prefetched(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<Json<PrefetchStatus>> {
+    Ok(Json(ask(move || prefetch_of(&*shared.pool, &name)).await?))
+}
+
+/// Ends the volume's prefetch; blocks that it brought in stay.
+#[utoipa::path(delete, path = "/v1/volumes/{name}/prefetch", params(("name" = String, Path)),
+    responses((status = 200, body = PrefetchStatus), (status = 404, body = ErrorBody)))]
+async fn stop_prefetch(
+    State(shared): State<Shared>,
+    Segment(name): Segment<String>,
+) -> Answer<Json<PrefetchStatus>> {
+    let status = ask(move || {
+        shared.pool.stop_prefetch(&name)?;
+        prefetch_of(&*shared.pool, &name)
+    });
+    Ok(Json(status.await?))
 }
 
 /// A path on the server's host.

@@ -10,15 +10,17 @@ use std::time::{Duration, Instant};
 
 use forebay_block::ByteRange;
 use forebay_control::access::SocketAccess;
-use forebay_control::api::{ApplyRequest, JobState, PoolStatus, TraceRequest, VolumeShift};
+use forebay_control::api::{
+    ApplyRequest, JobState, PoolStatus, PrefetchRequest, TraceRequest, VolumeShift,
+};
 use forebay_control::config::Config;
 use forebay_control::events::EventLog;
 use forebay_control::settings::{Change, Differences, NewValue, Spec, in_force, parse_named};
 use forebay_control::{
     Application, Client, ClientError, ClientSnapshot, ControlError, ControlErrorKind,
     ControlSocket, DiskSnapshot, Keeper, Latency, Monitor, PoolControl, PoolSnapshot,
-    PrimaryHealth, Server, ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot,
-    UpgradeState, VolumeSnapshot, Wanted, exposed_name,
+    PrefetchSnapshot, PrefetchTarget, PrimaryHealth, Server, ShardSnapshot, TraceSnapshot,
+    TraceTarget, UpgradeSnapshot, UpgradeState, VolumeSnapshot, Wanted, exposed_name,
 };
 use forebay_engine::{
     ContentLocality, Eviction, Health, Mode, STATISTICS, State, Stats, VolumeState,
@@ -37,6 +39,7 @@ struct Table {
     asked: Mutex<Vec<String>>,
     answers: Mutex<Result<(), ControlError>>,
     trace: Mutex<Option<TraceSnapshot>>,
+    prefetch: Mutex<Option<PrefetchSnapshot>>,
     upgrade: Mutex<Option<UpgradeSnapshot>>,
 }
 
@@ -262,6 +265,28 @@ impl PoolControl for Table {
         Ok(trace.clone())
     }
 
+    fn start_prefetch(&self, volume: &str, target: &PrefetchTarget) -> Result<(), ControlError> {
+        let PrefetchTarget { ranges, rate } = target;
+        self.ask(format!("prefetch {ranges:?} of {volume} at {rate:?}"))?;
+        let total = ranges.iter().map(|range| range.end - range.start).sum();
+        let (bytes, time, error) = (0, Duration::from_secs(2), None);
+        let begun = PrefetchSnapshot { running: true, cancelled: false, bytes, total, time, error };
+        *locked(&self.prefetch) = Some(begun);
+        Ok(())
+    }
+
+    fn prefetch(&self, _volume: &str) -> Result<Option<PrefetchSnapshot>, ControlError> {
+        Ok(locked(&self.prefetch).clone())
+    }
+
+    fn stop_prefetch(&self, volume: &str) -> Result<(), ControlError> {
+        self.ask(format!("prefetch no more of {volume}"))?;
+        if let Some(prefetch) = &mut *locked(&self.prefetch) {
+            (prefetch.running, prefetch.cancelled) = (false, true);
+        }
+        Ok(())
+    }
+
     fn stop(&self, drain: bool) -> Result<(), ControlError> {
         self.ask(format!("stop {drain}"))
     }
@@ -291,6 +316,7 @@ impl Served {
             asked: Mutex::default(),
             answers: Mutex::new(Ok(())),
             trace: Mutex::default(),
+            prefetch: Mutex::default(),
             upgrade: Mutex::default(),
         });
         let pool: Arc<dyn PoolControl> = Arc::clone(&table) as _;
@@ -607,6 +633,21 @@ fn metrics_are_what_prometheus_reads() {
 }
 
 #[test]
+fn a_prefetch_is_begun_watched_and_ended() {
+    let served = Served::new();
+    let (status, message) = refused(served.client.prefetched("a"));
+    assert_eq!(status, 404, "{message}");
+    let request = PrefetchRequest { ranges: vec![[0, 4096], [8192, 16384]], rate: Some(1000) };
+    let begun = served.client.prefetch("a", &request).expect("it begins");
+    assert_eq!((begun.state.as_str(), begun.total_bytes), ("running", 12288));
+    assert_eq!(served.table.asked(), ["prefetch [0..4096, 8192..16384] of a at Some(1000)"]);
+    let ended = served.client.stop_prefetch("a").expect("it ends");
+    assert_eq!((ended.state.as_str(), ended.bytes), ("cancelled", 0));
+    let seen = served.client.prefetched("a").expect("it is remembered");
+    assert_eq!((seen.state.as_str(), seen.seconds), ("cancelled", 2.0));
+}
+
+#[test]
 fn an_upgrade_is_begun_and_its_outcome_told() {
     let served = Served::new();
     assert_eq!(served.client.last_upgrade().expect("it answers").state, "none");
@@ -658,6 +699,7 @@ fn the_description_lists_every_route() {
         "/v1/volumes/{name}",
         "/v1/volumes/{name}/disk",
         "/v1/volumes/{name}/drain",
+        "/v1/volumes/{name}/prefetch",
         "/v1/volumes/{name}/set",
         "/v1/volumes/{name}/trace",
     ];
@@ -711,7 +753,7 @@ fn hostile_requests_are_answered_or_dropped() {
     };
     assert!(post(b"{").starts_with("HTTP/1.1 400"));
     assert!(post(b"{\"drian\":true}").starts_with("HTTP/1.1 422"));
-    assert!(post(&vec![b' '; 65 << 10]).starts_with("HTTP/1.1 413"));
+    assert!(post(&vec![b' '; 257 << 10]).starts_with("HTTP/1.1 413"));
     assert_eq!(served.table.asked(), Vec::<String>::new(), "nothing came of it");
 }
 

@@ -76,7 +76,7 @@ fn the_table_is_sound() {
         let of_volume = match spec.online {
             Online::Restart | Online::HandOver | Online::NewCache => continue,
             Online::Cache(_) | Online::Clients | Online::Rules => false,
-            Online::Volume(_) | Online::Streams => true,
+            Online::Volume(_) | Online::Streams | Online::Pins => true,
         };
         assert_eq!(of_volume, spec.is_of_volume(), "{}", spec.key);
         // It is saved as a word for later starts, an empty one if there is no value.
@@ -132,6 +132,8 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
         let value = match (spec.default, spec.kind) {
             (Initial::Value(default), _) => default,
             (_, Kind::Time(_)) => "7s",
+            (_, Kind::List("RULE")) => "bypass user=7; cache",
+            (_, Kind::List(_)) => "0..1GiB; a=1GiB..2GiB",
             _ => "7%",
         };
         // A volume's own setting hides one of the cache with the same name.
@@ -156,7 +158,7 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
         assert_eq!(Change::parse(None, spec.key, value).is_err(), only_of_volume);
     }
     let known = "mode, sequential_threshold, dirty_guarantee, dirty_limit, latency_target, \
-                 destage_rate, eviction, dirty_target, idle_destage, write_cache_depth, content, \
+                 destage_rate, pinned, eviction, dirty_target, idle_destage, write_cache_depth, content, \
                  rules, client_stall_timeout, idle_timeout, patience";
     let refused = |volume, key, text| Change::parse(volume, key, text).expect_err(key);
     assert_eq!(

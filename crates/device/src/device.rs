@@ -56,6 +56,9 @@ pub(crate) fn check(info: &DeviceInfo, io: &Io) -> Result<(), IoError> {
     if !fits || (carries_data && io.buf.len() as u64 != io.range.len) {
         return Err(ErrorKind::OutOfRange.into());
     }
+    if io.op == IoOp::Prefetch {
+        return Err(ErrorKind::Unsupported.into());
+    }
     if info.read_only && io.op.changes_data() {
         return Err(ErrorKind::ReadOnly.into());
     }

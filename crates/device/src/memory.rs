@@ -118,6 +118,7 @@ impl Shared {
             IoOp::Write => self.write(io.range.offset, &io.buf),
             IoOp::Discard | IoOp::WriteZeroes => self.zero(io.range),
             IoOp::Flush => {}
+            IoOp::Prefetch => unreachable!("no device supports it"),
         }
         Ok(())
     }

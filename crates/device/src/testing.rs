@@ -174,7 +174,7 @@ pub(crate) fn exercise_in_units(device: &dyn BlockDevice, seed: u64, unit: u64) 
                 IoOp::Read => assert_eq!(&end.buf[..], part, "{range}"),
                 IoOp::Write => part.copy_from_slice(&data),
                 IoOp::WriteZeroes => part.fill(0),
-                IoOp::Flush | IoOp::Discard => {}
+                IoOp::Flush | IoOp::Discard | IoOp::Prefetch => {}
             }
         }
     }

@@ -156,6 +156,7 @@ impl Shard for Engine {
         match request.op {
             IoOp::Read => self.requests.submit_read(&mut self.cache, request, fx),
             IoOp::Flush => self.requests.submit_flush(&mut self.cache, request, fx),
+            IoOp::Prefetch => self.requests.submit_prefetch(&mut self.cache, request, fx),
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
                 self.requests.submit_write(&mut self.cache, request, fx)
             }
@@ -305,6 +306,10 @@ impl Shard for Engine {
 
     fn lost_blocks(&self) -> u64 {
         self.cache.contents.fenced().len() as u64
+    }
+
+    fn pin(&mut self, volume: VolumeId, blocks: &[BlockRange]) {
+        self.cache.set_pins(volume, blocks);
     }
 
     fn set(&mut self, setting: Setting) {

@@ -1,6 +1,6 @@
 //! A shard as its drivers see it: the shard threads and the simulator.
 
-use forebay_block::{Completion, Instant, IoError, VolumeId};
+use forebay_block::{BlockRange, Completion, Instant, IoError, VolumeId};
 
 use crate::api::{DetachedStripe, Effects, Health, Request, Setting, State, Target, Trust};
 use crate::{Stats, VolumeState};
@@ -57,6 +57,8 @@ pub trait Shard {
     /// primaries, nothing more is written to it, and the pool goes on without it. Tell one shard:
     /// the others follow when that is recorded. Does nothing in a shard without a cache.
     fn retire(&mut self) {}
+    /// Replaces the blocks of a volume that stay in the cache; does nothing in a shard without one.
+    fn pin(&mut self, _volume: VolumeId, _blocks: &[BlockRange]) {}
     /// Changes a setting for requests from now on; does nothing if the shard has no use for it.
     fn set(&mut self, setting: Setting);
     /// Notes that this level of trust in the cache device has been recorded for the whole pool;

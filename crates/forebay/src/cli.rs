@@ -10,6 +10,8 @@ use crate::client::clients::ClientsArgs;
 use crate::client::config::ConfigArgs;
 use crate::client::drain::DrainArgs;
 use crate::client::events::EventsArgs;
+use crate::client::pin::PinArgs;
+use crate::client::prefetch::PrefetchArgs;
 use crate::client::retire::RetireArgs;
 use crate::client::rules::RulesArgs;
 use crate::client::set::SetArgs;
@@ -106,6 +108,20 @@ pub enum Command {
     /// way back: a new cache is made by `forebay apply` with another device, or by the next start.
     #[command(after_help = "Example:\n  forebay retire")]
     Retire(RetireArgs),
+    /// Make bytes of a volume, or a file on it, stay in the cache
+    ///
+    /// They enter whenever they are read, and do not make way for others. A file is pinned where it
+    /// lies now: pin it again when it has grown or moved. Half of the cache can be pinned at most.
+    #[command(after_help = "Examples:\n  forebay pin db --file /srv/db/orders.ibd --prefetch\n  \
+        forebay pin db --range 0..64MiB\n  forebay pin db --list\n  \
+        forebay pin db --remove /srv/db/orders.ibd")]
+    Pin(PinArgs),
+    /// Bring bytes of a volume, or a file on it, into the cache before they are asked for
+    ///
+    /// The server goes on if this command is interrupted.
+    #[command(after_help = "Examples:\n  forebay prefetch db --file /srv/db/orders.ibd\n  \
+        forebay prefetch db --all --rate 50MiB --background\n  forebay prefetch db --cancel")]
+    Prefetch(PrefetchArgs),
     /// Show the rules for requests, and on how many each has decided
     ///
     /// Rules are the setting `rules`: in the configuration, or by `forebay set`. `forebay help

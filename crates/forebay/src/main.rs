@@ -56,6 +56,8 @@ fn main() -> ExitCode {
         Command::Stop(args) => client::stop::run(&args),
         Command::Set(args) => client::set::run(&args),
         Command::Retire(args) => client::retire::run(&args),
+        Command::Pin(args) => client::pin::run(&args),
+        Command::Prefetch(args) => client::prefetch::run(&args),
         Command::Rules(args) => client::rules::run(&args),
         Command::Apply(args) => client::apply::run(&args),
         Command::Config(args) => client::config::run(&args),

@@ -42,7 +42,7 @@ pub use rate::RateBound;
 pub use recent::{KeyHash, Recent};
 pub use requests::{
     Direction, Network, RULES_MAX, RequestRule, RequestRules, RuleCount, RuleSet, Sender,
-    SenderTest, Treatment, UserId,
+    SenderTest, Treatment, UserId, range_text, read_range,
 };
 pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};

@@ -298,6 +298,7 @@ fn doing(op: IoOp) -> &'static str {
         IoOp::Flush => "a flush",
         IoOp::Discard => "discarding",
         IoOp::WriteZeroes => "zeroing",
+        IoOp::Prefetch => "prefetch",
     }
 }
 

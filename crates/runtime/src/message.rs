@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use forebay_block::{ByteRange, Endpoint, IoBuf, IoError, IoOp, IoResult, IoTag, VolumeId};
+use forebay_block::{
+    BlockRange, ByteRange, Endpoint, IoBuf, IoError, IoOp, IoResult, IoTag, VolumeId,
+};
 use forebay_engine::{
     DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Tier, Trust, VolumeState,
 };
 
 use forebay_policy::{RequestRules, RuleCount};
 
-use crate::channel::{Ask, Disk, Mount};
+use crate::channel::{Ask, Disk, Mount, PrefetchProgress};
 use crate::clients::{Arrival, SessionFactory};
 use crate::connection::LeftClient;
 use crate::histogram::Histogram;
@@ -78,6 +80,10 @@ pub enum Command {
     Disk(Disk, Sender<std::io::Result<()>>),
     /// Read from a volume; answered with the data.
     Read(Endpoint, ByteRange, Sender<IoResult<IoBuf>>),
+    /// Bring ranges of a volume into the cache, at most this many bytes per second.
+    Prefetch(Endpoint, Vec<ByteRange>, Option<u64>, Arc<PrefetchProgress>),
+    /// Replace the blocks of a volume that stay in the cache.
+    Pin(VolumeId, Arc<[BlockRange]>),
     /// Report the thread's state.
     Snapshot(Sender<Snapshot>),
     /// Report what the thread's clients have done.
@@ -223,10 +229,11 @@ fn place_of(op: IoOp) -> usize {
 }
 
 /// The operations for which latencies are kept, with their names in metrics.
-pub const OPERATIONS: [(IoOp, &str); 5] = [
+pub const OPERATIONS: [(IoOp, &str); 6] = [
     (IoOp::Read, "read"),
     (IoOp::Write, "write"),
     (IoOp::Flush, "flush"),
     (IoOp::Discard, "discard"),
     (IoOp::WriteZeroes, "write-zeroes"),
+    (IoOp::Prefetch, "prefetch"),
 ];

@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_block::{
-    Arena, BufPool, ByteRange, Endpoint, ErrorKind, IoBuf, IoResult, SHARDS_MAX, VolumeId,
+    Arena, BlockRange, BufPool, ByteRange, Endpoint, ErrorKind, IoBuf, IoResult, SHARDS_MAX,
+    VolumeId,
 };
 use forebay_device::{BlockDevice, Clock};
 use forebay_engine::{DrainProgress, Setting, Shard, Stats, VolumeState};
@@ -20,7 +21,7 @@ use forebay_policy::{RequestRules, RuleCount};
 use forebay_volume::Registry;
 
 use crate::blocking::clock;
-use crate::channel::{Ask, Disk, Mount};
+use crate::channel::{Ask, Disk, Mount, PrefetchProgress};
 use crate::clients::{CLIENTS, HANDSHAKE_PATIENCE, STALL_PATIENCE, SessionFactory};
 use crate::connection::{LeftClient, Patience};
 use crate::detached::DetachedList;
@@ -464,6 +465,25 @@ impl Pool {
     /// (`stall`), and to send a request (`idle`; unlimited when `None`).
     pub fn set_patience(&self, stall: Duration, idle: Option<Duration>) {
         self.command_all(|| Command::SetPatience { stall, idle });
+    }
+
+    /// Brings ranges of a volume into the cache, at most `rate` bytes per second if given.
+    #[must_use]
+    pub fn prefetch(
+        &self,
+        endpoint: Endpoint,
+        ranges: Vec<ByteRange>,
+        rate: Option<u64>,
+    ) -> Arc<PrefetchProgress> {
+        let progress = Arc::new(PrefetchProgress::default());
+        self.command(0, Command::Prefetch(endpoint, ranges, rate, Arc::clone(&progress)));
+        progress
+    }
+
+    /// Replaces the blocks of a volume that stay in the cache.
+    pub fn pin(&self, volume: VolumeId, blocks: &[BlockRange]) {
+        let blocks: Arc<[BlockRange]> = blocks.into();
+        self.command_all(|| Command::Pin(volume, Arc::clone(&blocks)));
     }
 
     /// Changes the rules for requests: the next request is subject to the new ones.

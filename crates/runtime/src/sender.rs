@@ -175,7 +175,7 @@ mod tests {
     fn a_process_is_looked_up_again_after_a_while() {
         let (rules, own) = (rules("bypass process=*"), std::process::id());
         let mut known = Processes::default();
-        let mut at = |known: &mut Processes, seconds, thread| {
+        let at = |known: &mut Processes, seconds, thread| {
             let now = Instant::default() + Duration::from_secs(seconds);
             matches(&rules, known.rules_of(now, thread, 0))
         };

@@ -20,7 +20,7 @@ use forebay_engine::{Effects, Reply, Request, Shard, State, Stats, Target, Trust
 use forebay_volume::{Coming, Done, Registry, Router, RouterConfig, ShardPort, origin_of};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::channel::{Caller, Channels, FuseChannel, UblkChannel};
+use crate::channel::{Caller, Channels, FuseChannel, Prefetch, UblkChannel};
 use crate::clients::{Arrival, Clients};
 use crate::connection::LeftClient;
 use crate::connection::Patience;
@@ -536,6 +536,10 @@ impl Thread {
             Command::Read(endpoint, range, answer) => {
                 self.channels.add(Caller::new(endpoint, range, answer));
             }
+            Command::Prefetch(endpoint, ranges, rate, progress) => {
+                self.channels.add(Prefetch::new(endpoint, self.clock, ranges, rate, progress));
+            }
+            Command::Pin(volume, blocks) => self.shards.shard.pin(volume, &blocks),
             Command::Snapshot(answer) => {
                 let _ = answer.send(self.snapshot());
             }
@@ -631,6 +635,7 @@ impl Thread {
             self.devices.deadline(),
             self.clients.deadline(),
             self.taps.deadline(),
+            self.channels.deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }

@@ -1,7 +1,8 @@
 //! A shard without a cache: only the path to the primaries.
 
 use forebay_block::{
-    Completion, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, Slab, VOLUMES_MAX, VolumeId,
+    Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp, IoResult, IoTag, Slab, VOLUMES_MAX,
+    VolumeId,
 };
 use forebay_engine::{
     Effects, Health, Known, Losses, Reply, Request, RequestId, Setting, Shard, State, Stats,
@@ -58,6 +59,7 @@ impl Uncached {
             }
             IoOp::Flush => stats.flushes += 1,
             IoOp::Discard | IoOp::WriteZeroes => stats.discards += 1,
+            IoOp::Prefetch => {}
         }
     }
 
@@ -83,6 +85,10 @@ impl Shard for Uncached {
     fn submit(&mut self, _now: Instant, request: Request, fx: &mut Effects) {
         self.count(&request);
         let Request { id, volume, op, range, mut flags, buf, .. } = request;
+        if op == IoOp::Prefetch {
+            let result = Err(ErrorKind::Unsupported.into());
+            return fx.replies.push(Reply { id, result, buf, direct: None, tier: None });
+        }
         // A flush hidden in a write would bypass the gate, which reports a failure to every shard.
         let fua = std::mem::take(&mut flags.fua) && op.changes_data();
         let known = self.losses[usize::from(volume.0)].known();

@@ -1,7 +1,7 @@
 //! The clients: they submit requests and compare every answer with the model.
 
 use forebay_block::{
-    BLOCK_SIZE, ByteRange, ErrorKind, Io, IoBuf, IoFlags, IoOp, IoTag, SECTOR_SIZE,
+    BLOCK_SIZE, ByteRange, ErrorKind, Io, IoBuf, IoError, IoFlags, IoOp, IoTag, SECTOR_SIZE,
 };
 use forebay_engine::ContentLocality;
 use forebay_model::{ALIKE_EVERY, Change, Model, Token, Violation};
@@ -60,6 +60,7 @@ impl World {
                 buf = IoBuf::zeroed(range.len as usize);
             }
             IoOp::Flush => token = Some(model.begin_flush()),
+            IoOp::Prefetch => {}
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => {
                 let change = match op {
                     IoOp::Write => copy.map_or(Change::Stamp, |(change, _)| change),
@@ -183,9 +184,15 @@ impl World {
             }
             (IoOp::Flush, Some(token)) if ok => model.end_flush(token),
             (IoOp::Flush, _) => model.fail_flush(),
+            (IoOp::Prefetch, _) => {}
             _ => model.end_write(tag, ok, fua),
         }
-        if let Err(error) = completion.result {
+        // A mode or the state of the cache may not allow a prefetch.
+        let refused =
+            |error: &IoError| op == IoOp::Prefetch && error.kind() == ErrorKind::Unsupported;
+        if let Err(error) = completion.result
+            && !refused(&error)
+        {
             self.tally.failed += 1;
             let may_fail = self.setup.outcome().errors && self.may_fail(volume);
             if !(self.broken && may_fail) {
@@ -208,7 +215,7 @@ impl World {
             self.setup.volumes[volume].mode.is_complete() && self.switches[volume] == switches;
         let Some(model) = &mut self.alone[volume] else { return };
         match (op, client.alone) {
-            (IoOp::Read, _) => {}
+            (IoOp::Read | IoOp::Prefetch, _) => {}
             (IoOp::Flush, Some(token)) if ok && promised => model.end_flush(token),
             (IoOp::Flush, _) => {}
             _ => model.end_write(tag, ok, fua && promised),

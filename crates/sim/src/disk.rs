@@ -303,6 +303,7 @@ impl SimDisk {
                 self.take(Pending::new(io.range, data, io.flags.fua));
             }
             IoOp::Discard => self.discard(io.range),
+            IoOp::Prefetch => unreachable!("no device supports it"),
         }
         io.complete(Ok(()))
     }

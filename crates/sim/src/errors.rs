@@ -204,6 +204,7 @@ impl Error {
                 write(Fault::TornError, 1, Scenario::CacheWriteErrors),
                 write(media, u32::MAX, Scenario::CacheWritesFail),
             ],
+            IoOp::Prefetch => Vec::new(),
             IoOp::Discard => {
                 let (cache, primary) = (Scenario::CacheWriteErrors, Scenario::PrimaryWriteErrors);
                 vec![error(media, DISCARD, 1, cache, primary)]

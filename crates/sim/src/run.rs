@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use forebay_block::{ByteRange, IoOp};
+use forebay_block::{BlockRange, ByteRange, IoOp};
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
 use forebay_engine::{State, Stats, Target, Trust};
 
@@ -157,6 +157,10 @@ impl World {
                 let latency = [None, Some(Duration::from_micros(50)), None][at % 3];
                 let pace = Pace { latency, rate: [None, Some(4 << 20), Some(64 << 20)][at % 3] };
                 self.setup.volumes[*volume].pace = pace;
+                // Nothing, all that is written most, or half of it.
+                let hot = self.setup.volumes[*volume].windows[0].blocks();
+                let pinned = [0, hot.count, hot.count / 2][at % 3];
+                let pinned = [BlockRange { first: hot.first, count: pinned }];
                 let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
@@ -171,6 +175,7 @@ impl World {
                         engine.set(Setting::DirtyTarget(target));
                         engine.set(Setting::IdleDestage(idle));
                         engine.set(Setting::Pace(id, pace));
+                        engine.pin(id, &pinned);
                     });
                 }
                 Ok(())

@@ -67,6 +67,8 @@ pub fn script(setup: &Setup) -> Vec<Step> {
         // Older content of a sector, from a partial write or a copy, would look like damage.
         (mix.bytes, copied) = (0, 0);
     }
+    let mut prefetches = Rng::new(setup.seed ^ 0x4f3a_9d21);
+    let prefetched = prefetches.pick(&[0, 0, 10, 40]);
     let outcome = setup.outcome();
     let mut steps = Vec::new();
     let mut streams: Vec<Option<u64>> = vec![None; setup.volumes.len()];
@@ -90,6 +92,11 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             if let Step::Request { op: IoOp::Write, again, .. } = &mut request {
                 let which = copies.below(COPIED_MAX as u64) as u8;
                 *again = copies.percent(copied).then_some(which);
+            }
+            if let Step::Request { op: op @ IoOp::Read, .. } = &mut request
+                && prefetches.percent(prefetched)
+            {
+                *op = IoOp::Prefetch;
             }
             steps.push(request);
         }

@@ -251,7 +251,9 @@ impl Router {
             return Err(io);
         }
         let state = self.state(volume);
-        if let Some(recorded) = &mut state.recorded {
+        if let Some(recorded) = &mut state.recorded
+            && io.op != IoOp::Prefetch
+        {
             recorded.note(now, &io);
         }
         let bytes = u32::try_from(io.buf.len()).expect("frontends take no longer requests");
@@ -364,7 +366,7 @@ impl Router {
                 assert_eq!(io.buf.len() as u64, io.range.len, "the buffer fits the range");
                 REQUEST_MAX
             }
-            IoOp::Discard | IoOp::WriteZeroes => DISCARD_MAX,
+            IoOp::Discard | IoOp::WriteZeroes | IoOp::Prefetch => DISCARD_MAX,
         };
         if io.op.changes_data() && state.read_only {
             return Some(Err(ErrorKind::ReadOnly.into()));
@@ -382,7 +384,7 @@ impl Router {
         let direction = match io.op {
             IoOp::Read => Direction::Read,
             IoOp::Write => Direction::Write,
-            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => return None,
+            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes | IoOp::Prefetch => return None,
         };
         if let Some((at, treatment)) = self.rules.decide(rules, volume, direction, io.range) {
             let count = &mut self.counts[at];

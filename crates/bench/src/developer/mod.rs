@@ -1,6 +1,7 @@
 //! The measurements for developers, each a command of `forebay-bench`: a table, and the figures as
 //! JSON in `target/bench`.
 
+mod backup;
 mod calm;
 pub mod crash;
 mod dirty_limit;
@@ -34,6 +35,8 @@ pub enum Part {
     NbdSsd(nbd_hits::Args),
     /// Hits in RAM during 32 MiB reads of other clients
     Fairness(fairness::Args),
+    /// Hits of clients before and after a backup, with and without a rule for it; a pinned area
+    Backup(backup::Args),
     /// Writes of a volume next to one whose primary is dead
     Away(calm::Args),
     /// Writes of one block over and over in write-through, compared with distinct ones
@@ -71,6 +74,7 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::NbdRam(args) => nbd_hits::ram(args),
         Part::NbdSsd(args) => nbd_hits::ssd(args),
         Part::Fairness(args) => fairness::run(args),
+        Part::Backup(args) => backup::run(args),
         Part::Away(args) => calm::away(args),
         Part::Rewrite(args) => calm::rewrite(args),
         Part::Fuse(args) => fuse_hits::run(args),

@@ -8,6 +8,7 @@
 
 mod check;
 mod observed;
+mod pins;
 mod read;
 mod rules;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 pub use observed::{EventsConfig, WebConfig, WebListen};
+pub use pins::{PINNED_RANGES_MAX, Pin, PinList};
 pub use rules::RuleList;
 
 use crate::access::{SocketAccess, SocketMode};
@@ -183,6 +185,8 @@ pub struct VolumeConfig {
     pub latency_target: Option<Time>,
     /// The most bytes per second that are destaged; 0 is unlimited.
     pub destage_rate: Size,
+    /// Bytes that stay in the cache.
+    pub pinned: PinList,
 }
 
 impl VolumeConfig {

@@ -196,6 +196,8 @@ pub enum Online {
     Clients,
     /// For the whole cache: the rules for requests.
     Rules,
+    /// For one volume: its bytes that stay in the cache.
+    Pins,
 }
 
 impl Online {
@@ -212,9 +214,8 @@ impl Online {
             Self::Restart => "restart",
             Self::HandOver => "hand-over",
             Self::NewCache => "new cache",
-            Self::Cache(_) | Self::Volume(_) | Self::Streams | Self::Clients | Self::Rules => {
-                "at once"
-            }
+            Self::Cache(_) | Self::Volume(_) | Self::Streams | Self::Clients => "at once",
+            Self::Rules | Self::Pins => "at once",
         }
     }
 }

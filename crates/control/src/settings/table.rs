@@ -491,6 +491,20 @@ pub static TABLE: &[Spec] = &[
              bound",
         )
     },
+    Spec {
+        online: Online::Pins,
+        flag: InFile,
+        more: "Half of the cache at most. See [pins](rules.md#pins).",
+        ..spec(
+            Section::Volume,
+            "pinned",
+            List("PIN"),
+            Unset("none"),
+            Volume(|volume| &mut volume.pinned),
+            "Bytes of the volume that stay in the cache once they have been read: FROM..TO, or \
+             NAME=FROM..TO,FROM..TO",
+        )
+    },
     // [control]
     Spec {
         online: Online::Restart,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_engine::{ContentLocality, Eviction, Mode};
 
 use crate::access::SocketMode;
-use crate::config::{FuseTransport, RuleList, TlsPolicy, WebListen};
+use crate::config::{FuseTransport, PinList, RuleList, TlsPolicy, WebListen};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
 use crate::units::{Percent, Size, Time};
@@ -309,6 +309,21 @@ impl Field for Vec<Listen> {
 }
 
 impl Field for RuleList {
+    fn set(&mut self, text: &str) -> Result<(), String> {
+        self.add(text)
+    }
+
+    fn clear(&mut self) -> bool {
+        self.0.clear();
+        true
+    }
+
+    fn text(&self) -> Option<String> {
+        Self::text(self)
+    }
+}
+
+impl Field for PinList {
     fn set(&mut self, text: &str) -> Result<(), String> {
         self.add(text)
     }

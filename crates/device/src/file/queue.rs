@@ -209,6 +209,7 @@ impl FileQueue {
                 job.step = Step::Discard;
             }
             IoOp::Discard => job.step = Step::Allocate,
+            IoOp::Prefetch => unreachable!("no device supports it"),
         }
         self.issue(index);
     }
@@ -415,7 +416,9 @@ impl Job {
             }
             IoOp::Write => window.copy_from_slice(&self.io.buf[done..done + window.len()]),
             IoOp::WriteZeroes => window.fill(0),
-            IoOp::Flush | IoOp::Discard => unreachable!("only transfers are bounced"),
+            IoOp::Flush | IoOp::Discard | IoOp::Prefetch => {
+                unreachable!("only transfers are bounced")
+            }
         }
         self.step = Step::Store;
         self.moved = 0;

@@ -45,7 +45,7 @@ impl Faults {
     /// The share for an operation. Discards and write-zeroes count as writes.
     fn of(self, op: IoOp) -> u32 {
         match op {
-            IoOp::Read => self.read,
+            IoOp::Read | IoOp::Prefetch => self.read,
             IoOp::Flush => self.flush,
             IoOp::Write | IoOp::Discard | IoOp::WriteZeroes => self.write,
         }

@@ -191,6 +191,7 @@ impl Session {
                 (Command::WRITE_ZEROES, RANGE_MAX)
             }
             IoOp::WriteZeroes => (Command::WRITE, transfer_max),
+            IoOp::Prefetch => unreachable!("no device supports it"),
         };
         let flushes = job.io.op == IoOp::Flush || job.sent == job.io.range.len;
         let (command, offset, len) = if flushes {

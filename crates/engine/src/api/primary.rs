@@ -29,7 +29,7 @@ impl PrimaryErrors {
     /// Counts a failed request.
     pub(crate) fn count(&mut self, op: IoOp) {
         match op {
-            IoOp::Read => self.reads += 1,
+            IoOp::Read | IoOp::Prefetch => self.reads += 1,
             IoOp::Flush => self.flushes += 1,
             IoOp::Write | IoOp::WriteZeroes | IoOp::Discard => self.writes += 1,
         }

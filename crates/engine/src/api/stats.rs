@@ -352,6 +352,10 @@ statistics! {
         /// Only from a slow primary, and until the cache has been full. Also in
         /// `admitted_blocks`, not in `primary_read_blocks`.
         Counter Blocks read_around_blocks of volume;
+        /// Blocks that a prefetch brought into the log.
+        ///
+        /// Also in `admitted_blocks` and `primary_read_blocks`.
+        Counter Blocks prefetched_blocks of volume;
         /// Blocks that the eviction policy kept out of the log after a miss.
         ///
         /// They were requested less frequently than the blocks they would have displaced.

@@ -93,6 +93,9 @@ impl Cache {
             // They may be in the cache, and just not loaded yet.
             return false;
         }
+        if self.pins.has_any(run.clone()) {
+            return true;
+        }
         match self.store.exists() {
             true => self.deserve_store(run, self.policy.touched(Touch::Read)),
             false => self.policy.admits(run),
@@ -100,8 +103,8 @@ impl Cache {
     }
 
     /// Puts a block read from the primary into the log, unless more writes wait for the log than
-    /// the one being logged.
-    pub(crate) fn admit(&mut self, key: Key, block: &[u8], fx: &mut Effects) {
+    /// the one being logged. Returns whether it is there.
+    pub(crate) fn admit(&mut self, key: Key, block: &[u8], fx: &mut Effects) -> bool {
         // The primary may lose unflushed writes; a clean copy in the log must not outlive them.
         let volume = self.volume(key.volume());
         let settled = !volume.has_unflushed() && !volume.flush_failed;
@@ -111,6 +114,7 @@ impl Cache {
             && self.log.queued() <= 1
             && self.push_admitted(fx, key, block);
         self.stats_of(key.volume()).admitted_blocks += u64::from(admitted);
+        admitted
     }
 }
 

@@ -113,6 +113,9 @@ impl Cache {
                 continue;
             }
             let Some(slot) = self.store.slot_of(pages.of(&place).start) else { continue };
+            if self.pins.has(key) {
+                continue;
+            }
             if class.is_some_and(|class| slot.len() != class) {
                 continue;
             }
@@ -126,10 +129,10 @@ impl Cache {
         sample
     }
 
-    /// Whether the blocks of a unit are clean, and nothing but its blocks needs it.
+    /// Whether the blocks of a unit are clean and not pinned, and nothing but its blocks needs it.
     fn may_leave(&self, unit: &[(Key, Place)]) -> bool {
         let free = |(key, place): &(Key, Place)| {
-            !place.dirty && !self.log.builder_ref().has_entry_of(*key)
+            !place.dirty && !self.pins.has(*key) && !self.log.builder_ref().has_entry_of(*key)
         };
         unit.iter().all(free)
     }
@@ -150,7 +153,8 @@ impl Cache {
     /// Whether clean blocks, which are not in the store, are worth a place there. The first few of
     /// `keys` count.
     pub(crate) fn deserve_store(&mut self, keys: Range<u64>, last: LastTouch) -> bool {
-        let plenty = self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
+        let plenty = self.pins.has_any(keys.clone())
+            || self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
         if plenty {
             return true;
         }

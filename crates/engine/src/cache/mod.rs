@@ -32,6 +32,7 @@ mod associate;
 mod discard;
 mod evict;
 mod limit;
+mod pins;
 mod probe;
 mod send;
 mod standing;
@@ -39,6 +40,7 @@ mod store;
 mod tell;
 
 use limit::DirtyLimit;
+use pins::Pins;
 pub(crate) use standing::Standing;
 
 /// Pause before a block that could not be read back is tried again.
@@ -62,6 +64,8 @@ pub(crate) struct Cache {
     /// Stripes that the failed cache has left.
     pub left: Left,
     limit: DirtyLimit,
+    /// Blocks that stay.
+    pub pins: Pins,
     pub out: Out,
     pub stats: Stats,
 }
@@ -106,6 +110,7 @@ impl Cache {
             locks: Locks::default(),
             left: Left::default(),
             limit: DirtyLimit::new(&config),
+            pins: Pins::default(),
             out: Out::new(now),
             stats: Stats::default(),
             config,

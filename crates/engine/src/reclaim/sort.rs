@@ -170,7 +170,7 @@ impl Sorting {
             false => {
                 let must_gain = self.must_gain;
                 let most = if must_gain { 0 } else { Reclaim::keep_bytes(cache, self.dirty_bytes) };
-                cache.policy.choose(&mut self.clean, most);
+                keep_in_log(cache, &mut self.clean, most);
                 self.clean.len()
             }
         };
@@ -203,6 +203,18 @@ fn living(cache: &Cache, index: usize, key: Key) -> Option<(Place, Option<Place>
     (base.unwrap_or(place).segment as usize == index).then_some((place, base))
 }
 
+/// Decides which of the clean blocks are copied forward, up to `most` bytes: the pinned ones first.
+fn keep_in_log(cache: &mut Cache, clean: &mut [Candidate], mut most: u64) {
+    clean.sort_by_key(|block| !cache.pins.has(Key(block.key)));
+    let pinned = clean.partition_point(|block| cache.pins.has(Key(block.key)));
+    let (pinned, others) = clean.split_at_mut(pinned);
+    for block in pinned {
+        block.keep = most >= u64::from(block.bytes);
+        most -= if block.keep { u64::from(block.bytes) } else { 0 };
+    }
+    cache.policy.choose(others, most);
+}
+
 /// Decides which of the next clean blocks go to the store: neighbors that were logged together
 /// share a decision, as they will share a unit. Returns the number of blocks decided about.
 fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) -> usize {
@@ -212,7 +224,9 @@ fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) ->
     for run in runs.flat_map(|run| run.chunks_mut(UNIT_BLOCKS as usize)).take(most) {
         let keys = run[0].key..run[0].key + run.len() as u64;
         let last = cache.last_of(run.iter().map(|block| block.meta));
-        let keep = !must_gain && last.is_some_and(|last| cache.deserve_store(keys, last));
+        // A pinned block makes way only if the log has no room even for its new entry.
+        let gain = must_gain && (cache.log.is_emergency() || !cache.pins.has_any(keys.clone()));
+        let keep = !gain && last.is_some_and(|last| cache.deserve_store(keys, last));
         run.iter_mut().for_each(|block| block.keep = keep);
         decided += run.len();
     }

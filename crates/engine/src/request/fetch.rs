@@ -10,7 +10,9 @@
 //! read with it and put into the log ([`forebay_policy::ReadAround`]), so that the cache warms up
 //! sooner.
 
-use forebay_block::{BLOCK_SIZE, BlockRange, Completion, Instant, Io, IoBuf, VolumeId};
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, VolumeId,
+};
 use forebay_policy::ReadAround;
 
 use crate::api::{Effects, Health, Target, Tier};
@@ -21,6 +23,17 @@ use crate::request::Requests;
 use crate::slab::Id;
 use crate::ticket::Ticket;
 
+/// Whether missed blocks enter the cache.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Admit {
+    /// They do not.
+    Never,
+    /// If the policy admits them.
+    Weighed,
+    /// They do, at once.
+    Always,
+}
+
 /// A read of a primary.
 #[derive(Debug)]
 pub struct Fetch {
@@ -29,8 +42,10 @@ pub struct Fetch {
     blocks: BlockRange,
     /// For each block, whether the fetch overlapped with a write.
     stale: Vec<bool>,
-    /// Whether a waiting read wants the blocks in the cache.
-    admit: bool,
+    /// What the waiting reads want; the largest counts.
+    admit: Admit,
+    /// Whether a client waits, so that destaging makes way.
+    foreground: bool,
     /// Reads that wait, each with its blocks.
     waiters: Vec<(Id, BlockRange)>,
 }
@@ -49,7 +64,7 @@ impl Requests {
         op: Id,
         volume: VolumeId,
         blocks: BlockRange,
-        admit: bool,
+        admit: Admit,
         fx: &mut Effects,
     ) {
         self.wait_for(op, Tier::Primary);
@@ -67,7 +82,7 @@ impl Requests {
                 Some(fetch) => {
                     let fetch = self.fetches.get_mut(fetch);
                     fetch.waiters.push((op, run));
-                    fetch.admit |= admit;
+                    fetch.admit = fetch.admit.max(admit);
                 }
                 None => self.start_fetch(cache, op, volume, run, admit, fx),
             }
@@ -81,16 +96,21 @@ impl Requests {
         op: Id,
         volume: VolumeId,
         missed: BlockRange,
-        admit: bool,
+        admit: Admit,
         fx: &mut Effects,
     ) {
-        let blocks = if admit { self.around(cache, volume, missed) } else { missed };
+        let foreground = admit != Admit::Always;
+        let blocks = match admit {
+            Admit::Weighed => self.around(cache, volume, missed),
+            Admit::Never | Admit::Always => missed,
+        };
         let keys = blocks.iter().map(|block| Key::new(volume, block));
         let changes = |key| cache.locks.is_locked(key) || cache.contents.dirty().is_destaging(key);
         let stale: Vec<bool> = keys.clone().map(changes).collect();
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
-        let fetch = Fetch { volume, blocks, stale, admit, waiters: vec![(op, missed)] };
+        let waiters = vec![(op, missed)];
+        let fetch = Fetch { volume, blocks, stale, admit, foreground, waiters };
         let id = self.fetches.insert(fetch);
         for key in fresh {
             self.fetching.insert(key, id);
@@ -99,11 +119,13 @@ impl Requests {
         let buf = cache.config.buffers.get((blocks.count as usize) * BLOCK_SIZE);
         let mut buf = buf;
         buf.set_len(range.len as usize);
-        cache.note_foreground();
-        let now = cache.now;
-        let state = cache.volume_mut(volume);
-        state.flow.pacer.begin_foreground();
-        state.around.begin(now);
+        if foreground {
+            cache.note_foreground();
+            let now = cache.now;
+            let state = cache.volume_mut(volume);
+            state.flow.pacer.begin_foreground();
+            state.around.begin(now);
+        }
         let ticket = Ticket::Fetch(id);
         cache.send(fx, Target::Primary(volume), ticket, |tag| Io::read(tag, range, buf));
     }
@@ -150,11 +172,13 @@ impl Requests {
         fx: &mut Effects,
     ) {
         let fetch = self.fetches.remove(id);
-        let now = cache.now;
-        let state = cache.volume_mut(fetch.volume);
-        state.flow.pacer.end_foreground(now, now.since(sent));
-        state.around.end(now);
-        cache.note_foreground();
+        if fetch.foreground {
+            let now = cache.now;
+            let state = cache.volume_mut(fetch.volume);
+            state.flow.pacer.end_foreground(now, now.since(sent));
+            state.around.end(now);
+            cache.note_foreground();
+        }
         for (block, stale) in fetch.blocks.iter().zip(&fetch.stale) {
             if !stale {
                 self.fetching.remove(&Key::new(fetch.volume, block));
@@ -164,6 +188,10 @@ impl Requests {
         if result.is_ok() {
             pad_to_blocks(&mut buf, fetch.blocks.count as usize * BLOCK_SIZE);
         }
+        let brought = match &result {
+            Ok(()) if fetch.admit == Admit::Always => Self::bring_in(cache, &fetch, &buf, fx),
+            _ => Ok(()),
+        };
         for &(op, run) in &fetch.waiters {
             if let Err(error) = &result {
                 if Self::may_be_cached(cache, fetch.volume, run) {
@@ -172,7 +200,7 @@ impl Requests {
                     self.part_done(cache, op, Err(error.clone()), fx);
                 } else {
                     // The blocks that could not be read may not be among the requested ones.
-                    self.fetch(cache, op, fetch.volume, run, false, fx);
+                    self.fetch(cache, op, fetch.volume, run, Admit::Never, fx);
                     self.part_done(cache, op, Ok(()), fx);
                 }
                 continue;
@@ -182,11 +210,39 @@ impl Requests {
                 self.fill_read(op, block, &buf[start..start + BLOCK_SIZE]);
             }
             cache.stats_of(fetch.volume).primary_read_blocks += run.count;
-            self.part_done(cache, op, Ok(()), fx);
+            let result = if self.is_prefetch(op) { brought.clone() } else { Ok(()) };
+            self.part_done(cache, op, result, fx);
         }
-        if result.is_ok() && fetch.admit {
+        if result.is_ok() && fetch.admit == Admit::Weighed {
             Self::take_in(cache, &fetch, &buf, fx);
         }
+    }
+
+    /// Puts prefetched blocks into the log.
+    ///
+    /// # Errors
+    /// `NoSpace` if the log has no room for some of them now.
+    fn bring_in(
+        cache: &mut Cache,
+        fetch: &Fetch,
+        buf: &IoBuf,
+        fx: &mut Effects,
+    ) -> Result<(), IoError> {
+        let mut result = Ok(());
+        for (i, block) in fetch.blocks.iter().enumerate() {
+            let key = Key::new(fetch.volume, block);
+            if fetch.stale[i] || cache.contents.get(key).is_some() {
+                continue;
+            }
+            let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
+            // Any block may be in the log, and just not loaded yet.
+            if !cache.contents.is_loading() && cache.admit(key, bytes, fx) {
+                cache.stats_of(fetch.volume).prefetched_blocks += 1;
+            } else {
+                result = Err(ErrorKind::NoSpace.into());
+            }
+        }
+        result
     }
 
     /// Whether blocks that could not be read from the primary may turn out to be cached when all of

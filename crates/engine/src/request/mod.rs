@@ -7,6 +7,7 @@ pub(crate) mod merge;
 pub(crate) mod op;
 mod overflow;
 mod past;
+mod prefetch;
 pub(crate) mod read;
 pub(crate) mod write;
 

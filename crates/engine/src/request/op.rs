@@ -6,6 +6,7 @@ use forebay_format::Lsn;
 use crate::api::{Bypass, RequestId, Tier};
 use crate::key::Key;
 use crate::losses::Known;
+use crate::request::fetch::Admit;
 use crate::slab::Id;
 
 /// A client's operation, or the engine's own read on behalf of one.
@@ -27,6 +28,8 @@ pub enum ReadOwner {
     /// A partial write that needs the old content of a block: the write, and whether the block
     /// is the first (else the last) of its range.
     Merge(Id, bool),
+    /// Nobody: the blocks are only brought into the cache, for this request.
+    Prefetch(RequestId),
 }
 
 /// A read being put together from RAM, cache device and primary.
@@ -43,7 +46,7 @@ pub struct ReadOp {
     /// The first error.
     pub error: Option<IoError>,
     /// Whether missed blocks may enter the cache.
-    pub admit: bool,
+    pub admit: Admit,
     /// Whether it leaves no traces in the cache: what it finds there counts as requested neither by
     /// the policy nor by RAM.
     pub quiet: bool,

@@ -5,7 +5,9 @@
 //! dropped and read from the primary. A corrupt dirty block is fenced and gives an error, never old
 //! data.
 
-use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoError, VolumeId};
+use forebay_block::{
+    BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoBuf, IoError, VolumeId,
+};
 use forebay_format::EntryKind;
 
 use crate::api::primary::Lookup;
@@ -19,6 +21,7 @@ use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::log::read::{Near, Reader, SegmentRead};
 use crate::ram::Ram;
+use crate::request::fetch::Admit;
 use crate::request::op::{Op, ReadOp, ReadOwner};
 use crate::request::{Requests, reply};
 use crate::slab::Id;
@@ -39,6 +42,8 @@ impl Requests {
         stats.read_bytes += range.len;
         let mode = cache.volume(volume).config.mode;
         let why = match bypass {
+            // A scan of what is to stay is a reason to cache it.
+            Some(Bypass::Sequential) if cache.has_pinned(volume, range.blocks()) => None,
             Some(why) => Some(why),
             None if mode == Mode::PassThrough => Some(Bypass::Mode),
             None if cache.health() != Health::Good => Some(Bypass::Degraded),
@@ -57,7 +62,10 @@ impl Requests {
             buf,
             parts: 1,
             error: None,
-            admit: why.is_none() && cache.admits_reads(volume),
+            admit: match why.is_none() && cache.admits_reads(volume) {
+                true => Admit::Weighed,
+                false => Admit::Never,
+            },
             quiet: why == Some(Bypass::Rule),
             tier: Tier::Ram,
         }));
@@ -120,7 +128,7 @@ impl Requests {
             buf: cache.config.buffers.get(BLOCK_SIZE),
             parts: 1,
             error: None,
-            admit: false,
+            admit: Admit::Never,
             quiet: false,
             tier: Tier::Ram,
         }));
@@ -199,7 +207,7 @@ impl Requests {
         }
     }
 
-    fn fetch_missing(
+    pub(super) fn fetch_missing(
         &mut self,
         cache: &mut Cache,
         op: Id,
@@ -349,7 +357,7 @@ impl Requests {
             Some(now) => {
                 Self::drop_corrupt_clean(cache, item.key, now, fx);
                 let blocks = BlockRange { first: item.key.block(), count: 1 };
-                self.fetch(cache, op, item.key.volume(), blocks, false, fx);
+                self.fetch(cache, op, item.key.volume(), blocks, Admit::Never, fx);
             }
             // The block has moved or changed in the meantime.
             None => self.read_again(cache, op, item.key, fx),
@@ -383,7 +391,9 @@ impl Requests {
 
     /// Copies a block's bytes into the buffer of a read.
     pub fn fill_read(&mut self, op: Id, block: u64, bytes: &[u8]) {
-        if let Op::Read(read) = self.ops.get_mut(op) {
+        if let Op::Read(read) = self.ops.get_mut(op)
+            && !matches!(read.owner, ReadOwner::Prefetch(_))
+        {
             copy_into(read, block, bytes);
         }
     }
@@ -418,6 +428,7 @@ impl Requests {
         let result = read.error.map_or(Ok(()), Err);
         match read.owner {
             ReadOwner::Client(id) => reply(fx, id, result, read.buf, Some(read.tier)),
+            ReadOwner::Prefetch(id) => reply(fx, id, result, IoBuf::empty(), None),
             ReadOwner::Merge(write, first) => {
                 self.merge_read(cache, write, first, result, read.buf, fx)
             }

@@ -4,7 +4,7 @@
 use forebay_block::{ByteRange, Completion, ErrorKind, Instant, Io, IoFlags, IoOp, IoResult};
 
 use super::*;
-use crate::api::{Request, Target};
+use crate::api::{Bypass, Request, Target};
 use crate::log::read::Reader;
 use crate::note::Note;
 use crate::testing::VOLUME;
@@ -52,10 +52,15 @@ impl Bed {
         match op {
             IoOp::Read => self.requests.submit_read(cache, request, fx),
             IoOp::Flush => self.requests.submit_flush(cache, request, fx),
+            IoOp::Prefetch => self.requests.submit_prefetch(cache, request, fx),
             _ => self.requests.submit_write(cache, request, fx),
         }
         self.deliver();
         id
+    }
+
+    pub fn prefetch(&mut self, first: u64, count: u64) -> RequestId {
+        self.submit(IoOp::Prefetch, ByteRange::new(first * BLOCK, count * BLOCK), &[], false)
     }
 
     /// Reads blocks, bypassing the cache.

@@ -57,7 +57,9 @@ impl Requests {
             return;
         }
         let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
-        let bypass = bypass.filter(|_| !streams || !Self::is_rewritten(cache, volume, blocks));
+        let stays = streams && cache.has_pinned(volume, blocks);
+        let bypass =
+            bypass.filter(|_| !streams || !stays && !Self::is_rewritten(cache, volume, blocks));
         let mode = cache.volume(volume).config.mode;
         let write = self.ops.insert(Op::Write(WriteOp {
             id,

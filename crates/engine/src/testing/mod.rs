@@ -102,6 +102,7 @@ impl Devices {
             // A device may return anything for discarded blocks.
             IoOp::Discard => medium[range].fill(0xdb),
             IoOp::Flush => {}
+            IoOp::Prefetch => return io.complete(Err(ErrorKind::Unsupported.into())),
         }
         io.complete(Ok(()))
     }
@@ -150,7 +151,7 @@ impl Harness {
         let buf = match op {
             IoOp::Read => IoBuf::zeroed(range.len as usize),
             IoOp::Write => IoBuf::copy_of(bytes),
-            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => IoBuf::empty(),
+            _ => IoBuf::empty(),
         };
         let (id, flags) = (RequestId(1), IoFlags::default());
         self.send(Request { id, volume: VOLUME, op, range, flags, buf, bypass: None });

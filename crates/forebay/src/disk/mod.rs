@@ -4,6 +4,7 @@
 pub mod attach;
 pub mod block;
 pub mod detach;
+pub mod extents;
 pub mod loops;
 pub mod mounts;
 pub mod sectors;

@@ -418,6 +418,7 @@ fn write_primary(volumes: &mut [Saved], id: VolumeId, mut io: Io) -> anyhow::Res
     let result: IoResult<()> = match io.op {
         IoOp::Read => queue.read(io.range).map(|bytes| io.buf.copy_from_slice(&bytes)),
         IoOp::Flush => queue.flush(),
+        IoOp::Prefetch => Err(ErrorKind::Unsupported.into()),
         IoOp::Write => {
             let mut buf = IoBuf::zeroed(io.buf.len());
             buf.copy_from_slice(&io.buf);

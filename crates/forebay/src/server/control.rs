@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_block::VolumeId;
+use forebay_block::{Endpoint, VolumeId};
 use forebay_control::config::{Config, VolumeConfig};
 use forebay_control::settings::{self, Change, Differences, NewValue, Online, Spec, Way};
 use forebay_control::{
     Application, ClientSnapshot, ControlError, ControlErrorKind, DiskSnapshot, Keeper, Latency,
-    PoolControl, PoolSnapshot, PrimaryHealth, SettingSnapshot, ShardSnapshot, TraceSnapshot,
-    TraceTarget, UpgradeSnapshot, VolumeSnapshot, Wanted,
+    PoolControl, PoolSnapshot, PrefetchSnapshot, PrefetchTarget, PrimaryHealth, SettingSnapshot,
+    ShardSnapshot, TraceSnapshot, TraceTarget, UpgradeSnapshot, VolumeSnapshot, Wanted,
 };
 use forebay_engine::Health;
 use forebay_runtime::{
@@ -25,6 +25,7 @@ use crate::server::disks::Disks;
 use crate::server::history;
 use crate::server::kept::Kept;
 use crate::server::mount::MountPoint;
+use crate::server::prefetch::Prefetch;
 use crate::server::reconfigure::Reconfiguration;
 use crate::server::recording::Trace;
 use crate::server::rules;
@@ -78,6 +79,8 @@ pub struct Running {
     kept: Mutex<KeptSettings>,
     /// For each volume, the current or last recording.
     traces: Mutex<Vec<Option<Trace>>>,
+    /// For each volume, the running or last prefetch.
+    prefetches: Mutex<Vec<Option<Prefetch>>>,
     began: Instant,
     stopping: AtomicBool,
     /// Whether the drain before the stop was abandoned, and whether a client has been told.
@@ -101,6 +104,7 @@ impl Running {
         stop: UnboundedSender<Order>,
     ) -> Self {
         let traces = Mutex::new(facts.volumes.iter().map(|_| None).collect());
+        let prefetches = Mutex::new(facts.volumes.iter().map(|_| None).collect());
         let kept = Mutex::new(kept);
         let [stopping, given_up, told] = [false; 3].map(AtomicBool::new);
         Self {
@@ -110,6 +114,7 @@ impl Running {
             in_force: Arc::clone(&reconfiguration.in_force),
             kept,
             traces,
+            prefetches,
             began: Instant::now(),
             stopping,
             given_up,
@@ -255,9 +260,10 @@ impl Running {
                 let server = &config.server;
                 self.pool.set_patience(server.client_stall_timeout.0, server.idle());
             }
+            (Online::Pins, Some(id)) => rules::tell_pins(&self.pool, id, &volume().pinned),
             (Online::Rules, _) => rules::tell(&self.pool, &config.cache.rules),
             (Online::Restart | Online::HandOver | Online::NewCache, _)
-            | (Online::Volume(_) | Online::Streams, None) => {
+            | (Online::Volume(_) | Online::Streams | Online::Pins, None) => {
                 unreachable!("{} is a change that Change::parse accepts", spec.key)
             }
         }
@@ -306,6 +312,7 @@ impl Running {
             places.push(place);
         }
         let checked = config.check_shares().and_then(|()| config.check_rules());
+        let checked = checked.and_then(|()| config.check_pins(self.facts.cache_bytes));
         checked.map_err(|error| invalid(error.to_string()))?;
         config.cache.rules.check_users().map_err(|what| invalid(format!("rules: {what}")))?;
         locked(&self.kept).keep(&kept).map_err(|error| {
@@ -466,6 +473,44 @@ impl PoolControl for Running {
         trace.stop(&self.pool, self.pool.registry().volumes()[at].id);
         tracing::info!(volume, "recording ended");
         Ok(trace.snapshot())
+    }
+
+    fn start_prefetch(&self, volume: &str, target: &PrefetchTarget) -> Result<(), ControlError> {
+        let place = self.place(volume)?;
+        let size = self.facts.volumes[place].size;
+        let on_it = |range: &std::ops::Range<u64>| range.start < range.end && range.end <= size;
+        if let Some(range) = target.ranges.iter().find(|range| !on_it(range)) {
+            let what = format!("{}..{} is not a range of the volume", range.start, range.end);
+            let hint = format!("use bytes from 0 to {size}");
+            return Err(ControlError::new(ControlErrorKind::Invalid, what, hint));
+        }
+        let stats = self.pool.stats().ok_or_else(|| self.silence())?;
+        let conflict = |what: String, hint: &str| {
+            Err(ControlError::new(ControlErrorKind::Conflict, what, hint))
+        };
+        if stats.total.unloaded_segments > 0 {
+            let what = "the server is still learning what the cache holds".to_owned();
+            return conflict(what, "try again in some seconds");
+        }
+        let mut prefetches = locked(&self.prefetches);
+        if prefetches[place].as_ref().is_some_and(Prefetch::is_running) {
+            let what = format!("volume {volume:?} is being prefetched already");
+            return conflict(what, "wait for its end, or end it with `forebay prefetch --cancel`");
+        }
+        tracing::info!(volume, ranges = target.ranges.len(), rate = target.rate, "prefetch");
+        prefetches[place] = Some(Prefetch::start(&self.pool, Endpoint(place), target));
+        Ok(())
+    }
+
+    fn prefetch(&self, volume: &str) -> Result<Option<PrefetchSnapshot>, ControlError> {
+        let place = self.place(volume)?;
+        Ok(locked(&self.prefetches)[place].as_ref().map(Prefetch::snapshot))
+    }
+
+    fn stop_prefetch(&self, volume: &str) -> Result<(), ControlError> {
+        let place = self.place(volume)?;
+        locked(&self.prefetches)[place].iter().for_each(Prefetch::cancel);
+        Ok(())
     }
 
     fn clients(&self) -> Result<Vec<ClientSnapshot>, ControlError> {

@@ -15,6 +15,7 @@ mod kept;
 mod left_clients;
 mod logging;
 mod mount;
+mod prefetch;
 mod primaries;
 pub mod process;
 mod reconfigure;

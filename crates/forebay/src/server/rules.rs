@@ -1,9 +1,11 @@
-//! The rules for requests, on their way from the configuration to the threads.
+//! The rules for requests, and the pins, on their way from the configuration to the threads.
 
 use std::fs;
+use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_control::config::RuleList;
+use forebay_block::{ByteRange, VolumeId};
+use forebay_control::config::{Config, PinList, RuleList};
 use forebay_policy::SenderTest;
 use forebay_runtime::Pool;
 
@@ -19,6 +21,26 @@ pub fn tell(pool: &Pool, rules: &RuleList) {
     let volumes = pool.registry().volumes();
     let id = |name: &str| volumes.iter().find(|one| one.name == name).map(|volume| volume.id);
     pool.set_rules(&Arc::new(rules.compiled(id)));
+}
+
+/// Tells a pool the pins of a volume.
+pub fn tell_pins(pool: &Pool, volume: VolumeId, pins: &PinList) {
+    let blocks = |range: &Range<u64>| ByteRange::new(range.start, range.end - range.start).blocks();
+    let blocks: Vec<_> = pins.ranges().map(blocks).collect();
+    pool.pin(volume, &blocks);
+}
+
+/// Tells a pool that starts its rules and pins.
+pub fn tell_all(pool: &Pool, config: &Config, cache_bytes: u64) {
+    tell(pool, &config.cache.rules);
+    if let Err(error) = config.check_pins(cache_bytes) {
+        return tracing::warn!(%error, "nothing is pinned");
+    }
+    for (volume, served) in config.volumes.iter().zip(pool.registry().volumes()) {
+        if !volume.pinned.0.is_empty() {
+            tell_pins(pool, served.id, &volume.pinned);
+        }
+    }
 }
 
 /// Warns if the system hides from this process what a rule asks for.

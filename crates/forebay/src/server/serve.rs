@@ -252,7 +252,7 @@ impl Serving {
         plan.wide = place.is_some() || disks::exists();
         let buffers = BufPool::new(Arc::clone(&plan.arena));
         let pool = Pool::start(plan)?;
-        rules::tell(&pool, &config.cache.rules);
+        rules::tell_all(&pool, config, cache.bytes());
         cache.note_accepted()?;
         endpoints.extend(place.as_ref().map(|place| format!("fuse:{}", place.display())));
         let transport = config.server.fuse_transport;

@@ -17,7 +17,7 @@ use forebay_runtime::{StateDir, sealed, unsealed};
 /// First line of the file.
 const HEADING: &str = "forebay settings 1";
 /// Longest file that is read, in bytes: a line for each setting of each of 64 volumes, and more.
-const BYTES_MAX: u64 = 64 << 10;
+const BYTES_MAX: u64 = 4 << 20;
 
 /// A setting that was changed while serving.
 #[derive(Clone, Debug)]

@@ -283,7 +283,7 @@ impl Transmission {
                     self.push(out, Io { tag, op, range, flags, buf });
                 }
             }
-            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => {
+            IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes | IoOp::Prefetch => {
                 let place = self.begin(&request, bytes, flags, 1);
                 let (tag, buf) = (tag(place, 0), IoBuf::empty());
                 self.push(out, Io { tag, op, range, flags, buf });

@@ -12,6 +12,7 @@ use std::ops::{Add, Range, RangeInclusive};
 use forebay_block::{ByteRange, VolumeId};
 
 pub use sender::{Network, Sender, SenderTest, UserId};
+pub use text::{range_text, read_range};
 
 /// Most rules of a cache.
 pub const RULES_MAX: usize = 64;

@@ -57,7 +57,7 @@ impl RequestRule {
             "certificate" => SenderTest::Certificate(own()),
             "volume" => return once(&mut self.volume, own()),
             "operation" => return once(&mut self.direction, direction(value)?),
-            "range" => return once(&mut self.range, range(value)?),
+            "range" => return once(&mut self.range, read_range(value)?),
             "size" => return once(&mut self.size, sizes(value)?),
             _ => return Err(format!("there is no condition {key:?}; use one of: {KEYS}")),
         };
@@ -116,7 +116,10 @@ fn network(text: &str) -> Result<Network, String> {
 }
 
 /// The bytes from one place to another, as in `1GiB..2GiB`, `..1GiB` or `2GiB..`.
-fn range(text: &str) -> Result<Range<u64>, String> {
+///
+/// # Errors
+/// When it is malformed or empty; the message says how to write it.
+pub fn read_range(text: &str) -> Result<Range<u64>, String> {
     let wrong = || "use two places on the volume, as in 1GiB..2GiB, ..1GiB or 2GiB..".to_owned();
     let bounds = text.split_once("..").and_then(bounds);
     let (from, to) = bounds.ok_or_else(wrong)?;
@@ -187,7 +190,7 @@ impl fmt::Display for RequestRule {
             None => {}
         }
         if let Some(range) = &self.range {
-            write!(f, " range={}", Bounds(range.start, range.end))?;
+            write!(f, " range={}", range_text(range))?;
         }
         match &self.size {
             Some(size) if size.start() == size.end() => write!(f, " size={}", Exact(*size.start())),
@@ -200,6 +203,11 @@ impl fmt::Display for RequestRule {
 fn pair(f: &mut fmt::Formatter<'_>, key: &str, value: &str) -> fmt::Result {
     let quote = if value.contains(' ') { "\"" } else { "" };
     write!(f, " {key}={quote}{value}{quote}")
+}
+
+/// A range as [`read_range`] reads it.
+pub fn range_text(range: &Range<u64>) -> impl fmt::Display + use<> {
+    Bounds(range.start, range.end)
 }
 
 /// Two bounds; 0 and the largest number are left out.

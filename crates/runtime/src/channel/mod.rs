@@ -7,15 +7,17 @@
 
 mod caller;
 mod fuse;
+mod prefetch;
 mod ublk;
 
 pub use caller::Caller;
 pub use fuse::{Ask, FuseChannel, Mount};
+pub use prefetch::{Prefetch, PrefetchProgress};
 pub use ublk::{Disk, UblkChannel};
 
 use std::sync::Arc;
 
-use forebay_block::{Completion, Endpoint, Io};
+use forebay_block::{Completion, Endpoint, Instant, Io};
 use forebay_policy::{RequestRules, RuleSet};
 use forebay_volume::{ClientKey, Source};
 
@@ -50,6 +52,11 @@ pub trait Channel {
     /// Ends the turn: hands answers to the kernel. Returns true if the next turn must start at
     /// once.
     fn advance(&mut self) -> bool;
+
+    /// When the next turn must come even if nothing happens.
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
 
     /// Number of requests taken and not answered yet.
     fn in_flight(&self) -> usize;
@@ -138,6 +145,12 @@ impl Channels {
             place.take_if(|channel| channel.is_over() && channel.in_flight() == 0);
         }
         at_once
+    }
+
+    /// When the next turn must come even if nothing happens.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.places.iter().flatten().filter_map(|channel| channel.deadline()).min()
     }
 
     /// Number of requests not answered yet.

@@ -160,7 +160,7 @@ fn begin(
     })?;
     let mut buf = match request.op {
         IoOp::Read | IoOp::Write => pool.get(request.range.len as usize),
-        IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes => IoBuf::empty(),
+        IoOp::Flush | IoOp::Discard | IoOp::WriteZeroes | IoOp::Prefetch => IoBuf::empty(),
     };
     if request.op == IoOp::Write {
         slot.copy_out(&mut buf).map_err(|error| not_copied(error, &request))?;

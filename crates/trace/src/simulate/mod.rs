@@ -148,7 +148,7 @@ fn dispatch(cache: &mut impl Requests, request: &TraceRequest) {
         }
         IoOp::WriteZeroes => cache.write(blocks, false),
         IoOp::Discard => cache.drop_blocks(blocks),
-        IoOp::Flush => {}
+        IoOp::Flush | IoOp::Prefetch => {}
     }
 }
 

@@ -200,3 +200,62 @@ fn what_lies_around_a_miss_of_a_slow_primary_goes_to_the_log_and_not_into_ram() 
     }
     assert_eq!(bed.rooms.counters().read_around_blocks - before, blocks.count - 2);
 }
+
+#[test]
+fn a_prefetch_reads_what_is_missing_straight_into_the_log() {
+    let mut bed = Bed::reading(4..9);
+    bed.rooms.dirty([6]);
+    let id = bed.prefetch(4, 5);
+    let sent = bed.rooms.sent();
+    let ranges = |(target, io): &(Target, Io)| (*target, io.range.offset / BLOCK, io.range.len);
+    let wanted = [(PRIMARY, 4, 2 * BLOCK), (PRIMARY, 7, 2 * BLOCK)];
+    assert_eq!(sent.iter().map(ranges).collect::<Vec<_>>(), wanted);
+    sent.into_iter().for_each(|read| bed.end(read, Ok(())));
+    assert_eq!(bed.answered(), [(id, None)]);
+    for block in [4, 5, 7, 8] {
+        assert_eq!(bed.kept(block), (false, true), "{block}");
+    }
+    let counters = bed.rooms.counters();
+    assert_eq!((counters.prefetched_blocks, counters.primary_read_blocks), (4, 4));
+    assert_eq!((counters.lookups, counters.reads), (0, 0), "no client has read");
+    // What is there already is not read again.
+    let id = bed.prefetch(4, 5);
+    assert_eq!((bed.answered(), bed.rooms.sent().len()), (vec![(id, None)], 0));
+}
+
+#[test]
+fn a_prefetch_does_not_bring_in_what_a_write_has_overtaken() {
+    let mut bed = Bed::reading(5..6);
+    bed.prefetch(5, 1);
+    let read = bed.rooms.only();
+    bed.write(5, &[1; BLOCK_SIZE]);
+    bed.end(read, Ok(()));
+    assert_eq!(bed.rooms.counters().prefetched_blocks, 0);
+    assert!(bed.rooms.ram.contains(key(5)) || bed.rooms.contents.get(key(5)).is_none());
+}
+
+#[test]
+fn a_client_that_joins_a_prefetch_gets_its_data() {
+    let mut bed = Bed::reading(5..7);
+    let prefetch = bed.prefetch(5, 2);
+    let read = bed.read(6, 1);
+    let fetch = bed.rooms.only();
+    bed.end(fetch, Ok(()));
+    let answers = bed.rooms.answers();
+    let ids: Vec<_> = answers.iter().map(|reply| reply.id).collect();
+    assert_eq!(ids, [prefetch, read]);
+    assert_eq!(answers[1].buf.to_vec(), content(6));
+    assert!(answers[0].buf.is_empty());
+}
+
+#[test]
+fn a_prefetch_says_when_nothing_may_enter_or_nothing_can_be_read() {
+    let mut bed = Bed::reading(5..6);
+    bed.prefetch(5, 1);
+    let read = bed.rooms.only();
+    bed.end(read, Err(ErrorKind::Media.into()));
+    assert_eq!(bed.answered()[0].1, Some(ErrorKind::Media));
+    bed.rooms.set_mode(VOLUME, crate::api::Mode::PassThrough);
+    bed.prefetch(5, 1);
+    assert_eq!(bed.answered()[0].1, Some(ErrorKind::Unsupported));
+}

@@ -1,7 +1,7 @@
 //! Blocks on their way into the store and out of it, without requests and reclaim: what the log
 //! says when, and when a slot is free.
 
-use forebay_block::{ByteRange, Io, IoOp};
+use forebay_block::{BlockRange, ByteRange, Io, IoOp};
 use forebay_format::{EntryKind, Lsn, PAGE, decode_record};
 use forebay_policy::{LastTouch, Touch};
 
@@ -9,7 +9,7 @@ use crate::api::{Eviction, ShardConfig, Target};
 use crate::contents::Place;
 use crate::form::Copied;
 use crate::testing::rooms::{BLOCK, Rooms, content, key};
-use crate::testing::{Devices, SEGMENT, config};
+use crate::testing::{Devices, SEGMENT, VOLUME, config};
 use crate::ticket::Ticket;
 
 /// Segments of the log, and extents of the store.
@@ -302,6 +302,27 @@ fn a_dirty_unit_is_not_evicted() {
     (0..1000).for_each(|_| rooms.pump());
     assert!(rooms.said().is_empty());
     assert!(rooms.place(4).segment >= LOG as u32);
+}
+
+#[test]
+fn a_pinned_unit_is_not_evicted_and_always_deserves_its_place() {
+    let mut rooms = rooms();
+    rooms.clean([4, 5, 6, 7]);
+    rooms.stored(&[4, 5, 6, 7]);
+    // One block of the unit is enough.
+    rooms.set_pins(VOLUME, &[BlockRange { first: 6, count: 1 }]);
+    rooms.fill_with_dirty(3);
+    (0..1000).for_each(|_| rooms.pump());
+    assert!(rooms.said().is_empty());
+    assert!(rooms.place(4).segment >= LOG as u32);
+    let old = LastTouch { stamp: 0, touch: Touch::Read };
+    assert!(rooms.deserve_store(key(6).0..key(7).0, old));
+    rooms.set_pins(VOLUME, &[]);
+    let next = rooms.log.next_lsn();
+    while rooms.log.barrier() != next {
+        rooms.pump();
+    }
+    assert_eq!(rooms.said(), [4, 5, 6, 7].map(|block| (block, EntryKind::Invalidate, false)));
 }
 
 #[test]

@@ -62,6 +62,7 @@ impl Memory {
             IoOp::Write => self.bytes[range].copy_from_slice(&io.buf),
             IoOp::Discard | IoOp::WriteZeroes => self.bytes[range].fill(0),
             IoOp::Flush => assert_eq!(io.range.len, 0),
+            IoOp::Prefetch => panic!("no client asks for it"),
         }
         io.complete(Ok(()))
     }

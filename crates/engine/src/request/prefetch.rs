@@ -1,0 +1,61 @@
+//! Prefetches: blocks come into the cache that no client has asked for yet.
+//!
+//! They go from the primary straight to the log, past RAM and past the policy. What is cached
+//! already is left alone.
+
+use forebay_block::{BlockRange, ErrorKind, IoBuf};
+
+use crate::api::{Effects, Request, Tier};
+use crate::cache::Cache;
+use crate::key::Key;
+use crate::request::fetch::Admit;
+use crate::request::op::{Op, ReadOp, ReadOwner};
+use crate::request::{Requests, reply};
+use crate::slab::Id;
+
+/// Most blocks that are read from the primary at once.
+const RUN_MAX: u64 = 64;
+
+impl Requests {
+    /// Whether an operation only brings blocks into the cache.
+    pub(super) fn is_prefetch(&self, op: Id) -> bool {
+        matches!(self.ops.get(op), Op::Read(ReadOp { owner: ReadOwner::Prefetch(_), .. }))
+    }
+
+    /// Takes a request to bring blocks into the cache. It fails with `NoSpace` if the log has no room
+    /// for all of them now, and with `Unsupported` if the volume's mode lets none in.
+    pub fn submit_prefetch(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
+        let Request { id, volume, range, buf, .. } = request;
+        if !cache.admits_reads(volume) {
+            return reply(fx, id, Err(ErrorKind::Unsupported.into()), buf, None);
+        }
+        let blocks = range.blocks();
+        let op = self.ops.insert(Op::Read(ReadOp {
+            owner: ReadOwner::Prefetch(id),
+            range: blocks.bytes(),
+            buf: IoBuf::empty(),
+            parts: 1,
+            error: None,
+            admit: Admit::Always,
+            quiet: true,
+            tier: Tier::Ram,
+        }));
+        let mut missing = BlockRange::default();
+        for block in blocks.iter() {
+            let key = Key::new(volume, block);
+            let cached = cache.contents.get(key).is_some()
+                || cache.ram.contains(key)
+                || cache.log.builder().admits(key, 1);
+            if cached || missing.count == RUN_MAX {
+                self.fetch_missing(cache, op, volume, missing, fx);
+                missing = BlockRange::default();
+            }
+            if !cached {
+                missing.first = if missing.count == 0 { block } else { missing.first };
+                missing.count += 1;
+            }
+        }
+        self.fetch_missing(cache, op, volume, missing, fx);
+        self.part_done(cache, op, Ok(()), fx);
+    }
+}
