@@ -1,5 +1,5 @@
 //! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
-//! write throttling, shares of the dirty limit, the end of drains.
+//! write throttling, shares of the dirty limit and of the room, the end of drains.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number: time
 //! is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly and the trace
@@ -9,6 +9,7 @@
 
 mod adaptive;
 mod around;
+mod cache_shares;
 mod counts;
 mod destage;
 mod drain;
@@ -18,6 +19,7 @@ mod learned;
 mod random;
 mod rate;
 mod recent;
+
 mod rule;
 mod sequential;
 mod shadow;
@@ -29,6 +31,7 @@ mod window;
 
 pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
+pub use cache_shares::{CacheShare, CacheShares, GUARANTEED_MAX_PERCENT};
 pub use destage::{DestageCause, DestagePacer, DestageState, DrainRate, QUIET};
 pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
+use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 use crate::atlas::{Outcome, Scenario};
 use crate::disk::{Discards, DiskProfile};
@@ -35,6 +35,8 @@ pub struct VolumeSetup {
     pub rotational: bool,
     /// Its share of the dirty limit.
     pub share: DirtyShare,
+    /// Its share of the cache.
+    pub cache_share: CacheShare,
     /// How destaging treats its primary.
     pub pace: Pace,
 }
@@ -329,6 +331,7 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         discard: rng.percent(70),
         rotational: rng.percent(50),
         share: DirtyShare::default(),
+        cache_share: CacheShare::default(),
         pace: Pace::default(),
     }
 }

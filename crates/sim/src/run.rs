@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
+use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
 use forebay_engine::{State, Stats, Target, Trust};
 
 use forebay_model::Model;
@@ -147,6 +147,11 @@ impl World {
                 let (at_least, at_most) = share[at % share.len()];
                 let share = DirtyShare { at_least, at_most };
                 self.setup.volumes[*volume].share = share;
+                let share_of_cache =
+                    [(None, Some(5)), (Some(40), None), (None, None), (Some(1), Some(60))];
+                let (at_least, at_most) = share_of_cache[at % 4];
+                let cache_share = CacheShare { at_least, at_most };
+                self.setup.volumes[*volume].cache_share = cache_share;
                 let depth = [1, 10_000, 30, 300].map(Duration::from_millis)[at % 4];
                 self.setup.write_cache_depth = depth;
                 let target = [50, 0, 90, 20][at % 4];
@@ -167,6 +172,7 @@ impl World {
                         engine.set(Setting::Content(content));
                         engine.set(Setting::DirtyLimit(percent));
                         engine.set(Setting::DirtyShare(id, share));
+                        engine.set(Setting::CacheShare(id, cache_share));
                         engine.set(Setting::WriteCacheDepth(depth));
                         engine.set(Setting::DirtyTarget(target));
                         engine.set(Setting::IdleDestage(idle));

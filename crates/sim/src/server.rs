@@ -350,6 +350,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         discard: v.discard,
         rotational: v.rotational,
         share: v.share,
+        cache_share: v.cache_share,
         pace: v.pace,
         // Data that was not changed must not be reported as changed.
         suspect: setup.seed.is_multiple_of(2),

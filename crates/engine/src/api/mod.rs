@@ -12,7 +12,7 @@ use std::time::Duration;
 use forebay_block::{
     BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, STRIPE_BLOCKS, VolumeId,
 };
-pub use forebay_policy::{DirtyShare, Eviction};
+pub use forebay_policy::{CacheShare, DirtyShare, Eviction};
 
 use crate::api::event::Event;
 
@@ -256,6 +256,8 @@ pub enum Setting {
     DirtyLimit(u8),
     /// A volume's share of the dirty limit.
     DirtyShare(VolumeId, DirtyShare),
+    /// A volume's share of the cache.
+    CacheShare(VolumeId, CacheShare),
     /// The longest a dirty block may wait before it is on the primary.
     WriteCacheDepth(Duration),
     /// Share of the dirty limit, in percent, above which blocks are destaged.
@@ -293,6 +295,8 @@ pub struct VolumeConfig {
     pub rotational: bool,
     /// The volume's share of the dirty limit.
     pub share: DirtyShare,
+    /// The volume's share of the cache.
+    pub cache_share: CacheShare,
     /// How destaging treats its primary.
     pub pace: Pace,
     /// Whether the primary may have been changed without the cache: if so, its clean blocks are

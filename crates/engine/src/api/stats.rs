@@ -314,7 +314,7 @@ statistics! {
     }
     "capacity" {
         /// Blocks in the cache.
-        Level Blocks cached_blocks;
+        Level Blocks cached_blocks of volume;
         /// Clean blocks dropped to make room.
         Counter Blocks evicted_blocks;
         /// Bytes of RAM that the index takes now.

@@ -93,10 +93,20 @@ impl Cache {
             // They may be in the cache, and just not loaded yet.
             return false;
         }
-        match self.store.exists() {
-            true => self.deserve_store(run, self.policy.touched(Touch::Read)),
-            false => self.policy.admits(run),
+        let (volume, last) = (Key(run.start).volume(), self.policy.touched(Touch::Read));
+        if self.is_at_limit(volume) {
+            return self.displace_own(run, last);
         }
+        if self.is_below_guarantee(volume) {
+            return true;
+        }
+        if self.store.exists() {
+            return self.deserve_store(run, last);
+        }
+        // Others do not make room for it as long as their blocks are more frequent.
+        let blocks = run.end - run.start;
+        self.policy.admits(run.clone())
+            || self.guards(volume, blocks) && self.displace_own(run, last)
     }
 
     /// Puts a block read from the primary into the log, unless more writes wait for the log than

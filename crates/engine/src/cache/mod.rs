@@ -34,11 +34,13 @@ mod evict;
 mod limit;
 mod probe;
 mod send;
+mod share;
 mod standing;
 mod store;
 mod tell;
 
 use limit::DirtyLimit;
+use share::Shares;
 pub(crate) use standing::Standing;
 
 /// Pause before a block that could not be read back is tried again.
@@ -62,6 +64,7 @@ pub(crate) struct Cache {
     /// Stripes that the failed cache has left.
     pub left: Left,
     limit: DirtyLimit,
+    shares: Shares,
     pub out: Out,
     pub stats: Stats,
 }
@@ -106,6 +109,7 @@ impl Cache {
             locks: Locks::default(),
             left: Left::default(),
             limit: DirtyLimit::new(&config),
+            shares: Shares::new(&config, now),
             out: Out::new(now),
             stats: Stats::default(),
             config,

@@ -15,8 +15,8 @@ use forebay_block::{
 };
 
 use crate::{
-    ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Reply, Request, RequestId,
-    Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
+    CacheShare, ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Reply, Request,
+    RequestId, Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
 };
 
 /// The only volume of [`config`].
@@ -46,6 +46,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             discard: false,
             rotational: false,
             share: DirtyShare::default(),
+            cache_share: CacheShare::default(),
             pace: Pace::default(),
             suspect: false,
         }],
