@@ -322,6 +322,7 @@ impl Shard for Engine {
             Setting::DirtyTarget(percent) => self.cache.config.dirty_target_percent = percent,
             Setting::IdleDestage(after) => self.cache.config.idle_destage = after,
             Setting::Pace(volume, pace) => self.cache.set_pace(volume, pace),
+            Setting::FillRate(rate) => self.cache.set_fill_rate(rate),
             Setting::Patience(patience) => self.cache.config.patience = patience,
         }
     }

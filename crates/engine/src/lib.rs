@@ -39,8 +39,8 @@ pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
     Bypass, CacheShare, ContentLocality, DestageReason, DetachedStripe, DirtyShare, Effects,
-    Eviction, Health, Mode, Pace, Reply, Request, RequestId, Setting, ShardConfig, State, Target,
-    Tier, Trust, VolumeConfig,
+    Eviction, Health, Mode, Pace, Refusal, Reply, Request, RequestId, Setting, ShardConfig, State,
+    Target, Tier, Trust, VolumeConfig,
 };
 pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;

@@ -70,6 +70,8 @@ pub struct Setup {
     pub dirty_target_percent: u8,
     /// The time without requests from which everything is destaged.
     pub idle_destage: Option<Duration>,
+    /// The most bytes per second of clean blocks that enter the cache.
+    pub fill_rate: Option<u64>,
     /// How long a write waits for a primary that is away.
     pub patience: Duration,
     /// Most destage writes in flight.
@@ -200,6 +202,7 @@ impl Setup {
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
             dirty_target_percent: 50,
             idle_destage: Some(Duration::from_secs(5)),
+            fill_rate: None,
             patience: Duration::from_secs(30),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),

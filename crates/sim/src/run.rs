@@ -162,6 +162,8 @@ impl World {
                 let latency = [None, Some(Duration::from_micros(50)), None][at % 3];
                 let pace = Pace { latency, rate: [None, Some(4 << 20), Some(64 << 20)][at % 3] };
                 self.setup.volumes[*volume].pace = pace;
+                let fill_rate = [None, Some(1 << 20), Some(64 << 20), Some(1)][at % 4];
+                self.setup.fill_rate = fill_rate;
                 let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
@@ -177,6 +179,7 @@ impl World {
                         engine.set(Setting::DirtyTarget(target));
                         engine.set(Setting::IdleDestage(idle));
                         engine.set(Setting::Pace(id, pace));
+                        engine.set(Setting::FillRate(fill_rate));
                     });
                 }
                 Ok(())

@@ -370,6 +370,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         dirty_limit_percent: setup.dirty_limit_percent,
         dirty_target_percent: setup.dirty_target_percent,
         idle_destage: setup.idle_destage,
+        fill_rate: setup.fill_rate,
         patience: setup.patience,
         destage_depth: setup.destage_depth,
         compress: setup.compress,

@@ -37,6 +37,27 @@ impl Bypass {
     pub const COUNT: usize = 3;
 }
 
+/// Why missed blocks do not enter the cache device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Refusal {
+    /// They are requested less frequently than the blocks that they would displace.
+    Frequency,
+    /// Their volume is at its limit, and its own blocks are worth more.
+    Limit,
+    /// As many bytes have entered as may in this time.
+    Rate,
+    /// The volume's mode does not cache reads, its primary was changed, or the device failed.
+    Mode,
+    /// A part of the log has not been loaded yet: they may be in the cache.
+    Loading,
+}
+
+impl Refusal {
+    /// Number of reasons, for tables indexed by them.
+    pub const COUNT: usize = 5;
+}
+
 /// Why dirty blocks go to a primary.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -266,6 +287,9 @@ pub enum Setting {
     IdleDestage(Option<Duration>),
     /// How destaging treats a volume's primary.
     Pace(VolumeId, Pace),
+    /// The most bytes per second of clean blocks that all shards together bring into the cache
+    /// device; unlimited when `None`.
+    FillRate(Option<u64>),
     /// How long a write at the dirty limit waits for a primary that is away, and how long a request
     /// of a device may take before it is reported as slow.
     Patience(Duration),
@@ -336,6 +360,9 @@ pub struct ShardConfig {
     pub dirty_target_percent: u8,
     /// The time without client requests from which everything is destaged; never when `None`.
     pub idle_destage: Option<Duration>,
+    /// The most bytes per second of clean blocks that all shards together bring into the cache
+    /// device; unlimited when `None`.
+    pub fill_rate: Option<u64>,
     /// How long a device may leave a request unanswered before that is reported, and how long a
     /// write at the dirty limit waits for a primary that is away before it fails.
     pub patience: Duration,

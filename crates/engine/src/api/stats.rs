@@ -3,9 +3,9 @@
 //! (`cargo xtask statistics` writes it there).
 //!
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
-//! at a shard.
+//! at a shard. The reasons of bypasses, of destages and of unadmitted blocks add up to their number.
 
-use crate::api::{Bypass, DestageReason};
+use crate::api::{Bypass, DestageReason, Refusal};
 
 /// How a statistic behaves, and how its values in shards are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -244,6 +244,12 @@ const BYPASS_REASONS: [&str; Bypass::COUNT] = ["sequential", "mode", "degraded"]
 const BYPASSED: Shape =
     Shape::Labeled { metric: "bypassed", label: "reason", values: &BYPASS_REASONS };
 
+/// Names of the reasons, in the order of [`Refusal`].
+const REFUSAL_REASONS: [&str; Refusal::COUNT] = ["frequency", "limit", "rate", "mode", "loading"];
+
+const REFUSED: Shape =
+    Shape::Labeled { metric: "unadmitted", label: "reason", values: &REFUSAL_REASONS };
+
 /// Names of the reasons, in the order of [`DestageReason`].
 const DESTAGE_REASONS: [&str; DestageReason::COUNT] =
     ["age", "level", "idle", "drain", "room", "mode", "fault", "through"];
@@ -352,10 +358,14 @@ statistics! {
         /// Only from a slow primary, and until the cache has been full. Also in
         /// `admitted_blocks`, not in `primary_read_blocks`.
         Counter Blocks read_around_blocks of volume;
-        /// Blocks that the eviction policy kept out of the log after a miss.
-        ///
-        /// They were requested less frequently than the blocks they would have displaced.
+        /// Blocks that did not enter the log after a miss.
         Counter Blocks unadmitted_blocks of volume;
+        /// The same by reason.
+        ///
+        /// `frequency`: they were requested less frequently than the blocks they would have
+        /// displaced. `limit`: their volume is at its `cache_limit`. `rate`: `fill_rate`. `mode`:
+        /// the mode of the volume does not cache reads. `loading`: the log is not loaded yet.
+        Counter Blocks unadmitted_by of volume: [u64; Refusal::COUNT] = REFUSED;
         /// Blocks read from a primary but not cached because a write came in between.
         Counter Blocks stale_fills of volume;
     }

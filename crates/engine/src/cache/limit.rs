@@ -1,9 +1,9 @@
-//! The dirty limit and its division among volumes, and the reserve in the log for blocks that
-//! cannot become clean.
+//! The dirty limit and its division among volumes, the reserve in the log for blocks that cannot
+//! become clean, and the bound on blocks that misses bring in.
 
 use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_format::ENTRY_BYTES;
-use forebay_policy::{DirtyShare, DirtyShares};
+use forebay_policy::{DirtyShare, DirtyShares, RateBound};
 
 use crate::api::{Pace, ShardConfig, VolumeConfig};
 use crate::cache::Cache;
@@ -59,6 +59,12 @@ pub(super) fn by_id<T: Clone>(
     all
 }
 
+/// The bound on the missed blocks that enter a shard's part of the cache device.
+pub(super) fn fill_bound(config: &ShardConfig) -> RateBound {
+    let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(config.shards.max(1));
+    RateBound::new(config.fill_rate.map(of_shard))
+}
+
 impl Cache {
     /// Changes the dirty limit. If more is dirty than a lower one allows, writes wait until enough
     /// has been destaged.
@@ -74,6 +80,12 @@ impl Cache {
             config.share = share;
             self.limit = DirtyLimit::new(&self.config);
         }
+    }
+
+    /// Changes the most bytes per second of clean blocks that all shards together bring in.
+    pub(crate) fn set_fill_rate(&mut self, rate: Option<u64>) {
+        self.config.fill_rate = rate;
+        self.fill = fill_bound(&self.config);
     }
 
     /// Changes how destaging treats a volume's primary.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN, SegmentSeq};
-use forebay_policy::EvictionPolicy;
+use forebay_policy::{EvictionPolicy, RateBound};
 
 use crate::api::stats::Stats;
 use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
@@ -39,7 +39,7 @@ mod standing;
 mod store;
 mod tell;
 
-use limit::DirtyLimit;
+use limit::{DirtyLimit, fill_bound};
 use share::Shares;
 pub(crate) use standing::Standing;
 
@@ -65,6 +65,8 @@ pub(crate) struct Cache {
     pub left: Left,
     limit: DirtyLimit,
     shares: Shares,
+    /// Bounds the missed blocks that enter the cache device.
+    fill: RateBound,
     pub out: Out,
     pub stats: Stats,
 }
@@ -110,6 +112,7 @@ impl Cache {
             left: Left::default(),
             limit: DirtyLimit::new(&config),
             shares: Shares::new(&config, now),
+            fill: fill_bound(&config),
             out: Out::new(now),
             stats: Stats::default(),
             config,

@@ -213,7 +213,10 @@ impl Requests {
     fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = cache.policy.chooses() && cache.ram.frames() > 0;
-        let admits = !waits && cache.may_enter(first..first + fetch.blocks.count);
+        let refusal = match waits {
+            true => None,
+            false => cache.may_enter(first..first + fetch.blocks.count).err(),
+        };
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
@@ -232,10 +235,10 @@ impl Requests {
             }
             if waits {
                 cache.ram.alone().note();
-            } else if admits {
-                cache.admit(key, bytes, fx);
+            } else if let Some(why) = refusal {
+                cache.note_unadmitted(fetch.volume, why, 1);
             } else {
-                cache.stats_of(fetch.volume).unadmitted_blocks += 1;
+                cache.admit(key, bytes, fx);
             }
         }
     }

@@ -57,6 +57,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         dirty_limit_percent: 50,
         dirty_target_percent: 50,
         idle_destage: Some(Duration::from_secs(5)),
+        fill_rate: None,
         patience: Duration::from_secs(30),
         destage_depth: 4,
         compress: false,

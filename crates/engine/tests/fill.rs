@@ -1,0 +1,62 @@
+//! The bounds on clean blocks that enter the cache device: what they refuse is counted by reason,
+//! and clients' writes are never refused.
+
+use std::time::Duration;
+
+use forebay_block::testing::noise;
+use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
+use forebay_engine::testing::{Devices, Harness, config};
+use forebay_engine::{Eviction, Refusal, Setting, Shard, ShardConfig, Stats};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+const SEGMENT: u64 = 256 << 10;
+const CACHE: u64 = 40 * SEGMENT;
+const SIZE: u64 = 8000 * BLOCK;
+
+/// An engine without RAM, so that a missed block enters at once or not at all.
+fn start(log_segments: Option<u32>) -> Harness {
+    let all = config(CACHE, SIZE);
+    let (segment_size, eviction) = (SEGMENT as u32, Eviction::Lru);
+    let config = ShardConfig { log_segments, segment_size, eviction, ram_bytes: 0, ..all };
+    let devices = Devices { primary: noise(1, SIZE as usize), ..Devices::new(CACHE, SIZE) };
+    let mut harness = Harness::start(config, devices);
+    harness.settle();
+    harness
+}
+
+/// Reads blocks that were not read before, one every millisecond; returns what was counted.
+fn read(harness: &mut Harness, blocks: std::ops::Range<u64>) -> Stats {
+    let before = harness.stats();
+    for block in blocks {
+        let range = ByteRange::new(block * BLOCK, BLOCK);
+        assert!(harness.ask(IoOp::Read, range, &[]).is_some());
+        harness.wait(Duration::from_millis(1));
+    }
+    let stats = harness.stats().since(&before);
+    assert_eq!(stats.unadmitted_blocks, stats.unadmitted_by.iter().sum::<u64>());
+    harness.engine.check().expect("the counts are right");
+    stats
+}
+
+#[test]
+fn no_more_blocks_enter_in_a_second_than_the_rate_allows() {
+    for log_segments in [None, Some(8)] {
+        let mut harness = start(log_segments);
+        assert_eq!(read(&mut harness, 0..200).admitted_blocks, 200, "without a rate all enter");
+        harness.engine.set(Setting::FillRate(Some(100 * BLOCK)));
+        // Two seconds, and a tenth of a second's burst.
+        let stats = read(&mut harness, 200..2200);
+        assert!((190..=212).contains(&stats.admitted_blocks), "{}", stats.admitted_blocks);
+        let refused = stats.unadmitted_by[Refusal::Rate as usize];
+        assert_eq!(stats.admitted_blocks + refused, 2000);
+        // Writes are not bound.
+        let range = ByteRange::new(0, 64 * BLOCK);
+        for _ in 0..20 {
+            assert!(harness.ask(IoOp::Write, range, &noise(2, 64 * BLOCK_SIZE)).is_some());
+        }
+        assert_eq!(harness.stats().dirty_blocks, 64);
+        harness.engine.set(Setting::FillRate(None));
+        let stats = read(&mut harness, 2300..2400);
+        assert_eq!(stats.unadmitted_by[Refusal::Rate as usize], 0);
+    }
+}
