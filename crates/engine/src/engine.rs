@@ -201,6 +201,7 @@ impl Shard for Engine {
         self.cache.now = now;
         self.cache.form.begin_turn();
         self.cache.ram.begin_turn(now);
+        self.cache.note_wear();
         self.cache.pump_unanswered();
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
             let rooms: [fn(&mut Self, &mut Effects); 19] = [
@@ -322,6 +323,7 @@ impl Shard for Engine {
             Setting::DirtyTarget(percent) => self.cache.config.dirty_target_percent = percent,
             Setting::IdleDestage(after) => self.cache.config.idle_destage = after,
             Setting::Pace(volume, pace) => self.cache.set_pace(volume, pace),
+            Setting::WearBudget(budget) => self.cache.set_wear_budget(budget),
             Setting::FillRate(rate) => self.cache.set_fill_rate(rate),
             Setting::Patience(patience) => self.cache.config.patience = patience,
         }

@@ -7,6 +7,7 @@ use forebay_block::testing::noise;
 use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
 use forebay_engine::testing::{Devices, Harness, config};
 use forebay_engine::{Eviction, Refusal, Setting, Shard, ShardConfig, Stats};
+use forebay_policy::WEAR_BANK;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 const SEGMENT: u64 = 256 << 10;
@@ -58,5 +59,49 @@ fn no_more_blocks_enter_in_a_second_than_the_rate_allows() {
         harness.engine.set(Setting::FillRate(None));
         let stats = read(&mut harness, 2300..2400);
         assert_eq!(stats.unadmitted_by[Refusal::Rate as usize], 0);
+    }
+}
+
+/// Bytes written to the cache device.
+fn written(stats: &Stats) -> u64 {
+    stats.log_bytes + stats.store_bytes
+}
+
+#[test]
+fn a_budget_of_wear_keeps_clean_blocks_out_and_never_writes() {
+    for log_segments in [None, Some(8)] {
+        let mut harness = start(log_segments);
+        // The bank has a quarter of a day's budget.
+        let bank = 4 << 20;
+        harness.engine.set(Setting::WearBudget(Some(4 * bank)));
+        let stats = read(&mut harness, 0..2000);
+        let refused = stats.unadmitted_by[Refusal::Wear as usize];
+        assert_eq!(stats.admitted_blocks + refused, 2000);
+        assert!(refused > 1000 && (bank / 2..=bank).contains(&written(&stats)), "{stats:?}");
+        let pressure = harness.stats().wear_pressure_percent;
+        assert!((5..100).contains(&pressure), "{pressure}");
+        if log_segments.is_some() {
+            // With a store requests are counted: a frequent block enters all the same.
+            let before = harness.stats().admitted_blocks;
+            (0..8).for_each(|_| drop(read(&mut harness, 2000..2001)));
+            assert!(harness.stats().admitted_blocks > before);
+            let hits = read(&mut harness, 2000..2001).hits;
+            assert_eq!(hits, 1);
+        }
+        // Clients write more than the rest of the bank.
+        let before = harness.stats();
+        for block in (0..2000).step_by(8) {
+            let range = ByteRange::new(block * BLOCK, 8 * BLOCK);
+            assert!(harness.ask(IoOp::Write, range, &noise(block, 8 * BLOCK_SIZE)).is_some());
+        }
+        let stats = harness.stats().since(&before);
+        assert!(written(&stats) > bank && stats.write_bytes == 2000 * BLOCK);
+        assert_eq!((stats.throttled_nanos, harness.stats().wear_pressure_percent), (0, 100));
+        let stats = read(&mut harness, 4000..4100);
+        assert_eq!((stats.admitted_blocks, stats.unadmitted_by[Refusal::Wear as usize]), (0, 100));
+        // What is owed is at most the bank.
+        harness.wait(2 * WEAR_BANK);
+        let stats = read(&mut harness, 4100..4200);
+        assert_eq!((stats.admitted_blocks, stats.wear_pressure_percent), (100, 0));
     }
 }

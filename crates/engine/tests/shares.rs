@@ -137,7 +137,7 @@ const NEIGHBOR: Range<u64> = 0..700;
 fn after_a_neighbor(kind: Kind, cache_share: CacheShare) -> u64 {
     let mut bed = Bed::new(kind, cache_share);
     bed.read(DB, WORKING_SET, 600);
-    bed.read(SCAN, NEIGHBOR, 6_000);
+    bed.read(SCAN, NEIGHBOR, 4_000);
     bed.hit_percent(DB, WORKING_SET)
 }
 
@@ -157,7 +157,7 @@ fn others_displace_blocks_down_to_the_guarantee_and_no_further() {
     for kind in kinds().filter(|kind| kind.0.is_some()) {
         let mut bed = Bed::new(kind, share(Some(10), None));
         bed.read(DB, WORKING_SET, 600);
-        bed.read(SCAN, NEIGHBOR, 6_000);
+        bed.read(SCAN, NEIGHBOR, 4_000);
         let (held, guarantee) = (bed.held(DB), bed.state(DB).cache_guarantee_blocks);
         assert_eq!(guarantee, ROOM / 10);
         assert!((guarantee..guarantee + 50).contains(&held), "{kind:?}: {held} of {guarantee}");
@@ -180,7 +180,7 @@ fn a_guarantee_yields_to_dirty_blocks() {
 fn a_volume_grows_to_its_guarantee_although_others_are_more_frequent() {
     for kind in kinds() {
         let mut bed = Bed::new(kind, share(Some(30), None));
-        bed.read(SCAN, NEIGHBOR, 6_000);
+        bed.read(SCAN, NEIGHBOR, 4_000);
         bed.read(DB, WORKING_SET, 1500);
         let (hits, held) = (bed.hit_percent(DB, WORKING_SET), bed.held(DB));
         assert!(hits >= 90, "{kind:?}: {hits}%, {held} held");
@@ -192,7 +192,7 @@ fn a_volume_at_its_guarantee_can_change_what_it_holds() {
     for kind in kinds() {
         let mut bed = Bed::new(kind, share(Some(20), None));
         bed.read(DB, 0..95, 1000);
-        bed.read(SCAN, NEIGHBOR, 6_000);
+        bed.read(SCAN, NEIGHBOR, 4_000);
         bed.read(DB, 500..595, 3000);
         let hits = bed.hit_percent(DB, 500..595);
         assert!(hits >= 60, "{kind:?}: {hits}%");
@@ -205,7 +205,7 @@ fn a_volume_at_its_limit_displaces_only_its_own_blocks() {
         let mut bed = Bed::new(kind, CacheShare::default());
         bed.set(SCAN, share(None, Some(20)));
         bed.read(DB, WORKING_SET, 600);
-        bed.read(SCAN, NEIGHBOR, 6_000);
+        bed.read(SCAN, NEIGHBOR, 4_000);
         bed.rest(20);
         let (held, limit) = (bed.held(SCAN), ROOM * 20 / 100);
         assert_eq!(bed.state(SCAN).cache_limit_blocks, Some(limit));

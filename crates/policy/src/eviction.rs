@@ -110,9 +110,9 @@ pub trait EvictionPolicy {
     /// Prefetches the memory that [`EvictionPolicy::asked`] will access for a block.
     fn warm(&self, _key: u64) {}
 
-    /// The number of recent requests for a block, as far as the policy counts them.
-    fn count(&self, _key: u64) -> u8 {
-        0
+    /// The number of recent requests for a block; `None` if the policy does not count them.
+    fn count(&self, _key: u64) -> Option<u8> {
+        None
     }
 
     /// Whether a block was requested several times recently.

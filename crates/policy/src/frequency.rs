@@ -83,8 +83,8 @@ impl EvictionPolicy for Frequency {
         self.sketch.warm(key);
     }
 
-    fn count(&self, key: u64) -> u8 {
-        self.sketch.estimate(key)
+    fn count(&self, key: u64) -> Option<u8> {
+        Some(self.sketch.estimate(key))
     }
 
     fn is_frequent(&self, key: u64) -> bool {

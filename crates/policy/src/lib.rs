@@ -1,5 +1,5 @@
 //! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
-//! write throttling, shares of the dirty limit and of the room, the end of drains.
+//! write throttling, shares of the dirty limit and of the room, wear, the end of drains.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number: time
 //! is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly and the trace
@@ -27,6 +27,7 @@ mod shares;
 mod sketch;
 mod stored;
 mod throttle;
+mod wear;
 mod window;
 
 pub use adaptive::{Adaptive, StoreCandidate};
@@ -46,4 +47,5 @@ pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};
 pub use sketch::Sketch;
 pub use throttle::{DELAY_MAX, WriteThrottle};
+pub use wear::{WEAR_BANK, WearBudget};
 pub use window::Window;

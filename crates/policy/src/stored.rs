@@ -42,8 +42,8 @@ impl EvictionPolicy for Stored {
         self.adaptive.warm(key);
     }
 
-    fn count(&self, key: u64) -> u8 {
-        self.adaptive.count(key)
+    fn count(&self, key: u64) -> Option<u8> {
+        Some(self.adaptive.count(key))
     }
 
     fn is_frequent(&self, key: u64) -> bool {

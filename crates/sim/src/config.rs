@@ -72,6 +72,8 @@ pub struct Setup {
     pub idle_destage: Option<Duration>,
     /// The most bytes per second of clean blocks that enter the cache.
     pub fill_rate: Option<u64>,
+    /// The bytes per day that may be written to the cache device for other than clients' writes.
+    pub wear_budget: Option<u64>,
     /// How long a write waits for a primary that is away.
     pub patience: Duration,
     /// Most destage writes in flight.
@@ -203,6 +205,7 @@ impl Setup {
             dirty_target_percent: 50,
             idle_destage: Some(Duration::from_secs(5)),
             fill_rate: None,
+            wear_budget: None,
             patience: Duration::from_secs(30),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),

@@ -164,6 +164,8 @@ impl World {
                 self.setup.volumes[*volume].pace = pace;
                 let fill_rate = [None, Some(1 << 20), Some(64 << 20), Some(1)][at % 4];
                 self.setup.fill_rate = fill_rate;
+                let wear_budget = [Some(100 << 20), None, Some(1 << 40), Some(1)][at % 4];
+                self.setup.wear_budget = wear_budget;
                 let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
@@ -180,6 +182,7 @@ impl World {
                         engine.set(Setting::IdleDestage(idle));
                         engine.set(Setting::Pace(id, pace));
                         engine.set(Setting::FillRate(fill_rate));
+                        engine.set(Setting::WearBudget(wear_budget));
                     });
                 }
                 Ok(())

@@ -371,6 +371,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         dirty_target_percent: setup.dirty_target_percent,
         idle_destage: setup.idle_destage,
         fill_rate: setup.fill_rate,
+        wear_budget: setup.wear_budget,
         patience: setup.patience,
         destage_depth: setup.destage_depth,
         compress: setup.compress,

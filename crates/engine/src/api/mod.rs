@@ -47,6 +47,8 @@ pub enum Refusal {
     Limit,
     /// As many bytes have entered as may in this time.
     Rate,
+    /// The budget of wear is used up so far that only more frequent blocks enter, or none.
+    Wear,
     /// The volume's mode does not cache reads, its primary was changed, or the device failed.
     Mode,
     /// A part of the log has not been loaded yet: they may be in the cache.
@@ -55,7 +57,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Number of reasons, for tables indexed by them.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 6;
 }
 
 /// Why dirty blocks go to a primary.
@@ -290,6 +292,9 @@ pub enum Setting {
     /// The most bytes per second of clean blocks that all shards together bring into the cache
     /// device; unlimited when `None`.
     FillRate(Option<u64>),
+    /// Bytes per day that all shards together write to the cache device, above which they write
+    /// only what clients write; no budget when `None`.
+    WearBudget(Option<u64>),
     /// How long a write at the dirty limit waits for a primary that is away, and how long a request
     /// of a device may take before it is reported as slow.
     Patience(Duration),
@@ -363,6 +368,9 @@ pub struct ShardConfig {
     /// The most bytes per second of clean blocks that all shards together bring into the cache
     /// device; unlimited when `None`.
     pub fill_rate: Option<u64>,
+    /// Bytes per day that all shards together write to the cache device, above which they write
+    /// only what clients write; no budget when `None`.
+    pub wear_budget: Option<u64>,
     /// How long a device may leave a request unanswered before that is reported, and how long a
     /// write at the dirty limit waits for a primary that is away before it fails.
     pub patience: Duration,

@@ -43,6 +43,8 @@ pub enum Unit {
     Records,
     /// Segments of the log.
     Segments,
+    /// Hundredths of the most there can be.
+    Percent,
 }
 
 impl Unit {
@@ -56,6 +58,7 @@ impl Unit {
             Self::Nanoseconds => "ns",
             Self::Records => "records",
             Self::Segments => "segments",
+            Self::Percent => "percent",
         }
     }
 }
@@ -245,7 +248,8 @@ const BYPASSED: Shape =
     Shape::Labeled { metric: "bypassed", label: "reason", values: &BYPASS_REASONS };
 
 /// Names of the reasons, in the order of [`Refusal`].
-const REFUSAL_REASONS: [&str; Refusal::COUNT] = ["frequency", "limit", "rate", "mode", "loading"];
+const REFUSAL_REASONS: [&str; Refusal::COUNT] =
+    ["frequency", "limit", "rate", "wear", "mode", "loading"];
 
 const REFUSED: Shape =
     Shape::Labeled { metric: "unadmitted", label: "reason", values: &REFUSAL_REASONS };
@@ -363,9 +367,15 @@ statistics! {
         /// The same by reason.
         ///
         /// `frequency`: they were requested less frequently than the blocks they would have
-        /// displaced. `limit`: their volume is at its `cache_limit`. `rate`: `fill_rate`. `mode`:
-        /// the mode of the volume does not cache reads. `loading`: the log is not loaded yet.
+        /// displaced. `limit`: their volume is at its `cache_limit`. `rate`: `fill_rate`. `wear`:
+        /// `wear_budget`. `mode`: the mode of the volume does not cache reads. `loading`: the log
+        /// is not loaded yet.
         Counter Blocks unadmitted_by of volume: [u64; Refusal::COUNT] = REFUSED;
+        /// How far `wear_budget` is used up.
+        ///
+        /// From 0 on, blocks must be the more frequent to be written, unless clients write them; at
+        /// 100 none is.
+        Greatest Percent wear_pressure_percent;
         /// Blocks read from a primary but not cached because a write came in between.
         Counter Blocks stale_fills of volume;
     }

@@ -101,10 +101,11 @@ impl Cache {
         if self.contents.is_loading() {
             return Err(Refusal::Loading);
         }
-        self.is_worth_room(run)?;
-        match self.fill.allows(self.now) {
-            true => Ok(()),
-            false => Err(Refusal::Rate),
+        self.is_worth_room(run.clone())?;
+        match () {
+            () if !self.is_worth_wear(run) => Err(Refusal::Wear),
+            () if !self.fill.allows(self.now) => Err(Refusal::Rate),
+            () => Ok(()),
         }
     }
 

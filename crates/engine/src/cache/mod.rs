@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN, SegmentSeq};
-use forebay_policy::{EvictionPolicy, RateBound};
+use forebay_policy::{EvictionPolicy, RateBound, WearBudget};
 
 use crate::api::stats::Stats;
 use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
@@ -38,10 +38,12 @@ mod share;
 mod standing;
 mod store;
 mod tell;
+mod wear;
 
 use limit::{DirtyLimit, fill_bound};
 use share::Shares;
 pub(crate) use standing::Standing;
+use wear::wear_budget;
 
 /// Pause before a block that could not be read back is tried again.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
@@ -67,6 +69,7 @@ pub(crate) struct Cache {
     shares: Shares,
     /// Bounds the missed blocks that enter the cache device.
     fill: RateBound,
+    wear: WearBudget,
     pub out: Out,
     pub stats: Stats,
 }
@@ -113,6 +116,7 @@ impl Cache {
             limit: DirtyLimit::new(&config),
             shares: Shares::new(&config, now),
             fill: fill_bound(&config),
+            wear: WearBudget::new(wear_budget(&config), now),
             out: Out::new(now),
             stats: Stats::default(),
             config,

@@ -138,6 +138,7 @@ impl Cache {
             segments_free: self.log.free(),
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             slow_cache_ios: self.out.slow_cache_ios(),
+            wear_pressure_percent: (100.0 * self.wear_pressure()).floor() as u64,
             ..self.counters()
         };
         self.ram.report(&mut stats);

@@ -172,7 +172,10 @@ impl Sorting {
             false => {
                 let most = match self.must_gain {
                     true => 0,
-                    false => Reclaim::keep_bytes(cache, self.dirty_bytes),
+                    false => {
+                        let most = Reclaim::keep_bytes(cache, self.dirty_bytes);
+                        (most as f64 * (1.0 - cache.wear_pressure())) as u64
+                    }
                 };
                 keep_in_log(cache, &mut self.clean, most);
                 self.clean.len()
@@ -242,8 +245,9 @@ fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) ->
         let keys = run[0].key..run[0].key + run.len() as u64;
         let last = cache.last_of(run.iter().map(|block| block.meta));
         let guarded = cache.guards(Key(keys.start).volume(), leaving + run.len() as u64);
+        let may_stay = !must_gain && cache.is_worth_wear(keys.clone());
         let deserve = |last| guarded || cache.deserve_store(keys, last);
-        let keep = !must_gain && last.is_some_and(deserve);
+        let keep = may_stay && last.is_some_and(deserve);
         leaving += if keep { 0 } else { run.len() as u64 };
         run.iter_mut().for_each(|block| block.keep = keep);
         decided += run.len();

@@ -58,6 +58,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         dirty_target_percent: 50,
         idle_destage: Some(Duration::from_secs(5)),
         fill_rate: None,
+        wear_budget: None,
         patience: Duration::from_secs(30),
         destage_depth: 4,
         compress: false,
