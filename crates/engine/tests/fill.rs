@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_block::testing::noise;
+use forebay_block::testing::{Numbers, noise};
 use forebay_block::{BLOCK_SIZE, ByteRange, IoOp};
 use forebay_engine::testing::{Devices, Harness, config};
 use forebay_engine::{Eviction, Refusal, Setting, Shard, ShardConfig, Stats};
@@ -104,4 +104,47 @@ fn a_budget_of_wear_keeps_clean_blocks_out_and_never_writes() {
         let stats = read(&mut harness, 4100..4200);
         assert_eq!((stats.admitted_blocks, stats.wear_pressure_percent), (100, 0));
     }
+}
+
+/// Reads skewed to the first pages of a volume of four times the cache, for two days. Returns the
+/// statistics of the second one.
+fn second_day(budget: Option<u64>) -> Stats {
+    const READS: u64 = 20_000;
+    let all = config(CACHE, SIZE);
+    let (log_segments, segment_size) = (Some(8), SEGMENT as u32);
+    let config = ShardConfig { log_segments, segment_size, ram_bytes: 64 * BLOCK, ..all };
+    let config = ShardConfig { wear_budget: budget, ..config };
+    let devices = Devices { primary: noise(1, SIZE as usize), ..Devices::new(CACHE, SIZE) };
+    let mut harness = Harness::start(config, devices);
+    let mut numbers = Numbers::new(5);
+    let mut before = Stats::default();
+    for read in 0..2 * READS {
+        if read == READS {
+            before = harness.stats();
+        }
+        let share = numbers.below(1 << 20) as f64 / f64::from(1 << 20);
+        let page = (share.powi(3) * (SIZE / 4 / BLOCK) as f64) as u64;
+        let range = ByteRange::new(4 * page * BLOCK, 4 * BLOCK);
+        assert!(harness.ask(IoOp::Read, range, &[]).is_some());
+        harness.wait(Duration::from_secs(24 * 3600) / READS as u32);
+    }
+    harness.stats().since(&before)
+}
+
+/// The figures of docs/user/tuning.md.
+#[test]
+fn half_of_the_wear_costs_few_hits() {
+    let free = second_day(None);
+    let halved = second_day(Some(written(&free) / 2));
+    let hits = |stats: &Stats| 100.0 * stats.hits as f64 / stats.lookups as f64;
+    let mib = |stats: &Stats| written(stats) as f64 / f64::from(1 << 20);
+    println!(
+        "without a budget {:.0} MiB a day and {:.1} % hits, with half of it {:.0} MiB and {:.1} %",
+        mib(&free),
+        hits(&free),
+        mib(&halved),
+        hits(&halved)
+    );
+    assert!(written(&halved) <= written(&free) * 55 / 100);
+    assert!(hits(&halved) >= hits(&free) * 0.8);
 }

@@ -11,17 +11,15 @@ use std::time::Duration;
 
 use forebay_block::Instant;
 
+use crate::counts::GROUP;
 use crate::recent::KeyHasher;
+use crate::sketch::COUNT_MAX;
 
 /// The most that is saved for later, and the most that is owed, as time at the budget's rate. A
 /// restart begins with all of it.
 pub const WEAR_BANK: Duration = Duration::from_secs(6 * 3600);
 
 const DAY_SECONDS: f64 = 86_400.0;
-/// Pressure from which only the most frequent blocks enter, with a count of this.
-const COUNT_MAX: f64 = 15.0;
-/// Blocks of the largest common database page, which enter together or not at all.
-const GROUP: u64 = 4;
 
 /// The budget of a cache device, or of a part of one.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +76,7 @@ impl WearBudget {
         match count {
             _ if pressure <= 0.0 => true,
             _ if pressure >= 1.0 => false,
-            Some(count) => f64::from(count) >= pressure * COUNT_MAX,
+            Some(count) => f64::from(count) >= pressure * f64::from(COUNT_MAX),
             None => {
                 let mut hasher = KeyHasher::default();
                 hasher.write_u64(key / GROUP);

@@ -3,7 +3,7 @@
 //! (`cargo xtask statistics` writes it there).
 //!
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
-//! at a shard. The reasons of bypasses, of destages and of unadmitted blocks add up to their number.
+//! at a shard. The reasons of bypasses, destages and unadmitted blocks add up to their number.
 
 use crate::api::{Bypass, DestageReason, Refusal};
 
@@ -366,15 +366,13 @@ statistics! {
         Counter Blocks unadmitted_blocks of volume;
         /// The same by reason.
         ///
-        /// `frequency`: they were requested less frequently than the blocks they would have
-        /// displaced. `limit`: their volume is at its `cache_limit`. `rate`: `fill_rate`. `wear`:
-        /// `wear_budget`. `mode`: the mode of the volume does not cache reads. `loading`: the log
-        /// is not loaded yet.
+        /// `frequency`: requested less frequently than what they would displace. `limit`:
+        /// `cache_limit`. `rate`: `fill_rate`. `wear`: `wear_budget`. `mode`: of the volume.
+        /// `loading`: the log.
         Counter Blocks unadmitted_by of volume: [u64; Refusal::COUNT] = REFUSED;
         /// How far `wear_budget` is used up.
         ///
-        /// From 0 on, blocks must be the more frequent to be written, unless clients write them; at
-        /// 100 none is.
+        /// The higher, the more frequent a clean block must be to be written; at 100 none is.
         Greatest Percent wear_pressure_percent;
         /// Blocks read from a primary but not cached because a write came in between.
         Counter Blocks stale_fills of volume;

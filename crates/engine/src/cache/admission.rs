@@ -37,11 +37,11 @@ impl Cache {
         }
         let (index, locks) = (self.contents.index(), &self.locks);
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
-        let blocks = run.end - run.start;
+        let (volume, blocks) = (Key(run.start).volume(), run.end - run.start);
         if blocks > 0
             && let Err(why) = self.weigh(run, fx)
         {
-            self.note_unadmitted(key.volume(), why, blocks);
+            self.note_unadmitted(volume, why, blocks);
         }
     }
 

@@ -59,9 +59,11 @@ impl Cache {
                 continue;
             }
             let most = if tight { EVICTIONS_MAX } else { (few - left).min(EVICTIONS_MAX) };
+            // Free slots are no use to an index without room.
+            let enough = if tight { usize::MAX } else { few };
             wanted |= left == 0 || tight;
             for _ in 0..most {
-                let Some((class, unit)) = self.victim(class, few) else { break };
+                let Some((class, unit)) = self.victim(class, enough) else { break };
                 evicted = true;
                 self.store.note_leaving(class);
                 if !self.push_eviction(unit, fx) {
@@ -95,13 +97,13 @@ impl Cache {
     }
 
     /// The least wanted unit, of some chosen at random, in slots of a class; with the class. If
-    /// guarantees protect these, it is one in longer slots, unless enough of those are free. If they
-    /// protect these too, it is one of the class after all.
-    fn victim(&mut self, class: usize, few: usize) -> Option<(usize, Vec<(Key, Place)>)> {
+    /// guarantees protect these, it is one in longer slots, unless `enough` of those are free. If
+    /// they protect these too, it is one of the class after all.
+    fn victim(&mut self, class: usize, enough: usize) -> Option<(usize, Vec<(Key, Place)>)> {
         let longer = if self.has_guarantee() { class..SLOT_PAGES_MAX + 1 } else { 0..0 };
         for longer in longer {
             let free = self.store.free_slots(longer) + self.store.leaving(longer);
-            if longer > class && free >= few {
+            if longer > class && free >= enough {
                 return None;
             }
             for _ in 0..SPARE_TRIES {

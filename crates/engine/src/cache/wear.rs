@@ -1,5 +1,5 @@
-//! The budget of wear: clean blocks are written to the cache device only if they are frequent enough
-//! for what is left of it.
+//! The budget of wear: clean blocks are written to the cache device only if they are frequent
+//! enough for what is left of it.
 //!
 //! All that the log and the store write counts: clients' writes, admissions, moves, copies,
 //! invalidations, headers and footers. Not counted are superblocks, and writes that failed and were
