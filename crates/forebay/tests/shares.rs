@@ -38,8 +38,8 @@ fn two_volumes(place: &Place, guarantee: &str) -> Server {
 /// Reads the first `bytes` of a volume `times` times, in requests of 16 KiB.
 fn read(place: &Place, volume: &str, bytes: u64, times: usize) {
     let mut client = Nbd::connect(&place.path("nbd.sock"), volume).expect("it is served");
-    let mut buf = vec![0; 16 << 10];
-    for at in (0..times).flat_map(|_| (0..bytes).step_by(buf.len())) {
+    let mut buf = [0; 16 << 10];
+    for at in (0..times).flat_map(|_| (0..bytes).step_by(16 << 10)) {
         client.read(at, &mut buf).expect("it can be read");
     }
 }
