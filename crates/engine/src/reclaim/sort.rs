@@ -221,7 +221,7 @@ fn keep_in_log(cache: &mut Cache, clean: &mut [Candidate], mut most: u64) {
         let stay = cache.volume_ids().zip(leaving).map(|(id, blocks)| cache.must_stay(id, blocks));
         let mut stay: Vec<u64> = stay.collect();
         let mut order: Vec<usize> = (0..clean.len()).collect();
-        order.sort_by_key(|&at| Reverse(cache.policy.count(clean[at].key)));
+        order.sort_by_cached_key(|&at| Reverse(cache.policy.count(clean[at].key)));
         for at in order {
             let stay = &mut stay[usize::from(volume_of(&clean[at]).0)];
             let bytes = u64::from(clean[at].bytes);
