@@ -4,6 +4,7 @@
 mod events;
 mod settings;
 mod statistics;
+mod wear;
 
 use std::collections::BTreeMap;
 
@@ -27,6 +28,7 @@ pub use settings::{
 pub use statistics::{
     CacheFigures, LatencyFigures, PageUpdate, Point, Rates, StatisticsStatus, VolumeFigures,
 };
+pub use wear::WearStatus;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -160,6 +162,9 @@ pub struct CacheStatus {
     /// Failed requests of the cache device.
     #[serde(default)]
     pub device_errors: u64,
+    /// The wear of the cache device, if `wear_budget` is set.
+    #[serde(default)]
+    pub wear: Option<WearStatus>,
 }
 
 /// One volume.
@@ -187,6 +192,15 @@ pub struct VolumeStatus {
     /// Its reads, counted as pieces at shards, as in the counters.
     #[serde(default)]
     pub reads: ReadStatus,
+    /// Bytes of its cached blocks, before compression.
+    #[serde(default)]
+    pub cached_bytes: u64,
+    /// Bytes of them down to which other volumes displace none; 0 without a guarantee.
+    #[serde(default)]
+    pub cache_guarantee_bytes: u64,
+    /// Bytes of them at which its new blocks displace its own; `null` without a limit.
+    #[serde(default)]
+    pub cache_limit_bytes: Option<u64>,
     /// Bytes newer in the cache than on the primary.
     #[serde(default)]
     pub dirty_bytes: u64,
@@ -664,6 +678,7 @@ impl CacheStatus {
             full_hit_percent: ratio(100 * stats.hits, asked),
             partial_hit_percent: ratio(100 * stats.partial_hits, asked),
             device_errors: stats.cache_errors,
+            wear: WearStatus::of(pool, stats),
         }
     }
 }
@@ -683,6 +698,9 @@ impl VolumeStatus {
             devices: volume.devices.clone(),
             primary_health: PrimaryStatus::of(volume),
             reads: ReadStatus::of(&volume.state.stats),
+            cached_bytes: volume.state.stats.cached_blocks * BLOCK,
+            cache_guarantee_bytes: volume.state.cache_guarantee_blocks * BLOCK,
+            cache_limit_bytes: volume.state.cache_limit_blocks.map(|blocks| blocks * BLOCK),
             dirty_bytes: volume.state.dirty_blocks * BLOCK,
             lost_bytes: volume.state.lost_blocks * BLOCK,
             lost: volume.state.lost.iter().map(LostRange::of).collect(),

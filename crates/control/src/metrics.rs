@@ -129,6 +129,13 @@ fn volumes(out: &mut String, pool: &PoolSnapshot) {
     level("forebay_volume_dirty_blocks", help, |volume| volume.state.dirty_blocks);
     let help = "Dirty blocks of a volume at which its writes wait.";
     level("forebay_volume_dirty_limit_blocks", help, |volume| volume.state.dirty_limit_blocks);
+    let help =
+        "Blocks of a volume down to which no other one displaces any; 0 without a guarantee.";
+    let guarantee = |volume: &VolumeSnapshot| volume.state.cache_guarantee_blocks;
+    level("forebay_volume_cache_guarantee_blocks", help, guarantee);
+    let help = "Blocks of a volume at which its new blocks displace its own; 0 without a limit.";
+    let limit = |volume: &VolumeSnapshot| volume.state.cache_limit_blocks.unwrap_or(0);
+    level("forebay_volume_cache_limit_blocks", help, limit);
     let help = "Blocks of a volume that cannot be read back any more.";
     level("forebay_volume_lost_blocks", help, |volume| volume.state.lost_blocks);
 }
@@ -162,6 +169,9 @@ fn levels(out: &mut String, pool: &PoolSnapshot) {
     }
     head(out, "forebay_cache_bytes", "gauge", "Bytes of the cache device in use.");
     line(out, "forebay_cache_bytes", &[("path", &pool.cache_path)], pool.cache_bytes);
+    let help = "Bytes per day that may be written to the cache device; 0 without a budget.";
+    head(out, "forebay_wear_budget_bytes", "gauge", help);
+    line(out, "forebay_wear_budget_bytes", &[], pool.wear_budget.unwrap_or(0));
     head(out, "forebay_clients", "gauge", "Clients connected.");
     line(out, "forebay_clients", &[], pool.clients);
     let refused = "forebay_clients_refused_total";

@@ -11,7 +11,7 @@ use crate::api::{PageUpdate, PoolStatus, StatisticsStatus};
 use crate::error::ControlError;
 use crate::events::{Detector, EventLog};
 use crate::job::Jobs;
-use crate::pool::PoolControl;
+use crate::pool::{PoolControl, PoolSnapshot};
 use crate::statistics::{History, Sample, Window};
 
 /// Time between two snapshots.
@@ -94,6 +94,23 @@ impl Monitor {
         Ok(StatisticsStatus::of(&locked(&self.history), window, &now))
     }
 
+    /// The state of the pool.
+    ///
+    /// # Errors
+    /// When a shard does not answer.
+    pub fn status(&self) -> Result<PoolStatus, ControlError> {
+        let snapshot = self.pool.snapshot()?;
+        Ok(self.status_of(&snapshot, &Sample::of(&snapshot)))
+    }
+
+    fn status_of(&self, snapshot: &PoolSnapshot, now: &Sample) -> PoolStatus {
+        let mut status = PoolStatus::of(snapshot);
+        if let Some(wear) = &mut status.cache.wear {
+            wear.look_back(&locked(&self.history), now);
+        }
+        status
+    }
+
     /// One look at the pool.
     fn look(&self) {
         // A pool that is starting or stopping does not answer.
@@ -107,7 +124,8 @@ impl Monitor {
         news.into_iter().chain(upgrade).for_each(|news| self.events.tell(news));
         if self.seen.receiver_count() > 0 {
             let statistics = StatisticsStatus::of(&locked(&self.history), Window::Now, &sample);
-            let update = PageUpdate { status: PoolStatus::of(&snapshot), statistics, jobs };
+            let status = self.status_of(&snapshot, &sample);
+            let update = PageUpdate { status, statistics, jobs };
             let text = serde_json::to_string(&update).expect("its keys are texts");
             self.seen.send_replace(Arc::from(text));
         }

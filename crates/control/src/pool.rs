@@ -301,6 +301,8 @@ pub struct PoolSnapshot {
     pub content: ContentLocality,
     /// Maximum time that a dirty block may wait before it is written to the primary.
     pub write_cache_depth: Duration,
+    /// Bytes per day that may be written to the cache device; no budget when `None`.
+    pub wear_budget: Option<u64>,
     /// Endpoints for clients.
     pub endpoints: Vec<String>,
     /// Clients connected.

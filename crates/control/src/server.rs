@@ -413,7 +413,7 @@ async fn ask<T: Send + 'static>(
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, body = PoolStatus), (status = 503, body = ErrorBody)))]
 async fn status(State(shared): State<Shared>) -> Answer<Json<PoolStatus>> {
-    ask(move || Ok(Json(PoolStatus::of(&shared.pool.snapshot()?)))).await
+    ask(move || Ok(Json(shared.monitor.status()?))).await
 }
 
 fn status_of(pool: &dyn PoolControl, name: &str) -> Result<Json<VolumeStatus>, ControlError> {

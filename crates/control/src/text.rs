@@ -73,6 +73,7 @@ pub fn pool(status: &PoolStatus) -> String {
         cache.oldest_dirty_seconds,
         cache.write_cache_depth_seconds
     );
+    out += &wear(status);
     for endpoint in &status.endpoints {
         out += &format!("serves   {endpoint}\n");
     }
@@ -113,6 +114,21 @@ fn ram(status: &PoolStatus) -> String {
     })
 }
 
+/// The line about the wear of the cache device; empty if it has no budget.
+fn wear(status: &PoolStatus) -> String {
+    status.cache.wear.as_ref().map_or_else(String::new, |wear| {
+        format!(
+            "wear     {} written in the last {}, budget {} per day; now {} per day, \
+             pressure {} %\n",
+            Size(wear.written_bytes),
+            duration(wear.seconds as u64),
+            Size(wear.budget_bytes_per_day),
+            Size(wear.written_bytes_per_day as u64),
+            wear.pressure_percent
+        )
+    })
+}
+
 /// How the blocks in the cache are stored, and the wear saved by that.
 fn kinds(status: &PoolStatus) -> String {
     let stats = status.stats();
@@ -138,17 +154,18 @@ fn kinds(status: &PoolStatus) -> String {
 pub fn volumes(volumes: &[VolumeStatus]) -> String {
     let width = volumes.iter().map(|volume| volume.name.len()).max().unwrap_or(0).max(6);
     let mut out = format!(
-        "{:width$}  {:13}  {:>10}  {:>10}  {:6}  PRIMARY\n",
-        "VOLUME", "MODE", "SIZE", "DIRTY", "STATE"
+        "{:width$}  {:13}  {:>10}  {:>10}  {:>10}  {:6}  PRIMARY\n",
+        "VOLUME", "MODE", "SIZE", "CACHED", "DIRTY", "STATE"
     );
     for volume in volumes {
         let only = if volume.read_only { " (read-only)" } else { "" };
         let devices: String = volume.devices.iter().map(|path| format!(" as {path}")).collect();
         out += &format!(
-            "{:width$}  {:13}  {:>10}  {:>10}  {:6}  {}{only}{devices}\n",
+            "{:width$}  {:13}  {:>10}  {:>10}  {:>10}  {:6}  {}{only}{devices}\n",
             volume.name,
             volume.mode,
             Size(volume.size).to_string(),
+            Size(volume.cached_bytes).to_string(),
             Size(volume.dirty_bytes).to_string(),
             volume.primary_health.state,
             volume.primary
@@ -175,12 +192,25 @@ pub fn volume(status: &VolumeStatus) -> String {
     for problem in &status.problems {
         out += &format!("WRONG    {problem}\n");
     }
+    out += &share(status);
     out += &format!("{:13}  {:>12}  {:>10}\n", "OPERATION", "REQUESTS", "MEAN");
     for OperationStatus { operation, requests, mean_micros } in &status.operations {
         let mean = mean_micros.unwrap_or_default();
         out += &format!("{operation:13}  {requests:>12}  {mean:>7.1} us\n");
     }
     out
+}
+
+/// The line about a volume's share of the cache; empty if it has neither guarantee nor limit.
+fn share(status: &VolumeStatus) -> String {
+    let guarantee = Some(status.cache_guarantee_bytes).filter(|&bytes| bytes > 0);
+    let guarantee = guarantee.map(|bytes| format!("{} guaranteed", Size(bytes)));
+    let limit = status.cache_limit_bytes.map(|bytes| format!("{} at most", Size(bytes)));
+    let parts: Vec<String> = guarantee.into_iter().chain(limit).collect();
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!("share    of the cache: {}\n", parts.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -229,6 +259,9 @@ mod tests {
             devices: vec!["/dev/loop7".to_owned()],
             primary_health: PrimaryStatus { state: "away".to_owned(), ..Default::default() },
             reads: ReadStatus::default(),
+            cached_bytes: 1 << 20,
+            cache_guarantee_bytes: 1 << 30,
+            cache_limit_bytes: Some(2 << 30),
             dirty_bytes: 8192,
             lost_bytes: 0,
             lost: Vec::new(),
@@ -239,11 +272,13 @@ mod tests {
                 mean_micros: Some(500.0),
             }],
         };
-        let expected = "VOLUME       MODE                 SIZE       DIRTY  STATE   PRIMARY\n\
-                        a-long-name  write-back          3 GiB       8 KiB  away    /dev/sdb \
-                        (read-only) as /dev/loop7\n";
+        let expected = "VOLUME       MODE                 SIZE      CACHED       DIRTY  STATE   \
+                        PRIMARY\n\
+                        a-long-name  write-back          3 GiB       1 MiB       8 KiB  away    \
+                        /dev/sdb (read-only) as /dev/loop7\n";
         assert_eq!(volumes(std::slice::from_ref(&one)), expected);
         let more = "WRONG    volume a-long-name: it is away\n\
+                    share    of the cache: 1 GiB guaranteed, 2 GiB at most\n\
                     OPERATION          REQUESTS        MEAN\n\
                     read                      3    500.0 us\n";
         assert_eq!(volume(&one), format!("{expected}{more}"));

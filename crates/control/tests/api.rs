@@ -101,6 +101,8 @@ impl PoolControl for Table {
                     ..Stats::default()
                 },
                 dirty_blocks: self.dirty.load(Ordering::SeqCst),
+                cache_guarantee_blocks: 10,
+                cache_limit_blocks: Some(100),
                 lost_blocks: lost,
                 lost: vec![ByteRange::new(8192, lost * 4096)],
                 ..VolumeState::default()
@@ -127,6 +129,7 @@ impl PoolControl for Table {
             eviction: Eviction::Lru,
             content: ContentLocality::Rewrite,
             write_cache_depth: Duration::from_secs(30),
+            wear_budget: Some(1 << 40),
             endpoints: vec!["unix:/run/nbd.sock".to_owned()],
             drain_given_up: false,
             clients: 3,
@@ -387,6 +390,9 @@ fn status_tells_what_the_pool_knows() {
     assert!(volume.problems[0].contains("does not answer"), "{:?}", volume.problems);
     assert_eq!((volume.lost[0].offset, volume.lost[0].length), (8192, 12288));
     let text = forebay_control::text::pool(&status);
+    let wear = "wear     0 B written in the last 1 min 1 s, budget 1 TiB per day; now 0 B per day, \
+                pressure 0 %\n";
+    assert!(text.contains(wear), "{text}");
     let wrong: Vec<&str> = text.lines().skip(1).take(2).collect();
     assert!(wrong[0].starts_with("WRONG    volume d b: the primary /dev/primary does not answer"));
     assert!(wrong[1].starts_with("WRONG    volume d b: LOST 12 KiB"), "{text}");
@@ -619,6 +625,12 @@ fn metrics_are_what_prometheus_reads() {
     }
     assert!(text.contains("forebay_hits_total{shard=\"0\"} 5\n"), "{text}");
     assert!(text.contains("forebay_rule_requests_total{rule=\"bypass volume=a\"} 3\n"), "{text}");
+    assert!(text.contains("forebay_wear_budget_bytes 1099511627776\n"), "{text}");
+    for level in
+        ["cache_guarantee_blocks{volume=\"d b\"} 10", "cache_limit_blocks{volume=\"d b\"} 100"]
+    {
+        assert!(text.contains(&format!("forebay_volume_{level}\n")), "{level}: {text}");
+    }
     assert!(
         text.contains(
             "forebay_request_seconds_sum{volume=\"d b\",operation=\"read\"} 0.001500000\n"

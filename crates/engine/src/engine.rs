@@ -202,9 +202,10 @@ impl Shard for Engine {
         self.cache.now = now;
         self.cache.form.begin_turn();
         self.cache.ram.begin_turn(now);
+        self.cache.note_wear();
         self.cache.pump_unanswered();
         if matches!(self.cache.state(), State::Serving | State::Stopping) {
-            let rooms: [fn(&mut Self, &mut Effects); 18] = [
+            let rooms: [fn(&mut Self, &mut Effects); 19] = [
                 |engine, fx| engine.recovery.pump_fences(&mut engine.cache, fx),
                 |engine, fx| engine.requests.release_delayed(&mut engine.cache, fx),
                 Self::pump_log,
@@ -213,6 +214,7 @@ impl Shard for Engine {
                 |engine, fx| engine.requests.pump_parked(&mut engine.cache, fx),
                 |engine, fx| engine.reclaim.pump(&mut engine.cache, fx),
                 |engine, fx| engine.cache.pump_store(fx),
+                |engine, fx| engine.cache.pump_excess(fx),
                 |engine, fx| engine.requests.pump_leftover(&mut engine.cache, fx),
                 Self::pump_detach,
                 Self::pump_destage,
@@ -295,6 +297,8 @@ impl Shard for Engine {
                 lost_blocks,
                 lost,
                 dirty_limit_blocks: self.cache.limit_of(id),
+                cache_guarantee_blocks: self.cache.guarantee_of(id),
+                cache_limit_blocks: self.cache.cache_limit_of(id),
                 changed: volume.changed,
                 held_writes: volume.flow.held_writes(),
                 slow_ios: volume.flow.slow_ios,
@@ -319,10 +323,13 @@ impl Shard for Engine {
             Setting::Content(content) => self.cache.set_content(content),
             Setting::DirtyLimit(percent) => self.cache.set_dirty_limit(percent),
             Setting::DirtyShare(volume, share) => self.cache.set_dirty_share(volume, share),
+            Setting::CacheShare(volume, share) => self.cache.set_cache_share(volume, share),
             Setting::WriteCacheDepth(depth) => self.cache.config.write_cache_depth = depth,
             Setting::DirtyTarget(percent) => self.cache.config.dirty_target_percent = percent,
             Setting::IdleDestage(after) => self.cache.config.idle_destage = after,
             Setting::Pace(volume, pace) => self.cache.set_pace(volume, pace),
+            Setting::WearBudget(budget) => self.cache.set_wear_budget(budget),
+            Setting::FillRate(rate) => self.cache.set_fill_rate(rate),
             Setting::Patience(patience) => self.cache.config.patience = patience,
         }
     }
@@ -488,6 +495,9 @@ impl Engine {
         if self.cache.store.exists() && self.reclaim.is_busy() {
             // What it waits for may come without an I/O: slots that nothing needs any more.
             deadline = deadline.min(self.cache.now + MOVE_TICK);
+        }
+        if makes_room && let Some(at) = self.cache.next_excess() {
+            deadline = deadline.min(at);
         }
         if makes_room && let Some(at) = self.cache.next_discard() {
             deadline = deadline.min(at.max(self.cache.now));

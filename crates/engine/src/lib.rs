@@ -38,13 +38,13 @@ pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
-    Bypass, ContentLocality, DestageReason, DetachedStripe, DirtyShare, Effects, Eviction, Health,
-    Mode, Pace, Reply, Request, RequestId, Setting, ShardConfig, State, Target, Tier, Trust,
-    VolumeConfig,
+    Bypass, CacheShare, ContentLocality, DestageReason, DetachedStripe, DirtyShare, Effects,
+    Eviction, Health, Mode, Pace, Refusal, Reply, Request, RequestId, Setting, ShardConfig, State,
+    Target, Tier, Trust, VolumeConfig,
 };
 pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;
-pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress};
+pub use forebay_policy::{DRAIN_PATIENCE, DrainProgress, GUARANTEED_MAX_PERCENT};
 pub use form::alike::{Alike, Sketch};
 pub use form::similar_max;
 pub use key::Key;

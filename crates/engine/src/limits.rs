@@ -66,7 +66,9 @@ pub const COMPARED_ONE_IN: u32 = 32 << 10;
 pub const REBASES_MAX: usize = 32;
 /// Units of the store among which the least wanted is evicted.
 pub const EVICT_SAMPLE: usize = 24;
-/// Units evicted in one turn, by length of their slots.
+/// Blocks that are scanned for [`EVICT_SAMPLE`] of one volume.
+pub const OWN_SCANNED_MAX: u64 = 4096;
+/// Units evicted in one turn, by length of their slots, and of each volume above its limit.
 pub const EVICTIONS_MAX: usize = 32;
 /// Units that one flush makes durable, if more are coming.
 pub const UNITS_FLUSHED: usize = 64;

@@ -454,7 +454,7 @@ fn settings_stay_in_force_when_a_changed_primary_is_accepted() {
         "volume": "disk", "mode": "write-through", "eviction": "fifo", "content": "rewrite",
         "sequential_threshold": "512KiB", "write_cache_depth": "30s", "patience": "30s",
         "client_stall_timeout": "1m", "idle_timeout": "0s", "dirty_target": "50%",
-        "idle_destage": "5s", "destage_rate": "0",
+        "idle_destage": "5s", "destage_rate": "0", "fill_rate": "0", "wear_budget": "0",
     });
     assert_eq!(set, expected);
     end(server, End::Stop);

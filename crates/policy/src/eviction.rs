@@ -110,6 +110,11 @@ pub trait EvictionPolicy {
     /// Prefetches the memory that [`EvictionPolicy::asked`] will access for a block.
     fn warm(&self, _key: u64) {}
 
+    /// The number of recent requests for a block; `None` if the policy does not count them.
+    fn count(&self, _key: u64) -> Option<u8> {
+        None
+    }
+
     /// Whether a block was requested several times recently.
     fn is_frequent(&self, _key: u64) -> bool {
         false
@@ -174,10 +179,11 @@ pub trait EvictionPolicy {
         last
     }
 
-    /// The position of the block that leaves the store. A block that asks to enter is one of the
-    /// candidates; if it is chosen, it does not enter.
-    fn victim(&mut self, _candidates: &[StoreCandidate]) -> usize {
-        0
+    /// The position of the block that leaves the cache, other than with the oldest segment. A block
+    /// that asks to enter may be the last candidate; if it is chosen, it does not enter. There is
+    /// at least one candidate.
+    fn victim(&mut self, candidates: &[StoreCandidate]) -> usize {
+        candidates.len() - 1
     }
 
     /// Chooses the clean blocks of the oldest segment to copy forward, at most `copy_bytes` in

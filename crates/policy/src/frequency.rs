@@ -14,6 +14,7 @@
 use std::iter::repeat_n;
 use std::ops::Range;
 
+use crate::adaptive::StoreCandidate;
 use crate::eviction::{COPY_SHARE_MAX_PERCENT, Candidate, EvictionPolicy, take};
 use crate::learned::Touch;
 use crate::sketch::Sketch;
@@ -82,6 +83,10 @@ impl EvictionPolicy for Frequency {
         self.sketch.warm(key);
     }
 
+    fn count(&self, key: u64) -> Option<u8> {
+        Some(self.sketch.estimate(key))
+    }
+
     fn is_frequent(&self, key: u64) -> bool {
         self.sketch.estimate(key) >= FREQUENT
     }
@@ -103,6 +108,16 @@ impl EvictionPolicy for Frequency {
     }
 
     fn sealed(&mut self, _live_segments: u64) {}
+
+    /// The least frequent one; of several, the last, so that a new block must be more frequent.
+    fn victim(&mut self, candidates: &[StoreCandidate]) -> usize {
+        let count = |candidate: &StoreCandidate| {
+            let blocks = u64::from(candidate.blocks.count_ones());
+            self.mean(candidate.first..candidate.first + blocks)
+        };
+        let counts = candidates.iter().map(count).enumerate().rev();
+        counts.min_by(|(_, a), (_, b)| a.total_cmp(b)).map_or(0, |(at, _)| at)
+    }
 
     fn choose(&mut self, blocks: &mut [Candidate], copy_bytes: u64) {
         if blocks.is_empty() {
@@ -221,6 +236,20 @@ mod tests {
         // The same blocks, but most of the segment is garbage: every block requested twice stays.
         policy.choose(&mut blocks, 2 * segment * 3 / 4);
         assert_eq!(blocks.map(|block| block.keep), [false, true, true, true, true]);
+    }
+
+    #[test]
+    fn of_a_sample_the_least_frequent_leaves_and_a_new_block_must_be_more_frequent() {
+        let mut policy = Frequency::new(1000);
+        for (key, times) in [(10, 3), (20, 2), (30, 3), (40, 2), (41, 5)] {
+            asked(&mut policy, key, times);
+        }
+        let last = policy.touched(Touch::Read);
+        let block = |first, blocks| StoreCandidate { first, blocks, last };
+        let mut victim = |sample: &[StoreCandidate]| policy.victim(sample);
+        assert_eq!(victim(&[block(10, 1), block(20, 1), block(30, 1)]), 1);
+        assert_eq!(victim(&[block(20, 1), block(40, 1)]), 1, "it is no more frequent");
+        assert_eq!(victim(&[block(20, 1), block(40, 3)]), 0, "the mean counts");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Pure decisions: eviction, recency, reading around misses, sequential detection, destage pacing,
-//! write throttling, shares of the dirty limit, the end of drains, rules for requests.
+//! write throttling, shares of the dirty limit and of the room, wear, the end of drains, rules for
+//! requests.
 //!
 //! Each file is one decision. Nothing here does I/O, reads a clock or draws a random number: time
 //! is passed in as [`forebay_block::Instant`], so that a run can be repeated exactly and the trace
@@ -9,6 +10,7 @@
 
 mod adaptive;
 mod around;
+mod cache_shares;
 mod counts;
 mod destage;
 mod drain;
@@ -26,10 +28,12 @@ mod shares;
 mod sketch;
 mod stored;
 mod throttle;
+mod wear;
 mod window;
 
 pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
+pub use cache_shares::{CacheShare, CacheShares, GUARANTEED_MAX_PERCENT};
 pub use destage::{DestageCause, DestagePacer, DestageState, DrainRate, QUIET};
 pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{
@@ -48,4 +52,5 @@ pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};
 pub use sketch::Sketch;
 pub use throttle::{DELAY_MAX, WriteThrottle};
+pub use wear::{WEAR_BANK, WearBudget};
 pub use window::Window;

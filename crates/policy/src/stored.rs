@@ -42,6 +42,10 @@ impl EvictionPolicy for Stored {
         self.adaptive.warm(key);
     }
 
+    fn count(&self, key: u64) -> Option<u8> {
+        Some(self.adaptive.count(key))
+    }
+
     fn is_frequent(&self, key: u64) -> bool {
         self.adaptive.count(key) >= FREQUENT
     }

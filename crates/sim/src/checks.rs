@@ -117,6 +117,10 @@ fn broken_rule(s: &Stats, ram_bytes: u64) -> Option<&'static str> {
             s.lookups == s.hits + s.partial_hits + s.misses + s.bypasses,
             "lookups are not the sum of their outcomes",
         ),
+        (
+            s.unadmitted_blocks == s.unadmitted_by.iter().sum::<u64>(),
+            "unadmitted blocks are not the sum of their reasons",
+        ),
         (s.fenced_blocks <= s.dirty_blocks, "more blocks are fenced than dirty"),
         (s.dirty_blocks <= s.cached_blocks, "more blocks are dirty than cached"),
         (s.associate_blocks <= s.cached_blocks, "more blocks are deltas than cached"),

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
+use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 use crate::atlas::{Outcome, Scenario};
 use crate::disk::{Discards, DiskProfile};
@@ -35,6 +35,8 @@ pub struct VolumeSetup {
     pub rotational: bool,
     /// Its share of the dirty limit.
     pub share: DirtyShare,
+    /// Its share of the cache.
+    pub cache_share: CacheShare,
     /// How destaging treats its primary.
     pub pace: Pace,
 }
@@ -68,6 +70,10 @@ pub struct Setup {
     pub dirty_target_percent: u8,
     /// The time without requests from which everything is destaged.
     pub idle_destage: Option<Duration>,
+    /// The most bytes per second of clean blocks that enter the cache.
+    pub fill_rate: Option<u64>,
+    /// The bytes per day that may be written to the cache device for other than clients' writes.
+    pub wear_budget: Option<u64>,
     /// How long a write waits for a primary that is away.
     pub patience: Duration,
     /// Most destage writes in flight.
@@ -198,6 +204,8 @@ impl Setup {
             dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
             dirty_target_percent: 50,
             idle_destage: Some(Duration::from_secs(5)),
+            fill_rate: None,
+            wear_budget: None,
             patience: Duration::from_secs(30),
             destage_depth: rng.pick(&[1, 2, 8, 32]),
             compress: rng.percent(70),
@@ -329,6 +337,7 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         discard: rng.percent(70),
         rotational: rng.percent(50),
         share: DirtyShare::default(),
+        cache_share: CacheShare::default(),
         pace: Pace::default(),
     }
 }

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use forebay_block::{BlockRange, ByteRange, IoOp};
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
+use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
 use forebay_engine::{State, Stats, Target, Trust};
 
 use forebay_model::Model;
@@ -147,6 +147,11 @@ impl World {
                 let (at_least, at_most) = share[at % share.len()];
                 let share = DirtyShare { at_least, at_most };
                 self.setup.volumes[*volume].share = share;
+                let share_of_cache =
+                    [(None, Some(5)), (Some(40), None), (None, None), (Some(1), Some(60))];
+                let (at_least, at_most) = share_of_cache[at % 4];
+                let cache_share = CacheShare { at_least, at_most };
+                self.setup.volumes[*volume].cache_share = cache_share;
                 let depth = [1, 10_000, 30, 300].map(Duration::from_millis)[at % 4];
                 self.setup.write_cache_depth = depth;
                 let target = [50, 0, 90, 20][at % 4];
@@ -161,6 +166,10 @@ impl World {
                 let hot = self.setup.volumes[*volume].windows[0].blocks();
                 let pinned = [0, hot.count, hot.count / 2][at % 3];
                 let pinned = [BlockRange { first: hot.first, count: pinned }];
+                let fill_rate = [None, Some(1 << 20), Some(64 << 20), Some(1)][at % 4];
+                self.setup.fill_rate = fill_rate;
+                let wear_budget = [Some(100 << 20), None, Some(1 << 40), Some(1)][at % 4];
+                self.setup.wear_budget = wear_budget;
                 let forgotten = self.mischief.forgets_switch();
                 if let Some(server) = self.server.as_mut() {
                     server.each(|engine| {
@@ -171,11 +180,14 @@ impl World {
                         engine.set(Setting::Content(content));
                         engine.set(Setting::DirtyLimit(percent));
                         engine.set(Setting::DirtyShare(id, share));
+                        engine.set(Setting::CacheShare(id, cache_share));
                         engine.set(Setting::WriteCacheDepth(depth));
                         engine.set(Setting::DirtyTarget(target));
                         engine.set(Setting::IdleDestage(idle));
                         engine.set(Setting::Pace(id, pace));
                         engine.pin(id, &pinned);
+                        engine.set(Setting::FillRate(fill_rate));
+                        engine.set(Setting::WearBudget(wear_budget));
                     });
                 }
                 Ok(())

@@ -352,6 +352,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         discard: v.discard,
         rotational: v.rotational,
         share: v.share,
+        cache_share: v.cache_share,
         pace: v.pace,
         // Data that was not changed must not be reported as changed.
         suspect: setup.seed.is_multiple_of(2),
@@ -371,6 +372,8 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         dirty_limit_percent: setup.dirty_limit_percent,
         dirty_target_percent: setup.dirty_target_percent,
         idle_destage: setup.idle_destage,
+        fill_rate: setup.fill_rate,
+        wear_budget: setup.wear_budget,
         patience: setup.patience,
         destage_depth: setup.destage_depth,
         compress: setup.compress,

@@ -144,7 +144,7 @@ fn set_cache(operator: &mut Operator<'_>) -> anyhow::Result<()> {
 fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     operator.changes += 1;
-    let (whose, setting) = match operator.numbers.below(11) {
+    let (whose, setting) = match operator.numbers.below(15) {
         0 => (None, operator.pick(&["dirty_limit=1%", "dirty_limit=90%", "dirty_limit=default"])),
         1 => (None, operator.pick(&["write_cache_depth=1ms", "write_cache_depth=default"])),
         2 => (None, operator.pick(&["client_stall_timeout=2m", "client_stall_timeout=default"])),
@@ -156,6 +156,10 @@ fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         }
         8 => (Some(&name), operator.pick(&["latency_target=1ms", "latency_target=default"])),
         9 => (Some(&name), operator.pick(&["destage_rate=20MiB", "destage_rate=0"])),
+        10 => (Some(&name), operator.pick(&["cache_limit=1%", "cache_limit=default"])),
+        11 => (Some(&name), operator.pick(&["cache_guarantee=1%", "cache_guarantee=default"])),
+        12 => (None, operator.pick(&["fill_rate=1MiB", "fill_rate=0"])),
+        13 => (None, operator.pick(&["wear_budget=1GiB", "wear_budget=0"])),
         // All volumes together may have 100 % at most.
         5 => (Some(&name), operator.pick(&["dirty_guarantee=0%", "dirty_guarantee=default"])),
         _ => {
@@ -239,6 +243,7 @@ fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         "content=\u{1f980}",
         "dirty_limit=0%",
         "dirty_guarantee=101%",
+        "cache_guarantee=91%",
         "write_cache_depth=-1s",
         "sequential_threshold=1",
     ]);

@@ -11,7 +11,7 @@ use super::{Job, PoolStatus, ReadStatus, ratio};
 use crate::statistics::{History, Sample, Spread, VolumeSample, Window};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
-const DAY_SECONDS: f64 = 86_400.0;
+pub(super) const DAY_SECONDS: f64 = 86_400.0;
 
 /// What happened in a stretch of time that ends now.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]

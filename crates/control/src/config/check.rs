@@ -1,12 +1,13 @@
 //! Checks across settings: endpoints and their certificates, distinct names and primaries of
-//! volumes, shares of the dirty limit.
+//! volumes, shares of the cache and of the dirty limit.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use forebay_block::{NAME_BYTES_MAX, VOLUMES_MAX};
+use forebay_engine::GUARANTEED_MAX_PERCENT;
 
-use super::{Config, ConfigError, ServerConfig, TlsPolicy, VolumeConfig, invalid};
+use super::{Config, ConfigError, Percent, ServerConfig, TlsPolicy, VolumeConfig, invalid};
 
 impl Config {
     /// Checks the settings against each other.
@@ -51,24 +52,43 @@ impl Config {
         self.check_rules()
     }
 
-    /// Checks the volumes' shares of the dirty limit: the guarantees add up to no more than all of
-    /// it, and none is more than the volume may have.
+    /// Checks the volumes' shares of the cache and of the dirty limit: the guarantees add up to no
+    /// more than may be guaranteed, and none is more than the volume may have.
     ///
     /// # Errors
     /// Names the first share that conflicts with others.
     pub fn check_shares(&self) -> Result<(), ConfigError> {
-        let all = self.volumes.iter().filter_map(|volume| volume.dirty_guarantee);
-        let sum: u32 = all.map(|share| u32::from(share.0)).sum();
-        if sum > 100 {
+        self.check_guarantees(
+            ("cache_guarantee", "cache_limit"),
+            (GUARANTEED_MAX_PERCENT, "cache"),
+            |volume| (volume.cache_guarantee, volume.cache_limit),
+        )?;
+        self.check_guarantees(("dirty_guarantee", "dirty_limit"), (100, "dirty limit"), |volume| {
+            (volume.dirty_guarantee, volume.dirty_limit)
+        })
+    }
+
+    /// Checks the guarantees and limits that `of` gives of each volume: settings with these names,
+    /// of which `(percent, whole)` may be guaranteed.
+    fn check_guarantees(
+        &self,
+        (guarantee, limit): (&str, &str),
+        (most, whole): (u64, &str),
+        of: impl Fn(&VolumeConfig) -> (Option<Percent>, Option<Percent>),
+    ) -> Result<(), ConfigError> {
+        let all = self.volumes.iter().filter_map(|volume| of(volume).0);
+        let sum: u64 = all.map(|share| u64::from(share.0)).sum();
+        if sum > most {
             let what = format!("all of them together are {sum}%");
-            let hint = "guarantee 100% of the dirty limit at most";
-            return Err(invalid("volume.dirty_guarantee", what, hint));
+            let hint = format!("guarantee {most}% of the {whole} at most");
+            return Err(invalid(format!("volume.{guarantee}"), what, &hint));
         }
-        for VolumeConfig { name, dirty_guarantee: least, dirty_limit: most, .. } in &self.volumes {
-            if least.zip(*most).is_some_and(|(least, most)| least.0 > most.0) {
-                let what = "is more than the volume's dirty_limit";
-                let key = format!("volume {name:?}: dirty_guarantee");
-                return Err(invalid(key, what, "use a share up to dirty_limit"));
+        for volume in &self.volumes {
+            let (least, most) = of(volume);
+            if let Some((least, most)) = least.zip(most).filter(|(least, most)| least.0 > most.0) {
+                let key = format!("volume {:?}: {guarantee}", volume.name);
+                let what = format!("{}% is more than the volume's {limit}, {}%", least.0, most.0);
+                return Err(invalid(key, what, &format!("use a share up to {limit}")));
             }
         }
         Ok(())

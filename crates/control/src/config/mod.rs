@@ -15,7 +15,7 @@ mod rules;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_engine::{ContentLocality, DirtyShare, Eviction, Mode, Pace};
+use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 pub use observed::{EventsConfig, WebConfig, WebListen};
 pub use pins::{PINNED_RANGES_MAX, Pin, PinList};
@@ -66,6 +66,11 @@ pub struct CacheConfig {
     pub dirty_target: Percent,
     /// Time without client requests from which everything is destaged; 0 is never.
     pub idle_destage: Time,
+    /// The most bytes per second of missed blocks that enter the cache device; 0 is unlimited.
+    pub fill_rate: Size,
+    /// Bytes per day written to the cache device, above which only clients' writes are; 0 is
+    /// unlimited.
+    pub wear_budget: Size,
     /// Share of a new cache that is its log; the rest is its store.
     pub log_share: Percent,
     /// Maximum time that a dirty block may wait before it is written to the primary.
@@ -85,6 +90,20 @@ impl CacheConfig {
     #[must_use]
     pub fn idle_destage(&self) -> Option<Duration> {
         Some(self.idle_destage.0).filter(|after| !after.is_zero())
+    }
+
+    /// The most bytes per second of missed blocks that enter the cache device; unlimited when
+    /// `None`.
+    #[must_use]
+    pub fn fill_rate(&self) -> Option<u64> {
+        Some(self.fill_rate.0).filter(|&rate| rate > 0)
+    }
+
+    /// Bytes per day written to the cache device, above which only clients' writes are; no budget
+    /// when `None`.
+    #[must_use]
+    pub fn wear_budget(&self) -> Option<u64> {
+        Some(self.wear_budget.0).filter(|&bytes| bytes > 0)
     }
 }
 
@@ -177,6 +196,10 @@ pub struct VolumeConfig {
     pub sequential_threshold: Size,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Share of the cache down to which other volumes displace no blocks of this one.
+    pub cache_guarantee: Option<Percent>,
+    /// Share of the cache at which new blocks of this volume displace its own.
+    pub cache_limit: Option<Percent>,
     /// Share of the cache's dirty limit that no other volume can take.
     pub dirty_guarantee: Option<Percent>,
     /// Share of the cache's dirty limit at which the writes of this volume wait.
@@ -190,6 +213,13 @@ pub struct VolumeConfig {
 }
 
 impl VolumeConfig {
+    /// The volume's share of the cache.
+    #[must_use]
+    pub fn cache_share(&self) -> CacheShare {
+        let percent = |share: Option<Percent>| share.map(|percent| percent.0);
+        CacheShare { at_least: percent(self.cache_guarantee), at_most: percent(self.cache_limit) }
+    }
+
     /// The volume's share of the dirty limit.
     #[must_use]
     pub fn share(&self) -> DirtyShare {

@@ -355,6 +355,7 @@ mod tests {
             eviction: Eviction::Lru,
             content: ContentLocality::Rewrite,
             write_cache_depth: Duration::from_secs(30),
+            wear_budget: None,
             endpoints: Vec::new(),
             clients: 0,
             clients_refused: 0,

@@ -1,7 +1,7 @@
 //! The table of settings: one entry for each.
 
 use forebay_block::{CLIENTS_MAX, SHARDS_MAX};
-use forebay_engine::{ContentLocality, Eviction, Mode, Setting};
+use forebay_engine::{ContentLocality, Eviction, GUARANTEED_MAX_PERCENT, Mode, Setting};
 
 use crate::config::{FuseTransport, TlsPolicy};
 use crate::peer::ChangesBy;
@@ -15,6 +15,7 @@ use super::{Initial, Kind, Named, Online, Place, Range, Section, Spec};
 const SECOND: u64 = 1_000;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 
 /// A setting with a flag of the same name, which is changed by a hand-over.
 const fn spec(
@@ -118,6 +119,33 @@ pub static TABLE: &[Spec] = &[
             Server(|config| &mut config.cache.idle_destage),
             "After this long without client requests all dirty data is written to its primary; 0s \
              is never",
+        )
+    },
+    Spec {
+        online: Online::Cache(|config| Setting::FillRate(config.cache.fill_rate())),
+        more: "Counted before compression. Blocks that clients write are not bound, nor is moving \
+               blocks within the cache. See [tuning](tuning.md#wear-of-the-ssd).",
+        ..spec(
+            Section::Cache,
+            "fill_rate",
+            Size(Range::least(64 * KIB).or_zero("0 for no bound")),
+            Value("0"),
+            Server(|config| &mut config.cache.fill_rate),
+            "The most bytes per second that misses bring into the cache device; 0 is no bound",
+        )
+    },
+    Spec {
+        online: Online::Cache(|config| Setting::WearBudget(config.cache.wear_budget())),
+        more: "The more of it is used up, the more often a block must be requested to enter the \
+               cache device or to stay there. Writes of clients are never refused nor slowed. See \
+               [tuning](tuning.md#wear-of-the-ssd).",
+        ..spec(
+            Section::Cache,
+            "wear_budget",
+            Size(Range::least(GIB).or_zero("0 for no budget")),
+            Value("0"),
+            Server(|config| &mut config.cache.wear_budget),
+            "Bytes per day that the cache may write to its device; 0 is no budget",
         )
     },
     Spec {
@@ -435,6 +463,33 @@ pub static TABLE: &[Spec] = &[
         Volume(|volume| &mut volume.read_only),
         "Refuse writes",
     ),
+    Spec {
+        online: Online::Volume(|id, volume| Setting::CacheShare(id, volume.cache_share())),
+        flag: InFile,
+        more: "All guarantees together are at most 90%. See \
+               [tuning](tuning.md#sharing-the-cache).",
+        ..spec(
+            Section::Volume,
+            "cache_guarantee",
+            Percent(Range::within(0, GUARANTEED_MAX_PERCENT)),
+            Unset("none"),
+            Volume(|volume| &mut volume.cache_guarantee),
+            "Share of the cache down to which other volumes displace no blocks of this one",
+        )
+    },
+    Spec {
+        online: Online::Volume(|id, volume| Setting::CacheShare(id, volume.cache_share())),
+        flag: InFile,
+        more: "Dirty blocks count, but never leave for it: dirty_limit bounds these.",
+        ..spec(
+            Section::Volume,
+            "cache_limit",
+            Percent(Range::within(1, 100).or_else("mode = \"pass-through\" for no blocks")),
+            Unset("none"),
+            Volume(|volume| &mut volume.cache_limit),
+            "Share of the cache at which new blocks of this volume displace its own",
+        )
+    },
     Spec {
         online: Online::Volume(|id, volume| Setting::DirtyShare(id, volume.share())),
         flag: InFile,

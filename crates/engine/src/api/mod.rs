@@ -12,7 +12,7 @@ use std::time::Duration;
 use forebay_block::{
     BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, STRIPE_BLOCKS, VolumeId,
 };
-pub use forebay_policy::{DirtyShare, Eviction};
+pub use forebay_policy::{CacheShare, DirtyShare, Eviction};
 
 use crate::api::event::Event;
 
@@ -37,6 +37,29 @@ pub enum Bypass {
 impl Bypass {
     /// Number of reasons, for tables indexed by them.
     pub const COUNT: usize = 4;
+}
+
+/// Why missed blocks do not enter the cache device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Refusal {
+    /// They are requested less frequently than the blocks that they would displace.
+    Frequency,
+    /// Their volume is at its limit, and its own blocks are worth more.
+    Limit,
+    /// As many bytes have entered as may in this time.
+    Rate,
+    /// The budget of wear is used up so far that only more frequent blocks enter, or none.
+    Wear,
+    /// The volume's mode does not cache reads, its primary was changed, or the device failed.
+    Mode,
+    /// A part of the log has not been loaded yet: they may be in the cache.
+    Loading,
+}
+
+impl Refusal {
+    /// Number of reasons, for tables indexed by them.
+    pub const COUNT: usize = 6;
 }
 
 /// Why dirty blocks go to a primary.
@@ -258,6 +281,8 @@ pub enum Setting {
     DirtyLimit(u8),
     /// A volume's share of the dirty limit.
     DirtyShare(VolumeId, DirtyShare),
+    /// A volume's share of the cache.
+    CacheShare(VolumeId, CacheShare),
     /// The longest a dirty block may wait before it is on the primary.
     WriteCacheDepth(Duration),
     /// Share of the dirty limit, in percent, above which blocks are destaged.
@@ -266,6 +291,12 @@ pub enum Setting {
     IdleDestage(Option<Duration>),
     /// How destaging treats a volume's primary.
     Pace(VolumeId, Pace),
+    /// The most bytes per second of clean blocks that all shards together bring into the cache
+    /// device; unlimited when `None`.
+    FillRate(Option<u64>),
+    /// Bytes per day that all shards together write to the cache device, above which they write
+    /// only what clients write; no budget when `None`.
+    WearBudget(Option<u64>),
     /// How long a write at the dirty limit waits for a primary that is away, and how long a request
     /// of a device may take before it is reported as slow.
     Patience(Duration),
@@ -295,6 +326,8 @@ pub struct VolumeConfig {
     pub rotational: bool,
     /// The volume's share of the dirty limit.
     pub share: DirtyShare,
+    /// The volume's share of the cache.
+    pub cache_share: CacheShare,
     /// How destaging treats its primary.
     pub pace: Pace,
     /// Whether the primary may have been changed without the cache: if so, its clean blocks are
@@ -334,6 +367,12 @@ pub struct ShardConfig {
     pub dirty_target_percent: u8,
     /// The time without client requests from which everything is destaged; never when `None`.
     pub idle_destage: Option<Duration>,
+    /// The most bytes per second of clean blocks that all shards together bring into the cache
+    /// device; unlimited when `None`.
+    pub fill_rate: Option<u64>,
+    /// Bytes per day that all shards together write to the cache device, above which they write
+    /// only what clients write; no budget when `None`.
+    pub wear_budget: Option<u64>,
     /// How long a device may leave a request unanswered before that is reported, and how long a
     /// write at the dirty limit waits for a primary that is away before it fails.
     pub patience: Duration,

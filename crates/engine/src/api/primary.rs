@@ -95,7 +95,11 @@ pub struct VolumeState {
     pub lost: Vec<ByteRange>,
     /// Number of dirty blocks at which writes of the volume wait.
     pub dirty_limit_blocks: u64,
-    /// Number of writes held back near that limit.
+    /// Number of blocks down to which other volumes displace none of this one.
+    pub cache_guarantee_blocks: u64,
+    /// Number of blocks at which its new blocks displace its own; `None` if there is no limit.
+    pub cache_limit_blocks: Option<u64>,
+    /// Number of writes held back near the dirty limit.
     pub held_writes: u64,
     /// The primary was found to have been changed without the cache.
     pub changed: bool,
@@ -113,6 +117,9 @@ impl VolumeState {
         self.dirty_blocks += other.dirty_blocks;
         self.lost_blocks += other.lost_blocks;
         self.dirty_limit_blocks += other.dirty_limit_blocks;
+        self.cache_guarantee_blocks += other.cache_guarantee_blocks;
+        let limits = [self.cache_limit_blocks, other.cache_limit_blocks];
+        self.cache_limit_blocks = limits.into_iter().flatten().reduce(|one, two| one + two);
         self.held_writes += other.held_writes;
         self.changed |= other.changed;
         self.slow_ios += other.slow_ios;
@@ -152,6 +159,16 @@ mod tests {
         let mut before = Primary { last_success: Some(Instant(2)), ..Primary::default() };
         before.merge(&away(3));
         assert_eq!(before.away_since, Some(Instant(3)));
+    }
+
+    #[test]
+    fn limits_of_shards_add_up_and_none_stays_none() {
+        let limit = |blocks| VolumeState { cache_limit_blocks: blocks, ..VolumeState::default() };
+        let mut all = VolumeState::default();
+        all.merge(&limit(None));
+        assert_eq!(all.cache_limit_blocks, None);
+        [3, 4].into_iter().for_each(|blocks| all.merge(&limit(Some(blocks))));
+        assert_eq!(all.cache_limit_blocks, Some(7));
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! (`cargo xtask statistics` writes it there).
 //!
 //! Conservation: `lookups = hits + partial_hits + misses + bypasses`, counted per read request
-//! at a shard.
+//! at a shard. The reasons of bypasses, destages and unadmitted blocks add up to their number.
 
-use crate::api::{Bypass, DestageReason};
+use crate::api::{Bypass, DestageReason, Refusal};
 
 /// How a statistic behaves, and how its values in shards are combined.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,6 +43,8 @@ pub enum Unit {
     Records,
     /// Segments of the log.
     Segments,
+    /// Hundredths of the most there can be.
+    Percent,
 }
 
 impl Unit {
@@ -56,6 +58,7 @@ impl Unit {
             Self::Nanoseconds => "ns",
             Self::Records => "records",
             Self::Segments => "segments",
+            Self::Percent => "percent",
         }
     }
 }
@@ -244,6 +247,13 @@ const BYPASS_REASONS: [&str; Bypass::COUNT] = ["sequential", "mode", "degraded",
 const BYPASSED: Shape =
     Shape::Labeled { metric: "bypassed", label: "reason", values: &BYPASS_REASONS };
 
+/// Names of the reasons, in the order of [`Refusal`].
+const REFUSAL_REASONS: [&str; Refusal::COUNT] =
+    ["frequency", "limit", "rate", "wear", "mode", "loading"];
+
+const REFUSED: Shape =
+    Shape::Labeled { metric: "unadmitted", label: "reason", values: &REFUSAL_REASONS };
+
 /// Names of the reasons, in the order of [`DestageReason`].
 const DESTAGE_REASONS: [&str; DestageReason::COUNT] =
     ["age", "level", "idle", "drain", "room", "mode", "fault", "through"];
@@ -314,7 +324,7 @@ statistics! {
     }
     "capacity" {
         /// Blocks in the cache.
-        Level Blocks cached_blocks;
+        Level Blocks cached_blocks of volume;
         /// Clean blocks dropped to make room.
         Counter Blocks evicted_blocks;
         /// Bytes of RAM that the index takes now.
@@ -356,10 +366,18 @@ statistics! {
         ///
         /// Also in `admitted_blocks` and `primary_read_blocks`.
         Counter Blocks prefetched_blocks of volume;
-        /// Blocks that the eviction policy kept out of the log after a miss.
-        ///
-        /// They were requested less frequently than the blocks they would have displaced.
+        /// Blocks that did not enter the log after a miss.
         Counter Blocks unadmitted_blocks of volume;
+        /// The same by reason.
+        ///
+        /// `frequency`: requested less frequently than what they would displace. `limit`:
+        /// `cache_limit`. `rate`: `fill_rate`. `wear`: `wear_budget`. `mode`: of the volume.
+        /// `loading`: the log.
+        Counter Blocks unadmitted_by of volume: [u64; Refusal::COUNT] = REFUSED;
+        /// How far `wear_budget` is used up.
+        ///
+        /// The higher, the more frequent a clean block must be to be written; at 100 none is.
+        Greatest Percent wear_pressure_percent;
         /// Blocks read from a primary but not cached because a write came in between.
         Counter Blocks stale_fills of volume;
     }

@@ -7,10 +7,10 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use forebay_block::BLOCK_SIZE;
+use forebay_block::{BLOCK_SIZE, VolumeId};
 use forebay_policy::{Touch, Window};
 
-use crate::api::{Effects, Health};
+use crate::api::{Effects, Health, Refusal};
 use crate::cache::Cache;
 use crate::contents::Index;
 use crate::contents::block_of;
@@ -37,9 +37,11 @@ impl Cache {
         }
         let (index, locks) = (self.contents.index(), &self.locks);
         let run = self.ram.leaving(|key| is_alone(index, locks, key));
-        let blocks = run.end - run.start;
-        if blocks > 0 && !self.weigh(run, fx) {
-            self.stats_of(key.volume()).unadmitted_blocks += blocks;
+        let (volume, blocks) = (Key(run.start).volume(), run.end - run.start);
+        if blocks > 0
+            && let Err(why) = self.weigh(run, fx)
+        {
+            self.note_unadmitted(volume, why, blocks);
         }
     }
 
@@ -60,7 +62,8 @@ impl Cache {
             let at = u32::try_from(place).expect("places have 32 bits");
             if let Some(key) = recent.at(at).filter(|&key| !weighed.contains(&key) && alone(key)) {
                 weighed = Window::around(recent, key, at, alone);
-                self.weigh(weighed.clone(), fx);
+                // What is refused stays in RAM, and may be admitted later.
+                let _ = self.weigh(weighed.clone(), fx);
             }
             place += 1;
         }
@@ -68,38 +71,74 @@ impl Cache {
         self.ram.alone().set_round(round);
     }
 
-    /// Puts blocks that are only in RAM into the log if they are worth it; returns whether they
-    /// are.
-    fn weigh(&mut self, run: Range<u64>, fx: &mut Effects) -> bool {
-        let reads_enter = self.admits_reads(Key(run.start).volume());
-        let admits = reads_enter && self.may_enter(run.clone());
-        if admits {
-            let mut block = [0; BLOCK_SIZE];
-            for key in run.map(Key) {
-                // Closing a record for one of these blocks may let a write proceed that evicts
-                // another one from RAM.
-                let found = self.ram.peek(key, |bytes| block.copy_from_slice(bytes));
-                if found.is_some() && is_alone(self.contents.index(), &self.locks, key.0) {
-                    self.admit(key, &block, fx);
-                }
+    /// Puts blocks that are only in RAM into the log if they may enter it.
+    fn weigh(&mut self, run: Range<u64>, fx: &mut Effects) -> Result<(), Refusal> {
+        if !self.admits_reads(Key(run.start).volume()) {
+            return Err(Refusal::Mode);
+        }
+        self.may_enter(run.clone())?;
+        let mut block = [0; BLOCK_SIZE];
+        for key in run.map(Key) {
+            // Closing a record for one of these blocks may let a write proceed that evicts another
+            // one from RAM.
+            let found = self.ram.peek(key, |bytes| block.copy_from_slice(bytes));
+            if found.is_some() && is_alone(self.contents.index(), &self.locks, key.0) {
+                self.admit(key, &block, fx);
             }
         }
-        admits
+        Ok(())
+    }
+
+    /// Counts missed blocks that do not enter the cache device.
+    pub(crate) fn note_unadmitted(&mut self, volume: VolumeId, why: Refusal, blocks: u64) {
+        let stats = self.stats_of(volume);
+        stats.unadmitted_blocks += blocks;
+        stats.unadmitted_by[why as usize] += blocks;
     }
 
     /// Whether missed blocks, which were requested together, enter the cache device.
-    pub(crate) fn may_enter(&mut self, run: Range<u64>) -> bool {
+    pub(crate) fn may_enter(&mut self, run: Range<u64>) -> Result<(), Refusal> {
         if self.contents.is_loading() {
-            // They may be in the cache, and just not loaded yet.
-            return false;
+            return Err(Refusal::Loading);
+        }
+        self.is_worth_room(run.clone())?;
+        match () {
+            () if !self.is_worth_wear(run) => Err(Refusal::Wear),
+            () if !self.fill.allows(self.now) => Err(Refusal::Rate),
+            () => Ok(()),
+        }
+    }
+
+    /// Whether prefetched blocks of a volume may enter the cache device now, whatever they are worth.
+    pub(crate) fn may_prefetch(&mut self, volume: VolumeId) -> bool {
+        // Any block may be in the log, and just not loaded yet.
+        !self.contents.is_loading()
+            && !self.is_at_limit(volume)
+            && self.wear_pressure() < 1.0
+            && self.fill.allows(self.now)
+    }
+
+    /// Whether missed blocks are worth the room that they would take.
+    fn is_worth_room(&mut self, run: Range<u64>) -> Result<(), Refusal> {
+        let (volume, last) = (Key(run.start).volume(), self.policy.touched(Touch::Read));
+        if self.is_at_limit(volume) {
+            let displaces = self.displace_own(run, last);
+            return if displaces { Ok(()) } else { Err(Refusal::Limit) };
         }
         if self.pins.has_any(run.clone()) {
-            return true;
+            return Ok(());
         }
-        match self.store.exists() {
-            true => self.deserve_store(run, self.policy.touched(Touch::Read)),
-            false => self.policy.admits(run),
-        }
+        let blocks = run.end - run.start;
+        let enters = match self.store.exists() {
+            _ if self.is_below_guarantee(volume) => true,
+            true => self.deserve_store(run, last),
+            // A guarantee is room for its volume, even if the blocks of others are more frequent.
+            false => {
+                self.policy.admits(run.clone())
+                    || self.guards(volume, blocks) && self.displace_own(run, last)
+            }
+        };
+        if enters { Ok(()) } else { Err(Refusal::Frequency) }
     }
 
     /// Puts a block read from the primary into the log, unless more writes wait for the log than
@@ -114,6 +153,7 @@ impl Cache {
             && self.log.queued() <= 1
             && self.push_admitted(fx, key, block);
         self.stats_of(key.volume()).admitted_blocks += u64::from(admitted);
+        self.fill.take(u64::from(admitted));
         admitted
     }
 }

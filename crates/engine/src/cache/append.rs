@@ -130,10 +130,14 @@ impl Cache {
             stats: &mut self.stats,
         };
         let record = match self.log.close(&mut cx) {
-            Closed::Empty => return true,
+            Closed::Empty => {
+                self.shares.note_closed();
+                return true;
+            }
             Closed::NoRoom => return false,
             Closed::Record(record) => record,
         };
+        self.shares.note_closed();
         if !self.contents.has_unlogged() {
             self.store.note_freed(record.lsn, self.contents.pages().take_freed());
         }

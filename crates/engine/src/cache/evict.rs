@@ -1,7 +1,9 @@
-//! Eviction from the store: of a random sample the unit goes that the policy values least.
+//! Eviction, other than with the oldest segment: of a random sample the unit goes that the policy
+//! values least.
 
 use std::ops::Range;
 
+use forebay_block::VolumeId;
 use forebay_format::EntryKind;
 use forebay_policy::{LastTouch, StoreCandidate};
 
@@ -19,8 +21,13 @@ const INDEX_MARGIN: u64 = 64;
 /// One page of the store in this many is free while there is plenty of room.
 const PLENTY: u64 = 32;
 
-/// Blocks of the store, each for its unit, among which one is chosen.
-struct Sample {
+/// Blocks in the cache that one sample scans.
+pub(super) const SCANNED: usize = EVICT_SAMPLE * 4;
+/// Samples without a block that no guarantee protects, before one leaves that is protected.
+const SPARE_TRIES: usize = 8;
+
+/// Blocks of the cache, each for its unit if it is in the store, among which one is chosen.
+pub(super) struct Sample {
     candidates: Vec<StoreCandidate>,
     blocks: Vec<(Key, Place)>,
 }
@@ -52,23 +59,34 @@ impl Cache {
                 continue;
             }
             let most = if tight { EVICTIONS_MAX } else { (few - left).min(EVICTIONS_MAX) };
+            // Free slots are no use to an index without room.
+            let enough = if tight { usize::MAX } else { few };
             wanted |= left == 0 || tight;
             for _ in 0..most {
-                let Some(unit) = self.victim(class) else { break };
+                let Some((class, unit)) = self.victim(class, enough) else { break };
                 evicted = true;
-                self.stats.evicted_blocks += unit.len() as u64;
                 self.store.note_leaving(class);
-                for (key, place) in unit {
-                    let (kind, expect) = (EntryKind::Invalidate, Expect::At(place));
-                    if !self.push_bare(fx, key, 1, kind, false, expect) {
-                        return;
-                    }
-                    self.log.raise_barrier();
+                if !self.push_eviction(unit, fx) {
+                    return;
                 }
             }
         }
         let coming = self.store.freeing() + self.contents.pages().freed() > 0;
         self.store.note_full(wanted && !evicted && !coming);
+    }
+
+    /// Says in the log that blocks leave the cache. Returns false if there is no room now.
+    pub(super) fn push_eviction(&mut self, unit: Vec<(Key, Place)>, fx: &mut Effects) -> bool {
+        self.stats.evicted_blocks += unit.len() as u64;
+        for (key, place) in unit {
+            let (kind, expect) = (EntryKind::Invalidate, Expect::At(place));
+            if !self.push_bare(fx, key, 1, kind, false, expect) {
+                return false;
+            }
+            self.log.raise_barrier();
+            self.shares.note_leaving(key.volume());
+        }
+        true
     }
 
     /// Whether the index is nearly full and has clean blocks to evict.
@@ -78,23 +96,50 @@ impl Cache {
         index.len() + margin >= index.capacity() && index.len() > self.contents.dirty().blocks()
     }
 
-    /// The blocks of the least wanted unit, of some chosen at random, in slots of a class.
-    fn victim(&mut self, class: usize) -> Option<Vec<(Key, Place)>> {
-        let mut sample = self.sample(Some(class));
+    /// The least wanted unit, of some chosen at random, in slots of a class; with the class. If
+    /// guarantees protect these, it is one in longer slots, unless `enough` of those are free. If
+    /// they protect these too, it is one of the class after all.
+    fn victim(&mut self, class: usize, enough: usize) -> Option<(usize, Vec<(Key, Place)>)> {
+        let longer = if self.has_guarantee() { class..SLOT_PAGES_MAX + 1 } else { 0..0 };
+        for longer in longer {
+            let free = self.store.free_slots(longer) + self.store.leaving(longer);
+            if longer > class && free >= enough {
+                return None;
+            }
+            for _ in 0..SPARE_TRIES {
+                let is_spare = |cache: &Self, volume, of| of == longer && !cache.guards(volume, 1);
+                let sample = self.sample(SCANNED, is_spare);
+                if let Some(unit) = self.least_wanted(sample, true) {
+                    return Some((longer, unit));
+                }
+            }
+        }
+        let sample = self.sample(SCANNED, |_, _, of| of == class);
+        self.least_wanted(sample, false).map(|unit| (class, unit))
+    }
+
+    /// The blocks of the least wanted unit of a sample; if `spares`, not one that the guarantee of
+    /// its volume protects.
+    pub(super) fn least_wanted(
+        &mut self,
+        mut sample: Sample,
+        spares: bool,
+    ) -> Option<Vec<(Key, Place)>> {
         let mut in_ram = None;
         while !sample.blocks.is_empty() {
             let at = self.policy.victim(&sample.candidates);
             let (key, place) = sample.blocks[at];
             sample.remove(at);
             let unit = self.unit_of(key, &place);
-            if !self.may_leave(&unit) {
+            let is_spare = !spares || !self.guards(key.volume(), unit.len() as u64);
+            if !is_spare || !self.may_leave(&unit) {
                 continue;
             }
             if !unit.iter().any(|(key, _)| self.ram.contains(*key)) {
                 return Some(unit);
             }
             // RAM counts as recent, and what it holds would soon be written again.
-            self.note_store_hit(&place);
+            self.note_device_hit(key, &place);
             in_ram.get_or_insert(unit);
         }
         if in_ram.is_some() {
@@ -103,23 +148,25 @@ impl Cache {
         in_ram
     }
 
-    /// Clean blocks of the store chosen at random, in slots of a class or of any.
-    fn sample(&mut self, class: Option<usize>) -> Sample {
+    /// Clean blocks that are not pinned, chosen at random, of `scanned` blocks in the cache: of those that `is_meant`
+    /// accepts, by volume and pages in their slot, which are 0 in the log.
+    pub(super) fn sample(
+        &mut self,
+        scanned: usize,
+        is_meant: impl Fn(&Self, VolumeId, usize) -> bool,
+    ) -> Sample {
         let random = self.store.random();
         let mut sample = Sample::new();
         let (pages, index) = self.contents.pages_and_index();
-        for (key, place) in index.sample(random, EVICT_SAMPLE * 4) {
-            if place.dirty || !pages.has(&place) {
+        for (key, place) in index.sample(random, scanned) {
+            let in_store = pages.has(&place);
+            let slot = in_store.then(|| self.store.slot_of(pages.of(&place).start)).flatten();
+            let class = slot.as_ref().map_or(0, |slot| slot.len());
+            if place.dirty || self.pins.has(key) || !is_meant(self, key.volume(), class) {
                 continue;
             }
-            let Some(slot) = self.store.slot_of(pages.of(&place).start) else { continue };
-            if self.pins.has(key) {
-                continue;
-            }
-            if class.is_some_and(|class| slot.len() != class) {
-                continue;
-            }
-            let last = pages.last(slot.start);
+            let in_log = || LastTouch::from_meta(place.meta, self.policy.stamp());
+            let last = slot.map_or_else(in_log, |slot| pages.last(slot.start));
             sample.candidates.push(candidate(key.0..key.0 + 1, last));
             sample.blocks.push((key, place));
             if sample.blocks.len() == EVICT_SAMPLE {
@@ -137,9 +184,12 @@ impl Cache {
         unit.iter().all(free)
     }
 
-    /// The neighbors of a block in the same slot, and itself.
+    /// The neighbors of a block in the same slot, and itself. In the log it is alone.
     fn unit_of(&self, key: Key, place: &Place) -> Vec<(Key, Place)> {
         let (pages, index) = self.contents.pages_and_index();
+        if !pages.has(place) {
+            return vec![(key, *place)];
+        }
         let slot = self.store.slot_of(pages.of(place).start);
         let near = key.0.saturating_sub(UNIT_BLOCKS - 1)..key.0 + UNIT_BLOCKS;
         let found = near.map(Key).filter_map(|key| index.get(key).map(|place| (key, place)));
@@ -158,10 +208,25 @@ impl Cache {
         if plenty {
             return true;
         }
-        let mut sample = self.sample(None);
+        let own = Key(keys.start).volume();
+        // A volume may displace its own blocks below its guarantee.
+        let is_rival =
+            |cache: &Self, volume, class| class > 0 && (volume == own || !cache.guards(volume, 1));
+        let sample = self.sample(SCANNED, is_rival);
+        self.displace(sample, keys, last) != Some(false)
+    }
+
+    /// Whether blocks that ask to enter are worth more than the least wanted block of a sample;
+    /// `None` if the sample is empty.
+    pub(super) fn displace(
+        &mut self,
+        mut sample: Sample,
+        keys: Range<u64>,
+        last: LastTouch,
+    ) -> Option<bool> {
+        let newest = sample.candidates.len();
         sample.candidates.push(candidate(keys, last));
-        let newest = sample.candidates.len() - 1;
-        newest == 0 || self.policy.victim(&sample.candidates) != newest
+        (newest > 0).then(|| self.policy.victim(&sample.candidates) != newest)
     }
 
     /// The last request for any of some blocks of the log, with these metadata.

@@ -1,11 +1,11 @@
-//! The dirty limit and its division among volumes, and the reserve in the log for blocks that
-//! cannot become clean.
+//! The dirty limit and its division among volumes, the reserve in the log for blocks that cannot
+//! become clean, and the bound on blocks that misses bring in.
 
 use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_format::ENTRY_BYTES;
-use forebay_policy::{DirtyShare, DirtyShares};
+use forebay_policy::{DirtyShare, DirtyShares, RateBound};
 
-use crate::api::{Pace, ShardConfig};
+use crate::api::{Pace, ShardConfig, VolumeConfig};
 use crate::cache::Cache;
 use crate::limits::SEGMENTS_MIN;
 use crate::slab::Id;
@@ -30,20 +30,39 @@ impl DirtyLimit {
 
 /// The number of dirty blocks that a shard may have.
 fn dirty_limit(config: &ShardConfig) -> u64 {
+    (room(config) * u64::from(config.dirty_limit_percent) / 100).max(1)
+}
+
+/// The number of blocks that a shard has room for if none is compressed: all of what shares of the
+/// cache are parts of.
+pub(super) fn room(config: &ShardConfig) -> u64 {
     let segments = config.area.len / u64::from(config.segment_size);
     let bytes = (segments - SEGMENTS_MIN / 2) * u64::from(config.segment_size);
-    let blocks = (bytes / BLOCK_SIZE as u64).min(config.index_blocks);
-    (blocks * u64::from(config.dirty_limit_percent) / 100).max(1)
+    (bytes / BLOCK_SIZE as u64).min(config.index_blocks)
 }
 
 /// How the volumes of a shard share its dirty limit.
 fn shares(config: &ShardConfig, limit: u64) -> DirtyShares {
+    DirtyShares::new(limit, &by_id(config, |volume| volume.share))
+}
+
+/// A setting of each volume, indexed by its ID.
+pub(super) fn by_id<T: Clone>(
+    config: &ShardConfig,
+    of: impl Fn(&VolumeConfig) -> T,
+) -> Vec<Option<T>> {
     let last = config.volumes.iter().map(|volume| usize::from(volume.id.0)).max().unwrap_or(0);
-    let mut volumes = vec![None; last + 1];
+    let mut all = vec![None; last + 1];
     for volume in &config.volumes {
-        volumes[usize::from(volume.id.0)] = Some(volume.share);
+        all[usize::from(volume.id.0)] = Some(of(volume));
     }
-    DirtyShares::new(limit, &volumes)
+    all
+}
+
+/// The bound on the missed blocks that enter a shard's part of the cache device.
+pub(super) fn fill_bound(config: &ShardConfig) -> RateBound {
+    let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(config.shards.max(1));
+    RateBound::new(config.fill_rate.map(of_shard))
 }
 
 impl Cache {
@@ -61,6 +80,12 @@ impl Cache {
             config.share = share;
             self.limit = DirtyLimit::new(&self.config);
         }
+    }
+
+    /// Changes the most bytes per second of clean blocks that all shards together bring in.
+    pub(crate) fn set_fill_rate(&mut self, rate: Option<u64>) {
+        self.config.fill_rate = rate;
+        self.fill = fill_bound(&self.config);
     }
 
     /// Changes how destaging treats a volume's primary.

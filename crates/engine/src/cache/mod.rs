@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, ByteRange, Instant, Io, VolumeId};
 use forebay_format::{PAGE, SEGMENT_SIZE_MIN, SegmentSeq};
-use forebay_policy::EvictionPolicy;
+use forebay_policy::{EvictionPolicy, RateBound, WearBudget};
 
 use crate::api::stats::Stats;
 use crate::api::{ContentLocality, Effects, Eviction, Health, Mode, ShardConfig, State, Target};
@@ -35,13 +35,17 @@ mod limit;
 mod pins;
 mod probe;
 mod send;
+mod share;
 mod standing;
 mod store;
 mod tell;
+mod wear;
 
-use limit::DirtyLimit;
+use limit::{DirtyLimit, fill_bound};
 use pins::Pins;
+use share::Shares;
 pub(crate) use standing::Standing;
+use wear::wear_budget;
 
 /// Pause before a block that could not be read back is tried again.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
@@ -66,6 +70,10 @@ pub(crate) struct Cache {
     limit: DirtyLimit,
     /// Blocks that stay.
     pub pins: Pins,
+    shares: Shares,
+    /// Bounds the missed blocks that enter the cache device.
+    fill: RateBound,
+    wear: WearBudget,
     pub out: Out,
     pub stats: Stats,
 }
@@ -111,6 +119,9 @@ impl Cache {
             left: Left::default(),
             limit: DirtyLimit::new(&config),
             pins: Pins::default(),
+            shares: Shares::new(&config, now),
+            fill: fill_bound(&config),
+            wear: WearBudget::new(wear_budget(&config), now),
             out: Out::new(now),
             stats: Stats::default(),
             config,

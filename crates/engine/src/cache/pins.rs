@@ -38,9 +38,14 @@ impl Pins {
         });
     }
 
+    /// Whether nothing is pinned.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Whether any of these blocks is pinned.
     pub fn has_any(&self, keys: Range<u64>) -> bool {
-        if self.ranges.is_empty() {
+        if self.is_empty() {
             return false;
         }
         let next = self.ranges.partition_point(|range| range.end <= keys.start);

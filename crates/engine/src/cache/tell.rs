@@ -100,7 +100,8 @@ impl Cache {
     /// The counters and levels of a volume: the rows that are kept by volume.
     pub(crate) fn stats_by(&self, volume: &Volume) -> Stats {
         let dirty_by_age = self.dirty_by_age(volume.config.id);
-        Stats { dirty_by_age, ..volume.stats.clone() }
+        let cached_blocks = self.contents.held_by(volume.config.id);
+        Stats { dirty_by_age, cached_blocks, ..volume.stats.clone() }
     }
 
     /// The dirty blocks of a volume by age, as in the row `dirty_by_age`.
@@ -118,7 +119,6 @@ impl Cache {
         let oldest = self.contents.dirty().oldest();
         let stored = |kind| self.contents.stored(kind);
         let mut stats = Stats {
-            cached_blocks: self.contents.index().len(),
             dirty_blocks: self.contents.dirty().blocks(),
             dirty_limit_blocks: self.dirty_limit(),
             fenced_blocks: self.contents.fenced().len() as u64,
@@ -138,6 +138,7 @@ impl Cache {
             segments_free: self.log.free(),
             oldest_dirty_nanos: oldest.map_or(0, |at| now.since(at).as_nanos() as u64),
             slow_cache_ios: self.out.slow_cache_ios(),
+            wear_pressure_percent: (100.0 * self.wear_pressure()).floor() as u64,
             ..self.counters()
         };
         self.ram.report(&mut stats);

@@ -13,6 +13,7 @@ impl Contents {
         let empty = |segment: &Segment| Segment { live: 0, dirty: 0, ..*segment };
         let mut segments: Vec<Segment> = self.segments.iter().map(empty).collect();
         let mut dirty_of = vec![0; self.dirty_of.len()];
+        let mut held = vec![0; self.held.len()];
         let (mut bytes, mut stored, mut dirty) = (0, [0; EntryKind::NUMBERS], 0);
         let own = |base: &&Base| !base.of_another;
         let places = self.index.iter().map(|(_, place)| place);
@@ -40,6 +41,7 @@ impl Contents {
         }
         for (key, place) in self.index.iter() {
             dirty += u64::from(place.dirty);
+            held[usize::from(key.volume().0)] += 1;
             if place.dirty != self.dirty.contains(key) {
                 return Err(format!("{key:?} is dirty in the index or in the set, not in both"));
             }
@@ -53,6 +55,9 @@ impl Contents {
         }
         if dirty != self.dirty.blocks() {
             return Err(format!("{dirty} blocks are dirty, not {}", self.dirty.blocks()));
+        }
+        if held != self.held {
+            return Err(format!("the volumes hold {held:?} blocks, not {:?}", self.held));
         }
         self.dirty.check()?;
         if let Some(key) = self.fenced.iter().find(|key| !self.dirty.contains(**key)) {

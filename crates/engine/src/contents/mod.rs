@@ -66,6 +66,8 @@ pub struct Contents {
     /// Dirty blocks by segment and volume; empty if there is only one volume.
     dirty_of: Vec<u32>,
     volumes: usize,
+    /// The number of blocks of each volume.
+    held: Vec<u64>,
     /// No segment before this one has a dirty block.
     dirty_floor: SegmentSeq,
     /// Total length of the payloads of newest versions and their bases, in bytes.
@@ -111,6 +113,7 @@ impl Contents {
             unlogged: Vec::new(),
             dirty_of: vec![0; rows * volumes],
             volumes,
+            held: vec![0; volumes],
             dirty_floor: SegmentSeq(1),
             payload_bytes: 0,
             stored: [0; EntryKind::NUMBERS],
@@ -182,6 +185,11 @@ impl Contents {
     /// The blocks that cannot be read back.
     pub fn fenced(&self) -> &Fenced {
         &self.fenced
+    }
+
+    /// Number of blocks of a volume, clean and dirty.
+    pub fn held_by(&self, volume: VolumeId) -> u64 {
+        self.held[usize::from(volume.0)]
     }
 
     /// Number of dirty blocks that can be destaged. Blocks that cannot be read back must not hold
@@ -271,7 +279,7 @@ impl Contents {
                 self.bases.insert(key, Base { place: was, of_another: false });
             }
             Some(was) => self.count_out(key, &was),
-            None => {}
+            None => self.held[usize::from(key.volume().0)] += 1,
         }
         if place.kind != EntryKind::Delta {
             self.release_base(key, ram);
@@ -308,6 +316,7 @@ impl Contents {
     pub fn forget(&mut self, key: Key, ram: &mut Ram) {
         self.settle_block(key);
         if let Some(was) = self.index.remove(key) {
+            self.held[usize::from(key.volume().0)] -= 1;
             self.count_out(key, &was);
             if was.dirty {
                 self.dirty.remove(key);

@@ -276,6 +276,8 @@ fn check_objects_to_a_wrong_count() {
     assert!(found.contains("400 bytes are stored") && found.contains("not 408"), "{found}");
     let found = objection(|contents| contents.stored[EntryKind::Lz4 as usize] += 1);
     assert!(found.contains("400 bytes are stored") && found.contains("not 400"), "{found}");
+    let found = objection(|contents| contents.held[1] += 1);
+    assert_eq!(found, "the volumes hold [3, 0] blocks, not [3, 1]");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Which blocks of the oldest segment are still needed, and what becomes of each. A segment may
 //! have nearly 100,000 entries, so this takes several turns; in between, blocks may change.
 
+use std::cmp::Reverse;
+
 use forebay_format::{ENTRY_BYTES, Entry, EntryKind, SegmentSeq};
 use forebay_policy::Candidate;
 
@@ -168,8 +170,13 @@ impl Sorting {
         let to = match cache.store.exists() {
             true => from + keep_in_store(cache, &mut self.clean[from..], self.must_gain),
             false => {
-                let must_gain = self.must_gain;
-                let most = if must_gain { 0 } else { Reclaim::keep_bytes(cache, self.dirty_bytes) };
+                let most = match self.must_gain {
+                    true => 0,
+                    false => {
+                        let most = Reclaim::keep_bytes(cache, self.dirty_bytes);
+                        (most as f64 * (1.0 - cache.wear_pressure())) as u64
+                    }
+                };
                 keep_in_log(cache, &mut self.clean, most);
                 self.clean.len()
             }
@@ -203,16 +210,32 @@ fn living(cache: &Cache, index: usize, key: Key) -> Option<(Place, Option<Place>
     (base.unwrap_or(place).segment as usize == index).then_some((place, base))
 }
 
-/// Decides which of the clean blocks are copied forward, up to `most` bytes: the pinned ones first.
+/// Decides which clean blocks are copied forward, at most `most` bytes: first the pinned ones, then
+/// those that guarantees protect, the most frequent of each volume first, and then those that the
+/// policy chooses.
 fn keep_in_log(cache: &mut Cache, clean: &mut [Candidate], mut most: u64) {
-    clean.sort_by_key(|block| !cache.pins.has(Key(block.key)));
-    let pinned = clean.partition_point(|block| cache.pins.has(Key(block.key)));
-    let (pinned, others) = clean.split_at_mut(pinned);
-    for block in pinned {
-        block.keep = most >= u64::from(block.bytes);
-        most -= if block.keep { u64::from(block.bytes) } else { 0 };
+    let volume_of = |block: &Candidate| Key(block.key).volume();
+    let mut kept = 0;
+    if cache.has_guarantee() || !cache.pins.is_empty() {
+        let mut leaving = vec![0; cache.volumes.len()];
+        clean.iter().for_each(|block| leaving[usize::from(volume_of(block).0)] += 1);
+        let stay = cache.volume_ids().zip(leaving).map(|(id, blocks)| cache.must_stay(id, blocks));
+        let mut stay: Vec<u64> = stay.collect();
+        let is_pinned = |block: &Candidate| cache.pins.has(Key(block.key));
+        let mut order: Vec<usize> = (0..clean.len()).collect();
+        let frequent = |at: usize| Reverse(cache.policy.count(clean[at].key));
+        order.sort_by_cached_key(|&at| (!is_pinned(&clean[at]), frequent(at)));
+        for at in order {
+            let stay = &mut stay[usize::from(volume_of(&clean[at]).0)];
+            let bytes = u64::from(clean[at].bytes);
+            clean[at].keep = (is_pinned(&clean[at]) || *stay > 0) && bytes <= most;
+            if clean[at].keep {
+                (*stay, most, kept) = (stay.saturating_sub(1), most - bytes, kept + 1);
+            }
+        }
+        clean.sort_by_key(|block| !block.keep);
     }
-    cache.policy.choose(others, most);
+    cache.policy.choose(&mut clean[kept..], most);
 }
 
 /// Decides which of the next clean blocks go to the store: neighbors that were logged together
@@ -220,13 +243,17 @@ fn keep_in_log(cache: &mut Cache, clean: &mut [Candidate], mut most: u64) {
 fn keep_in_store(cache: &mut Cache, clean: &mut [Candidate], must_gain: bool) -> usize {
     let most = (cache.config.segment_size / COMPARED_ONE_IN) as usize;
     let runs = clean.chunk_by_mut(|a, b| b.key == a.key + 1);
-    let mut decided = 0;
+    let (mut decided, mut leaving) = (0, 0);
     for run in runs.flat_map(|run| run.chunks_mut(UNIT_BLOCKS as usize)).take(most) {
         let keys = run[0].key..run[0].key + run.len() as u64;
         let last = cache.last_of(run.iter().map(|block| block.meta));
         // A pinned block makes way only if the log has no room even for its new entry.
-        let gain = must_gain && (cache.log.is_emergency() || !cache.pins.has_any(keys.clone()));
-        let keep = !gain && last.is_some_and(|last| cache.deserve_store(keys, last));
+        let pinned = cache.pins.has_any(keys.clone()) && !cache.log.is_emergency();
+        let guarded = cache.guards(Key(keys.start).volume(), leaving + run.len() as u64);
+        let may_stay = pinned || !must_gain && cache.is_worth_wear(keys.clone());
+        let deserve = |last| guarded || cache.deserve_store(keys, last);
+        let keep = may_stay && last.is_some_and(deserve);
+        leaving += if keep { 0 } else { run.len() as u64 };
         run.iter_mut().for_each(|block| block.keep = keep);
         decided += run.len();
     }

@@ -221,13 +221,14 @@ impl Requests {
     /// Puts prefetched blocks into the log.
     ///
     /// # Errors
-    /// `NoSpace` if the log has no room for some of them now.
+    /// `NoSpace` if some of them have no room now, or may not enter.
     fn bring_in(
         cache: &mut Cache,
         fetch: &Fetch,
         buf: &IoBuf,
         fx: &mut Effects,
     ) -> Result<(), IoError> {
+        let may_enter = cache.may_prefetch(fetch.volume);
         let mut result = Ok(());
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
@@ -235,8 +236,7 @@ impl Requests {
                 continue;
             }
             let bytes = &buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE];
-            // Any block may be in the log, and just not loaded yet.
-            if !cache.contents.is_loading() && cache.admit(key, bytes, fx) {
+            if may_enter && cache.admit(key, bytes, fx) {
                 cache.stats_of(fetch.volume).prefetched_blocks += 1;
             } else {
                 result = Err(ErrorKind::NoSpace.into());
@@ -269,7 +269,10 @@ impl Requests {
     fn take_in(cache: &mut Cache, fetch: &Fetch, buf: &IoBuf, fx: &mut Effects) {
         let first = Key::new(fetch.volume, fetch.blocks.first).0;
         let waits = cache.policy.chooses() && cache.ram.frames() > 0;
-        let admits = !waits && cache.may_enter(first..first + fetch.blocks.count);
+        let refusal = match waits {
+            true => None,
+            false => cache.may_enter(first..first + fetch.blocks.count).err(),
+        };
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
@@ -288,10 +291,10 @@ impl Requests {
             }
             if waits {
                 cache.ram.alone().note();
-            } else if admits {
-                cache.admit(key, bytes, fx);
+            } else if let Some(why) = refusal {
+                cache.note_unadmitted(fetch.volume, why, 1);
             } else {
-                cache.stats_of(fetch.volume).unadmitted_blocks += 1;
+                cache.admit(key, bytes, fx);
             }
         }
     }

@@ -15,8 +15,8 @@ use forebay_block::{
 };
 
 use crate::{
-    ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Reply, Request, RequestId,
-    Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
+    CacheShare, ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Reply, Request,
+    RequestId, Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
 };
 
 /// The only volume of [`config`].
@@ -46,6 +46,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             discard: false,
             rotational: false,
             share: DirtyShare::default(),
+            cache_share: CacheShare::default(),
             pace: Pace::default(),
             suspect: false,
         }],
@@ -56,6 +57,8 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         dirty_limit_percent: 50,
         dirty_target_percent: 50,
         idle_destage: Some(Duration::from_secs(5)),
+        fill_rate: None,
+        wear_budget: None,
         patience: Duration::from_secs(30),
         destage_depth: 4,
         compress: false,

@@ -320,6 +320,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         discard: false,
         rotational: false,
         share: forebay_engine::DirtyShare::default(),
+        cache_share: forebay_engine::CacheShare::default(),
         pace: Pace::default(),
         suspect: false,
     });
@@ -335,6 +336,8 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         index_blocks: index_blocks(area),
         eviction: Eviction::default(),
         write_cache_depth: std::time::Duration::ZERO,
+        fill_rate: None,
+        wear_budget: None,
         patience: std::time::Duration::from_secs(30),
         dirty_limit_percent: 50,
         dirty_target_percent: 50,

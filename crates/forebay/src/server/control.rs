@@ -377,6 +377,7 @@ impl PoolControl for Running {
             eviction: in_force.cache.eviction,
             content: in_force.cache.content,
             write_cache_depth: in_force.cache.write_cache_depth.0,
+            wear_budget: in_force.cache.wear_budget(),
             endpoints: self.facts.endpoints.clone(),
             clients: stats.clients as u64,
             clients_refused: stats.clients_refused,

@@ -55,7 +55,11 @@ impl Prefetch {
             ErrorKind::Unsupported => "the volume's mode, or the state of the cache, does not let \
                                        blocks into the cache"
                 .to_owned(),
-            ErrorKind::NoSpace => "the cache had no room: dirty data fills it".to_owned(),
+            ErrorKind::NoSpace => {
+                "the cache had no room: see dirty data in the status, cache_limit, \
+                                   fill_rate and wear_budget"
+                    .to_owned()
+            }
             _ => format!("the volume could not be read: {error}"),
         });
         PrefetchSnapshot {

@@ -122,9 +122,13 @@ fn risk_lines(cache: &CacheStatus, all: &StatisticsStatus) -> Vec<Line<'static>>
     ]);
     let per_second = all.cache.written_bytes_per_day / 86_400.0;
     let wear = Line::from(format!(
-        "SSD      {}/s written, {} per day at this rate; holds {}",
+        "SSD      {}/s written, {} per day at this rate{}; holds {}",
         Size(per_second as u64),
         Size(all.cache.written_bytes_per_day as u64),
+        cache.wear.as_ref().map_or_else(String::new, |wear| {
+            let (budget, pressure) = (Size(wear.budget_bytes_per_day), wear.pressure_percent);
+            format!(", budget {budget}, pressure {pressure} %")
+        }),
         Size(cache.cached_bytes)
     ));
     vec![risk, wear]

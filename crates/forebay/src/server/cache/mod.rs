@@ -558,6 +558,7 @@ fn shards_of(
             discard: volume.info.discard,
             rotational: volume.info.rotational,
             share: configured.share(),
+            cache_share: configured.cache_share(),
             pace: configured.pace(),
             suspect: opened.suspect.contains(&volume.id),
         })
@@ -581,6 +582,8 @@ fn shards_of(
             dirty_limit_percent: config.cache.dirty_limit.0,
             dirty_target_percent: config.cache.dirty_target.0,
             idle_destage: config.cache.idle_destage(),
+            fill_rate: config.cache.fill_rate(),
+            wear_budget: config.cache.wear_budget(),
             patience: config.server.patience.0,
             destage_depth: u32::try_from(depth).expect("the depth is small"),
             compress: config.cache.compress,
