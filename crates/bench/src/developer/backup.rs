@@ -127,7 +127,7 @@ fn around_backup(args: &Args, server: &Server, ruled: bool) -> anyhow::Result<[f
         pattern: Pattern::Vdbench {
             read_percent: 100,
             hit_percent: 95,
-            hit_area: args.cache_mib * 3 << 18,
+            hit_area: (args.cache_mib * 3) << 18,
             span: pinned.0,
         },
         time: Duration::from_secs(args.seconds),
