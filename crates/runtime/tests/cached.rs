@@ -44,6 +44,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
                 rotational: false,
                 share: forebay_engine::DirtyShare::default(),
                 pace: Pace::default(),
+                ordered: None,
                 suspect: false,
             }],
             ram_bytes: 256 << 10,

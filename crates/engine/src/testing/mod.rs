@@ -47,6 +47,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             rotational: false,
             share: DirtyShare::default(),
             pace: Pace::default(),
+            ordered: None,
             suspect: false,
         }],
         ram_bytes: 256 << 10,

@@ -321,6 +321,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         rotational: false,
         share: forebay_engine::DirtyShare::default(),
         pace: Pace::default(),
+        ordered: None,
         suspect: false,
     });
     ShardConfig {

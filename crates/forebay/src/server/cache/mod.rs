@@ -549,6 +549,7 @@ fn shards_of(
     (cache_volatile, discard): (bool, bool),
     clock: Clock,
 ) -> Vec<MakeShard> {
+    let superblock = &opened.superblock;
     let volumes = config.volumes.iter().zip(registry.volumes());
     let volumes: Vec<VolumeConfig> = volumes
         .map(|(configured, volume)| VolumeConfig {
@@ -559,10 +560,10 @@ fn shards_of(
             rotational: volume.info.rotational,
             share: configured.share(),
             pace: configured.pace(),
+            ordered: configured.ordered_blocks(superblock.shards.len()),
             suspect: opened.suspect.contains(&volume.id),
         })
         .collect();
-    let superblock = &opened.superblock;
     let count = superblock.shards.len();
     let depth = (DESTAGE_DEPTH / count).max(DESTAGE_DEPTH_MIN);
     let make = |(shard, &area)| {
