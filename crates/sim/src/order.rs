@@ -54,8 +54,8 @@ impl World {
         Ok(())
     }
 
-    /// Judges the primaries that have just got the last block of a cut: as if server and device were
-    /// lost now.
+    /// Judges the primaries that have just got the last block of a cut, as if server and device
+    /// were lost now.
     pub(crate) fn judge_cuts(&mut self) -> Result<(), Failure> {
         let volumes = std::mem::take(&mut self.cuts_written);
         volumes.into_iter().try_for_each(|volume| self.judge_volume(volume))

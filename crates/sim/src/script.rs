@@ -68,7 +68,7 @@ pub fn script(setup: &Setup) -> Vec<Step> {
         (mix.bytes, copied) = (0, 0);
     }
     if setup.meets(Scenario::CacheEnds) {
-        // Flushes are what the order is about. Nothing is promised between a crash and the next cut.
+        // The order is that of flushes. Nothing is promised between a crash and the next cut.
         let mut rng = Rng::new(setup.seed ^ 0x000f_1054);
         mix.flush = rng.pick(&[5, 15, 30, 50]);
         mix.write = mix.write.max(50);
