@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
 use forebay_engine::{CutNews, CutOrder, Target};
 
+use crate::atlas::Scenario;
 use crate::config::{ORDERED_SEEDS, STORE_SEEDS, Setup, TAKEOVER_SEEDS};
 use crate::disk::Slot;
 use crate::failure::Kind;
@@ -187,6 +188,7 @@ impl Bug {
     #[must_use]
     pub fn fits(self, setup: &Setup) -> bool {
         match self {
+            _ if self.needs_order() => setup.meets(Scenario::CacheEnds),
             Self::AnsweredFromMemory => setup.cache.volatile,
             _ => !self.needs_store() || setup.log_segments.is_some(),
         }

@@ -12,6 +12,7 @@ use forebay_engine::{CutOrder, DetachedStripe, Effects, Health, State, Target, T
 use forebay_model::{Content, History, Model, Violation};
 use forebay_volume::{Ask, Asked, Coming, CutGate, Done, FlushGate};
 
+use crate::atlas::Scenario;
 use crate::boot::Pool;
 use crate::client::Client;
 use crate::config::Setup;
@@ -149,7 +150,8 @@ impl World {
             let profile = crate::disk::DiskProfile { size: volume.size, ..setup.primary.clone() };
             primaries.push(SimDisk::new(profile, image, rng.fork()));
             let model = Model::new(id, volume.size, initial);
-            histories.push(volume.ordered.map(|_| History::new(id, volume.size, initial)));
+            let judged = volume.ordered.is_some() && setup.meets(Scenario::CacheEnds);
+            histories.push(judged.then(|| History::new(id, volume.size, initial)));
             // A second fault may make the primary lose flushed data, with an error.
             let switched = setup.scenario.changes_modes() && setup.also.is_none();
             alone.push(switched.then(|| model.clone().by_flushes_alone()));
