@@ -23,6 +23,7 @@ use forebay_block::{
     BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, IoError, IoOp, VolumeId,
 };
 
+use crate::api::cut::CutOrder;
 use crate::api::primary::VolumeState;
 use crate::api::stats::Stats;
 use crate::api::{
@@ -355,6 +356,10 @@ impl Shard for Engine {
             self.detach.detached(&mut self.cache, &mut self.requests, stripe, fx);
             self.deliver(fx);
         }
+    }
+
+    fn cut(&mut self, now: Instant, volume: VolumeId, order: CutOrder, fx: &mut Effects) {
+        self.follow_order(now, volume, order, fx);
     }
 
     fn distrust(&mut self, volume: VolumeId) {

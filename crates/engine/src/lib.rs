@@ -18,6 +18,7 @@ mod locks;
 mod log;
 mod losses;
 mod note;
+mod order;
 mod out;
 mod pace;
 mod ram;
@@ -34,6 +35,7 @@ mod tries;
 mod turn;
 mod volume;
 
+pub use api::cut::{CutNews, CutOrder, CutReport};
 pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};

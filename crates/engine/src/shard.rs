@@ -2,6 +2,7 @@
 
 use forebay_block::{BlockRange, Completion, Instant, IoError, VolumeId};
 
+use crate::api::cut::CutOrder;
 use crate::api::{DetachedStripe, Effects, Health, Request, Setting, State, Target, Trust};
 use crate::{Stats, VolumeState};
 
@@ -66,6 +67,8 @@ pub trait Shard {
     fn trust_recorded(&mut self, now: Instant, trust: Trust, fx: &mut Effects);
     /// Notes that these stripes have been recorded as requested by [`Effects::detach`].
     fn detached(&mut self, _now: Instant, _stripes: &[DetachedStripe], _fx: &mut Effects) {}
+    /// Follows an order of the gate of an ordered volume: see [`Effects::cuts`].
+    fn cut(&mut self, _now: Instant, _volume: VolumeId, _order: CutOrder, _fx: &mut Effects) {}
     /// Notes that another shard found the volume's primary changed without the cache.
     fn distrust(&mut self, _volume: VolumeId) {}
     /// Notes that a flush of a device failed, no matter which shard sent it. Writes of this shard

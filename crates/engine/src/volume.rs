@@ -12,6 +12,7 @@ use crate::api::stats::Stats;
 use crate::flow::Flow;
 use crate::key::Key;
 use crate::losses::Losses;
+use crate::order::Order;
 use crate::slab::Id;
 
 /// A volume's part in one shard.
@@ -54,6 +55,8 @@ pub(crate) struct Volume {
     pub failures: u32,
     /// The volume is destaged as fast as its primary allows.
     pub draining: bool,
+    /// The order of its destages, if it is ordered.
+    pub order: Order,
     pub around: ReadAround,
     pub primary: Primary,
     /// The statistics that are kept by volume. The shard's own do not include them.
@@ -62,12 +65,14 @@ pub(crate) struct Volume {
 }
 
 impl Volume {
-    pub fn new(config: VolumeConfig, depth: u32, shards: u16) -> Self {
+    pub fn new(config: VolumeConfig, depth: u32, shards: u16, now: Instant) -> Self {
         let mut flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
         flow.set_pace(config.pace, shards);
+        let order = Order::new(config.ordered, now);
         Self {
             config,
             flow,
+            order,
             // Writes from before this start may not be durable on the primary, so the first flush
             // counts.
             direct: 1,

@@ -15,6 +15,7 @@
 //! states.
 
 mod content;
+mod history;
 mod sector;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +24,7 @@ use std::fmt;
 use forebay_block::{BLOCK_SIZE, ByteRange, SECTOR_SIZE, VolumeId};
 
 pub use content::{ALIKE_EVERY, Content, describe};
+pub use history::{FlushMark, History, Moments};
 use sector::{Effect, Entry, Found, IN_FLIGHT, Sector, UNKNOWN};
 
 const SECTOR: u64 = SECTOR_SIZE as u64;

@@ -12,11 +12,12 @@ use std::sync::{Arc, PoisonError};
 
 use forebay_block::sync::{Mutex, MutexGuard};
 use forebay_block::{
-    Completion, DeviceInfo, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VolumeId,
+    Completion, DeviceInfo, Instant, Io, IoBuf, IoOp, IoQueue, IoResult, IoTag, VOLUMES_MAX,
+    VolumeId,
 };
 use forebay_device::{BlockDevice, Ring};
 use forebay_engine::Target;
-use forebay_volume::{Ask, Asked, Coming, FailedFlushes, FlushGate};
+use forebay_volume::{Ask, Asked, Coming, CutGate, FailedFlushes, FlushGate};
 
 use crate::message::{Latencies, Message, count_latency};
 use crate::pace::{Allowance, LARGE};
@@ -31,6 +32,8 @@ pub struct Gates {
     pub each: Arc<[Mutex<FlushGate>]>,
     /// The clients' flushes on their way to other threads.
     pub coming: Coming,
+    /// For each volume ID, the gate of its cuts.
+    pub cuts: Arc<[Mutex<CutGate>]>,
 }
 
 /// Creates the gates for these devices and this many threads.
@@ -38,11 +41,12 @@ pub fn gates<'a>(devices: impl Iterator<Item = &'a DeviceInfo>, threads: usize) 
     let coming = Coming::new(threads);
     let gate = |info: &DeviceInfo| FlushGate::new(threads, info.flush_by_queue, coming.clone());
     let each = devices.map(|info| Mutex::new(gate(info))).collect();
-    Gates { each, coming }
+    let cuts = (0..VOLUMES_MAX).map(|_| Mutex::new(CutGate::new(threads))).collect();
+    Gates { each, coming, cuts }
 }
 
 /// Locks a gate. Its lists are replaced whole, so a panic elsewhere leaves it consistent.
-pub fn locked(gate: &Mutex<FlushGate>) -> MutexGuard<'_, FlushGate> {
+pub fn locked<G>(gate: &Mutex<G>) -> MutexGuard<'_, G> {
     gate.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

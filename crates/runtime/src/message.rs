@@ -8,7 +8,8 @@ use forebay_block::{
     BlockRange, ByteRange, Endpoint, IoBuf, IoError, IoOp, IoResult, IoTag, VolumeId,
 };
 use forebay_engine::{
-    DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Tier, Trust, VolumeState,
+    CutOrder, DetachedStripe, Health, Reply, Request, Setting, State, Stats, Target, Tier, Trust,
+    VolumeState,
 };
 
 use forebay_policy::{RequestRules, RuleCount};
@@ -51,6 +52,8 @@ pub enum Message {
     Detached(Vec<DetachedStripe>),
     /// Another shard found that a volume's primary was changed behind the cache's back.
     Changed(VolumeId),
+    /// An order of the gate of a volume's cuts.
+    Cut(VolumeId, CutOrder),
     /// Another thread flushed a device on behalf of the receiving thread's shard; its result.
     Flushed(Target, IoTag, IoResult<()>),
     /// Send a flush to this thread's queue of a device.

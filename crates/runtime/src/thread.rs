@@ -14,17 +14,20 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use forebay_block::sync::Mutex;
 use forebay_block::{Arena, BufPool, Instant, IoOp, VolumeId};
 use forebay_device::{BlockDevice, Clock, Ring};
-use forebay_engine::{Effects, Reply, Request, Shard, State, Stats, Target, Trust, VolumeState};
-use forebay_volume::{Coming, Done, Registry, Router, RouterConfig, ShardPort, origin_of};
+use forebay_engine::{
+    CutReport, Effects, Reply, Request, Shard, State, Stats, Target, Trust, VolumeState,
+};
+use forebay_volume::{Coming, CutGate, Done, Registry, Router, RouterConfig, ShardPort, origin_of};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::channel::{Caller, Channels, FuseChannel, Prefetch, UblkChannel};
 use crate::clients::{Arrival, Clients};
 use crate::connection::LeftClient;
 use crate::connection::Patience;
-use crate::devices::{Devices, Gates};
+use crate::devices::{Devices, Gates, locked};
 use crate::events::EventSink;
 use crate::mailbox::{CREDIT, Mailbox};
 use crate::memory::Memory;
@@ -118,6 +121,8 @@ struct Thread {
     buffers: BufPool,
     mailboxes: Arc<[Mailbox<Message>]>,
     shards: Shards,
+    /// For each volume ID, the gate of its cuts.
+    cuts: Arc<[Mutex<CutGate>]>,
     witness: Sender<(usize, Asked)>,
     events: EventSink,
     /// The trust that the witness was last asked to record.
@@ -242,6 +247,7 @@ impl Thread {
         plan.mailboxes[plan.index].own(ring.waker());
         let primaries: Vec<_> = plan.primaries.iter().map(|(id, d)| (*id, &**d)).collect();
         let coming = plan.gates.coming.clone();
+        let cuts = Arc::clone(&plan.gates.cuts);
         let gates = (plan.index, plan.gates);
         let devices = Devices::open(&ring, plan.cache.as_deref(), &primaries, gates)?;
         let buffers = BufPool::new(plan.arena);
@@ -288,6 +294,7 @@ impl Thread {
             registry: plan.registry,
             mailboxes: plan.mailboxes,
             shards,
+            cuts,
             witness: plan.witness,
             events: plan.events,
             wanted: None,
@@ -432,6 +439,15 @@ impl Thread {
                 messages.push(Message::Changed(volume));
             }
         }
+        for CutReport { volume, news } in fx.cuts.drain(..) {
+            let mut gate = locked(&self.cuts[usize::from(volume.0)]);
+            if let Some(order) = gate.take(*own, news) {
+                // Sent under the lock: every thread gets the orders of all threads in one order.
+                for mailbox in self.mailboxes.iter() {
+                    mailbox.send_one(Message::Cut(volume, order));
+                }
+            }
+        }
         for event in fx.events.drain(..) {
             self.events.tell(*own, event);
         }
@@ -471,6 +487,11 @@ impl Thread {
                     let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
                     *unpolled = true;
                     shard.detached(*now, &stripes, fx);
+                }
+                Message::Cut(volume, order) => {
+                    let Shards { shard, now, fx, unpolled, .. } = &mut self.shards;
+                    *unpolled = true;
+                    shard.cut(*now, volume, order, fx);
                 }
                 Message::Changed(volume) => {
                     self.shards.unpolled = true;

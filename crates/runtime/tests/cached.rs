@@ -45,6 +45,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
                 share: forebay_engine::DirtyShare::default(),
                 cache_share: forebay_engine::CacheShare::default(),
                 pace: Pace::default(),
+                ordered: None,
                 suspect: false,
             }],
             ram_bytes: 256 << 10,

@@ -42,6 +42,9 @@ pub enum Scenario {
     PrimaryVanishes,
     /// A primary stops answering and does not return: only in the worlds of [`crate::away`].
     PrimaryStaysAway,
+    /// The cache device fails in some way and is then lost for good: only in worlds with ordered
+    /// volumes, whose primaries must be left at a moment of the past.
+    CacheEnds,
     /// The cache device is lost at a crash.
     CacheLost,
     /// After a crash the cache device holds an older state of its own.
@@ -80,7 +83,7 @@ impl Outcome {
 
 impl Scenario {
     /// Every scenario, with its weight.
-    pub const ALL: [(Self, u64); 20] = [
+    pub const ALL: [(Self, u64); 21] = [
         (Self::Crashes, 50),
         (Self::ModeSwitches, 8),
         (Self::CacheReadErrors, 3),
@@ -98,6 +101,7 @@ impl Scenario {
         (Self::PrimaryFlushErrors, 4),
         (Self::PrimaryVanishes, 3),
         (Self::PrimaryStaysAway, 0),
+        (Self::CacheEnds, 0),
         (Self::CacheLost, 4),
         (Self::CacheStale, 3),
         (Self::CacheDamaged, 0),
@@ -152,6 +156,7 @@ impl Scenario {
             // A lost or rotten record that no later record covers cannot be told from one that a
             // crash undid, so these scenarios have no crashes.
             Self::CacheVanishes
+            | Self::CacheEnds
             | Self::CacheRot
             | Self::CacheLosesWrites
             | Self::CacheMisdirects => {

@@ -101,7 +101,7 @@ impl World {
         Ok(())
     }
 
-    fn stored(&self, volume: usize, range: ByteRange) -> Vec<u8> {
+    pub(crate) fn stored(&self, volume: usize, range: ByteRange) -> Vec<u8> {
         let mut data = vec![0; range.len as usize];
         self.primaries[volume].image().read(range.offset, &mut data);
         data

@@ -4,7 +4,7 @@ use forebay_block::{
     BLOCK_SIZE, ByteRange, ErrorKind, Io, IoBuf, IoError, IoFlags, IoOp, IoTag, SECTOR_SIZE,
 };
 use forebay_engine::ContentLocality;
-use forebay_model::{ALIKE_EVERY, Change, Model, Token, Violation};
+use forebay_model::{ALIKE_EVERY, Change, FlushMark, Model, Token, Violation};
 use forebay_volume::Done;
 
 use crate::failure::Kind;
@@ -25,6 +25,8 @@ pub struct Client {
     token: Option<Token>,
     /// The token of the request in the model of the primary alone.
     alone: Option<Token>,
+    /// The token of a flush in the history of an ordered volume.
+    mark: Option<FlushMark>,
     submitted: u64,
     /// Number of mode switches of the volume at the submission.
     switches: u64,
@@ -86,8 +88,10 @@ impl World {
         }
         let alone = self.alone[volume].as_mut().filter(|_| op == IoOp::Flush);
         let alone = alone.map(Model::begin_flush);
+        let mark = self.note_begun(volume, tag, op, range, changed.is_some());
         let (submitted, switches) = (self.now, self.switches[volume]);
-        let client = Client { volume, op, range, fua, token, alone, submitted, switches, copy };
+        let client =
+            Client { volume, op, range, fua, token, alone, mark, submitted, switches, copy };
         self.clients.insert(tag, client);
         self.trace.line(self.now, || {
             format!("client {tag}: volume {volume} {op:?} {range}{}", if fua { " fua" } else { "" })
@@ -163,6 +167,7 @@ impl World {
             self.tally.slowest_write = self.tally.slowest_write.max(self.now - submitted);
         }
         self.answer_alone(tag, &client, ok);
+        self.note_ended(tag, &client, ok);
         self.trace.mix(&[self.now, tag, u64::from(ok)]);
         self.trace.mix_bytes(&completion.buf);
         self.trace.line(self.now, || match &completion.result {
@@ -205,6 +210,34 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// Records in the history of an ordered volume that a request was submitted.
+    fn note_begun(
+        &mut self,
+        volume: usize,
+        tag: u64,
+        op: IoOp,
+        range: ByteRange,
+        changes: bool,
+    ) -> Option<FlushMark> {
+        let history = self.histories[volume].as_mut()?;
+        if changes {
+            history.begin_write(self.now, &self.models[volume], tag, range);
+        }
+        (op == IoOp::Flush).then(|| history.begin_flush(self.now))
+    }
+
+    /// Records there that a request has ended.
+    fn note_ended(&mut self, tag: u64, client: &Client, ok: bool) {
+        let Client { volume, op, fua, mark, .. } = *client;
+        let Some(history) = self.histories[volume].as_mut() else { return };
+        match (op, mark) {
+            (IoOp::Read, _) => {}
+            (IoOp::Flush, Some(mark)) if ok => history.end_flush(self.now, mark),
+            (IoOp::Flush, _) => history.doubt(self.now),
+            _ => history.end_write(self.now, tag, ok, fua),
+        }
     }
 
     /// Updates the model of the primary alone: the write is complete at once, or after a flush, if

@@ -39,6 +39,8 @@ pub struct VolumeSetup {
     pub cache_share: CacheShare,
     /// How destaging treats its primary.
     pub pace: Pace,
+    /// If it is ordered, the blocks that a cut may have in each shard.
+    pub ordered: Option<u64>,
 }
 
 /// All parameters of a run except its script.
@@ -111,6 +113,10 @@ pub const STORE_SEEDS: u64 = 20_000_000;
 /// Seeds from this one on are worlds in which a server takes over from one that died.
 pub const TAKEOVER_SEEDS: u64 = 40_000_000;
 
+/// Seeds from this one on are worlds with ordered volumes. The cache device of the even ones is
+/// lost at the end; the odd ones meet any fault.
+pub const ORDERED_SEEDS: u64 = 60_000_000;
+
 /// All segments of a shard, and those of its log if it has a store; `all` if it has none.
 fn log_and_store(seed: u64, all: u64) -> (u64, Option<u32>) {
     let mut rng = Rng::new(seed ^ 0x0005_704e);
@@ -139,10 +145,13 @@ impl Setup {
         let shards = rng.pick(&[1, 1, 1, 2, 3]);
         let count = rng.pick(&[1, 1, 1, 2]);
         let modes = mode_set(&mut rng);
-        let takeover = seed >= TAKEOVER_SEEDS;
+        let ordered = seed >= ORDERED_SEEDS;
+        let takeover = seed >= TAKEOVER_SEEDS && !ordered;
         let scenario = Scenario::from_rng(&mut rng);
         let scenario = if takeover { Scenario::Crashes } else { scenario };
         let also = second_fault(seed, scenario).filter(|_| !takeover);
+        let ends = ordered && seed.is_multiple_of(2);
+        let (scenario, also) = if ends { (Scenario::CacheEnds, None) } else { (scenario, also) };
         let volumes: Vec<_> = (0..count)
             .map(|_| {
                 let mode = rng.pick(&modes);
@@ -184,7 +193,7 @@ impl Setup {
             slow_percent: rng.pick(&[0, 0, 2, 10]),
             discards: Discards::Zeros,
         };
-        Self {
+        let setup = Self {
             seed,
             shards,
             volumes,
@@ -220,7 +229,28 @@ impl Setup {
             power: rng.percent(85),
             takeover,
             verify_percent: rng.pick(&[30, 80, 100]),
+        };
+        if ordered { setup.in_order(ends) } else { setup }
+    }
+
+    /// The same world with ordered volumes.
+    fn in_order(mut self, ends: bool) -> Self {
+        let mut rng = Rng::new(self.seed ^ 0x0009_de6e);
+        self.shards = rng.pick(&[1, 2, 2, 3]);
+        let areas = self.shards as u64 * self.segments * u64::from(self.segment_size);
+        self.cache.size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
+        for volume in &mut self.volumes {
+            if ends {
+                volume.mode = rng.pick(&[Mode::WriteBack, Mode::WriteBack, Mode::WriteOnly]);
+            }
+            volume.ordered = Some(rng.pick(&[4, 8, 16, 64, 256]));
         }
+        if ends {
+            self.client_depth = rng.pick(&[1, 2, 4, 16]);
+            self.patience = Duration::from_secs(2);
+        }
+        self.write_cache_depth = Duration::from_millis(rng.pick(&[2, 5, 20, 200]));
+        self
     }
 
     /// Whether this fault is part of the run.
@@ -339,5 +369,6 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         share: DirtyShare::default(),
         cache_share: CacheShare::default(),
         pace: Pace::default(),
+        ordered: None,
     }
 }

@@ -577,6 +577,12 @@ impl SimDisk {
         self.gone
     }
 
+    /// Whether a fault is in force.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        self.gone || !self.rules.is_empty()
+    }
+
     /// Whether a request that changes data is in flight.
     #[must_use]
     pub fn changes(&self) -> bool {

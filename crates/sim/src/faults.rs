@@ -49,6 +49,12 @@ impl World {
                 self.cache.add_rule(rule(full, change, u32::MAX));
             }
             Scenario::CacheVanishes => self.cache.vanish(),
+            Scenario::CacheEnds if self.cache.is_failing() => self.cache.vanish(),
+            Scenario::CacheEnds => match rng.below(6) {
+                0 => self.cache.add_rule(rule(media, change, u32::MAX)),
+                1 => self.cache.add_rule(rule(media, &[IoOp::Flush], u32::MAX)),
+                _ => self.cache.vanish(),
+            },
             Scenario::CacheRot => {
                 let area = self.cache.size() - (1 << 20);
                 for _ in 0..rng.within(1, 200) {
@@ -85,7 +91,8 @@ impl World {
 
     /// Ends the faults that can end.
     pub(crate) fn heal(&mut self) {
-        if !self.setup.meets(Scenario::CacheVanishes) {
+        let ends = [Scenario::CacheVanishes, Scenario::CacheEnds];
+        if !ends.into_iter().any(|end| self.setup.meets(end)) {
             self.cache.heal();
         }
         let away = self.away.map(|away| away.volume);

@@ -17,6 +17,7 @@ pub mod failure;
 mod faults;
 mod forge;
 pub mod links;
+mod order;
 pub mod pages;
 pub mod planted;
 pub mod rest;

@@ -201,7 +201,9 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} taken over, \
          {} failed), \
-         {} faults, {} refused starts, {} stripes left, {} MiB checked, \
+         {} faults, {} refused starts, {} stripes left, \
+         {} primaries judged alone ({} of the past, up to {} ms old; {} not promised), \
+         {} MiB checked, \
          {} deltas ({} written whole again), {} duplicates, \
          {} stored, {} dense, {} similar, {} read around misses, \
          {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
@@ -216,6 +218,10 @@ fn line(totals: &Totals) -> String {
         t.struck,
         t.refusals,
         t.detached,
+        t.ends[0],
+        t.ends[1],
+        t.oldest / 1_000_000,
+        t.ends[2],
         t.checked >> 20,
         t.deltas,
         t.rebased,

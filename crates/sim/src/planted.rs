@@ -7,9 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
-use forebay_engine::Target;
+use forebay_engine::{CutNews, CutOrder, Target};
 
-use crate::config::{STORE_SEEDS, Setup, TAKEOVER_SEEDS};
+use crate::atlas::Scenario;
+use crate::config::{ORDERED_SEEDS, STORE_SEEDS, Setup, TAKEOVER_SEEDS};
 use crate::disk::Slot;
 use crate::failure::Kind;
 use crate::forge::{self, Forger, Forgery};
@@ -85,11 +86,19 @@ pub enum Bug {
     /// A server that takes over answers flushes of a primary that it has not written to itself,
     /// unlike the server before.
     DeadWritesUnflushed,
+    /// A shard writes its part of a cut before the others have staged theirs.
+    CutWrittenEarly,
+    /// Answers are not withheld until all shards have taken their part of a cut.
+    CutReleasedEarly,
+    /// Stripes leave a failed cache before the last cut of an ordered volume is staged.
+    LeftBeforeLastCut,
+    /// The primary is not flushed after a cut.
+    CutUnflushed,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 36] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -122,12 +131,17 @@ impl Bug {
         Self::WriteRepeated,
         Self::AnsweredFromMemory,
         Self::DeadWritesUnflushed,
+        Self::CutWrittenEarly,
+        Self::CutReleasedEarly,
+        Self::LeftBeforeLastCut,
+        Self::CutUnflushed,
     ];
 
     /// The first seed whose world can show it.
     #[must_use]
     pub fn first_seed(self) -> u64 {
         match self {
+            _ if self.needs_order() => ORDERED_SEEDS,
             _ if self.needs_takeover() => TAKEOVER_SEEDS,
             _ if self.needs_store() => STORE_SEEDS,
             _ => 0,
@@ -142,6 +156,17 @@ impl Bug {
                 | Self::WriteRepeated
                 | Self::AnsweredFromMemory
                 | Self::DeadWritesUnflushed
+        )
+    }
+
+    /// Whether only a world with ordered volumes can show it.
+    fn needs_order(self) -> bool {
+        matches!(
+            self,
+            Self::CutWrittenEarly
+                | Self::CutReleasedEarly
+                | Self::LeftBeforeLastCut
+                | Self::CutUnflushed
         )
     }
 
@@ -163,6 +188,7 @@ impl Bug {
     #[must_use]
     pub fn fits(self, setup: &Setup) -> bool {
         match self {
+            _ if self.needs_order() => setup.meets(Scenario::CacheEnds),
             Self::AnsweredFromMemory => setup.cache.volatile,
             _ => !self.needs_store() || setup.log_segments.is_some(),
         }
@@ -189,7 +215,11 @@ impl Bug {
             Self::PrimaryFlushSkipped
             | Self::FuaIgnored
             | Self::SwitchForgotten
-            | Self::DeadWritesUnflushed => Kind::Alone,
+            | Self::DeadWritesUnflushed
+            | Self::CutWrittenEarly
+            | Self::CutReleasedEarly
+            | Self::LeftBeforeLastCut
+            | Self::CutUnflushed => Kind::Alone,
             Self::DestageAckedEarly
             | Self::DestageDropped
             | Self::StaleFill
@@ -296,6 +326,40 @@ impl Mischief {
         self.inherited = targets.collect();
     }
 
+    /// The orders of a cut gate for each shard, after the report `news` of one of them.
+    pub fn ordering(
+        &mut self,
+        news: CutNews,
+        order: Option<CutOrder>,
+        from: usize,
+        shards: usize,
+    ) -> Vec<(usize, CutOrder)> {
+        let mut orders: Vec<_> =
+            order.into_iter().flat_map(|order| (0..shards).map(move |to| (to, order))).collect();
+        let early = match (self.bug, news) {
+            (Some(Bug::CutWrittenEarly), CutNews::Staged(number)) => {
+                Some(CutOrder::Write { number, last: false })
+            }
+            (Some(Bug::CutReleasedEarly), CutNews::Taken { number, .. }) => {
+                Some(CutOrder::Release(number))
+            }
+            _ => None,
+        };
+        if self.bug == Some(Bug::LeftBeforeLastCut) {
+            for (_, order) in &mut orders {
+                if let CutOrder::Write { last, .. } = order {
+                    *last = true;
+                    self.deeds += 1;
+                }
+            }
+        }
+        if let Some(early) = early {
+            self.deeds += 1;
+            orders.insert(0, (from, early));
+        }
+        orders
+    }
+
     /// Whether an engine is not told of its volume's new mode; counts it.
     pub fn forgets_switch(&mut self) -> bool {
         let forgets = self.bug == Some(Bug::SwitchForgotten);
@@ -350,7 +414,9 @@ impl Mischief {
                 _ => Deed::Pass(io),
             },
             Bug::CacheFlushSkipped if cache && io.op == IoOp::Flush => self.answer(io),
-            Bug::PrimaryFlushSkipped if !cache && io.op == IoOp::Flush => self.answer(io),
+            Bug::PrimaryFlushSkipped | Bug::CutUnflushed if !cache && io.op == IoOp::Flush => {
+                self.answer(io)
+            }
             Bug::DestageDropped if !cache && write && self.rng.percent(20) => self.answer(io),
             Bug::FooterSkipped if cache && write && forge::is_footer(&io.buf) => self.answer(io),
             Bug::RecordAckedEarly if cache && write => self.both(io),

@@ -24,7 +24,7 @@ use crate::shard::Maker;
 use crate::tally::Tally;
 use crate::world::{Failure, World};
 
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 /// Virtual time in which a request must be answered once all faults are over.
 const ANSWER_MAX: u64 = 300 * SECOND;
 /// Virtual time after which clients no longer wait for a fault to end by itself.
@@ -267,8 +267,10 @@ impl World {
 
     /// Crashes, and starts again.
     pub(crate) fn crash(&mut self, recoveries: Vec<u64>) -> Result<(), Failure> {
+        let promised = self.is_promised();
         self.cut();
         self.check_primaries()?;
+        self.judge(&promised)?;
         let lost = std::mem::take(&mut self.lose_cache);
         if lost {
             self.cache.replace(Pages::new(self.cache.size()));
@@ -477,6 +479,9 @@ impl World {
 
     /// Ends the faults: everything must finish.
     fn finish(&mut self) -> Result<(), Failure> {
+        if self.setup.meets(Scenario::CacheEnds) {
+            return self.finish_without_cache();
+        }
         self.finish_away()?;
         self.heal();
         self.wait("the last crash and the requests in flight", |world| {

@@ -69,10 +69,23 @@ pub fn script(setup: &Setup) -> Vec<Step> {
     }
     let mut prefetches = Rng::new(setup.seed ^ 0x4f3a_9d21);
     let prefetched = prefetches.pick(&[0, 0, 10, 40]);
+    if setup.meets(Scenario::CacheEnds) {
+        // The order is that of flushes. Nothing is promised between a crash and the next cut.
+        let mut rng = Rng::new(setup.seed ^ 0x000f_1054);
+        mix.flush = rng.pick(&[5, 15, 30, 50]);
+        mix.write = mix.write.max(50);
+        if rng.percent(60) {
+            mix.crash_percent = 0;
+        }
+    }
     let outcome = setup.outcome();
     let mut steps = Vec::new();
     let mut streams: Vec<Option<u64>> = vec![None; setup.volumes.len()];
     let mut broken = false;
+    let break_at = match setup.meets(Scenario::CacheEnds) {
+        true => Rng::new(setup.seed ^ 0x000b_4ea4).below(count),
+        false => count / 4,
+    };
     for i in 0..count {
         let may_crash = outcome.crashes || !broken;
         if may_crash && rng.percent(mix.crash_percent) {
@@ -100,13 +113,20 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             }
             steps.push(request);
         }
-        if i >= count / 4 && !broken {
+        if i >= break_at && !broken {
             steps.push(Step::Break(rng.number()));
             broken = true;
         }
         if broken && outcome.crashes && rng.percent(3) {
             steps.push(if rng.percent(50) { Step::Heal } else { Step::Break(rng.number()) });
         }
+    }
+    if setup.meets(Scenario::CacheEnds) {
+        // It fails, and is gone some time later.
+        let first = steps.iter().position(|step| matches!(step, Step::Break(_)));
+        let first = first.map_or(steps.len(), |first| first + 1) as u64;
+        let at = rng.within(first, steps.len() as u64) as usize;
+        steps.insert(at, Step::Break(rng.number()));
     }
     if outcome.crashes && rng.percent(70) {
         steps.push(crash(&mut rng));

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 
 use forebay_block::{BufPool, ByteRange, Completion, DeviceInfo, Instant, Io, IoError, VolumeId};
 use forebay_engine::{
-    DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target, Trust,
-    VolumeConfig, VolumeState,
+    CutOrder, DetachedStripe, Effects, Event, Health, Request, ShardConfig, State, Stats, Target,
+    Trust, VolumeConfig, VolumeState,
 };
 use forebay_policy::RuleSet;
 use forebay_volume::{
@@ -24,6 +24,7 @@ enum Input {
     Trust(Trust),
     Detached(Vec<DetachedStripe>),
     FlushFailed(Target, IoError),
+    Cut(VolumeId, CutOrder),
 }
 
 /// A shard's thread.
@@ -159,6 +160,11 @@ impl Server {
         }
     }
 
+    /// Passes an order of a volume's cut gate to a shard.
+    pub fn cut(&mut self, shard: usize, volume: VolumeId, order: CutOrder) {
+        self.units[shard].inbox.push_back(Input::Cut(volume, order));
+    }
+
     /// Devices of which a shard has learned in its last turn that a flush failed.
     pub fn told(&mut self, shard: usize) -> Vec<Target> {
         std::mem::take(&mut self.units[shard].told)
@@ -213,6 +219,7 @@ impl Server {
                 }
                 Input::Trust(trust) => unit.engine.trust_recorded(at, trust, &mut fx),
                 Input::Detached(stripes) => unit.engine.detached(at, &stripes, &mut fx),
+                Input::Cut(volume, order) => unit.engine.cut(at, volume, order, &mut fx),
                 Input::FlushFailed(target, error) => {
                     unit.engine.flush_failed(at, target, &error, &mut fx);
                     unit.told.push(target);
@@ -354,6 +361,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         share: v.share,
         cache_share: v.cache_share,
         pace: v.pace,
+        ordered: v.ordered,
         // Data that was not changed must not be reported as changed.
         suspect: setup.seed.is_multiple_of(2),
     });

@@ -53,6 +53,14 @@ pub struct Tally {
     /// Longest time of a request of a volume while another volume's primary was away, in
     /// nanoseconds.
     pub slowest: u64,
+    /// Starts of the shards.
+    pub starts: u64,
+    /// Losses of the cache device after which the primaries of ordered volumes were judged, the
+    /// volumes among them that were older than the last durable write, and those for which nothing
+    /// was promised yet.
+    pub ends: [u64; 3],
+    /// The greatest age of a primary at the loss of its cache, in nanoseconds.
+    pub oldest: u64,
     /// Whether the last crash came after the whole script.
     pub crashed_at_end: bool,
 }
@@ -81,6 +89,11 @@ impl Tally {
         self.packed += other.packed;
         self.unpacked += other.unpacked;
         self.slowest_write = self.slowest_write.max(other.slowest_write);
+        self.starts += other.starts;
+        for (sum, more) in self.ends.iter_mut().zip(other.ends) {
+            *sum += more;
+        }
+        self.oldest = self.oldest.max(other.oldest);
     }
 
     /// Adds the counters of an engine.

@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
 use forebay_engine::Event as Told;
-use forebay_engine::{DetachedStripe, Effects, Health, State, Target, Trust};
-use forebay_model::{Content, Model, Violation};
-use forebay_volume::{Ask, Asked, Coming, Done, FlushGate};
+use forebay_engine::{CutOrder, DetachedStripe, Effects, Health, State, Target, Trust};
+use forebay_model::{Content, History, Model, Violation};
+use forebay_volume::{Ask, Asked, Coming, CutGate, Done, FlushGate};
 
+use crate::atlas::Scenario;
 use crate::boot::Pool;
 use crate::client::Client;
 use crate::config::Setup;
@@ -30,6 +31,8 @@ use crate::trace::Trace;
 
 /// Longest delay of a turn after its cause, in nanoseconds: several causes may meet in one turn.
 const TURN_DELAY: u64 = 5_000;
+/// Longest time until a busy thread reads its mail, in nanoseconds.
+const MAIL_DELAY: u64 = 5_000_000;
 /// Longest time to record trust in the witness, in nanoseconds.
 const WITNESS_DELAY: u64 = 3_000_000;
 /// A shard is checked after about one turn in this many, since a check takes time.
@@ -44,6 +47,8 @@ enum Event {
     Disk(Target, Slot, usize),
     /// A shard's event loop turns.
     Turn(usize),
+    /// An order of the gate of a volume's cuts reaches a shard.
+    Cut(usize, VolumeId, CutOrder),
     /// The witness is written.
     Witness(Trust),
     /// The record of stripes that the cache of a shard has left is complete.
@@ -61,7 +66,11 @@ pub struct World {
     pub(crate) primaries: Vec<SimDisk>,
     pub(crate) server: Option<Server>,
     gates: BTreeMap<u64, FlushGate>,
+    /// The gate of each volume's cuts.
+    pub(crate) cut_gates: Vec<CutGate>,
     pub(crate) models: Vec<Model>,
+    /// For ordered volumes, all that clients did.
+    pub(crate) histories: Vec<Option<History>>,
     /// For volumes whose mode changes, if there is no other fault: a model of the primary alone,
     /// based on the flushes in modes that promise it to be complete.
     pub(crate) alone: Vec<Option<Model>>,
@@ -74,6 +83,10 @@ pub struct World {
     pub(crate) written: VecDeque<(usize, u64, ByteRange)>,
     /// The trust that each shard wants to be recorded.
     wanted: Vec<Trust>,
+    /// Volumes whose primary has just got all of a cut.
+    pub(crate) cuts_written: Vec<usize>,
+    /// When the last order of a cut gate reaches each shard.
+    ordered_at: Vec<u64>,
     /// When the last of the stripes that the cache has left is recorded.
     recorded_at: u64,
     pub(crate) pool: Pool,
@@ -118,6 +131,7 @@ impl World {
         let mut primaries = Vec::new();
         let mut models = Vec::new();
         let mut alone = Vec::new();
+        let mut histories = Vec::new();
         for (i, volume) in setup.volumes.iter().enumerate() {
             let id = VolumeId(i as u8);
             let filled = |sector: u64| {
@@ -136,6 +150,8 @@ impl World {
             let profile = crate::disk::DiskProfile { size: volume.size, ..setup.primary.clone() };
             primaries.push(SimDisk::new(profile, image, rng.fork()));
             let model = Model::new(id, volume.size, initial);
+            let judged = volume.ordered.is_some() && setup.meets(Scenario::CacheEnds);
+            histories.push(judged.then(|| History::new(id, volume.size, initial)));
             // A second fault may make the primary lose flushed data, with an error.
             let switched = setup.scenario.changes_modes() && setup.also.is_none();
             alone.push(switched.then(|| model.clone().by_flushes_alone()));
@@ -149,7 +165,9 @@ impl World {
             primaries,
             server: None,
             gates: BTreeMap::new(),
+            cut_gates: Vec::new(),
             models,
+            histories,
             alone,
             switches: vec![0; setup.volumes.len()],
             clients: BTreeMap::new(),
@@ -157,6 +175,8 @@ impl World {
             next_tag: 1,
             written: VecDeque::new(),
             wanted: vec![Trust::Full; setup.shards],
+            cuts_written: Vec::new(),
+            ordered_at: vec![0; setup.shards],
             recorded_at: 0,
             pool: Pool::default(),
             make,
@@ -205,10 +225,12 @@ impl World {
         let changed = changed.map(|(volume, _)| VolumeId(volume as u8)).collect();
         let (mut server, effects) = Server::start(&self.setup, start, self.make, self.now, changed);
         self.gates.clear();
+        self.cut_gates = vec![CutGate::new(self.setup.shards); self.models.len()];
         for volume in (0..self.models.len()).map(|i| VolumeId(i as u8)) {
             server.watch_flushes(volume, self.gate(Target::Primary(volume)).failed());
         }
         self.server = Some(server);
+        self.tally.starts += 1;
         for (shard, fx) in effects.into_iter().enumerate() {
             self.carry_out(shard, fx);
         }
@@ -264,6 +286,11 @@ impl World {
         match event {
             Event::Disk(target, slot, shard) => self.disk_event(target, slot, shard),
             Event::Turn(shard) => self.turn_event(shard)?,
+            Event::Cut(shard, volume, order) => {
+                if let Some(server) = self.server.as_mut() {
+                    server.cut(shard, volume, order);
+                }
+            }
             Event::Witness(trust) => {
                 let trust = self.store_trust(trust);
                 if let Some(server) = self.server.as_mut() {
@@ -362,6 +389,7 @@ impl World {
             self.gate(target).told(shard);
         }
         self.carry_out(shard, fx);
+        self.judge_cuts()?;
         self.answers(done)
     }
 
@@ -385,6 +413,25 @@ impl World {
             // One after the other, in order.
             self.recorded_at = self.recorded_at.max(self.now) + 1 + self.rng.below(WITNESS_DELAY);
             self.schedule(self.recorded_at, Event::Detached(shard, fx.detach));
+        }
+        for report in fx.cuts {
+            let volume = report.volume;
+            let gate = &mut self.cut_gates[usize::from(volume.0)];
+            let before = gate.complete();
+            let order = gate.take(shard, report.news);
+            if gate.complete().is_some() && gate.complete() != before {
+                self.cuts_written.push(usize::from(volume.0));
+            }
+            self.trace.line(self.now, || format!("shard {shard}: {report:?}: {order:?}"));
+            let shards = self.setup.shards;
+            for (shard, order) in self.mischief.ordering(report.news, order, shard, shards) {
+                // Threads are slow to read their mail, but read it in order.
+                let busy = self.setup.seed % 4 * 20;
+                let delay = [TURN_DELAY, MAIL_DELAY][usize::from(self.rng.percent(busy))];
+                let at = (self.now + self.rng.below(delay)).max(self.ordered_at[shard]);
+                self.ordered_at[shard] = at;
+                self.schedule(at, Event::Cut(shard, volume, order));
+            }
         }
         let now = self.now;
         let deadline = fx.deadline.filter(|&at| at != Instant::NEVER);
@@ -485,6 +532,9 @@ impl World {
         self.server = None;
         self.drop_errand();
         self.events.clear();
+        for history in self.histories.iter_mut().flatten() {
+            history.doubt(self.now);
+        }
         let dies = self.only_dies();
         self.tally.crashes += 1;
         let mut dealer = Dealer::new(self.rng.fork(), self.fates.take());

@@ -4,6 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_engine::Mode;
+use forebay_sim::config::ORDERED_SEEDS;
 use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{Keep, proves, run_seed, seeds_for};
@@ -40,6 +41,14 @@ fn seeds_that_once_failed_hold() {
 fn some_seeds_hold() {
     let crashes: u64 = (0..SEEDS).map(check).sum();
     assert!(crashes > SEEDS, "only {crashes} crashes");
+}
+
+/// The cache device is lost under ordered volumes.
+#[test]
+fn the_primaries_of_ordered_volumes_are_left_at_one_moment() {
+    (ORDERED_SEEDS..ORDERED_SEEDS + SEEDS).for_each(|seed| {
+        check(seed);
+    });
 }
 
 #[test]

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod coming;
+mod cut_gate;
 mod flush_gate;
 pub mod offline;
 pub mod pool;
@@ -19,6 +20,7 @@ mod router;
 mod stripes;
 
 pub use coming::Coming;
+pub use cut_gate::CutGate;
 pub use flush_gate::{Ask, Asked, Ended, FailedFlushes, FlushGate};
 pub use port::ShardPort;
 pub use record::{RECORDED_MAX, Recorded};

@@ -12,10 +12,10 @@ use crate::Report;
 use crate::scan::code_of;
 
 /// The rooms, lowest first.
-const ROOMS: [&str; 25] = [
+const ROOMS: [&str; 26] = [
     "key", "slab", "limits", "pace", "tries", "locks", "losses", "api", "ram", "contents", "log",
-    "store", "form", "note", "ticket", "out", "left", "flow", "volume", "cache", "destage",
-    "reclaim", "request", "life", "recovery",
+    "store", "form", "note", "ticket", "out", "left", "flow", "order", "volume", "cache",
+    "destage", "reclaim", "request", "life", "recovery",
 ];
 /// `Engine` with the rooms that it passes on between, and the harness of tests.
 const ABOVE: [&str; 5] = ["engine", "turn", "shard", "lib", "testing"];

@@ -9,6 +9,7 @@ mod engine;
 mod fairness;
 mod fuse_hits;
 mod hits;
+mod lost_cache;
 mod nbd_hits;
 mod rd;
 mod restart;
@@ -53,6 +54,8 @@ pub enum Part {
     DirtyLimit(dirty_limit::Args),
     /// MariaDB under TPC-C on a mounted disk: server and cache killed together, over and over
     Crash(crash::Args),
+    /// The same on an ordered volume that loses its cache device, then on its primary alone
+    LostCache(lost_cache::Args),
     /// Real programs on disks and volumes of a server that is killed and upgraded under them
     Survive(survive::Args),
     /// CPU time and memory of the server's statistics, events and page, with readers of its stream
@@ -83,6 +86,7 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::Shards(args) => shards::run(args),
         Part::DirtyLimit(args) => dirty_limit::run(args),
         Part::Crash(args) => crash::run(args),
+        Part::LostCache(args) => lost_cache::run(args),
         Part::Survive(args) => survive::run(args),
         Part::Watched(args) => watched::run(args),
         Part::Operator(args) => operator::run(args),

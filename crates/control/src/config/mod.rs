@@ -15,6 +15,7 @@ mod rules;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_block::BLOCK_SIZE;
 use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
 pub use observed::{EventsConfig, WebConfig, WebListen};
@@ -210,6 +211,8 @@ pub struct VolumeConfig {
     pub destage_rate: Size,
     /// Bytes that stay in the cache.
     pub pinned: PinList,
+    /// Bytes of RAM in which an ordered volume stages its dirty blocks; 0 if it is not ordered.
+    pub ordered: Size,
 }
 
 impl VolumeConfig {
@@ -225,6 +228,14 @@ impl VolumeConfig {
     pub fn share(&self) -> DirtyShare {
         let percent = |share: Option<Percent>| share.map(|percent| percent.0);
         DirtyShare { at_least: percent(self.dirty_guarantee), at_most: percent(self.dirty_limit) }
+    }
+
+    /// The most dirty blocks of an ordered volume in each of `shards` shards; `None` if the volume
+    /// is not ordered.
+    #[must_use]
+    pub fn ordered_blocks(&self, shards: usize) -> Option<u64> {
+        let blocks = self.ordered.0 / BLOCK_SIZE as u64 / shards.max(1) as u64;
+        (self.ordered.0 > 0).then_some(blocks.max(1))
     }
 
     /// How destaging treats the volume's primary.

@@ -560,6 +560,20 @@ pub static TABLE: &[Spec] = &[
              NAME=FROM..TO,FROM..TO",
         )
     },
+    Spec {
+        more: "Its writes are destaged in an order that keeps the primary usable if the cache \
+               device is lost: [tuning](tuning.md#ordered-volumes). As many bytes of dirty data \
+               are the most that it may have.",
+        ..spec(
+            Section::Volume,
+            "ordered",
+            Size(Range::least(4 * MIB).or_zero("0 for any order")),
+            Value("0"),
+            Volume(|volume| &mut volume.ordered),
+            "Bytes of RAM for the blocks of an ordered volume on their way to the primary; 0 is \
+             not ordered",
+        )
+    },
     // [control]
     Spec {
         online: Online::Restart,

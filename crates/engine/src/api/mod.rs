@@ -3,6 +3,7 @@
 //! The engine of a shard does no I/O, reads no clock, starts no thread and draws no randomness.
 //! Requests, completions and the time are passed in; everything it wants done is in [`Effects`].
 
+pub mod cut;
 pub mod event;
 pub mod primary;
 pub mod stats;
@@ -14,6 +15,7 @@ use forebay_block::{
 };
 pub use forebay_policy::{CacheShare, DirtyShare, Eviction};
 
+use crate::api::cut::CutReport;
 use crate::api::event::Event;
 
 /// Identifies a request to its submitter.
@@ -173,6 +175,9 @@ pub struct Effects {
     /// Volumes whose primary was found to have been changed without the cache. The owner must tell
     /// every other shard with [`crate::Shard::distrust`].
     pub changed: Vec<VolumeId>,
+    /// Progress with the cuts of ordered volumes. The owner passes each to the gate of its volume,
+    /// and the orders that result to [`crate::Shard::cut`] of every shard.
+    pub cuts: Vec<CutReport>,
     /// Events for the administrator; handed out by [`crate::Shard::poll`].
     pub events: Vec<Event>,
     /// When [`crate::Shard::poll`] must be called even if nothing has happened.
@@ -330,6 +335,9 @@ pub struct VolumeConfig {
     pub cache_share: CacheShare,
     /// How destaging treats its primary.
     pub pace: Pace,
+    /// For an ordered volume, the most dirty blocks that it may have in this shard: a cut of all of
+    /// them is staged in memory.
+    pub ordered: Option<u64>,
     /// Whether the primary may have been changed without the cache: if so, its clean blocks are
     /// compared with it.
     pub suspect: bool,

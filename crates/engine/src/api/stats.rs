@@ -499,6 +499,13 @@ statistics! {
         Counter Requests destage_writes of volume;
         /// Flushes of a primary.
         Counter Requests primary_flushes of volume;
+        /// Blocks of the cut of an ordered volume that are not on its primary yet.
+        Level Blocks cut_blocks of volume;
+        /// Age of the moment at which an ordered volume was as its primary is, in nanoseconds.
+        ///
+        /// It grows from the start of the server until the first cut is on the primary. 0 if the
+        /// volume is not ordered.
+        Greatest Nanoseconds primary_age_nanos of volume;
     }
     "faults" {
         /// Clean blocks that failed their checksum and were read again from the primary.

@@ -104,7 +104,9 @@ impl Cache {
     pub(crate) fn limit_of(&self, volume: VolumeId) -> u64 {
         let level =
             |at: usize| u8::try_from(at).map_or(0, |at| self.contents.dirty_level_of(VolumeId(at)));
-        self.limit.shares.limit(usize::from(volume.0), level)
+        let limit = self.limit.shares.limit(usize::from(volume.0), level);
+        let order = &self.volume(volume).order;
+        order.blocks_max.filter(|_| self.is_ordered(volume)).map_or(limit, |most| most.min(limit))
     }
 
     /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for

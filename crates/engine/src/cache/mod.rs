@@ -48,7 +48,7 @@ pub(crate) use standing::Standing;
 use wear::wear_budget;
 
 /// Pause before a block that could not be read back is tried again.
-const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
+pub(crate) const UNREADABLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The cached blocks and the paths to them. Each field is a room, or a fact that all rooms need.
 pub(crate) struct Cache {
@@ -96,7 +96,7 @@ impl Cache {
         for volume in &config.volumes {
             let depth = config.destage_depth;
             volumes[usize::from(volume.id.0)] =
-                Some(Volume::new(volume.clone(), depth, config.shards));
+                Some(Volume::new(volume.clone(), depth, config.shards, now));
         }
         let all = usize::try_from(segments).expect("segments fit memory");
         let segments = config.log_segments.map_or(all, |log| log as usize);
@@ -223,6 +223,26 @@ impl Cache {
         }
     }
 
+    /// Keeps the bytes at a place until [`Cache::release`], as a read in flight does.
+    pub(crate) fn hold(&mut self, place: &Place) {
+        if self.contents.is_in_store(place) {
+            let pages = self.contents.pages();
+            pages.hold(pages.of(place));
+        } else {
+            self.log.pin(place.segment);
+        }
+    }
+
+    /// Ends [`Cache::hold`].
+    pub(crate) fn release(&mut self, place: &Place) {
+        if self.contents.is_in_store(place) {
+            let pages = self.contents.pages();
+            pages.release(pages.of(place));
+        } else {
+            self.log.unpin(place.segment);
+        }
+    }
+
     /// Reads `len` bytes at offset `at` of a segment.
     pub(crate) fn read_segment(
         &mut self,
@@ -275,9 +295,23 @@ impl Cache {
         volume.switches += 1;
     }
 
+    /// Notes, at a start, whether more blocks are dirty than a cut of an ordered volume may have.
+    pub(crate) fn note_behind(&mut self, id: VolumeId) {
+        let dirty = self.contents.dirty_level_of(id);
+        let order = &mut self.volume_mut(id).order;
+        order.is_behind = order.blocks_max.is_some_and(|most| dirty > most);
+    }
+
     /// Whether leftover dirty blocks of a volume must be destaged immediately.
     pub(crate) fn has_leftover(&self, volume: VolumeId) -> bool {
         !self.volume(volume).leftover.is_empty()
+    }
+
+    /// Whether the volume is destaged cut by cut: not in modes in which each write waits for the
+    /// primary.
+    pub(crate) fn is_ordered(&self, volume: VolumeId) -> bool {
+        let volume = self.volume(volume);
+        volume.order.blocks_max.is_some() && !volume.config.mode.is_complete()
     }
 
     /// Whether reads of the volume may bring blocks into the cache.

@@ -101,7 +101,18 @@ impl Cache {
     pub(crate) fn stats_by(&self, volume: &Volume) -> Stats {
         let dirty_by_age = self.dirty_by_age(volume.config.id);
         let cached_blocks = self.contents.held_by(volume.config.id);
-        Stats { dirty_by_age, cached_blocks, ..volume.stats.clone() }
+        let order = &volume.order;
+        let primary_age = match self.is_ordered(volume.config.id) {
+            true => self.now.since(order.primary_since).as_nanos() as u64,
+            false => 0,
+        };
+        Stats {
+            dirty_by_age,
+            cached_blocks,
+            cut_blocks: order.cut_blocks,
+            primary_age_nanos: primary_age,
+            ..volume.stats.clone()
+        }
     }
 
     /// The dirty blocks of a volume by age, as in the row `dirty_by_age`.

@@ -28,8 +28,11 @@ impl Destaging {
             let room: &mut [u8; BLOCK_SIZE] = (&mut buf[i * BLOCK_SIZE..(i + 1) * BLOCK_SIZE])
                 .try_into()
                 .expect("a block's length");
+            // Since a cut was taken, blocks of it may have been written again.
+            let in_ram = !destage.in_cut || Self::is_newest(cache, key, &destage.versions[i]);
             let (ram, locks) = (&cache.ram, &cache.locks);
-            if ram.peek_applied(locks, key, |bytes| room.copy_from_slice(bytes)).is_some() {
+            if in_ram && ram.peek_applied(locks, key, |bytes| room.copy_from_slice(bytes)).is_some()
+            {
                 continue;
             }
             if place.kind == EntryKind::Zero {

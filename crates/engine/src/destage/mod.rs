@@ -7,7 +7,7 @@
 //! ahead of the log that a crash leaves behind. A block becomes clean when the primary has written
 //! it and a flush sent afterwards has completed, and only if it was not rewritten in between.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use forebay_block::{
@@ -25,6 +25,7 @@ use crate::note::Note;
 use crate::slab::{Id, Slab};
 use crate::ticket::Ticket;
 
+mod cut;
 mod gather;
 mod pace;
 
@@ -65,6 +66,8 @@ pub struct Destage {
     started: Instant,
     /// Value of the volume's `switches` when the destage started.
     switches: u64,
+    /// It is a part of a cut.
+    in_cut: bool,
 }
 
 impl Destage {
@@ -87,6 +90,8 @@ impl Destage {
 #[derive(Default)]
 pub struct Destaging {
     destages: Slab<Destage>,
+    /// The cut of each ordered volume that is being destaged.
+    cuts: BTreeMap<VolumeId, cut::Cut>,
     /// Blocks for which a write-through write waits, and those writes by block.
     urgent: VecDeque<Key>,
     through_waiters: KeyMap<Vec<Id>>,
@@ -141,11 +146,16 @@ impl Destaging {
         (self.gathered, self.cleaned) = (0, 0);
         self.clean_covered(cache);
         self.start_urgent(cache, fx);
+        for volume in cache.volume_ids() {
+            if cache.known_volume(volume).is_some_and(|v| v.order.blocks_max.is_some()) {
+                self.pump_cut(cache, volume, is_idle, fx);
+            }
+        }
         if cache.health() == Health::Detached || cache.contents.dirty().blocks() == 0 {
             return;
         }
         for volume in cache.volume_ids() {
-            if cache.contents.dirty().blocks_of(volume) > 0 {
+            if cache.contents.dirty().blocks_of(volume) > 0 && !self.follows_order(cache, volume) {
                 self.destage_volume(cache, volume, is_idle, fx);
             }
         }
@@ -227,7 +237,8 @@ impl Destaging {
             let at = key.block().checked_sub(destage.blocks.first)?;
             let version = destage.versions.get(at as usize)?;
             let same = destage.volume == key.volume() && Self::is_newest(cache, key, version);
-            same.then_some((id, destage.written))
+            let joins = same && self.will_be_written(destage);
+            joins.then_some((id, destage.written))
         });
         match found {
             Some((_, true)) => self.wake_through(cache, key, &Ok(())),
@@ -247,7 +258,9 @@ impl Destaging {
             let at = key.block().checked_sub(destage.blocks.first)? as usize;
             let version = destage.versions.get(at)?;
             let here = destage.volume == key.volume() && !version.passed;
-            let passes = destage.written && !Self::is_newest(cache, key, version);
+            // A cut may have to be written again.
+            let written = destage.written && !destage.in_cut;
+            let passes = written && !Self::is_newest(cache, key, version);
             here.then_some((id, at, passes))
         });
         let Some((id, at, true)) = found else { return false };
@@ -340,32 +353,40 @@ impl Destaging {
             }
         }
         let buf = cache.config.buffers.get(versions.len() * BLOCK_SIZE);
-        let started = cache.now;
-        let switches = cache.volume(volume).switches;
         let next = Key(key.0 + blocks.count);
-        let (bad, error, unread, written) = (Vec::new(), None, Vec::new(), false);
-        let destage = Destage {
-            volume,
-            blocks,
-            reason,
-            versions,
-            buf,
-            reads: 1,
-            bad,
-            error,
-            unread,
-            through,
-            written,
-            started,
-            switches,
-        };
-        let id = self.destages.insert(destage);
+        let destage = Self::destage(cache, (volume, blocks), reason, versions);
+        let id = self.destages.insert(Destage { buf, reads: 1, through, ..destage });
         self.gathered += blocks.count;
         let flow = &mut cache.volume_mut(volume).flow;
         flow.destage_writes += 1;
         flow.collecting += blocks.count;
         self.gather(cache, id, fx);
         Ok(next)
+    }
+
+    /// A destage that has not begun, of these versions of blocks.
+    fn destage(
+        cache: &Cache,
+        (volume, blocks): (VolumeId, BlockRange),
+        reason: DestageReason,
+        versions: Vec<Version>,
+    ) -> Destage {
+        Destage {
+            volume,
+            blocks,
+            reason,
+            versions,
+            buf: IoBuf::empty(),
+            reads: 0,
+            bad: Vec::new(),
+            error: None,
+            unread: Vec::new(),
+            through: Vec::new(),
+            written: false,
+            started: cache.now,
+            switches: cache.volume(volume).switches,
+            in_cut: false,
+        }
     }
 
     /// Requests a flush of the cache device, so that a block can go to the primary.
@@ -385,38 +406,51 @@ impl Destaging {
         if destage.reads > 0 {
             return;
         }
-        let (volume, blocks, error) = (destage.volume, destage.blocks, destage.error.take());
+        let (volume, blocks, in_cut) = (destage.volume, destage.blocks, destage.in_cut);
         cache.volume_mut(volume).flow.collecting -= blocks.count;
-        if let Some(error) = error {
+        if in_cut {
+            return self.staged(cache, id, fx);
+        }
+        if let Some(error) = self.destages.get_mut(id).error.take() {
             // The blocks are destaged again after a pause.
             cache.probe_cache(fx);
             if cache.health() == Health::Good {
                 self.back_off(cache, id, &error);
-            } else {
-                for at in std::mem::take(&mut self.destages.get_mut(id).unread) {
-                    cache.note_unreadable(Key::new(volume, blocks.first + at as u64));
-                }
             }
+            self.fail_reads(cache, id);
             self.ended(cache, id, &Err(error));
             return self.forget(cache, id, false);
         }
-        let destage = self.destages.get(id);
-        if destage.bad.is_empty() {
+        if self.destages.get(id).bad.is_empty() {
             return self.write(cache, id, fx);
         }
         // Corrupt blocks are fenced; their neighbors go in a later destage.
-        let error = ErrorKind::Corrupt.into();
-        let version = |&i: &usize| {
-            (Key::new(destage.volume, destage.blocks.first + i as u64), destage.versions[i])
-        };
-        let bad: Vec<(Key, Version)> = destage.bad.iter().map(version).collect();
-        for (key, version) in bad {
-            if Self::is_newest(cache, key, &version) {
+        self.fence_bad(cache, id);
+        self.ended(cache, id, &Err(ErrorKind::Corrupt.into()));
+        self.forget(cache, id, false);
+    }
+
+    /// Notes which blocks a failed device could not read back.
+    fn fail_reads(&mut self, cache: &mut Cache, id: Id) {
+        if cache.health() == Health::Good {
+            return;
+        }
+        let destage = self.destages.get_mut(id);
+        let (volume, first) = (destage.volume, destage.blocks.first);
+        for at in std::mem::take(&mut destage.unread) {
+            cache.note_unreadable(Key::new(volume, first + at as u64));
+        }
+    }
+
+    /// Fences the blocks whose newest version is corrupt.
+    fn fence_bad(&self, cache: &mut Cache, id: Id) {
+        let destage = self.destages.get(id);
+        for &at in &destage.bad {
+            let key = Key::new(destage.volume, destage.blocks.first + at as u64);
+            if Self::is_newest(cache, key, &destage.versions[at]) {
                 cache.fence(key);
             }
         }
-        self.ended(cache, id, &Err(error));
-        self.forget(cache, id, false);
     }
 
     fn write(&mut self, cache: &mut Cache, id: Id, fx: &mut Effects) {
@@ -441,9 +475,16 @@ impl Destaging {
     pub fn written(&mut self, cache: &mut Cache, id: Id, done: Completion) {
         self.ended(cache, id, &done.result);
         let volume = self.destages.get(id).volume;
+        let in_cut = self.destages.get(id).in_cut;
+        if in_cut {
+            self.destages.get_mut(id).buf = done.buf;
+        }
         if let Err(error) = &done.result {
             self.back_off(cache, id, error);
-            return self.forget(cache, id, false);
+            return match in_cut {
+                true => self.write_again(cache, id),
+                false => self.forget(cache, id, false),
+            };
         }
         let destage = self.destages.get_mut(id);
         destage.written = true;
@@ -510,6 +551,9 @@ impl Destaging {
         let crowded = cache.is_crowded(volume.config.id);
         written >= FLUSH_BATCH
             || written > 0
+                && volume.flow.destage_writes == 0
+                && self.ends_with_flush(volume.config.id)
+            || written > 0
                 && (cache.now.since(volume.written_since) >= FLUSH_AFTER
                     || crowded
                     || impatient && volume.flow.destage_writes == 0)
@@ -539,6 +583,10 @@ impl Destaging {
     fn end_covered(&mut self, cache: &mut Cache, id: Id, durable: bool) {
         let Destage { volume, blocks, .. } = *self.destages.get(id);
         cache.volume_mut(volume).flow.unflushed_blocks -= blocks.count;
+        if self.destages.get(id).in_cut && !durable {
+            self.destages.get_mut(id).written = false;
+            return self.write_again(cache, id);
+        }
         self.forget(cache, id, durable);
     }
 
@@ -567,6 +615,9 @@ impl Destaging {
             if !version.passed {
                 cache.contents.end_destaging(key, started);
             }
+        }
+        if destage.in_cut {
+            self.ended_in_cut(cache, &destage);
         }
     }
 }

@@ -16,20 +16,34 @@ use crate::limits::DESTAGED_UNFLUSHED_MAX;
 impl Destaging {
     pub(super) fn state(&self, cache: &Cache, volume: VolumeId, is_idle: bool) -> DestageState {
         let (level, limit) = cache.paced_level(volume);
-        let oldest = cache.contents.dirty().oldest_of(volume).unwrap_or(cache.now);
+        let target = limit * u64::from(cache.config.dirty_target_percent) / 100;
+        let mut level = level.max(cache.contents.dirty().blocks_of(volume).min(1));
+        let mut oldest = cache.contents.dirty().oldest_of(volume).unwrap_or(cache.now);
+        let mut age_max = cache.config.write_cache_depth;
+        if cache.is_ordered(volume) {
+            // A cut takes time to be written, and until then the primary is as old as the one
+            // before.
+            age_max /= 2;
+            // Ages are kept by stripe, and hot stripes would always seem old.
+            oldest = oldest.max(cache.volume(volume).order.primary_since);
+            if let Some(since) = self.writing_since(volume) {
+                // A cut that was begun is ended, although fewer and younger blocks are left.
+                (level, oldest) = (level.max(target + 1), since);
+            }
+        }
         DestageState {
             now: cache.now,
-            dirty_blocks: level.max(cache.contents.dirty().blocks_of(volume).min(1)),
-            target_blocks: limit * u64::from(cache.config.dirty_target_percent) / 100,
+            dirty_blocks: level,
+            target_blocks: target,
             limit_blocks: limit,
             oldest_age: cache.now.since(oldest),
-            age_max: cache.config.write_cache_depth,
+            age_max,
             quiet: match is_idle {
                 true => cache.now.since(cache.standing.last_foreground),
                 false => Duration::ZERO,
             },
             quiet_from: cache.config.idle_destage,
-            draining: self.pressing(cache, volume).is_some(),
+            draining: self.pressing(cache, volume).is_some() || Self::closes(cache),
             in_flight: cache.volume(volume).flow.destage_writes,
         }
     }
@@ -81,7 +95,7 @@ impl Destaging {
         volume: VolumeId,
         state: &DestageState,
     ) -> u32 {
-        let stopping = *cache.state() == State::Stopping;
+        let stopping = *cache.state() == State::Stopping && self.writing_since(volume).is_none();
         if stopping && !self.draining && cache.health() == Health::Good {
             return 0;
         }

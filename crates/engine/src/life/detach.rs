@@ -159,7 +159,10 @@ impl Detach {
         fx: &mut Effects,
     ) -> bool {
         let (dirty, on_way) = cache.contents.dirty().in_stripe(stripe);
-        let mut empty = on_way.is_empty();
+        let volume = Key(stripe * STRIPE_BLOCKS).volume();
+        let order = &cache.volume(volume).order;
+        let may_leave = order.may_leave || order.is_behind || !cache.is_ordered(volume);
+        let mut empty = on_way.is_empty() && may_leave;
         for key in keys_of(stripe) {
             let at = key.0 % STRIPE_BLOCKS;
             let contents = &cache.contents;
@@ -170,7 +173,9 @@ impl Detach {
             }
             empty = false;
             let flow = &cache.volume(key.volume()).flow;
-            if flow.destage_writes < cache.config.destage_depth
+            // The blocks of an ordered volume leave in cuts, until the last is staged.
+            if may_leave
+                && flow.destage_writes < cache.config.destage_depth
                 && !cache.contents.dirty().is_destaging(key)
             {
                 let _ = destaging.start(cache, key, DestageReason::Fault, fx);

@@ -16,7 +16,8 @@ use crate::note::Note;
 use crate::request::Requests;
 use crate::ticket::Ticket;
 
-/// How long a stop waits for blocks that a failed cache device has left over.
+/// How long a stop waits for blocks that a failed cache device has left over, and for the cut of an
+/// ordered volume.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The step that the stop has reached.
@@ -50,6 +51,9 @@ impl Life {
         }
         // Nothing is destaged any more.
         requests.give_up_leftover(cache, fx);
+        if cache.health() == Health::Good && cache.now.since(self.stop_since) >= PATIENCE {
+            destaging.give_up_cuts(cache);
+        }
         let busy = requests.len() + destaging.len() + requests.fetches() > 0
             || cache.volumes.iter().flatten().any(|v| v.flushing || v.has_unflushed());
         if busy {

@@ -125,6 +125,16 @@ impl Log {
         }
     }
 
+    /// Keeps a segment's bytes, as a read in flight does.
+    pub fn pin(&mut self, index: u32) {
+        self.segments[index as usize].readers += 1;
+    }
+
+    /// Ends [`Log::pin`].
+    pub fn unpin(&mut self, index: u32) {
+        self.segments[index as usize].readers -= 1;
+    }
+
     /// Notes that a read of a segment has ended.
     pub fn end_read(&mut self, read: &SegmentRead) {
         if let Some(segment) = self.segments.get_mut(read.index) {

@@ -446,6 +446,7 @@ impl Start {
         cache.tell_recovered(r.survey.summary());
         for id in cache.config.volumes.iter().map(|volume| volume.id).collect::<Vec<_>>() {
             cache.note_leftover(id);
+            cache.note_behind(id);
         }
         if cache.config.trust != Trust::Full {
             cache.set_health(Health::Draining);

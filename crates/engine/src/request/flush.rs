@@ -27,6 +27,11 @@ impl Requests {
             self.flush(op).outstanding += 1;
             cache.volume_mut(volume).leftover_waiters.push(op);
         }
+        let order = &mut cache.volume_mut(volume).order;
+        if order.withholds.is_some() {
+            order.withheld.push(op);
+            self.flush(op).outstanding += 1;
+        }
         if cache.health() != Health::Good {
             return self.flush_without_log(cache, op);
         }

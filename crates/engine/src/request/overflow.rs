@@ -89,7 +89,8 @@ impl Requests {
         };
         let is_dirty = |key| cache.contents.dirty().is_unsettled(key);
         match self.is_begun(id) {
-            false if cache.is_stuck(write.volume) => Way::None,
+            // Past the log, a write would be out of order.
+            false if cache.is_stuck(write.volume) || cache.is_ordered(write.volume) => Way::None,
             false if !write.keys().any(is_dirty) => Way::Past,
             _ => Way::Wait,
         }

@@ -52,10 +52,14 @@ impl Requests {
         } else {
             range.blocks()
         };
-        if blocks.count == 0 || (op == IoOp::Discard && !cache.volume(volume).config.discard) {
+        let ordered = cache.is_ordered(volume);
+        let discards = cache.volume(volume).config.discard && !ordered;
+        if blocks.count == 0 || op == IoOp::Discard && !discards {
             reply(fx, id, Ok(()), buf, None);
             return;
         }
+        // What goes past the log is out of order.
+        let bypass = bypass.filter(|_| !ordered);
         let streams = op == IoOp::Write && bypass == Some(Bypass::Sequential);
         let stays = streams && cache.has_pinned(volume, blocks);
         let bypass =
@@ -193,7 +197,7 @@ impl Requests {
             IoOp::Discard => true,
             _ if cache.health() != Health::Good => true,
             _ if dirty => false,
-            IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => true,
+            IoOp::WriteZeroes if blocks.count >= ZEROES_DIRECT_BLOCKS => !cache.is_ordered(volume),
             _ => bypass.is_some() || matches!(mode, Mode::WriteAround | Mode::PassThrough),
         };
         if op == IoOp::Discard && keys.clone().any(|key| cache.contents.dirty().is_destaging(key)) {
@@ -398,6 +402,11 @@ impl Requests {
             return self.send_direct(cache, id, fx);
         }
         if !self.goes_through(cache, id) {
+            let volume = self.write(id).volume;
+            let order = &mut cache.volume_mut(volume).order;
+            if order.withholds.is_some() {
+                return order.withheld.push(id);
+            }
             return self.end_write(cache, id, Ok(()), fx);
         }
         let write = self.write(id);

@@ -48,6 +48,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             share: DirtyShare::default(),
             cache_share: CacheShare::default(),
             pace: Pace::default(),
+            ordered: None,
             suspect: false,
         }],
         ram_bytes: 256 << 10,

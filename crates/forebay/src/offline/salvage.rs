@@ -322,6 +322,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         share: forebay_engine::DirtyShare::default(),
         cache_share: forebay_engine::CacheShare::default(),
         pace: Pace::default(),
+        ordered: None,
         suspect: false,
     });
     ShardConfig {

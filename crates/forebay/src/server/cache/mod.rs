@@ -549,6 +549,7 @@ fn shards_of(
     (cache_volatile, discard): (bool, bool),
     clock: Clock,
 ) -> Vec<MakeShard> {
+    let superblock = &opened.superblock;
     let volumes = config.volumes.iter().zip(registry.volumes());
     let volumes: Vec<VolumeConfig> = volumes
         .map(|(configured, volume)| VolumeConfig {
@@ -560,10 +561,10 @@ fn shards_of(
             share: configured.share(),
             cache_share: configured.cache_share(),
             pace: configured.pace(),
+            ordered: configured.ordered_blocks(superblock.shards.len()),
             suspect: opened.suspect.contains(&volume.id),
         })
         .collect();
-    let superblock = &opened.superblock;
     let count = superblock.shards.len();
     let depth = (DESTAGE_DEPTH / count).max(DESTAGE_DEPTH_MIN);
     let make = |(shard, &area)| {

@@ -1,0 +1,78 @@
+//! The loss of the cache device of ordered volumes: each primary must be left at a moment of the
+//! past, a state that a plain disk could have after a power failure ([`forebay_model::History`]).
+//!
+//! The server lives on, and brings the cut that it has in memory to the primaries. The loss of
+//! server and cache device together is survived only while no cut is being written.
+
+use forebay_model::Moments;
+
+use crate::failure::Kind;
+use crate::run::SECOND;
+use crate::world::{Failure, World};
+
+/// Virtual time in which a cut must be on the primary after the loss.
+const WRITTEN_MAX: u64 = 120 * SECOND;
+
+impl World {
+    /// Ends a run whose cache device was lost.
+    pub(crate) fn finish_without_cache(&mut self) -> Result<(), Failure> {
+        self.settle()?;
+        let since = self.now;
+        while self.is_writing() {
+            if !self.event()? || self.now > since + WRITTEN_MAX {
+                return Err(self.fail(Kind::Stuck, "a cut is not written after the loss"));
+            }
+        }
+        let promised = self.is_promised();
+        self.cut();
+        self.judge(&promised)
+    }
+
+    /// Whether a cut is on its way to a primary.
+    fn is_writing(&self) -> bool {
+        let serves = self.server.is_some();
+        serves && self.cut_gates.iter().any(forebay_volume::CutGate::is_writing)
+    }
+
+    /// For each volume, whether its primary alone is promised to be a state of one moment: while no
+    /// cut is being written, from the first cut after a start on. Nothing was dirty at the first
+    /// start.
+    pub(crate) fn is_promised(&self) -> Vec<bool> {
+        let first = self.tally.starts == 1;
+        let gates = self.cut_gates.iter();
+        gates.map(|gate| !gate.is_writing() && (first || gate.complete().is_some())).collect()
+    }
+
+    /// Judges the primaries of ordered volumes after a loss.
+    pub(crate) fn judge(&mut self, promised: &[bool]) -> Result<(), Failure> {
+        for (volume, &is_promised) in promised.iter().enumerate() {
+            match is_promised {
+                true => self.judge_volume(volume)?,
+                false => self.tally.ends[2] += u64::from(self.histories[volume].is_some()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Judges the primaries that have just got the last block of a cut, as if server and device
+    /// were lost now.
+    pub(crate) fn judge_cuts(&mut self) -> Result<(), Failure> {
+        let volumes = std::mem::take(&mut self.cuts_written);
+        volumes.into_iter().try_for_each(|volume| self.judge_volume(volume))
+    }
+
+    fn judge_volume(&mut self, volume: usize) -> Result<(), Failure> {
+        let Some(history) = &self.histories[volume] else { return Ok(()) };
+        let windows = &self.setup.volumes[volume].windows;
+        let verdict = history.judge(windows, |range| self.stored(volume, range));
+        let Moments { latest, is_current } = verdict.map_err(|violation| {
+            self.fail(Kind::Alone, format!("no state of one moment: {violation}"))
+        })?;
+        self.tally.ends[0] += 1;
+        if !is_current {
+            self.tally.ends[1] += 1;
+            self.tally.oldest = self.tally.oldest.max(self.now.saturating_sub(latest));
+        }
+        Ok(())
+    }
+}
