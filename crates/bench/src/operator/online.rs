@@ -46,7 +46,7 @@ impl Seen {
 type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
 
 /// All actions; an action that is listed more often is chosen more often.
-const DOINGS: [Doing; 18] = [
+const DOINGS: [Doing; 19] = [
     set_mode,
     set_mode,
     set_mode,
@@ -54,6 +54,7 @@ const DOINGS: [Doing; 18] = [
     set_limits,
     set_limits,
     set_wrong,
+    prefetch,
     apply,
     reconfigure,
     drain,
@@ -144,7 +145,7 @@ fn set_cache(operator: &mut Operator<'_>) -> anyhow::Result<()> {
 fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     operator.changes += 1;
-    let (whose, setting) = match operator.numbers.below(15) {
+    let (whose, setting) = match operator.numbers.below(17) {
         0 => (None, operator.pick(&["dirty_limit=1%", "dirty_limit=90%", "dirty_limit=default"])),
         1 => (None, operator.pick(&["write_cache_depth=1ms", "write_cache_depth=default"])),
         2 => (None, operator.pick(&["client_stall_timeout=2m", "client_stall_timeout=default"])),
@@ -160,6 +161,8 @@ fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         11 => (Some(&name), operator.pick(&["cache_guarantee=1%", "cache_guarantee=default"])),
         12 => (None, operator.pick(&["fill_rate=1MiB", "fill_rate=0"])),
         13 => (None, operator.pick(&["wear_budget=1GiB", "wear_budget=0"])),
+        14 => (None, operator.pick(&["rules=bypass operation=read; cache", "rules=default"])),
+        15 => (Some(&name), operator.pick(&["pinned=0..1MiB; a=2MiB..3MiB", "pinned=default"])),
         // All volumes together may have 100 % at most.
         5 => (Some(&name), operator.pick(&["dirty_guarantee=0%", "dirty_guarantee=default"])),
         _ => {
@@ -246,6 +249,8 @@ fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         "cache_guarantee=91%",
         "write_cache_depth=-1s",
         "sequential_threshold=1",
+        "rules=bypass proces=x",
+        "pinned=0..1TiB",
     ]);
     let nobody = operator.numbers.below(3) == 0;
     let (name, wrong) = if nobody { ("nobody", "mode=write-back") } else { (&name[..], wrong) };
@@ -253,6 +258,23 @@ fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let said = operator.pool.ask(&["set", name, wrong])?;
     ensure!(matches!(said.status.code(), Some(1 | 2)), "it ended with {}", said.status);
     ensure!(!said.err.trim().is_empty(), "it said nothing");
+    Ok(())
+}
+
+/// Brings a volume into the cache in the background, as far as its mode and another prefetch let it,
+/// and may end that.
+fn prefetch(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    let name = operator.seen[operator.any()].name.clone();
+    operator.log.say(&format!("prefetch {name}"));
+    let said = operator.pool.ask(&["prefetch", &name, "--all", "--background"])?;
+    let expected = ["already", "learning"].iter().any(|why| said.err.contains(why));
+    ensure!(said.status.success() || expected, "prefetch: {}", said.err);
+    if operator.numbers.below(2) == 0 {
+        operator.pause(300);
+        let said = operator.pool.ask(&["prefetch", &name, "--cancel"])?;
+        // After a hand-over nobody knows of it.
+        ensure!(said.status.success() || said.err.contains("prefetched"), "{}", said.err);
+    }
     Ok(())
 }
 

@@ -1,3 +1,5 @@
+//! Rules as text, and the requests that they tell apart.
+
 use super::*;
 use proptest::prelude::*;
 
