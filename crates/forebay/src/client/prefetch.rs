@@ -57,7 +57,7 @@ pub fn run(args: &PrefetchArgs) -> anyhow::Result<()> {
     }
     let volume = client.volume(name)?;
     let places = match args.all {
-        true => vec![Pin { name: None, ranges: vec![0..volume.size] }],
+        true => vec![Pin { name: None, ranges: std::iter::once(0..volume.size).collect() }],
         false => args.places.on(&volume)?,
     };
     if places.is_empty() && args.places.is_empty() {
