@@ -27,7 +27,7 @@ const AREA: u64 = 4 << 20;
 const SHARDS: usize = 3;
 const VOLUME: VolumeId = VolumeId(0);
 
-fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
+fn maker(shard: usize, fresh: bool, epoch: u32, ordered: Option<u64>) -> MakeShard {
     Box::new(move |buffers| -> Box<dyn Shard> {
         let config = ShardConfig {
             shard: shard as u16,
@@ -45,7 +45,7 @@ fn maker(shard: usize, fresh: bool, epoch: u32) -> MakeShard {
                 share: forebay_engine::DirtyShare::default(),
                 cache_share: forebay_engine::CacheShare::default(),
                 pace: Pace::default(),
-                ordered: None,
+                ordered,
                 suspect: false,
             }],
             ram_bytes: 256 << 10,
@@ -80,20 +80,24 @@ struct World {
     primary: Arc<dyn BlockDevice>,
     model: Vec<u8>,
     numbers: Numbers,
+    /// If the volume is ordered, the blocks that a cut may have in each shard.
+    ordered: Option<u64>,
 }
 
 impl World {
     fn new() -> Self {
         let cache = Arc::new(MemoryDevice::new((1 << 20) + SHARDS as u64 * AREA));
         let primary = Arc::new(MemoryDevice::new(SIZE));
-        Self { cache, primary, model: vec![0; SIZE as usize], numbers: Numbers::new(1) }
+        let (model, numbers) = (vec![0; SIZE as usize], Numbers::new(1));
+        Self { cache, primary, model, numbers, ordered: None }
     }
 
     fn pool(&self, epoch: u32) -> Pool {
         let mut volume = Volume::new(VOLUME, "v", DeviceInfo::plain(SIZE, "memory"));
         volume.sequential_threshold = 1 << 20;
         let registry = Registry::new(vec![volume]).unwrap();
-        let shards = (0..SHARDS).map(|shard| maker(shard, epoch == 1, epoch)).collect();
+        let make = |shard| maker(shard, epoch == 1, epoch, self.ordered);
+        let shards = (0..SHARDS).map(make).collect();
         let arena = Arena::new(6 << 20);
         let mut config = PoolConfig::new(registry, vec![Arc::clone(&self.primary)], shards, arena);
         config.cache = Some(Arc::clone(&self.cache));
@@ -205,6 +209,38 @@ fn what_is_written_over_and_over_passes_the_cache_by_a_few_times_only() {
     assert!(passed[0] > 0, "a stream passes: {passed:?}");
     assert!(passed[4] == passed[7], "none of the last four rounds does: {passed:?}");
     assert!(pool.stop(true).complete);
+}
+
+/// Each write is durable before the next one is sent, to another stripe.
+#[test]
+fn a_stop_leaves_the_primary_of_an_ordered_volume_at_one_moment() {
+    const STRIPES: u64 = 40;
+    let stripe_of = |number: u64| number * 7 % STRIPES;
+    let world = World { ordered: Some(64), ..World::new() };
+    let pool = world.pool(1);
+    let last = 400_u64;
+    for number in 1..=last {
+        let block: Vec<u8> = number.to_le_bytes().repeat(512);
+        let at = stripe_of(number) << 20;
+        let write = Io::write(IoTag(number), at, IoBuf::copy_of(&block)).with_fua(true);
+        let answers = connect(&pool, &format!("order-{number}"), vec![write]);
+        answers.recv_timeout(Duration::from_secs(30)).expect("answered").result.unwrap();
+    }
+    let destaged = pool.stats().unwrap().total.destaged_blocks;
+    assert!(destaged > 0, "cuts are written while clients write");
+    assert!(pool.stop(false).complete);
+
+    let mut disk = Blocking::open(&*world.primary).unwrap();
+    let mut number_at = |stripe: u64| {
+        let block = disk.read(ByteRange::new(stripe << 20, 4096)).unwrap();
+        u64::from_le_bytes(block[..8].try_into().unwrap())
+    };
+    let found: Vec<u64> = (0..STRIPES).map(&mut number_at).collect();
+    let newest = found.iter().copied().max().unwrap();
+    for stripe in 0..STRIPES {
+        let then = (1..=newest).rev().find(|&number| stripe_of(number) == stripe).unwrap_or(0);
+        assert_eq!(found[stripe as usize], then, "stripe {stripe} next to write {newest}");
+    }
 }
 
 /// Text is compressed densely when written: this is more of it than one turn has time for.

@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         cache: CACHE,
         ram: 16 << 20,
         shards: args.shards,
-        more: vec![format!("--ordered={}", args.ordered), "--patience=3s".to_owned()],
+        more: vec![format!("--ordered={}", args.ordered)],
     };
     for round in 1..=args.rounds {
         let lost = lose_under_load(args, scale, round, &place, &medium)
