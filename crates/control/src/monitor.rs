@@ -44,6 +44,8 @@ impl Monitor {
             seen: watch::Sender::new(Arc::from("")),
             closing: watch::Sender::new(false),
         });
+        // Whatever changes from here on differs from what this look has seen.
+        monitor.look();
         let observed = Arc::downgrade(&monitor);
         let builder = std::thread::Builder::new().name("monitor".to_owned());
         // It ends when the monitor is gone.

@@ -192,9 +192,9 @@ impl World {
             (IoOp::Prefetch, _) => {}
             _ => model.end_write(tag, ok, fua),
         }
-        // A mode or the state of the cache may not allow a prefetch.
-        let refused =
-            |error: &IoError| op == IoOp::Prefetch && error.kind() == ErrorKind::Unsupported;
+        // The mode may not allow a prefetch, or the log have no room.
+        let kinds = [ErrorKind::Unsupported, ErrorKind::NoSpace];
+        let refused = |error: &IoError| op == IoOp::Prefetch && kinds.contains(&error.kind());
         if let Err(error) = completion.result
             && !refused(&error)
         {
@@ -233,7 +233,7 @@ impl World {
         let Client { volume, op, fua, mark, .. } = *client;
         let Some(history) = self.histories[volume].as_mut() else { return };
         match (op, mark) {
-            (IoOp::Read, _) => {}
+            (IoOp::Read | IoOp::Prefetch, _) => {}
             (IoOp::Flush, Some(mark)) if ok => history.end_flush(self.now, mark),
             (IoOp::Flush, _) => history.doubt(self.now),
             _ => history.end_write(self.now, tag, ok, fua),

@@ -261,8 +261,8 @@ fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Brings a volume into the cache in the background, as far as its mode and another prefetch let it,
-/// and may end that.
+/// Brings a volume into the cache in the background, as far as its mode and another prefetch let
+/// it, and may end that.
 fn prefetch(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     operator.log.say(&format!("prefetch {name}"));

@@ -109,7 +109,7 @@ impl Cache {
         }
     }
 
-    /// Whether prefetched blocks of a volume may enter the cache device now, whatever they are worth.
+    /// Whether prefetched blocks of a volume may enter the cache device now, whatever their worth.
     pub(crate) fn may_prefetch(&mut self, volume: VolumeId) -> bool {
         // Any block may be in the log, and just not loaded yet.
         !self.contents.is_loading()

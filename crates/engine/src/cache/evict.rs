@@ -148,8 +148,8 @@ impl Cache {
         in_ram
     }
 
-    /// Clean blocks that are not pinned, chosen at random, of `scanned` blocks in the cache: of those that `is_meant`
-    /// accepts, by volume and pages in their slot, which are 0 in the log.
+    /// Clean blocks that are not pinned, chosen at random, of `scanned` blocks in the cache: of
+    /// those that `is_meant` accepts, by volume and pages in their slot, which are 0 in the log.
     pub(super) fn sample(
         &mut self,
         scanned: usize,

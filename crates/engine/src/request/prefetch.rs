@@ -22,7 +22,7 @@ impl Requests {
         matches!(self.ops.get(op), Op::Read(ReadOp { owner: ReadOwner::Prefetch(_), .. }))
     }
 
-    /// Takes a request to bring blocks into the cache. It fails with `NoSpace` if the log has no room
+    /// Takes a request to bring blocks into the cache. Fails with `NoSpace` if the log has no room
     /// for all of them now, and with `Unsupported` if the volume's mode lets none in.
     pub fn submit_prefetch(&mut self, cache: &mut Cache, request: Request, fx: &mut Effects) {
         let Request { id, volume, range, buf, .. } = request;
