@@ -1,6 +1,6 @@
-//! The damage that a backup does to the hits of others: a process reads all of a volume while clients
-//! read what they usually do. Without a rule, with a rule that sends it past the cache; and a pinned
-//! area, which has to stay either way.
+//! The damage that a backup does to the hits of others: a process reads all of a volume while
+//! clients read what they usually do. Without a rule, with a rule that sends it past the cache; and
+//! a pinned area, which has to stay either way.
 //!
 //! The filter of sequential streams is off, so that nothing but the rule keeps the backup out.
 
