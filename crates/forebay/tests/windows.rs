@@ -196,8 +196,8 @@ fn clients_are_listed_with_what_they_have_done() {
         let requests: Vec<u64> = operations.iter().map(|one| count(one, "requests")).collect();
         (requests, count(&found, "read_bytes"), count(&found, "write_bytes"))
     };
-    assert_eq!(of("db"), (vec![3, 3, 0, 0, 0], 3 * 8192, 3 * 8192));
-    assert_eq!(of("log"), (vec![1, 0, 1, 0, 0], 8192, 0));
+    assert_eq!(of("db"), (vec![3, 3, 0, 0, 0, 0], 3 * 8192, 3 * 8192));
+    assert_eq!(of("log"), (vec![1, 0, 1, 0, 0, 0], 8192, 0));
     assert_eq!(clients(&["log"]).as_array().map(Vec::len), Some(1));
     let refused = support::forebay(&["clients", "nothing", &server.control_argument()]);
     assert_eq!(refused.status.code(), Some(1));

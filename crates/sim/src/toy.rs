@@ -3,7 +3,9 @@
 
 use std::collections::VecDeque;
 
-use forebay_block::{ByteRange, Completion, Instant, Io, IoBuf, IoError, IoOp, IoTag, VolumeId};
+use forebay_block::{
+    ByteRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, IoOp, IoTag, VolumeId,
+};
 use forebay_engine::{
     Effects, Health, Reply, Request, Setting, ShardConfig, State, Stats, Target, Trust,
 };
@@ -120,6 +122,11 @@ impl Shard for Toy {
     }
 
     fn submit(&mut self, _: Instant, request: Request, fx: &mut Effects) {
+        if request.op == IoOp::Prefetch {
+            let Request { id, buf, .. } = request;
+            let result = Err(ErrorKind::Unsupported.into());
+            return fx.replies.push(Reply { id, result, buf, direct: None, tier: None });
+        }
         self.queue.push_back(request);
         self.next(fx);
     }

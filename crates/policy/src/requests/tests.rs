@@ -123,7 +123,7 @@ fn a_rule_that_cannot_be_read_says_why() {
         ("bypass range=5", "use two places"),
         ("bypass range=2..1", "ends before it begins"),
         ("bypass size=4kb", "use sizes"),
-        ("bypass size=9999999TiB..", "use sizes"),
+        ("bypass size=99999999TiB..", "use sizes"),
         ("bypass size=5..4", "larger"),
         ("bypass operation=trim", "use read or write"),
         ("bypass process=\"a", "closing quote"),
