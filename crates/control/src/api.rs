@@ -655,7 +655,7 @@ impl CacheStatus {
         let found = stats.hits + stats.partial_hits;
         let asked = found + stats.misses;
         let used = stats.log_used_bytes + stats.store_used_bytes;
-        let written = stats.log_bytes + stats.store_bytes;
+        let written = stats.written_bytes();
         let stored = stats.log_blocks + stats.stored_blocks;
         Self {
             path: pool.cache_path.clone(),

@@ -136,7 +136,7 @@ impl Monitor {
 
 /// Looks at the pool every [`PERIOD`], until the monitor is gone.
 fn observe(monitor: &Weak<Monitor>) {
-    let mut next = Instant::now();
+    let mut next = Instant::now() + PERIOD;
     loop {
         let Some(monitor) = monitor.upgrade() else { return };
         let now = Instant::now();

@@ -46,7 +46,7 @@ pub use rate::RateBound;
 pub use recent::{KeyHash, Recent};
 pub use requests::{
     Direction, Network, RULES_MAX, RequestRule, RequestRules, RuleCount, RuleSet, Sender,
-    SenderTest, Treatment, UserId, range_text, read_range,
+    SenderTest, Treatment, UserId, range_text, read_range, size_text,
 };
 pub use sequential::SequentialDetector;
 pub use shares::{DirtyShare, DirtyShares};

@@ -191,7 +191,7 @@ impl CacheFigures {
         let counters = STATISTICS.iter().filter(|row| row.kind == Kind::Counter || row.by_volume);
         let counters =
             counters.flat_map(|row| row.fields().into_iter().zip(row.of(stats).iter().copied()));
-        let written_bytes = stats.log_bytes + stats.store_bytes;
+        let written_bytes = stats.written_bytes();
         Self {
             counters: counters.collect(),
             reads: ReadStatus::of(stats),

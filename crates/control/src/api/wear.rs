@@ -27,8 +27,7 @@ pub struct WearStatus {
 impl WearStatus {
     /// Of a pool with a budget, since its start.
     pub(super) fn of(pool: &PoolSnapshot, stats: &Stats) -> Option<Self> {
-        let (seconds, written_bytes) =
-            (pool.uptime.as_secs_f64(), stats.log_bytes + stats.store_bytes);
+        let (seconds, written_bytes) = (pool.uptime.as_secs_f64(), stats.written_bytes());
         Some(Self {
             budget_bytes_per_day: pool.wear_budget?,
             written_bytes,
@@ -42,7 +41,7 @@ impl WearStatus {
     pub(crate) fn look_back(&mut self, history: &History, now: &Sample) {
         let written = |window| {
             let change = history.change(window, now);
-            (change.pool.log_bytes + change.pool.store_bytes, change.at.as_secs_f64())
+            (change.pool.written_bytes(), change.at.as_secs_f64())
         };
         (self.written_bytes, self.seconds) = written(Window::Day);
         let (bytes, seconds) = written(Window::FiveMinutes);

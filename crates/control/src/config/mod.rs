@@ -7,6 +7,7 @@
 //! that is too small is reported when it is opened.
 
 mod check;
+mod list;
 mod observed;
 mod pins;
 mod read;
@@ -18,6 +19,7 @@ use std::time::Duration;
 use forebay_block::BLOCK_SIZE;
 use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
 
+pub use list::{ListItem, TextList};
 pub use observed::{EventsConfig, WebConfig, WebListen};
 pub use pins::{PINNED_RANGES_MAX, Pin, PinList};
 pub use rules::RuleList;

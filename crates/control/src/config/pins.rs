@@ -6,12 +6,11 @@ use std::str::FromStr;
 
 use forebay_policy::{range_text, read_range};
 
+use super::list::{ListItem, TextList};
 use super::{Config, ConfigError, invalid};
 
 /// Most ranges of one volume.
 pub const PINNED_RANGES_MAX: usize = 1024;
-/// Separates pins in one text.
-const BETWEEN: &str = "; ";
 
 /// Bytes of a volume that stay in the cache.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,34 +77,21 @@ impl fmt::Display for Pin {
 }
 
 /// The pins of a volume.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct PinList(pub Vec<Pin>);
+pub type PinList = TextList<Pin>;
 
-impl PinList {
-    /// Adds the pins of a text, which are separated by semicolons.
-    ///
-    /// # Errors
-    /// When one is malformed, or there are more than [`PINNED_RANGES_MAX`] ranges.
-    pub fn add(&mut self, text: &str) -> Result<(), String> {
-        let parts = text.split(BETWEEN.trim()).map(str::trim).filter(|part| !part.is_empty());
-        for part in parts {
-            self.0.push(part.parse()?);
-        }
-        let count = self.ranges().count();
+impl ListItem for Pin {
+    /// At most [`PINNED_RANGES_MAX`] ranges.
+    fn check(all: &[Self]) -> Result<(), String> {
+        let count: usize = all.iter().map(|pin| pin.ranges.len()).sum();
         if count > PINNED_RANGES_MAX {
             let most = format!("{PINNED_RANGES_MAX} ranges of a volume can be pinned");
             return Err(format!("{count} ranges, but {most}; pin what lies between, too"));
         }
         Ok(())
     }
+}
 
-    /// The pins as one text; `None` if there are none.
-    #[must_use]
-    pub fn text(&self) -> Option<String> {
-        let all: Vec<String> = self.0.iter().map(ToString::to_string).collect();
-        (!all.is_empty()).then(|| all.join(BETWEEN))
-    }
-
+impl PinList {
     /// The ranges of all pins.
     pub fn ranges(&self) -> impl Iterator<Item = &Range<u64>> {
         self.0.iter().flat_map(|pin| &pin.ranges)

@@ -3,41 +3,16 @@
 use forebay_block::VolumeId;
 use forebay_policy::{RULES_MAX, RequestRule, RequestRules, SenderTest};
 
+use super::list::{ListItem, TextList};
 use super::{Config, ConfigError, invalid};
 use crate::access::user_number;
 
-/// Separates rules in one text.
-const BETWEEN: &str = "; ";
-
 /// Rules, in their order.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct RuleList(pub Vec<RequestRule>);
+pub type RuleList = TextList<RequestRule>;
+
+impl ListItem for RequestRule {}
 
 impl RuleList {
-    /// Adds the rules of a text, which are separated by semicolons.
-    ///
-    /// # Errors
-    /// When one is malformed; the message says why.
-    pub fn add(&mut self, text: &str) -> Result<(), String> {
-        let parts = text.split(BETWEEN.trim()).map(str::trim).filter(|part| !part.is_empty());
-        for part in parts {
-            self.0.push(part.parse()?);
-        }
-        Ok(())
-    }
-
-    /// The rules as one text; `None` if there are none.
-    #[must_use]
-    pub fn text(&self) -> Option<String> {
-        let all: Vec<String> = self.texts().collect();
-        (!all.is_empty()).then(|| all.join(BETWEEN))
-    }
-
-    /// Each rule as text.
-    pub fn texts(&self) -> impl Iterator<Item = String> {
-        self.0.iter().map(ToString::to_string)
-    }
-
     /// The rules, ready for use; `volume` knows volumes by name.
     #[must_use]
     pub fn compiled(&self, volume: impl Fn(&str) -> Option<VolumeId>) -> RequestRules {
@@ -63,7 +38,7 @@ impl Config {
     /// # Errors
     /// Names the first rule that is wrong.
     pub fn check_rules(&self) -> Result<(), ConfigError> {
-        let RuleList(rules) = &self.cache.rules;
+        let TextList(rules) = &self.cache.rules;
         if rules.len() > RULES_MAX {
             let what = format!("{} rules", rules.len());
             return Err(invalid("cache.rules", what, &format!("use {RULES_MAX} at most")));

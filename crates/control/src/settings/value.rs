@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_engine::{ContentLocality, Eviction, Mode};
+use forebay_policy::size_text;
 
 use crate::access::SocketMode;
-use crate::config::{FuseTransport, PinList, RuleList, TlsPolicy, WebListen};
+use crate::config::{FuseTransport, ListItem, TextList, TlsPolicy, WebListen};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
 use crate::units::{Percent, Size, Time};
@@ -104,12 +105,7 @@ impl Value for Size {
     }
 
     fn text(&self) -> String {
-        let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-        let fits = |&&(bits, _): &&(u32, &str)| self.0 > 0 && self.0.trailing_zeros() >= bits;
-        match units.iter().find(fits) {
-            Some((bits, name)) => format!("{}{name}", self.0 >> bits),
-            None => self.0.to_string(),
-        }
+        size_text(self.0).to_string()
     }
 
     fn number(&self) -> Option<u64> {
@@ -308,22 +304,7 @@ impl Field for Vec<Listen> {
     }
 }
 
-impl Field for RuleList {
-    fn set(&mut self, text: &str) -> Result<(), String> {
-        self.add(text)
-    }
-
-    fn clear(&mut self) -> bool {
-        self.0.clear();
-        true
-    }
-
-    fn text(&self) -> Option<String> {
-        Self::text(self)
-    }
-}
-
-impl Field for PinList {
+impl<T: ListItem> Field for TextList<T> {
     fn set(&mut self, text: &str) -> Result<(), String> {
         self.add(text)
     }

@@ -526,6 +526,12 @@ statistics! {
 }
 
 impl Stats {
+    /// Bytes written to the cache device: to the log and to the store.
+    #[must_use]
+    pub fn written_bytes(&self) -> u64 {
+        self.log_bytes + self.store_bytes
+    }
+
     /// Adds the counters and levels of another shard.
     pub fn merge(&mut self, other: &Self) {
         for row in STATISTICS {

@@ -203,9 +203,8 @@ impl Cache {
     /// Whether clean blocks, which are not in the store, are worth a place there. The first few of
     /// `keys` count.
     pub(crate) fn deserve_store(&mut self, keys: Range<u64>, last: LastTouch) -> bool {
-        let plenty = self.pins.has_any(keys.clone())
-            || self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
-        if plenty {
+        let plenty = self.store.free_pages() > u64::from(self.store.pages()) / PLENTY;
+        if plenty || self.pins.has_any(keys.clone()) {
             return true;
         }
         let own = Key(keys.start).volume();

@@ -19,20 +19,16 @@ impl Cache {
     /// Changes the budget.
     pub(crate) fn set_wear_budget(&mut self, bytes_per_day: Option<u64>) {
         self.config.wear_budget = bytes_per_day;
-        let written = self.written_bytes();
+        let written = self.stats.written_bytes();
         self.wear.set(wear_budget(&self.config), self.now, written);
     }
 
     /// Notes what has been written; called once per turn.
     pub(crate) fn note_wear(&mut self) {
         if self.config.wear_budget.is_some() {
-            let written = self.written_bytes();
+            let written = self.stats.written_bytes();
             self.wear.note(self.now, written);
         }
-    }
-
-    fn written_bytes(&self) -> u64 {
-        self.stats.log_bytes + self.stats.store_bytes
     }
 
     /// How far the budget is used up, from 0 to 1.

@@ -12,7 +12,7 @@ use std::ops::{Add, Range, RangeInclusive};
 use forebay_block::{ByteRange, VolumeId};
 
 pub use sender::{Network, Sender, SenderTest, UserId};
-pub use text::{range_text, read_range};
+pub use text::{range_text, read_range, size_text};
 
 /// Most rules of a cache.
 pub const RULES_MAX: usize = 64;

@@ -151,7 +151,11 @@ fn bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << bits)
 }
 
-/// A size in the largest unit that is exact.
+/// A size as text: in the largest unit that is exact.
+pub fn size_text(bytes: u64) -> impl fmt::Display + use<> {
+    Exact(bytes)
+}
+
 struct Exact(u64);
 
 impl fmt::Display for Exact {
