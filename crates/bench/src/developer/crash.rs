@@ -11,16 +11,16 @@ use anyhow::{Context as _, ensure};
 
 use crate::dbms::mariadb::MariaDb;
 use crate::dbms::{Dbms as _, MARIADB, Setting, TOOLS};
+use crate::developer::loaded::{DATABASE, make_primary, plan, setting};
 use crate::report::progress;
 use crate::rig::cleanup::{self, Held};
 use crate::rig::disk::{Disk, Medium};
 use crate::rig::needs;
 use crate::rig::place::Place;
 use crate::rig::setup::SetUp;
-use crate::rig::{Common, image, server};
-use crate::tpcc::{self, Journal, Plan, Scale};
+use crate::rig::{Common, server};
+use crate::tpcc::{self, Journal, Scale};
 
-const DATABASE: &str = "tpcc";
 const MODE: &str = "write-back";
 /// Size of the disk in bytes: its file system requires at least 300 MiB.
 const DISK: u64 = 768 << 20;
@@ -81,16 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     needs::space(&place.path(""), 2 * DISK + CACHE)?;
     let scale = if args.tiny { Scale::tiny() } else { Scale::specified(1) };
     let fast = setting(false);
-    progress("loading");
-    let image = image::prepare(&place.path(""), "image", "crash", DISK, |at, run| {
-        let data = at.join("data");
-        MariaDb::install(&data)?;
-        let server = MariaDb::start(&data, run, &fast)?;
-        server.create(DATABASE)?;
-        tpcc::load(|| server.connect(DATABASE), scale, |_| {})?;
-        server.stop()
-    })?;
-    std::fs::rename(&image.path, place.path("primary"))?;
+    make_primary(&place, "crash", DISK, scale)?;
     let medium = Medium {
         binary: server::binary(args.common.forebay.as_deref())?,
         primary: "primary".to_owned(),
@@ -134,17 +125,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn setting(durable: bool) -> Setting {
-    Setting {
-        buffer_pool: if durable { 16 << 20 } else { 256 << 20 },
-        redo_log: 32 << 20,
-        durable,
-        connections: 64,
-        page_cache: None,
-        more: Vec::new(),
-    }
-}
-
 /// Runs the load, and kills both during it. Returns the committed orders.
 fn kill_under_load(
     args: &Args,
@@ -152,14 +132,7 @@ fn kill_under_load(
     round: u32,
     stack: &Stack,
 ) -> anyhow::Result<Journal> {
-    let millis = args.millis + u64::from(round) * 7_919 % (args.millis / 2 + 1);
-    let plan = Plan {
-        scale,
-        terminals: args.threads,
-        ramp: Duration::ZERO,
-        measured: Duration::from_millis(millis) + Duration::from_secs(600),
-        seed: u64::from(round) * 1000,
-    };
+    let (millis, plan) = plan(round, args.millis, args.threads, scale);
     let outcome = std::thread::scope(|scope| {
         let connect = || stack.server.connect(DATABASE);
         let load = scope.spawn(move || {

@@ -13,17 +13,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use crate::dbms::mariadb::MariaDb;
-use crate::dbms::{Dbms as _, MARIADB, Setting, TOOLS};
+use crate::dbms::{Dbms as _, MARIADB, TOOLS};
+use crate::developer::loaded::{DATABASE, make_primary, plan, setting};
 use crate::report::progress;
 use crate::rig::cleanup::{self, Held, Process};
 use crate::rig::disk::{Disk, Medium};
 use crate::rig::place::Place;
 use crate::rig::server::Server;
 use crate::rig::setup::SetUp;
-use crate::rig::{Common, image, needs, server};
-use crate::tpcc::{self, Journal, Plan, Scale};
+use crate::rig::{Common, needs, server};
+use crate::tpcc::{self, Journal, Scale};
 
-const DATABASE: &str = "tpcc";
 const MODE: &str = "write-back";
 /// Size of the disk, in bytes.
 const DISK: u64 = 768 << 20;
@@ -121,16 +121,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let place = Place::new(args.common.dir.as_deref())?;
     needs::space(&place.path(""), 2 * DISK + CACHE)?;
     let scale = if args.tiny { Scale::tiny() } else { Scale::specified(1) };
-    progress("loading");
-    let image = image::prepare(&place.path(""), "image", "lost", DISK, |at, run| {
-        let data = at.join("data");
-        MariaDb::install(&data)?;
-        let server = MariaDb::start(&data, run, &setting(false))?;
-        server.create(DATABASE)?;
-        tpcc::load(|| server.connect(DATABASE), scale, |_| {})?;
-        server.stop()
-    })?;
-    std::fs::rename(&image.path, place.path("primary"))?;
+    make_primary(&place, "lost", DISK, scale)?;
     let medium = Medium {
         binary: server::binary(args.common.forebay.as_deref())?,
         primary: "primary".to_owned(),
@@ -153,17 +144,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn setting(durable: bool) -> Setting {
-    Setting {
-        buffer_pool: if durable { 16 << 20 } else { 256 << 20 },
-        redo_log: 32 << 20,
-        durable,
-        connections: 64,
-        page_cache: None,
-        more: Vec::new(),
-    }
-}
-
 /// Runs the load, loses the cache device during it, and ends everything. Returns what was seen.
 fn lose_under_load(
     args: &Args,
@@ -176,14 +156,7 @@ fn lose_under_load(
     let disk = Disk::start(place, SetUp::Mode(MODE), medium).context("the disk")?;
     let mounted = cleanup::mount(disk.device(), &place.path("mnt")).context("the mount")?;
     let database = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &setting(true))?;
-    let millis = args.millis + u64::from(round) * 7_919 % (args.millis / 2 + 1);
-    let plan = Plan {
-        scale,
-        terminals: args.threads,
-        ramp: Duration::ZERO,
-        measured: Duration::from_millis(millis) + Duration::from_secs(600),
-        seed: u64::from(round) * 1000,
-    };
+    let (millis, plan) = plan(round, args.millis, args.threads, scale);
     let (status, outcome) = std::thread::scope(|scope| {
         let connect = || database.connect(DATABASE);
         let load = scope.spawn(move || {

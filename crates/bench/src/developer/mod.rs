@@ -9,6 +9,7 @@ mod engine;
 mod fairness;
 mod fuse_hits;
 mod hits;
+mod loaded;
 mod lost_cache;
 mod nbd_hits;
 mod rd;

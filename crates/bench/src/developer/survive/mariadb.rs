@@ -14,7 +14,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
 use crate::dbms::mariadb::MariaDb;
-use crate::dbms::{Dbms as _, MARIADB, Setting as Database, TOOLS};
+use crate::dbms::{Dbms as _, MARIADB, TOOLS};
+use crate::developer::loaded::{self, DATABASE};
 use crate::developer::survive::events::{Event, Events, Kind, Programs};
 use crate::developer::survive::pauses::{self, Pauses};
 use crate::developer::survive::probe;
@@ -28,11 +29,12 @@ use crate::rig::kernel_log::KernelLog;
 use crate::rig::place::Place;
 use crate::rig::server::{Server, Setting, binary};
 use crate::rig::setup::SetUp;
-use crate::rig::{Common, image, needs};
+use crate::rig::{Common, needs};
 use crate::tpcc::{self, Journal, Plan, Scale, Watch};
 use forebay_block::testing::Numbers;
 
-const DATABASE: &str = "tpcc";
+/// What the image is made of.
+pub(super) const IMAGE: &str = "survive";
 /// Size of the disk, in bytes.
 pub(super) const DISK: u64 = 2 << 30;
 /// Size of the cache, in bytes.
@@ -130,7 +132,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let binary = binary(args.common.forebay.as_deref())?;
     let programs = Programs::new(&binary, args.next.as_deref(), &place)?;
     let scale = if args.tiny { Scale::tiny() } else { Scale::specified(1) };
-    make_primary(&place, scale)?;
+    loaded::make_primary(&place, IMAGE, DISK, scale)?;
     let setting = Setting {
         primary: format!("{}?emulate={}", place.text("primary"), args.model),
         cache: ("cache".to_owned(), CACHE),
@@ -144,7 +146,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = kept.attach()?;
     let mut kernel = KernelLog::from_now()?;
     let mounted = cleanup::mount(&device, &place.path("mnt"))?;
-    let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(true))?;
+    let server =
+        MariaDb::start(&place.path("mnt/data"), &place.path("run"), &loaded::setting(true))?;
     let seen = watch(args, scale, &place, &kept, &programs, &server)?;
     progress("checking");
     check(&server, &seen.journal).context("while the server runs")?;
@@ -152,7 +155,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     no_errors_in_log(&place)?;
     drop(mounted);
     let mounted = cleanup::mount(&device, &place.path("mnt")).context("mounting it again")?;
-    let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(false))?;
+    let server =
+        MariaDb::start(&place.path("mnt/data"), &place.path("run"), &loaded::setting(false))?;
     check(&server, &seen.journal).context("after the disk was mounted again")?;
     server.stop()?;
     drop(mounted);
@@ -163,31 +167,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     check_alone(&place, &binary, &setting, &seen.journal)?;
     progress("");
     present(args, &setting, &seen)
-}
-
-/// Makes the file of a disk with a loaded database.
-pub(super) fn make_primary(place: &Place, scale: Scale) -> anyhow::Result<()> {
-    progress("loading");
-    let image = image::prepare(&place.path(""), "image", "survive", DISK, |at, run| {
-        let data = at.join("data");
-        MariaDb::install(&data)?;
-        let server = MariaDb::start(&data, run, &database(false))?;
-        server.create(DATABASE)?;
-        tpcc::load(|| server.connect(DATABASE), scale, |_| {})?;
-        server.stop()
-    })?;
-    Ok(std::fs::rename(&image.path, place.path("primary"))?)
-}
-
-pub(super) fn database(durable: bool) -> Database {
-    Database {
-        buffer_pool: if durable { 16 << 20 } else { 256 << 20 },
-        redo_log: 32 << 20,
-        durable,
-        connections: 64,
-        page_cache: None,
-        more: Vec::new(),
-    }
 }
 
 /// Runs transactions and the probe during all events.
@@ -303,7 +282,8 @@ fn check_alone(
 pub(super) fn check_primary(place: &Place, journal: &Journal) -> anyhow::Result<()> {
     let (device, _attached) = cleanup::loop_device(&place.path("primary"))?;
     let _mounted = cleanup::mount(&device, &place.path("mnt"))?;
-    let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(false))?;
+    let server =
+        MariaDb::start(&place.path("mnt/data"), &place.path("run"), &loaded::setting(false))?;
     check(&server, journal).context("the primary alone, after a drain")?;
     server.stop()
 }

@@ -12,8 +12,9 @@ use serde_json::json;
 
 use crate::dbms::mariadb::MariaDb;
 use crate::dbms::{Dbms as _, MARIADB, TOOLS};
+use crate::developer::loaded;
 use crate::developer::survive::mariadb::{
-    DISK, Seen, check, check_primary, database, make_primary, no_errors_in_log, under_load,
+    DISK, IMAGE, Seen, check, check_primary, no_errors_in_log, under_load,
 };
 use crate::developer::survive::pauses::Pauses;
 use crate::report::kept::{Row, keep};
@@ -128,7 +129,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     needs::space(&place.path(""), 2 * DISK + 9000 * MIB)?;
     let binary = binary(args.common.forebay.as_deref())?;
     let scale = Scale::specified(1);
-    make_primary(&place, scale)?;
+    loaded::make_primary(&place, IMAGE, DISK, scale)?;
     let wanted =
         Wanted { cache: "cache", cache_mib: 1024, ram_mib: 32, other: None, other_mib: 64 };
     let config = wanted.write(&place, &args.model)?;
@@ -136,7 +137,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let device = kept.attach()?;
     let mut kernel = KernelLog::from_now()?;
     let mounted = cleanup::mount(&device, &place.path("mnt"))?;
-    let server = MariaDb::start(&place.path("mnt/data"), &place.path("run"), &database(true))?;
+    let server =
+        MariaDb::start(&place.path("mnt/data"), &place.path("run"), &loaded::setting(true))?;
 
     let limit = (CHANGE + Duration::from_secs(args.seconds)) * (STEPS.len() as u32 + 2);
     let (ramp, measured) = (Duration::ZERO, limit);
