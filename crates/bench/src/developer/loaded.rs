@@ -12,7 +12,8 @@ use crate::tpcc::{self, Plan, Scale};
 /// The database.
 pub const DATABASE: &str = "tpcc";
 
-/// A small buffer pool for a database that keeps what it has committed, or a large one to load fast.
+/// A small buffer pool for a database that keeps what it has committed, or a large one to load
+/// fast.
 pub fn setting(durable: bool) -> Setting {
     Setting {
         buffer_pool: if durable { 16 << 20 } else { 256 << 20 },
