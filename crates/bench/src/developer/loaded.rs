@@ -1,4 +1,5 @@
-//! A disk with a database under TPC-C, for parts in which servers die: how it is made, and the load.
+//! A disk with a database under TPC-C, for parts in which servers die: how it is made, and the
+//! load.
 
 use std::time::Duration;
 
