@@ -5,6 +5,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use forebay_engine::Part;
+use forebay_policy::size_text;
+
 /// Suffixes of sizes: powers of 1024, or of 1000 for a `B` without an `i`.
 const SIZES: [(&str, u64); 14] = [
     ("", 1),
@@ -37,6 +40,41 @@ pub struct Time(pub Duration);
 /// A share of something, 0 to 100.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Percent(pub u8);
+
+/// A part of something in percent, or in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Share(pub Part);
+
+impl Default for Share {
+    fn default() -> Self {
+        Self(Part::Percent(0))
+    }
+}
+
+/// The latency of requests at a primary.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Latency {
+    /// As disks answer.
+    Disks,
+    /// As SSDs answer.
+    Ssd,
+    /// Another.
+    Time(Time),
+}
+
+impl Latency {
+    const NAMES: [(&'static str, Self); 2] = [("disks", Self::Disks), ("ssd", Self::Ssd)];
+
+    /// The latency as a time.
+    #[must_use]
+    pub fn time(self) -> Duration {
+        match self {
+            Self::Disks => forebay_policy::LATENCY_OF_DISKS,
+            Self::Ssd => forebay_policy::LATENCY_OF_SSDS,
+            Self::Time(time) => time.0,
+        }
+    }
+}
 
 /// Why a text is not a size, a time or a share, and what would be.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -82,6 +120,42 @@ impl FromStr for Percent {
     }
 }
 
+/// The fewest bytes that are a part of a cache: with less, a volume would wait at every write.
+const SHARE_MIN: u64 = 1 << 20;
+
+impl FromStr for Share {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let wrong = || UnitError {
+            value: text.to_owned(),
+            wanted: "a share: percent from 0 to 100, as in \"50%\", or 1MiB or more, as in \"8GiB\"",
+        };
+        if let Ok(Percent(percent)) = text.parse() {
+            return Ok(Self(Part::Percent(percent)));
+        }
+        // Without a unit it could be either.
+        let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
+        let size = text.parse::<Size>().ok().filter(|size| has_unit && size.0 >= SHARE_MIN);
+        size.map(|size| Self(Part::Bytes(size.0))).ok_or_else(wrong)
+    }
+}
+
+impl FromStr for Latency {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let named = Self::NAMES.iter().find(|(name, _)| text.trim().eq_ignore_ascii_case(name));
+        if let Some(&(_, latency)) = named {
+            return Ok(latency);
+        }
+        text.parse().map(Self::Time).map_err(|_| UnitError {
+            value: text.to_owned(),
+            wanted: "a time, as in \"5ms\", \"disks\" or \"ssd\"",
+        })
+    }
+}
+
 /// The value of a whole number followed by one of `units`.
 fn number_with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
@@ -118,6 +192,31 @@ impl fmt::Display for Time {
         let fits = |&&(_, unit): &&(&str, u64)| millis >= unit && millis.is_multiple_of(unit);
         let (name, unit) = TIMES.iter().rev().find(fits).unwrap_or(&TIMES[0]);
         write!(f, "{}{name}", millis / unit)
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Part::Percent(percent) => write!(f, "{percent}%"),
+            Part::Bytes(bytes) => {
+                let text = size_text(bytes).to_string();
+                let unit = if text.ends_with('B') { "" } else { "B" };
+                write!(f, "{text}{unit}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Latency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Time(time) => time.fmt(f),
+            named => {
+                let found = Self::NAMES.iter().find(|(_, latency)| latency == named);
+                f.write_str(found.expect("the others have names").0)
+            }
+        }
     }
 }
 
@@ -166,6 +265,38 @@ mod tests {
         for text in ["101%", "-1", "half", "%"] {
             assert!(text.parse::<Percent>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn parts_are_percent_or_bytes() {
+        let known = [
+            ("0%", Part::Percent(0), "0%"),
+            ("50", Part::Percent(50), "50%"),
+            ("8GiB", Part::Bytes(8 << 30), "8GiB"),
+            ("1500 MB", Part::Bytes(1_500_000_000), "1500000000B"),
+        ];
+        for (text, part, printed) in known {
+            assert_eq!(text.parse(), Ok(Share(part)), "{text}");
+            assert_eq!(Share(part).to_string(), printed);
+            assert_eq!(printed.parse(), Ok(Share(part)), "{printed}");
+        }
+        for text in ["101%", "4194304", "512KiB", "0B", "half", "8 apples", ""] {
+            let error = text.parse::<Share>().expect_err(text).to_string();
+            assert!(error.contains(text) && error.contains("1MiB or more"), "{error}");
+        }
+    }
+
+    #[test]
+    fn latencies_have_names() {
+        for (text, printed, millis) in
+            [("disks", "disks", 75), ("SSD", "ssd", 2), ("75ms", "75ms", 75), ("1s", "1s", 1000)]
+        {
+            let latency: Latency = text.parse().expect(text);
+            assert_eq!(latency.time(), Duration::from_millis(millis));
+            assert_eq!(latency.to_string(), printed);
+        }
+        let error = "tape".parse::<Latency>().expect_err("it is no latency").to_string();
+        assert_eq!(error, "\"tape\" is not a time, as in \"5ms\", \"disks\" or \"ssd\"");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_control::config::{Config, ConfigError, TlsPolicy};
 use forebay_control::endpoint::{Listen, Place};
-use forebay_control::units::{Percent, Size, Time};
+use forebay_control::units::{Share, Size, Time};
 use forebay_engine::{Eviction, Mode};
 
 const WHOLE: &str = r#"
@@ -68,7 +68,7 @@ fn every_key_is_read() {
     let config = parse(WHOLE).expect("it is in order");
     assert_eq!(config.cache.size, Some(Size(100 << 30)));
     assert_eq!(config.cache.eviction, Eviction::Fifo);
-    assert_eq!(config.cache.dirty_limit, Percent(40));
+    assert_eq!(config.cache.dirty_limit, Share(forebay_engine::Part::Percent(40)));
     assert_eq!(config.cache.write_cache_depth, Time(Duration::from_secs(120)));
     assert!(!config.cache.compress);
     assert_eq!(config.memory.ram, Size(1 << 30));
@@ -95,7 +95,7 @@ fn what_is_left_out_has_a_default() {
     let config = parse(LEAST).expect("it is in order");
     assert_eq!(config.cache.size, None);
     assert_eq!(config.cache.eviction, Eviction::Frequency);
-    assert_eq!(config.cache.dirty_limit, Percent(50));
+    assert_eq!(config.cache.dirty_limit, Share(forebay_engine::Part::Percent(50)));
     assert_eq!(config.memory.ram, Size(256 << 20));
     assert_eq!(config.server.max_clients, 128);
     assert_eq!(config.server.idle_timeout, Time(Duration::ZERO), "for ever");

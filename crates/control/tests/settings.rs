@@ -97,7 +97,7 @@ fn a_bad_value_is_named_with_the_range() {
         let (bad, said) = match spec.kind {
             Kind::Choice(names) => ("nonsense", names().join(", ")),
             Kind::Bool => ("2", "boolean".to_owned()),
-            Kind::Percent(_) => ("101%", "0 to 100".to_owned()),
+            Kind::Percent(_) | Kind::Share(_) => ("101%", "0 to 100".to_owned()),
             Kind::Number(_) => ("65535", spec.kind.range().expect("it has a range")),
             Kind::Time(_) => ("soon", "a time".to_owned()),
             Kind::Size(_) => ("lots", "a size".to_owned()),

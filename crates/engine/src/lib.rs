@@ -40,9 +40,9 @@ pub use api::event::{EVENTS_PER_TURN_MAX, Event, Recovered};
 pub use api::primary::{LOST_RANGES_MAX, Primary, PrimaryErrors, VolumeState};
 pub use api::stats::{Kind, STATISTICS, Shape, Statistic, Stats, Unit};
 pub use api::{
-    Bypass, CacheShare, ContentLocality, DestageReason, DetachedStripe, DirtyShare, Effects,
-    Eviction, Health, Mode, Pace, Refusal, Reply, Request, RequestId, Setting, ShardConfig, State,
-    Target, Tier, Trust, VolumeConfig,
+    Bypass, CacheShare, ContentLocality, DIRTY_MAX_PERCENT, DestageReason, DetachedStripe,
+    DirtyShare, Effects, Eviction, Health, Mode, Pace, Part, Refusal, Reply, Request, RequestId,
+    Setting, ShardConfig, State, Target, Tier, Trust, VolumeConfig,
 };
 pub use contents::{SEGMENTS_MAX, blocks_in, bytes_for};
 pub use engine::Engine;

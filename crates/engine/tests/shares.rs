@@ -8,7 +8,7 @@ use forebay_block::testing::{Numbers, noise};
 use forebay_block::{BLOCK_SIZE, ByteRange, IoBuf, IoFlags, IoOp, VolumeId};
 use forebay_engine::testing::{Devices, Harness, config};
 use forebay_engine::{
-    CacheShare, Eviction, Request, RequestId, Setting, Shard, ShardConfig, VolumeConfig,
+    CacheShare, Eviction, Part, Request, RequestId, Setting, Shard, ShardConfig, VolumeConfig,
     VolumeState,
 };
 
@@ -34,7 +34,7 @@ fn kinds() -> impl Iterator<Item = Kind> {
 }
 
 fn share(at_least: Option<u8>, at_most: Option<u8>) -> CacheShare {
-    CacheShare { at_least, at_most }
+    CacheShare { at_least: at_least.map(Part::Percent), at_most: at_most.map(Part::Percent) }
 }
 
 struct Bed {
@@ -50,15 +50,15 @@ impl Bed {
         let volume = |id, cache_share| VolumeConfig { id, cache_share, ..all.volumes[0].clone() };
         let volumes = vec![volume(DB, cache_share), volume(SCAN, CacheShare::default())];
         let ram_bytes = 64 * BLOCK;
-        let (dirty_limit_percent, dirty_target_percent) = (80, 90);
+        let (dirty_limit, dirty_target) = (Part::Percent(80), Part::Percent(90));
         let config = ShardConfig {
             log_segments,
             segment_size: SEGMENT as u32,
             eviction,
             volumes,
             ram_bytes,
-            dirty_limit_percent,
-            dirty_target_percent,
+            dirty_limit,
+            dirty_target,
             ..all
         };
         let devices = Devices { primary: noise(1, SIZE as usize), ..Devices::new(cache, SIZE) };

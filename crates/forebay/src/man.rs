@@ -102,7 +102,7 @@ fn value(spec: &Spec) -> &'static str {
         Kind::Bool => "boolean",
         Kind::Number(_) => "number",
         Kind::Size(_) => "\"size\"",
-        Kind::Percent(_) => "\"share\"",
+        Kind::Percent(_) | Kind::Share(_) => "\"share\"",
         Kind::Time(_) => "\"time\"",
         Kind::List(_) => "[\"text\", ...]",
         Kind::Choice(_) | Kind::Text(_) => "\"text\"",

@@ -4,17 +4,19 @@
 //! limit: from there on, its new blocks displace its own. Neither reserves anything: room that no
 //! volume uses goes to the first that wants it.
 
+use crate::part::{Part, Whole};
+
 /// Most of a cache that may be guaranteed to all volumes together, in percent. The rest is for
 /// dirty blocks, which never leave to make room, and for blocks that nothing needs any more.
-pub const GUARANTEED_MAX_PERCENT: u64 = 90;
+pub const GUARANTEED_MAX_PERCENT: u8 = 90;
 
-/// The configuration of one volume, in percent of the cache.
+/// The configuration of one volume: parts of the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct CacheShare {
     /// Guaranteed; nothing when absent.
-    pub at_least: Option<u8>,
+    pub at_least: Option<Part>,
     /// The limit; none when absent.
-    pub at_most: Option<u8>,
+    pub at_most: Option<Part>,
 }
 
 /// Guarantees and limits of all volumes, in blocks.
@@ -27,22 +29,23 @@ pub struct CacheShares {
 }
 
 impl CacheShares {
-    /// Divides a cache of `total` blocks among volumes; an unused volume ID is `None`.
+    /// Divides a cache among volumes; an unused volume ID is `None`.
     ///
     /// Guarantees that exceed [`GUARANTEED_MAX_PERCENT`] together are scaled down to it. A limit is
     /// at least the guarantee, and at least one block.
     #[must_use]
-    pub fn new(total: u64, volumes: &[Option<CacheShare>]) -> Self {
-        let part = |percent: u64| (u128::from(total) * u128::from(percent) / 100) as u64;
-        let least = |share: &CacheShare| u64::from(share.at_least.unwrap_or(0));
+    pub fn new(cache: Whole, volumes: &[Option<CacheShare>]) -> Self {
+        let part = |part: Part| cache.part(part);
+        let least = |share: &CacheShare| share.at_least.map_or(0, part);
         let sum: u64 = volumes.iter().flatten().map(least).sum();
+        let most = part(Part::Percent(GUARANTEED_MAX_PERCENT));
         let shares = volumes.iter().map(|share| {
             let share = share.unwrap_or_default();
-            let guarantee = match sum > GUARANTEED_MAX_PERCENT {
-                true => part(least(&share) * GUARANTEED_MAX_PERCENT) / sum,
-                false => part(least(&share)),
+            let guarantee = match sum > most {
+                true => (u128::from(least(&share)) * u128::from(most) / u128::from(sum)) as u64,
+                false => least(&share),
             };
-            let limit = share.at_most.map_or(u64::MAX, |most| part(u64::from(most)));
+            let limit = share.at_most.map_or(u64::MAX, part);
             (guarantee, limit.max(guarantee).max(1))
         });
         let shares: Vec<_> = shares.collect();
@@ -107,14 +110,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn whole(blocks: u64) -> Whole {
+        Whole { blocks, shards: 1 }
+    }
+
     fn share(at_least: u8, at_most: u8) -> Option<CacheShare> {
-        let some = |percent: u8| Some(percent).filter(|&percent| percent > 0);
+        let some = |percent: u8| Some(Part::Percent(percent)).filter(|_| percent > 0);
         Some(CacheShare { at_least: some(at_least), at_most: some(at_most) })
     }
 
     #[test]
     fn without_settings_nothing_is_guaranteed_or_limited() {
-        let shares = CacheShares::new(1000, &[share(0, 0), None, share(0, 0)]);
+        let shares = CacheShares::new(whole(1000), &[share(0, 0), None, share(0, 0)]);
         assert!(!shares.has_guarantee() && !shares.has_limit());
         assert_eq!((shares.guarantee(0), shares.limit(2)), (0, None));
         assert_eq!((shares.must_stay(0, 7, 7), shares.excess(0, 1 << 40)), (0, 0));
@@ -122,7 +129,7 @@ mod tests {
 
     #[test]
     fn blocks_stay_down_to_the_guarantee_and_exceed_from_the_limit_on() {
-        let shares = CacheShares::new(1000, &[share(30, 0), share(0, 10)]);
+        let shares = CacheShares::new(whole(1000), &[share(30, 0), share(0, 10)]);
         let stay = |held, leaving| shares.must_stay(0, held, leaving);
         assert_eq!([stay(304, 4), stay(303, 4), stay(300, 4), stay(10, 4)], [0, 1, 4, 4]);
         assert_eq!([100, 101, 150].map(|held| shares.excess(1, held)), [0, 1, 50]);
@@ -131,9 +138,9 @@ mod tests {
 
     #[test]
     fn a_limit_is_never_below_the_guarantee_or_nothing() {
-        let shares = CacheShares::new(1000, &[share(30, 20), None]);
+        let shares = CacheShares::new(whole(1000), &[share(30, 20), None]);
         assert_eq!(shares.limit(0), Some(300));
-        assert_eq!(CacheShares::new(10, &[share(0, 1)]).limit(0), Some(1));
+        assert_eq!(CacheShares::new(whole(10), &[share(0, 1)]).limit(0), Some(1));
     }
 
     proptest! {
@@ -144,9 +151,9 @@ mod tests {
             percents in prop::collection::vec(0u8..=100, 1..9),
         ) {
             let volumes: Vec<_> = percents.iter().map(|&least| share(least, 0)).collect();
-            let shares = CacheShares::new(total, &volumes);
+            let shares = CacheShares::new(whole(total), &volumes);
             let sum: u64 = (0..volumes.len()).map(|volume| shares.guarantee(volume)).sum();
-            prop_assert!(u128::from(sum) * 100 <= u128::from(total * GUARANTEED_MAX_PERCENT));
+            prop_assert!(u128::from(sum) * 100 <= u128::from(total) * u128::from(GUARANTEED_MAX_PERCENT));
         }
 
         /// A volume that loses only what need not stay keeps its guarantee.
@@ -156,7 +163,7 @@ mod tests {
             held in 0u64..2000,
             leaving in 0u64..2000,
         ) {
-            let shares = CacheShares::new(1000, &[share(percent, 0)]);
+            let shares = CacheShares::new(whole(1000), &[share(percent, 0)]);
             let leaving = leaving.min(held);
             let left = held - (leaving - shares.must_stay(0, held, leaving));
             prop_assert!(left >= shares.guarantee(0).min(held));

@@ -27,10 +27,10 @@ pub const QUIET: Duration = Duration::from_secs(5);
 const URGENT_PERCENT: u64 = 90;
 /// Share of the maximum age, in percent, at which destaging for age begins.
 const AGEING_PERCENT: u64 = 80;
-/// Foreground latency target on a primary without moving parts.
-const TARGET_FLASH: Duration = Duration::from_millis(2);
-/// Foreground latency target on a primary of disks.
-const TARGET_DISKS: Duration = Duration::from_millis(75);
+/// Foreground latency that destaging aims at on a primary without moving parts.
+pub const LATENCY_OF_SSDS: Duration = Duration::from_millis(2);
+/// Foreground latency that destaging aims at on a primary of disks.
+pub const LATENCY_OF_DISKS: Duration = Duration::from_millis(75);
 /// Divisor of the depth: a round ends when at most `depth / ROUND_LEFT` writes are in flight.
 /// Waiting for all would take long, since a drive may hold back the last few.
 const ROUND_LEFT: u32 = 4;
@@ -151,13 +151,13 @@ impl DestagePacer {
         let window_start = Instant::default();
         let round = Round::Resting { until: window_start };
         let (depth, fastest, foreground) = (depth_max, None, 0);
-        let target = if rotational { TARGET_DISKS } else { TARGET_FLASH };
+        let target = if rotational { LATENCY_OF_DISKS } else { LATENCY_OF_SSDS };
         Self { depth_max, rotational, target, depth, window_start, fastest, foreground, round }
     }
 
     /// Sets the foreground latency to aim at; `None` is that of the kind of primary.
     pub fn set_target(&mut self, target: Option<Duration>) {
-        let usual = if self.rotational { TARGET_DISKS } else { TARGET_FLASH };
+        let usual = if self.rotational { LATENCY_OF_DISKS } else { LATENCY_OF_SSDS };
         self.target = target.unwrap_or(usual);
     }
 

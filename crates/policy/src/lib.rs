@@ -17,6 +17,7 @@ mod drain;
 mod eviction;
 mod frequency;
 mod learned;
+mod part;
 mod random;
 mod rate;
 mod recent;
@@ -34,7 +35,9 @@ mod window;
 pub use adaptive::{Adaptive, StoreCandidate};
 pub use around::ReadAround;
 pub use cache_shares::{CacheShare, CacheShares, GUARANTEED_MAX_PERCENT};
-pub use destage::{DestageCause, DestagePacer, DestageState, DrainRate, QUIET};
+pub use destage::{
+    DestageCause, DestagePacer, DestageState, DrainRate, LATENCY_OF_DISKS, LATENCY_OF_SSDS, QUIET,
+};
 pub use drain::{DRAIN_PATIENCE, DrainProgress};
 pub use eviction::{
     COPY_SHARE_MAX_PERCENT, Candidate, Eviction, EvictionPolicy, Fifo, Lru, META_MAX,
@@ -42,6 +45,7 @@ pub use eviction::{
 };
 pub use frequency::Frequency;
 pub use learned::{LastTouch, Touch};
+pub use part::{Part, Whole};
 pub use rate::RateBound;
 pub use recent::{KeyHash, Recent};
 pub use requests::{

@@ -5,13 +5,15 @@
 //! primary accepts no writes fills up to its ceiling and stalls its own writes, not those of the
 //! others.
 
-/// The configuration of one volume, in percent of the dirty limit.
+use crate::part::{Part, Whole};
+
+/// The configuration of one volume: parts of the dirty limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct DirtyShare {
     /// Guaranteed; an equal part of half the limit when absent.
-    pub at_least: Option<u8>,
+    pub at_least: Option<Part>,
     /// The ceiling; what the guarantees of the others leave when absent.
-    pub at_most: Option<u8>,
+    pub at_most: Option<Part>,
 }
 
 /// Guarantees and ceilings of all volumes, in blocks.
@@ -23,21 +25,23 @@ pub struct DirtyShares {
 }
 
 /// Share of the limit that is guaranteed by default, in percent, to all volumes together.
-const GUARANTEED_PERCENT: u64 = 50;
+const GUARANTEED_PERCENT: u8 = 50;
 
 impl DirtyShares {
-    /// Divides a limit of `total` blocks among volumes; an unused volume ID is `None`.
+    /// Divides a limit among volumes; an unused volume ID is `None`.
     ///
     /// Guarantees that exceed the limit together are scaled down to it. A volume may always have
     /// one dirty block.
     #[must_use]
-    pub fn new(total: u64, volumes: &[Option<DirtyShare>]) -> Self {
+    pub fn new(limit: Whole, volumes: &[Option<DirtyShare>]) -> Self {
         let count = volumes.iter().flatten().count().max(1) as u64;
-        let part = |percent: u64| (u128::from(total) * u128::from(percent) / 100) as u64;
-        let equal = if count == 1 { total } else { part(GUARANTEED_PERCENT) / count };
+        let total = limit.blocks;
+        let part = |part: Part| limit.part(part);
+        let equal =
+            if count == 1 { total } else { part(Part::Percent(GUARANTEED_PERCENT)) / count };
         let wanted = |share: &DirtyShare| match (share.at_least, share.at_most) {
-            (Some(least), _) => part(u64::from(least)),
-            (None, Some(most)) => equal.min(part(u64::from(most))),
+            (Some(least), _) => part(least),
+            (None, Some(most)) => equal.min(part(most)),
             (None, None) => equal,
         };
         let sum: u64 = volumes.iter().flatten().map(wanted).sum();
@@ -50,7 +54,7 @@ impl DirtyShares {
             let Some(share) = share else { return (0, 0) };
             let least = scaled(wanted(share));
             let left = total - (sum - least);
-            let most = share.at_most.map_or(left, |most| part(u64::from(most)));
+            let most = share.at_most.map_or(left, part);
             (least.max(1), most.max(least).max(1))
         });
         Self { total, shares: shares.collect() }
@@ -90,17 +94,21 @@ mod tests {
         vec![Some(DirtyShare::default()); count]
     }
 
+    fn whole(blocks: u64) -> Whole {
+        Whole { blocks, shards: 2 }
+    }
+
     #[test]
     fn one_volume_has_all() {
-        let shares = DirtyShares::new(1000, &plain(1));
+        let shares = DirtyShares::new(whole(1000), &plain(1));
         assert_eq!(shares.limit(0, |_| 0), 1000);
-        let gap = DirtyShares::new(1000, &[None, Some(DirtyShare::default())]);
+        let gap = DirtyShares::new(whole(1000), &[None, Some(DirtyShare::default())]);
         assert_eq!(gap.limit(1, |_| 0), 1000);
     }
 
     #[test]
     fn two_volumes_leave_each_other_a_quarter() {
-        let shares = DirtyShares::new(1000, &plain(2));
+        let shares = DirtyShares::new(whole(1000), &plain(2));
         assert_eq!(shares.limit(0, |_| 0), 750);
         assert_eq!(shares.limit(1, |at| [750, 0][at]), 250);
         assert_eq!(shares.limit(1, |at| [500, 0][at]), 500);
@@ -108,12 +116,19 @@ mod tests {
 
     #[test]
     fn what_is_configured_counts() {
-        let share = |least, most| Some(DirtyShare { at_least: least, at_most: most });
-        let shares = DirtyShares::new(1000, &[share(Some(60), None), share(None, Some(10))]);
+        let share = |least: Option<u8>, most: Option<u8>| {
+            let (at_least, at_most) = (least.map(Part::Percent), most.map(Part::Percent));
+            Some(DirtyShare { at_least, at_most })
+        };
+        let shares = DirtyShares::new(whole(1000), &[share(Some(60), None), share(None, Some(10))]);
         assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (900, 100));
         // The guarantees exceed the limit and are scaled down in proportion.
-        let shares = DirtyShares::new(1000, &[share(Some(90), None), share(Some(90), None)]);
+        let shares = DirtyShares::new(whole(1000), &[share(Some(90), None), share(Some(90), None)]);
         assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (500, 500));
+        // 100 blocks of each of two shards.
+        let bytes = Some(DirtyShare { at_least: None, at_most: Some(Part::Bytes(800 << 10)) });
+        let shares = DirtyShares::new(whole(1000), &[bytes, share(Some(40), None)]);
+        assert_eq!((shares.limit(0, |_| 0), shares.limit(1, |_| 0)), (100, 900));
     }
 
     proptest! {
@@ -125,7 +140,7 @@ mod tests {
             steps in prop::collection::vec((0usize..9, 1u64..200), 0..200),
         ) {
             let total = 1000;
-            let shares = DirtyShares::new(total, &plain(count));
+            let shares = DirtyShares::new(whole(total), &plain(count));
             let mut levels = vec![0u64; count];
             for (volume, more) in steps {
                 let volume = volume % count;

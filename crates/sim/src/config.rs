@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, SECTOR_SIZE, STRIPE_SIZE};
-use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace};
+use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Mode, Pace, Part};
 
 use crate::atlas::{Outcome, Scenario};
 use crate::disk::{Discards, DiskProfile};
@@ -67,9 +67,9 @@ pub struct Setup {
     /// The longest a block may stay dirty.
     pub write_cache_depth: Duration,
     /// Dirty limit, in percent of the log.
-    pub dirty_limit_percent: u8,
+    pub dirty_limit: Part,
     /// Share of the dirty limit above which blocks are destaged, in percent.
-    pub dirty_target_percent: u8,
+    pub dirty_target: Part,
     /// The time without requests from which everything is destaged.
     pub idle_destage: Option<Duration>,
     /// The most bytes per second of clean blocks that enter the cache.
@@ -210,8 +210,8 @@ impl Setup {
             index_blocks: rng.pick(&[index_all, index_all * 3 / 2, index_all * 3 / 2]),
             eviction: rng.pick(&Eviction::NAMES.map(|(_, eviction)| eviction)),
             write_cache_depth: Duration::from_millis(rng.pick(&[2, 20, 200, 30_000])),
-            dirty_limit_percent: rng.pick(&[10, 30, 50, 70]),
-            dirty_target_percent: 50,
+            dirty_limit: Part::Percent(rng.pick(&[10, 30, 50, 70])),
+            dirty_target: Part::Percent(50),
             idle_destage: Some(Duration::from_secs(5)),
             fill_rate: None,
             wear_budget: None,

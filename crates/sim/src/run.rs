@@ -7,7 +7,9 @@
 use std::time::Duration;
 
 use forebay_block::{BlockRange, ByteRange, IoOp};
-use forebay_engine::{CacheShare, ContentLocality, DirtyShare, Eviction, Health, Pace, Setting};
+use forebay_engine::{
+    CacheShare, ContentLocality, DirtyShare, Eviction, Health, Pace, Part, Setting,
+};
 use forebay_engine::{State, Stats, Target, Trust};
 
 use forebay_model::Model;
@@ -141,21 +143,32 @@ impl World {
                 self.setup.content = content;
                 // The same for the other settings of shards.
                 let at = self.switches[*volume] as usize + *volume;
-                let percent = [10, 90, 30, 1, 70][at % 5];
-                self.setup.dirty_limit_percent = percent;
-                let share = [(None, None), (Some(60), None), (Some(0), Some(1)), (None, Some(40))];
+                let percent = |percent| Some(Part::Percent(percent));
+                let limit = [10, 90, 30, 1, 70].map(Part::Percent)[at % 5];
+                let limit = if at % 7 == 3 { Part::Bytes(256 << 10) } else { limit };
+                self.setup.dirty_limit = limit;
+                let share = [
+                    (None, None),
+                    (percent(60), None),
+                    (percent(0), percent(1)),
+                    (None, Some(Part::Bytes(64 << 10))),
+                ];
                 let (at_least, at_most) = share[at % share.len()];
                 let share = DirtyShare { at_least, at_most };
                 self.setup.volumes[*volume].share = share;
-                let share_of_cache =
-                    [(None, Some(5)), (Some(40), None), (None, None), (Some(1), Some(60))];
+                let share_of_cache = [
+                    (None, percent(5)),
+                    (percent(40), None),
+                    (None, None),
+                    (percent(1), percent(60)),
+                ];
                 let (at_least, at_most) = share_of_cache[at % 4];
                 let cache_share = CacheShare { at_least, at_most };
                 self.setup.volumes[*volume].cache_share = cache_share;
                 let depth = [1, 10_000, 30, 300].map(Duration::from_millis)[at % 4];
                 self.setup.write_cache_depth = depth;
-                let target = [50, 0, 90, 20][at % 4];
-                self.setup.dirty_target_percent = target;
+                let target = [50, 0, 90, 20].map(Part::Percent)[at % 4];
+                self.setup.dirty_target = target;
                 let idle =
                     [Some(5_000), Some(0), None, Some(30)][at % 4].map(Duration::from_millis);
                 self.setup.idle_destage = idle;
@@ -178,7 +191,7 @@ impl World {
                         }
                         engine.set(Setting::Eviction(eviction));
                         engine.set(Setting::Content(content));
-                        engine.set(Setting::DirtyLimit(percent));
+                        engine.set(Setting::DirtyLimit(limit));
                         engine.set(Setting::DirtyShare(id, share));
                         engine.set(Setting::CacheShare(id, cache_share));
                         engine.set(Setting::WriteCacheDepth(depth));

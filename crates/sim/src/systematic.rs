@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::{ContentLocality, Mode};
+use forebay_engine::{ContentLocality, Mode, Part};
 
 use crate::atlas::Scenario;
 use crate::config::Setup;
@@ -197,7 +197,7 @@ pub(crate) fn setup(mode: Mode) -> Setup {
     setup.ram_bytes = 64 << 10;
     setup.index_blocks = 512;
     setup.write_cache_depth = Duration::from_millis(2);
-    setup.dirty_limit_percent = 50;
+    setup.dirty_limit = Part::Percent(50);
     setup.destage_depth = 4;
     setup.compress = true;
     setup.content = ContentLocality::Rewrite;

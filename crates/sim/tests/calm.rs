@@ -6,7 +6,7 @@ mod support;
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::Mode;
+use forebay_engine::{Mode, Part};
 use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
 use forebay_sim::planted::Mischief;
@@ -26,7 +26,7 @@ fn calm(seed: u64, mode: Mode, depth: usize) -> Setup {
     setup.scenario = Scenario::ModeSwitches;
     setup.segments = 40;
     setup.index_blocks = 960;
-    setup.dirty_limit_percent = 70;
+    setup.dirty_limit = Part::Percent(70);
     setup.write_cache_depth = Duration::from_millis(200);
     setup.cache.size = (2 << 20) + (2880 << 10);
     (setup.cache.latency, setup.cache.flush) = ((10 * MICRO, CACHE.0), (20 * MICRO, CACHE.1));

@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use forebay_block::{ByteRange, IoOp};
-use forebay_engine::{Eviction, Mode};
+use forebay_engine::{Eviction, Mode, Part};
 use forebay_sim::atlas::Scenario;
 use forebay_sim::config::Setup;
 use forebay_sim::planted::Mischief;
@@ -51,7 +51,7 @@ fn a_newer_version_in_the_place_of_a_destaged_one_stays_dirty() {
         setup.primary.latency = (10_000, 50_000);
         setup.primary.flush = (50_000_000, 100_000_000);
         setup.write_cache_depth = Duration::from_millis(2);
-        setup.dirty_limit_percent = 70;
+        setup.dirty_limit = Part::Percent(70);
         setup.ram_bytes = 256 << 10;
         setup.client_depth = 1 + seed as usize % 3;
         let blocks = 7 + seed % 29;
@@ -135,7 +135,7 @@ fn a_cache_that_vanishes_at_the_dirty_limit_is_given_up() {
         let mut setup = small(seed, Mode::WriteBack);
         setup.scenario = Scenario::CacheVanishes;
         setup.ram_bytes = 0;
-        setup.dirty_limit_percent = 10;
+        setup.dirty_limit = Part::Percent(10);
         setup.write_cache_depth = Duration::from_secs(30);
         setup.primary.latency = (1_000_000, 20_000_000);
         setup.primary.flush = (50_000_000, 100_000_000);
@@ -491,7 +491,7 @@ fn what_is_written_beside_dirty_blocks_after_a_switch_is_on_the_primary_after_a_
         for seed in 0..20 {
             let mut setup = faulty(seed, Mode::WriteBack, Scenario::ModeSwitches);
             setup.write_cache_depth = Duration::from_secs(30);
-            setup.dirty_limit_percent = 70;
+            setup.dirty_limit = Part::Percent(70);
             setup.client_depth = 1 + seed as usize % 4;
             let flush = || request(IoOp::Flush, 0, 0);
             let mut steps = vec![request(IoOp::Write, 0, 2 * block), flush()];

@@ -146,7 +146,7 @@ fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     let name = operator.seen[operator.any()].name.clone();
     operator.changes += 1;
     let (whose, setting) = match operator.numbers.below(17) {
-        0 => (None, operator.pick(&["dirty_limit=1%", "dirty_limit=90%", "dirty_limit=default"])),
+        0 => (None, operator.pick(&["dirty_limit=1%", "dirty_limit=8MiB", "dirty_limit=default"])),
         1 => (None, operator.pick(&["write_cache_depth=1ms", "write_cache_depth=default"])),
         2 => (None, operator.pick(&["client_stall_timeout=2m", "client_stall_timeout=default"])),
         3 => (None, operator.pick(&["idle_timeout=1h", "idle_timeout=0s"])),
@@ -155,7 +155,7 @@ fn set_limits(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         7 => {
             (None, operator.pick(&["idle_destage=10ms", "idle_destage=0s", "idle_destage=default"]))
         }
-        8 => (Some(&name), operator.pick(&["latency_target=1ms", "latency_target=default"])),
+        8 => (Some(&name), operator.pick(&["latency_target=1ms", "latency_target=disks"])),
         9 => (Some(&name), operator.pick(&["destage_rate=20MiB", "destage_rate=0"])),
         10 => (Some(&name), operator.pick(&["cache_limit=1%", "cache_limit=default"])),
         11 => (Some(&name), operator.pick(&["cache_guarantee=1%", "cache_guarantee=default"])),
@@ -245,6 +245,7 @@ fn set_wrong(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         "evictoin=lru",
         "content=\u{1f980}",
         "dirty_limit=0%",
+        "dirty_limit=4194304",
         "dirty_guarantee=101%",
         "cache_guarantee=91%",
         "write_cache_depth=-1s",

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use forebay_block::{NAME_BYTES_MAX, VOLUMES_MAX};
-use forebay_engine::GUARANTEED_MAX_PERCENT;
+use forebay_engine::{GUARANTEED_MAX_PERCENT, Part};
 
-use super::{Config, ConfigError, Percent, ServerConfig, TlsPolicy, VolumeConfig, invalid};
+use crate::units::Share;
+
+use super::{Config, ConfigError, ServerConfig, TlsPolicy, VolumeConfig, invalid};
 
 impl Config {
     /// Checks the settings against each other.
@@ -69,25 +71,35 @@ impl Config {
     }
 
     /// Checks the guarantees and limits that `of` gives of each volume: settings with these names,
-    /// of which `(percent, whole)` may be guaranteed.
+    /// of which `(percent, whole)` may be guaranteed. Those in bytes are only compared with each
+    /// other: the engine scales guarantees down that exceed the whole.
     fn check_guarantees(
         &self,
         (guarantee, limit): (&str, &str),
-        (most, whole): (u64, &str),
-        of: impl Fn(&VolumeConfig) -> (Option<Percent>, Option<Percent>),
+        (most, whole): (u8, &str),
+        of: impl Fn(&VolumeConfig) -> (Option<Share>, Option<Share>),
     ) -> Result<(), ConfigError> {
         let all = self.volumes.iter().filter_map(|volume| of(volume).0);
-        let sum: u64 = all.map(|share| u64::from(share.0)).sum();
-        if sum > most {
+        let percents = all.filter_map(|share| match share.0 {
+            Part::Percent(percent) => Some(u64::from(percent)),
+            Part::Bytes(_) => None,
+        });
+        let sum: u64 = percents.sum();
+        if sum > u64::from(most) {
             let what = format!("all of them together are {sum}%");
             let hint = format!("guarantee {most}% of the {whole} at most");
             return Err(invalid(format!("volume.{guarantee}"), what, &hint));
         }
         for volume in &self.volumes {
             let (least, most) = of(volume);
-            if let Some((least, most)) = least.zip(most).filter(|(least, most)| least.0 > most.0) {
+            let exceeds = |(least, most): &(Share, Share)| match (least.0, most.0) {
+                (Part::Percent(least), Part::Percent(most)) => least > most,
+                (Part::Bytes(least), Part::Bytes(most)) => least > most,
+                _ => false,
+            };
+            if let Some((least, most)) = least.zip(most).filter(exceeds) {
                 let key = format!("volume {:?}: {guarantee}", volume.name);
-                let what = format!("{}% is more than the volume's {limit}, {}%", least.0, most.0);
+                let what = format!("{least} is more than the volume's {limit}, {most}");
                 return Err(invalid(key, what, &format!("use a share up to {limit}")));
             }
         }

@@ -27,7 +27,7 @@ pub use rules::RuleList;
 use crate::access::{SocketAccess, SocketMode};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
-use crate::units::{Percent, Size, Time};
+use crate::units::{Latency, Percent, Share, Size, Time};
 
 /// Default directory where the host keeps the state of its caches: the unit's `StateDirectory=`.
 pub const STATE_DIR: &str = "/var/lib/forebay";
@@ -64,9 +64,9 @@ pub struct CacheConfig {
     /// Eviction policy: which blocks enter the cache, and which clean blocks leave it.
     pub eviction: Eviction,
     /// Maximum share of the cache that may be dirty.
-    pub dirty_limit: Percent,
+    pub dirty_limit: Share,
     /// Share of the dirty limit above which blocks are destaged.
-    pub dirty_target: Percent,
+    pub dirty_target: Share,
     /// Time without client requests from which everything is destaged; 0 is never.
     pub idle_destage: Time,
     /// The most bytes per second of missed blocks that enter the cache device; 0 is unlimited.
@@ -200,15 +200,15 @@ pub struct VolumeConfig {
     /// Whether writes are refused.
     pub read_only: bool,
     /// Share of the cache down to which other volumes displace no blocks of this one.
-    pub cache_guarantee: Option<Percent>,
+    pub cache_guarantee: Option<Share>,
     /// Share of the cache at which new blocks of this volume displace its own.
-    pub cache_limit: Option<Percent>,
+    pub cache_limit: Option<Share>,
     /// Share of the cache's dirty limit that no other volume can take.
-    pub dirty_guarantee: Option<Percent>,
+    pub dirty_guarantee: Option<Share>,
     /// Share of the cache's dirty limit at which the writes of this volume wait.
-    pub dirty_limit: Option<Percent>,
+    pub dirty_limit: Option<Share>,
     /// Latency of client requests at the primary that destaging aims at.
-    pub latency_target: Option<Time>,
+    pub latency_target: Option<Latency>,
     /// The most bytes per second that are destaged; 0 is unlimited.
     pub destage_rate: Size,
     /// Bytes that stay in the cache.
@@ -221,15 +221,15 @@ impl VolumeConfig {
     /// The volume's share of the cache.
     #[must_use]
     pub fn cache_share(&self) -> CacheShare {
-        let percent = |share: Option<Percent>| share.map(|percent| percent.0);
-        CacheShare { at_least: percent(self.cache_guarantee), at_most: percent(self.cache_limit) }
+        let part = |share: Option<Share>| share.map(|share| share.0);
+        CacheShare { at_least: part(self.cache_guarantee), at_most: part(self.cache_limit) }
     }
 
     /// The volume's share of the dirty limit.
     #[must_use]
     pub fn share(&self) -> DirtyShare {
-        let percent = |share: Option<Percent>| share.map(|percent| percent.0);
-        DirtyShare { at_least: percent(self.dirty_guarantee), at_most: percent(self.dirty_limit) }
+        let part = |share: Option<Share>| share.map(|share| share.0);
+        DirtyShare { at_least: part(self.dirty_guarantee), at_most: part(self.dirty_limit) }
     }
 
     /// The most dirty blocks of an ordered volume in each of `shards` shards; `None` if the volume
@@ -244,7 +244,7 @@ impl VolumeConfig {
     #[must_use]
     pub fn pace(&self) -> Pace {
         let rate = Some(self.destage_rate.0).filter(|&rate| rate > 0);
-        Pace { latency: self.latency_target.map(|Time(latency)| latency), rate }
+        Pace { latency: self.latency_target.map(Latency::time), rate }
     }
 }
 

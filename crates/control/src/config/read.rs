@@ -139,9 +139,10 @@ fn texts(spec: &Spec, value: &DeValue<'_>) -> Result<Vec<String>, String> {
 fn text(kind: &Kind, value: &DeValue<'_>) -> Result<String, String> {
     match (kind, value) {
         (Kind::Bool, DeValue::Boolean(on)) => Ok(on.to_string()),
-        (Kind::Number(_) | Kind::Size(_) | Kind::Percent(_), DeValue::Integer(number)) => {
-            decimal(number)
-        }
+        (
+            Kind::Number(_) | Kind::Size(_) | Kind::Percent(_) | Kind::Share(_),
+            DeValue::Integer(number),
+        ) => decimal(number),
         (Kind::Bool | Kind::Number(_), _) | (_, DeValue::Array(_) | DeValue::Table(_)) => {
             Err(format!("{} is not {}", described(value), kind_in_words(kind)))
         }
@@ -168,6 +169,7 @@ fn kind_in_words(kind: &Kind) -> &'static str {
     match kind {
         Kind::Size(_) => "a size, as in \"10GiB\"",
         Kind::Percent(_) => "a share, as in \"50%\"",
+        Kind::Share(_) => "a share, as in \"50%\" or \"8GiB\"",
         Kind::Time(_) => "a time, as in \"30s\"",
         Kind::Number(_) => "a whole number",
         Kind::Bool => "a boolean: true or false",

@@ -110,6 +110,8 @@ pub enum Kind {
     Size(Range),
     /// A percentage.
     Percent(Range),
+    /// A percentage, for which the range is, or bytes.
+    Share(Range),
     /// A duration; the range is in milliseconds.
     Time(Range),
     /// A whole number.
@@ -236,6 +238,7 @@ impl Kind {
         match self {
             Self::Size(_) => Some("SIZE".to_owned()),
             Self::Percent(_) => Some("PERCENT".to_owned()),
+            Self::Share(_) => Some("SHARE".to_owned()),
             Self::Time(_) => Some("TIME".to_owned()),
             Self::Number(_) => Some("N".to_owned()),
             Self::Bool => None,
@@ -256,7 +259,7 @@ impl Kind {
         let (range, text): (_, fn(u64) -> String) = match self {
             Self::Size(range) => (range, value::size),
             Self::Time(range) => (range, value::time),
-            Self::Percent(range) => (range, |share| format!("{share}%")),
+            Self::Percent(range) | Self::Share(range) => (range, |share| format!("{share}%")),
             Self::Number(range) => (range, |number| number.to_string()),
             _ => return None,
         };
@@ -266,13 +269,17 @@ impl Kind {
             (_, u64::MAX) => format!("{} or more", text(least)),
             _ => format!("{} to {}", text(least), text(most)),
         };
+        let bytes = if matches!(self, Self::Share(_)) { ", or 1MiB or more" } else { "" };
+        let within = format!("{within}{bytes}");
         Some(if or.is_empty() { within } else { format!("{within}, or {or}") })
     }
 
     fn contains(&self, number: Option<u64>) -> bool {
         match (self, number) {
             (Self::Size(range) | Self::Time(range), Some(number))
-            | (Self::Percent(range) | Self::Number(range), Some(number)) => range.contains(number),
+            | (Self::Percent(range) | Self::Share(range) | Self::Number(range), Some(number)) => {
+                range.contains(number)
+            }
             _ => true,
         }
     }

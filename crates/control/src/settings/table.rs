@@ -1,14 +1,16 @@
 //! The table of settings: one entry for each.
 
 use forebay_block::{CLIENTS_MAX, SHARDS_MAX};
-use forebay_engine::{ContentLocality, Eviction, GUARANTEED_MAX_PERCENT, Mode, Setting};
+use forebay_engine::{
+    ContentLocality, DIRTY_MAX_PERCENT, Eviction, GUARANTEED_MAX_PERCENT, Mode, Setting,
+};
 
 use crate::config::{FuseTransport, TlsPolicy};
 use crate::peer::ChangesBy;
 
 use super::Flag::{Key, Named as As, None as InFile, Off, Part};
 use super::Initial::{Required, Unset, Value};
-use super::Kind::{Bool, Choice, List, Number, Percent, Size, Text, Time};
+use super::Kind::{Bool, Choice, List, Number, Percent, Share, Size, Text, Time};
 use super::Place::{Server, Volume};
 use super::{Initial, Kind, Named, Online, Place, Range, Section, Spec};
 
@@ -88,11 +90,10 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Cache,
             "dirty_limit",
-            // Clean blocks and reclaim need space too.
-            Percent(Range::within(1, 90)),
+            Share(Range::within(1, DIRTY_MAX_PERCENT as u64)),
             Value("50%"),
             Server(|config| &mut config.cache.dirty_limit),
-            "Share of the cache that may be dirty",
+            "Share of the cache that may be dirty, or bytes",
         )
     },
     Spec {
@@ -101,7 +102,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Cache,
             "dirty_target",
-            Percent(Range::within(0, 90)),
+            Share(Range::within(0, DIRTY_MAX_PERCENT as u64)),
             Value("50%"),
             Server(|config| &mut config.cache.dirty_target),
             "Share of dirty_limit above which dirty data is written to its primary",
@@ -471,7 +472,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Volume,
             "cache_guarantee",
-            Percent(Range::within(0, GUARANTEED_MAX_PERCENT)),
+            Share(Range::within(0, GUARANTEED_MAX_PERCENT as u64)),
             Unset("none"),
             Volume(|volume| &mut volume.cache_guarantee),
             "Share of the cache down to which other volumes displace no blocks of this one",
@@ -484,7 +485,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Volume,
             "cache_limit",
-            Percent(Range::within(1, 100).or_else("mode = \"pass-through\" for no blocks")),
+            Share(Range::within(1, 100).or_else("mode = \"pass-through\" for no blocks")),
             Unset("none"),
             Volume(|volume| &mut volume.cache_limit),
             "Share of the cache at which new blocks of this volume displace its own",
@@ -497,7 +498,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Volume,
             "dirty_guarantee",
-            Percent(Range::ANY),
+            Share(Range::within(0, 100)),
             Unset("an equal part of half of the dirty limit"),
             Volume(|volume| &mut volume.dirty_guarantee),
             "Share of the cache's dirty_limit that no other volume can take",
@@ -509,7 +510,7 @@ pub static TABLE: &[Spec] = &[
         ..spec(
             Section::Volume,
             "dirty_limit",
-            Percent(Range::within(1, 100).or_else("mode = \"write-around\" for no dirty blocks")),
+            Share(Range::within(1, 100).or_else("mode = \"write-around\" for no dirty blocks")),
             Unset("what the guarantees of the others leave"),
             Volume(|volume| &mut volume.dirty_limit),
             "Share of the cache's dirty_limit at which writes to this volume wait, however little \
@@ -520,12 +521,12 @@ pub static TABLE: &[Spec] = &[
         online: Online::Volume(|id, volume| Setting::Pace(id, volume.pace())),
         flag: InFile,
         more: "While even the fastest request of 100 ms takes longer, fewer destage writes are in \
-               flight.",
+               flight. \"disks\" is 75ms, \"ssd\" is 2ms.",
         ..spec(
             Section::Volume,
             "latency_target",
             Time(Range::least(1)),
-            Unset("75ms for disks, 2ms for others"),
+            Unset("\"disks\" for disks, \"ssd\" for others"),
             Volume(|volume| &mut volume.latency_target),
             "The latency of client requests at the primary that destaging leaves them",
         )

@@ -4,14 +4,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_engine::{ContentLocality, Eviction, Mode};
+use forebay_engine::{ContentLocality, Eviction, Mode, Part};
 use forebay_policy::size_text;
 
 use crate::access::SocketMode;
 use crate::config::{FuseTransport, ListItem, TextList, TlsPolicy, WebListen};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
-use crate::units::{Percent, Size, Time};
+use crate::units::{Latency, Percent, Share, Size, Time};
 
 /// A type whose values have names: one table for parsing, printing and listing them.
 pub trait Named: Copy + PartialEq + 'static {
@@ -138,6 +138,38 @@ impl Value for Percent {
 
     fn number(&self) -> Option<u64> {
         Some(self.0.into())
+    }
+}
+
+impl Value for Share {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn number(&self) -> Option<u64> {
+        // Bytes have no range: the cache's size bounds them.
+        match self.0 {
+            Part::Percent(percent) => Some(percent.into()),
+            Part::Bytes(_) => None,
+        }
+    }
+}
+
+impl Value for Latency {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn number(&self) -> Option<u64> {
+        Value::number(&Time(self.time()))
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use forebay_block::{
     BufPool, ByteRange, Instant, Io, IoBuf, IoError, IoFlags, IoOp, STRIPE_BLOCKS, VolumeId,
 };
-pub use forebay_policy::{CacheShare, DirtyShare, Eviction};
+pub use forebay_policy::{CacheShare, DirtyShare, Eviction, Part};
 
 use crate::api::cut::CutReport;
 use crate::api::event::Event;
@@ -282,16 +282,16 @@ pub enum Setting {
     Eviction(Eviction),
     /// How blocks that resemble other blocks are stored.
     Content(ContentLocality),
-    /// Share of the cache, in percent, that may be dirty.
-    DirtyLimit(u8),
+    /// Part of the cache that may be dirty.
+    DirtyLimit(Part),
     /// A volume's share of the dirty limit.
     DirtyShare(VolumeId, DirtyShare),
     /// A volume's share of the cache.
     CacheShare(VolumeId, CacheShare),
     /// The longest a dirty block may wait before it is on the primary.
     WriteCacheDepth(Duration),
-    /// Share of the dirty limit, in percent, above which blocks are destaged.
-    DirtyTarget(u8),
+    /// Part of the dirty limit above which blocks are destaged.
+    DirtyTarget(Part),
     /// The time without client requests from which everything is destaged; never when `None`.
     IdleDestage(Option<Duration>),
     /// How destaging treats a volume's primary.
@@ -306,6 +306,9 @@ pub enum Setting {
     /// of a device may take before it is reported as slow.
     Patience(Duration),
 }
+
+/// The most of a cache that may be dirty, in percent: clean blocks and reclaim need space too.
+pub const DIRTY_MAX_PERCENT: u8 = 90;
 
 /// How destaging treats a primary.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -369,10 +372,11 @@ pub struct ShardConfig {
     pub eviction: Eviction,
     /// The longest a dirty block may wait before it is on the primary.
     pub write_cache_depth: Duration,
-    /// Share of the area, in percent, that may be dirty; at the limit writes wait for destaging.
-    pub dirty_limit_percent: u8,
-    /// Share of the dirty limit, in percent, above which blocks are destaged.
-    pub dirty_target_percent: u8,
+    /// Part of the cache that may be dirty, of which [`DIRTY_MAX_PERCENT`] are the most; at the
+    /// limit writes wait for destaging.
+    pub dirty_limit: Part,
+    /// Part of the dirty limit above which blocks are destaged.
+    pub dirty_target: Part,
     /// The time without client requests from which everything is destaged; never when `None`.
     pub idle_destage: Option<Duration>,
     /// The most bytes per second of clean blocks that all shards together bring into the cache

@@ -3,9 +3,9 @@
 
 use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
 use forebay_format::ENTRY_BYTES;
-use forebay_policy::{DirtyShare, DirtyShares, RateBound};
+use forebay_policy::{DirtyShare, DirtyShares, Part, RateBound, Whole};
 
-use crate::api::{Pace, ShardConfig, VolumeConfig};
+use crate::api::{DIRTY_MAX_PERCENT, Pace, ShardConfig, VolumeConfig};
 use crate::cache::Cache;
 use crate::limits::SEGMENTS_MIN;
 use crate::slab::Id;
@@ -30,19 +30,23 @@ impl DirtyLimit {
 
 /// The number of dirty blocks that a shard may have.
 fn dirty_limit(config: &ShardConfig) -> u64 {
-    (room(config) * u64::from(config.dirty_limit_percent) / 100).max(1)
+    let room = room(config);
+    let most = room.part(Part::Percent(DIRTY_MAX_PERCENT));
+    room.part(config.dirty_limit).min(most).max(1)
 }
 
 /// The number of blocks that a shard has room for if none is compressed: all of what shares of the
 /// cache are parts of.
-pub(super) fn room(config: &ShardConfig) -> u64 {
+pub(super) fn room(config: &ShardConfig) -> Whole {
     let segments = config.area.len / u64::from(config.segment_size);
     let bytes = (segments - SEGMENTS_MIN / 2) * u64::from(config.segment_size);
-    (bytes / BLOCK_SIZE as u64).min(config.index_blocks)
+    let blocks = (bytes / BLOCK_SIZE as u64).min(config.index_blocks);
+    Whole { blocks, shards: config.shards }
 }
 
 /// How the volumes of a shard share its dirty limit.
 fn shares(config: &ShardConfig, limit: u64) -> DirtyShares {
+    let limit = Whole { blocks: limit, shards: config.shards };
     DirtyShares::new(limit, &by_id(config, |volume| volume.share))
 }
 
@@ -68,8 +72,8 @@ pub(super) fn fill_bound(config: &ShardConfig) -> RateBound {
 impl Cache {
     /// Changes the dirty limit. If more is dirty than a lower one allows, writes wait until enough
     /// has been destaged.
-    pub(crate) fn set_dirty_limit(&mut self, percent: u8) {
-        self.config.dirty_limit_percent = percent;
+    pub(crate) fn set_dirty_limit(&mut self, limit: Part) {
+        self.config.dirty_limit = limit;
         self.limit = DirtyLimit::new(&self.config);
     }
 
@@ -97,6 +101,14 @@ impl Cache {
     /// Number of dirty blocks, over all volumes, at which writes wait.
     pub(crate) fn dirty_limit(&self) -> u64 {
         self.limit.blocks
+    }
+
+    /// Number of dirty blocks, of a volume that may have `limit`, above which it is destaged.
+    pub(crate) fn target_of(&self, limit: u64) -> u64 {
+        let all = self.limit.blocks;
+        let target =
+            Whole { blocks: all, shards: self.config.shards }.part(self.config.dirty_target);
+        (u128::from(limit) * u128::from(target) / u128::from(all)) as u64
     }
 
     /// Number of dirty blocks at which the writes of a volume wait: the part that the other volumes

@@ -16,7 +16,7 @@ use crate::limits::DESTAGED_UNFLUSHED_MAX;
 impl Destaging {
     pub(super) fn state(&self, cache: &Cache, volume: VolumeId, is_idle: bool) -> DestageState {
         let (level, limit) = cache.paced_level(volume);
-        let target = limit * u64::from(cache.config.dirty_target_percent) / 100;
+        let target = cache.target_of(limit);
         let mut level = level.max(cache.contents.dirty().blocks_of(volume).min(1));
         let mut oldest = cache.contents.dirty().oldest_of(volume).unwrap_or(cache.now);
         let mut age_max = cache.config.write_cache_depth;

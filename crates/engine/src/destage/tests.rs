@@ -3,7 +3,7 @@
 use forebay_block::ErrorKind;
 
 use super::*;
-use crate::api::{Mode, Pace};
+use crate::api::{Mode, Pace, Part};
 use crate::testing::VOLUME;
 use crate::testing::rooms::{BLOCK, PRIMARY, Rooms, content, key};
 
@@ -141,10 +141,35 @@ fn the_dirty_target_says_from_where_on_blocks_are_destaged() {
     bed.destaging.draining = false;
     let limit = bed.rooms.limit_of(VOLUME);
     assert!(limit > 20, "{limit} blocks may be dirty");
-    bed.rooms.cache.config.dirty_target_percent = 90;
-    assert!(bed.writes().is_empty());
-    bed.rooms.cache.config.dirty_target_percent = 0;
-    assert!(!bed.writes().is_empty());
+    for (target, destages) in [
+        (Part::Percent(90), false),
+        (Part::Bytes(12 * BLOCK), false),
+        (Part::Bytes(8 * BLOCK), true),
+        (Part::Percent(0), true),
+    ] {
+        bed.rooms.cache.config.dirty_target = target;
+        let writes = bed.writes();
+        assert_eq!(!writes.is_empty(), destages, "{target:?}");
+        writes.into_iter().for_each(|write| bed.end(write, Err(ErrorKind::Media.into())));
+        bed.wait(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn the_dirty_limit_is_percent_or_bytes_and_leaves_a_tenth_of_the_cache() {
+    let mut bed = Bed::with([]);
+    let cache = &mut bed.rooms.cache;
+    cache.config.shards = 2;
+    cache.set_dirty_limit(Part::Percent(100));
+    let most = cache.dirty_limit();
+    cache.set_dirty_limit(Part::Percent(45));
+    assert_eq!(cache.dirty_limit(), most / 2);
+    cache.set_dirty_limit(Part::Bytes(40 * BLOCK));
+    assert_eq!((cache.dirty_limit(), cache.limit_of(VOLUME)), (20, 20));
+    cache.set_dirty_limit(Part::Bytes(u64::MAX));
+    assert_eq!(cache.dirty_limit(), most);
+    cache.set_dirty_limit(Part::Bytes(0));
+    assert_eq!(cache.dirty_limit(), 1);
 }
 
 #[test]

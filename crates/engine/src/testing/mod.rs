@@ -15,8 +15,8 @@ use forebay_block::{
 };
 
 use crate::{
-    CacheShare, ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Reply, Request,
-    RequestId, Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
+    CacheShare, ContentLocality, DirtyShare, Effects, Engine, Eviction, Mode, Pace, Part, Reply,
+    Request, RequestId, Shard, ShardConfig, Stats, Target, Trust, VolumeConfig,
 };
 
 /// The only volume of [`config`].
@@ -55,8 +55,8 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
         index_blocks: cache / forebay_block::BLOCK_SIZE as u64 * 3,
         eviction: Eviction::default(),
         write_cache_depth: Duration::from_secs(600),
-        dirty_limit_percent: 50,
-        dirty_target_percent: 50,
+        dirty_limit: Part::Percent(50),
+        dirty_target: Part::Percent(50),
         idle_destage: Some(Duration::from_secs(5)),
         fill_rate: None,
         wear_budget: None,

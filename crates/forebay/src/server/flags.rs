@@ -193,7 +193,7 @@ pub fn name_of(primary: &str) -> String {
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, Parser};
-    use forebay_control::units::{Percent, Time};
+    use forebay_control::units::{Share, Time};
     use forebay_engine::{Eviction, Mode};
 
     use super::*;
@@ -249,7 +249,7 @@ mod tests {
         ]);
         let config = config.expect("it is in order");
         assert_eq!(config.cache.size, Some(Size(1 << 30)));
-        assert_eq!(config.cache.dirty_limit, Percent(20));
+        assert_eq!(config.cache.dirty_limit, Share(forebay_engine::Part::Percent(20)));
         assert_eq!(config.cache.eviction, Eviction::Fifo);
         assert!(!config.cache.compress);
         assert_eq!(config.cache.state_dir, PathBuf::from("/tmp/state"));
