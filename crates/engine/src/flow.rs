@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, Instant};
+use forebay_block::{BLOCK_SIZE, Instant, STRIPE_BLOCKS};
 use forebay_policy::{DestagePacer, DrainRate, RateBound, WriteThrottle};
 
 use crate::api::Pace;
@@ -31,6 +31,8 @@ pub(crate) struct Flow {
     pub collecting: u64,
     /// The block at which destaging continues.
     pub cursor: Key,
+    /// Blocks of a full stripe of the primary; 1 if it has none.
+    pub unit: u64,
     /// Blocks written to the primary that it has not flushed yet, and the recent peak of that
     /// number.
     pub unflushed_blocks: u64,
@@ -39,6 +41,18 @@ pub(crate) struct Flow {
     pub oldest_io: Option<Instant>,
     pub slow_ios: u64,
     was_slow: bool,
+}
+
+/// The number of blocks of a full stripe of `bytes`: 1 if there is no such. A write ends where a
+/// stripe of the cache does. So longer ones count in parts, and shorter ones if they divide it.
+fn full_stripe_blocks(bytes: u64) -> u64 {
+    let stripe = STRIPE_BLOCKS * BLOCK_SIZE as u64;
+    match bytes {
+        0 => 1,
+        _ if bytes.is_multiple_of(stripe) => STRIPE_BLOCKS,
+        _ if stripe.is_multiple_of(bytes) => (bytes / BLOCK_SIZE as u64).max(1),
+        _ => 1,
+    }
 }
 
 impl Flow {
@@ -54,6 +68,7 @@ impl Flow {
             destage_writes: 0,
             collecting: 0,
             cursor: first,
+            unit: 1,
             unflushed_blocks: 0,
             unflushed_peak: 0,
             oldest_io: None,
@@ -62,8 +77,10 @@ impl Flow {
         }
     }
 
-    /// Sets how destaging treats the primary; each of the `shards` gets an equal part of the rate.
-    pub fn set_pace(&mut self, pace: Pace, shards: u16) {
+    /// Sets how destaging treats the primary, which prefers I/O of `optimal_io` bytes; each of the
+    /// `shards` gets an equal part of the rate.
+    pub fn set_pace(&mut self, pace: Pace, optimal_io: u32, shards: u16) {
+        self.unit = full_stripe_blocks(pace.stripe.unwrap_or(optimal_io.into()));
         self.pacer.set_target(pace.latency);
         let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(shards.max(1));
         self.bound = RateBound::new(pace.rate.map(of_shard));

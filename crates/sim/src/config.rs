@@ -33,6 +33,8 @@ pub struct VolumeSetup {
     pub discard: bool,
     /// Whether seeks of the primary take time.
     pub rotational: bool,
+    /// The primary's preferred unit of I/O, in bytes.
+    pub optimal_io: u32,
     /// Its share of the dirty limit.
     pub share: DirtyShare,
     /// Its share of the cache.
@@ -358,6 +360,7 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         };
         windows.push(ByteRange::new(start.min(size - len), len));
     }
+    let kib = [4, 8, 64, 4, 16, 256, 1024][(windows[0].offset / sector % 7) as usize];
     VolumeSetup {
         size,
         mode,
@@ -366,6 +369,7 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         filled: rng.percent(70),
         discard: rng.percent(70),
         rotational: rng.percent(50),
+        optimal_io: kib << 10,
         share: DirtyShare::default(),
         cache_share: CacheShare::default(),
         pace: Pace::default(),

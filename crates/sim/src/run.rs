@@ -173,7 +173,9 @@ impl World {
                     [Some(5_000), Some(0), None, Some(30)][at % 4].map(Duration::from_millis);
                 self.setup.idle_destage = idle;
                 let latency = [None, Some(Duration::from_micros(50)), None][at % 3];
-                let pace = Pace { latency, rate: [None, Some(4 << 20), Some(64 << 20)][at % 3] };
+                let rate = [None, Some(4 << 20), Some(64 << 20)][at % 3];
+                let stripe = [None, Some(0), Some(16 << 10), Some(128 << 10)][at % 4];
+                let pace = Pace { latency, rate, stripe };
                 self.setup.volumes[*volume].pace = pace;
                 // Nothing, all that is written most, or half of it.
                 let hot = self.setup.volumes[*volume].windows[0].blocks();

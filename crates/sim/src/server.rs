@@ -358,6 +358,7 @@ fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
         mode: v.mode,
         discard: v.discard,
         rotational: v.rotational,
+        optimal_io: v.optimal_io,
         share: v.share,
         cache_share: v.cache_share,
         pace: v.pace,

@@ -211,6 +211,8 @@ pub struct VolumeConfig {
     pub latency_target: Option<Latency>,
     /// The most bytes per second that are destaged; 0 is unlimited.
     pub destage_rate: Size,
+    /// Bytes of a full stripe of the primary; 0 if it has none.
+    pub stripe_size: Option<Size>,
     /// Bytes that stay in the cache.
     pub pinned: PinList,
     /// Bytes of RAM in which an ordered volume stages its dirty blocks; 0 if it is not ordered.
@@ -244,7 +246,8 @@ impl VolumeConfig {
     #[must_use]
     pub fn pace(&self) -> Pace {
         let rate = Some(self.destage_rate.0).filter(|&rate| rate > 0);
-        Pace { latency: self.latency_target.map(Latency::time), rate }
+        let stripe = self.stripe_size.map(|size| size.0);
+        Pace { latency: self.latency_target.map(Latency::time), rate, stripe }
     }
 }
 

@@ -548,6 +548,20 @@ pub static TABLE: &[Spec] = &[
         )
     },
     Spec {
+        online: Online::Volume(|id, volume| Setting::Pace(id, volume.pace())),
+        flag: InFile,
+        more: "A power of two. Stripes all of which is dirty are written first: see \
+               [tuning](tuning.md#arrays-with-parity).",
+        ..spec(
+            Section::Volume,
+            "stripe_size",
+            Size(Range::within(8 * KIB, 16 * MIB).or_zero("0 for none")),
+            Unset("the preferred size that the primary gives"),
+            Volume(|volume| &mut volume.stripe_size),
+            "Bytes that an array writes at once on all of its disks; 0 is none",
+        )
+    },
+    Spec {
         online: Online::Pins,
         flag: InFile,
         more: "Half of the cache at most. See [pins](rules.md#pins).",

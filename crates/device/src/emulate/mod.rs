@@ -20,7 +20,9 @@ pub enum Profile {
     Hdd,
     /// Four such disks: two mirrored pairs, striped.
     Raid10x4,
-    /// The same array behind a network.
+    /// Five such disks, one of them for parity.
+    Raid5x5,
+    /// The mirrored array behind a network.
     San,
     /// A cloud volume with limits on operations and bytes per second.
     Cloud,
@@ -28,9 +30,10 @@ pub enum Profile {
 
 impl Profile {
     /// Every profile with its name.
-    pub const NAMES: [(&'static str, Self); 4] = [
+    pub const NAMES: [(&'static str, Self); 5] = [
         ("hdd", Self::Hdd),
         ("raid10x4", Self::Raid10x4),
+        ("raid5x5", Self::Raid5x5),
         ("san", Self::San),
         ("cloud", Self::Cloud),
     ];
@@ -68,8 +71,10 @@ impl EmulatedDevice {
         let mut info = below.info().clone();
         info.rotational = profile != Profile::Cloud;
         info.fast_zero = false;
-        if matches!(profile, Profile::Raid10x4 | Profile::San) {
-            info.optimal_io = model::STRIPE_UNIT as u32;
+        match profile {
+            Profile::Raid10x4 | Profile::San => info.optimal_io = model::STRIPE_UNIT as u32,
+            Profile::Raid5x5 => info.optimal_io = model::FULL_STRIPE as u32,
+            Profile::Hdd | Profile::Cloud => {}
         }
         let shared = Shared {
             model: Model::new(profile, info.size, seed),

@@ -18,6 +18,10 @@ use crate::random::Numbers;
 pub(super) const STRIPE_UNIT: u64 = 64 << 10;
 /// Number of mirrored pairs that an array stripes over.
 const PAIRS: u64 = 2;
+/// Number of stripe units with data in a stripe of an array with parity.
+const DATA_DISKS: u64 = 4;
+/// Length of the data of such a stripe, in bytes.
+pub(super) const FULL_STRIPE: u64 = DATA_DISKS * STRIPE_UNIT;
 /// Latency that the network in front of an array adds to each request.
 const SAN_LATENCY: Duration = Duration::from_micros(500);
 /// Latency of a cloud volume per request.
@@ -59,6 +63,8 @@ enum Medium {
     Disk(Spindle),
     /// Pairs of mirrors, striped.
     Array(Vec<[Spindle; 2]>),
+    /// Disks of which each stripe has parity on another.
+    Parity(Vec<Spindle>),
     /// Two leaky buckets.
     Buckets { operations: Instant, bytes: Instant },
 }
@@ -75,10 +81,15 @@ impl Model {
                 let mut disk = || Spindle::new(share, phases.next());
                 Medium::Array((0..PAIRS).map(|_| [disk(), disk()]).collect())
             }
+            Profile::Raid5x5 => {
+                let share = size.div_ceil(DATA_DISKS);
+                let disks = (0..=DATA_DISKS).map(|_| Spindle::new(share, phases.next()));
+                Medium::Parity(disks.collect())
+            }
             Profile::Cloud => Medium::Buckets { operations: Instant(0), bytes: Instant(0) },
         };
         let latency = match profile {
-            Profile::Hdd | Profile::Raid10x4 => Duration::ZERO,
+            Profile::Hdd | Profile::Raid10x4 | Profile::Raid5x5 => Duration::ZERO,
             Profile::San => SAN_LATENCY,
             Profile::Cloud => CLOUD_LATENCY,
         };
@@ -110,9 +121,10 @@ impl Model {
         range: ByteRange,
         entry: &mut Outstanding,
     ) {
+        let part = |at, len, updates| Part { serial, at, len, updates, arrived: now };
         match &mut self.medium {
             Medium::Disk(disk) => {
-                disk.push(Part { serial, at: range.offset, len: range.len, arrived: now });
+                disk.push(part(range.offset, range.len, false));
                 entry.parts = 1;
             }
             Medium::Array(pairs) => {
@@ -121,7 +133,7 @@ impl Model {
                     if share.is_empty() {
                         continue;
                     }
-                    let part = Part { serial, at: share.offset, len: share.len, arrived: now };
+                    let part = part(share.offset, share.len, false);
                     if op == IoOp::Read {
                         nearer(mirrors, part.at).push(part);
                         entry.parts += 1;
@@ -129,6 +141,15 @@ impl Model {
                         mirrors.iter_mut().for_each(|mirror| mirror.push(part));
                         entry.parts += 2;
                     }
+                }
+            }
+            Medium::Parity(disks) => {
+                let mut push = |disk: usize, at: u64, len: u64, updates: bool| {
+                    disks[disk].push(part(at, len, updates));
+                    entry.parts += 1;
+                };
+                for row in range.offset / FULL_STRIPE..range.end().div_ceil(FULL_STRIPE) {
+                    parts_of_row(range, row, op == IoOp::Read, &mut push);
                 }
             }
             Medium::Buckets { operations, bytes } => {
@@ -167,6 +188,7 @@ impl Model {
         let served = match &self.medium {
             Medium::Disk(disk) => disk.next_end(),
             Medium::Array(pairs) => pairs.iter().flatten().filter_map(Spindle::next_end).min(),
+            Medium::Parity(disks) => disks.iter().filter_map(Spindle::next_end).min(),
             Medium::Buckets { .. } => None,
         };
         known.into_iter().chain(served).min()
@@ -189,6 +211,9 @@ impl Model {
             Medium::Array(pairs) => {
                 pairs.iter_mut().flatten().for_each(|disk| disk.advance(now, &mut ended));
             }
+            Medium::Parity(disks) => {
+                disks.iter_mut().for_each(|disk| disk.advance(now, &mut ended));
+            }
             Medium::Buckets { .. } => {}
         }
     }
@@ -203,6 +228,41 @@ fn share_of_pair(range: ByteRange, pair: u64) -> ByteRange {
     };
     let start = place(range.offset);
     ByteRange { offset: start, len: place(range.end()) - start }
+}
+
+/// Calls `push` with disk, place, length and whether it updates, for what a read or a write of
+/// `range` does on each disk in one row of an array with parity. The parity moves by a disk from row
+/// to row. A write of a whole row writes all of it; any other reads old data and old parity first.
+fn parts_of_row(
+    range: ByteRange,
+    row: u64,
+    is_read: bool,
+    push: &mut impl FnMut(usize, u64, u64, bool),
+) {
+    let disks = DATA_DISKS + 1;
+    let parity = disks - 1 - row % disks;
+    let start = row * FULL_STRIPE;
+    // The bytes of each unit, from its start.
+    let within = |unit: u64| {
+        let from = start + unit * STRIPE_UNIT;
+        let first = range.offset.clamp(from, from + STRIPE_UNIT) - from;
+        let end = range.end().clamp(from, from + STRIPE_UNIT) - from;
+        (first, end)
+    };
+    let is_full = range.offset <= start && range.end() >= start + FULL_STRIPE;
+    let (mut first_of_all, mut end_of_all) = (STRIPE_UNIT, 0);
+    for unit in 0..DATA_DISKS {
+        let (first, end) = within(unit);
+        if first < end {
+            let disk = (parity + 1 + unit) % disks;
+            push(disk as usize, row * STRIPE_UNIT + first, end - first, !is_read && !is_full);
+            (first_of_all, end_of_all) = (first_of_all.min(first), end_of_all.max(end));
+        }
+    }
+    if !is_read && first_of_all < end_of_all {
+        let (at, len) = (row * STRIPE_UNIT + first_of_all, end_of_all - first_of_all);
+        push(parity as usize, at, len, !is_full);
+    }
 }
 
 /// The mirror to read from: the one that continues a stream, has less load, or is nearer, in this

@@ -35,6 +35,8 @@ pub(super) struct Part {
     pub(super) at: u64,
     /// Number of bytes.
     pub(super) len: u64,
+    /// Whether the bytes are read first and written one turn later.
+    pub(super) updates: bool,
     /// Time of arrival; for a part that had to wait, when it became one of those that the drive
     /// chooses from.
     pub(super) arrived: Instant,
@@ -103,7 +105,8 @@ impl Spindle {
     }
 
     fn begin(&mut self, part: Part, now: Instant) {
-        let busy = self.positioning(part.at, now) + transfer(part.len);
+        let turns = if part.updates { TURN } else { 0 };
+        let busy = self.positioning(part.at, now) + turns + transfer(part.len);
         self.current = Some((part, Instant(now.0 + busy)));
     }
 
@@ -160,13 +163,14 @@ mod tests {
     #[test]
     fn an_old_request_is_served_before_near_ones() {
         let mut disk = Spindle::new(1 << 40, 0);
-        let far = Part { serial: 1, at: 1 << 39, len: 4096, arrived: Instant(0) };
-        disk.push(Part { serial: 0, at: 0, len: 4096, arrived: Instant(0) });
+        let part = |serial, at, len, arrived| Part { serial, at, len, updates: false, arrived };
+        let far = part(1, 1 << 39, 4096, Instant(0));
+        disk.push(part(0, 0, 4096, Instant(0)));
         disk.push(far);
         let (mut now, mut at, mut served) = (Instant(0), 4096u64, None);
         // A stream that always has its next request waiting, without positioning cost.
         for serial in 2..10_000 {
-            disk.push(Part { serial, at, len: 65536, arrived: now });
+            disk.push(part(serial, at, 65536, now));
             at += 65536;
             now = disk.next_end().unwrap();
             disk.advance(now, |serial, end| {

@@ -317,6 +317,8 @@ pub struct Pace {
     pub latency: Option<Duration>,
     /// The most bytes per second that all shards together destage; unlimited when `None`.
     pub rate: Option<u64>,
+    /// Bytes of a full stripe of the primary; 0 if it has none, what the primary says when `None`.
+    pub stripe: Option<u64>,
 }
 
 /// A volume as a shard sees it.
@@ -332,6 +334,8 @@ pub struct VolumeConfig {
     pub discard: bool,
     /// Whether seeks on the primary are expensive: sets the latency target of destaging.
     pub rotational: bool,
+    /// The primary's preferred unit of I/O in bytes; of an array its stripe.
+    pub optimal_io: u32,
     /// The volume's share of the dirty limit.
     pub share: DirtyShare,
     /// The volume's share of the cache.

@@ -95,7 +95,10 @@ impl Cache {
     /// Changes how destaging treats a volume's primary.
     pub(crate) fn set_pace(&mut self, volume: VolumeId, pace: Pace) {
         let shards = self.config.shards;
-        self.volume_mut(volume).flow.set_pace(pace, shards);
+        let state = self.volume_mut(volume);
+        state.flow.set_pace(pace, state.config.optimal_io, shards);
+        let unit = state.flow.unit;
+        self.contents.set_unit(volume, unit);
     }
 
     /// Number of dirty blocks, over all volumes, at which writes wait.

@@ -104,6 +104,9 @@ impl Cache {
         let extent_pages = segment as usize / PAGE;
         let mut contents = Contents::new(config.index_blocks, segments, volumes.len());
         contents.add_store(all - segments, extent_pages);
+        for volume in volumes.iter().flatten() {
+            contents.set_unit(volume.config.id, volume.flow.unit);
+        }
         let builder = Builder::new(config.buffers.clone(), pages_max);
         Self {
             now,

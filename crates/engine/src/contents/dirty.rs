@@ -63,6 +63,8 @@ struct Stripe {
     destaging: Bits,
     /// Rewritten while dirty, since destaging last passed.
     again: Bits,
+    /// The first blocks of full stripes of the primary that destaging has left to be filled.
+    left: Bits,
     old: Bits,
     oldest: Instant,
     since: Instant,
@@ -71,7 +73,8 @@ struct Stripe {
 impl Stripe {
     fn new() -> Self {
         let (none, since) = (Bits::default(), Instant::NEVER);
-        Self { dirty: none, destaging: none, again: none, old: none, oldest: since, since }
+        let left = none;
+        Self { dirty: none, destaging: none, again: none, left, old: none, oldest: since, since }
     }
 
     /// Notes that a block has been dirty since `at` or later, and is not one of the old ones.
@@ -93,6 +96,14 @@ impl Stripe {
 
     fn is_empty(&self) -> bool {
         self.dirty.is_empty() && self.destaging.is_empty()
+    }
+
+    /// Whether destaging leaves block `i` to a later round, so that the full stripe of `unit` blocks
+    /// around it may be filled until then. It does so once until nothing of that is dirty.
+    fn leaves(&mut self, i: u64, unit: u64) -> bool {
+        let first = i - i % unit;
+        let is_full = (first..first + unit).all(|i| self.dirty.get(i));
+        unit > 1 && !is_full && self.left.set(first, true)
     }
 
     /// How many blocks have been dirty since when, for both generations.
@@ -125,6 +136,8 @@ struct Part {
     blocks: u64,
     /// The number of blocks that have been dirty since each tick; none is zero.
     since: BTreeMap<u64, u64>,
+    /// Blocks of a full stripe of the primary, a divisor of those of a stripe; 0 if it has none.
+    unit: u64,
 }
 
 impl Part {
@@ -174,6 +187,17 @@ impl Dirty {
         &mut self.volumes[at]
     }
 
+    /// Sets the number of blocks of a full stripe of a volume's primary: 1, or another divisor of a
+    /// stripe's.
+    pub fn set_unit(&mut self, volume: VolumeId, unit: u64) {
+        self.part(u64::from(volume.0) << STRIPES_BITS).unit = unit;
+    }
+
+    /// The number of blocks of a full stripe of the primary on which a stripe is.
+    fn unit_of(&self, stripe: u64) -> u64 {
+        self.volumes.get((stripe >> STRIPES_BITS) as usize).map_or(1, |part| part.unit.max(1))
+    }
+
     /// Whether the block is dirty.
     pub fn contains(&self, key: Key) -> bool {
         let (stripe, i) = stripe_of(key);
@@ -200,8 +224,13 @@ impl Dirty {
     /// it.
     pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
+        let unit = self.unit_of(number);
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
         let is_new = !stripe.dirty.get(i);
+        let first = i - i % unit;
+        if stripe.left.get(first) && (first..first + unit).all(|i| !stripe.dirty.get(i)) {
+            stripe.left.set(first, false);
+        }
         if is_new || by_client {
             stripe.again.set(i, !is_new);
         }
@@ -315,7 +344,7 @@ impl Dirty {
     /// The next block in the stripes of `range`, in address order from its start, that is dirty and
     /// not on its way to the primary. Stops after `stripes_max` stripes and returns the key at
     /// which to continue. In stripes that became dirty after `spare_after`, skips each rewritten
-    /// block once.
+    /// block once, and all of a full stripe of the primary that is not yet full.
     pub fn next_from(
         &mut self,
         range: Range<Key>,
@@ -323,20 +352,23 @@ impl Dirty {
         spare_after: Instant,
     ) -> Result<Key, Option<Key>> {
         let (first, skip) = stripe_of(range.start);
+        let unit = self.unit_of(first);
         let last = range.end.0.div_ceil(STRIPE_BLOCKS).max(first);
         for (seen, (&number, stripe)) in self.stripes.range_mut(first..last).enumerate() {
             if seen == stripes_max {
                 return Err(Some(Key(number * STRIPE_BLOCKS)));
             }
-            let start = if number == first { skip } else { 0 };
-            let found = (start..STRIPE_BLOCKS).find(|&i| {
-                if !stripe.dirty.get(i) || stripe.destaging.get(i) {
-                    return false;
+            let mut i = if number == first { skip } else { 0 };
+            while i < STRIPE_BLOCKS {
+                let goes = stripe.dirty.get(i) && !stripe.destaging.get(i);
+                let spares = stripe.oldest > spare_after;
+                if !goes || stripe.again.set(i, false) && spares {
+                    i += 1;
+                } else if spares && stripe.leaves(i, unit) {
+                    i += unit - i % unit;
+                } else {
+                    return Ok(Key(number * STRIPE_BLOCKS + i));
                 }
-                !(stripe.again.set(i, false) && stripe.oldest > spare_after)
-            });
-            if let Some(i) = found {
-                return Ok(Key(number * STRIPE_BLOCKS + i));
             }
         }
         Err(None)
@@ -389,6 +421,26 @@ mod tests {
         assert_eq!(next(4, 1), Err(Some(Key(256))));
         assert_eq!(dirty.next_from(Key(4)..Key(256), 9, Instant(0)), Err(None));
         assert_eq!(dirty.blocks(), 4);
+    }
+
+    #[test]
+    fn a_full_stripe_of_the_primary_goes_before_those_that_may_still_be_filled() {
+        let mut dirty = Dirty::default();
+        dirty.set_unit(VolumeId(0), 4);
+        for n in [1, 3, 4, 5, 6, 7, 9] {
+            dirty.insert(Instant(10), Key(n), true);
+        }
+        let next = |dirty: &mut Dirty, from| dirty.next_from(Key(from)..Key(256), 9, Instant(9));
+        assert_eq!(next(&mut dirty, 0), Ok(Key(4)));
+        assert_eq!(next(&mut dirty, 8), Err(None), "9 is left once, too");
+        assert_eq!(next(&mut dirty, 0), Ok(Key(1)), "it was left once");
+        (4..8).for_each(|n| destage(&mut dirty, n, 11));
+        assert_eq!(next(&mut dirty, 2), Ok(Key(3)), "and so was its neighbor");
+        destage(&mut dirty, 9, 11);
+        dirty.insert(Instant(12), Key(8), true);
+        dirty.insert(Instant(12), Key(10), true);
+        assert_eq!(next(&mut dirty, 8), Err(None), "it was clean meanwhile");
+        assert_eq!(dirty.next_from(Key(8)..Key(256), 9, Instant::NEVER), Ok(Key(8)));
     }
 
     #[test]

@@ -348,6 +348,11 @@ impl Contents {
         self.index.update(key, |place| place.meta = change(place.meta));
     }
 
+    /// Sets the number of blocks of a full stripe of a primary: see [`Dirty::set_unit`].
+    pub fn set_unit(&mut self, volume: VolumeId, unit: u64) {
+        self.dirty.set_unit(volume, unit);
+    }
+
     /// The next dirty block to destage: see [`Dirty::next_from`].
     pub fn next_dirty(
         &mut self,

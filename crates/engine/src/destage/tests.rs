@@ -120,7 +120,7 @@ fn neighbors_go_to_the_primary_in_one_write_in_the_order_of_their_addresses() {
 fn destages_keep_to_their_rate_unless_something_in_the_cache_waits_for_them() {
     let mut bed = Bed::with((0..24).map(|at| at * 2));
     bed.rooms.cache.config.shards = 4;
-    bed.rooms.cache.set_pace(VOLUME, Pace { latency: None, rate: Some(40 * BLOCK) });
+    bed.rooms.cache.set_pace(VOLUME, Pace { rate: Some(40 * BLOCK), ..Pace::default() });
     let mut written = 0;
     for _ in 0..100 {
         bed.wait(Duration::from_millis(10));
@@ -450,4 +450,36 @@ fn a_segment_knows_how_many_of_its_blocks_are_on_their_way() {
     assert_eq!(destaging(&bed), 2);
     bed.flushed(Ok(()));
     assert_eq!(destaging(&bed), 0);
+}
+
+#[test]
+fn what_fills_a_stripe_of_the_primary_goes_first() {
+    let mut bed = Bed::with([0, 2, 4, 5, 6, 7]);
+    bed.destaging.draining = false;
+    bed.rooms.cache.config.dirty_target = Part::Percent(0);
+    bed.rooms.cache.config.destage_depth = 1;
+    let pace = Pace { stripe: Some(4 * BLOCK), ..Pace::default() };
+    bed.rooms.cache.set_pace(VOLUME, pace);
+    let mut order = Vec::new();
+    for _ in 0..3 {
+        let write = bed.write();
+        order.extend(blocks(std::slice::from_ref(&write)));
+        bed.end(write, Ok(()));
+        bed.flushed(Ok(()));
+        bed.wait(Duration::from_millis(1));
+    }
+    assert_eq!(order, [(4, 4), (0, 1), (2, 1)]);
+}
+
+#[test]
+fn a_size_that_is_no_full_stripe_counts_as_none() {
+    let unit = |stripe: Option<u64>, optimal_io| {
+        let mut bed = Bed::with([]);
+        bed.rooms.volume_mut(VOLUME).config.optimal_io = optimal_io;
+        bed.rooms.cache.set_pace(VOLUME, Pace { stripe, ..Pace::default() });
+        bed.rooms.volume(VOLUME).flow.unit
+    };
+    let given = [512, 4096, 8192, 192 << 10, 256 << 10, 1 << 20, 3 << 20, 33_553_920];
+    assert_eq!(given.map(|bytes| unit(None, bytes)), [1, 1, 2, 1, 64, 256, 256, 1]);
+    assert_eq!((unit(Some(0), 1 << 20), unit(Some(64 << 10), 4096)), (1, 16));
 }

@@ -45,6 +45,7 @@ pub fn config(cache: u64, primary: u64) -> ShardConfig {
             mode: Mode::WriteBack,
             discard: false,
             rotational: false,
+            optimal_io: 4096,
             share: DirtyShare::default(),
             cache_share: CacheShare::default(),
             pace: Pace::default(),

@@ -319,6 +319,7 @@ fn config_of(superblock: &Superblock, shard: usize, volumes: &[Saved]) -> ShardC
         mode: Mode::WriteBack,
         discard: false,
         rotational: false,
+        optimal_io: 4096,
         share: forebay_engine::DirtyShare::default(),
         cache_share: forebay_engine::CacheShare::default(),
         pace: Pace::default(),

@@ -90,6 +90,49 @@ fn an_array_of_four_scales() {
     assert_within("raid10x4 sequential read MB/s, 1 MiB", stream, 290., 301.);
 }
 
+/// A small write reads and writes on two disks; a write of full stripes only writes.
+#[test]
+fn an_array_with_parity_pays_for_small_writes() {
+    let disk = random_rate(Profile::Hdd, 32, IoOp::Read);
+    let reads = random_rate(Profile::Raid5x5, 160, IoOp::Read);
+    let writes = random_rate(Profile::Raid5x5, 80, IoOp::Write);
+    assert_within("raid5x5 reads, in disks", reads / disk, 4.0, 5.5);
+    assert_within("raid5x5 writes, in disks", writes / disk, 0.7, 1.2);
+    let write = |len| sequential_rate(Profile::Raid5x5, 8, len, IoOp::Write);
+    assert_within("raid5x5 full stripes MB/s", write(FULL_STRIPE), 470., 601.);
+    assert_within("raid5x5 sequential writes of 16 KiB MB/s", write(16 << 10), 1., 60.);
+}
+
+/// Destaging blocks here and there in a stripe, each run of them as a write or all as one.
+#[test]
+fn a_stripe_with_dirty_blocks_here_and_there_is_cheaper_written_whole() {
+    let mut gains = Vec::new();
+    for runs in [1, 2, 4, 8, 16] {
+        let time = |whole: bool| {
+            let mut numbers = Numbers::new(7);
+            let mut left = Vec::new();
+            let mut count = 0;
+            let place = || {
+                if left.is_empty() {
+                    let start = numbers.below(SIZE / FULL_STRIPE) * FULL_STRIPE;
+                    let run = |at| ByteRange::new(start + at * FULL_STRIPE / runs, BLOCK);
+                    left.extend((0..runs).rev().map(run));
+                    if whole {
+                        left = vec![ByteRange::new(start, FULL_STRIPE)];
+                    }
+                }
+                count += 1;
+                left.pop().expect("it was filled")
+            };
+            let writes = if whole { 1000 } else { 1000 * runs };
+            run(Profile::Raid5x5, 64, writes, IoOp::Write, place)
+        };
+        gains.push(time(false) / time(true));
+    }
+    println!("gains with 1, 2, 4, 8, 16 runs: {gains:.2?}");
+    assert!(gains[1] > 1.0 && gains[4] > gains[2]);
+}
+
 #[test]
 fn a_san_adds_half_a_millisecond() {
     let array = 1.0 / random_rate(Profile::Raid10x4, 1, IoOp::Read);

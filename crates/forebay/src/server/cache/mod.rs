@@ -558,6 +558,7 @@ fn shards_of(
             mode: configured.mode,
             discard: volume.info.discard,
             rotational: volume.info.rotational,
+            optimal_io: volume.info.optimal_io,
             share: configured.share(),
             cache_share: configured.cache_share(),
             pace: configured.pace(),
