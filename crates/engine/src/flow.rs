@@ -16,6 +16,16 @@ use crate::api::Pace;
 use crate::key::Key;
 use crate::slab::Id;
 
+/// A stripe of the primary that is being filled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Filling {
+    /// Its first block.
+    pub start: Key,
+    /// When its clean blocks were made dirty, and their number.
+    pub since: Instant,
+    pub blocks: u64,
+}
+
 /// The flow of one volume.
 #[derive(Debug)]
 pub(crate) struct Flow {
@@ -33,6 +43,10 @@ pub(crate) struct Flow {
     pub cursor: Key,
     /// Blocks of a full stripe of the primary; 1 if it has none.
     pub unit: u64,
+    /// The stripes that are being filled.
+    pub filling: VecDeque<Filling>,
+    /// Blocks that were made dirty to fill stripes and are not on the primary yet.
+    pub filled_blocks: u64,
     /// Blocks written to the primary that it has not flushed yet, and the recent peak of that
     /// number.
     pub unflushed_blocks: u64,
@@ -69,6 +83,8 @@ impl Flow {
             collecting: 0,
             cursor: first,
             unit: 1,
+            filling: VecDeque::new(),
+            filled_blocks: 0,
             unflushed_blocks: 0,
             unflushed_peak: 0,
             oldest_io: None,
@@ -80,16 +96,23 @@ impl Flow {
     /// Sets how destaging treats the primary, which prefers I/O of `optimal_io` bytes; each of the
     /// `shards` gets an equal part of the rate.
     pub fn set_pace(&mut self, pace: Pace, optimal_io: u32, shards: u16) {
-        self.unit = full_stripe_blocks(pace.stripe.unwrap_or(optimal_io.into()));
+        let unit = full_stripe_blocks(pace.stripe.unwrap_or(optimal_io.into()));
+        if unit != self.unit {
+            self.unit = unit;
+            let blocks: u64 = self.filling.drain(..).map(|filling| filling.blocks).sum();
+            self.filled_blocks -= blocks;
+        }
         self.pacer.set_target(pace.latency);
         let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(shards.max(1));
         self.bound = RateBound::new(pace.rate.map(of_shard));
     }
 
-    /// Counts blocks that were written to the primary.
-    pub fn destaged(&mut self, now: Instant, blocks: u64) {
-        self.drain_rate.completed(now, blocks);
+    /// Counts blocks that were written to the primary; `filled` of them were dirty only to fill a
+    /// stripe.
+    pub fn destaged(&mut self, now: Instant, blocks: u64, filled: u64) {
+        self.drain_rate.completed(now, blocks.saturating_sub(filled));
         self.unflushed_blocks += blocks;
+        self.filled_blocks -= filled;
     }
 
     /// Updates the peak of unflushed blocks when a flush has just ended; a peak decays slowly.

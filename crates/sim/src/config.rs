@@ -119,6 +119,9 @@ pub const TAKEOVER_SEEDS: u64 = 40_000_000;
 /// lost at the end; the odd ones meet any fault.
 pub const ORDERED_SEEDS: u64 = 60_000_000;
 
+/// Seeds from this one on are worlds of arrays with parity, whose stripes the cache fills.
+pub const STRIPED_SEEDS: u64 = 80_000_000;
+
 /// All segments of a shard, and those of its log if it has a store; `all` if it has none.
 fn log_and_store(seed: u64, all: u64) -> (u64, Option<u32>) {
     let mut rng = Rng::new(seed ^ 0x0005_704e);
@@ -147,8 +150,8 @@ impl Setup {
         let shards = rng.pick(&[1, 1, 1, 2, 3]);
         let count = rng.pick(&[1, 1, 1, 2]);
         let modes = mode_set(&mut rng);
-        let ordered = seed >= ORDERED_SEEDS;
-        let takeover = seed >= TAKEOVER_SEEDS && !ordered;
+        let ordered = (ORDERED_SEEDS..STRIPED_SEEDS).contains(&seed);
+        let takeover = (TAKEOVER_SEEDS..ORDERED_SEEDS).contains(&seed);
         let scenario = Scenario::from_rng(&mut rng);
         let scenario = if takeover { Scenario::Crashes } else { scenario };
         let also = second_fault(seed, scenario).filter(|_| !takeover);
@@ -232,7 +235,11 @@ impl Setup {
             takeover,
             verify_percent: rng.pick(&[30, 80, 100]),
         };
-        if ordered { setup.in_order(ends) } else { setup }
+        match seed {
+            STRIPED_SEEDS.. => setup.striped(),
+            _ if ordered => setup.in_order(ends),
+            _ => setup,
+        }
     }
 
     /// The same world with ordered volumes.
@@ -252,6 +259,49 @@ impl Setup {
             self.patience = Duration::from_secs(2);
         }
         self.write_cache_depth = Duration::from_millis(rng.pick(&[2, 5, 20, 200]));
+        self
+    }
+
+    /// The same world with arrays as primaries, and clients that write here and there in a small
+    /// part of a volume, all of which the store can hold.
+    fn striped(mut self) -> Self {
+        let mut rng = Rng::new(self.seed ^ 0x0057_219e);
+        self.shards = rng.pick(&[1, 1, 2]);
+        // Blocks come to the store soon.
+        (self.segment_size, self.log_segments) = (64 << 10, Some(8));
+        self.segments = 8 + rng.pick(&[16, 32]);
+        self.compress &= rng.percent(30);
+        if rng.percent(70) {
+            self.content = ContentLocality::Independent;
+        }
+        let areas = self.shards as u64 * self.segments * u64::from(self.segment_size);
+        self.cache.size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
+        self.index_blocks = self.segments * u64::from(self.segment_size) / 4096;
+        let mut through_the_log = true;
+        for volume in &mut self.volumes {
+            volume.optimal_io = rng.pick(&[8, 16, 32, 64]) << 10;
+            volume.rotational = rng.percent(80);
+            if rng.percent(80) {
+                (volume.mode, volume.discard, volume.sequential_threshold) =
+                    (Mode::WriteBack, false, 0);
+            }
+            through_the_log &=
+                is_back(volume.mode) && volume.sequential_threshold == 0 && !volume.discard;
+            volume.windows.truncate(1);
+            let most = rng.pick(&[64 * KIB, 128 * KIB, 512 * KIB]);
+            volume.windows[0].len = volume.windows[0].len.min(most);
+        }
+        if rng.percent(70) {
+            (self.scenario, self.also) = (Scenario::Crashes, None);
+        }
+        let keeps = self.scenario.keeps_cache_and_modes()
+            && self.also.is_none_or(Scenario::keeps_cache_and_modes);
+        self.primary.garbles = through_the_log && keeps;
+        self.primary.volatile = true;
+        self.ram_bytes = rng.pick(&[0, 16 * KIB, 64 * KIB]);
+        self.dirty_limit = Part::Percent(50);
+        self.dirty_target = Part::Percent(rng.pick(&[0, 2, 10]));
+        self.write_cache_depth = Duration::from_millis(rng.pick(&[20, 200, 30_000]));
         self
     }
 
@@ -360,7 +410,6 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         };
         windows.push(ByteRange::new(start.min(size - len), len));
     }
-    let kib = [4, 8, 64, 4, 16, 256, 1024][(windows[0].offset / sector % 7) as usize];
     VolumeSetup {
         size,
         mode,
@@ -369,7 +418,7 @@ fn volume(rng: &mut Rng, mode: Mode, windows_max: u64) -> VolumeSetup {
         filled: rng.percent(70),
         discard: rng.percent(70),
         rotational: rng.percent(50),
-        optimal_io: kib << 10,
+        optimal_io: 4096,
         share: DirtyShare::default(),
         cache_share: CacheShare::default(),
         pace: Pace::default(),

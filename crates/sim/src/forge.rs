@@ -33,6 +33,8 @@ pub enum Forgery {
     NextSlot,
     /// Invalidations of blocks in the store name a volume that does not exist.
     NoEvictions,
+    /// Dirty entries of blocks in the store are marked clean.
+    CleanStored,
 }
 
 /// Whether this is a footer on its way to the device.
@@ -157,6 +159,9 @@ impl Forger {
             };
             match self.forgery {
                 Forgery::Clean if entry.dirty => entry.dirty = false,
+                Forgery::CleanStored if entry.dirty && entry.stored.is_some() => {
+                    entry.dirty = false;
+                }
                 Forgery::NoInvalidations if entry.kind == EntryKind::Invalidate => {
                     entry.volume.0 = 63;
                 }

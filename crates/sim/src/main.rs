@@ -205,7 +205,7 @@ fn line(totals: &Totals) -> String {
          {} primaries judged alone ({} of the past, up to {} ms old; {} not promised), \
          {} MiB checked, \
          {} deltas ({} written whole again), {} duplicates, \
-         {} stored, {} dense, {} similar, {} read around misses, \
+         {} stored, {} dense, {} similar, {} read around misses, {} filling stripes, \
          {} compressed in RAM ({} found there), {} events, digests {:016x} {:016x}, \
          {} failing seeds",
         totals.seeds,
@@ -230,6 +230,7 @@ fn line(totals: &Totals) -> String {
         t.dense,
         t.similar,
         t.around,
+        t.filling,
         t.packed,
         t.unpacked,
         t.events,

@@ -10,7 +10,7 @@ use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
 use forebay_engine::{CutNews, CutOrder, Target};
 
 use crate::atlas::Scenario;
-use crate::config::{ORDERED_SEEDS, STORE_SEEDS, Setup, TAKEOVER_SEEDS};
+use crate::config::{ORDERED_SEEDS, STORE_SEEDS, STRIPED_SEEDS, Setup, TAKEOVER_SEEDS};
 use crate::disk::Slot;
 use crate::failure::Kind;
 use crate::forge::{self, Forger, Forgery};
@@ -94,11 +94,13 @@ pub enum Bug {
     LeftBeforeLastCut,
     /// The primary is not flushed after a cut.
     CutUnflushed,
+    /// The log does not say that blocks have become dirty that fill a stripe of the primary.
+    FillingForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -135,12 +137,14 @@ impl Bug {
         Self::CutReleasedEarly,
         Self::LeftBeforeLastCut,
         Self::CutUnflushed,
+        Self::FillingForgotten,
     ];
 
     /// The first seed whose world can show it.
     #[must_use]
     pub fn first_seed(self) -> u64 {
         match self {
+            Self::FillingForgotten => STRIPED_SEEDS,
             _ if self.needs_order() => ORDERED_SEEDS,
             _ if self.needs_takeover() => TAKEOVER_SEEDS,
             _ if self.needs_store() => STORE_SEEDS,
@@ -225,7 +229,11 @@ impl Bug {
             | Self::StaleFill
             | Self::WriteRepeated => Kind::Stale,
             Self::RequestForgotten => Kind::Stuck,
-            Self::WrongBlockRead | Self::EntryOffByOne | Self::TornRecordAccepted => Kind::Foreign,
+            // A power failure leaves garbage where the primary was being written.
+            Self::WrongBlockRead
+            | Self::EntryOffByOne
+            | Self::TornRecordAccepted
+            | Self::FillingForgotten => Kind::Foreign,
             // The checksum in the log does not fit. A clean block is read from the primary instead,
             // but the newest version of a dirty one is gone.
             Self::UnitFlushSkipped
@@ -250,6 +258,7 @@ impl Bug {
             Self::MappingForgotten => Some(Forgery::NoSecondMappings),
             Self::MappingOffByOne => Some(Forgery::NextSlot),
             Self::EvictionForgotten => Some(Forgery::NoEvictions),
+            Self::FillingForgotten => Some(Forgery::CleanStored),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use forebay_engine::Mode;
 
 use crate::atlas::Scenario;
-use crate::config::Setup;
+use crate::config::{STRIPED_SEEDS, Setup};
 use crate::rng::Rng;
 
 /// Most bytes of zeros that go through the log.
@@ -59,6 +59,7 @@ pub enum Step {
 pub fn script(setup: &Setup) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 0x5c21_77aa);
     let count = rng.pick(&[20, 60, 120, 240]);
+    let count = if setup.seed >= STRIPED_SEEDS { 4 * count } else { count };
     let mut mix = Mix::from_rng(&mut rng);
     // Uses random numbers of its own, so that the other steps of a seed stay unchanged.
     let mut copies = Rng::new(setup.seed ^ 0x0d0b_1e55);
@@ -77,6 +78,11 @@ pub fn script(setup: &Setup) -> Vec<Step> {
         if rng.percent(60) {
             mix.crash_percent = 0;
         }
+    }
+    if setup.seed >= STRIPED_SEEDS {
+        let mut rng = Rng::new(setup.seed ^ 0x0057_219f);
+        (mix.sequential, mix.zero, mix.odd) = (rng.pick(&[0, 10]), rng.pick(&[0, 5]), 0);
+        (mix.write, mix.blocks_max) = (rng.pick(&[40, 70]), rng.pick(&[1, 2, 4]));
     }
     let outcome = setup.outcome();
     let mut steps = Vec::new();

@@ -42,6 +42,8 @@ pub struct Tally {
     pub similar: u64,
     /// Blocks read together with missed ones.
     pub around: u64,
+    /// Clean blocks made dirty to fill stripes of a primary.
+    pub filling: u64,
     /// Blocks compressed in RAM.
     pub packed: u64,
     /// Hits on blocks compressed in RAM.
@@ -83,6 +85,7 @@ impl Tally {
         self.duplicates += other.duplicates;
         self.stored += other.stored;
         self.dense += other.dense;
+        self.filling += other.filling;
         self.similar += other.similar;
         self.rebased += other.rebased;
         self.around += other.around;
@@ -102,6 +105,7 @@ impl Tally {
         self.duplicates += stats.duplicate_blocks;
         self.stored += stats.stored_blocks;
         self.dense += stats.dense_blocks;
+        self.filling += stats.stripe_filled_blocks;
         self.similar += stats.similar_written;
         self.rebased += stats.rebased_blocks;
         self.around += stats.read_around_blocks;

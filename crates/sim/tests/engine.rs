@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_engine::Mode;
-use forebay_sim::config::ORDERED_SEEDS;
+use forebay_sim::config::{ORDERED_SEEDS, STRIPED_SEEDS};
 use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{Keep, proves, run_seed, seeds_for};
@@ -47,6 +47,14 @@ fn some_seeds_hold() {
 #[test]
 fn the_primaries_of_ordered_volumes_are_left_at_one_moment() {
     (ORDERED_SEEDS..ORDERED_SEEDS + SEEDS).for_each(|seed| {
+        check(seed);
+    });
+}
+
+/// Stripes of arrays are filled with blocks that were clean.
+#[test]
+fn stripes_are_filled_without_a_lost_byte() {
+    (STRIPED_SEEDS..STRIPED_SEEDS + SEEDS).for_each(|seed| {
         check(seed);
     });
 }

@@ -495,6 +495,8 @@ statistics! {
         ///
         /// See below.
         Counter Blocks destaged_by of volume: [u64; DestageReason::COUNT] = DESTAGED;
+        /// Clean blocks made dirty to fill stripes of a primary.
+        Counter Blocks stripe_filled_blocks of volume;
         /// Writes to a primary that destaged dirty blocks.
         Counter Requests destage_writes of volume;
         /// Flushes of a primary.

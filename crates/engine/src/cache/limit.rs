@@ -106,6 +106,12 @@ impl Cache {
         self.limit.blocks
     }
 
+    /// The most blocks that may be dirty, whatever the dirty limit: clean ones and reclaim need
+    /// space.
+    pub(crate) fn dirty_max(&self) -> u64 {
+        room(&self.config).part(Part::Percent(DIRTY_MAX_PERCENT))
+    }
+
     /// Number of dirty blocks, of a volume that may have `limit`, above which it is destaged.
     pub(crate) fn target_of(&self, limit: u64) -> u64 {
         let all = self.limit.blocks;
@@ -127,11 +133,12 @@ impl Cache {
     /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for
     /// the primary's flush are as good as clean, but they become clean in lumps, since a flush of a
     /// disk may take most of a second. So they are left out of the level, and room for the largest
-    /// recent lump is left out of the limit.
+    /// recent lump is left out of the limit. Blocks that fill stripes of the primary are no clients'.
     pub(crate) fn paced_level(&self, volume: VolumeId) -> (u64, u64) {
         let limit = self.limit_of(volume);
         let flow = &self.volume(volume).flow;
-        let level = self.contents.dirty_level_of(volume).saturating_sub(flow.unflushed_blocks);
+        let others = flow.unflushed_blocks + flow.filled_blocks;
+        let level = self.contents.dirty_level_of(volume).saturating_sub(others);
         (level, limit - flow.unflushed_peak.min(limit / 2))
     }
 

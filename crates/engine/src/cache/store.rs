@@ -173,6 +173,18 @@ impl Cache {
         room
     }
 
+    /// Names a clean block of the store again, as a dirty one. Returns false if there is no room now.
+    pub(crate) fn push_dirtied(&mut self, fx: &mut Effects, key: Key, place: Place) -> bool {
+        let room = self.make_bare_room(fx);
+        if room {
+            let Place { segment, offset, kind, len, crc, .. } = place;
+            let stored = Stored { segment, offset, slot: self.slot_at(segment), is_new: false };
+            let expect = Expect::Dirties(place);
+            self.log.builder().push_stored(key, (kind, len, crc), expect, stored);
+        }
+        room
+    }
+
     fn slot_at(&self, segment: u32) -> StoreSlot {
         self.store.slot(segment - self.log.len() as u32)
     }

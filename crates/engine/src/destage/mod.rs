@@ -28,6 +28,7 @@ use crate::ticket::Ticket;
 mod cut;
 mod gather;
 mod pace;
+mod stripe;
 
 /// One version of a block: its place in the log. Places are reused but segment numbers are not, so
 /// the log may advance while a block is on its way to the primary.
@@ -68,6 +69,8 @@ pub struct Destage {
     switches: u64,
     /// It is a part of a cut.
     in_cut: bool,
+    /// The number of its blocks that are dirty only to fill a stripe of the primary.
+    filled: u64,
 }
 
 impl Destage {
@@ -187,9 +190,21 @@ impl Destaging {
             if bound && !cache.volume_mut(volume).flow.bound.allows(now) {
                 break;
             }
+            let reason = self.reason(cache, volume, &state);
+            let before = self.gathered;
+            if self.start_filled(cache, volume, reason, fx) {
+                cache.volume_mut(volume).flow.bound.take(self.gathered - before);
+                continue;
+            }
+            if Self::fills_enough(cache, volume) {
+                break;
+            }
             match cache.contents.next_dirty(from..all.end, STRIPES_LOOKED_AT, spare_after) {
                 Ok(key) => {
-                    let reason = self.reason(cache, volume, &state);
+                    if let Some(past) = Self::fill(cache, key, reason, fx) {
+                        from = past.min(all.end);
+                        continue;
+                    }
                     from = match self.start(cache, key, reason, fx) {
                         Ok(past) => {
                             cache.volume_mut(volume).flow.bound.take(past.0 - key.0);
@@ -320,6 +335,18 @@ impl Destaging {
         reason: DestageReason,
         fx: &mut Effects,
     ) -> Result<Key, Key> {
+        self.start_with(cache, key, reason, 0, fx)
+    }
+
+    /// The same; `filled` blocks are dirty only to fill a stripe of the primary.
+    fn start_with(
+        &mut self,
+        cache: &mut Cache,
+        key: Key,
+        reason: DestageReason,
+        filled: u64,
+        fx: &mut Effects,
+    ) -> Result<Key, Key> {
         let volume = key.volume();
         if cache.volume(volume).retry_at > cache.now {
             return Err(Key::range(volume).end);
@@ -355,7 +382,7 @@ impl Destaging {
         let buf = cache.config.buffers.get(versions.len() * BLOCK_SIZE);
         let next = Key(key.0 + blocks.count);
         let destage = Self::destage(cache, (volume, blocks), reason, versions);
-        let id = self.destages.insert(Destage { buf, reads: 1, through, ..destage });
+        let id = self.destages.insert(Destage { buf, reads: 1, through, filled, ..destage });
         self.gathered += blocks.count;
         let flow = &mut cache.volume_mut(volume).flow;
         flow.destage_writes += 1;
@@ -386,6 +413,7 @@ impl Destaging {
             started: cache.now,
             switches: cache.volume(volume).switches,
             in_cut: false,
+            filled: 0,
         }
     }
 
@@ -489,10 +517,11 @@ impl Destaging {
         let destage = self.destages.get_mut(id);
         destage.written = true;
         let (now, blocks, reason) = (cache.now, destage.blocks.count, destage.reason);
+        let filled = std::mem::take(&mut destage.filled);
         let volume = cache.volume_mut(volume);
         volume.stats.destaged_blocks += blocks;
         volume.stats.destaged_by[reason as usize] += blocks;
-        volume.flow.destaged(now, blocks);
+        volume.flow.destaged(now, blocks, filled);
         volume.failures = 0;
         if volume.written.is_empty() {
             volume.written_since = now;
@@ -600,6 +629,7 @@ impl Destaging {
         let destage = self.destages.remove(id);
         let started = durable.then_some(destage.started);
         let state = cache.volume_mut(destage.volume);
+        state.flow.filled_blocks -= destage.filled;
         let settles = durable && state.switches == destage.switches && !state.leftover.is_empty();
         for (block, version) in destage.blocks.iter().zip(&destage.versions) {
             let key = Key::new(destage.volume, block);

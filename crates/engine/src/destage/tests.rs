@@ -46,14 +46,16 @@ impl Bed {
     /// The writes that are sent: what they need of the cache device is read.
     fn writes(&mut self) -> Vec<(Target, Io)> {
         self.pump();
-        let (mut reads, mut writes) = (self.rooms.sent(), Vec::new());
+        let (mut reads, mut writes, mut records) = (self.rooms.sent(), Vec::new(), Vec::new());
         while let Some(sent) = reads.pop() {
             match sent.0 {
+                Target::Cache if sent.1.op == IoOp::Write => records.push(sent),
                 Target::Cache => self.end(sent, Ok(())),
                 Target::Primary(_) => writes.push(sent),
             }
             reads.append(&mut self.rooms.fx.ios);
         }
+        self.rooms.fx.ios = records;
         writes.sort_by_key(|(_, io)| io.range.offset);
         writes
     }
@@ -482,4 +484,122 @@ fn a_size_that_is_no_full_stripe_counts_as_none() {
     let given = [512, 4096, 8192, 192 << 10, 256 << 10, 1 << 20, 3 << 20, 33_553_920];
     assert_eq!(given.map(|bytes| unit(None, bytes)), [1, 1, 2, 1, 64, 256, 256, 1]);
     assert_eq!((unit(Some(0), 1 << 20), unit(Some(64 << 10), 4096)), (1, 16));
+}
+
+/// A bed whose primary is an array of disks with full stripes of four blocks. `stored` blocks are
+/// clean in the store, and `dirty` ones are durable in the log.
+fn striped(stored: &[u64], dirty: &[u64], rotational: bool) -> Bed {
+    let mut rooms = Rooms::with_store();
+    let config = &mut rooms.volume_mut(VOLUME).config;
+    (config.optimal_io, config.rotational) = (4 * BLOCK as u32, rotational);
+    rooms.cache.set_pace(VOLUME, Pace::default());
+    rooms.clean(stored.iter().copied());
+    stored.iter().for_each(|&block| rooms.stored(&[block]));
+    rooms.dirty_durable(dirty.iter().copied());
+    Bed { rooms, destaging: Destaging { draining: true, ..Destaging::default() } }
+}
+
+/// What is sent to the primary, after what must be in the log first is durable.
+fn sent_in_stripes(bed: &mut Bed) -> Vec<(Target, Io)> {
+    // Parts of a stripe are left once.
+    for _ in 0..2 {
+        let writes = bed.writes();
+        if !writes.is_empty() {
+            return writes;
+        }
+        bed.rooms.settle();
+        bed.rooms.flush_device();
+    }
+    bed.writes()
+}
+
+#[test]
+fn a_stripe_of_the_primary_is_filled_if_the_cache_has_all_of_it() {
+    for (stored, dirty, rotational, expected) in [
+        (&[1, 2][..], &[0, 3][..], true, &[(0, 4)][..]),
+        // Half of it is enough for any primary; dirty in one place is not for a disk.
+        (&[1, 2], &[0, 3], false, &[(0, 4)]),
+        (&[0, 2, 3], &[1], true, &[(1, 1)]),
+        (&[0, 2, 3], &[1], false, &[(1, 1)]),
+        (&[3], &[0, 1, 2], false, &[(0, 4)]),
+        // A block is missing.
+        (&[2], &[0, 3], true, &[(0, 1), (3, 1)]),
+        (&[1, 6], &[0, 2, 3, 4, 5, 7], true, &[(0, 8)]),
+    ] {
+        let mut bed = striped(stored, dirty, rotational);
+        let writes = sent_in_stripes(&mut bed);
+        let found = blocks(&writes);
+        assert_eq!(found, expected, "{stored:?} {dirty:?} {rotational}");
+        writes.into_iter().for_each(|write| bed.end(write, Ok(())));
+        bed.flushed(Ok(()));
+        assert!((0..9).all(|block| bed.state(block) == (false, false)));
+        let sent: u64 = found.iter().map(|&(_, count)| count).sum();
+        let stats = &bed.rooms.volume_mut(VOLUME).stats;
+        assert_eq!(stats.stripe_filled_blocks, sent - dirty.len() as u64);
+        assert!(found.iter().all(|&(at, count)| (at..at + count).all(|at| bed.on_primary(at))));
+    }
+}
+
+/// A power failure may leave anything where the primary was written, so the cache must know.
+#[test]
+fn blocks_that_fill_a_stripe_are_dirty_in_the_log_before_it_is_written() {
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    assert!(bed.writes().is_empty());
+    assert_eq!((bed.state(1), bed.state(2)), ((true, false), (true, false)));
+    let named = bed.rooms.contents.unsettled(key(1));
+    assert!(named.is_some_and(|lsn| lsn > bed.rooms.log.durable()));
+    assert!(bed.writes().is_empty(), "the record is on its way");
+    bed.rooms.settle();
+    bed.rooms.flush_device();
+    assert_eq!(blocks(&bed.writes()), [(0, 4)]);
+}
+
+#[test]
+fn a_block_that_was_made_dirty_does_not_leave_by_an_entry_for_a_clean_one() {
+    let mut bed = striped(&[1], &[], true);
+    let Rooms { cache, fx, .. } = &mut bed.rooms;
+    let place = cache.contents.get(key(1)).expect("it is cached");
+    assert!(cache.push_dirtied(fx, key(1), place));
+    let (kind, expect) = (EntryKind::Invalidate, crate::log::builder::Expect::At(place));
+    assert!(cache.push_bare(fx, key(1), 1, kind, false, expect));
+    assert!(cache.close_record(fx));
+    assert_eq!(bed.state(1), (true, false));
+    assert_eq!(bed.rooms.contents.check(), Ok(()));
+}
+
+#[test]
+fn a_stripe_is_not_filled_where_something_is_in_doubt() {
+    let runs = [(0, 1), (3, 1)];
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    assert!(bed.rooms.cache.locks.acquire(key(2), Id(77)));
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "a write has locked a block");
+
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    bed.rooms.volume_mut(VOLUME).config.suspect = true;
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "the primary may have been changed");
+
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    bed.rooms.volume_mut(VOLUME).distrusted = true;
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "the primary was changed");
+
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    bed.rooms.cache.set_mode(VOLUME, Mode::PassThrough);
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "requests go past the cache");
+
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    bed.rooms.cache.set_dirty_limit(Part::Bytes(4 * BLOCK));
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "no more may be dirty");
+
+    let mut bed = striped(&[1], &[0, 3], true);
+    bed.rooms.clean([2]);
+    assert_eq!(blocks(&sent_in_stripes(&mut bed)), runs, "a block is in the log");
+}
+
+#[test]
+fn a_stripe_that_cannot_be_filled_is_written_in_parts_after_a_while() {
+    let mut bed = striped(&[1, 2], &[0, 3], true);
+    assert!(bed.writes().is_empty());
+    // The cache device takes no flush.
+    bed.wait(Duration::from_millis(300));
+    assert_eq!(blocks(&bed.writes()), [(0, 1), (3, 1)]);
 }

@@ -181,11 +181,12 @@ impl Log {
             let touch = match item.expect {
                 Expect::Always => Touch::of(true, now.is_some()),
                 Expect::Over(_) => Touch::Rewritten,
-                Expect::Absent | Expect::At(_) => Touch::Read,
+                Expect::Absent | Expect::At(_) | Expect::Dirties(_) => Touch::Read,
             };
             let mut meta = cx.policy.inserted(touch);
+            let mut unsettled = false;
             let moves = matches!(item.payload, Payload::Stored(_));
-            if !matches!(item.expect, Expect::At(_)) {
+            if !matches!(item.expect, Expect::At(_) | Expect::Dirties(_)) {
                 cx.policy.entered();
             }
             match item.expect {
@@ -196,14 +197,23 @@ impl Log {
                     assert!(same, "a base stays until its delta is in the log");
                 }
                 Expect::Absent if now.is_none() => {}
-                Expect::At(place) => match now {
-                    Some(now) if now.is_same_version(&place) => {
+                Expect::At(place) | Expect::Dirties(place) => match now {
+                    // A clean block that was made dirty does not leave.
+                    Some(now)
+                        if now.is_same_version(&place)
+                            && (item.kind != EntryKind::Invalidate || now.dirty <= place.dirty) =>
+                    {
                         meta = if moves { now.meta } else { cx.policy.copied(now.meta) };
                         if item.kind == EntryKind::Lost && !now.dirty {
                             // The block was destaged before its loss was logged.
                             item.kind = EntryKind::Invalidate;
                         }
-                        item.dirty = now.dirty && item.kind != EntryKind::Invalidate;
+                        let dirties = matches!(item.expect, Expect::Dirties(_));
+                        item.dirty = (now.dirty || dirties) && item.kind != EntryKind::Invalidate;
+                        if dirties {
+                            // Its primary may be written once it is durable that the block is dirty.
+                            unsettled = true;
+                        }
                     }
                     _ => {
                         end_hold(cx, &item);
@@ -282,6 +292,9 @@ impl Log {
                         );
                     }
                 }
+            }
+            if unsettled {
+                cx.contents.note_unsettled(item.key, self.next_lsn);
             }
             end_hold(cx, &item);
         }

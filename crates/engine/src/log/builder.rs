@@ -24,6 +24,9 @@ pub enum Expect {
     Absent,
     /// The block must still have this place: a copy forward.
     At(Place),
+    /// The block must still have this place. It is dirty from then on, since its primary may lose
+    /// it.
+    Dirties(Place),
     /// Always: a client's write, stored as a delta against the version at this place.
     Over(Place),
 }
@@ -181,7 +184,8 @@ impl Builder {
     /// Whether the record holds more than copies and checkpoints.
     pub fn has_news(&self) -> bool {
         let is_news = |item: &Pending| {
-            item.kind != EntryKind::Checkpoint && !matches!(item.expect, Expect::At(_))
+            item.kind != EntryKind::Checkpoint
+                && !matches!(item.expect, Expect::At(_) | Expect::Dirties(_))
         };
         self.pending.iter().any(is_news)
     }

@@ -1,0 +1,159 @@
+//! Filling stripes of the primary. An array with parity writes a whole stripe of its disks as it is,
+//! but reads old data and old parity before it writes a part. So where dirty blocks lie here and
+//! there in such a stripe and the cache has all others, the others become dirty too, and all of it
+//! goes in one write.
+//!
+//! They become dirty in the log, and durably so, before the write begins: a power failure may leave
+//! anything where a write was under way, so after it the cache must know that the primary may lack
+//! these blocks. Only blocks of the store are made dirty, since that takes an entry and no payload.
+
+use std::time::Duration;
+
+use forebay_block::{BLOCK_SIZE, STRIPE_BLOCKS, VolumeId};
+
+use crate::api::{DestageReason, Effects, Health};
+use crate::cache::Cache;
+use crate::contents::Place;
+use crate::destage::Destaging;
+use crate::flow::Filling;
+use crate::key::Key;
+
+/// Limit on the stripes of a volume that wait until their blocks are durably dirty: bounds the
+/// dirty blocks that are in addition to those of clients.
+const FILLING_MAX: usize = 8;
+/// Time after which a stripe that could not be filled is written in parts.
+const FILLING_TIME: Duration = Duration::from_millis(200);
+/// The share of a volume's dirty limit that may be dirty in addition, to fill stripes.
+const FILLED_ONE_IN: u64 = 8;
+
+impl Destaging {
+    /// Whether as many stripes of a volume are being filled as may be.
+    pub(super) fn fills_enough(cache: &Cache, volume: VolumeId) -> bool {
+        cache.volume(volume).flow.filling.len() >= FILLING_MAX
+    }
+
+    /// Starts to destage the next filled stripe of a volume. Returns false if there is none.
+    pub(super) fn start_filled(
+        &mut self,
+        cache: &mut Cache,
+        volume: VolumeId,
+        reason: DestageReason,
+        fx: &mut Effects,
+    ) -> bool {
+        let flow = &cache.volume(volume).flow;
+        let Some(&Filling { start, since, blocks }) = flow.filling.front() else { return false };
+        let keys = (start.0..start.0 + flow.unit).map(Key);
+        let dirty: Vec<Key> = keys.filter(|&key| cache.contents.dirty().contains(key)).collect();
+        let waits = dirty.iter().copied().find(|&key| Self::may_destage(cache, key).is_none());
+        let is_new = cache.now.since(since) < FILLING_TIME;
+        if let Some(key) = waits.filter(|_| is_new) {
+            if let Some(place) = cache.contents.get(key) {
+                Self::want_block_durable(cache, key, &place);
+            }
+            return false;
+        }
+        cache.volume_mut(volume).flow.filling.pop_front();
+        // What cannot go now is found again in the next round.
+        let first = dirty.first().copied();
+        let goes = first.map(|first| self.start_with(cache, first, reason, blocks, fx));
+        if !matches!(goes, Some(Ok(_))) {
+            cache.volume_mut(volume).flow.filled_blocks -= blocks;
+        }
+        true
+    }
+
+    /// Makes the clean blocks dirty that lie in the same full stripe of the primary as a dirty one,
+    /// if that is worth it and the cache has all of them. Returns the end of the stripe if it is
+    /// being filled.
+    pub(super) fn fill(
+        cache: &mut Cache,
+        key: Key,
+        reason: DestageReason,
+        fx: &mut Effects,
+    ) -> Option<Key> {
+        let volume = key.volume();
+        let unit = cache.volume(volume).flow.unit;
+        if unit <= 1 || !Self::may_fill(cache, volume, reason) {
+            return None;
+        }
+        let start = Key(key.0 - key.0 % unit);
+        let end = Key(start.0 + unit);
+        let mut filling = cache.volume(volume).flow.filling.iter();
+        if filling.any(|other| other.start == start) {
+            return Some(end);
+        }
+        let holes = Self::holes(cache, start, unit)?;
+        let blocks = holes.len() as u64;
+        let filled = cache.volume(volume).flow.filled_blocks + blocks;
+        let most = cache.limit_of(volume) / FILLED_ONE_IN;
+        if filled > most || cache.contents.dirty().blocks() + blocks > cache.dirty_max() {
+            return None;
+        }
+        let places: Option<Vec<Place>> =
+            holes.iter().map(|&key| Self::fills_with(cache, key)).collect();
+        for (&key, place) in holes.iter().zip(places?) {
+            if !cache.push_dirtied(fx, key, place) {
+                return None;
+            }
+        }
+        cache.close_record(fx);
+        let since = cache.now;
+        let state = cache.volume_mut(volume);
+        state.stats.stripe_filled_blocks += blocks;
+        state.flow.filled_blocks += blocks;
+        state.flow.filling.push_back(Filling { start, since, blocks });
+        Some(end)
+    }
+
+    /// Whether stripes of a volume that is destaged for `reason` are filled: not where the primary
+    /// or the cache is in doubt, or somebody waits.
+    fn may_fill(cache: &Cache, volume: VolumeId, reason: DestageReason) -> bool {
+        let state = cache.volume(volume);
+        let in_turn = matches!(
+            reason,
+            DestageReason::Age | DestageReason::Level | DestageReason::Idle | DestageReason::Drain
+        );
+        in_turn
+            && cache.health() == Health::Good
+            && cache.has_client_space()
+            && !cache.contents.is_loading()
+            && !state.config.suspect
+            && !state.distrusted
+            && !state.config.mode.is_complete()
+            && state.leftover.is_empty()
+    }
+
+    /// The blocks that are not dirty of the full stripe of `unit` blocks at `start`, if it is worth
+    /// writing all of it: at least half of it is dirty; on disks, which turn once more for each
+    /// part, it is dirty in two places.
+    fn holes(cache: &Cache, start: Key, unit: u64) -> Option<Vec<Key>> {
+        let config = &cache.volume(start.volume()).config;
+        let blocks = config.size.div_ceil(BLOCK_SIZE as u64);
+        let count = unit.min(blocks.saturating_sub(start.block()));
+        let first = start.0 % STRIPE_BLOCKS;
+        let (dirty, destaging) = cache.contents.dirty().in_stripe(start.0 / STRIPE_BLOCKS);
+        let within = first..first + count;
+        if within.clone().any(|i| destaging.get(i)) {
+            return None;
+        }
+        let holes: Vec<Key> =
+            within.clone().filter(|&i| !dirty.get(i)).map(|i| Key(start.0 - first + i)).collect();
+        let begins = |i: &u64| dirty.get(*i) && (*i == first || !dirty.get(*i - 1));
+        let runs = within.filter(begins).count();
+        let is_worth_it = holes.len() as u64 * 2 <= count || config.rotational && runs > 1;
+        (!holes.is_empty() && is_worth_it).then_some(holes)
+    }
+
+    /// The place of a clean block that can be made dirty.
+    fn fills_with(cache: &mut Cache, key: Key) -> Option<Place> {
+        let place = cache.contents.get(key)?;
+        let changes = cache.locks.is_locked(key)
+            || cache.contents.unsettled(key).is_some()
+            || cache.log.builder().has_entry_of(key);
+        let is_plain = cache.contents.is_in_store(&place)
+            && place.kind.has_payload()
+            && !place.kind.is_associate();
+        let fits = is_plain && !changes && !place.dirty;
+        (fits && !cache.contents.fenced().contains(&key)).then_some(place)
+    }
+}
