@@ -23,8 +23,16 @@ const WINDOW: Duration = Duration::from_millis(100);
 /// Databases pause for one to three seconds when their log is full; destaging everything in such a
 /// pause makes the next requests wait.
 pub const QUIET: Duration = Duration::from_secs(5);
-/// Share of the limit, in percent, from which foreground latency no longer counts.
+/// Share of the limit, in percent, from which destaging no longer waits for better opportunities.
 const URGENT_PERCENT: u64 = 90;
+/// Quarters of the primary's time that destaging takes beside clients' requests from there on, and
+/// for a drain.
+const FULL_QUARTERS: u32 = 3;
+const DRAIN_QUARTERS: u32 = 2;
+/// Divisor of the depth of a round that is so short that a request can wait for its end.
+const SHORT_ROUND: u32 = 4;
+/// Time since the last foreground request from which there are none.
+const FOREGROUND_OVER: Duration = Duration::from_millis(200);
 /// Share of the maximum age, in percent, at which destaging for age begins.
 const AGEING_PERCENT: u64 = 80;
 /// Foreground latency that destaging aims at on a primary without moving parts.
@@ -58,8 +66,10 @@ pub struct DestageState {
     pub quiet: Duration,
     /// That time from which the primary counts as idle; never when `None`.
     pub quiet_from: Option<Duration>,
-    /// Whether a drain is in progress, so that everything is destaged now.
+    /// Whether something waits for everything to be destaged, so that this goes first.
     pub draining: bool,
+    /// Whether a drain was asked for: everything is destaged now, beside requests of clients.
+    pub drain_asked: bool,
     /// Destage writes in flight.
     pub in_flight: u32,
 }
@@ -99,13 +109,30 @@ impl DestageState {
         (level, age)
     }
 
-    /// Whether to destage as fast as the primary allows, regardless of the foreground.
+    /// Whether blocks go as they come, without waiting for neighbors or rewrites.
     #[must_use]
     pub fn is_urgent(&self) -> bool {
-        self.draining
-            || self.dirty_blocks >= percent_of(self.limit_blocks, URGENT_PERCENT)
-            || self.oldest_age >= self.age_max
-            || self.is_quiet()
+        self.goes_first() || self.is_full() || self.drain_asked
+    }
+
+    /// Whether to destage as fast as the primary allows, regardless of the foreground.
+    fn goes_first(&self) -> bool {
+        self.draining || self.oldest_age >= self.age_max || self.is_quiet()
+    }
+
+    /// Whether nearly as many blocks are dirty as may be.
+    fn is_full(&self) -> bool {
+        self.dirty_blocks >= percent_of(self.limit_blocks, URGENT_PERCENT)
+    }
+
+    /// The writes, out of `most`, that are wanted on average beside the requests of clients, so that
+    /// neither starve.
+    fn least(&self, most: u32) -> u32 {
+        match (self.is_full(), self.drain_asked) {
+            (true, _) => (most / 4 * FULL_QUARTERS).max(1),
+            (false, true) => (most / 4 * DRAIN_QUARTERS).max(1),
+            (false, false) => 0,
+        }
     }
 
     fn is_quiet(&self) -> bool {
@@ -123,8 +150,9 @@ pub struct DestagePacer {
     depth: u32,
     window_start: Instant,
     fastest: Option<Duration>,
-    /// Foreground requests in flight at the primary.
+    /// Foreground requests in flight at the primary, and when the last one ended.
     foreground: u32,
+    foreground_at: Instant,
     round: Round,
 }
 
@@ -152,7 +180,18 @@ impl DestagePacer {
         let round = Round::Resting { until: window_start };
         let (depth, fastest, foreground) = (depth_max, None, 0);
         let target = if rotational { LATENCY_OF_DISKS } else { LATENCY_OF_SSDS };
-        Self { depth_max, rotational, target, depth, window_start, fastest, foreground, round }
+        let foreground_at = window_start;
+        Self {
+            depth_max,
+            rotational,
+            target,
+            depth,
+            window_start,
+            fastest,
+            foreground,
+            foreground_at,
+            round,
+        }
     }
 
     /// Sets the foreground latency to aim at; `None` is that of the kind of primary.
@@ -169,6 +208,7 @@ impl DestagePacer {
     /// Records that a foreground request to the primary completed at `now`, after `latency`.
     pub fn end_foreground(&mut self, now: Instant, latency: Duration) {
         self.foreground = self.foreground.saturating_sub(1);
+        self.foreground_at = now;
         self.close_windows(now);
         self.fastest = Some(self.fastest.map_or(latency, |fastest| fastest.min(latency)));
     }
@@ -185,29 +225,36 @@ impl DestagePacer {
         if state.dirty_blocks == 0 {
             return 0;
         }
-        if state.is_urgent() {
+        let alone = self.foreground == 0 && state.now.since(self.foreground_at) > FOREGROUND_OVER;
+        if state.goes_first() || state.is_urgent() && alone {
             return self.depth_max;
         }
         let (level, age) = state.wishes(self.depth_max);
-        let wanted = level.max(age);
-        if wanted > 0 && self.rotational {
-            self.in_rounds(state, wanted)
-        } else {
-            wanted.min(self.depth)
+        let least = state.least(self.depth_max);
+        let wanted = level.max(age).max(least);
+        match (wanted, self.rotational) {
+            (0, _) => 0,
+            (_, true) if least > 0 => {
+                let short = (self.depth_max / SHORT_ROUND).max(1);
+                self.in_rounds(state, least, self.depth.min(short))
+            }
+            (_, true) => self.in_rounds(state, wanted, self.depth),
+            (_, false) if state.is_full() => self.depth_max,
+            (_, false) => wanted.min(self.depth.max(least / 2)),
         }
     }
 
     /// Maximum number of writes in flight to disks, if `wanted` out of `depth_max` are wanted on
-    /// average during foreground load.
-    fn in_rounds(&mut self, state: &DestageState, wanted: u32) -> u32 {
+    /// average during foreground load, and rounds of `depth` writes.
+    fn in_rounds(&mut self, state: &DestageState, wanted: u32, depth: u32) -> u32 {
         let now = state.now;
         if let Round::Filling { since } = self.round
-            && state.in_flight >= self.depth
+            && state.in_flight >= depth
         {
             self.round = Round::Ending { since };
         }
         if let Round::Ending { since } = self.round {
-            if state.in_flight > self.depth / ROUND_LEFT {
+            if state.in_flight > depth / ROUND_LEFT {
                 return 0;
             }
             let round = now.since(since).min(REST_MAX);
@@ -216,14 +263,14 @@ impl DestagePacer {
         }
         if let Round::Resting { until } = self.round {
             if self.foreground == 0 {
-                return wanted.min(self.depth);
+                return wanted.min(depth);
             }
             if now < until {
                 return 0;
             }
             self.round = Round::Filling { since: now };
         }
-        self.depth
+        depth
     }
 
     /// Closes the windows that ended by `now`, and adapts the depth.

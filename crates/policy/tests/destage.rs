@@ -21,6 +21,7 @@ fn calm(now_ms: u64) -> DestageState {
         quiet: Duration::ZERO,
         quiet_from: Some(QUIET),
         draining: false,
+        drain_asked: false,
         in_flight: 0,
     }
 }
@@ -59,6 +60,31 @@ fn a_drain_and_a_quiet_primary_take_the_full_depth() {
     let quiet = |ms| DestageState { quiet: Duration::from_millis(ms), ..calm(now) };
     assert_eq!(pacer.allowance(&quiet(4_999)), 0);
     assert_eq!(pacer.allowance(&quiet(5_000)), DEPTH);
+}
+
+/// A drain, and writes at the dirty limit, leave disks to the reads of clients for a part of the
+/// time: found by `forebay-bench drain`, in which reads waited for a second.
+#[test]
+fn reads_of_disks_wait_for_a_short_round_of_writes_only() {
+    let asked = |now, in_flight| DestageState { drain_asked: true, in_flight, ..calm(now) };
+    let full = |now, in_flight| DestageState { dirty_blocks: 950, in_flight, ..calm(now) };
+    for (state, pause) in [(&asked as &dyn Fn(u64, u32) -> DestageState, 40), (&full, 13)] {
+        let mut pacer = DestagePacer::new(DEPTH, true);
+        assert_eq!(pacer.allowance(&state(1000, 0)), DEPTH, "nobody reads");
+        pacer.begin_foreground();
+        assert_eq!(pacer.allowance(&state(1001, 0)), DEPTH / 4, "a short round");
+        assert_eq!(pacer.allowance(&state(1041, DEPTH / 4)), 0, "it is full");
+        assert_eq!(pacer.allowance(&state(1041, 2)), 0, "the pause begins");
+        assert_eq!(pacer.allowance(&state(1040 + pause, 2)), 0, "{pause}");
+        assert_eq!(pacer.allowance(&state(1043 + pause, 2)), DEPTH / 4, "{pause}");
+        pacer.end_foreground(Instant(1100 * MS), FAST);
+        assert_eq!(pacer.allowance(&state(1200, 0)), DEPTH / 4, "there was a read just now");
+        assert_eq!(pacer.allowance(&state(1400, 0)), DEPTH);
+    }
+    let mut pacer = DestagePacer::new(DEPTH, true);
+    pacer.begin_foreground();
+    let must = DestageState { draining: true, ..asked(1000, 0) };
+    assert_eq!(pacer.allowance(&must), DEPTH, "something waits for it");
 }
 
 #[test]
@@ -230,7 +256,8 @@ proptest! {
     fn any_state_gives_an_allowance_within_the_depth(
         numbers in any::<[u64; 4]>(),
         times in any::<[u64; 3]>(),
-        draining in any::<bool>(),
+        (draining, drain_asked, is_quiet) in any::<(bool, bool, bool)>(),
+        foreground in any::<bool>(),
         latencies in prop::collection::vec((any::<u64>(), any::<u64>()), 0..20),
         depth_max in 1..=u32::MAX,
         in_flight in any::<u32>(),
@@ -239,23 +266,32 @@ proptest! {
         for (now, latency) in latencies {
             pacer.end_foreground(Instant(now), Duration::from_nanos(latency));
         }
+        if foreground {
+            pacer.begin_foreground();
+        }
         let [now, dirty_blocks, target_blocks, limit_blocks] = numbers;
         let [oldest_age, age_max, quiet] = times.map(Duration::from_nanos);
         let now = Instant(now);
         let state = DestageState {
             now, dirty_blocks, target_blocks, limit_blocks, oldest_age, age_max, quiet, draining,
-            quiet_from: Some(QUIET), in_flight,
+            quiet_from: is_quiet.then_some(QUIET), drain_asked, in_flight,
         };
-        // A round begins, is full, and has ended.
-        for in_flight in [0, u32::MAX, 0] {
-            let allowance = pacer.allowance(&DestageState { in_flight, ..state });
+        // A round begins, is full, and has ended; the longest rest is over.
+        let mut most = 0;
+        for (in_flight, later) in [(0, 0), (u32::MAX, 0), (0, 0), (0, 3)] {
+            let now = now + Duration::from_secs(later);
+            let allowance = pacer.allowance(&DestageState { in_flight, now, ..state });
             prop_assert!(allowance <= depth_max);
+            most = most.max(allowance);
+        }
+        if dirty_blocks > limit_blocks || (drain_asked && dirty_blocks > 0) {
+            prop_assert!(most > 0, "the limit and a drain must be served");
         }
         let allowance = pacer.allowance(&state);
         prop_assert!(allowance <= depth_max);
         prop_assert!((1..=depth_max).contains(&pacer.depth()));
-        if dirty_blocks > limit_blocks || (draining && dirty_blocks > 0) {
-            prop_assert_eq!(allowance, depth_max, "the limit and a drain must be served");
+        if draining && dirty_blocks > 0 {
+            prop_assert_eq!(allowance, depth_max, "something waits for it");
         }
     }
 

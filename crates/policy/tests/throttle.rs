@@ -160,6 +160,7 @@ fn a_drain_that_the_pacer_holds_back_gives_steady_writes() {
                 quiet: Duration::ZERO,
                 quiet_from: Some(QUIET),
                 draining: false,
+                drain_asked: false,
                 in_flight: 0,
             }));
             let latency = (depth + 4.0) / served_per_ms * 1e6;

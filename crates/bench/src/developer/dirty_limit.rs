@@ -2,7 +2,7 @@
 //! many dirty blocks as it may; then the drain of the rest.
 //!
 //! There must be no dips: once the limit is reached, the worst second is compared with the median
-//! one. The drain is compared with the same client writing the same blocks, sorted by address,
+//! one, and the worst step of ten seconds with the median step. The drain is compared with the same client writing the same blocks, sorted by address,
 //! through the same server without cache to the same primary.
 
 use std::collections::BTreeSet;
@@ -26,6 +26,8 @@ use crate::rig::server::{Server, Setting, binary};
 const STEADY_TARGET: f64 = 0.8;
 /// Minimum rate of the drain as a share of sorted writes.
 const DRAIN_TARGET: f64 = 0.95;
+/// Seconds of a step.
+const STEP: usize = 10;
 /// Seconds at the limit that are left out before the rate is judged.
 const SETTLING: usize = 5;
 
@@ -102,11 +104,18 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut steady = line.per_second[from..].to_vec();
     steady.sort_unstable();
     let (worst, median) = (steady[0], steady[steady.len() / 2]);
+    let steps = line.per_second[from..].chunks_exact(STEP).map(|step| step.iter().sum::<u64>());
+    let mut steps: Vec<u64> = steps.collect();
+    steps.sort_unstable();
+    let (step_worst, step_median) =
+        (steps.first().copied().unwrap_or(0), steps.get(steps.len() / 2).copied().unwrap_or(0));
     let figures = json!({
         "setting": cached.describe(), "primary_bytes": args.mib << 20, "model": args.model,
         "request_bytes": args.block, "per_second": line.per_second,
         "saturated_at_second": saturated, "judged_from_second": from, "worst": worst,
         "median": median, "steadiness": worst as f64 / median as f64,
+        "step_worst": step_worst, "step_median": step_median,
+        "step_steadiness": step_worst as f64 / step_median as f64,
         "dirty_bytes_drained": dirty, "drain_bytes_per_second": drained,
         "sorted_bytes_per_second": sorted, "drain_ratio": drained / sorted,
     });
@@ -166,6 +175,12 @@ fn present(figures: &Value) -> anyhow::Result<()> {
             "worst second / median second",
             [format!("{:.0}", number("worst")), format!("{:.0}", number("median"))],
             number("steadiness"),
+            STEADY_TARGET,
+        ),
+        (
+            "worst ten seconds / median ten seconds",
+            [format!("{:.0}", number("step_worst")), format!("{:.0}", number("step_median"))],
+            number("step_steadiness"),
             STEADY_TARGET,
         ),
         (

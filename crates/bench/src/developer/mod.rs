@@ -5,6 +5,7 @@ mod backup;
 mod calm;
 pub mod crash;
 mod dirty_limit;
+mod drain;
 mod engine;
 mod fairness;
 mod fuse_hits;
@@ -15,6 +16,7 @@ mod nbd_hits;
 mod rd;
 mod restart;
 mod shards;
+mod stripes;
 pub mod survive;
 mod watched;
 
@@ -53,6 +55,10 @@ pub enum Part {
     Shards(shards::Args),
     /// Writes at the dirty limit, second by second; the drain, compared with sorted writes
     DirtyLimit(dirty_limit::Args),
+    /// Writes to an array with parity, with its stripes filled from the cache and without
+    Stripes(stripes::Args),
+    /// Reads before and during a drain
+    Drain(drain::Args),
     /// MariaDB under TPC-C on a mounted disk: server and cache killed together, over and over
     Crash(crash::Args),
     /// The same on an ordered volume that loses its cache device, then on its primary alone
@@ -86,6 +92,8 @@ pub fn run(part: &Part) -> anyhow::Result<()> {
         Part::Restart(args) => restart::run(args),
         Part::Shards(args) => shards::run(args),
         Part::DirtyLimit(args) => dirty_limit::run(args),
+        Part::Stripes(args) => stripes::run(args),
+        Part::Drain(args) => drain::run(args),
         Part::Crash(args) => crash::run(args),
         Part::LostCache(args) => lost_cache::run(args),
         Part::Survive(args) => survive::run(args),

@@ -19,7 +19,7 @@ const FOREBAY: &str = "FOREBAY_BINARY";
 /// Time limit for a server to start or stop.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Name of the served volume.
-const VOLUME: &str = "disk";
+pub const VOLUME: &str = "disk";
 
 /// The settings of a Forebay server.
 #[derive(Clone, Debug)]

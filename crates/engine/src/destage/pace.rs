@@ -43,7 +43,9 @@ impl Destaging {
                 false => Duration::ZERO,
             },
             quiet_from: cache.config.idle_destage,
-            draining: self.pressing(cache, volume).is_some() || Self::closes(cache),
+            draining: Self::closes(cache)
+                || self.pressing(cache, volume).is_some_and(|why| why != DestageReason::Drain),
+            drain_asked: self.draining || cache.volume(volume).draining,
             in_flight: cache.volume(volume).flow.destage_writes,
         }
     }
