@@ -129,7 +129,8 @@ impl FromStr for Share {
     fn from_str(text: &str) -> Result<Self, UnitError> {
         let wrong = || UnitError {
             value: text.to_owned(),
-            wanted: "a share: percent from 0 to 100, as in \"50%\", or 1MiB or more, as in \"8GiB\"",
+            wanted: "a share: percent from 0 to 100, as in \"50%\", or 1MiB or more, as in \
+                     \"8GiB\"",
         };
         if let Ok(Percent(percent)) = text.parse() {
             return Ok(Self(Part::Percent(percent)));

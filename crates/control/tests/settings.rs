@@ -132,6 +132,7 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
         let value = match (spec.default, spec.kind) {
             (Initial::Value(default), _) => default,
             (_, Kind::Time(_)) => "7s",
+            (_, Kind::Size(_)) => "64KiB",
             (_, Kind::List("RULE")) => "bypass user=7; cache",
             (_, Kind::List(_)) => "0..1GiB; a=1GiB..2GiB",
             _ => "7%",
@@ -158,7 +159,8 @@ fn changes_are_understood_or_refused_with_the_settings_that_can_be_changed() {
         assert_eq!(Change::parse(None, spec.key, value).is_err(), only_of_volume);
     }
     let known = "mode, sequential_threshold, cache_guarantee, cache_limit, dirty_guarantee, \
-                 dirty_limit, latency_target, destage_rate, stripe_size, pinned, eviction, dirty_target, \
+                 dirty_limit, latency_target, destage_rate, stripe_size, pinned, eviction, \
+                 dirty_target, \
                  idle_destage, fill_rate, wear_budget, write_cache_depth, content, rules, \
                  client_stall_timeout, idle_timeout, patience";
     let refused = |volume, key, text| Change::parse(volume, key, text).expect_err(key);

@@ -11,7 +11,7 @@
 //!
 //! | parameter | of | means |
 //! |---|---|---|
-//! | `emulate=PROFILE` | any | give it the time of `hdd`, `raid10x4`, `san` or `cloud` |
+//! | `emulate=PROFILE` | any | give it the time of `hdd`, `raid10x4`, `raid5x5`, `san` or `cloud` |
 //! | `delay=TIME` | any | make every request take that much longer, as `2ms` or `1s` |
 //! | `fault=OP:SHARE` | any | fail a share of its requests, as `read:0.01` or `write:0.05,flush:1` |
 //! | `seed=N` | `emulate`, `fault` | the model's platters at the start, the requests that fail; 0 if absent |

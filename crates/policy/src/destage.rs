@@ -125,8 +125,8 @@ impl DestageState {
         self.dirty_blocks >= percent_of(self.limit_blocks, URGENT_PERCENT)
     }
 
-    /// The writes, out of `most`, that are wanted on average beside the requests of clients, so that
-    /// neither starve.
+    /// The writes, out of `most`, that are wanted on average beside the requests of clients, so
+    /// that neither starve.
     fn least(&self, most: u32) -> u32 {
         match (self.is_full(), self.drain_asked) {
             (true, _) => (most / 4 * FULL_QUARTERS).max(1),

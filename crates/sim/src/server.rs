@@ -332,9 +332,13 @@ impl Server {
     }
 }
 
-/// Lost blocks that events must have reported: recovery reports its losses at its end.
+/// Lost blocks that events must have reported: recovery reports its losses at its end. A refusal
+/// says that blocks are lost, and nothing is served.
 fn lost_and_told(engine: &dyn Shard) -> u64 {
-    if *engine.state() == State::Recovering { 0 } else { engine.lost_blocks() }
+    match engine.state() {
+        State::Recovering | State::Refused(_) => 0,
+        _ => engine.lost_blocks(),
+    }
 }
 
 /// A change for the worse in a turn that no event reported.

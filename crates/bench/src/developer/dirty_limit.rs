@@ -2,8 +2,9 @@
 //! many dirty blocks as it may; then the drain of the rest.
 //!
 //! There must be no dips: once the limit is reached, the worst second is compared with the median
-//! one, and the worst step of ten seconds with the median step. The drain is compared with the same client writing the same blocks, sorted by address,
-//! through the same server without cache to the same primary.
+//! one, and the worst step of ten seconds with the median step. The drain is compared with the same
+//! client writing the same blocks, sorted by address, through the same server without cache to the
+//! same primary.
 
 use std::collections::BTreeSet;
 use std::process::Command;

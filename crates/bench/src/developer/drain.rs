@@ -1,5 +1,5 @@
-//! Reads while dirty data is drained to a slow primary, compared with the same reads before: most of
-//! them miss, so they need the primary too.
+//! Reads while dirty data is drained to a slow primary, compared with the same reads before. Most
+//! of them miss, so they need the primary too.
 
 use std::time::{Duration, Instant};
 

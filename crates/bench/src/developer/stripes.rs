@@ -1,5 +1,5 @@
-//! Random small writes in a cached part of an array with parity, at the dirty limit: with stripes of
-//! the array filled from the cache, and written as they are.
+//! Random small writes in a cached part of an array with parity, at the dirty limit: with stripes
+//! of the array filled from the cache, and written as they are.
 
 use std::time::Duration;
 

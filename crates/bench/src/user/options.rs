@@ -8,7 +8,7 @@ use crate::report::{Prices, Report};
 use crate::rig::setup::SetUp;
 
 /// Names of the disk models.
-const MODELS: [&str; 4] = ["hdd", "raid10x4", "san", "cloud"];
+const MODELS: [&str; 5] = ["hdd", "raid10x4", "raid5x5", "san", "cloud"];
 
 fn model(text: &str) -> Result<String, String> {
     let known = MODELS.contains(&text).then(|| text.to_owned());
@@ -37,7 +37,7 @@ pub struct Shared {
     /// Directory for the figures and the report
     #[arg(long, value_name = "DIR", default_value = "forebay-bench")]
     pub out: PathBuf,
-    /// The model of the slow disks: hdd, raid10x4, san, cloud
+    /// The model of the slow disks: hdd, raid10x4, raid5x5, san, cloud
     #[arg(long, default_value = "raid10x4", value_parser = model)]
     pub model: String,
     /// Size of the cache, in percent of the data

@@ -230,8 +230,8 @@ fn share_of_pair(range: ByteRange, pair: u64) -> ByteRange {
     ByteRange { offset: start, len: place(range.end()) - start }
 }
 
-/// Calls `push` with disk, place, length and whether it updates, for what a read or a write of
-/// `range` does on each disk in one row of an array with parity. The parity moves by a disk from row
+/// Calls `push` with disk, place, length and whether it updates, for the work of a read or a write
+/// of `range` on each disk in one row of an array with parity. The parity moves by a disk from row
 /// to row. A write of a whole row writes all of it; any other reads old data and old parity first.
 fn parts_of_row(
     range: ByteRange,

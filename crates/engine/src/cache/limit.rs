@@ -133,7 +133,8 @@ impl Cache {
     /// The dirty level of a volume and its limit, as pacing sees them. Blocks that only wait for
     /// the primary's flush are as good as clean, but they become clean in lumps, since a flush of a
     /// disk may take most of a second. So they are left out of the level, and room for the largest
-    /// recent lump is left out of the limit. Blocks that fill stripes of the primary are no clients'.
+    /// recent lump is left out of the limit. Blocks that fill stripes of the primary are left out,
+    /// too.
     pub(crate) fn paced_level(&self, volume: VolumeId) -> (u64, u64) {
         let limit = self.limit_of(volume);
         let flow = &self.volume(volume).flow;

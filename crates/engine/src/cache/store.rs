@@ -173,7 +173,7 @@ impl Cache {
         room
     }
 
-    /// Names a clean block of the store again, as a dirty one. Returns false if there is no room now.
+    /// Names a clean block of the store again, as a dirty one. Returns false if there is no room.
     pub(crate) fn push_dirtied(&mut self, fx: &mut Effects, key: Key, place: Place) -> bool {
         let room = self.make_bare_room(fx);
         if room {

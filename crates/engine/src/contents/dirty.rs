@@ -98,8 +98,8 @@ impl Stripe {
         self.dirty.is_empty() && self.destaging.is_empty()
     }
 
-    /// Whether destaging leaves block `i` to a later round, so that the full stripe of `unit` blocks
-    /// around it may be filled until then. It does so once until nothing of that is dirty.
+    /// Whether destaging leaves block `i` to a later round, so that the full stripe of `unit`
+    /// blocks around it may be filled until then. It does so once until nothing of that is dirty.
     fn leaves(&mut self, i: u64, unit: u64) -> bool {
         let first = i - i % unit;
         let is_full = (first..first + unit).all(|i| self.dirty.get(i));

@@ -1,7 +1,7 @@
-//! Filling stripes of the primary. An array with parity writes a whole stripe of its disks as it is,
-//! but reads old data and old parity before it writes a part. So where dirty blocks lie here and
-//! there in such a stripe and the cache has all others, the others become dirty too, and all of it
-//! goes in one write.
+//! Filling stripes of the primary. An array with parity writes a whole stripe of its disks as it
+//! is, but reads old data and old parity before it writes a part. So where dirty blocks lie here
+//! and there in such a stripe and the cache has all others, the others become dirty too, and all of
+//! it goes in one write.
 //!
 //! They become dirty in the log, and durably so, before the write begins: a power failure may leave
 //! anything where a write was under way, so after it the cache must know that the primary may lack

@@ -211,7 +211,7 @@ impl Log {
                         let dirties = matches!(item.expect, Expect::Dirties(_));
                         item.dirty = (now.dirty || dirties) && item.kind != EntryKind::Invalidate;
                         if dirties {
-                            // Its primary may be written once it is durable that the block is dirty.
+                            // Its primary may be written once that is durable.
                             unsettled = true;
                         }
                     }
