@@ -46,6 +46,9 @@ pub struct Fetch {
     admit: Admit,
     /// Whether a client waits, so that destaging makes way.
     foreground: bool,
+    /// Whether missed blocks may be in the part of the log that was not loaded when the fetch
+    /// began.
+    may_be_cached: bool,
     /// Reads that wait, each with its blocks.
     waiters: Vec<(Id, BlockRange)>,
 }
@@ -110,7 +113,8 @@ impl Requests {
         let fresh: Vec<Key> =
             keys.zip(&stale).filter(|(_, stale)| !**stale).map(|(key, _)| key).collect();
         let waiters = vec![(op, missed)];
-        let fetch = Fetch { volume, blocks, stale, admit, foreground, waiters };
+        let may_be_cached = Self::may_be_cached(cache, volume, missed);
+        let fetch = Fetch { volume, blocks, stale, admit, foreground, may_be_cached, waiters };
         let id = self.fetches.insert(fetch);
         for key in fresh {
             self.fetching.insert(key, id);
@@ -194,7 +198,7 @@ impl Requests {
         };
         for &(op, run) in &fetch.waiters {
             if let Err(error) = &result {
-                if Self::may_be_cached(cache, fetch.volume, run) {
+                if fetch.may_be_cached {
                     self.parked.push((op, fetch.volume, run));
                 } else if run == fetch.blocks {
                     self.part_done(cache, op, Err(error.clone()), fx);
@@ -245,15 +249,15 @@ impl Requests {
         result
     }
 
-    /// Whether blocks that could not be read from the primary may turn out to be cached when all of
-    /// the log is loaded.
+    /// Whether missed blocks may turn out to be cached when all of the log is loaded.
     fn may_be_cached(cache: &Cache, volume: VolumeId, blocks: BlockRange) -> bool {
         let waits = cache.contents.is_loading() && cache.is_serving();
         let mut keys = blocks.iter().map(|block| Key::new(volume, block));
         waits && cache.health() == Health::Good && keys.any(|key| !cache.contents.is_settled(key))
     }
 
-    /// Reads blocks again that could not be read from the primary while the log was being loaded.
+    /// Reads blocks again that were missed while the log was being loaded, and that could not be
+    /// read from the primary.
     pub fn pump_parked(&mut self, cache: &mut Cache, fx: &mut Effects) {
         let is_over = |&mut (_, volume, blocks): &mut (Id, VolumeId, BlockRange)| {
             !Self::may_be_cached(cache, volume, blocks)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_block::testing::noise;
-use forebay_block::{BLOCK_SIZE, ByteRange, IoBuf, IoOp};
+use forebay_block::{BLOCK_SIZE, ByteRange, Io, IoBuf, IoOp};
 
 use crate::api::{Mode, ShardConfig, State, Target};
 use crate::shard::Shard;
@@ -189,4 +189,20 @@ fn a_read_that_the_primary_fails_waits_until_the_block_is_loaded() {
     assert!(reply.result.is_ok());
     assert_eq!(reply.buf[..], content(9, 2)[..]);
     assert!(harness.ask(IoOp::Read, range(BLOCKS + 1), &[]).is_none(), "it is not cached");
+}
+
+#[test]
+fn a_read_that_the_primary_fails_once_the_block_is_loaded_finds_it() {
+    let mut harness = served(stopped(), 2, Mode::WriteBack);
+    harness.away = true;
+    harness.submit(IoOp::Read, range(9), &[]);
+    let is_primary = |(target, _): &(Target, Io)| matches!(target, Target::Primary(_));
+    let (slow, others): (Vec<_>, Vec<_>) = harness.poll().into_iter().partition(is_primary);
+    others.into_iter().for_each(|(target, io)| harness.finish(target, io));
+    load(&mut harness);
+    slow.into_iter().for_each(|(target, io)| harness.finish(target, io));
+    harness.settle();
+    let reply = harness.replies.pop().expect("it is answered");
+    assert!(reply.result.is_ok(), "{:?}", reply.result);
+    assert_eq!(reply.buf[..], content(9, 2)[..]);
 }
