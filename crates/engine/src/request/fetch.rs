@@ -263,7 +263,10 @@ impl Requests {
             !Self::may_be_cached(cache, volume, blocks)
         };
         for (op, volume, blocks) in self.parked.extract_if(.., is_over).collect::<Vec<_>>() {
-            self.read_blocks(cache, op, volume, blocks, fx);
+            match self.is_prefetch(op) {
+                true => self.fetch_uncached(cache, op, volume, blocks, fx),
+                false => _ = self.read_blocks(cache, op, volume, blocks, fx),
+            }
             self.part_done(cache, op, Ok(()), fx);
         }
     }

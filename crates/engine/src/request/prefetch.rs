@@ -3,7 +3,7 @@
 //! They go from the primary straight to the log, past RAM and past the policy. What is cached
 //! already is left alone.
 
-use forebay_block::{BlockRange, ErrorKind, IoBuf};
+use forebay_block::{BlockRange, ErrorKind, IoBuf, VolumeId};
 
 use crate::api::{Effects, Request, Tier};
 use crate::cache::Cache;
@@ -40,6 +40,19 @@ impl Requests {
             quiet: true,
             tier: Tier::Ram,
         }));
+        self.fetch_uncached(cache, op, volume, blocks, fx);
+        self.part_done(cache, op, Ok(()), fx);
+    }
+
+    /// Reads the blocks from the primary that are not cached yet.
+    pub(super) fn fetch_uncached(
+        &mut self,
+        cache: &mut Cache,
+        op: Id,
+        volume: VolumeId,
+        blocks: BlockRange,
+        fx: &mut Effects,
+    ) {
         let mut missing = BlockRange::default();
         for block in blocks.iter() {
             let key = Key::new(volume, block);
@@ -56,6 +69,5 @@ impl Requests {
             }
         }
         self.fetch_missing(cache, op, volume, missing, fx);
-        self.part_done(cache, op, Ok(()), fx);
     }
 }

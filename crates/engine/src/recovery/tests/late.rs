@@ -45,8 +45,14 @@ fn stopped() -> Devices {
 
 /// A start on these devices, up to the moment at which the shard serves.
 fn served(devices: Devices, epoch: u32, mode: Mode) -> Harness {
-    let mut settings = ShardConfig { fresh: false, epoch, ..settings() };
+    let mut settings = ShardConfig { epoch, ..settings() };
     settings.volumes[0].mode = mode;
+    served_with(devices, settings)
+}
+
+/// The same with these settings.
+fn served_with(devices: Devices, settings: ShardConfig) -> Harness {
+    let mut settings = ShardConfig { fresh: false, ..settings };
     settings.volumes[0].discard = true;
     let mut harness = Harness::start(settings, devices);
     while harness.engine.state() == &State::Recovering {
@@ -205,4 +211,27 @@ fn a_read_that_the_primary_fails_once_the_block_is_loaded_finds_it() {
     let reply = harness.replies.pop().expect("it is answered");
     assert!(reply.result.is_ok(), "{:?}", reply.result);
     assert_eq!(reply.buf[..], content(9, 2)[..]);
+}
+
+#[test]
+fn a_prefetch_that_the_primary_fails_takes_what_is_loaded_for_done() {
+    let settings = ShardConfig { ram_bytes: 64 * BLOCK, epoch: 2, ..settings() };
+    let mut harness = served_with(stopped(), settings);
+    harness.away = true;
+    for (blocks, is_cached) in [(9..12, true), (BLOCKS - 1..BLOCKS + 1, false)] {
+        let range = ByteRange::new(blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
+        harness.submit(IoOp::Prefetch, range, &[]);
+        for (target, io) in harness.poll() {
+            harness.finish(target, io);
+        }
+        if is_cached {
+            writes_of(&mut harness, IoOp::Write, 10, &content(10, 3));
+            load(&mut harness);
+        }
+        harness.settle();
+        let reply = harness.replies.pop().expect("it is answered");
+        assert_eq!(reply.result.is_ok(), is_cached, "{blocks:?}: {:?}", reply.result);
+    }
+    assert_eq!(read(&mut harness, 9)[..], content(9, 2)[..]);
+    assert_eq!(read(&mut harness, 10)[..], content(10, 3)[..]);
 }
