@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use forebay_block::{BLOCK_SIZE, Instant, STRIPE_BLOCKS};
+use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_policy::{DestagePacer, DrainRate, RateBound, WriteThrottle};
 
 use crate::api::Pace;
@@ -41,9 +41,7 @@ pub(crate) struct Flow {
     pub collecting: u64,
     /// The block at which destaging continues.
     pub cursor: Key,
-    /// Blocks of a full stripe of the primary; 1 if it has none.
-    pub unit: u64,
-    /// The stripes that are being filled.
+    /// The stripes of the primary that are being filled.
     pub filling: VecDeque<Filling>,
     /// Blocks that were made dirty to fill stripes and are not on the primary yet.
     pub filled_blocks: u64,
@@ -55,18 +53,6 @@ pub(crate) struct Flow {
     pub oldest_io: Option<Instant>,
     pub slow_ios: u64,
     was_slow: bool,
-}
-
-/// The number of blocks of a full stripe of `bytes`: 1 if there is no such. A write ends where a
-/// stripe of the cache does. So longer ones count in parts, and shorter ones if they divide it.
-fn full_stripe_blocks(bytes: u64) -> u64 {
-    let stripe = STRIPE_BLOCKS * BLOCK_SIZE as u64;
-    match bytes {
-        0 => 1,
-        _ if bytes.is_multiple_of(stripe) => STRIPE_BLOCKS,
-        _ if stripe.is_multiple_of(bytes) => (bytes / BLOCK_SIZE as u64).max(1),
-        _ => 1,
-    }
 }
 
 impl Flow {
@@ -82,7 +68,6 @@ impl Flow {
             destage_writes: 0,
             collecting: 0,
             cursor: first,
-            unit: 1,
             filling: VecDeque::new(),
             filled_blocks: 0,
             unflushed_blocks: 0,
@@ -93,15 +78,8 @@ impl Flow {
         }
     }
 
-    /// Sets how destaging treats the primary, which prefers I/O of `optimal_io` bytes; each of the
-    /// `shards` gets an equal part of the rate.
-    pub fn set_pace(&mut self, pace: Pace, optimal_io: u32, shards: u16) {
-        let unit = full_stripe_blocks(pace.stripe.unwrap_or(optimal_io.into()));
-        if unit != self.unit {
-            self.unit = unit;
-            let blocks: u64 = self.filling.drain(..).map(|filling| filling.blocks).sum();
-            self.filled_blocks -= blocks;
-        }
+    /// Sets how destaging treats the primary; each of the `shards` gets an equal part of the rate.
+    pub fn set_pace(&mut self, pace: Pace, shards: u16) {
         self.pacer.set_target(pace.latency);
         let of_shard = |bytes: u64| bytes as f64 / BLOCK_SIZE as f64 / f64::from(shards.max(1));
         self.bound = RateBound::new(pace.rate.map(of_shard));
@@ -113,6 +91,12 @@ impl Flow {
         self.drain_rate.completed(now, blocks.saturating_sub(filled));
         self.unflushed_blocks += blocks;
         self.filled_blocks -= filled;
+    }
+
+    /// Gives up filling stripes: what was made dirty for them is destaged as any other block.
+    pub fn stop_filling(&mut self) {
+        let blocks: u64 = self.filling.drain(..).map(|filling| filling.blocks).sum();
+        self.filled_blocks -= blocks;
     }
 
     /// Updates the peak of unflushed blocks when a flush has just ended; a peak decays slowly.

@@ -67,7 +67,7 @@ pub(crate) struct Volume {
 impl Volume {
     pub fn new(config: VolumeConfig, depth: u32, shards: u16, now: Instant) -> Self {
         let mut flow = Flow::new(depth, config.rotational, Key::new(config.id, 0));
-        flow.set_pace(config.pace, config.optimal_io, shards);
+        flow.set_pace(config.pace, shards);
         let order = Order::new(config.ordered, now);
         Self {
             config,

@@ -122,6 +122,23 @@ pub const ORDERED_SEEDS: u64 = 60_000_000;
 /// Seeds from this one on are worlds of arrays with parity, whose stripes the cache fills.
 pub const STRIPED_SEEDS: u64 = 80_000_000;
 
+/// Bytes of a cache device with `shards` shards of `segments` segments, with the share that a pool
+/// leaves unused.
+fn cache_bytes(shards: usize, segments: u64, segment_size: u32) -> u64 {
+    let areas = shards as u64 * segments * u64::from(segment_size);
+    (2 << 20) + areas * 10 / 9 / 4096 * 4096
+}
+
+/// Whether a power failure may leave garbage where primaries were written. In some modes the
+/// primary alone must be as the client wrote it: garbage in it would be the disk's fault, not the
+/// cache's. A discard may also bring back older content.
+fn primary_may_garble(volumes: &[VolumeSetup], scenario: Scenario, also: Option<Scenario>) -> bool {
+    let is_logged = |v: &VolumeSetup| is_back(v.mode) && v.sequential_threshold == 0 && !v.discard;
+    volumes.iter().all(is_logged)
+        && scenario.keeps_cache_and_modes()
+        && also.is_none_or(Scenario::keeps_cache_and_modes)
+}
+
 /// All segments of a shard, and those of its log if it has a store; `all` if it has none.
 fn log_and_store(seed: u64, all: u64) -> (u64, Option<u32>) {
     let mut rng = Rng::new(seed ^ 0x0005_704e);
@@ -170,11 +187,8 @@ impl Setup {
         let index_all = segments * u64::from(segment_size) / 4096;
         let fast = rng.percent(60);
         let garbles = rng.percent(70);
-        let areas = shards as u64 * segments * u64::from(segment_size);
-        // Includes the share that a pool leaves unused.
-        let cache_size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
         let cache = DiskProfile {
-            size: cache_size,
+            size: cache_bytes(shards, segments, segment_size),
             volatile: rng.percent(75),
             garbles,
             latency: (10 * MICRO, if fast { 40 * MICRO } else { 2 * MILLI }),
@@ -182,17 +196,10 @@ impl Setup {
             slow_percent: rng.pick(&[0, 0, 2, 10]),
             discards: cache_discards(seed),
         };
-        // In some modes the primary alone must be as the client wrote it: garbage in it would be
-        // the disk's fault, not the cache's. A discard may also bring back older content.
-        let through_the_log =
-            volumes.iter().all(|v| is_back(v.mode) && v.sequential_threshold == 0 && !v.discard);
         let primary = DiskProfile {
             size: 0,
             volatile: rng.percent(75),
-            garbles: garbles
-                && through_the_log
-                && scenario.keeps_cache_and_modes()
-                && also.is_none_or(Scenario::keeps_cache_and_modes),
+            garbles: garbles && primary_may_garble(&volumes, scenario, also),
             latency: (50 * MICRO, rng.pick(&[200 * MICRO, 8 * MILLI])),
             flush: (50 * MICRO, rng.pick(&[500 * MICRO, 20 * MILLI])),
             slow_percent: rng.pick(&[0, 0, 2, 10]),
@@ -246,8 +253,7 @@ impl Setup {
     fn in_order(mut self, ends: bool) -> Self {
         let mut rng = Rng::new(self.seed ^ 0x0009_de6e);
         self.shards = rng.pick(&[1, 2, 2, 3]);
-        let areas = self.shards as u64 * self.segments * u64::from(self.segment_size);
-        self.cache.size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
+        self.cache.size = cache_bytes(self.shards, self.segments, self.segment_size);
         for volume in &mut self.volumes {
             if ends {
                 volume.mode = rng.pick(&[Mode::WriteBack, Mode::WriteBack, Mode::WriteOnly]);
@@ -274,10 +280,8 @@ impl Setup {
         if rng.percent(70) {
             self.content = ContentLocality::Independent;
         }
-        let areas = self.shards as u64 * self.segments * u64::from(self.segment_size);
-        self.cache.size = (2 << 20) + areas * 10 / 9 / 4096 * 4096;
+        self.cache.size = cache_bytes(self.shards, self.segments, self.segment_size);
         self.index_blocks = self.segments * u64::from(self.segment_size) / 4096;
-        let mut through_the_log = true;
         for volume in &mut self.volumes {
             volume.optimal_io = rng.pick(&[8, 16, 32, 64]) << 10;
             volume.rotational = rng.percent(80);
@@ -285,8 +289,6 @@ impl Setup {
                 (volume.mode, volume.discard, volume.sequential_threshold) =
                     (Mode::WriteBack, false, 0);
             }
-            through_the_log &=
-                is_back(volume.mode) && volume.sequential_threshold == 0 && !volume.discard;
             volume.windows.truncate(1);
             let most = rng.pick(&[64 * KIB, 128 * KIB, 512 * KIB]);
             volume.windows[0].len = volume.windows[0].len.min(most);
@@ -294,9 +296,7 @@ impl Setup {
         if rng.percent(70) {
             (self.scenario, self.also) = (Scenario::Crashes, None);
         }
-        let keeps = self.scenario.keeps_cache_and_modes()
-            && self.also.is_none_or(Scenario::keeps_cache_and_modes);
-        self.primary.garbles = through_the_log && keeps;
+        self.primary.garbles = primary_may_garble(&self.volumes, self.scenario, self.also);
         self.primary.volatile = true;
         self.ram_bytes = rng.pick(&[0, 16 * KIB, 64 * KIB]);
         self.dirty_limit = Part::Percent(50);

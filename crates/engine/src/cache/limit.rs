@@ -1,7 +1,7 @@
 //! The dirty limit and its division among volumes, the reserve in the log for blocks that cannot
 //! become clean, and the bound on blocks that misses bring in.
 
-use forebay_block::{BLOCK_SIZE, Instant, VolumeId};
+use forebay_block::{BLOCK_SIZE, Instant, STRIPE_BLOCKS, VolumeId};
 use forebay_format::ENTRY_BYTES;
 use forebay_policy::{DirtyShare, DirtyShares, Part, RateBound, Whole};
 
@@ -16,23 +16,22 @@ const STUCK_RESERVE: u64 = 8;
 
 /// The dirty limit in blocks, and how the volumes share it.
 pub struct DirtyLimit {
-    blocks: u64,
+    all: Whole,
     shares: DirtyShares,
 }
 
 impl DirtyLimit {
     /// The limit of a shard with these settings.
     pub fn new(config: &ShardConfig) -> Self {
-        let blocks = dirty_limit(config);
-        Self { blocks, shares: shares(config, blocks) }
+        let blocks = room(config).part(config.dirty_limit).min(dirty_max(config)).max(1);
+        let all = Whole { blocks, shards: config.shards };
+        Self { all, shares: DirtyShares::new(all, &by_id(config, |volume| volume.share)) }
     }
 }
 
-/// The number of dirty blocks that a shard may have.
-fn dirty_limit(config: &ShardConfig) -> u64 {
-    let room = room(config);
-    let most = room.part(Part::Percent(DIRTY_MAX_PERCENT));
-    room.part(config.dirty_limit).min(most).max(1)
+/// The most dirty blocks that a shard may have, whatever its limit.
+fn dirty_max(config: &ShardConfig) -> u64 {
+    room(config).part(Part::Percent(DIRTY_MAX_PERCENT))
 }
 
 /// The number of blocks that a shard has room for if none is compressed: all of what shares of the
@@ -44,10 +43,18 @@ pub(super) fn room(config: &ShardConfig) -> Whole {
     Whole { blocks, shards: config.shards }
 }
 
-/// How the volumes of a shard share its dirty limit.
-fn shares(config: &ShardConfig, limit: u64) -> DirtyShares {
-    let limit = Whole { blocks: limit, shards: config.shards };
-    DirtyShares::new(limit, &by_id(config, |volume| volume.share))
+/// The number of blocks of a full stripe of a primary that prefers I/O of `optimal_io` bytes: 1 if
+/// it has none. A write ends where a stripe of the cache does. So longer ones count in parts, and
+/// shorter ones if they divide it.
+pub(super) fn full_stripe_blocks(pace: Pace, optimal_io: u32) -> u64 {
+    let bytes = pace.stripe.unwrap_or(optimal_io.into());
+    let stripe = STRIPE_BLOCKS * BLOCK_SIZE as u64;
+    match bytes {
+        0 => 1,
+        _ if bytes.is_multiple_of(stripe) => STRIPE_BLOCKS,
+        _ if stripe.is_multiple_of(bytes) => (bytes / BLOCK_SIZE as u64).max(1),
+        _ => 1,
+    }
 }
 
 /// A setting of each volume, indexed by its ID.
@@ -96,28 +103,29 @@ impl Cache {
     pub(crate) fn set_pace(&mut self, volume: VolumeId, pace: Pace) {
         let shards = self.config.shards;
         let state = self.volume_mut(volume);
-        state.flow.set_pace(pace, state.config.optimal_io, shards);
-        let unit = state.flow.unit;
-        self.contents.set_unit(volume, unit);
+        state.flow.set_pace(pace, shards);
+        let unit = full_stripe_blocks(pace, state.config.optimal_io);
+        if unit != self.contents.dirty().unit_of(volume) {
+            self.contents.set_unit(volume, unit);
+            self.volume_mut(volume).flow.stop_filling();
+        }
     }
 
     /// Number of dirty blocks, over all volumes, at which writes wait.
     pub(crate) fn dirty_limit(&self) -> u64 {
-        self.limit.blocks
+        self.limit.all.blocks
     }
 
-    /// The most blocks that may be dirty, whatever the dirty limit: clean ones and reclaim need
-    /// space.
+    /// The most blocks that may be dirty, whatever the dirty limit.
     pub(crate) fn dirty_max(&self) -> u64 {
-        room(&self.config).part(Part::Percent(DIRTY_MAX_PERCENT))
+        dirty_max(&self.config)
     }
 
     /// Number of dirty blocks, of a volume that may have `limit`, above which it is destaged.
     pub(crate) fn target_of(&self, limit: u64) -> u64 {
-        let all = self.limit.blocks;
-        let target =
-            Whole { blocks: all, shards: self.config.shards }.part(self.config.dirty_target);
-        (u128::from(limit) * u128::from(target) / u128::from(all)) as u64
+        let all = self.limit.all;
+        let target = all.part(self.config.dirty_target);
+        (u128::from(limit) * u128::from(target) / u128::from(all.blocks)) as u64
     }
 
     /// Number of dirty blocks at which the writes of a volume wait: the part that the other volumes

@@ -104,8 +104,8 @@ impl Cache {
         let extent_pages = segment as usize / PAGE;
         let mut contents = Contents::new(config.index_blocks, segments, volumes.len());
         contents.add_store(all - segments, extent_pages);
-        for volume in volumes.iter().flatten() {
-            contents.set_unit(volume.config.id, volume.flow.unit);
+        for volume in &config.volumes {
+            contents.set_unit(volume.id, limit::full_stripe_blocks(volume.pace, volume.optimal_io));
         }
         let builder = Builder::new(config.buffers.clone(), pages_max);
         Self {

@@ -163,23 +163,20 @@ impl Cache {
 
     /// Names a block of the store again, at its `place`. Returns false if there is no room now.
     pub(crate) fn push_mapping(&mut self, fx: &mut Effects, key: Key, place: Place) -> bool {
+        self.push_named(fx, key, place, Expect::At(place))
+    }
+
+    /// Names a clean block of the store again, as a dirty one. Returns false if there is no room.
+    pub(crate) fn push_dirtied(&mut self, fx: &mut Effects, key: Key, place: Place) -> bool {
+        self.push_named(fx, key, place, Expect::Dirties(place))
+    }
+
+    fn push_named(&mut self, fx: &mut Effects, key: Key, place: Place, expect: Expect) -> bool {
         let room = self.make_bare_room(fx);
         if room {
             let Place { segment, offset, kind, len, crc, .. } = place;
             let slot = self.slot_at(segment);
             let stored = Stored { segment, offset, slot, is_new: false };
-            self.log.builder().push_stored(key, (kind, len, crc), Expect::At(place), stored);
-        }
-        room
-    }
-
-    /// Names a clean block of the store again, as a dirty one. Returns false if there is no room.
-    pub(crate) fn push_dirtied(&mut self, fx: &mut Effects, key: Key, place: Place) -> bool {
-        let room = self.make_bare_room(fx);
-        if room {
-            let Place { segment, offset, kind, len, crc, .. } = place;
-            let stored = Stored { segment, offset, slot: self.slot_at(segment), is_new: false };
-            let expect = Expect::Dirties(place);
             self.log.builder().push_stored(key, (kind, len, crc), expect, stored);
         }
         room

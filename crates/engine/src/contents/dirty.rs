@@ -187,15 +187,21 @@ impl Dirty {
         &mut self.volumes[at]
     }
 
+    /// The same units of volumes, and no dirty blocks.
+    pub fn emptied(&self) -> Self {
+        let part = |part: &Part| Part { unit: part.unit, ..Part::default() };
+        Self { volumes: self.volumes.iter().map(part).collect(), ..Self::default() }
+    }
+
     /// Sets the number of blocks of a full stripe of a volume's primary: 1, or another divisor of a
     /// stripe's.
     pub fn set_unit(&mut self, volume: VolumeId, unit: u64) {
         self.part(u64::from(volume.0) << STRIPES_BITS).unit = unit;
     }
 
-    /// The number of blocks of a full stripe of the primary on which a stripe is.
-    fn unit_of(&self, stripe: u64) -> u64 {
-        self.volumes.get((stripe >> STRIPES_BITS) as usize).map_or(1, |part| part.unit.max(1))
+    /// The number of blocks of a full stripe of a volume's primary; 1 if it has none.
+    pub fn unit_of(&self, volume: VolumeId) -> u64 {
+        self.volumes.get(usize::from(volume.0)).map_or(1, |part| part.unit.max(1))
     }
 
     /// Whether the block is dirty.
@@ -224,7 +230,7 @@ impl Dirty {
     /// it.
     pub fn insert(&mut self, now: Instant, key: Key, by_client: bool) {
         let (number, i) = stripe_of(key);
-        let unit = self.unit_of(number);
+        let unit = self.unit_of(key.volume());
         let stripe = self.stripes.entry(number).or_insert_with(Stripe::new);
         let is_new = !stripe.dirty.get(i);
         let first = i - i % unit;
@@ -352,7 +358,7 @@ impl Dirty {
         spare_after: Instant,
     ) -> Result<Key, Option<Key>> {
         let (first, skip) = stripe_of(range.start);
-        let unit = self.unit_of(first);
+        let unit = self.unit_of(range.start.volume());
         let last = range.end.0.div_ceil(STRIPE_BLOCKS).max(first);
         for (seen, (&number, stripe)) in self.stripes.range_mut(first..last).enumerate() {
             if seen == stripes_max {

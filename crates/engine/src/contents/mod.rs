@@ -137,11 +137,12 @@ impl Contents {
         self.index.reserve(blocks);
     }
 
-    /// Empties the contents and makes room for `blocks` blocks.
+    /// Empties the contents and makes room for `blocks` blocks. The units of volumes stay.
     pub fn clear(&mut self, blocks: u64) {
         let mut fresh = Self::new(1, self.log_segments, self.volumes);
         let extents = self.segments.len() - self.log_segments;
         fresh.add_store(extents, self.extent_pages);
+        fresh.dirty = self.dirty.emptied();
         let empty = std::mem::replace(self, fresh).index;
         let reusable = empty.len() == 0 && empty.capacity() == blocks;
         self.index = if reusable { empty } else { Index::new(blocks) };

@@ -323,3 +323,14 @@ fn check_objects_to_a_fence_around_a_clean_block() {
     assert!(contents.fence(DIRTY));
     assert_eq!(contents.check(), Ok(()), "a dirty block may be fenced");
 }
+
+/// Recovery empties the contents after the settings of volumes are known: found by reading,
+/// 2026-11-27.
+#[test]
+fn the_units_of_volumes_outlast_what_is_cached() {
+    let mut contents = Contents::new(100, 8, 2);
+    contents.set_unit(VolumeId(1), 64);
+    contents.clear(100);
+    assert_eq!([0, 1].map(|id| contents.dirty().unit_of(VolumeId(id))), [1, 64]);
+    assert_eq!(contents.check(), Ok(()));
+}

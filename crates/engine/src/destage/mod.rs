@@ -205,14 +205,9 @@ impl Destaging {
                         from = past.min(all.end);
                         continue;
                     }
-                    from = match self.start(cache, key, reason, fx) {
-                        Ok(past) => {
-                            cache.volume_mut(volume).flow.bound.take(past.0 - key.0);
-                            past
-                        }
-                        Err(past) => past,
-                    };
-                    from = from.min(all.end);
+                    let past = self.start(cache, key, reason, fx).unwrap_or_else(|past| past);
+                    cache.volume_mut(volume).flow.bound.take(self.gathered - before);
+                    from = past.min(all.end);
                 }
                 Err(Some(further)) => from = further,
                 Err(None) if wrapped => break,

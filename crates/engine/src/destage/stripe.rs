@@ -42,7 +42,8 @@ impl Destaging {
     ) -> bool {
         let flow = &cache.volume(volume).flow;
         let Some(&Filling { start, since, blocks }) = flow.filling.front() else { return false };
-        let keys = (start.0..start.0 + flow.unit).map(Key);
+        let unit = cache.contents.dirty().unit_of(volume);
+        let keys = (start.0..start.0 + unit).map(Key);
         let dirty: Vec<Key> = keys.filter(|&key| cache.contents.dirty().contains(key)).collect();
         let waits = dirty.iter().copied().find(|&key| Self::may_destage(cache, key).is_none());
         let is_new = cache.now.since(since) < FILLING_TIME;
@@ -72,7 +73,7 @@ impl Destaging {
         fx: &mut Effects,
     ) -> Option<Key> {
         let volume = key.volume();
-        let unit = cache.volume(volume).flow.unit;
+        let unit = cache.contents.dirty().unit_of(volume);
         if unit <= 1 || !Self::may_fill(cache, volume, reason) {
             return None;
         }
@@ -145,11 +146,11 @@ impl Destaging {
     }
 
     /// The place of a clean block that can be made dirty.
-    fn fills_with(cache: &mut Cache, key: Key) -> Option<Place> {
+    fn fills_with(cache: &Cache, key: Key) -> Option<Place> {
         let place = cache.contents.get(key)?;
         let changes = cache.locks.is_locked(key)
             || cache.contents.unsettled(key).is_some()
-            || cache.log.builder().has_entry_of(key);
+            || cache.log.builder_ref().has_entry_of(key);
         let is_plain = cache.contents.is_in_store(&place)
             && place.kind.has_payload()
             && !place.kind.is_associate();

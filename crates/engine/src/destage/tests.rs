@@ -479,7 +479,7 @@ fn a_size_that_is_no_full_stripe_counts_as_none() {
         let mut bed = Bed::with([]);
         bed.rooms.volume_mut(VOLUME).config.optimal_io = optimal_io;
         bed.rooms.cache.set_pace(VOLUME, Pace { stripe, ..Pace::default() });
-        bed.rooms.volume(VOLUME).flow.unit
+        bed.rooms.contents.dirty().unit_of(VOLUME)
     };
     let given = [512, 4096, 8192, 192 << 10, 256 << 10, 1 << 20, 3 << 20, 33_553_920];
     assert_eq!(given.map(|bytes| unit(None, bytes)), [1, 1, 2, 1, 64, 256, 256, 1]);

@@ -184,9 +184,9 @@ impl Log {
                 Expect::Absent | Expect::At(_) | Expect::Dirties(_) => Touch::Read,
             };
             let mut meta = cx.policy.inserted(touch);
-            let mut unsettled = false;
             let moves = matches!(item.payload, Payload::Stored(_));
-            if !matches!(item.expect, Expect::At(_) | Expect::Dirties(_)) {
+            let dirties = matches!(item.expect, Expect::Dirties(_));
+            if !item.expect.is_again() {
                 cx.policy.entered();
             }
             match item.expect {
@@ -208,12 +208,7 @@ impl Log {
                             // The block was destaged before its loss was logged.
                             item.kind = EntryKind::Invalidate;
                         }
-                        let dirties = matches!(item.expect, Expect::Dirties(_));
                         item.dirty = (now.dirty || dirties) && item.kind != EntryKind::Invalidate;
-                        if dirties {
-                            // Its primary may be written once that is durable.
-                            unsettled = true;
-                        }
                     }
                     _ => {
                         end_hold(cx, &item);
@@ -253,8 +248,10 @@ impl Log {
                 dirty: item.dirty,
                 meta,
             };
-            if item.dirty && matches!(item.payload, Payload::Stored(at) if at.is_new) {
-                // It may have been put together from versions that are not durable yet.
+            // A new one may have been put together from versions that are not durable yet. One that
+            // was clean may be lost on the primary from the first write there on.
+            let is_new = matches!(item.payload, Payload::Stored(at) if at.is_new);
+            if item.dirty && (is_new || dirties) {
                 cx.contents.note_unsettled(item.key, self.next_lsn);
             }
             entries.push(Entry {
@@ -292,9 +289,6 @@ impl Log {
                         );
                     }
                 }
-            }
-            if unsettled {
-                cx.contents.note_unsettled(item.key, self.next_lsn);
             }
             end_hold(cx, &item);
         }

@@ -36,6 +36,11 @@ impl Expect {
     pub fn is_certain(self) -> bool {
         matches!(self, Self::Always | Self::Over(_))
     }
+
+    /// Whether the entry says again what the cache has already.
+    pub fn is_again(self) -> bool {
+        matches!(self, Self::At(_) | Self::Dirties(_))
+    }
 }
 
 /// The location of an entry's payload.
@@ -183,10 +188,8 @@ impl Builder {
 
     /// Whether the record holds more than copies and checkpoints.
     pub fn has_news(&self) -> bool {
-        let is_news = |item: &Pending| {
-            item.kind != EntryKind::Checkpoint
-                && !matches!(item.expect, Expect::At(_) | Expect::Dirties(_))
-        };
+        let is_news =
+            |item: &Pending| item.kind != EntryKind::Checkpoint && !item.expect.is_again();
         self.pending.iter().any(is_news)
     }
 
