@@ -115,6 +115,8 @@ fn a_bad_value_is_named_with_the_range() {
         ("dirty_limit", Section::Cache, "95%"),
         ("dirty_limit", Section::Volume, "0%"),
         ("sequential_threshold", Section::Volume, "512"),
+        ("stripe_size", Section::Volume, "192KiB"),
+        ("stripe_size", Section::Volume, "4KiB"),
         ("client_memory", Section::Server, "1MiB"),
         ("idle_timeout", Section::Server, "1ms"),
         ("write_cache_depth", Section::Cache, "0s"),

@@ -1,9 +1,11 @@
 //! Reads while dirty data is drained to a slow primary, compared with the same reads before. Most
 //! of them miss, so they need the primary too.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use forebay_block::testing::Numbers;
 use serde_json::json;
 
 use crate::load::content::Content;
@@ -62,12 +64,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     // A part of the limit that needs no destaging.
     let limit = server.status()?.counter("dirty_limit_blocks") * 4096;
     let count = limit / 2 / args.block;
-    let mut numbers = 1u64;
-    let blocks = (0..count).map(|_| {
-        numbers = numbers.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (numbers >> 33) % (span / args.block)
-    });
-    let list = Pattern::List(std::sync::Arc::new(blocks.collect()));
+    let mut numbers = Numbers::new(1);
+    let blocks = (0..count).map(|_| numbers.below(span / args.block));
+    let list = Pattern::List(Arc::new(blocks.collect()));
     let load = |pattern, seed, time| Load {
         loops: args.depth,
         connections: 1,

@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use forebay_device::Profile;
 
 use crate::report::{Prices, Report};
 use crate::rig::setup::SetUp;
 
-/// Names of the disk models.
-const MODELS: [&str; 5] = ["hdd", "raid10x4", "raid5x5", "san", "cloud"];
-
 fn model(text: &str) -> Result<String, String> {
-    let known = MODELS.contains(&text).then(|| text.to_owned());
-    known.ok_or_else(|| format!("{text:?} is not a disk model; use {}", MODELS.join(", ")))
+    let known = Profile::from_name(text).map(|_| text.to_owned());
+    known.ok_or_else(|| {
+        let names = Profile::NAMES.map(|(name, _)| name);
+        format!("{text:?} is not a disk model; use {}", names.join(", "))
+    })
 }
 
 /// Arguments common to all benchmarks for users.

@@ -6,11 +6,9 @@ use std::path::Path;
 
 use forebay_block::{NAME_BYTES_MAX, VOLUMES_MAX};
 use forebay_engine::{GUARANTEED_MAX_PERCENT, Part};
-use forebay_policy::size_text;
-
-use crate::units::{Share, Size};
 
 use super::{Config, ConfigError, ServerConfig, TlsPolicy, VolumeConfig, invalid};
+use crate::units::Share;
 
 impl Config {
     /// Checks the settings against each other.
@@ -52,7 +50,6 @@ impl Config {
                 return Err(invalid(format!("volume {name:?}: primary"), what, hint));
             }
         }
-        self.check_stripes()?;
         self.check_rules()
     }
 
@@ -70,25 +67,6 @@ impl Config {
         self.check_guarantees(("dirty_guarantee", "dirty_limit"), (100, "dirty limit"), |volume| {
             (volume.dirty_guarantee, volume.dirty_limit)
         })
-    }
-
-    /// Checks what the ranges of settings do not say: sizes of stripes are powers of two.
-    ///
-    /// # Errors
-    /// Names the first size that is not.
-    pub fn check_stripes(&self) -> Result<(), ConfigError> {
-        for volume in &self.volumes {
-            if let Some(Size(size)) = volume.stripe_size
-                && size > 0
-                && !size.is_power_of_two()
-            {
-                let key = format!("volume {:?}: stripe_size", volume.name);
-                let what = format!("{} is not a power of two", size_text(size));
-                let hint = "use 8KiB, 16KiB, ..., 16MiB, or 0 if no such size is a full stripe";
-                return Err(invalid(key, what, hint));
-            }
-        }
-        Ok(())
     }
 
     /// Checks the guarantees and limits that `of` gives of each volume: settings with these names,

@@ -131,6 +131,7 @@ pub enum Kind {
 pub struct Range {
     least: u64,
     most: u64,
+    power_of_two: bool,
     zero: bool,
     or: &'static str,
 }
@@ -148,7 +149,13 @@ impl Range {
     /// `least` to `most`.
     #[must_use]
     pub const fn within(least: u64, most: u64) -> Self {
-        Self { least, most, zero: false, or: "" }
+        Self { least, most, power_of_two: false, zero: false, or: "" }
+    }
+
+    /// Allows only powers of two.
+    #[must_use]
+    pub const fn power_of_two(self) -> Self {
+        Self { power_of_two: true, ..self }
     }
 
     /// Also allows zero, with its meaning: "0 for never".
@@ -164,7 +171,8 @@ impl Range {
     }
 
     fn contains(self, number: u64) -> bool {
-        (self.least..=self.most).contains(&number) || (self.zero && number == 0)
+        let within = (self.least..=self.most).contains(&number);
+        within && (!self.power_of_two || number.is_power_of_two()) || self.zero && number == 0
     }
 }
 
@@ -263,14 +271,15 @@ impl Kind {
             Self::Number(range) => (range, |number| number.to_string()),
             _ => return None,
         };
-        let Range { least, most, or, .. } = *range;
+        let Range { least, most, power_of_two, or, .. } = *range;
         let within = match (least, most) {
             (0, u64::MAX) => return None,
             (_, u64::MAX) => format!("{} or more", text(least)),
             _ => format!("{} to {}", text(least), text(most)),
         };
         let bytes = if matches!(self, Self::Share(_)) { ", or 1MiB or more" } else { "" };
-        let within = format!("{within}{bytes}");
+        let power = if power_of_two { ", a power of two" } else { "" };
+        let within = format!("{within}{power}{bytes}");
         Some(if or.is_empty() { within } else { format!("{within}, or {or}") })
     }
 

@@ -550,12 +550,12 @@ pub static TABLE: &[Spec] = &[
     Spec {
         online: Online::Volume(|id, volume| Setting::Pace(id, volume.pace())),
         flag: InFile,
-        more: "A power of two. Stripes all of which is dirty are written first: see \
+        more: "Where the cache has all of a stripe, all of it is written: see \
                [tuning](tuning.md#arrays-with-parity).",
         ..spec(
             Section::Volume,
             "stripe_size",
-            Size(Range::within(8 * KIB, 16 * MIB).or_zero("0 for none")),
+            Size(Range::within(8 * KIB, 16 * MIB).power_of_two().or_zero("0 for none")),
             Unset("the preferred size that the primary gives"),
             Volume(|volume| &mut volume.stripe_size),
             "Bytes that an array writes at once on all of its disks; 0 is none",

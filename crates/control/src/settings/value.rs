@@ -2,6 +2,7 @@
 //! printed. Ranges belong to the table; see [`super::Range`].
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use forebay_engine::{ContentLocality, Eviction, Mode, Part};
@@ -11,7 +12,7 @@ use crate::access::SocketMode;
 use crate::config::{FuseTransport, ListItem, TextList, TlsPolicy, WebListen};
 use crate::endpoint::Listen;
 use crate::peer::ChangesBy;
-use crate::units::{Latency, Percent, Share, Size, Time};
+use crate::units::{Latency, Percent, Share, Size, Time, UnitError};
 
 /// A type whose values have names: one table for parsing, printing and listing them.
 pub trait Named: Copy + PartialEq + 'static {
@@ -99,9 +100,14 @@ impl<T: Named> Value for T {
     }
 }
 
+/// The size, time or share that a text stands for.
+fn parsed<T: FromStr<Err = UnitError>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: UnitError| error.to_string())
+}
+
 impl Value for Size {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+        parsed(text)
     }
 
     fn text(&self) -> String {
@@ -115,7 +121,7 @@ impl Value for Size {
 
 impl Value for Time {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+        parsed(text)
     }
 
     fn text(&self) -> String {
@@ -129,7 +135,7 @@ impl Value for Time {
 
 impl Value for Percent {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+        parsed(text)
     }
 
     fn text(&self) -> String {
@@ -143,7 +149,7 @@ impl Value for Percent {
 
 impl Value for Share {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+        parsed(text)
     }
 
     fn text(&self) -> String {
@@ -161,7 +167,7 @@ impl Value for Share {
 
 impl Value for Latency {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: crate::units::UnitError| error.to_string())
+        parsed(text)
     }
 
     fn text(&self) -> String {

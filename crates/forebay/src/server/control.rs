@@ -311,8 +311,7 @@ impl Running {
             kept.push(Wish { volume: id, spec, value, configured });
             places.push(place);
         }
-        let checked = config.check_shares().and_then(|()| config.check_stripes());
-        let checked = checked.and_then(|()| config.check_rules());
+        let checked = config.check_shares().and_then(|()| config.check_rules());
         let checked = checked.and_then(|()| config.check_pins(self.facts.cache_bytes));
         checked.map_err(|error| invalid(error.to_string()))?;
         config.cache.rules.check_users().map_err(|what| invalid(format!("rules: {what}")))?;
