@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 
-use forebay_block::VolumeId;
 use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp, IoTag};
 use forebay_codec::crc32c;
 use forebay_engine::{DetachedStripe, Health, Target, Trust};
@@ -57,6 +56,8 @@ pub(crate) struct Pool {
     errand: Option<Errand>,
     /// Why the last start was refused.
     pub refused: Option<String>,
+    /// The UUID of the pool that was last served, after an orderly stop.
+    pub last: Option<[u8; 16]>,
     /// Earlier states of the cache device, with the epoch of each.
     snapshots: VecDeque<(u32, Pages)>,
     /// Whether the device was set back, so that the next start must be refused.
@@ -85,17 +86,18 @@ impl World {
         let (copies, announcement) = (SUPERBLOCK_OFFSETS.map(read), read(ANNOUNCEMENT_OFFSET));
         self.pool.made += 1;
         let volumes = self.specs();
+        let (forgotten, kept_ids) = (self.forgotten(), self.kept_ids());
         let request = OpenRequest {
             device_size: self.cache.size(),
             copies: [&copies[0], &copies[1]],
             announcement: &announcement,
             volumes: &volumes,
             witnesses: &self.pool.witnesses,
-            absent: &[],
+            absent: &self.steering.absent,
             shards: self.setup.shards as u16,
             log_percent: ALL_LOG,
-            kept_ids: &[],
-            forgotten: &[],
+            kept_ids: &kept_ids,
+            forgotten: &forgotten,
             reset,
             uuid: u128::from(self.setup.seed << 16 | self.pool.made).to_le_bytes(),
             now_unix: 0,
@@ -108,6 +110,7 @@ impl World {
                 return;
             }
         };
+        self.steering.take_ids(&opened.ids);
         if opened.fresh {
             // An older copy is not used: the witness says that nothing on it counts.
             self.pool.stale = false;
@@ -149,28 +152,30 @@ impl World {
     }
 
     fn specs(&self) -> Vec<VolumeSpec> {
-        let spec = |(i, volume): (usize, &crate::config::VolumeSetup)| VolumeSpec {
+        let spec = |i: usize| VolumeSpec {
             name: format!("volume{i}"),
-            size: volume.size,
+            size: self.setup.volumes[i].size,
             identity: format!("primary{i}"),
             path: format!("primary{i}"),
-            fingerprint: self.fingerprint(i),
+            fingerprint: self.fingerprint(i, self.steering.recorded[i]),
             blank: false,
             sampled: None,
             accepted: false,
         };
-        self.setup.volumes.iter().enumerate().map(spec).collect()
+        self.steering.configured().into_iter().map(spec).collect()
     }
 
-    /// A digest of the data on a primary that clients may have changed, if it answers.
-    fn fingerprint(&self, volume: usize) -> Option<u64> {
+    /// A digest of the data in the first `size` bytes of a primary that clients may have changed,
+    /// if it answers.
+    fn fingerprint(&self, volume: usize, size: u64) -> Option<u64> {
         if self.primaries[volume].is_gone() {
             return None;
         }
         let mut bytes = Vec::new();
         for window in &self.setup.volumes[volume].windows {
             let from = bytes.len();
-            bytes.resize(from + window.len as usize, 0);
+            let len = window.len.min(size.saturating_sub(window.offset));
+            bytes.resize(from + len as usize, 0);
             self.primaries[volume].view().read(window.offset, &mut bytes[from..]);
         }
         Some(u64::from(crc32c(&bytes)))
@@ -185,13 +190,17 @@ impl World {
         }
         let mut prints = Vec::new();
         self.pool.believed = false;
-        for volume in 0..self.primaries.len() {
-            let id = VolumeId(volume as u8);
+        self.note_dirty();
+        for (volume, id) in self.steering.served() {
             // A fingerprint must be of the content that survives a power failure.
             let sound = self.primaries[volume].flush_at_once() && !self.has_failed_flush(id);
             self.pool.believed |= sound && self.primaries[volume].lost().next().is_some();
-            prints.push((id, sound.then(|| self.fingerprint(volume)).flatten()));
+            prints.push((
+                id,
+                sound.then(|| self.fingerprint(volume, self.steering.recorded[volume])).flatten(),
+            ));
         }
+        self.pool.last = Some(last.uuid);
         let superblock = closed(last, &prints);
         let mut bytes = IoBuf::zeroed(SUPERBLOCK_BYTES);
         superblock.encode(&mut bytes);

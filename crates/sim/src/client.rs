@@ -112,7 +112,8 @@ impl World {
         let Some(server) = self.server.as_mut() else {
             return Err(self.fail(Kind::Misuse, "no server to ask"));
         };
-        server.submit(self.now, tag, volume, io, &mut done);
+        let id = self.steering.ids[volume].expect("it is served");
+        server.submit(self.now, tag, id, io, &mut done);
         self.answers(done)?;
         self.wake();
         Ok(())
@@ -146,7 +147,7 @@ impl World {
     /// Takes the answer to a request.
     pub(crate) fn answer(&mut self, done: Done) -> Result<(), Failure> {
         let tag = done.client.0;
-        if self.under_way.end(tag, usize::from(done.volume.0)) {
+        if self.under_way.end(tag, self.volume_of(done.volume)) {
             return Ok(());
         }
         let Some(client) = self.clients.remove(&tag) else {

@@ -104,6 +104,8 @@ pub struct Setup {
     pub power: bool,
     /// Whether in most crashes only the server dies, and the next one gets the requests under way.
     pub takeover: bool,
+    /// If volumes and cache change: the size of each volume at the first start, in bytes.
+    pub steered: Option<Vec<u64>>,
     /// Percentage of restarts after which everything is read and checked.
     pub verify_percent: u64,
 }
@@ -121,6 +123,16 @@ pub const ORDERED_SEEDS: u64 = 60_000_000;
 
 /// Seeds from this one on are worlds of arrays with parity, whose stripes the cache fills.
 pub const STRIPED_SEEDS: u64 = 80_000_000;
+
+/// Seeds from this one on are worlds whose volumes and cache change while they are served
+/// ([`crate::steer`]).
+pub const STEERED_SEEDS: u64 = 100_000_000;
+
+/// Whether the world of a seed has arrays with parity.
+#[must_use]
+pub fn is_striped(seed: u64) -> bool {
+    (STRIPED_SEEDS..STEERED_SEEDS).contains(&seed)
+}
 
 /// Bytes of a cache device with `shards` shards of `segments` segments, with the share that a pool
 /// leaves unused.
@@ -240,10 +252,12 @@ impl Setup {
             also,
             power: rng.percent(85),
             takeover,
+            steered: None,
             verify_percent: rng.pick(&[30, 80, 100]),
         };
         match seed {
-            STRIPED_SEEDS.. => setup.striped(),
+            STEERED_SEEDS.. => setup.steered(),
+            _ if is_striped(seed) => setup.striped(),
             _ if ordered => setup.in_order(ends),
             _ => setup,
         }
@@ -303,6 +317,33 @@ impl Setup {
         self.dirty_target = Part::Percent(rng.pick(&[0, 2, 10]));
         self.write_cache_depth = Duration::from_millis(rng.pick(&[20, 200, 30_000]));
         self
+    }
+
+    /// The same world with volumes and a cache that change, half of the time with settings too. It
+    /// has no other fault than crashes.
+    fn steered(mut self) -> Self {
+        let mut rng = Rng::new(self.seed ^ 0x0057_ee9d);
+        let count = rng.pick(&[1, 2, 2, 3]);
+        while self.volumes.len() < count {
+            let volume = self.volumes[0].clone();
+            self.volumes.push(volume);
+        }
+        self.scenario = if rng.percent(50) { Scenario::Crashes } else { Scenario::ModeSwitches };
+        self.also = None;
+        self.primary.garbles &= primary_may_garble(&self.volumes, self.scenario, None);
+        let first_size = |volume: &VolumeSetup| match rng.percent(40) {
+            true => volume.size,
+            false => rng.within(1, volume.size / SECTOR_SIZE as u64) * SECTOR_SIZE as u64,
+        };
+        self.steered = Some(self.volumes.iter().map(first_size).collect());
+        self
+    }
+
+    /// Changes the number of segments of each shard, those of its log included.
+    pub(crate) fn set_segments(&mut self, segments: u64) {
+        self.segments = segments;
+        self.index_blocks = segments * u64::from(self.segment_size) / 4096 * 3 / 2;
+        self.cache.size = cache_bytes(self.shards, segments, self.segment_size);
     }
 
     /// Whether this fault is part of the run.

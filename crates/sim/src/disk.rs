@@ -610,9 +610,14 @@ impl SimDisk {
         self.view.flip(offset, bit);
     }
 
-    /// Overwrites stored bytes.
+    /// Overwrites stored bytes: a fault.
     pub fn spoil(&mut self, offset: u64, bytes: &[u8]) {
         self.struck += 1;
+        self.put(offset, bytes);
+    }
+
+    /// Writes durably what somebody else writes while nothing is pending.
+    pub fn put(&mut self, offset: u64, bytes: &[u8]) {
         self.durable.write(offset, bytes);
         self.view.write(offset, bytes);
     }
@@ -633,6 +638,12 @@ impl SimDisk {
     #[must_use]
     pub fn view(&self) -> &Pages {
         &self.view
+    }
+
+    /// Another disk, of `size` bytes, takes its place.
+    pub fn exchange(&mut self, size: u64, image: Pages) {
+        self.profile.size = size;
+        self.replace(image);
     }
 
     /// Replaces the content: the disk was swapped, or set back to an older state.

@@ -27,6 +27,7 @@ pub mod runner;
 pub mod script;
 pub mod server;
 pub mod shard;
+pub mod steer;
 pub mod systematic;
 mod takeover;
 pub mod tally;

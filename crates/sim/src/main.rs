@@ -201,7 +201,7 @@ fn line(totals: &Totals) -> String {
     format!(
         "{} seeds, {} crashes ({} during recovery), {} requests ({} while loading, {} taken over, \
          {} failed), \
-         {} faults, {} refused starts, {} stripes left, \
+         {} faults, {} changes, {} refused starts, {} stripes left, \
          {} primaries judged alone ({} of the past, up to {} ms old; {} not promised), \
          {} MiB checked, \
          {} deltas ({} written whole again), {} duplicates, \
@@ -216,6 +216,7 @@ fn line(totals: &Totals) -> String {
         t.taken_over,
         t.failed,
         t.struck,
+        t.changes,
         t.refusals,
         t.detached,
         t.ends[0],

@@ -19,6 +19,13 @@ impl Pages {
         Self { pages: vec![None; (size as usize).div_ceil(PAGE)] }
     }
 
+    /// The same image cut off, or followed by zeros, at `size` bytes.
+    #[must_use]
+    pub fn resized(mut self, size: u64) -> Self {
+        self.pages.resize((size as usize).div_ceil(PAGE), None);
+        self
+    }
+
     /// Reads bytes at `offset` into `out`.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         for (page, at, part) in parts(offset, out.len()) {

@@ -10,7 +10,9 @@ use forebay_block::{ByteRange, Completion, Io, IoBuf, IoOp};
 use forebay_engine::{CutNews, CutOrder, Target};
 
 use crate::atlas::Scenario;
-use crate::config::{ORDERED_SEEDS, STORE_SEEDS, STRIPED_SEEDS, Setup, TAKEOVER_SEEDS};
+use crate::config::{
+    ORDERED_SEEDS, STEERED_SEEDS, STORE_SEEDS, STRIPED_SEEDS, Setup, TAKEOVER_SEEDS,
+};
 use crate::disk::Slot;
 use crate::failure::Kind;
 use crate::forge::{self, Forger, Forgery};
@@ -96,11 +98,19 @@ pub enum Bug {
     CutUnflushed,
     /// The log does not say that blocks have become dirty that fill a stripe of the primary.
     FillingForgotten,
+    /// A volume is removed before its dirty blocks are on its primary.
+    LeftUndrained,
+    /// A cache is given up before its dirty blocks are on the primaries.
+    GivenUpUndrained,
+    /// The ID of a removed volume is used again while the log has entries of it.
+    IdUsedAgain,
+    /// A volume that has grown is served with its first size.
+    GrowthForgotten,
 }
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 41] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -138,6 +148,10 @@ impl Bug {
         Self::LeftBeforeLastCut,
         Self::CutUnflushed,
         Self::FillingForgotten,
+        Self::LeftUndrained,
+        Self::GivenUpUndrained,
+        Self::IdUsedAgain,
+        Self::GrowthForgotten,
     ];
 
     /// The first seed whose world can show it.
@@ -145,6 +159,7 @@ impl Bug {
     pub fn first_seed(self) -> u64 {
         match self {
             Self::FillingForgotten => STRIPED_SEEDS,
+            _ if self.needs_changes() => STEERED_SEEDS,
             _ if self.needs_order() => ORDERED_SEEDS,
             _ if self.needs_takeover() => TAKEOVER_SEEDS,
             _ if self.needs_store() => STORE_SEEDS,
@@ -160,6 +175,17 @@ impl Bug {
                 | Self::WriteRepeated
                 | Self::AnsweredFromMemory
                 | Self::DeadWritesUnflushed
+        )
+    }
+
+    /// Whether only a world whose volumes and cache change can show it.
+    fn needs_changes(self) -> bool {
+        matches!(
+            self,
+            Self::LeftUndrained
+                | Self::GivenUpUndrained
+                | Self::IdUsedAgain
+                | Self::GrowthForgotten
         )
     }
 
@@ -223,11 +249,14 @@ impl Bug {
             | Self::CutWrittenEarly
             | Self::CutReleasedEarly
             | Self::LeftBeforeLastCut
-            | Self::CutUnflushed => Kind::Alone,
+            | Self::CutUnflushed
+            | Self::LeftUndrained
+            | Self::GivenUpUndrained => Kind::Alone,
             Self::DestageAckedEarly
             | Self::DestageDropped
             | Self::StaleFill
-            | Self::WriteRepeated => Kind::Stale,
+            | Self::WriteRepeated
+            | Self::IdUsedAgain => Kind::Stale,
             Self::RequestForgotten => Kind::Stuck,
             // A power failure leaves garbage where the primary was being written.
             Self::WrongBlockRead
@@ -243,6 +272,7 @@ impl Bug {
             | Self::MappingOffByOne => Kind::Corrupt,
             // Reclaim thinks that the device has failed.
             Self::FooterSkipped => Kind::Error,
+            Self::GrowthForgotten => Kind::Error,
         }
     }
 
@@ -323,8 +353,8 @@ impl Mischief {
         }
     }
 
-    /// Whether the bug interferes with a takeover; counts it.
-    pub fn takes_over_with(&mut self, bug: Bug) -> bool {
+    /// Whether this bug interferes with what the server does; counts it.
+    pub fn interferes(&mut self, bug: Bug) -> bool {
         let interferes = self.bug == Some(bug);
         self.deeds += u64::from(interferes);
         interferes

@@ -15,7 +15,7 @@ use forebay_engine::{State, Stats, Target, Trust};
 use forebay_model::Model;
 
 use crate::atlas::Scenario;
-use crate::config::{STRIPED_SEEDS, Setup};
+use crate::config::{Setup, is_striped};
 use crate::disk::{Fate, Rule};
 use crate::failure::Kind;
 use crate::pages::Pages;
@@ -116,8 +116,12 @@ impl World {
                 let think = self.setup.think;
                 let pause = if think == 0 { 0 } else { self.rng.below(think) };
                 self.pass(pause)?;
-                if self.server.is_some() && !self.would_hang(*volume, *op, *range) {
-                    self.request(*volume, *op, *range, *fua, *again)?;
+                let range = self.served(*volume, *range);
+                if let Some(range) = range
+                    && self.server.is_some()
+                    && !self.would_hang(*volume, *op, range)
+                {
+                    self.request(*volume, *op, range, *fua, *again)?;
                 }
                 Ok(())
             }
@@ -131,9 +135,9 @@ impl World {
             }
             Step::Restart => self.restart(),
             Step::SetMode(volume, mode) => {
+                let Some(id) = self.steering.ids[*volume] else { return Ok(()) };
                 self.setup.volumes[*volume].mode = *mode;
                 self.switches[*volume] += 1;
-                let id = forebay_block::VolumeId(*volume as u8);
                 let mode = *mode;
                 // A different policy with every mode: over time all pairs occur.
                 let eviction = Eviction::NAMES[mode as usize % Eviction::NAMES.len()].1;
@@ -175,7 +179,7 @@ impl World {
                 let latency = [None, Some(Duration::from_micros(50)), None][at % 3];
                 let rate = [None, Some(4 << 20), Some(64 << 20)][at % 3];
                 let stripe = [None, Some(0), Some(16 << 10), Some(128 << 10)][at % 4];
-                let stripe = stripe.filter(|_| self.setup.seed >= STRIPED_SEEDS);
+                let stripe = stripe.filter(|_| is_striped(self.setup.seed));
                 let pace = Pace { latency, rate, stripe };
                 self.setup.volumes[*volume].pace = pace;
                 // Nothing, all that is written most, or half of it.
@@ -220,6 +224,7 @@ impl World {
                 self.heal();
                 Ok(())
             }
+            Step::Steer(change) => self.steer(change),
         }
     }
 
@@ -301,6 +306,7 @@ impl World {
         }
         self.damage_at_rest();
         self.now += 1;
+        self.change_after_crash();
         self.boot(lost);
         let serves = self.recover(recoveries, lost)?;
         if serves && !self.clients.is_empty() {
@@ -415,7 +421,7 @@ impl World {
     }
 
     /// Stops in order, sometimes switches the power off, and starts again.
-    fn restart(&mut self) -> Result<(), Failure> {
+    pub(crate) fn restart(&mut self) -> Result<(), Failure> {
         self.settle()?;
         if self.server.is_none() {
             return Ok(());
@@ -453,6 +459,7 @@ impl World {
             }
         }
         self.damage_at_rest();
+        self.change_at_rest()?;
         self.boot(false);
         if self.recover(Vec::new(), false)? && self.rng.percent(self.setup.verify_percent) {
             self.check_all(true)?;
@@ -524,7 +531,7 @@ impl World {
         }
         let drained = clean(self);
         let failed = self.tally.failed;
-        for volume in 0..self.models.len() {
+        for volume in self.steering.configured() {
             self.request(volume, IoOp::Flush, ByteRange::default(), false, None)?;
         }
         self.settle()?;

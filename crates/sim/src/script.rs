@@ -5,8 +5,9 @@ use forebay_block::{ByteRange, IoOp, SECTOR_SIZE};
 use forebay_engine::Mode;
 
 use crate::atlas::Scenario;
-use crate::config::{STRIPED_SEEDS, Setup};
+use crate::config::{Setup, is_striped};
 use crate::rng::Rng;
+use crate::steer::Change;
 
 /// Most bytes of zeros that go through the log.
 const ZEROES_MAX: u64 = 60 * 4096;
@@ -52,6 +53,8 @@ pub enum Step {
     Break(u64),
     /// All faults end.
     Heal,
+    /// A volume or the cache changes.
+    Steer(Change),
 }
 
 /// Derives the script of a setup.
@@ -59,7 +62,7 @@ pub enum Step {
 pub fn script(setup: &Setup) -> Vec<Step> {
     let mut rng = Rng::new(setup.seed ^ 0x5c21_77aa);
     let count = rng.pick(&[20, 60, 120, 240]);
-    let count = if setup.seed >= STRIPED_SEEDS { 4 * count } else { count };
+    let count = if is_striped(setup.seed) { 4 * count } else { count };
     let mut mix = Mix::from_rng(&mut rng);
     // Uses random numbers of its own, so that the other steps of a seed stay unchanged.
     let mut copies = Rng::new(setup.seed ^ 0x0d0b_1e55);
@@ -79,7 +82,7 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             mix.crash_percent = 0;
         }
     }
-    if setup.seed >= STRIPED_SEEDS {
+    if is_striped(setup.seed) {
         let mut rng = Rng::new(setup.seed ^ 0x0057_219f);
         (mix.sequential, mix.zero, mix.odd) = (rng.pick(&[0, 10]), rng.pick(&[0, 5]), 0);
         (mix.write, mix.blocks_max) = (rng.pick(&[40, 70]), rng.pick(&[1, 2, 4]));
@@ -102,6 +105,8 @@ pub fn script(setup: &Setup) -> Vec<Step> {
             steps.push(pause(&mut rng));
         } else if rng.percent(1) {
             steps.push(Step::Drain(rng.percent(50)));
+        } else if setup.steered.is_some() && rng.percent(5) {
+            steps.push(Step::Steer(Change::from_rng(&mut rng, setup)));
         } else if setup.scenario.changes_modes() && rng.percent(5) {
             let volume = rng.below(setup.volumes.len() as u64) as usize;
             let mode = rng.below(Mode::NAMES.len() as u64) as usize;

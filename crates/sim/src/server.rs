@@ -55,6 +55,17 @@ pub struct Start {
     pub detached: Vec<(usize, DetachedStripe)>,
 }
 
+/// A volume that a server serves.
+#[derive(Clone, Copy, Debug)]
+pub struct Served {
+    /// Its index in the setup.
+    pub volume: usize,
+    /// Its ID in the pool.
+    pub id: VolumeId,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
 /// The router and the shards.
 pub struct Server {
     units: Vec<Unit>,
@@ -88,18 +99,21 @@ impl Server {
     /// Creates a server that begins to recover; the engines' effects are returned by shard.
     #[must_use]
     pub fn start(
-        setup: &Setup,
+        (setup, served): (&Setup, &[Served]),
         start: Start,
         make: Maker,
         now: u64,
         took_back: Vec<VolumeId>,
     ) -> (Self, Vec<Effects>) {
-        let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| Volume {
-            id: VolumeId(i as u8),
-            name: format!("volume{i}"),
-            info: DeviceInfo { discard: v.discard, ..DeviceInfo::plain(v.size, "simulated") },
-            read_only: false,
-            sequential_threshold: v.sequential_threshold,
+        let volumes = served.iter().map(|&Served { volume, id, size }| {
+            let v = &setup.volumes[volume];
+            Volume {
+                id,
+                name: format!("volume{volume}"),
+                info: DeviceInfo { discard: v.discard, ..DeviceInfo::plain(size, "simulated") },
+                read_only: false,
+                sequential_threshold: v.sequential_threshold,
+            }
         });
         let registry = Registry::new(volumes.collect()).expect("the volumes' names differ");
         let router = Router::new(RouterConfig {
@@ -111,7 +125,7 @@ impl Server {
         let mut units = Vec::new();
         let mut effects = Vec::new();
         for shard in 0..setup.shards {
-            let mut engine = make(shard_config(setup, &start, shard), Instant(now));
+            let mut engine = make(shard_config(setup, served, &start, shard), Instant(now));
             let mut fx = Effects::default();
             engine.start(Instant(now), &mut fx);
             let (inbox, requests, turn_at, told) = (VecDeque::new(), 0, None, Vec::new());
@@ -128,11 +142,10 @@ impl Server {
     }
 
     /// Takes a client's request.
-    pub fn submit(&mut self, now: u64, tag: u64, volume: usize, io: Io, done: &mut Vec<Done>) {
+    pub fn submit(&mut self, now: u64, tag: u64, volume: VolumeId, io: Io, done: &mut Vec<Done>) {
         let mut port = Port { units: &mut self.units, limit: self.mailbox };
         let source = Source { client: ClientKey(tag), rules: RuleSet::default() };
-        let whom = (source, VolumeId(volume as u8));
-        let taken = self.router.submit(Instant(now), whom, io, &mut port, done);
+        let taken = self.router.submit(Instant(now), (source, volume), io, &mut port, done);
         taken.expect("the router has room for what simulated clients ask");
     }
 
@@ -354,21 +367,24 @@ fn unsaid(engine: &dyn Shard, before: (Health, u64), events: &[Event]) -> Option
         .then(|| "no event says that a block is lost".into())
 }
 
-fn shard_config(setup: &Setup, start: &Start, shard: usize) -> ShardConfig {
+fn shard_config(setup: &Setup, served: &[Served], start: &Start, shard: usize) -> ShardConfig {
     let len = setup.segments * u64::from(setup.segment_size);
-    let volumes = (setup.volumes.iter().enumerate()).map(|(i, v)| VolumeConfig {
-        id: VolumeId(i as u8),
-        size: v.size,
-        mode: v.mode,
-        discard: v.discard,
-        rotational: v.rotational,
-        optimal_io: v.optimal_io,
-        share: v.share,
-        cache_share: v.cache_share,
-        pace: v.pace,
-        ordered: v.ordered,
-        // Data that was not changed must not be reported as changed.
-        suspect: setup.seed.is_multiple_of(2),
+    let volumes = served.iter().map(|&Served { volume, id, size }| {
+        let v = &setup.volumes[volume];
+        VolumeConfig {
+            id,
+            size,
+            mode: v.mode,
+            discard: v.discard,
+            rotational: v.rotational,
+            optimal_io: v.optimal_io,
+            share: v.share,
+            cache_share: v.cache_share,
+            pace: v.pace,
+            ordered: v.ordered,
+            // Data that was not changed must not be reported as changed.
+            suspect: setup.seed.is_multiple_of(2),
+        }
     });
     ShardConfig {
         shard: shard as u16,

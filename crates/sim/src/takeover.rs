@@ -63,7 +63,7 @@ impl World {
         if self.rng.percent(50) {
             again.reverse();
         }
-        if self.mischief.takes_over_with(Bug::RequestForgotten) {
+        if self.mischief.interferes(Bug::RequestForgotten) {
             again.pop();
         }
         for (tag, io) in again {
@@ -73,7 +73,7 @@ impl World {
             self.submit(tag, volume, io)?;
         }
         if let Some((volume, mut io)) = self.under_way.answered.take()
-            && self.mischief.takes_over_with(Bug::WriteRepeated)
+            && self.mischief.interferes(Bug::WriteRepeated)
         {
             let tag = GHOSTS | io.tag.0;
             io.tag.0 = tag;

@@ -55,6 +55,8 @@ pub struct Tally {
     /// Longest time of a request of a volume while another volume's primary was away, in
     /// nanoseconds.
     pub slowest: u64,
+    /// Changes of volumes and of the cache that came into force.
+    pub changes: u64,
     /// Starts of the shards.
     pub starts: u64,
     /// Losses of the cache device after which the primaries of ordered volumes were judged, the
@@ -92,6 +94,7 @@ impl Tally {
         self.packed += other.packed;
         self.unpacked += other.unpacked;
         self.slowest_write = self.slowest_write.max(other.slowest_write);
+        self.changes += other.changes;
         self.starts += other.starts;
         for (sum, more) in self.ends.iter_mut().zip(other.ends) {
             *sum += more;

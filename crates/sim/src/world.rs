@@ -25,6 +25,7 @@ use crate::planted::{Bug, Deed, Mischief};
 use crate::rng::Rng;
 use crate::server::{Server, Start};
 use crate::shard::Maker;
+use crate::steer::Steering;
 use crate::takeover::UnderWay;
 use crate::tally::Tally;
 use crate::trace::Trace;
@@ -90,6 +91,7 @@ pub struct World {
     /// When the last of the stripes that the cache has left is recorded.
     recorded_at: u64,
     pub(crate) pool: Pool,
+    pub(crate) steering: Steering,
     make: Maker,
     pub(crate) trace: Trace,
     pub(crate) tally: Tally,
@@ -125,7 +127,7 @@ impl World {
 
     /// A world before its server's first start.
     #[must_use]
-    pub fn new(setup: Setup, make: Maker, mischief: Mischief, verbose: bool) -> Self {
+    pub fn new(mut setup: Setup, make: Maker, mischief: Mischief, verbose: bool) -> Self {
         let mut rng = Rng::new(setup.seed ^ 0x0030_8d1d);
         let cache = SimDisk::new(setup.cache.clone(), Pages::new(setup.cache.size), rng.fork());
         let mut primaries = Vec::new();
@@ -134,9 +136,11 @@ impl World {
         let mut histories = Vec::new();
         for (i, volume) in setup.volumes.iter().enumerate() {
             let id = VolumeId(i as u8);
+            let first_size = setup.steered.as_ref().map_or(volume.size, |sizes| sizes[i]);
             let filled = |sector: u64| {
                 let inside = |w: &forebay_block::ByteRange| {
-                    (w.offset..w.end()).contains(&(sector * 512)) && volume.filled
+                    let range = w.offset..w.end().min(first_size);
+                    range.contains(&(sector * 512)) && volume.filled
                 };
                 volume.windows.iter().any(inside)
             };
@@ -157,6 +161,7 @@ impl World {
             alone.push(switched.then(|| model.clone().by_flushes_alone()));
             models.push(if setup.is_complete(i) { model.by_flushes_alone() } else { model });
         }
+        let steering = Steering::begin(&mut setup);
         Self {
             now: 0,
             events: BinaryHeap::new(),
@@ -179,6 +184,7 @@ impl World {
             ordered_at: vec![0; setup.shards],
             recorded_at: 0,
             pool: Pool::default(),
+            steering,
             make,
             trace: Trace::new(verbose),
             tally: Tally::default(),
@@ -222,11 +228,13 @@ impl World {
     pub(crate) fn start_server(&mut self, start: Start) {
         self.trace.line(self.now, || format!("start: {start:?}"));
         let changed = self.primaries.iter().enumerate().filter(|(_, disk)| disk.took_back());
-        let changed = changed.map(|(volume, _)| VolumeId(volume as u8)).collect();
-        let (mut server, effects) = Server::start(&self.setup, start, self.make, self.now, changed);
+        let changed = changed.filter_map(|(volume, _)| self.steering.ids[volume]).collect();
+        let served = self.serves();
+        let (mut server, effects) =
+            Server::start((&self.setup, &served), start, self.make, self.now, changed);
         self.gates.clear();
         self.cut_gates = vec![CutGate::new(self.setup.shards); self.models.len()];
-        for volume in (0..self.models.len()).map(|i| VolumeId(i as u8)) {
+        for volume in served.iter().map(|served| served.id) {
             server.watch_flushes(volume, self.gate(Target::Primary(volume)).failed());
         }
         self.server = Some(server);
@@ -326,7 +334,10 @@ impl World {
     pub(crate) fn disk(&mut self, target: Target) -> &mut SimDisk {
         match target {
             Target::Cache => &mut self.cache,
-            Target::Primary(volume) => &mut self.primaries[usize::from(volume.0)],
+            Target::Primary(volume) => {
+                let volume = self.volume_of(volume);
+                &mut self.primaries[volume]
+            }
         }
     }
 
@@ -540,7 +551,7 @@ impl World {
         let mut dealer = Dealer::new(self.rng.fork(), self.fates.take());
         let power = self.setup.power && !dies;
         // What the process alone has is as what a volatile cache alone has.
-        let memory = dies && self.mischief.takes_over_with(Bug::AnsweredFromMemory);
+        let memory = dies && self.mischief.interferes(Bug::AnsweredFromMemory);
         let cache = std::iter::once((&mut self.cache, power || memory));
         let primaries = self.primaries.iter_mut().map(|disk| (disk, power));
         for (disk, loses_unflushed) in cache.chain(primaries) {

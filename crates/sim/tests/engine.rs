@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use forebay_engine::Mode;
-use forebay_sim::config::{ORDERED_SEEDS, STRIPED_SEEDS};
+use forebay_sim::config::{ORDERED_SEEDS, STEERED_SEEDS, STRIPED_SEEDS};
 use forebay_sim::errors::Script;
 use forebay_sim::planted::Bug;
 use forebay_sim::runner::{Keep, proves, run_seed, seeds_for};
@@ -55,6 +55,14 @@ fn the_primaries_of_ordered_volumes_are_left_at_one_moment() {
 #[test]
 fn stripes_are_filled_without_a_lost_byte() {
     (STRIPED_SEEDS..STRIPED_SEEDS + SEEDS).for_each(|seed| {
+        check(seed);
+    });
+}
+
+/// Volumes grow, leave and return, and the cache is made again, under clients and crashes.
+#[test]
+fn changes_of_volumes_and_of_the_cache_lose_nothing() {
+    (STEERED_SEEDS..STEERED_SEEDS + SEEDS).for_each(|seed| {
         check(seed);
     });
 }
