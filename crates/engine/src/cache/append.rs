@@ -24,9 +24,9 @@ impl Cache {
     }
 
     /// The number of free segments above which a freed one may wait for company on its way. In a
-    /// small log beside a store there are many.
+    /// small log beside a store there are many. With a tight index reclaim waits for each.
     pub(crate) fn patient_from(&self) -> u64 {
-        match self.store.exists() {
+        match self.store.exists() && !self.index_is_tight() {
             true => RECLAIM_RESERVE + 1 + self.stuck_reserve(),
             false => u64::MAX,
         }

@@ -74,3 +74,26 @@ fn pages_whose_blocks_alternate_in_the_log_are_units_too() {
     }
     assert_whole(harness);
 }
+
+/// Blocks of zeros are in the log alone. Where they fill the index, only the oldest segment can
+/// make room, and the record that frees it must not wait for the writes that need the room.
+#[test]
+fn a_write_gets_room_in_an_index_that_is_full_of_zeros() {
+    let (cache, primary) = (64 * u64::from(SEGMENT), 400 * BLOCK);
+    let (log_segments, ram_bytes) = (Some(8), 0);
+    let config =
+        ShardConfig { log_segments, ram_bytes, index_blocks: 176, ..config(cache, primary) };
+    let mut harness = Harness::start(config, Devices::new(cache, primary));
+    harness.settle();
+    for round in 0..4 {
+        for block in 0..300 {
+            let at = ByteRange::new(block * BLOCK, BLOCK);
+            assert!(harness.ask(IoOp::Read, at, &[]).is_some());
+        }
+        for block in 300..330 {
+            let at = ByteRange::new(block * BLOCK, BLOCK);
+            let bytes = noise(1000 * round + block, BLOCK_SIZE);
+            assert!(harness.ask(IoOp::Write, at, &bytes).is_some());
+        }
+    }
+}
