@@ -12,6 +12,9 @@ use crate::world::{Failure, World};
 
 /// Virtual time in which a cut must be on the primary after the loss.
 const WRITTEN_MAX: u64 = 120 * SECOND;
+/// Greatest age of a primary beyond the write-cache depth, without a fault: the time in which slow
+/// disks write two cuts.
+const LATE_MAX: u64 = SECOND / 2;
 
 impl World {
     /// Ends a run whose cache device was lost.
@@ -70,8 +73,14 @@ impl World {
         })?;
         self.tally.ends[0] += 1;
         if !is_current {
+            let age = self.now.saturating_sub(latest);
             self.tally.ends[1] += 1;
-            self.tally.oldest = self.tally.oldest.max(self.now.saturating_sub(latest));
+            self.tally.oldest = self.tally.oldest.max(age);
+            let depth = self.setup.write_cache_depth.as_nanos() as u64;
+            if !self.was_broken && age > depth + LATE_MAX {
+                let age = age / 1_000_000;
+                return Err(self.fail(Kind::Alone, format!("the primary is {age} ms old")));
+            }
         }
         Ok(())
     }

@@ -96,6 +96,8 @@ pub enum Bug {
     LeftBeforeLastCut,
     /// The primary is not flushed after a cut.
     CutUnflushed,
+    /// Ordered volumes are cut without regard to the write-cache depth.
+    DepthForgotten,
     /// The log does not say that blocks have become dirty that fill a stripe of the primary.
     FillingForgotten,
     /// A volume is removed before its dirty blocks are on its primary.
@@ -110,7 +112,7 @@ pub enum Bug {
 
 impl Bug {
     /// Every planted bug.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 42] = [
         Self::CacheFlushSkipped,
         Self::PrimaryFlushSkipped,
         Self::FuaIgnored,
@@ -147,6 +149,7 @@ impl Bug {
         Self::CutReleasedEarly,
         Self::LeftBeforeLastCut,
         Self::CutUnflushed,
+        Self::DepthForgotten,
         Self::FillingForgotten,
         Self::LeftUndrained,
         Self::GivenUpUndrained,
@@ -197,6 +200,7 @@ impl Bug {
                 | Self::CutReleasedEarly
                 | Self::LeftBeforeLastCut
                 | Self::CutUnflushed
+                | Self::DepthForgotten
         )
     }
 
@@ -250,6 +254,7 @@ impl Bug {
             | Self::CutReleasedEarly
             | Self::LeftBeforeLastCut
             | Self::CutUnflushed
+            | Self::DepthForgotten
             | Self::LeftUndrained
             | Self::GivenUpUndrained => Kind::Alone,
             Self::DestageAckedEarly

@@ -3,8 +3,10 @@
 //! Everything happens in [`World::event`], in order of time and, at the same time, in order of
 //! number. So setup and script alone determine a run. A crash comes between two events.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::time::Duration;
 
 use forebay_block::{ByteRange, Completion, Instant, Io, IoOp, IoResult, IoTag, VolumeId};
 use forebay_engine::Event as Told;
@@ -230,8 +232,12 @@ impl World {
         let changed = self.primaries.iter().enumerate().filter(|(_, disk)| disk.took_back());
         let changed = changed.filter_map(|(volume, _)| self.steering.ids[volume]).collect();
         let served = self.serves();
+        let mut setup = Cow::Borrowed(&self.setup);
+        if self.mischief.interferes(Bug::DepthForgotten) {
+            setup.to_mut().write_cache_depth = Duration::from_secs(3600);
+        }
         let (mut server, effects) =
-            Server::start((&self.setup, &served), start, self.make, self.now, changed);
+            Server::start((&setup, &served), start, self.make, self.now, changed);
         self.gates.clear();
         self.cut_gates = vec![CutGate::new(self.setup.shards); self.models.len()];
         for volume in served.iter().map(|served| served.id) {
