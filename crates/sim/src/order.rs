@@ -12,9 +12,9 @@ use crate::world::{Failure, World};
 
 /// Virtual time in which a cut must be on the primary after the loss.
 const WRITTEN_MAX: u64 = 120 * SECOND;
-/// Greatest age of a primary beyond the write-cache depth, without a fault: the time in which slow
-/// disks write two cuts.
-const LATE_MAX: u64 = SECOND / 2;
+/// Greatest age of a primary beyond the write-cache depth, without a fault: the time in which a
+/// disk writes two cuts, if some of its requests are slow and if none is.
+const LATE_MAX: [u64; 2] = [SECOND, SECOND / 4];
 
 impl World {
     /// Ends a run whose cache device was lost.
@@ -77,7 +77,8 @@ impl World {
             self.tally.ends[1] += 1;
             self.tally.oldest = self.tally.oldest.max(age);
             let depth = self.setup.write_cache_depth.as_nanos() as u64;
-            if !self.was_broken && age > depth + LATE_MAX {
+            let late_max = LATE_MAX[usize::from(self.setup.primary.slow_percent == 0)];
+            if !self.was_broken && age > depth + late_max {
                 let age = age / 1_000_000;
                 return Err(self.fail(Kind::Alone, format!("the primary is {age} ms old")));
             }

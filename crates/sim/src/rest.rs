@@ -12,7 +12,7 @@ use forebay_format::SUPERBLOCK_OFFSETS;
 use forebay_volume::offline::examine;
 
 use crate::atlas::Scenario;
-use crate::config::Setup;
+use crate::config::{STORE_SEEDS, Setup, TAKEOVER_SEEDS};
 use crate::failure::Kind;
 use crate::rng::Rng;
 use crate::script::{Step, script};
@@ -32,7 +32,9 @@ const REFUSALS: [&str; 4] =
 /// The world of a seed, and its script.
 #[must_use]
 pub fn world(seed: u64) -> (Setup, Vec<Step>) {
-    let mut setup = Setup::from_seed(seed ^ 0x0da3_a6ed);
+    // Worlds of which most have a store.
+    let of = (seed ^ 0x0da3_a6ed) % (TAKEOVER_SEEDS - STORE_SEEDS);
+    let mut setup = Setup::from_seed(STORE_SEEDS + of);
     setup.seed = seed;
     setup.scenario = Scenario::CacheDamaged;
     setup.also = None;
