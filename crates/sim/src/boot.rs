@@ -173,9 +173,9 @@ impl World {
         }
         let mut bytes = Vec::new();
         for window in &self.setup.volumes[volume].windows {
+            let window = window.intersection(&ByteRange::new(0, size));
             let from = bytes.len();
-            let len = window.len.min(size.saturating_sub(window.offset));
-            bytes.resize(from + len as usize, 0);
+            bytes.resize(from + window.len as usize, 0);
             self.primaries[volume].view().read(window.offset, &mut bytes[from..]);
         }
         Some(u64::from(crc32c(&bytes)))

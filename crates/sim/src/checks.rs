@@ -19,9 +19,8 @@ impl World {
         for volume in 0..self.setup.volumes.len() {
             let windows = self.setup.volumes[volume].windows.clone();
             self.strict = after_crash && self.is_atomic(volume);
-            let served: Vec<_> =
-                windows.into_iter().filter_map(|window| self.served(volume, window)).collect();
-            for window in served {
+            for window in windows {
+                let Some(window) = self.served(volume, window) else { continue };
                 let mut at = window.offset;
                 while at < window.end() && self.server.is_some() {
                     let len = CHECK_BYTES.min(window.end() - at);

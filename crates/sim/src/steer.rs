@@ -73,8 +73,6 @@ impl Change {
 /// The volumes as they are configured, and the change that is about to come.
 #[derive(Debug)]
 pub(crate) struct Steering {
-    /// Whether anything changes in this world.
-    changes: bool,
     /// The ID of each volume in the pool, while it is configured.
     pub ids: Vec<Option<VolumeId>>,
     /// The size of each volume when its fingerprint was last recorded, in bytes.
@@ -89,14 +87,11 @@ pub(crate) struct Steering {
 impl Steering {
     /// Gives the volumes of a setup their first sizes.
     pub fn begin(setup: &mut Setup) -> Self {
-        let first = setup.steered.clone();
-        let changes = first.is_some();
-        for (volume, size) in setup.volumes.iter_mut().zip(first.into_iter().flatten()) {
+        for (volume, &size) in setup.volumes.iter_mut().zip(setup.steered.iter().flatten()) {
             volume.size = size;
         }
         let count = setup.volumes.len();
         Self {
-            changes,
             ids: (0..count).map(|volume| Some(VolumeId(volume as u8))).collect(),
             recorded: setup.volumes.iter().map(|volume| volume.size).collect(),
             absent: Vec::new(),
@@ -134,8 +129,7 @@ impl World {
     /// The part of a range that the volume has now, if it is configured.
     pub(crate) fn served(&self, volume: usize, range: ByteRange) -> Option<ByteRange> {
         self.steering.ids[volume]?;
-        let size = self.setup.volumes[volume].size;
-        let here = ByteRange::new(range.offset, range.len.min(size.saturating_sub(range.offset)));
+        let here = range.intersection(&ByteRange::new(0, self.setup.volumes[volume].size));
         (range.is_empty() || !here.is_empty()).then_some(here)
     }
 
@@ -145,7 +139,7 @@ impl World {
         let first = first.filter(|_| self.mischief.interferes(Bug::GrowthForgotten));
         let size = |volume: usize| {
             let size = self.setup.volumes[volume].size;
-            first.map_or(size, |sizes| sizes[volume].min(size))
+            first.map_or(size, |sizes| sizes[volume])
         };
         let served = self.steering.served().into_iter();
         served.map(|(volume, id)| Served { volume, id, size: size(volume) }).collect()
@@ -153,13 +147,14 @@ impl World {
 
     /// The IDs that a new cache keeps.
     pub(crate) fn kept_ids(&self) -> Vec<(VolumeId, String)> {
-        let served = self.steering.served().into_iter().filter(|_| self.steering.changes);
+        let served = self.steering.served().into_iter();
+        let served = served.filter(|_| self.setup.steered.is_some());
         served.map(|(volume, id)| (id, format!("volume{volume}"))).collect()
     }
 
     /// The removed volumes of which the log has no entry any more.
     pub(crate) fn forgotten(&mut self) -> Vec<VolumeId> {
-        if !self.steering.changes {
+        if self.setup.steered.is_none() {
             return Vec::new();
         }
         let mut read = |at: u64, bytes: &mut [u8]| {
@@ -299,17 +294,17 @@ impl World {
     /// Writes to the primary of a volume that has left.
     fn write_alone(&mut self, volume: usize) {
         let mut rng = self.rng.fork();
-        let size = self.setup.volumes[volume].size;
-        let windows = self.setup.volumes[volume].windows.clone();
-        let windows: Vec<_> = windows.into_iter().filter(|window| window.offset < size).collect();
+        let setup = &self.setup.volumes[volume];
+        let all = ByteRange::new(0, setup.size);
+        let windows = setup.windows.iter().map(|window| window.intersection(&all));
+        let windows: Vec<_> = windows.filter(|window| !window.is_empty()).collect();
         if windows.is_empty() {
             return;
         }
         for _ in 0..rng.within(0, WRITES_ALONE) {
             let window = rng.pick(&windows);
-            let end = window.end().min(size);
-            let offset = window.offset + rng.below((end - window.offset).div_ceil(BLOCK)) * BLOCK;
-            let range = ByteRange::new(offset, BLOCK.min(end - offset));
+            let offset = window.offset + rng.below(window.len.div_ceil(BLOCK)) * BLOCK;
+            let range = window.intersection(&ByteRange::new(offset, BLOCK));
             let tag = self.next_tag;
             self.next_tag += 1;
             let model = &mut self.models[volume];
