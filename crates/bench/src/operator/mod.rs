@@ -1,7 +1,8 @@
 //! A random operator of a real server: settings, drains, kills, stops, hand-overs to other
-//! configurations, primaries that lose power or disconnect, disks that swap names, volumes added
-//! and removed, primaries changed without the cache, a cache damaged while it is not in use.
-//! Clients write, flush and read all the time, and everything is compared with a model ([`model`]).
+//! configurations and cache devices, primaries that lose power or disconnect, disks that swap
+//! names, volumes added and removed, primaries changed without the cache, a cache damaged while it
+//! is not in use. Clients write, flush and read all the time, and everything is compared with a
+//! model ([`model`]).
 //!
 //! A run is a sequence of lives, each with a new cache and new primaries: a file, an NBD server
 //! whose power can be cut, and, as root, a disk. A life is a sequence of rounds: the server serves,
@@ -15,6 +16,7 @@
 
 mod client;
 mod damaged;
+mod device;
 mod load;
 mod model;
 mod offline;
@@ -118,8 +120,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         sum.lives += 1;
     }
     println!(
-        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} changes of settings, volumes and \
-         sizes; {} requests, {} allowed errors; {} blocks compared on primaries alone",
+        "{} lives, {} rounds, {} starts, the slowest {:.1} s; {} changes of settings, volumes, \
+         sizes and devices; {} requests, {} allowed errors; {} blocks compared on primaries alone",
         sum.lives,
         sum.rounds,
         sum.starts,
@@ -147,8 +149,6 @@ impl<'a> Life<'a> {
         log: &'a Log,
         args: &Args,
     ) -> anyhow::Result<Self> {
-        let setup = Setup::any(numbers, &place);
-        log.say(&setup.describe());
         let disks = rustix::process::geteuid().is_root()
             && ["/dev/loop-control", "/usr/sbin/losetup"]
                 .iter()
@@ -156,6 +156,8 @@ impl<'a> Life<'a> {
         if !disks {
             log.say("without disks: they need root, losetup and /dev/loop-control");
         }
+        let setup = Setup::any(numbers, &place, disks)?;
+        log.say(&setup.describe());
         let mut volumes = Vec::new();
         for kind in 0..if disks { 3 } else { 2 } {
             let mut volume = Volume::new(&place, kind, numbers.below(1 << 20))?;
@@ -193,7 +195,10 @@ impl<'a> Life<'a> {
             let (numbers, log) = (&mut *self.numbers, self.log);
             let flags = Vec::new();
             let mut between = Between { pool: &mut self.pool, end: how, numbers, log, flags };
-            between.work()?;
+            // A cache that was retired is not one any more.
+            if !between.pool.is_retired() {
+                between.work()?;
+            }
             let flags = between.flags;
             self.start(&flags, sum)?;
             if !flags.is_empty() {
@@ -203,6 +208,9 @@ impl<'a> Life<'a> {
         }
         if self.numbers.below(3) == 0 {
             self.round(End::Kill, sum)?;
+            if self.pool.is_retired() {
+                return Ok(());
+            }
             return damaged::end(&mut self.pool, self.numbers, self.log);
         }
         self.round(End::Drained, sum)
@@ -214,6 +222,10 @@ impl<'a> Life<'a> {
         sum.starts += 1;
         sum.slowest = sum.slowest.max(took);
         let status = self.pool.status()?;
+        // With `--accept-primary` the cache is emptied and left.
+        let is_good = status["health"] == "good" || !flags.is_empty();
+        ensure!(is_good, "after a start health is {}", status["health"]);
+        self.pool.set_retired(false);
         let found = status["volumes"].as_array().context("a status has volumes")?;
         for volume in self.pool.volumes.iter_mut().filter(|volume| volume.served) {
             let shown = found.iter().find(|shown| shown["name"] == volume.name.as_str());

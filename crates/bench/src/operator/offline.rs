@@ -232,7 +232,7 @@ fn away(between: &mut Between<'_>) -> anyhow::Result<()> {
 /// Inspects the cache, which must be valid with nothing lost.
 fn look(between: &mut Between<'_>) -> anyhow::Result<()> {
     between.log.say("check, dump, salvage --list");
-    let cache = between.pool.place.text("cache.img");
+    let cache = between.pool.cache().display().to_string();
     for words in [&["check", &cache][..], &["dump", &cache], &["salvage", &cache, "--list"]] {
         let said = between.pool.run(words)?;
         ensure!(
@@ -268,7 +268,7 @@ pub fn damage(pool: &Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<b
         log.say("the log is too short to be damaged");
         return Ok(false);
     }
-    let path = pool.place.path("cache.img");
+    let path = pool.cache();
     let mut bytes = fs::read(&path)?;
     for _ in 0..=numbers.below(6) {
         let mut any = || places[numbers.below(places.len() as u64) as usize];
@@ -288,7 +288,7 @@ pub fn damage(pool: &Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<b
 
 /// The pages of all but the last two segments of each log.
 fn old_pages(pool: &Pool) -> anyhow::Result<Vec<usize>> {
-    let said = pool.run(&["dump", &pool.place.text("cache.img"), "--json"])?;
+    let said = pool.run(&["dump", &pool.cache().display().to_string(), "--json"])?;
     ensure!(said.status.success(), "forebay dump: {}", said.err.trim());
     let dump: serde_json::Value = serde_json::from_str(&said.out).context("the dump as JSON")?;
     let size = dump["device_size"].as_u64().context("a dump has a device size")?;

@@ -46,7 +46,7 @@ impl Seen {
 type Doing = fn(&mut Operator<'_>) -> anyhow::Result<()>;
 
 /// All actions; an action that is listed more often is chosen more often.
-const DOINGS: [Doing; 19] = [
+const DOINGS: [Doing; 21] = [
     set_mode,
     set_mode,
     set_mode,
@@ -57,6 +57,8 @@ const DOINGS: [Doing; 19] = [
     prefetch,
     apply,
     reconfigure,
+    exchange,
+    retire,
     drain,
     drain,
     look,
@@ -80,7 +82,7 @@ pub struct Operator<'a> {
     pub numbers: &'a mut Numbers,
     /// The log of the actions.
     pub log: &'a Log,
-    /// Number of changes made: of settings, volumes, sizes.
+    /// Number of changes made: of settings, volumes, sizes, devices.
     pub changes: u64,
 }
 
@@ -200,6 +202,33 @@ fn reconfigure(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     operator.apply(&file)
 }
 
+/// Replaces the cache device by a blank one: the server hands over to another one with a new cache.
+/// Then the old device is taken out.
+fn exchange(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    if !operator.pool.is_kept() {
+        return Ok(());
+    }
+    let (file, old) = operator.pool.exchange(operator.numbers)?;
+    let (old_path, new_path) = (old.path.clone(), operator.pool.cache());
+    operator.log.say(&format!("apply: {} instead of {}", new_path.display(), old_path.display()));
+    operator.apply(&file)?;
+    ensure!(!operator.pool.is_retired(), "there is no new cache");
+    old.take_out()
+}
+
+/// Gives up the cache device. Until there is another one, or the next start, the primaries are used
+/// without a cache.
+fn retire(operator: &mut Operator<'_>) -> anyhow::Result<()> {
+    if operator.pool.is_retired() {
+        return Ok(());
+    }
+    operator.log.say("retire");
+    operator.changes += 1;
+    operator.pool.must(&["retire"])?;
+    operator.pool.set_retired(true);
+    if operator.numbers.below(2) == 0 { exchange(operator) } else { Ok(()) }
+}
+
 impl Operator<'_> {
     /// Brings other volumes into force, of which these are the tables of the configuration. Clients
     /// of the volumes that stay as they are must not notice.
@@ -222,6 +251,8 @@ impl Operator<'_> {
             seen.notice.set_mode(Some(seen.configured));
             seen.set = Some(None);
         }
+        // A hand-over is a start, which makes a new cache instead of a retired one.
+        self.pool.set_retired(self.pool.status()?["health"] == "detached");
         let same = self.pool.must(&["apply", file, "--dry-run"])?;
         ensure!(same == "nothing differs\n", "applied again it differs: {same}");
         self.check_nothing_is_set()
@@ -299,7 +330,8 @@ fn drain(operator: &mut Operator<'_>) -> anyhow::Result<()> {
 fn look(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     operator.log.say("status");
     let status = operator.pool.status()?;
-    ensure!(status["health"] == "good", "health is {}", status["health"]);
+    let expected = if operator.pool.is_retired() { "detached" } else { "good" };
+    ensure!(status["health"] == expected, "health is {}, not {expected}", status["health"]);
     operator.pool.must(&["status"]).map(drop)
 }
 

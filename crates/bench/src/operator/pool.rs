@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
+use super::device::Device;
 use super::volume::Volume;
 use crate::rig::cleanup::Process;
 use crate::rig::place::Place;
@@ -25,11 +26,19 @@ pub struct Setup {
     text: String,
     /// Whether the server has a keeper, so that it can hand over.
     kept: bool,
+    /// The device of the cache.
+    device: Device,
+    /// Number of devices so far.
+    devices: u64,
+    /// Whether devices may be disks.
+    disks: bool,
+    /// Whether the device is retired: the next start or configuration makes a new cache.
+    retired: bool,
 }
 
 impl Setup {
     /// A random configuration.
-    pub fn any(numbers: &mut Numbers, place: &Place) -> Self {
+    pub fn any(numbers: &mut Numbers, place: &Place, disks: bool) -> anyhow::Result<Self> {
         let mut pick =
             |choices: &[&'static str]| choices[numbers.below(choices.len() as u64) as usize];
         let size = pick(&["16MiB", "24MiB", "48MiB"]);
@@ -40,6 +49,7 @@ impl Setup {
         let compress = pick(&["true", "true", "false"]);
         let ram = pick(&["1MiB", "4MiB", "16MiB"]);
         let shards = pick(&["1", "2", "2", "3"]);
+        let device = Device::new(place, 0, disks && pick(&["file", "disk"]) == "disk")?;
         let text = format!(
             "[cache]\npath = \"{}\"\nsize = \"{size}\"\nstate_dir = \"{}\"\n\
              eviction = \"{eviction}\"\ncontent = \"{content}\"\ndirty_limit = \"{dirty}\"\n\
@@ -47,12 +57,13 @@ impl Setup {
              [memory]\nram = \"{ram}\"\n\
              [control]\nsocket = \"{}\"\n\
              [server]\nshards = {shards}\npatience = \"2s\"\nnbd = [\"unix:{}\"]\n",
-            place.text("cache.img"),
+            device.path.display(),
             place.text("state"),
             place.text("control.sock"),
             place.text("nbd.sock"),
         );
-        Self { text, kept: numbers.below(2) == 0 }
+        let kept = numbers.below(2) == 0;
+        Ok(Self { text, kept, device, devices: 1, disks, retired: false })
     }
 
     /// The configuration in one line.
@@ -106,6 +117,34 @@ impl Pool {
     /// The path of the configuration that the server was started with.
     pub fn configuration(&self) -> String {
         self.place.text("forebay.toml")
+    }
+
+    /// The path of the cache device.
+    pub fn cache(&self) -> PathBuf {
+        self.setup().device.path.clone()
+    }
+
+    /// Whether the cache device is retired.
+    pub fn is_retired(&self) -> bool {
+        self.setup().retired
+    }
+
+    /// Notes whether the cache device is retired.
+    pub fn set_retired(&self, retired: bool) {
+        self.setup().retired = retired;
+    }
+
+    /// Puts a blank device beside that of the cache, which becomes that of the configuration.
+    /// Returns the path of the configuration, and the old device.
+    pub fn exchange(&self, numbers: &mut Numbers) -> anyhow::Result<(String, Device)> {
+        let mut setup = self.setup();
+        let is_disk = setup.disks && numbers.below(2) == 0;
+        let new = Device::new(&self.place, setup.devices, is_disk)?;
+        setup.devices += 1;
+        let path = format!("\"{}\"", new.path.display());
+        let old = std::mem::replace(&mut setup.device, new);
+        drop(setup);
+        Ok((self.reconfigure("path", &path)?, old))
     }
 
     fn setup(&self) -> MutexGuard<'_, Setup> {
