@@ -4,10 +4,11 @@
 //! must change nothing.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, ensure};
-use forebay_volume::pool::{ALL_LOG, geometry};
+use anyhow::{Context as _, ensure};
+use forebay_format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 
 use super::Log;
 use super::model::content;
@@ -263,13 +264,14 @@ fn power(between: &mut Between<'_>) -> anyhow::Result<()> {
 /// that a record was durable, nobody can tell that it was there. Returns false if the logs are too
 /// short.
 pub fn damage(pool: &Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<bool> {
-    let places = old_pages(pool)?;
-    if places.is_empty() {
+    let path = pool.cache();
+    let mut bytes = fs::read(&path)?;
+    let logs = old_segments(pool)?;
+    let places = places(&bytes, &logs)?;
+    if logs.iter().all(Range::is_empty) {
         log.say("the log is too short to be damaged");
         return Ok(false);
     }
-    let path = pool.cache();
-    let mut bytes = fs::read(&path)?;
     for _ in 0..=numbers.below(6) {
         let mut any = || places[numbers.below(places.len() as u64) as usize];
         let (at, other) = (any(), any());
@@ -286,23 +288,31 @@ pub fn damage(pool: &Pool, numbers: &mut Numbers, log: &Log) -> anyhow::Result<b
     Ok(true)
 }
 
-/// The pages of all but the last two segments of each log.
-fn old_pages(pool: &Pool) -> anyhow::Result<Vec<usize>> {
+/// The numbers of all but the last two segments of each log.
+fn old_segments(pool: &Pool) -> anyhow::Result<Vec<Range<u64>>> {
     let said = pool.run(&["dump", &pool.cache().display().to_string(), "--json"])?;
     ensure!(said.status.success(), "forebay dump: {}", said.err.trim());
     let dump: serde_json::Value = serde_json::from_str(&said.out).context("the dump as JSON")?;
-    let size = dump["device_size"].as_u64().context("a dump has a device size")?;
     let shards = dump["shards"].as_array().context("a dump has shards")?;
-    let made = geometry(size, shards.len() as u16, ALL_LOG).map_err(|why| anyhow!("{why}"))?;
-    let (segment, areas) = (made.segment_size, made.shards);
+    let old = |shard: &serde_json::Value| {
+        let number = |name: &str| shard[name].as_u64().unwrap_or_default();
+        number("first_segment")..number("last_segment").saturating_sub(1)
+    };
+    Ok(shards.iter().map(old).collect())
+}
+
+/// The positions of the pages in these segments of each log, and of the stores.
+fn places(cache: &[u8], logs: &[Range<u64>]) -> anyhow::Result<Vec<usize>> {
+    let copies = SUPERBLOCK_OFFSETS.map(|at| cache.get(at as usize..)?.get(..SUPERBLOCK_BYTES));
+    let copies = copies.into_iter().flatten().filter_map(|copy| Superblock::decode(copy).ok());
+    let superblock = copies.max_by_key(|copy| copy.generation).context("a superblock")?;
+    let segment = u64::from(superblock.segment_size);
     let mut places = Vec::new();
-    for (area, shard) in areas.iter().zip(shards) {
-        let number = |name: &str| shard[name].as_u64();
-        let (first, last) = (number("first_segment"), number("last_segment"));
-        let (Some(first), Some(last)) = (first, last) else { continue };
-        for sequence in first..last.saturating_sub(1) {
-            let segment = u64::from(segment);
-            let at = area.offset + sequence % (area.len / segment) * segment;
+    for (area, log) in superblock.shards.iter().zip(logs) {
+        let segments = superblock.log_segments_of(area);
+        let in_log = log.clone().map(|number| number % segments);
+        for number in in_log.chain(segments..area.len / segment) {
+            let at = area.offset + number * segment;
             places.extend((at as usize..(at + segment) as usize).step_by(PAGE));
         }
     }
