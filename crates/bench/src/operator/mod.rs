@@ -242,6 +242,7 @@ impl<'a> Life<'a> {
             volume.set = (mode != volume.configured).then_some(mode);
             volume.notice.forget();
             volume.notice.set_mode(Some(mode));
+            volume.notice.set_without_cache(false);
             volume.model.restarted();
         }
         Ok(())

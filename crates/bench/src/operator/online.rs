@@ -224,8 +224,9 @@ fn retire(operator: &mut Operator<'_>) -> anyhow::Result<()> {
     }
     operator.log.say("retire");
     operator.changes += 1;
-    operator.pool.must(&["retire"])?;
     operator.pool.set_retired(true);
+    operator.seen.iter().for_each(|seen| seen.notice.set_without_cache(true));
+    operator.pool.must(&["retire"])?;
     if operator.numbers.below(2) == 0 { exchange(operator) } else { Ok(()) }
 }
 
@@ -252,7 +253,9 @@ impl Operator<'_> {
             seen.set = Some(None);
         }
         // A hand-over is a start, which makes a new cache instead of a retired one.
-        self.pool.set_retired(self.pool.status()?["health"] == "detached");
+        let retired = self.pool.status()?["health"] == "detached";
+        self.pool.set_retired(retired);
+        self.seen.iter().for_each(|seen| seen.notice.set_without_cache(retired));
         let same = self.pool.must(&["apply", file, "--dry-run"])?;
         ensure!(same == "nothing differs\n", "applied again it differs: {same}");
         self.check_nothing_is_set()

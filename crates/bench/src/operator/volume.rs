@@ -90,6 +90,8 @@ struct State {
     mode: Option<String>,
     /// Number of mode changes.
     modes: u64,
+    /// Whether the cache is out of use, so that no write is logged.
+    without_cache: bool,
     fault: Fault,
 }
 
@@ -118,9 +120,17 @@ impl Notice {
         });
     }
 
-    /// The mode, if it is known, and the number of mode changes.
+    /// Notes whether the cache is out of use: then no write is logged, whatever the mode says.
+    pub fn set_without_cache(&self, without: bool) {
+        self.with(|state| {
+            state.without_cache = without;
+            state.modes += 1;
+        });
+    }
+
+    /// The mode, if it is known and the cache is in use, and the number of mode changes.
     pub fn mode(&self) -> (Option<String>, u64) {
-        self.with(|state| (state.mode.clone(), state.modes))
+        self.with(|state| (state.mode.clone().filter(|_| !state.without_cache), state.modes))
     }
 
     /// Records that a fault begins.
