@@ -6,6 +6,7 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -29,6 +30,8 @@ struct Shared {
     real: OnceLock<Arc<dyn BlockDevice>>,
     /// Wakers of its queues' rings, used when the device appears.
     wakers: Mutex<Vec<Waker>>,
+    /// Whether the device is to await stragglers when it appears.
+    awaits: AtomicBool,
 }
 
 impl AwayDevice {
@@ -40,7 +43,8 @@ impl AwayDevice {
         // Nothing is known about the device to come: a flush for each queue is correct for any
         // device.
         let info = DeviceInfo { name: name.to_owned(), flush_by_queue: true, ..plain };
-        let shared = Shared { info, real: OnceLock::new(), wakers: Mutex::default() };
+        let awaits = AtomicBool::new(false);
+        let shared = Shared { info, real: OnceLock::new(), wakers: Mutex::default(), awaits };
         Self { shared: Arc::new(shared), why }
     }
 
@@ -48,6 +52,9 @@ impl AwayDevice {
     /// in for, with at least as many bytes, and be able to open a queue for each current queue of
     /// this one at once ([`BlockDevice::prepare`]). A second call has no effect.
     pub fn come(&self, real: Arc<dyn BlockDevice>) {
+        if self.shared.awaits.load(Ordering::Relaxed) {
+            real.await_stragglers();
+        }
         if self.shared.real.set(real).is_ok() {
             let wakers = self.shared.wakers.lock().unwrap_or_else(PoisonError::into_inner);
             wakers.iter().for_each(Waker::wake);
@@ -73,6 +80,10 @@ impl BlockDevice for AwayDevice {
 
     fn is_away(&self) -> bool {
         self.real().is_none()
+    }
+
+    fn await_stragglers(&self) {
+        self.shared.awaits.store(true, Ordering::Relaxed);
     }
 
     fn open_queue(&self, ring: &Rc<Ring>) -> io::Result<Box<dyn IoQueue>> {

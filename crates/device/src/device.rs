@@ -30,6 +30,13 @@ pub trait BlockDevice: Send + Sync {
         false
     }
 
+    /// Tells that the last user of the device was killed, and may have requests under way that are
+    /// still carried out. Queues opened from now on hold changes back until none of them can be.
+    ///
+    /// Files and disks need nothing: the kernel does not let go of a file, or of a lock on it,
+    /// before the requests of a process that has ended.
+    fn await_stragglers(&self) {}
+
     /// Prepares for opening `queues` more queues, so that opening them does not block: a device
     /// that needs a connection for each makes them here. Queues in use are not counted.
     ///

@@ -28,7 +28,7 @@ pub use file::{Direct, FileDevice, OpenMode};
 pub use huge::HugePages;
 pub use layer::watch::{Watch, WatchedDevice};
 pub use memory::MemoryDevice;
-pub use nbd::{Debts, Ledger, Line, NbdDevice, Parting, Terms};
+pub use nbd::{Debts, Ledger, Line, NbdDevice, Parting, STRAGGLE_MAX, Terms};
 #[cfg(loom)]
 pub use ring::Alarm;
 pub use ring::{

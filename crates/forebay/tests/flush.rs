@@ -125,3 +125,28 @@ fn a_request_of_a_broken_connection_does_not_land_on_what_was_written_after_it()
     assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
     drop(server);
 }
+
+/// A server is killed while a destage is under way, which lands after the next server has started.
+/// That server waits for it before it writes, so that newer content stays.
+#[test]
+fn a_request_of_a_killed_server_does_not_land_on_what_the_next_one_has_written() {
+    let place = Place::new();
+    let san = San::start(&place.path("san.sock"), SIZE);
+    let mut arguments = over_san(&place, "write-back");
+    arguments.push("--write-cache-depth=10ms".to_owned());
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    let (old, new) = (noise(1, BLOCK as usize), noise(2, BLOCK as usize));
+    san.outlive(STRIPE, Duration::from_millis(800));
+    nbd.write(STRIPE, &old, true).expect("the cache takes it");
+    until("it is destaged", || san.holds());
+    server.kill();
+    let server = place.start(&arguments);
+    let mut nbd = Nbd::connect(&place.path("nbd.sock"), "disk").expect("it serves");
+    nbd.write(STRIPE, &new, true).expect("the cache takes it");
+    server.ask(&["drain"]);
+    assert!(san.durable(STRIPE, BLOCK as usize) == new, "the drain was none");
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(san.shown(STRIPE, BLOCK as usize) == new, "the old write came late");
+    server.stop(&["--drain"]);
+}

@@ -333,11 +333,12 @@ fn run_links((from, to): (u64, u64), plant: Option<Slip>) -> bool {
             }
         }
     }
-    let [power, links, flushes] = total.troubles;
+    let [power, links, flushes, kills] = total.troubles;
     let [good, failed] = total.flushes;
     println!(
         "{} seeds hold: {power} power failures, {links} broken links, {flushes} failed flushes of \
-         the server; {good} flushes ended well and {failed} failed; {failing} failing seeds",
+         the server, {kills} killed processes; {good} flushes ended well and {failed} failed; \
+         {failing} failing seeds",
         total.seeds
     );
     failing == 0

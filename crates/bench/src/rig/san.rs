@@ -49,9 +49,19 @@ struct State {
     /// Number of writes until the power fails, right after the answer to the last.
     writes_left: Option<u64>,
     cuts: u64,
-    /// The offset of a write to hold back, and the time from the break of its connection until it
-    /// lands.
-    hold: Option<(u64, Duration)>,
+    /// A write to hold back.
+    hold: Option<Hold>,
+}
+
+/// A write that lands after its client is gone.
+#[derive(Clone, Copy)]
+struct Hold {
+    /// Its offset.
+    at: u64,
+    /// Time from the end of its connection until it lands.
+    late: Duration,
+    /// Whether its connection breaks at once.
+    breaks: bool,
 }
 
 impl San {
@@ -145,7 +155,18 @@ impl San {
     /// Breaks the connection at the next write at `offset`; the write lands `late` after the client
     /// has closed, and the client sees the end of the connection only then.
     pub fn hold(&self, offset: u64, late: Duration) {
-        self.locked().hold = Some((offset, late));
+        self.locked().hold = Some(Hold { at: offset, late, breaks: true });
+    }
+
+    /// Does not answer the next write at `offset`, nor anything after it on its connection; it
+    /// lands `late` after the client is gone.
+    pub fn outlive(&self, offset: u64, late: Duration) {
+        self.locked().hold = Some(Hold { at: offset, late, breaks: false });
+    }
+
+    /// Whether the write to hold back has come.
+    pub fn holds(&self) -> bool {
+        self.locked().hold.is_none()
     }
 }
 
@@ -211,12 +232,9 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
         match command {
             READ => answer.extend_from_slice(&state_now.view[range]),
             WRITE => {
-                if let Some((held, late)) = state_now.hold
-                    && held == at
-                {
-                    state_now.hold = None;
+                if let Some(hold) = state_now.hold.take_if(|hold| hold.at == at) {
                     drop(state_now);
-                    return land_late(&stream, state, (range, &data), late);
+                    return land_late(&stream, state, (range, &data), hold);
                 }
                 state_now.write(range, &data);
             }
@@ -243,13 +261,16 @@ fn land_late(
     mut stream: &UnixStream,
     state: &Mutex<State>,
     (range, data): (Range<usize>, &[u8]),
-    late: Duration,
+    hold: Hold,
 ) -> io::Result<()> {
-    // A protocol violation makes the client give up the connection.
-    stream.write_all(&[0xff; 16])?;
+    if hold.breaks {
+        // A protocol violation makes the client give up the connection.
+        stream.write_all(&[0xff; 16])?;
+    }
     let mut rest = Vec::new();
-    stream.read_to_end(&mut rest)?;
-    thread::sleep(late);
+    // A client that was killed may have left answers unread, which is an error here.
+    let _ = stream.read_to_end(&mut rest);
+    thread::sleep(hold.late);
     locked(state).write(range, data);
     Ok(())
 }

@@ -52,6 +52,10 @@ impl<L: Layer> BlockDevice for Layered<L> {
         self.below.keeps_space()
     }
 
+    fn await_stragglers(&self) {
+        self.below.await_stragglers();
+    }
+
     fn prepare(&self, queues: usize) -> io::Result<()> {
         self.below.prepare(queues)
     }

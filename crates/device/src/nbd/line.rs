@@ -2,6 +2,7 @@
 //! connections affect requests and debts. `queue.rs` transfers the bytes through the ring, the
 //! simulator through its own network.
 
+use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(60);
 const PARTING_MAX: Duration = Duration::from_secs(5);
 /// Additional time for such changes to land before anything is written again.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long requests of a user that was killed may still be carried out: as long as those of a
+/// broken connection.
+pub const STRAGGLE_MAX: Duration = PARTING_MAX.saturating_add(GRACE);
 
 /// How to part with a broken connection. A change that the server received but did not answer may
 /// land late, over data written after it on the next connection. So the old connection is closed
@@ -43,9 +47,22 @@ pub struct Line {
     /// Requests in flight whose completion affects the debts.
     watched: Vec<(IoTag, Watched)>,
     finished: Vec<Completion>,
+    /// Changes that must wait.
+    held: Option<Box<Held>>,
     /// Whether the connection broke since the last poll.
     broke: bool,
     heard: Instant,
+}
+
+/// Changes that wait until those of a former user can no longer be carried out.
+#[derive(Debug)]
+struct Held {
+    /// How long they wait from the first call on.
+    time: Duration,
+    until: Option<Instant>,
+    /// Whether that time is over, and what is left waits for room in the queue.
+    is_over: bool,
+    changes: VecDeque<Io>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +85,7 @@ impl Line {
             session: None,
             watched: Vec::new(),
             finished: Vec::new(),
+            held: None,
             broke: false,
             heard: Instant(0),
         }
@@ -77,6 +95,33 @@ impl Line {
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Holds changes back for this time from the next call on.
+    pub fn hold_changes(&mut self, time: Duration) {
+        let (until, is_over, changes) = (None, false, VecDeque::new());
+        self.held = Some(Box::new(Held { time, until, is_over, changes }));
+    }
+
+    /// Passes changes on that have waited for long enough. If it returns true, there were some:
+    /// call [`Line::send`].
+    pub fn release(&mut self, now: Instant) -> bool {
+        let Some(mut held) = self.held.take() else { return false };
+        let before = held.changes.len();
+        held.is_over |= now >= *held.until.get_or_insert(now + held.time);
+        while held.is_over
+            && let Some(io) = held.changes.pop_front()
+        {
+            if let Err(io) = self.pass(now, io) {
+                held.changes.push_front(io);
+                break;
+            }
+        }
+        let passed = held.changes.len() < before;
+        if !held.is_over || !held.changes.is_empty() {
+            self.held = Some(held);
+        }
+        passed
     }
 
     /// Starts a session on a new connection.
@@ -97,6 +142,21 @@ impl Line {
             self.finished.push(io.complete(Err(error)));
             return Ok(());
         }
+        if let Some(held) = &mut self.held
+            && io.op.changes_data()
+        {
+            if held.changes.len() >= QUEUE_MAX {
+                return Err(io);
+            }
+            held.until.get_or_insert(now + held.time);
+            held.changes.push_back(io);
+            return Ok(());
+        }
+        self.pass(now, io)
+    }
+
+    /// Passes a request to the session.
+    fn pass(&mut self, now: Instant, io: Io) -> Result<(), Io> {
         let Some(session) = &mut self.session else {
             self.watch(io.tag, io.op, io.flags);
             self.finished.push(io.complete(Err(ErrorKind::DeviceGone.into())));
@@ -194,7 +254,10 @@ impl Line {
             return Some(Instant(0));
         }
         let waits = self.session.as_ref().is_some_and(|session| session.in_flight() > 0);
-        waits.then(|| self.heard + SILENCE_MAX)
+        let silence = waits.then(|| self.heard + SILENCE_MAX);
+        // What is left after its time waits for an answer, which makes room.
+        let held = self.held.as_ref().filter(|held| !held.is_over && !held.changes.is_empty());
+        silence.into_iter().chain(held.and_then(|held| held.until)).min()
     }
 }
 

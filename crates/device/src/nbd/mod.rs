@@ -5,6 +5,9 @@
 //! is flushed separately: a flush on one covers all only as long as all reach the same server
 //! process, which a connection cannot know of the others ([`debts`]).
 //!
+//! After a user that was killed, changes wait for a time in which those of that user may still be
+//! carried out.
+//!
 //! When a connection breaks, everything in flight fails with `DeviceGone`, and so does every new
 //! request until it is back; a separate thread parts with the server and connects again. Changes
 //! that the server had completed but not flushed may be lost, so the first flush afterwards fails.
@@ -19,7 +22,8 @@ mod terms;
 
 use std::io;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use forebay_block::{DeviceInfo, IoQueue};
 use forebay_nbd_wire::TransmissionFlags;
@@ -30,7 +34,7 @@ use crate::ring::Ring;
 pub use debts::{Debts, Ledger};
 pub(crate) use handshake::{Address, Peer};
 use handshake::{Connection, connect};
-pub use line::{Line, Parting};
+pub use line::{Line, Parting, STRAGGLE_MAX};
 use queue::NbdQueue;
 pub use terms::Terms;
 
@@ -55,6 +59,8 @@ struct Shared {
     info: DeviceInfo,
     /// Unflushed changes of its connections.
     debts: Arc<Mutex<Debts>>,
+    /// Until when changes of a killed user may still be carried out.
+    stragglers: OnceLock<Instant>,
 }
 
 impl NbdDevice {
@@ -67,7 +73,8 @@ impl NbdDevice {
         let terms = connection.terms;
         check_terms(&address.uri, &terms)?;
         let info = info(&address.uri, &terms);
-        let shared = Arc::new(Shared { address, terms, info, debts: Arc::default() });
+        let (debts, stragglers) = (Arc::default(), OnceLock::new());
+        let shared = Arc::new(Shared { address, terms, info, debts, stragglers });
         Ok(Self { shared, spare: Mutex::new(vec![connection]) })
     }
 }
@@ -75,6 +82,18 @@ impl NbdDevice {
 impl BlockDevice for NbdDevice {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    /// The connections of the former user have ended with it, but the server may have requests
+    /// received on them. It has as long for them as for those of a broken connection.
+    fn await_stragglers(&self) {
+        if self.shared.stragglers.set(Instant::now() + STRAGGLE_MAX).is_ok() {
+            let (primary, seconds) = (&self.shared.info.identity, STRAGGLE_MAX.as_secs());
+            tracing::warn!(
+                %primary, seconds,
+                "the last server did not end in order, and its changes may still arrive: ours wait"
+            );
+        }
     }
 
     fn prepare(&self, queues: usize) -> io::Result<()> {
@@ -97,7 +116,10 @@ impl BlockDevice for NbdDevice {
             Some(connection) => connection,
             None => self.shared.connect_again().map_err(io::Error::other)?,
         };
-        let line = Line::new(self.shared.info.clone(), ledger);
+        let mut line = Line::new(self.shared.info.clone(), ledger);
+        if let Some(until) = self.shared.stragglers.get() {
+            line.hold_changes(until.saturating_duration_since(Instant::now()));
+        }
         let queue = NbdQueue::new(&self.shared, line, ring, connection)?;
         Ok(Box::new(queue))
     }

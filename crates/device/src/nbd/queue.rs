@@ -84,6 +84,9 @@ impl IoQueue for NbdQueue {
             }
             Link::Cut => self.reconnect(now, None),
         }
+        if self.line.release(now) {
+            self.pump(now);
+        }
         self.line.poll(done);
     }
 

@@ -1,6 +1,7 @@
 //! Several shards, each with its own connection to one NBD server, through the real sessions,
 //! lines, debts, gates and devices of the runtime. The server loses power, links break, old
-//! requests and answers arrive late, and threads are held up.
+//! requests and answers arrive late, threads are held up, and the process with the shards is killed
+//! and starts again.
 //!
 //! The promise: writes that a shard had completed when it requested a flush that then succeeded are
 //! never lost, whatever happens afterwards: neither by a server that had them in its cache, nor by
@@ -16,9 +17,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use forebay_block::{DeviceInfo, Instant, SECTOR_SIZE};
-use forebay_device::{Debts, Ledger, Line, Terms};
+use forebay_device::{Debts, Ledger, Line, STRAGGLE_MAX, Terms};
 use forebay_nbd_wire::TransmissionFlags;
 use forebay_runtime::{Devices, Gates, Message, gates};
+
+use forebay_volume::Coming;
 
 use crate::rng::Rng;
 use net::{Event, MS, Net};
@@ -33,6 +36,8 @@ const CALM: u64 = 120_000 * MS;
 const PAUSE_MAX: u64 = 4_000 * MS;
 /// Shortest time between two turns of a thread that only a deadline wakes.
 const TURN: u64 = MS / 100;
+/// One seed in this many has a process that is killed.
+const KILLS_IN: u64 = 4;
 /// Failed flushes that a shard may meet after the troubles: those of breaks that are noticed late,
 /// and for each of them one more for the changes then in flight.
 const AFTERMATH: u64 = 10;
@@ -48,12 +53,14 @@ pub enum Slip {
     NoParting,
     /// A shard is not told of the failed flushes of others.
     Deaf,
+    /// Requests of a process that was killed are not waited for.
+    ChangesNotHeld,
 }
 
 impl Slip {
     /// Every slip.
-    pub const ALL: [Self; 4] =
-        [Self::DebtsApart, Self::FlushElsewhere, Self::NoParting, Self::Deaf];
+    pub const ALL: [Self; 5] =
+        [Self::DebtsApart, Self::FlushElsewhere, Self::NoParting, Self::Deaf, Self::ChangesNotHeld];
 }
 
 /// Counters of runs.
@@ -61,8 +68,8 @@ impl Slip {
 pub struct Tally {
     /// Number of runs.
     pub seeds: u64,
-    /// Power failures, broken links, failed flushes on the server.
-    pub troubles: [u64; 3],
+    /// Power failures, broken links, failed flushes on the server, processes killed.
+    pub troubles: [u64; 4],
     /// Shards' flushes that succeeded, and that failed.
     pub flushes: [u64; 2],
 }
@@ -71,7 +78,7 @@ impl Tally {
     /// Adds the counters of another run.
     pub fn add(&mut self, other: &Self) {
         self.seeds += other.seeds;
-        for i in 0..3 {
+        for i in 0..4 {
             self.troubles[i] += other.troubles[i];
         }
         for i in 0..2 {
@@ -82,10 +89,13 @@ impl Tally {
 
 struct World {
     net: Rc<RefCell<Net>>,
+    terms: Terms,
     shards: Vec<Shard>,
     /// For each shard, when its devices next need a turn, if that is scheduled.
     due: Vec<u64>,
     rng: Rng,
+    /// Whether the process with the shards is killed now and then.
+    kills: bool,
     slip: Option<Slip>,
 }
 
@@ -127,27 +137,17 @@ impl World {
             .with(TransmissionFlags::CAN_MULTI_CONN);
         let (minimum, preferred, maximum) = (1, 4096, 1 << 20);
         let terms = Terms { size, flags, structured: false, minimum, preferred, maximum };
-        let elsewhere = matches!(slip, Some(Slip::DebtsApart | Slip::FlushElsewhere));
-        let info =
-            DeviceInfo { flush_by_queue: !elsewhere, ..DeviceInfo::plain(size, "simulated") };
-        let gates: Gates = gates([&info].into_iter(), count as usize);
-        let debts: Arc<Mutex<Debts>> = Arc::default();
-        let shards = (0..count as usize).map(|shard| {
-            let apart = slip == Some(Slip::DebtsApart);
-            let debts = if apart { Arc::default() } else { Arc::clone(&debts) };
-            let line = Line::new(info.clone(), Ledger::open(&debts));
-            let waits = slip != Some(Slip::NoParting);
-            let queue = SimQueue::new(&net, shard, line, terms, waits);
-            let devices = Devices::over(vec![(TARGET, Box::new(queue))], (shard, gates.clone()));
-            Shard::new(devices, gates.coming.clone(), shard as u64 * SECTORS)
-        });
+        let opened = open(&net, terms, count as usize, (slip, false));
+        let shards = opened
+            .enumerate()
+            .map(|(shard, (devices, coming))| Shard::new(devices, coming, shard as u64 * SECTORS));
         let shards: Vec<Shard> = shards.collect();
         for shard in 0..shards.len() {
             net.borrow_mut().at(0, Event::Tick(shard));
         }
         net.borrow_mut().at(rng.below(PAUSE_MAX), Event::Trouble);
         let due = vec![u64::MAX; shards.len()];
-        Self { net, shards, due, rng, slip }
+        Self { net, terms, shards, due, rng, kills: seed.is_multiple_of(KILLS_IN), slip }
     }
 
     /// Processes events until a time; if `settling`, until everything is safe.
@@ -184,7 +184,19 @@ impl World {
         }
     }
 
+    /// Kills the process with the shards, which starts again.
+    fn kill(&mut self) {
+        self.net.borrow_mut().kill_client();
+        let opened = open(&self.net, self.terms, self.shards.len(), (self.slip, true));
+        for (shard, (devices, coming)) in self.shards.iter_mut().zip(opened) {
+            shard.start_again(devices, coming);
+        }
+    }
+
     fn trouble(&mut self) -> Result<(), String> {
+        if self.kills && self.rng.percent(20) {
+            self.kill();
+        }
         let size = self.shards.len() as u64 * SECTORS * SECTOR_SIZE as u64;
         let (power, at) = {
             let mut net = self.net.borrow_mut();
@@ -244,6 +256,33 @@ impl World {
     }
 }
 
+/// The devices of a process with `count` shards, which follows one that was killed or is the first.
+fn open(
+    net: &Rc<RefCell<Net>>,
+    terms: Terms,
+    count: usize,
+    (slip, follows): (Option<Slip>, bool),
+) -> impl Iterator<Item = (Devices, Coming)> {
+    let elsewhere = matches!(slip, Some(Slip::DebtsApart | Slip::FlushElsewhere));
+    let plain = DeviceInfo::plain(terms.size, "simulated");
+    let info = DeviceInfo { flush_by_queue: !elsewhere, ..plain };
+    let gates: Gates = gates([&info].into_iter(), count);
+    let debts: Arc<Mutex<Debts>> = Arc::default();
+    let net = Rc::clone(net);
+    (0..count).map(move |shard| {
+        let apart = slip == Some(Slip::DebtsApart);
+        let debts = if apart { Arc::default() } else { Arc::clone(&debts) };
+        let mut line = Line::new(info.clone(), Ledger::open(&debts));
+        if follows && slip != Some(Slip::ChangesNotHeld) {
+            line.hold_changes(STRAGGLE_MAX);
+        }
+        let waits = slip != Some(Slip::NoParting);
+        let queue = SimQueue::new(&net, shard, line, terms, waits);
+        let devices = Devices::over(vec![(TARGET, Box::new(queue))], (shard, gates.clone()));
+        (devices, gates.coming.clone())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,7 +297,7 @@ mod tests {
             let tally = run(seed, None).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
             total.add(&tally);
         }
-        assert!(total.troubles.iter().all(|&count| count > 300), "{total:?}");
+        assert!(total.troubles.iter().all(|&count| count > 150), "{total:?}");
         assert!(total.flushes.iter().all(|&count| count > 3000), "{total:?}");
     }
 

@@ -5,8 +5,9 @@
 //! order or not at all. An answer may arrive long after its server is gone. A server carries out
 //! the requests that it has received on a connection before it hangs up. If the client does not see
 //! it hang up, old requests land within [`LATE_MAX`] of the break; if a router resets the
-//! connection, within [`RESET_LATE_MAX`], since nobody can wait for an end that is invisible. A
-//! flush that lands late does nothing: if it failed then, it would take the server's error with it.
+//! connection, within [`RESET_LATE_MAX`], since nobody can wait for an end that is invisible. Those
+//! of a client that is killed land within [`LATE_MAX`] of that. A flush that lands late does
+//! nothing: if it failed then, it would take the server's error with it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -86,8 +87,9 @@ pub struct Net {
     on_at: u64,
     /// The source of randomness.
     pub rng: Rng,
-    /// Number of power failures, broken links, and failed flushes on the server.
-    pub troubles: [u64; 3],
+    /// Number of power failures, broken links, and failed flushes on the server, and of clients
+    /// that were killed.
+    pub troubles: [u64; 4],
 }
 
 impl Net {
@@ -104,7 +106,7 @@ impl Net {
         };
         let disk = SimDisk::new(profile, Pages::new(size), rng.fork());
         let (events, links) = (BinaryHeap::new(), Vec::new());
-        Self { now: 0, events, number: 0, links, disk, life: 0, on_at: 0, rng, troubles: [0; 3] }
+        Self { now: 0, events, number: 0, links, disk, life: 0, on_at: 0, rng, troubles: [0; 4] }
     }
 
     /// Schedules an event.
@@ -276,6 +278,20 @@ impl Net {
             if !std::mem::replace(&mut state.dead, true) {
                 let at = state.last.1.max(self.now + took);
                 self.at(at, Event::End(link));
+            }
+        }
+    }
+
+    /// Ends every connection on the client's side, as its process is killed. The server carries out
+    /// what it has received, and some of what is on its way.
+    pub fn kill_client(&mut self) {
+        self.troubles[3] += 1;
+        for link in 0..self.links.len() {
+            let late = self.rng.below(LATE_MAX);
+            let state = &mut self.links[link];
+            if !state.dead && state.cut.is_none() && !state.closing {
+                state.cut = Some(self.now + late);
+                (state.deaf, state.ended) = (true, true);
             }
         }
     }

@@ -112,6 +112,9 @@ impl IoQueue for SimQueue {
             State::Up(link) => self.hear(now, link),
             _ => self.reconnect(now),
         }
+        if self.line.release(now) {
+            self.pump();
+        }
         self.line.poll(done);
     }
 

@@ -71,6 +71,21 @@ impl Shard {
         }
     }
 
+    /// Starts again after its process was killed, over new devices. What had not been flushed may
+    /// be there or not.
+    pub fn start_again(&mut self, devices: Devices, coming: Coming) {
+        (self.devices, self.coming) = (devices, coming);
+        self.inbox.clear();
+        self.writes.clear();
+        self.flush = None;
+        for sector in &mut self.sectors {
+            sector.busy = false;
+            if sector.completed > sector.safe {
+                sector.completed = 0;
+            }
+        }
+    }
+
     /// A turn of its thread: completions, mail, then `wants` more requests. Messages for others go
     /// to `outgoing`. `deaf`: it does not listen to failures of others.
     pub fn turn(

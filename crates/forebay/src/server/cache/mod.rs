@@ -37,6 +37,7 @@ use crate::server::primaries::Gone;
 use crate::server::primaries::keeper::Keeper;
 use crate::server::primaries::returns::{Missing, Returns};
 use crate::server::primaries::samples::{Sample, Table};
+use crate::server::primaries::users::Users;
 use crate::server::primaries::{self, returns, samples};
 use crate::server::settings::KeptSettings;
 use superblocks::Superblocks;
@@ -62,6 +63,7 @@ pub struct Cache {
     next_copy: usize,
     keeper: Keeper,
     returns: Returns,
+    users: Users,
     state_dir: PathBuf,
     /// The loss that was accepted for this start.
     accepted: Option<String>,
@@ -76,15 +78,17 @@ struct Made {
     cache: Option<PathBuf>,
     state: Option<StateDir>,
     witness: Option<(Witness, [u8; 16])>,
+    users: Option<Users>,
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
+        let users = self.users.take().map(|users| users.end());
         let witness = self.witness.take().map(|(witness, uuid)| {
             witness.remove(uuid).and(witness.state().remove(&samples::file_name(uuid)))
         });
         let cache = self.cache.take().map(std::fs::remove_file);
-        for error in [witness, cache].into_iter().flatten().filter_map(Result::err) {
+        for error in [users, witness, cache].into_iter().flatten().filter_map(Result::err) {
             tracing::warn!(%error, "left behind by a start that failed");
         }
         if let Some(state) = self.state.take() {
@@ -172,6 +176,9 @@ pub fn open(
     );
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
     let missing = missing(config, &gone, ids, &table);
+    let users = Users::begin(witness.state(), superblock.uuid, &primaries).context(NO_STATE)?;
+    // The next start must find stragglers as this one did.
+    made.users = (!users.has_stragglers).then(|| users.clone());
     let keeper = Keeper::start(witness.state().clone(), table, kept)?;
     let returns = Returns::start(missing, &returns_to(superblock, &witness), &keeper.door())?;
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));
@@ -189,6 +196,7 @@ pub fn open(
         next_copy: 1 - last_written,
         keeper,
         returns,
+        users,
         state_dir: config.cache.state_dir.clone(),
         accepted: allowed.accepted,
         made,
@@ -292,8 +300,8 @@ impl Cache {
 
     /// Keeps the files of this start even if it fails: clients may write from now on.
     pub fn keep(&mut self) {
-        let Made { cache, state, witness } = &mut self.made;
-        (*cache, *state, *witness) = (None, None, None);
+        let Made { cache, state, witness, users } = &mut self.made;
+        (*cache, *state, *witness, *users) = (None, None, None, None);
     }
 
     /// Records that the server has stopped in order, so that the next start can tell whether a
@@ -301,6 +309,10 @@ impl Cache {
     /// is out of use. With `gives_up`, a cache without dirty blocks is never used again.
     pub fn close(self, health: Health, stopped: &Stopped, gives_up: bool) -> anyhow::Result<()> {
         self.returns.stop();
+        // Every request has ended.
+        if let Err(error) = self.users.end() {
+            tracing::warn!(%error, "the next start will wait for requests of this server");
+        }
         let table = self.keeper.stop();
         let mut primaries = self.primaries;
         for (id, real) in self.returns.came() {

@@ -5,6 +5,7 @@ mod fingerprint;
 pub mod keeper;
 pub mod returns;
 pub mod samples;
+pub mod users;
 
 use std::sync::Arc;
 

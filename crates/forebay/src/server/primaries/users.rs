@@ -1,0 +1,122 @@
+//! The primaries that a server uses, in the state directory. A server that ends in order takes its
+//! list away; one that is killed leaves it. Then requests that it has sent may still be carried out
+//! by the servers of the primaries, and the next user waits for them
+//! ([`BlockDevice::await_stragglers`]).
+//!
+//! A list counts only until the machine starts again: nothing is on its way that long.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use forebay_device::BlockDevice;
+use forebay_runtime::{StateDir, sealed, unsealed};
+
+/// First line of the file.
+const HEADING: &str = "forebay primaries in use 1";
+/// What its name ends with, after the id of the cache.
+const SUFFIX: &str = ".uses";
+/// Longest file that is read, in bytes: the names of all primaries, and a few lines more.
+const BYTES_MAX: u64 = 64 << 10;
+/// The file with the id of this start of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The list of a running server.
+#[derive(Clone)]
+pub struct Users {
+    state: StateDir,
+    name: String,
+    /// Whether a server before had left one of the primaries in a list.
+    pub has_stragglers: bool,
+}
+
+impl Users {
+    /// Puts the primaries of the cache `uuid` on record. Those that another server has left there
+    /// are told to wait; it is assumed that it no longer runs.
+    ///
+    /// # Errors
+    /// If the state directory cannot be read or written.
+    pub fn begin(
+        state: &StateDir,
+        uuid: [u8; 16],
+        primaries: &[Arc<dyn BlockDevice>],
+    ) -> io::Result<Self> {
+        let boot = std::fs::read_to_string(BOOT_ID)?;
+        let boot = boot.trim();
+        let name = format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid));
+        let ours: BTreeSet<String> = primaries.iter().map(|one| identity(&**one)).collect();
+        let mut left = BTreeSet::new();
+        let mut others = Vec::new();
+        for other in state.names()?.into_iter().filter(|name| name.ends_with(SUFFIX)) {
+            let text = state.read(&other, BYTES_MAX)?.unwrap_or_default();
+            // A list that cannot be read is not known to be without ours.
+            let listed = parse(&text, boot).unwrap_or_else(|| Some(ours.clone()));
+            let Some(listed) = listed else {
+                others.push((other, BTreeSet::new()));
+                continue;
+            };
+            left.extend(listed.intersection(&ours).cloned());
+            others.push((other, listed.difference(&ours).cloned().collect()));
+        }
+        for primary in primaries.iter().filter(|one| left.contains(&identity(&***one))) {
+            primary.await_stragglers();
+        }
+        // From here on this list has them.
+        state.replace(&name, &print(&ours, boot))?;
+        for (other, rest) in others.into_iter().filter(|(other, _)| *other != name) {
+            match rest.is_empty() {
+                true => state.remove(&other)?,
+                false => state.replace(&other, &print(&rest, boot))?,
+            }
+        }
+        Ok(Self { state: state.clone(), name, has_stragglers: !left.is_empty() })
+    }
+
+    /// Takes the list away: no request is under way any more.
+    ///
+    /// # Errors
+    /// If it stays: the next start waits without a need.
+    pub fn end(&self) -> io::Result<()> {
+        self.state.remove(&self.name)
+    }
+}
+
+/// The name of a primary, in one line.
+fn identity(primary: &dyn BlockDevice) -> String {
+    primary.info().identity.escape_default().to_string()
+}
+
+fn print(primaries: &BTreeSet<String>, boot: &str) -> String {
+    let lines: String = primaries.iter().map(|one| format!("primary {one}\n")).collect();
+    sealed(&format!("{HEADING}\nboot {boot}\n{lines}"))
+}
+
+/// The primaries of a list; `Some(None)` if it is of another start of the machine, `None` if it is
+/// not a whole list.
+fn parse(text: &str, boot: &str) -> Option<Option<BTreeSet<String>>> {
+    let mut lines = unsealed(text)?.lines();
+    if lines.next()? != HEADING {
+        return None;
+    }
+    let same = lines.next()?.strip_prefix("boot ")? == boot;
+    let primary = |line: &str| Some(line.strip_prefix("primary ")?.to_owned());
+    let listed = lines.map(primary).collect::<Option<_>>()?;
+    Some(same.then_some(listed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_whole_list_of_this_start_counts() {
+        let primaries: BTreeSet<String> = ["disk:a", "nbd://h/x"].map(str::to_owned).into();
+        let text = print(&primaries, "b1");
+        assert_eq!(parse(&text, "b1"), Some(Some(primaries)));
+        assert_eq!(parse(&text, "b2"), Some(None));
+        for cut in 0..text.len() {
+            assert_eq!(parse(&text[..cut], "b1"), None, "{cut} bytes");
+        }
+        assert_eq!(parse(&sealed(&format!("{HEADING}\nboot b1\nother x\n")), "b1"), None);
+    }
+}
