@@ -1,5 +1,11 @@
-//! The set of blocks in a RAM tier: a fixed number of places, evicted least recently used first.
-//! The content of a place is the owner's business.
+//! The set of blocks in a RAM tier: a fixed number of places. The content of a place is the owner's
+//! business.
+//!
+//! The blocks are in two orders, each least recently used first: those that are in RAM *alone*, and
+//! those that the cache device has too. To lose one of the former costs a read of the primary, one
+//! of the latter only a read of the cache device, so the oldest of the former goes only when it is
+//! [`WORTH`] times as old as the oldest of the latter (as the costs in GreedyDual: Young, SODA 1994).
+//! How many places each order has follows from that.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
@@ -7,6 +13,9 @@ use std::ops::Range;
 use hashbrown::HashMap;
 
 const NONE: u32 = u32::MAX;
+
+/// How many times the age of a block that the cache device has too is that of one in RAM alone.
+pub const WORTH: u64 = 16;
 
 /// Scrambles block keys, the same way in every run, so that runs can be repeated.
 #[derive(Clone, Copy, Default, Debug)]
@@ -32,11 +41,30 @@ impl Hasher for KeyHasher {
     }
 }
 
+/// Whether the bytes of a block are elsewhere in the cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// In RAM alone.
+    Alone,
+    /// On the cache device too.
+    Doubled,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Link {
     key: u64,
     newer: u32,
     older: u32,
+    /// The time of the last use, counted in uses of the set.
+    at: u32,
+    standing: Standing,
+}
+
+/// The ends of an order.
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    newest: u32,
+    oldest: u32,
 }
 
 /// Recent blocks by key. Each has a place: a number below the capacity.
@@ -45,8 +73,10 @@ pub struct Recent {
     map: HashMap<u64, u32, KeyHash>,
     links: Vec<Link>,
     free: Vec<u32>,
-    newest: u32,
-    oldest: u32,
+    /// The orders, by standing.
+    ends: [Ends; 2],
+    /// Number of uses so far. It wraps around.
+    uses: u32,
     capacity: usize,
 }
 
@@ -62,8 +92,8 @@ impl Recent {
             map: HashMap::default(),
             links: Vec::new(),
             free: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
+            ends: [Ends { newest: NONE, oldest: NONE }; 2],
+            uses: 0,
             capacity,
         }
     }
@@ -87,21 +117,42 @@ impl Recent {
         self.map.get(&key).copied()
     }
 
-    /// Makes a block the most recent and returns its place; `None` if it is not in the set.
+    /// Makes a block the most recent of its order and returns its place; `None` if it is not in the
+    /// set.
     #[inline]
     pub fn touch(&mut self, key: u64) -> Option<u32> {
         let place = self.find(key)?;
-        if self.newest != place {
+        self.uses = self.uses.wrapping_add(1);
+        let Link { at, standing, .. } = &mut self.links[place as usize];
+        *at = self.uses;
+        if self.ends[*standing as usize].newest != place {
+            let standing = *standing;
             self.unlink(place);
-            self.link_newest(place);
+            self.link_newest(place, standing);
         }
         Some(place)
     }
 
-    /// Inserts a block, or makes it the most recent. Returns its place, which may have been another
-    /// block's; `None` if the set has no places.
+    /// Makes a block the most recent of the order of this standing and returns its place; `None` if
+    /// it is not in the set.
+    pub fn stand(&mut self, key: u64, standing: Standing) -> Option<u32> {
+        let place = self.find(key)?;
+        self.uses = self.uses.wrapping_add(1);
+        self.links[place as usize].at = self.uses;
+        self.unlink(place);
+        self.link_newest(place, standing);
+        Some(place)
+    }
+
+    /// Inserts a block that is in RAM alone, as [`Recent::put_as`].
     pub fn put(&mut self, key: u64) -> Option<u32> {
-        if let Some(place) = self.touch(key) {
+        self.put_as(key, Standing::Alone)
+    }
+
+    /// Inserts a block, or makes it the most recent of the order of this standing. Returns its
+    /// place, which may have been another block's; `None` if the set has no places.
+    pub fn put_as(&mut self, key: u64, standing: Standing) -> Option<u32> {
+        if let Some(place) = self.stand(key, standing) {
             return Some(place);
         }
         let place = self.free_place().or_else(|| {
@@ -109,16 +160,38 @@ impl Recent {
             self.forget(oldest);
             self.free.pop()
         })?;
-        self.links[place as usize] = Link { key, newer: NONE, older: NONE };
+        self.uses = self.uses.wrapping_add(1);
+        let (newer, older, at) = (NONE, NONE, self.uses);
+        self.links[place as usize] = Link { key, newer, older, at, standing };
         self.map.insert(key, place);
-        self.link_newest(place);
+        self.link_newest(place, standing);
         Some(place)
     }
 
-    /// The least recent block, and its place.
+    /// The block that goes next, and its place.
     #[must_use]
     pub fn oldest(&self) -> Option<(u64, u32)> {
-        self.links.get(self.oldest as usize).map(|link| (link.key, self.oldest))
+        let [alone, doubled] = [Standing::Alone, Standing::Doubled].map(|one| self.oldest_of(one));
+        let age = |(_, place): (u64, u32)| {
+            u64::from(self.uses.wrapping_sub(self.links[place as usize].at))
+        };
+        match (alone, doubled) {
+            (Some(one), Some(other)) if age(one) <= WORTH * age(other) => Some(other),
+            _ => alone.or(doubled),
+        }
+    }
+
+    /// The least recent block of an order, and its place.
+    #[must_use]
+    pub fn oldest_of(&self, standing: Standing) -> Option<(u64, u32)> {
+        let oldest = self.ends[standing as usize].oldest;
+        self.links.get(oldest as usize).map(|link| (link.key, oldest))
+    }
+
+    /// The standing that a block has in the set.
+    #[must_use]
+    pub fn standing_at(&self, place: u32) -> Option<Standing> {
+        self.links.get(place as usize).map(|link| link.standing)
     }
 
     /// The keys around the block at `place` that became recent consecutively and in ascending
@@ -173,7 +246,8 @@ impl Recent {
 
     fn free_place(&mut self) -> Option<u32> {
         if self.free.is_empty() && self.links.len() < self.capacity {
-            self.links.push(Link { key: 0, newer: NONE, older: NONE });
+            let (key, newer, older, at, standing) = (0, NONE, NONE, 0, Standing::Alone);
+            self.links.push(Link { key, newer, older, at, standing });
             return Some(self.links.len() as u32 - 1);
         }
         self.free.pop()
@@ -218,24 +292,27 @@ impl Recent {
         }
     }
 
-    fn link_newest(&mut self, place: u32) {
-        let older = std::mem::replace(&mut self.newest, place);
-        let link = &mut self.links[place as usize];
-        (link.newer, link.older) = (NONE, older);
-        match older {
-            NONE => self.oldest = place,
-            _ => self.links[older as usize].newer = place,
+    fn link_newest(&mut self, place: u32, standing: Standing) {
+        let ends = &mut self.ends[standing as usize];
+        let older = std::mem::replace(&mut ends.newest, place);
+        if older == NONE {
+            ends.oldest = place;
+        } else {
+            self.links[older as usize].newer = place;
         }
+        let link = &mut self.links[place as usize];
+        (link.newer, link.older, link.standing) = (NONE, older, standing);
     }
 
     fn unlink(&mut self, place: u32) {
-        let Link { newer, older, .. } = self.links[place as usize];
+        let Link { newer, older, standing, .. } = self.links[place as usize];
+        let ends = &mut self.ends[standing as usize];
         match newer {
-            NONE => self.newest = older,
+            NONE => ends.newest = older,
             _ => self.links[newer as usize].older = older,
         }
         match older {
-            NONE => self.oldest = newer,
+            NONE => ends.oldest = newer,
             _ => self.links[older as usize].newer = newer,
         }
     }
@@ -294,5 +371,30 @@ mod tests {
         recent.touch(1);
         (10..13).for_each(|key| assert!(recent.put(key).is_some()));
         assert!(recent.find(3).is_none() && recent.find(1).is_some());
+    }
+
+    #[test]
+    fn a_block_in_ram_alone_goes_when_it_is_much_older() {
+        let mut recent = Recent::new(64);
+        let oldest = |recent: &Recent| recent.oldest().map(|(key, _)| key);
+        assert!(recent.put(1).is_some() && recent.put(2).is_some());
+        assert_eq!(oldest(&recent), Some(1));
+        recent.put_as(7, Standing::Doubled);
+        // Its age is 0, that of the others 1 and 2.
+        assert_eq!(oldest(&recent), Some(1), "what came just now stays");
+        recent.touch(2);
+        assert_eq!(oldest(&recent), Some(7), "of ages 3 and 1");
+        for _ in 0..4 * WORTH {
+            recent.touch(2);
+            recent.put_as(7, Standing::Doubled);
+        }
+        recent.touch(2);
+        assert_eq!(oldest(&recent), Some(1), "of ages of more than a hundred and 1");
+        recent.stand(1, Standing::Doubled);
+        assert_eq!(recent.oldest_of(Standing::Alone).map(|(key, _)| key), Some(2));
+        assert_eq!(recent.oldest_of(Standing::Doubled).map(|(key, _)| key), Some(7));
+        recent.forget(7);
+        recent.forget(1);
+        assert_eq!((recent.oldest_of(Standing::Doubled), oldest(&recent)), (None, Some(2)));
     }
 }

@@ -32,11 +32,11 @@ impl Cache {
         if self.ram.has_room_for(key) {
             return;
         }
+        let (index, locks) = (self.contents.index(), &self.locks);
+        let run = self.ram.leaving(|key| is_alone(index, locks, key));
         if let Some(oldest) = self.ram.oldest_read() {
             self.note_left_ram(block_of(oldest));
         }
-        let (index, locks) = (self.contents.index(), &self.locks);
-        let run = self.ram.leaving(|key| is_alone(index, locks, key));
         let (volume, blocks) = (Key(run.start).volume(), run.end - run.start);
         if blocks > 0
             && let Err(why) = self.weigh(run, fx)
@@ -63,7 +63,15 @@ impl Cache {
             if let Some(key) = recent.at(at).filter(|&key| !weighed.contains(&key) && alone(key)) {
                 weighed = Window::around(recent, key, at, alone);
                 // What is refused stays in RAM, and may be admitted later.
-                let _ = self.weigh(weighed.clone(), fx);
+                if self.weigh(weighed.clone(), fx).is_ok() {
+                    let index = self.contents.index();
+                    let there = |key: &Key| index.get(*key).is_some();
+                    weighed
+                        .clone()
+                        .map(Key)
+                        .filter(there)
+                        .for_each(|key| self.ram.note_doubled(key));
+                }
             }
             place += 1;
         }

@@ -11,6 +11,7 @@ use crate::note::Note;
 use crate::slab::Id;
 use crate::testing::rooms::{BLOCK, FILL, IN_RECORD, PRIMARY, Rooms, content, key};
 use crate::testing::{SEGMENT, VOLUME};
+use forebay_policy::Standing;
 
 impl Rooms {
     /// Puts a block into the record being built, for a write of which it is the last one or not.
@@ -198,7 +199,9 @@ fn a_block_of_a_primary_that_has_not_flushed_is_not_admitted() {
 fn a_block_that_ram_alone_has_enters_the_log_when_its_place_is_wanted() {
     let mut rooms = Rooms::new(4);
     let Rooms { cache, fx, .. } = &mut rooms;
-    [10, 20, 30, 40].iter().for_each(|&block| cache.ram.put(key(block), &content(block)));
+    [10, 20, 30, 40]
+        .iter()
+        .for_each(|&block| cache.ram.put(key(block), &content(block), Standing::Doubled));
     cache.make_way(key(10), fx);
     assert!(cache.log.builder().is_empty(), "it has a place already");
     cache.make_way(key(50), fx);
@@ -211,7 +214,9 @@ fn a_block_that_ram_alone_has_enters_the_log_when_its_place_is_wanted() {
 fn a_block_that_is_being_written_does_not_enter_the_log_from_ram() {
     let mut rooms = Rooms::new(4);
     let Rooms { cache, fx, .. } = &mut rooms;
-    [10, 20, 30, 40].iter().for_each(|&block| cache.ram.put(key(block), &content(block)));
+    [10, 20, 30, 40]
+        .iter()
+        .for_each(|&block| cache.ram.put(key(block), &content(block), Standing::Doubled));
     assert!(cache.locks.acquire(key(10), Id(1)));
     cache.make_way(key(50), fx);
     assert!(cache.log.builder().is_empty());

@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::contents::{Place, base_key};
 use crate::log::builder::{Expect, Payload, Pending};
 use crate::testing::rooms::{BLOCKS, Rooms, key};
+use forebay_policy::Standing;
 
 /// Forms, and the rooms around them.
 struct Bed {
@@ -42,7 +43,7 @@ impl Bed {
     fn write(&mut self, block: u64, bytes: &[u8]) -> Pending {
         let pending = self.store(|forms, cx| forms.store_written(cx, key(block), bytes));
         assert_eq!((pending.key, pending.count, pending.dirty), (key(block), 1, true));
-        self.rooms.ram.put(key(block), bytes);
+        self.rooms.ram.put(key(block), bytes, Standing::Doubled);
         pending
     }
 
@@ -185,7 +186,10 @@ fn a_block_that_only_looks_equal_has_a_payload_of_its_own() {
     };
     assert!(is_shared(&|_| ()));
     assert!(!is_shared(&|bed| bed.rooms.ram.remove(key(1))), "nothing to compare with");
-    assert!(!is_shared(&|bed| bed.rooms.ram.put(key(1), &noise(2, BLOCK_SIZE))), "other bytes");
+    assert!(
+        !is_shared(&|bed| bed.rooms.ram.put(key(1), &noise(2, BLOCK_SIZE), Standing::Doubled)),
+        "other bytes"
+    );
     let locked = |bed: &mut Bed| assert!(bed.rooms.locks.acquire(key(1), crate::slab::Id(1)));
     assert!(!is_shared(&locked), "RAM may have a version that is not in the log");
     assert!(
@@ -255,7 +259,7 @@ fn a_miss_is_stored_against_a_block_like_it_where_that_is_wanted() {
         bed.forms.begin_turn();
         let pending = bed.store(|forms, cx| forms.store_admitted(cx, key(block), bytes));
         assert_eq!((pending.dirty, pending.expect), (false, Expect::Absent));
-        bed.rooms.ram.put(key(block), bytes);
+        bed.rooms.ram.put(key(block), bytes, Standing::Doubled);
         bed.rooms.closed();
         bed.rooms.settle();
         pending

@@ -1,4 +1,5 @@
-//! The RAM tier: the newest bytes of recent blocks, with least-recently-used eviction.
+//! The RAM tier: the newest bytes of recent blocks. Blocks that the cache device has too go much
+//! earlier than others ([`Recent`]).
 //!
 //! The bytes in it are always the newest applied version of a block, dirty or clean, so a reader
 //! need not check the index. Its size is fixed; zero is allowed.
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use forebay_block::{BLOCK_SIZE, Instant};
 use forebay_codec::Compressor;
-use forebay_policy::{Recent, Window};
+use forebay_policy::{Recent, Standing, Window};
 
 use crate::api::stats::Stats;
 use crate::key::Key;
@@ -86,7 +87,7 @@ impl Ram {
         Self {
             recent: Recent::new(frames),
             alone: Alone::default(),
-            window: Window::new(frames),
+            window: Window::default(),
             packed: Packed::default(),
             split: Split::new(frames, compress),
             bytes: vec![0; frames * BLOCK_SIZE],
@@ -189,7 +190,8 @@ impl Ram {
         if self.may_compress() {
             self.packed.forget(key);
             self.make_room();
-            let place = self.recent.put(key.0).expect("a tier that compresses has raw places");
+            let place = self.recent.put_as(key.0, Standing::Doubled);
+            let place = place.expect("a tier that compresses has raw places");
             self.bytes[range(place)].copy_from_slice(&self.decoded[..]);
             self.was_read[place as usize] = true;
         }
@@ -219,18 +221,23 @@ impl Ram {
         self.packed.get(&self.bytes, key, &mut room).map(|_| look(&room))
     }
 
-    /// Stores the newest bytes of a block; if RAM is full, evicts the least recent block.
-    pub fn put(&mut self, key: Key, block: &[u8]) {
+    /// Stores the newest bytes of a block of this standing; if RAM is full, evicts another one.
+    pub fn put(&mut self, key: Key, block: &[u8], standing: Standing) {
         assert_eq!(block.len(), BLOCK_SIZE, "the RAM tier holds whole blocks");
-        let place = self.recent.touch(key.0).or_else(|| {
+        let place = self.recent.stand(key.0, standing).or_else(|| {
             self.packed.forget(key);
             self.make_room();
-            self.recent.put(key.0)
+            self.recent.put_as(key.0, standing)
         });
         if let Some(place) = place {
             self.was_read[place as usize] = false;
             self.bytes[range(place)].copy_from_slice(block);
         }
+    }
+
+    /// Notes that the cache device has a block, too.
+    pub fn note_doubled(&mut self, key: Key) {
+        self.recent.stand(key.0, Standing::Doubled);
     }
 
     /// Moves a block's bytes to another key, replacing the bytes of that key.
@@ -328,15 +335,15 @@ mod tests {
     fn the_least_recent_goes_first() {
         let mut ram = Ram::new(3 * BLOCK_SIZE as u64, true);
         for n in 0..3 {
-            ram.put(Key(n), &block(n as u8));
+            ram.put(Key(n), &block(n as u8), Standing::Alone);
         }
         assert_eq!(ram.get(Key(0)), Some(&block(0)[..]));
-        ram.put(Key(3), &block(3));
+        ram.put(Key(3), &block(3), Standing::Alone);
         assert!(!ram.contains(Key(1)));
-        ram.put(Key(2), &block(9));
+        ram.put(Key(2), &block(9), Standing::Alone);
         ram.remove(Key(3));
-        ram.put(Key(4), &block(4));
-        ram.put(Key(5), &block(5));
+        ram.put(Key(4), &block(4), Standing::Alone);
+        ram.put(Key(5), &block(5), Standing::Alone);
         assert!(!ram.contains(Key(0)));
         assert_eq!(ram.peek(Key(2), <[u8]>::to_vec), Some(block(9)));
         assert_eq!(ram.recent.len(), 3);
@@ -345,39 +352,39 @@ mod tests {
     #[test]
     fn the_oldest_counts_as_read_since_its_bytes_came() {
         let mut ram = Ram::new(2 * BLOCK_SIZE as u64, false);
-        ram.put(Key(0), &block(0));
-        ram.put(Key(1), &block(1));
+        ram.put(Key(0), &block(0), Standing::Alone);
+        ram.put(Key(1), &block(1), Standing::Alone);
         assert_eq!(ram.oldest_read(), None);
         // It is read, then the other one is: the first is the oldest again.
         assert!(ram.get(Key(0)).is_some() && ram.get(Key(1)).is_some());
         assert_eq!(ram.oldest_read(), Some(Key(0)));
         // New bytes, or another block in its place.
-        ram.put(Key(0), &block(2));
-        ram.put(Key(1), &block(3));
+        ram.put(Key(0), &block(2), Standing::Alone);
+        ram.put(Key(1), &block(3), Standing::Alone);
         assert_eq!(ram.oldest_read(), None);
         assert!(ram.get(Key(0)).is_some());
-        ram.put(Key(2), &block(4));
+        ram.put(Key(2), &block(4), Standing::Alone);
         assert_eq!(ram.oldest_read(), Some(Key(0)), "the block 1 has left");
-        ram.put(Key(3), &block(5));
+        ram.put(Key(3), &block(5), Standing::Alone);
         assert_eq!(ram.oldest_read(), None);
     }
 
     #[test]
     fn looking_ahead_makes_nothing_recent() {
         let mut ram = Ram::new(2 * BLOCK_SIZE as u64, true);
-        ram.put(Key(0), &block(0));
-        ram.put(Key(1), &block(1));
+        ram.put(Key(0), &block(0), Standing::Alone);
+        ram.put(Key(1), &block(1), Standing::Alone);
         let slots = [0, 1].map(|n| ram.find(Key(n)).unwrap());
         slots.iter().rev().for_each(|&slot| ram.warm(slot));
         slots.iter().rev().for_each(|&slot| ram.warm_neighbours(slot));
-        ram.put(Key(2), &block(2));
+        ram.put(Key(2), &block(2), Standing::Alone);
         assert_eq!((ram.find(Key(0)), ram.find(Key(1))), (None, Some(slots[1])));
     }
 
     #[test]
     fn no_room_is_no_error() {
         let mut ram = Ram::new(100, true);
-        ram.put(Key(1), &block(1));
+        ram.put(Key(1), &block(1), Standing::Alone);
         assert_eq!(ram.get(Key(1)), None);
         assert!(!ram.contains(Key(1)));
     }
@@ -407,6 +414,8 @@ mod tests {
         recent: Vec<u64>,
         versions: u64,
         turns: u64,
+        /// Whether some blocks are in RAM alone.
+        mixed: bool,
     }
 
     impl Beside {
@@ -448,7 +457,9 @@ mod tests {
             // incompressible.
             let random = [10, 1000 + numbers.below(2000) as usize, 4000][key as usize % 3];
             let bytes = version(key, self.versions, random);
-            self.ram.put(Key(key), &bytes);
+            let alone = self.mixed && numbers.below(2) == 0;
+            let standing = if alone { Standing::Alone } else { Standing::Doubled };
+            self.ram.put(Key(key), &bytes, standing);
             self.newest.insert(key, bytes);
             self.used(key);
         }
@@ -466,7 +477,7 @@ mod tests {
         }
 
         /// Checks that every block in RAM is the newest version, in one part only, and that the
-        /// most recent quarter is there.
+        /// most recent quarter is there unless blocks of one standing had to go for others.
         fn check(&self, frames: usize) {
             let mut held = 0;
             for (&key, bytes) in &self.newest {
@@ -479,7 +490,8 @@ mod tests {
             }
             assert_eq!(held, self.ram.recent.len() + self.ram.packed.len(), "and nothing else");
             assert!(self.ram.recent.len() + self.ram.packed.frames() <= frames);
-            for &key in self.recent.iter().take(frames / 4) {
+            let recent = if self.mixed { 0 } else { frames / 4 };
+            for &key in self.recent.iter().take(recent) {
                 assert!(self.ram.contains(Key(key)), "block {key} was used just now");
             }
         }
@@ -487,11 +499,15 @@ mod tests {
 
     #[test]
     fn whatever_is_done_it_holds_the_newest_versions() {
-        for (frames, keys, seed) in [(8, 40, 1), (9, 30, 2), (17, 60, 3), (64, 300, 4)] {
+        let mixed = [(8, 40, 1), (17, 60, 3), (64, 300, 4)].map(|setup| (setup, true));
+        let setups =
+            [(8, 40, 1), (9, 30, 2), (17, 60, 3), (64, 300, 4)].map(|setup| (setup, false));
+        for ((frames, keys, seed), mixed) in setups.into_iter().chain(mixed) {
             let mut numbers = Numbers::new(seed);
             let ram = Ram::new(frames as u64 * FRAME, true);
             let newest = Default::default();
-            let mut beside = Beside { ram, newest, recent: Vec::new(), versions: 0, turns: 0 };
+            let (recent, versions, turns) = (Vec::new(), 0, 0);
+            let mut beside = Beside { ram, newest, recent, versions, turns, mixed };
             let mut shares = std::collections::BTreeSet::new();
             for step in 0..30_000 {
                 // In turns, many more blocks are requested than fit, and then fewer.
@@ -511,7 +527,7 @@ mod tests {
     #[test]
     fn when_time_is_spent_blocks_stay_where_they_are() {
         let mut ram = Ram::new(256 * FRAME, true);
-        let put = |ram: &mut Ram, key| ram.put(Key(key), &version(key, 1, 500));
+        let put = |ram: &mut Ram, key| ram.put(Key(key), &version(key, 1, 500), Standing::Alone);
         (0..300).for_each(|key| put(&mut ram, key));
         let (tried, refused) = (ram.tried, ram.refused);
         assert!(tried == (TURN.as_nanos() / COST.as_nanos()) as u64 && refused > 0);
@@ -541,7 +557,7 @@ mod tests {
             hits += u64::from(found && i >= warm);
             if !found {
                 let random = if key * 37 % 100 < compressible { 1300 } else { 4000 };
-                ram.put(Key(key), &version(key, 1, random));
+                ram.put(Key(key), &version(key, 1, random), Standing::Alone);
             }
             if i % 32 == 0 {
                 ram.begin_turn(Instant(i * 31_250));

@@ -13,6 +13,7 @@ use crate::key::Key;
 use crate::log::builder::Expect;
 use crate::testing::rooms::{FILL, Rooms, content, key};
 use crate::ticket::Ticket;
+use forebay_policy::Standing;
 
 /// Keeps every block for which there is room, but none that only fills the log.
 #[derive(Clone, Debug)]
@@ -326,7 +327,7 @@ fn a_dirty_block_with_bad_bytes_is_written_from_ram_or_else_said_to_be_lost() {
     let mut bed = Bed::with(&[1, 2], &[], 3);
     [1, 2].into_iter().for_each(|block| bed.rooms.spoil(block));
     bed.rooms.cache.ram = crate::ram::Ram::new(4 << 12, false);
-    bed.rooms.ram.put(key(1), &content(1));
+    bed.rooms.ram.put(key(1), &content(1), Standing::Doubled);
     bed.copy();
     assert_eq!(bed.copies(), [(1, RAW, true), (2, EntryKind::Lost, true)]);
     assert!(bed.rooms.contents.fenced().iter().eq([&key(2)]));
@@ -352,7 +353,7 @@ fn a_block_whose_base_lies_in_the_segment_is_written_whole() {
     }] {
         let Rooms { cache, fx, .. } = &mut rooms;
         assert!(cache.push_written(fx, key(1), &bytes));
-        cache.ram.put(key(1), &bytes);
+        cache.ram.put(key(1), &bytes, Standing::Doubled);
         rooms.log_record();
     }
     assert_eq!(rooms.contents.get(key(1)).map(|place| place.kind), Some(EntryKind::Delta));

@@ -13,7 +13,7 @@
 use forebay_block::{
     BLOCK_SIZE, BlockRange, Completion, ErrorKind, Instant, Io, IoBuf, IoError, VolumeId,
 };
-use forebay_policy::ReadAround;
+use forebay_policy::{ReadAround, Standing};
 
 use crate::api::{Effects, Health, Target, Tier};
 use crate::cache::Cache;
@@ -292,7 +292,9 @@ impl Requests {
             }
             if fetch.is_asked_for(block) {
                 cache.make_way(key, fx);
-                cache.ram.put(key, bytes);
+                let enters = !waits && refusal.is_none();
+                let standing = if enters { Standing::Doubled } else { Standing::Alone };
+                cache.ram.put(key, bytes, standing);
             } else {
                 cache.stats_of(fetch.volume).read_around_blocks += 1;
             }

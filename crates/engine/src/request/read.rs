@@ -9,6 +9,7 @@ use forebay_block::{
     BLOCK_SIZE, BlockRange, ByteRange, Completion, ErrorKind, IoBuf, IoError, VolumeId,
 };
 use forebay_format::EntryKind;
+use forebay_policy::Standing;
 
 use crate::api::primary::Lookup;
 use crate::api::{Bypass, Effects, Health, Mode, Request, Tier};
@@ -321,14 +322,14 @@ impl Requests {
         let wanted = cache.ram.has_room_for(item.key) || Self::is_preferred(cache, item.key);
         if current && wanted && !cache.locks.is_locked(item.key) {
             cache.make_way(item.key, fx);
-            cache.ram.put(item.key, block);
+            cache.ram.put(item.key, block, Standing::Doubled);
         }
     }
 
-    /// Whether a block deserves the place of the least recent block in RAM, given that both may be
-    /// in the log.
+    /// Whether a block deserves the place of the least recent block in RAM that the cache device
+    /// has, too.
     fn is_preferred(cache: &Cache, key: Key) -> bool {
-        let oldest = cache.ram.recent().oldest();
+        let oldest = cache.ram.recent().oldest_of(Standing::Doubled);
         oldest.is_none_or(|(oldest, _)| cache.policy.prefers(key.0, block_of(Key(oldest)).0))
     }
 

@@ -17,6 +17,7 @@ use forebay_block::{
     BLOCK_SIZE, BlockRange, ByteRange, IoBuf, IoError, IoOp, IoResult, SECTOR_SIZE, VolumeId,
 };
 use forebay_format::{EntryKind, Lsn};
+use forebay_policy::Standing;
 
 use crate::api::{Bypass, Effects, Health, Mode, Reply, Request, Tier};
 use crate::cache::Cache;
@@ -321,9 +322,9 @@ impl Requests {
             };
             if room {
                 match &bytes {
-                    BlockBytes::Zero => cache.ram.put(key, &[0; BLOCK_SIZE]),
-                    BlockBytes::Whole(bytes) => cache.ram.put(key, bytes),
-                    BlockBytes::Short(bytes) => cache.ram.put(key, &bytes[..]),
+                    BlockBytes::Zero => cache.ram.put(key, &[0; BLOCK_SIZE], Standing::Doubled),
+                    BlockBytes::Whole(bytes) => cache.ram.put(key, bytes, Standing::Doubled),
+                    BlockBytes::Short(bytes) => cache.ram.put(key, &bytes[..], Standing::Doubled),
                 }
             }
             let write = self.write(id);

@@ -15,7 +15,7 @@ mod store;
 use std::ops::Range;
 
 use forebay_block::{BLOCK_SIZE, BlockRange, IoOp};
-use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector, Window};
+use forebay_policy::{Eviction, EvictionPolicy, Recent, SequentialDetector, Standing, Window};
 
 use crate::request::TraceRequest;
 use log::Log;
@@ -189,7 +189,7 @@ impl Simulator {
         Self {
             log: Log::new(blocks),
             ram: Recent::new(ram),
-            window: Window::new(ram),
+            window: Window::default(),
             policy,
             detector: SequentialDetector::new(config.sequential_threshold, STREAMS_MAX),
             outcome: Outcome::default(),
@@ -197,14 +197,14 @@ impl Simulator {
         }
     }
 
-    /// Brings a block into RAM; blocks evicted for it may enter the log.
-    fn remember(&mut self, key: u64) {
+    /// Brings a block of this standing into RAM; blocks evicted for it may enter the log.
+    fn remember(&mut self, key: u64, standing: Standing) {
         if !self.ram.has_room_for(key) {
             let log = &self.log;
             let leaving = self.window.leaving(&mut self.ram, |key| !log.contains(key));
             self.offer(leaving, false);
         }
-        self.ram.put(key);
+        self.ram.put_as(key, standing);
     }
 
     /// Offers missed blocks to the log; if `waits`, their admission is left to the RAM tier.
@@ -235,14 +235,15 @@ impl Requests for Simulator {
             if self.ram.touch(key).is_some() {
                 self.outcome.ram_hit_blocks += 1;
             } else if cached {
-                let oldest = self.ram.oldest().filter(|_| self.ram.is_full());
+                let oldest = self.ram.oldest_of(Standing::Doubled);
+                let oldest = oldest.filter(|_| self.ram.is_full());
                 if oldest.is_none_or(|(oldest, _)| self.policy.prefers(key, oldest)) {
-                    self.remember(key);
+                    self.remember(key, Standing::Doubled);
                 }
             } else {
                 self.outcome.read_blocks_missed += 1;
                 if !bypass {
-                    self.remember(key);
+                    self.remember(key, if waits { Standing::Alone } else { Standing::Doubled });
                     if missed.end != key {
                         self.offer(missed, waits);
                         missed = key..key;
@@ -268,7 +269,7 @@ impl Requests for Simulator {
             self.policy.written(key);
             self.log.append(key, &mut *self.policy);
             self.outcome.logged_bytes += BLOCK_SIZE as u64;
-            self.remember(key);
+            self.remember(key, Standing::Doubled);
         }
         self.outcome.write_blocks += blocks.count;
         if bypass {

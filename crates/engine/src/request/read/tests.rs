@@ -8,6 +8,7 @@ use crate::api::{Bypass, Target};
 use crate::request::tests::Bed;
 use crate::testing::VOLUME;
 use crate::testing::rooms::{BLOCK, PRIMARY, content, key};
+use forebay_policy::Standing;
 
 impl Bed {
     /// A bed without RAM, in whose log these blocks are dirty.
@@ -167,7 +168,7 @@ fn clean_blocks_of_a_distrusted_volume_are_read_from_the_primary() {
     bed.rooms.clean([5]);
     bed.rooms.dirty_durable([6]);
     let ram = [5, 6].map(|block| (key(block), content(block)));
-    ram.iter().for_each(|(key, bytes)| bed.rooms.ram.put(*key, bytes));
+    ram.iter().for_each(|(key, bytes)| bed.rooms.ram.put(*key, bytes, Standing::Doubled));
     bed.rooms.volume_mut(crate::testing::VOLUME).distrusted = true;
     bed.read(6, 1);
     assert_eq!(bed.bytes(), content(6), "only the cache has it");
