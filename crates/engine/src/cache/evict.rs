@@ -71,7 +71,9 @@ impl Cache {
                 }
             }
         }
-        let coming = self.store.freeing() + self.contents.pages().freed() > 0;
+        // What was freed since the last record waits for the next one, and there may be none.
+        let freed = self.contents.pages().freed() > 0 && !self.log.builder_ref().is_empty();
+        let coming = self.store.freeing() > 0 || freed;
         self.store.note_full(wanted && !evicted && !coming);
     }
 

@@ -87,11 +87,14 @@ impl Requests {
         let Op::Write(write) = self.get(id) else {
             unreachable!("only writes wait for the log");
         };
+        let in_part = write.path != Path::Direct && write.outstanding == 0;
         let is_dirty = |key| cache.contents.dirty().is_unsettled(key);
         match self.is_begun(id) {
             // Past the log, a write would be out of order.
             false if cache.is_stuck(write.volume) || cache.is_ordered(write.volume) => Way::None,
             false if !write.keys().any(is_dirty) => Way::Past,
+            // A write that fails may have been done in part.
+            true if in_part && cache.is_stuck(write.volume) => Way::None,
             _ => Way::Wait,
         }
     }
@@ -104,6 +107,6 @@ enum Way {
     /// It waits until its dirty blocks have been destaged, or for the record that holds a part of
     /// it.
     Wait,
-    /// There is none: its primary takes no blocks.
+    /// There is none: its primary takes no blocks. A part of it may be in the log already.
     None,
 }
