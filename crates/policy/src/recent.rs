@@ -4,8 +4,9 @@
 //! The blocks are in two orders, each least recently used first: those that are in RAM *alone*, and
 //! those that the cache device has too. To lose one of the former costs a read of the primary, one
 //! of the latter only a read of the cache device, so the oldest of the former goes only when it is
-//! [`WORTH`] times as old as the oldest of the latter (as the costs in GreedyDual: Young, SODA 1994).
-//! How many places each order has follows from that.
+//! [`WORTH`] times as old as the oldest of the latter. How many places each order has follows from
+//! that. (Costs decide in a similar way in GreedyDual: Young, The k-server dual and loose
+//! competitiveness for paging, Algorithmica 1994.)
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;

@@ -61,7 +61,6 @@ impl Slots {
     }
 
     /// Whether the store has a block.
-    #[cfg(test)]
     pub fn contains(&self, key: u64) -> bool {
         self.at.contains_key(&key)
     }

@@ -5,12 +5,13 @@
 //! is freed, the blocks whose newest version it holds are offered to the store: every block counts
 //! as destaged by then. If the store is full, a random sample of its units is compared with what
 //! asks to enter it, or the journal from RAM, and the least valued goes. Each block in the store
-//! has an entry in the journal, which is logged again once in a lap. RAM holds nothing that the
-//! device holds.
+//! has an entry in the journal, which is logged again once in a lap. RAM holds missed blocks,
+//! written ones, and some that were read from the device, as the engine's does; nothing in it is
+//! compressed, and no base of a delta is kept there.
 
 use forebay_block::{BLOCK_SIZE, BlockRange};
 use forebay_policy::{
-    Adaptive, KeyHash, LastTouch, Recent, SequentialDetector, StoreCandidate, Touch,
+    Adaptive, KeyHash, LastTouch, Recent, SequentialDetector, Standing, StoreCandidate, Touch,
 };
 use hashbrown::HashMap;
 
@@ -138,24 +139,51 @@ impl StoreSimulator {
         self.touched.contains_key(&key)
     }
 
-    /// Brings a missed block into RAM; those that leave RAM for it go into the journal, if they
-    /// deserve it.
+    /// Brings a missed block into RAM.
     fn enter_ram(&mut self, key: u64) {
         self.policy.on_enter();
         self.touched.insert(key, self.policy.touched(Touch::Read));
-        let leaving = match self.ram.oldest() {
-            Some((oldest, place)) if !self.ram.has_room_for(key) => {
-                let group = oldest / GROUP * GROUP;
-                let together = self.ram.together(place, GROUP);
-                together.start.max(group)..together.end.min(group + GROUP)
+        match self.ram.is_empty() && self.ram.is_full() {
+            true => self.admit(&[key]),
+            false => self.put_in_ram(key, Standing::Alone),
+        }
+    }
+
+    /// Puts a block into RAM; those that leave RAM for it, and are not on the device, go into the
+    /// journal if they deserve it.
+    fn put_in_ram(&mut self, key: u64, standing: Standing) {
+        while !self.ram.has_room_for(key) {
+            let Some((oldest, place)) = self.ram.oldest() else { return };
+            if self.is_on_device(oldest) {
+                self.ram.forget(oldest);
+                continue;
             }
-            None if !self.ram.has_room_for(key) => key..key + 1,
-            _ => 0..0,
-        };
-        leaving.clone().for_each(|key| self.ram.forget(key));
-        self.ram.put(key);
-        if !leaving.is_empty() {
-            self.admit(&leaving.collect::<Vec<_>>());
+            if self.ram.standing_at(place) == Some(Standing::Doubled) {
+                self.ram.stand(oldest, Standing::Alone);
+                continue;
+            }
+            let group = oldest / GROUP * GROUP;
+            let together = self.ram.together(place, GROUP);
+            let together = together.start.max(group)..together.end.min(group + GROUP);
+            let leaving: Vec<u64> = together.filter(|&key| !self.is_on_device(key)).collect();
+            leaving.iter().for_each(|&key| self.ram.forget(key));
+            self.admit(&leaving);
+        }
+        self.ram.put_as(key, standing);
+    }
+
+    fn is_on_device(&self, key: u64) -> bool {
+        self.fresh.contains_key(&key) || self.store.contains(key)
+    }
+
+    /// Brings a block that was read from the device into RAM, if it was requested more often than
+    /// the one that it displaces.
+    fn promote(&mut self, key: u64) {
+        let oldest = self.ram.oldest_of(Standing::Doubled);
+        let count = |key| self.policy.count(key);
+        if self.ram.has_room_for(key) || oldest.is_none_or(|(oldest, _)| count(key) > count(oldest))
+        {
+            self.put_in_ram(key, Standing::Doubled);
         }
     }
 
@@ -206,10 +234,12 @@ impl StoreSimulator {
         u64::from(unit.pages)
     }
 
-    /// Forgets the requests for blocks that are cached no more.
+    /// Forgets the requests for blocks that have left the device, unless they are in RAM.
     fn leave(&mut self, keys: impl Iterator<Item = u64>) {
         for key in keys {
-            self.touched.remove(&key);
+            if self.ram.find(key).is_none() {
+                self.touched.remove(&key);
+            }
         }
     }
 
@@ -297,7 +327,11 @@ impl Requests for StoreSimulator {
             let now = self.policy.touched(Touch::Read);
             if let Some(last) = self.touched.get_mut(&key) {
                 *last = now;
-                self.outcome.ram_hit_blocks += u64::from(self.ram.touch(key).is_some());
+                match self.ram.touch(key) {
+                    Some(_) => self.outcome.ram_hit_blocks += 1,
+                    None if !bypass => self.promote(key),
+                    None => {}
+                }
                 continue;
             }
             self.outcome.read_blocks_missed += 1;
@@ -324,6 +358,7 @@ impl Requests for StoreSimulator {
             self.touched.insert(key, self.policy.touched(touch));
             let bytes = self.append(key);
             self.outcome.logged_bytes += bytes;
+            self.put_in_ram(key, Standing::Doubled);
             self.free_segments();
         }
         self.outcome.write_blocks += blocks.count;
