@@ -15,7 +15,7 @@ use forebay_block::{
     Arena, BlockRange, BufPool, ByteRange, Endpoint, ErrorKind, IoBuf, IoResult, SHARDS_MAX,
     VolumeId,
 };
-use forebay_device::{BlockDevice, Clock};
+use forebay_device::{BlockDevice, Clock, STRAGGLE_MAX};
 use forebay_engine::{DrainProgress, Setting, Shard, Stats, VolumeState};
 use forebay_policy::{RequestRules, RuleCount};
 use forebay_volume::Registry;
@@ -42,7 +42,7 @@ use crate::witness::{Clerk, Record, Witness};
 pub const FAREWELL_PATIENCE: Duration = Duration::from_secs(10);
 /// The same if the next server waits. A request that waits for a primary whose link is broken needs
 /// some seconds; its client, cut off, would see an error.
-const HAND_OVER_FAREWELL: Duration = Duration::from_secs(5);
+const HAND_OVER_FAREWELL: Duration = STRAGGLE_MAX.saturating_add(Duration::from_secs(2));
 /// Time in which the connections that are cut off then must end.
 const CUT_OFF_PATIENCE: Duration = Duration::from_secs(1);
 /// Time in which the shards must stop.

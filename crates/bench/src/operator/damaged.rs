@@ -2,6 +2,8 @@
 //! documented reason. Reads return correct data or an error. Blocks with errors are written again;
 //! then everything is drained, and the primaries alone are complete.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, anyhow, bail, ensure};
 
 use super::Log;
@@ -12,6 +14,8 @@ use super::pool::Pool;
 use super::volume::{BLOCKS, Volume};
 use forebay_block::testing::Numbers;
 
+/// Pause before a write that failed is sent again.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The way out that a refusal must name, if there is one: a start with this flag.
 const ACCEPT: &str = "--accept-data-loss";
 
@@ -101,7 +105,11 @@ fn write_again(pool: &mut Pool, lost: &[Vec<u64>]) -> anyhow::Result<()> {
             for &block in lost {
                 let version = volume.model.version();
                 let bytes = volume.model.bytes(block, 1, version);
-                client.write(block * BLOCK as u64, &bytes, true).map_err(say)?;
+                while let Err(trouble) = client.write(block * BLOCK as u64, &bytes, true) {
+                    let waits = matches!(trouble, Trouble::Refused(_));
+                    ensure!(waits && volume.notice.failed().is_ok(), say(trouble));
+                    std::thread::sleep(PAUSE);
+                }
                 volume.model.changed(block, version, true);
             }
             Ok(())

@@ -83,6 +83,8 @@ pub struct Pool {
     pub volumes: Vec<Volume>,
     /// The configuration of the cache.
     setup: Mutex<Setup>,
+    /// Whether the last server was killed.
+    killed: bool,
     binary: PathBuf,
     /// The directory for everything.
     pub place: Place,
@@ -101,7 +103,7 @@ pub struct Said {
 impl Pool {
     /// A pool whose server is not started.
     pub fn new(binary: PathBuf, place: Place, setup: Setup, volumes: Vec<Volume>) -> Self {
-        Self { server: None, volumes, setup: Mutex::new(setup), binary, place }
+        Self { server: None, volumes, setup: Mutex::new(setup), killed: false, binary, place }
     }
 
     /// The socket for clients.
@@ -208,6 +210,8 @@ impl Pool {
         })?;
         if ready.starts_with("ready ") {
             self.server = Some(process);
+            let held = self.volumes.iter().filter(|one| self.killed && one.san().is_some());
+            held.for_each(|volume| volume.notice.hold());
             return Ok(Ok(begin.elapsed()));
         }
         let status = process.wait(PATIENCE)?;
@@ -249,11 +253,13 @@ impl Pool {
         let process = Process::start(self.command(&[])?, &log, false)?;
         std::thread::sleep(after);
         process.kill();
+        self.killed = true;
         Ok(())
     }
 
     /// Kills the server.
     pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.killed = true;
         self.server.take().context("there is a server")?.kill();
         Ok(())
     }
@@ -263,6 +269,7 @@ impl Pool {
         let server = self.server.take().context("there is a server")?;
         let status = server.wait(PATIENCE)?;
         ensure!(status.success(), "the server stopped with {status}: {}", server.said());
+        self.killed = false;
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use crate::rig::cleanup::{self, Held};
 use crate::rig::place::Place;
 use crate::rig::san::San;
 use forebay_block::testing::Numbers;
+use forebay_device::STRAGGLE_MAX;
 
 /// Number of blocks of each primary.
 pub const BLOCKS: u64 = 2048;
@@ -24,6 +25,10 @@ pub const BYTES: u64 = BLOCKS * BLOCK as u64;
 pub const RECOVERY: Duration = Duration::from_secs(45);
 /// How long errors may still occur after the first success: there is a connection for each shard.
 const ECHO: Duration = Duration::from_secs(5);
+
+/// How long requests may fail after a start that follows a kill: the time for which changes wait,
+/// the patience of the server, and as much again.
+const HELD: Duration = STRAGGLE_MAX.saturating_add(Duration::from_secs(4));
 
 /// The kind of primary.
 pub enum Primary {
@@ -92,6 +97,8 @@ struct State {
     modes: u64,
     /// Whether the cache is out of use, so that no write is logged.
     without_cache: bool,
+    /// Until when requests may fail because the server waits for those of one that was killed.
+    held_until: Option<Instant>,
     fault: Fault,
 }
 
@@ -133,6 +140,11 @@ impl Notice {
         self.with(|state| (state.mode.clone().filter(|_| !state.without_cache), state.modes))
     }
 
+    /// Records that changes wait for those of a server that was killed, and may fail for that.
+    pub fn hold(&self) {
+        self.with(|state| state.held_until = Some(Instant::now() + HELD));
+    }
+
     /// Records that a fault begins.
     pub fn fault(&self) {
         self.with(|state| state.fault = Fault::On);
@@ -155,6 +167,7 @@ impl Notice {
     /// Records that a request failed; an error if no request may fail.
     pub fn failed(&self) -> anyhow::Result<()> {
         self.with(|state| match state.fault {
+            _ if state.held_until.is_some_and(|until| Instant::now() < until) => Ok(()),
             Fault::None => Err(anyhow::anyhow!("no fault is on")),
             Fault::Over(when) if when.elapsed() > RECOVERY => {
                 Err(anyhow::anyhow!("the fault ended {} s ago", when.elapsed().as_secs()))

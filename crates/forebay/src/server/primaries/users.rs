@@ -8,8 +8,9 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
-use forebay_device::BlockDevice;
+use forebay_device::{BlockDevice, STRAGGLE_MAX};
 use forebay_runtime::{StateDir, sealed, unsealed};
 
 /// First line of the file.
@@ -28,6 +29,7 @@ pub struct Users {
     name: String,
     /// Whether a server before had left one of the primaries in a list.
     pub has_stragglers: bool,
+    began: Instant,
 }
 
 impl Users {
@@ -69,15 +71,20 @@ impl Users {
                 false => state.replace(&other, &print(&rest, boot))?,
             }
         }
-        Ok(Self { state: state.clone(), name, has_stragglers: !left.is_empty() })
+        let (has_stragglers, began) = (!left.is_empty(), Instant::now());
+        Ok(Self { state: state.clone(), name, has_stragglers, began })
     }
 
-    /// Takes the list away: no request is under way any more.
+    /// Takes the list away: no request is under way any more. It stays if those of the server
+    /// before may be.
     ///
     /// # Errors
     /// If it stays: the next start waits without a need.
     pub fn end(&self) -> io::Result<()> {
-        self.state.remove(&self.name)
+        match self.has_stragglers && self.began.elapsed() < STRAGGLE_MAX {
+            true => Ok(()),
+            false => self.state.remove(&self.name),
+        }
     }
 }
 
