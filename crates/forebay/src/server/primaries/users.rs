@@ -43,7 +43,8 @@ impl Users {
         uuid: [u8; 16],
         primaries: &[Arc<dyn BlockDevice>],
     ) -> io::Result<Self> {
-        let boot = std::fs::read_to_string(BOOT_ID)?;
+        // Where it cannot be read, every list counts.
+        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
         let boot = boot.trim();
         let name = format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid));
         let ours: BTreeSet<String> = primaries.iter().map(|one| identity(&**one)).collect();
@@ -57,6 +58,10 @@ impl Users {
                 others.push((other, BTreeSet::new()));
                 continue;
             };
+            if listed.is_disjoint(&ours) {
+                // Another server may be using it.
+                continue;
+            }
             left.extend(listed.intersection(&ours).cloned());
             others.push((other, listed.difference(&ours).cloned().collect()));
         }
