@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 
 use super::Log;
 use super::load::Signs;
@@ -18,6 +18,11 @@ use forebay_block::testing::Numbers;
 /// Every mode.
 pub const MODES: [&str; 5] =
     ["write-back", "write-through", "write-around", "write-only", "pass-through"];
+
+/// Most attempts to apply a configuration that takes a new cache.
+const APPLIES: usize = 3;
+/// Parts of the message if such an attempt fails because of a write at the wrong moment.
+const DIRTY_AGAIN: [&str; 2] = ["may have the newest version", "became dirty again"];
 
 /// The operator's view of a volume while a client uses it.
 pub struct Seen {
@@ -209,11 +214,13 @@ fn exchange(operator: &mut Operator<'_>) -> anyhow::Result<()> {
         return Ok(());
     }
     let (file, old) = operator.pool.exchange(operator.numbers)?;
+    // If it fails, the server may go on with the old device.
+    let old = std::mem::ManuallyDrop::new(old);
     let (old_path, new_path) = (old.path.clone(), operator.pool.cache());
     operator.log.say(&format!("apply: {} instead of {}", new_path.display(), old_path.display()));
     operator.apply(&file)?;
     ensure!(!operator.pool.is_retired(), "there is no new cache");
-    old.take_out()
+    std::mem::ManuallyDrop::into_inner(old).take_out()
 }
 
 /// Gives up the cache device. Until there is another one, or the next start, the primaries are used
@@ -246,7 +253,7 @@ impl Operator<'_> {
         self.changes += 1;
         self.seen.iter().for_each(|seen| seen.notice.set_mode(None));
         let announced = self.pool.must(&["apply", file, "--dry-run"])?;
-        let applied = self.pool.must(&["apply", file])?;
+        let applied = self.apply_once_more(file)?;
         ensure!(applied.starts_with(&announced), "announced {announced:?}, changed {applied:?}");
         for seen in &mut *self.seen {
             seen.notice.set_mode(Some(seen.configured));
@@ -259,6 +266,21 @@ impl Operator<'_> {
         let same = self.pool.must(&["apply", file, "--dry-run"])?;
         ensure!(same == "nothing differs\n", "applied again it differs: {same}");
         self.check_nothing_is_set()
+    }
+
+    /// Applies the configuration. A cache that gets something dirty between the drain and the end
+    /// of its server is not given up, and the server of before comes back: then once more.
+    fn apply_once_more(&self, file: &str) -> anyhow::Result<String> {
+        for _ in 0..APPLIES {
+            let said = self.pool.ask(&["apply", file])?;
+            if said.status.success() {
+                return Ok(said.out);
+            }
+            let is_dirty = DIRTY_AGAIN.iter().any(|part| said.err.contains(part));
+            ensure!(is_dirty, "apply failed: {}", said.err.trim());
+            self.log.say("not applied, as something became dirty again: once more");
+        }
+        bail!("something became dirty again {APPLIES} times")
     }
 
     fn check_nothing_is_set(&self) -> anyhow::Result<()> {
