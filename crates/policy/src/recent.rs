@@ -123,14 +123,7 @@ impl Recent {
     #[inline]
     pub fn touch(&mut self, key: u64) -> Option<u32> {
         let place = self.find(key)?;
-        self.uses = self.uses.wrapping_add(1);
-        let Link { at, standing, .. } = &mut self.links[place as usize];
-        *at = self.uses;
-        if self.ends[*standing as usize].newest != place {
-            let standing = *standing;
-            self.unlink(place);
-            self.link_newest(place, standing);
-        }
+        self.renew(place, self.links[place as usize].standing);
         Some(place)
     }
 
@@ -138,21 +131,13 @@ impl Recent {
     /// it is not in the set.
     pub fn stand(&mut self, key: u64, standing: Standing) -> Option<u32> {
         let place = self.find(key)?;
-        self.uses = self.uses.wrapping_add(1);
-        self.links[place as usize].at = self.uses;
-        self.unlink(place);
-        self.link_newest(place, standing);
+        self.renew(place, standing);
         Some(place)
-    }
-
-    /// Inserts a block that is in RAM alone, as [`Recent::put_as`].
-    pub fn put(&mut self, key: u64) -> Option<u32> {
-        self.put_as(key, Standing::Alone)
     }
 
     /// Inserts a block, or makes it the most recent of the order of this standing. Returns its
     /// place, which may have been another block's; `None` if the set has no places.
-    pub fn put_as(&mut self, key: u64, standing: Standing) -> Option<u32> {
+    pub fn put(&mut self, key: u64, standing: Standing) -> Option<u32> {
         if let Some(place) = self.stand(key, standing) {
             return Some(place);
         }
@@ -161,8 +146,8 @@ impl Recent {
             self.forget(oldest);
             self.free.pop()
         })?;
-        self.uses = self.uses.wrapping_add(1);
-        let (newer, older, at) = (NONE, NONE, self.uses);
+        let at = self.next_use();
+        let (newer, older) = (NONE, NONE);
         self.links[place as usize] = Link { key, newer, older, at, standing };
         self.map.insert(key, place);
         self.link_newest(place, standing);
@@ -293,6 +278,22 @@ impl Recent {
         }
     }
 
+    /// The time of a use that happens now.
+    fn next_use(&mut self) -> u32 {
+        self.uses = self.uses.wrapping_add(1);
+        self.uses
+    }
+
+    /// Makes the block at a place the most recent of an order.
+    #[inline]
+    fn renew(&mut self, place: u32, standing: Standing) {
+        self.links[place as usize].at = self.next_use();
+        if self.ends[standing as usize].newest != place {
+            self.unlink(place);
+            self.link_newest(place, standing);
+        }
+    }
+
     fn link_newest(&mut self, place: u32, standing: Standing) {
         let ends = &mut self.ends[standing as usize];
         let older = std::mem::replace(&mut ends.newest, place);
@@ -326,10 +327,10 @@ mod tests {
     #[test]
     fn a_renamed_block_keeps_its_place_and_its_age() {
         let mut recent = Recent::new(3);
-        let places: Vec<_> = (0..3).map(|key| recent.put(key)).collect();
+        let places: Vec<_> = (0..3).map(|key| recent.put(key, Standing::Alone)).collect();
         recent.rename(0, 9);
         assert_eq!((recent.find(0), recent.find(9)), (None, places[0]));
-        assert_eq!(recent.put(5), places[0], "it was the least recent");
+        assert_eq!(recent.put(5, Standing::Alone), places[0], "it was the least recent");
         recent.rename(1, 2);
         assert_eq!((recent.len(), recent.find(2)), (2, places[1]));
         recent.rename(77, 2);
@@ -340,20 +341,27 @@ mod tests {
     fn a_lent_place_is_no_block_s() {
         let mut recent = Recent::new(2);
         let lent = recent.lend().expect("both are free");
-        let other = recent.put(1).expect("one is");
+        let other = recent.put(1, Standing::Alone).expect("one is");
         assert!(recent.is_full() && lent != other);
-        assert_eq!((recent.put(2), recent.oldest()), (Some(other), Some((2, other))));
+        assert_eq!(
+            (recent.put(2, Standing::Alone), recent.oldest()),
+            (Some(other), Some((2, other)))
+        );
         recent.take_back(lent);
         assert!(!recent.is_full());
-        assert_eq!((recent.put(3), recent.oldest()), (Some(lent), Some((2, other))));
-        assert_eq!(Recent::new(0).put(1), None);
+        assert_eq!(
+            (recent.put(3, Standing::Alone), recent.oldest()),
+            (Some(lent), Some((2, other)))
+        );
+        assert_eq!(Recent::new(0).put(1, Standing::Alone), None);
     }
 
     #[test]
     fn what_became_recent_together_is_told() {
         let mut recent = Recent::new(8);
-        let places: Vec<_> =
-            [9, 4, 5, 6, 7, 6 + 10].map(|key| recent.put(key).expect("there is room")).into();
+        let places: Vec<_> = [9, 4, 5, 6, 7, 6 + 10]
+            .map(|key| recent.put(key, Standing::Alone).expect("there is room"))
+            .into();
         assert_eq!(recent.together(places[2], 16), 4..8);
         assert_eq!(recent.together(places[2], 3), 4..7, "at most three, the older ones first");
         assert_eq!(recent.together(places[0], 16), 9..10);
@@ -367,10 +375,10 @@ mod tests {
     #[test]
     fn what_is_kept_stays_in_order() {
         let mut recent = Recent::new(4);
-        (0..4).for_each(|key| assert!(recent.put(key).is_some()));
+        (0..4).for_each(|key| assert!(recent.put(key, Standing::Alone).is_some()));
         recent.retain(|key| key % 2 == 1);
         recent.touch(1);
-        (10..13).for_each(|key| assert!(recent.put(key).is_some()));
+        (10..13).for_each(|key| assert!(recent.put(key, Standing::Alone).is_some()));
         assert!(recent.find(3).is_none() && recent.find(1).is_some());
     }
 
@@ -378,16 +386,18 @@ mod tests {
     fn a_block_in_ram_alone_goes_when_it_is_much_older() {
         let mut recent = Recent::new(64);
         let oldest = |recent: &Recent| recent.oldest().map(|(key, _)| key);
-        assert!(recent.put(1).is_some() && recent.put(2).is_some());
+        assert!(
+            recent.put(1, Standing::Alone).is_some() && recent.put(2, Standing::Alone).is_some()
+        );
         assert_eq!(oldest(&recent), Some(1));
-        recent.put_as(7, Standing::Doubled);
+        recent.put(7, Standing::Doubled);
         // Its age is 0, that of the others 1 and 2.
         assert_eq!(oldest(&recent), Some(1), "what came just now stays");
         recent.touch(2);
         assert_eq!(oldest(&recent), Some(7), "of ages 3 and 1");
         for _ in 0..4 * WORTH {
             recent.touch(2);
-            recent.put_as(7, Standing::Doubled);
+            recent.put(7, Standing::Doubled);
         }
         recent.touch(2);
         assert_eq!(oldest(&recent), Some(1), "of ages of more than a hundred and 1");

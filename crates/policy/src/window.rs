@@ -65,7 +65,7 @@ mod tests {
 
     fn recent(keys: impl IntoIterator<Item = u64>) -> Recent {
         let mut recent = Recent::new(100);
-        keys.into_iter().for_each(|key| assert!(recent.put(key).is_some()));
+        keys.into_iter().for_each(|key| assert!(recent.put(key, Standing::Alone).is_some()));
         recent
     }
 
@@ -79,7 +79,7 @@ mod tests {
             assert_eq!(recent.oldest().map(|(oldest, _)| oldest), Some(key));
             recent.forget(key);
         }
-        assert!(recent.put(8).is_some());
+        assert!(recent.put(8, Standing::Alone).is_some());
         assert_eq!(window.leaving(&mut recent, |_| true), 0..0, "it was weighed just now");
     }
 
@@ -95,7 +95,7 @@ mod tests {
     fn what_the_log_has_lost_stays_as_what_ram_has_alone() {
         let mut recent = recent([8]);
         for key in [20, 30, 40] {
-            recent.put_as(key, Standing::Doubled);
+            recent.put(key, Standing::Doubled);
         }
         let mut window = Window::default();
         assert!(window.leaving(&mut recent, |key| key != 30).is_empty());

@@ -190,7 +190,7 @@ impl Ram {
         if self.may_compress() {
             self.packed.forget(key);
             self.make_room();
-            let place = self.recent.put_as(key.0, Standing::Doubled);
+            let place = self.recent.put(key.0, Standing::Doubled);
             let place = place.expect("a tier that compresses has raw places");
             self.bytes[range(place)].copy_from_slice(&self.decoded[..]);
             self.was_read[place as usize] = true;
@@ -227,7 +227,7 @@ impl Ram {
         let place = self.recent.stand(key.0, standing).or_else(|| {
             self.packed.forget(key);
             self.make_room();
-            self.recent.put_as(key.0, standing)
+            self.recent.put(key.0, standing)
         });
         if let Some(place) = place {
             self.was_read[place as usize] = false;

@@ -280,6 +280,8 @@ impl Requests {
             true => None,
             false => cache.may_enter(first..first + fetch.blocks.count).err(),
         };
+        let enters = !waits && refusal.is_none();
+        let standing = if enters { Standing::Doubled } else { Standing::Alone };
         for (i, block) in fetch.blocks.iter().enumerate() {
             let key = Key::new(fetch.volume, block);
             if fetch.stale[i] {
@@ -292,8 +294,6 @@ impl Requests {
             }
             if fetch.is_asked_for(block) {
                 cache.make_way(key, fx);
-                let enters = !waits && refusal.is_none();
-                let standing = if enters { Standing::Doubled } else { Standing::Alone };
                 cache.ram.put(key, bytes, standing);
             } else {
                 cache.stats_of(fetch.volume).read_around_blocks += 1;

@@ -204,7 +204,7 @@ impl Simulator {
             let leaving = self.window.leaving(&mut self.ram, |key| !log.contains(key));
             self.offer(leaving, false);
         }
-        self.ram.put_as(key, standing);
+        self.ram.put(key, standing);
     }
 
     /// Offers missed blocks to the log; if `waits`, their admission is left to the RAM tier.

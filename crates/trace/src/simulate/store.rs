@@ -169,7 +169,7 @@ impl StoreSimulator {
             leaving.iter().for_each(|&key| self.ram.forget(key));
             self.admit(&leaving);
         }
-        self.ram.put_as(key, standing);
+        self.ram.put(key, standing);
     }
 
     fn is_on_device(&self, key: u64) -> bool {
