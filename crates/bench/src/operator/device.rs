@@ -39,15 +39,10 @@ impl Device {
         let Self { path, file, held } = self;
         // This waits until nobody has the disk open.
         drop(held);
-        ensure!(!is_made_of(&path, &file), "{} is in use still", path.display());
+        let is_attached =
+            cleanup::backing(&path).is_ok_and(|found| Path::new(found.trim()) == file);
+        ensure!(!is_attached, "{} is in use still", path.display());
         // A server that has the file open is to find nothing in it.
         fs::File::create(&file).and_then(|_| fs::remove_file(&file)).context("an old cache")
     }
-}
-
-/// Whether the loop device is attached to the file.
-fn is_made_of(device: &Path, file: &Path) -> bool {
-    let name = device.file_name().unwrap_or_default();
-    let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
-    fs::read_to_string(backing).is_ok_and(|found| Path::new(found.trim()) == file)
 }

@@ -59,7 +59,7 @@ impl Loop {
 }
 
 /// The file that a loop device is made of, as the kernel shows it.
-fn backing(device: &Path) -> std::io::Result<String> {
+pub fn backing(device: &Path) -> std::io::Result<String> {
     let name = device.file_name().unwrap_or_default();
     fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file"))
 }
