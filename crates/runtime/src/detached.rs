@@ -13,7 +13,7 @@ use forebay_engine::DetachedStripe;
 
 use forebay_block::VolumeId;
 
-use crate::state::StateDir;
+use crate::state::{StateDir, file_of};
 
 /// Longest file that is read, in bytes.
 const BYTES_MAX: u64 = 128 << 20;
@@ -34,7 +34,7 @@ pub struct DetachedList {
 /// Name of a pool's file.
 #[must_use]
 pub fn file_name(uuid: [u8; 16]) -> String {
-    format!("{:032x}.detached", u128::from_be_bytes(uuid))
+    file_of(uuid, "detached")
 }
 
 impl DetachedList {

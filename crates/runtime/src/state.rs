@@ -24,6 +24,12 @@ const FILE_MODE: Mode = Mode::from_bits_truncate(0o600);
 /// Permissions of a new directory.
 const DIRECTORY_MODE: u32 = 0o700;
 
+/// The name of the file of this kind about the cache `uuid`.
+#[must_use]
+pub fn file_of(uuid: [u8; 16], kind: &str) -> String {
+    format!("{:032x}.{kind}", u128::from_be_bytes(uuid))
+}
+
 /// An open state directory.
 #[derive(Clone, Debug)]
 pub struct StateDir {

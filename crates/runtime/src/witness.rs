@@ -18,7 +18,7 @@ pub use forebay_volume::pool::Witness as Record;
 use crate::detached::{self, DetachedList, OfShard};
 use crate::mailbox::Mailbox;
 use crate::message::Message;
-use crate::state::{StateDir, sealed, unsealed};
+use crate::state::{StateDir, file_of, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay witness 3";
@@ -32,7 +32,7 @@ const BYTES_MAX: u64 = 128 << 10;
 /// Most witnesses of other pools that are read.
 const FILES_MAX: usize = 4096;
 /// End of a file's name, after the pool's UUID.
-const SUFFIX: &str = ".witness";
+const KIND: &str = "witness";
 /// Pause before a failed record is tried again.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Pause when there is nothing to record.
@@ -84,7 +84,7 @@ impl Witness {
     pub fn load_all(&self) -> io::Result<Vec<Record>> {
         let mut all = Vec::new();
         for name in self.state.names()? {
-            let uuid = name.strip_suffix(SUFFIX);
+            let uuid = name.strip_suffix(KIND).and_then(|name| name.strip_suffix('.'));
             let Some(uuid) = uuid.and_then(|uuid| u128::from_str_radix(uuid, 16).ok()) else {
                 continue;
             };
@@ -118,7 +118,7 @@ impl Witness {
 }
 
 fn file_name(uuid: [u8; 16]) -> String {
-    format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid))
+    file_of(uuid, KIND)
 }
 
 fn print(record: &Record) -> String {

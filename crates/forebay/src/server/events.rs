@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_control::api::Severity;
 use forebay_control::config::EventsConfig;
 use forebay_control::events::{Consumer, EventLog, EventStore, News};
-use forebay_runtime::{StateDir, sealed, unsealed};
+use forebay_runtime::{StateDir, file_of, sealed, unsealed};
 
 /// Longest file that is read, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
@@ -30,7 +30,7 @@ pub fn open(
     config: &EventsConfig,
     came: Came,
 ) -> io::Result<Arc<EventLog>> {
-    let name = format!("{:032x}.events", u128::from_be_bytes(uuid));
+    let name = file_of(uuid, "events");
     let mut consumers = Vec::new();
     if !config.command.is_empty() {
         consumers.push(Consumer::command(config.command.clone())?);

@@ -12,7 +12,7 @@ use forebay_control::config::Config;
 use forebay_control::settings::Spec;
 use forebay_control::text::date;
 use forebay_format::Superblock;
-use forebay_runtime::{StateDir, sealed, unsealed};
+use forebay_runtime::{StateDir, file_of, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay settings 1";
@@ -65,8 +65,8 @@ impl KeptSettings {
     /// If the file cannot be read or is damaged: continuing without it could end a protection that
     /// the operator requested.
     pub fn load(state: &StateDir, uuid: [u8; 16]) -> io::Result<Self> {
+        let name = file_of(uuid, "settings");
         let uuid = format!("{:032x}", u128::from_be_bytes(uuid));
-        let name = format!("{uuid}.settings");
         let settings = match state.read(&name, BYTES_MAX)? {
             None => Vec::new(),
             Some(text) => parse(&text, &uuid).ok_or_else(|| {

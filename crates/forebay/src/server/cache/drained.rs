@@ -6,7 +6,7 @@ use std::io;
 
 use forebay_block::VolumeId;
 use forebay_format::Superblock;
-use forebay_runtime::{StateDir, Stopped, sealed, unsealed};
+use forebay_runtime::{StateDir, Stopped, file_of, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay drained 1";
@@ -14,7 +14,7 @@ const HEADING: &str = "forebay drained 1";
 const BYTES_MAX: u64 = 4 << 10;
 
 fn name_of(uuid: [u8; 16]) -> String {
-    format!("{:032x}.drained", u128::from_be_bytes(uuid))
+    file_of(uuid, "drained")
 }
 
 /// Records the volumes of `closed`, the superblock of this stop, of which nothing is left.

@@ -177,8 +177,7 @@ pub fn open(
     let (watched, kept) = primaries::watch(&table, ids, &primaries);
     let missing = missing(config, &gone, ids, &table);
     let users = Users::begin(witness.state(), superblock.uuid, &primaries).context(NO_STATE)?;
-    // The next start must find stragglers as this one did.
-    made.users = (!users.has_stragglers).then(|| users.clone());
+    made.users = Some(users.clone());
     let keeper = Keeper::start(witness.state().clone(), table, kept)?;
     let returns = Returns::start(missing, &returns_to(superblock, &witness), &keeper.door())?;
     let mut plan = PoolConfig::new(registry, watched, shards, Arena::new(ARENA_BYTES));

@@ -8,6 +8,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use forebay_runtime::file_of;
 
 /// The mark of a reset.
 pub const RESET: &str = "reset";
@@ -15,7 +16,7 @@ pub const RESET: &str = "reset";
 pub const ACCEPTED: &str = "accepted";
 
 fn path(directory: &Path, uuid: [u8; 16], what: &str) -> PathBuf {
-    directory.join(format!("{:032x}.{what}", u128::from_be_bytes(uuid)))
+    directory.join(file_of(uuid, what))
 }
 
 /// Whether an option is valid at this start; a start without it removes its mark.

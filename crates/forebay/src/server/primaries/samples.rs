@@ -18,7 +18,7 @@ use std::io::{self, ErrorKind};
 use forebay_block::{ByteRange, IoResult, VolumeId};
 use forebay_codec::crc32c;
 use forebay_device::BlockDevice;
-use forebay_runtime::{Blocking, StateDir};
+use forebay_runtime::{Blocking, StateDir, file_of};
 
 const HEADING: &str = "forebay samples 1";
 /// Longest file that is read: 64 volumes with 128 samples of 50 bytes a line.
@@ -133,7 +133,7 @@ impl Table {
 
 /// The name of a pool's file in the state directory.
 pub fn file_name(uuid: [u8; 16]) -> String {
-    format!("{:032x}.samples", u128::from_be_bytes(uuid))
+    file_of(uuid, "samples")
 }
 
 /// Compares a primary with its recorded samples; `None` if there are none.

@@ -7,16 +7,17 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_device::{BlockDevice, STRAGGLE_MAX};
-use forebay_runtime::{StateDir, sealed, unsealed};
+use forebay_runtime::{StateDir, file_of, sealed, unsealed};
 
 /// First line of the file.
 const HEADING: &str = "forebay primaries in use 1";
-/// What its name ends with, after the id of the cache.
-const SUFFIX: &str = ".uses";
+/// The kind of file.
+const KIND: &str = "uses";
 /// Longest file that is read, in bytes: the names of all primaries, and a few lines more.
 const BYTES_MAX: u64 = 64 << 10;
 /// The file with the id of this start of the machine.
@@ -28,7 +29,7 @@ pub struct Users {
     state: StateDir,
     name: String,
     /// Whether a server before had left one of the primaries in a list.
-    pub has_stragglers: bool,
+    has_stragglers: bool,
     began: Instant,
 }
 
@@ -46,11 +47,12 @@ impl Users {
         // Where it cannot be read, every list counts.
         let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
         let boot = boot.trim();
-        let name = format!("{:032x}{SUFFIX}", u128::from_be_bytes(uuid));
+        let name = file_of(uuid, KIND);
         let ours: BTreeSet<String> = primaries.iter().map(|one| identity(&**one)).collect();
         let mut left = BTreeSet::new();
         let mut others = Vec::new();
-        for other in state.names()?.into_iter().filter(|name| name.ends_with(SUFFIX)) {
+        let is_list = |name: &String| Path::new(name).extension().is_some_and(|end| end == KIND);
+        for other in state.names()?.into_iter().filter(is_list) {
             let text = state.read(&other, BYTES_MAX)?.unwrap_or_default();
             // A list that cannot be read is not known to be without ours.
             let listed = parse(&text, boot).unwrap_or_else(|| Some(ours.clone()));
