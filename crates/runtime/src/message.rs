@@ -118,8 +118,8 @@ pub enum Command {
     Adopt(Vec<LeftClient>, Arc<dyn SessionFactory>),
     /// Close the remaining connections.
     CutOff,
-    /// Stop the shard; answered when it has stopped. The thread then ends.
-    Stop(Sender<usize>),
+    /// Stop the shard; answered when it has stopped, with its last state. The thread then ends.
+    Stop(Sender<Snapshot>),
 }
 
 /// The state of a thread.

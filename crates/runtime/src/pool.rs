@@ -51,6 +51,8 @@ const STOP_PATIENCE: Duration = Duration::from_secs(120);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// Time in which a volume must answer a read of the server itself.
 const READ_PATIENCE: Duration = Duration::from_secs(30);
+/// Time in which blocks that became dirty just before a hand-over must become clean.
+const REST_PATIENCE: Duration = Duration::from_secs(2);
 /// Interval at which a drain before a stop is checked.
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 
@@ -549,9 +551,11 @@ impl Pool {
 
     /// Stops in order, and leaves requests that come too late to the next server: those of the
     /// mount stay with the kernel, clients can connect to sockets that others hold, and the next
-    /// server can go on with the returned connections. Others are closed.
-    pub fn hand_over(&self) -> (Stopped, Vec<LeftClient>) {
-        let stopped = self.inner.end(End::HandOver, false);
+    /// server can go on with the returned connections. Others are closed. A request that was under
+    /// way may have made a block of the `drained` volumes dirty: they get a moment to become clean
+    /// again.
+    pub fn hand_over(&self, drained: &[VolumeId]) -> (Stopped, Vec<LeftClient>) {
+        let stopped = self.inner.end(End::HandOver, Drain::Rest(drained));
         (stopped, std::mem::take(&mut *locked(&self.inner.left_clients)))
     }
 
@@ -564,7 +568,7 @@ impl Pool {
     /// Stops in order, after a drain if `drain` is set. Waits until the threads have ended; a
     /// second call returns the same result.
     pub fn stop(&self, drain: bool) -> Stopped {
-        self.inner.end(End::Stop, drain)
+        self.inner.end(End::Stop, if drain { Drain::All } else { Drain::Rest(&[]) })
     }
 
     fn command(&self, shard: usize, command: Command) {
@@ -576,13 +580,21 @@ impl Pool {
     }
 }
 
+/// The blocks that become clean before the shards stop.
+enum Drain<'a> {
+    /// All, however long it takes.
+    All,
+    /// The last ones of volumes that have been drained.
+    Rest(&'a [VolumeId]),
+}
+
 impl Inner {
-    fn end(&self, end: End, drain: bool) -> Stopped {
+    fn end(&self, end: End, drain: Drain) -> Stopped {
         let _only_one = locked(&self.stopping);
         self.stopped.get_or_init(|| self.stop_threads(end, drain)).clone()
     }
 
-    fn stop_threads(&self, end: End, drain: bool) -> Stopped {
+    fn stop_threads(&self, end: End, drain: Drain) -> Stopped {
         let farewell = match end {
             End::Stop => self.farewell,
             // Others wait.
@@ -598,12 +610,18 @@ impl Inner {
             }
         }
         *locked(&self.left_clients) = left.into_iter().flatten().collect();
-        if drain {
-            self.give_up_drain.store(false, Ordering::Relaxed);
-            self.await_drain();
+        match drain {
+            Drain::All => {
+                self.give_up_drain.store(false, Ordering::Relaxed);
+                self.await_drain();
+            }
+            Drain::Rest(volumes) => self.await_rest(volumes),
         }
-        let (dirty_blocks, _, left) = self.left();
-        let complete = self.ask_all(Command::Stop).await_all(STOP_PATIENCE, &mut Vec::new());
+        // A request that was cut off may end until the shards have stopped.
+        let mut last = Vec::new();
+        let complete = self.ask_all(Command::Stop).await_all(STOP_PATIENCE, &mut last);
+        let dirty_blocks = last.iter().map(|snapshot| snapshot.dirty_blocks).sum();
+        let left = self.left_by_volume(&last);
         if complete {
             for thread in locked(&self.threads).drain(..) {
                 // A panic would end the process, not only the thread.
@@ -628,43 +646,62 @@ impl Inner {
     fn await_drain(&self) {
         self.tell_all(|| Command::Drain(true));
         let (began, mut progress) = (Instant::now(), DrainProgress::default());
-        loop {
-            let (dirty, lost, _) = self.left();
-            // Blocks that cannot be read back are never destaged.
-            let left = dirty.saturating_sub(lost);
-            let stalled = progress.is_stalled(began.elapsed(), left);
-            if left == 0 || stalled || self.give_up_drain.load(Ordering::Relaxed) {
-                return;
+        // Until all threads have answered nobody knows.
+        let mut left = u64::MAX;
+        while left > 0
+            && !progress.is_stalled(began.elapsed(), left)
+            && !self.give_up_drain.load(Ordering::Relaxed)
+        {
+            if let Some(all) = self.snapshots() {
+                // Blocks that cannot be read back are never destaged.
+                let of = |one: &Snapshot| one.dirty_blocks.saturating_sub(one.stats.fenced_blocks);
+                left = all.iter().map(of).sum();
             }
             std::thread::sleep(DRAIN_STEP);
         }
     }
 
-    /// Dirty and lost blocks of all shards that answer, and by volume.
-    fn left(&self) -> (u64, u64, Vec<Left>) {
-        let (tell, hear) = mpsc::channel();
-        self.tell_all(|| Command::Snapshot(tell.clone()));
-        drop(tell);
-        let (mut dirty, mut lost, mut states) = (0, 0, Vec::<VolumeState>::new());
-        for snapshot in self.mailboxes.iter().flat_map(|_| hear.recv_timeout(ANSWER_PATIENCE)) {
-            dirty += snapshot.dirty_blocks;
-            lost += snapshot.stats.fenced_blocks;
-            for state in snapshot.volumes {
-                match states.iter_mut().find(|known| known.id == state.id) {
-                    Some(known) => known.merge(&state),
-                    None => states.push(state),
-                }
+    /// Waits a moment until these volumes, which are being drained, are clean.
+    fn await_rest(&self, volumes: &[VolumeId]) {
+        let of = |state: &&VolumeState| volumes.contains(&state.id);
+        let is_clean = |all: &Vec<Snapshot>| {
+            all.iter().flat_map(|one| &one.volumes).filter(of).all(|state| state.dirty_blocks == 0)
+        };
+        let limit = Instant::now() + REST_PATIENCE;
+        while !volumes.is_empty()
+            && !self.snapshots().as_ref().is_some_and(is_clean)
+            && Instant::now() < limit
+        {
+            std::thread::sleep(DRAIN_STEP);
+        }
+    }
+
+    /// The states of all threads; `None` if one does not answer.
+    fn snapshots(&self) -> Option<Vec<Snapshot>> {
+        let mut all = Vec::new();
+        self.ask_all(Command::Snapshot).await_all(ANSWER_PATIENCE, &mut all);
+        (all.len() == self.mailboxes.len()).then_some(all)
+    }
+
+    /// The volumes with dirty blocks.
+    fn left_by_volume(&self, snapshots: &[Snapshot]) -> Vec<Left> {
+        let mut states = Vec::<VolumeState>::new();
+        for state in snapshots.iter().flat_map(|snapshot| &snapshot.volumes) {
+            match states.iter_mut().find(|known| known.id == state.id) {
+                Some(known) => known.merge(state),
+                None => states.push(state.clone()),
             }
         }
         let volumes = self.registry.volumes().iter();
         let name = |id| volumes.clone().find(|one| one.id == id).map(|one| one.name.clone());
-        let left = states.iter().filter(|state| state.dirty_blocks > 0).map(|state| Left {
+        let dirty = states.iter().filter(|state| state.dirty_blocks > 0);
+        let left = dirty.map(|state| Left {
             volume: name(state.id).unwrap_or_default(),
             dirty_blocks: state.dirty_blocks,
             lost_blocks: state.lost_blocks,
             away: state.primary.away_since.is_some() || state.slow_ios > 0,
         });
-        (dirty, lost, left.collect())
+        left.collect()
     }
 
     /// Sends every thread a command that it answers when it is done.
@@ -714,7 +751,7 @@ impl<T> Answers<T> {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.end(End::Stop, false);
+        self.end(End::Stop, Drain::Rest(&[]));
     }
 }
 

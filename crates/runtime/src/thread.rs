@@ -146,7 +146,7 @@ struct Thread {
 struct Duties {
     started: Option<Sender<(usize, Started)>>,
     quiesced: Option<Sender<Vec<LeftClient>>>,
-    stopped: Option<Sender<usize>>,
+    stopped: Option<Sender<Snapshot>>,
 }
 
 /// Connections to all shards: the thread's own one directly, the others through mailboxes.
@@ -624,7 +624,7 @@ impl Thread {
         let stopped = matches!(self.shards.shard.state(), State::Stopped | State::Refused(_));
         if self.duties.stopped.is_some() && stopped && self.devices.in_flight() == 0 {
             let answer = self.duties.stopped.take();
-            let _ = answer.expect("seen just now").send(own);
+            let _ = answer.expect("seen just now").send(self.snapshot());
             self.over = true;
         }
     }

@@ -314,6 +314,20 @@ fn a_shard_that_refuses_its_cache_fails_the_start() {
 }
 
 #[test]
+fn what_becomes_dirty_while_the_shards_stop_is_counted() {
+    let server = Server::start(2, &[MIB], |config| {
+        for shard in &mut config.shards {
+            *shard = Box::new(|_| -> Box<dyn Shard> {
+                Box::new(Passing { dirty_at_stop: 3, ..Passing::default() })
+            });
+        }
+    });
+    let stopped = server.pool.stop(false);
+    assert!(stopped.complete);
+    assert_eq!(stopped.dirty_blocks, 6);
+}
+
+#[test]
 fn a_drain_before_a_stop_can_be_watched_and_given_up() {
     let server = Server::start(2, &[MIB], |config| {
         for shard in &mut config.shards {

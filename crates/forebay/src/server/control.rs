@@ -137,6 +137,11 @@ impl Running {
         self.reconfiguration.gives_up_cache.load(Ordering::SeqCst)
     }
 
+    /// The volumes that were drained to be in no cache after this server, or in another one.
+    pub fn leaving(&self) -> Vec<VolumeId> {
+        self.reconfiguration.leaving()
+    }
+
     /// Changes the reported state to `stopping`.
     pub fn set_stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);

@@ -71,6 +71,11 @@ impl Reconfiguration {
         Err(conflict(what, "wait until it is"))
     }
 
+    /// The volumes that a hand-over under way removes from the cache.
+    pub fn leaving(&self) -> Vec<VolumeId> {
+        locked(&self.leaving).iter().flatten().map(|&(_, volume)| volume).collect()
+    }
+
     /// The mode that a volume is in, by its index in the registry, if `configured` is in force.
     pub fn mode(&self, place: usize, configured: Mode) -> Mode {
         let leaves = |leaving: &Vec<Leaving>| leaving.iter().any(|&(at, _)| at == place);

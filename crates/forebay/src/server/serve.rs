@@ -376,7 +376,7 @@ impl Serving {
         tracing::info!("another program takes over");
         let health = self.running.snapshot().map_or(Health::Good, |snapshot| snapshot.health());
         self.running.set_stopping();
-        let (stopped, clients) = self.pool.hand_over();
+        let (stopped, clients) = self.pool.hand_over(&self.running.leaving());
         if let Err(error) = left_clients::leave(clients, &self.kept) {
             tracing::warn!(%error, "not all clients could be handed over");
         }

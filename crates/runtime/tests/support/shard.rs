@@ -10,6 +10,8 @@ pub struct Passing {
     pub inner: Uncached,
     /// Number of dirty blocks that it claims to have, and never destages.
     pub dirty: u64,
+    /// Number of further blocks that become dirty when it is stopped.
+    pub dirty_at_stop: u64,
     /// Whether it reports an event when it is stopped.
     pub tells: bool,
 }
@@ -29,6 +31,7 @@ impl Shard for Passing {
     }
     fn stop(&mut self, now: Instant, fx: &mut Effects) {
         fx.events.extend(self.tells.then_some(Event::Omitted(7)));
+        self.dirty += self.dirty_at_stop;
         self.inner.stop(now, fx);
     }
     fn state(&self) -> &State {
