@@ -224,6 +224,45 @@ fn a_grown_primary_is_served_whole() {
     assert!(plan.primary("a")[39 << 20..] == noise(2, MIB as usize));
 }
 
+/// A cache keeps its division when a start wants another one. It shows the one that it has, and is
+/// made anew only when the other one is applied.
+#[test]
+fn a_cache_without_a_store_gets_one_while_it_serves() {
+    let mut plan = Plan::new(&["a"]);
+    let usual = format!("{}\nwrite_cache_depth = \"1h\"", plan.cache);
+    plan.cache = format!("{usual}\nlog_share = \"100%\"\nspare = \"30%\"");
+    let server = plan.start();
+    let mut a = plan.connect("a");
+    let first = noise(1, 6 << 20);
+    a.write(0, &first, false).expect("it is written");
+    drop(a);
+    server.stop(&[]);
+    plan.cache.clone_from(&usual);
+    let server = plan.start();
+    server.log("30% of the device spare and a log of 100% of the rest, and keeps them");
+    let in_force = |server: &Server, key: &str| {
+        let all: serde_json::Value =
+            serde_json::from_str(&server.ask(&["config", "--json"])).expect("it prints JSON");
+        let mut all = all.as_array().expect("a list").iter();
+        let found = all.find(|one| one["name"] == key).expect("it is shown");
+        found["value"].as_str().expect("a text").to_owned()
+    };
+    assert_eq!(in_force(&server, "log_share"), "100%");
+    assert_eq!(in_force(&server, "spare"), "30%");
+    let mut a = plan.connect("a");
+    assert!(read(&mut a, 0, 6 * MIB) == first, "the dirty data of before");
+    let dry = server.ask(&["apply", &plan.write(), "--dry-run"]);
+    assert!(dry.contains("log_share") && dry.contains("spare") && dry.contains("a new cache"));
+    plan.apply(&server);
+    assert!(plan.primary("a")[..6 << 20] == first, "it was drained");
+    assert!(read(&mut a, 0, 6 * MIB) == first);
+    assert_eq!(in_force(&server, "log_share"), "8%");
+    assert_eq!(in_force(&server, "spare"), "10%");
+    let again = server.ask(&["apply", &plan.write(), "--dry-run"]);
+    assert!(!again.contains("a new cache"), "{again}");
+    server.stop(&[]);
+}
+
 /// Each of these takes a new cache: nothing that was dirty is lost, and clients go on.
 #[test]
 fn a_new_cache_replaces_the_old_one_while_it_serves() {
@@ -240,7 +279,7 @@ fn a_new_cache_replaces_the_old_one_while_it_serves() {
     let sizes = [
         ("cache.img", "256MiB", "", "shards = 1"),
         ("cache.img", "128MiB", "log_share = \"20%\"", "shards = 2"),
-        ("second.img", "96MiB", "", "shards = 2"),
+        ("second.img", "96MiB", "spare = \"0%\"", "shards = 2"),
         ("cache.img", "32MiB", "", ""),
     ];
     for (round, (name, size, more, server_lines)) in (1..).zip(sizes) {

@@ -11,7 +11,9 @@ use forebay_engine::{DetachedStripe, Health, Target, Trust};
 use forebay_format::{
     ANNOUNCEMENT_OFFSET, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, ShardArea, Superblock,
 };
-use forebay_volume::pool::{ALL_LOG, OpenRequest, VolumeSpec, Witness, closed, open};
+use forebay_volume::pool::{
+    ALL_LOG, Division, OpenRequest, SPARE_PERCENT, VolumeSpec, Witness, closed, open,
+};
 
 use crate::atlas::Scenario;
 use crate::disk::Discards;
@@ -94,8 +96,11 @@ impl World {
             volumes: &volumes,
             witnesses: &self.pool.witnesses,
             absent: &self.steering.absent,
-            shards: self.setup.shards as u16,
-            log_percent: ALL_LOG,
+            division: Division {
+                shards: self.setup.shards as u16,
+                spare_percent: SPARE_PERCENT,
+                log_percent: ALL_LOG,
+            },
             kept_ids: &kept_ids,
             forgotten: &forgotten,
             reset,

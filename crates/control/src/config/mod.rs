@@ -74,7 +74,9 @@ pub struct CacheConfig {
     /// Bytes per day written to the cache device, above which only clients' writes are; 0 is
     /// unlimited.
     pub wear_budget: Size,
-    /// Share of a new cache that is its log; the rest is its store.
+    /// Share of a new cache's device that is never written.
+    pub spare: Percent,
+    /// Share of the rest that is its log; what then remains is its store.
     pub log_share: Percent,
     /// Maximum time that a dirty block may wait before it is written to the primary.
     pub write_cache_depth: Time,

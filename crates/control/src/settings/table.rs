@@ -151,6 +151,18 @@ pub static TABLE: &[Spec] = &[
     },
     Spec {
         online: Online::NewCache,
+        more: "Fixed when the cache is created. See [tuning](tuning.md#wear-of-the-ssd).",
+        ..spec(
+            Section::Cache,
+            "spare",
+            Percent(Range::within(0, 50)),
+            Value("10%"),
+            Server(|config| &mut config.cache.spare),
+            "Share of a new cache's device that is never written, so that the SSD has room",
+        )
+    },
+    Spec {
+        online: Online::NewCache,
         more: "Fixed when the cache is created. The rest is its store, where blocks lie that stay \
                for long. 100% makes a cache without a store, as earlier versions did.",
         ..spec(

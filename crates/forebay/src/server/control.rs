@@ -282,6 +282,9 @@ impl Running {
             // The cache has this number, whoever chose it.
             all.server.shards = wanted.server.shards;
         }
+        // So does its division stay, whatever was configured when it was opened.
+        all.cache.spare = in_force.cache.spare;
+        all.cache.log_share = in_force.cache.log_share;
         for spec in Spec::online() {
             let places = if spec.is_of_volume() { all.volumes.len() } else { 1 };
             for place in 0..places {

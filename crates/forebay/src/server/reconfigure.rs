@@ -32,6 +32,8 @@ const STEP: Duration = Duration::from_millis(20);
 const PRIMARY_PATIENCE: Duration = Duration::from_secs(10);
 /// The program of this process, also after its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
+/// Why there are no statistics.
+const NO_ANSWER: &str = "the server is stopping, or a thread of it does not answer";
 
 /// The parts of a server that a hand-over to itself needs.
 pub struct Reconfiguration {
@@ -244,7 +246,7 @@ impl Reconfiguration {
         }
         let (began, mut progress) = (Instant::now(), DrainProgress::default());
         loop {
-            let stats = self.pool.stats().ok_or("the server is stopping")?;
+            let stats = self.pool.stats().ok_or(NO_ANSWER)?;
             let of = |id: VolumeId| stats.volumes.iter().find(|volume| volume.id == id);
             let states = || leaving.iter().filter_map(|&(_, id)| of(id));
             let dirty: u64 = states().map(|volume| volume.state.dirty_blocks).sum();
@@ -271,7 +273,7 @@ impl Reconfiguration {
     fn primaries_answer(&self) -> Result<(), String> {
         let limit = Instant::now() + PRIMARY_PATIENCE;
         loop {
-            let stats = self.pool.stats().ok_or("the server is stopping")?;
+            let stats = self.pool.stats().ok_or(NO_ANSWER)?;
             let away = |volume: &&VolumeStats| volume.state.primary.away_since.is_some();
             let Some(volume) = stats.volumes.iter().find(away) else { return Ok(()) };
             if Instant::now() > limit {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use forebay_block::{BLOCK_SIZE, BufPool};
 use forebay_control::config::Config;
-use forebay_control::units::Size;
+use forebay_control::units::{Percent, Size};
 use forebay_control::{
     Application, ControlSocket, Monitor, PoolControl, PrimaryHealth, Server, VolumeSnapshot,
     Wanted, WebServer, default_socket,
@@ -265,7 +265,10 @@ impl Serving {
             ..facts(config, &cache, &pool, point.as_deref(), &kept)
         };
         let mut in_force = config.clone();
-        in_force.server.shards = u16::try_from(cache.shards()).ok();
+        let division = cache.division(config);
+        in_force.server.shards = Some(division.shards);
+        in_force.cache.spare = Percent(division.spare_percent);
+        in_force.cache.log_share = Percent(division.log_percent);
         let upgrades = Arc::new(Upgrades::new(kept.line()));
         listen_to_keeper(&kept, &upgrades, &stop)?;
         let reconfiguration = Arc::new(Reconfiguration {

@@ -48,8 +48,11 @@ const SEGMENT_SIZE_SMALLEST: u32 = 64 << 10;
 const SEGMENTS_WANTED: u64 = 64;
 /// The same for the log of a cache with a store, whose segments are freed one by one.
 const LOG_SEGMENTS_WANTED: u64 = 32;
-/// Share of the device, in percent, that is never written, for the device's own housekeeping.
-pub const SPARE_PERCENT: u64 = 10;
+/// Share of a device, in percent, that is never written, for the device's own housekeeping: unless
+/// another one is configured.
+pub const SPARE_PERCENT: u8 = 10;
+/// The largest share that may be configured.
+const SPARE_PERCENT_MAX: u8 = 50;
 /// Share of a cache, in percent, at which all of it is one log.
 pub const ALL_LOG: u8 = 100;
 /// Blocks in the index for every 100 blocks of cache device: more than 100, since compressed
@@ -124,10 +127,8 @@ pub struct OpenRequest<'a> {
     pub absent: &'a [Absent],
     /// Removed volumes of which the log has no entry any more: their ids may be used again.
     pub forgotten: &'a [VolumeId],
-    /// Number of shards of a new pool.
-    pub shards: u16,
-    /// Share of a new pool that is its log, in percent; the rest is its store.
-    pub log_percent: u8,
+    /// How a new pool is divided.
+    pub division: Division,
     /// The ids that volumes of a new pool keep from the pool before it, by name: what the host
     /// knows by a volume's id, such as the files of a mount, stays the same.
     pub kept_ids: &'a [(VolumeId, String)],
@@ -137,6 +138,50 @@ pub struct OpenRequest<'a> {
     pub uuid: [u8; 16],
     /// The current time, in seconds since 1970.
     pub now_unix: u64,
+}
+
+/// How a new pool is to be divided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Division {
+    /// Number of shards.
+    pub shards: u16,
+    /// Share of the device that is never written, in percent.
+    pub spare_percent: u8,
+    /// Share of the rest that is the log, in percent; what then remains is the store.
+    pub log_percent: u8,
+}
+
+impl Division {
+    /// The division with which a pool was made. If the areas of the pool are those of this one, but
+    /// for rounding, it is this one.
+    #[must_use]
+    pub fn found_in(&self, pool: &Superblock) -> Self {
+        let shards = u16::try_from(pool.shards.len()).unwrap_or(u16::MAX);
+        let wanted = Self { shards, ..*self };
+        let is_as_wanted = |made: Geometry| {
+            let same = (made.segment_size, made.log_segments, &made.shards);
+            same == (pool.segment_size, pool.log_segments, &pool.shards)
+        };
+        if geometry(pool.device_size, &wanted).is_ok_and(is_as_wanted) {
+            return wanted;
+        }
+        let percent = |part: u64, of: u64| {
+            let rounded = (u128::from(part) * 100 + u128::from(of) / 2) / u128::from(of.max(1));
+            u8::try_from(rounded.min(100)).expect("a share")
+        };
+        // Areas are of whole segments.
+        let or = |found: u8, wanted: u8| if found.abs_diff(wanted) > 1 { found } else { wanted };
+        let in_areas: u64 = pool.shards.iter().map(|area| area.len).sum();
+        let spare = 100 - percent(in_areas, pool.device_size.saturating_sub(AREA_OFFSET));
+        let segments =
+            pool.shards.first().map_or(0, |area| area.len / u64::from(pool.segment_size));
+        let log = pool.log_segments.map_or(ALL_LOG, |log| percent(log.into(), segments));
+        Self {
+            shards,
+            spare_percent: or(spare, self.spare_percent),
+            log_percent: or(log, self.log_percent),
+        }
+    }
 }
 
 /// How to start.
@@ -381,8 +426,16 @@ fn reopen(request: &OpenRequest, mut old: Superblock, copy: usize) -> Result<Ope
             }
         }
     }
-    if old.shards.len() != usize::from(request.shards) {
-        notes.push(format!("the cache was made with {} shards and keeps them", old.shards.len()));
+    let found = request.division.found_in(&old);
+    if found.shards != request.division.shards {
+        notes.push(format!("the cache was made with {} shards and keeps them", found.shards));
+    }
+    if found != (Division { shards: found.shards, ..request.division }) {
+        notes.push(format!(
+            "the cache was made with {}% of the device spare and a log of {}% of the rest, and \
+             keeps them until forebay apply makes a new one",
+            found.spare_percent, found.log_percent
+        ));
     }
     let trust = if accepted.is_empty() { trust } else { Trust::DirtyOnly };
     notes.extend(accepted.iter().map(|name| {
@@ -510,7 +563,7 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         notes.push(format!("cache {uuid:032x} of {} is given up", spec.path));
     }
     let Geometry { segment_size, shards, log_segments } =
-        geometry(request.device_size, request.shards, request.log_percent)?;
+        geometry(request.device_size, &request.division)?;
     let mut volumes = Vec::new();
     let mut ids = Vec::new();
     for spec in request.volumes {
@@ -553,20 +606,21 @@ pub struct Geometry {
     pub log_segments: Option<u32>,
 }
 
-/// The division of a new pool, of whose areas `log_percent` are the log.
+/// The areas of a new pool.
 ///
 /// # Errors
 /// If the device is too small.
-pub fn geometry(device_size: u64, shards: u16, log_percent: u8) -> Result<Geometry, Refusal> {
+pub fn geometry(device_size: u64, division: &Division) -> Result<Geometry, Refusal> {
+    let Division { shards, spare_percent, log_percent } = *division;
     if shards == 0 || usize::from(shards) > SHARDS_MAX {
         return refuse(format!("{shards} shards; choose 1 to {SHARDS_MAX}"));
     }
     let smallest = u64::from(SEGMENT_SIZE_SMALLEST);
     let count = u64::from(shards);
-    let usable = device_size.saturating_sub(AREA_OFFSET) / 100 * (100 - SPARE_PERCENT);
+    let usable = device_size.saturating_sub(AREA_OFFSET) / 100 * in_use(spare_percent);
     let per_shard = usable / count;
     if per_shard < SEGMENTS_MIN * smallest {
-        let least = (SEGMENTS_MIN * smallest * count * 100).div_ceil(100 - SPARE_PERCENT);
+        let least = (SEGMENTS_MIN * smallest * count * 100).div_ceil(in_use(spare_percent));
         return refuse(format!(
             "the cache device has {device_size} bytes; {shards} shards need at least {}",
             (least + AREA_OFFSET + 100).next_multiple_of(1 << 20)
@@ -618,11 +672,17 @@ pub fn index_bytes(area: ShardArea) -> u64 {
     bytes_for(index_blocks(area))
 }
 
-/// The largest cache device, in bytes, whose index takes at most `bytes` bytes of memory.
+/// The largest cache device, in bytes, whose index takes at most `bytes` bytes of memory if
+/// `spare_percent` of the device are never written.
 #[must_use]
-pub fn device_for_index(bytes: u64) -> u64 {
+pub fn device_for_index(bytes: u64, spare_percent: u8) -> u64 {
     let area = (blocks_in(bytes) / INDEX_PERCENT * 100).saturating_mul(BLOCK_SIZE as u64);
-    AREA_OFFSET + area / (100 - SPARE_PERCENT) * 100
+    AREA_OFFSET + area / in_use(spare_percent) * 100
+}
+
+/// Share of the device that is not spare, in percent.
+fn in_use(spare_percent: u8) -> u64 {
+    100 - u64::from(spare_percent.min(SPARE_PERCENT_MAX))
 }
 
 const _: () = assert!(SUPERBLOCK_BYTES as u64 <= AREA_OFFSET / 2);

@@ -16,6 +16,11 @@ fn spec(name: &str, size: u64) -> VolumeSpec {
     }
 }
 
+/// A division in two shards.
+fn divided(spare_percent: u8, log_percent: u8) -> Division {
+    Division { shards: 2, spare_percent, log_percent }
+}
+
 fn request<'a>(
     copies: [&'a [u8]; 2],
     volumes: &'a [VolumeSpec],
@@ -28,8 +33,7 @@ fn request<'a>(
         volumes,
         witnesses,
         absent: &[],
-        shards: 2,
-        log_percent: ALL_LOG,
+        division: divided(SPARE_PERCENT, ALL_LOG),
         kept_ids: &[],
         forgotten: &[],
         reset: false,
@@ -284,12 +288,19 @@ fn configuration_and_sizes_are_checked() {
     let small = OpenRequest { device_size: 1 << 20, ..request([BLANK, BLANK], &volumes, &[]) };
     let text = why(open(&small));
     let least: u64 = text.split(' ').next_back().and_then(|n| n.parse().ok()).expect("a number");
-    assert!(geometry(least, 2, ALL_LOG).is_ok(), "{text}");
+    assert!(geometry(least, &divided(SPARE_PERCENT, ALL_LOG)).is_ok(), "{text}");
     for size in [least, 100 << 20, 1 << 30, 1 << 40, 64 << 40] {
-        for percent in [1, 8, ALL_LOG] {
-            let made = geometry(size, 2, percent).expect("it is large enough");
+        for (spare, percent) in [(10, 1), (10, 8), (10, ALL_LOG), (0, 8), (0, ALL_LOG)] {
+            let made = geometry(size, &divided(spare, percent)).expect("it is large enough");
             let last = made.shards.last().expect("there are shards");
             assert!(last.offset + last.len <= size);
+            let used = size - u64::from(spare) * size / 100;
+            let rest = AREA_OFFSET + 2 * u64::from(made.segment_size) + 100;
+            let area = 2 * last.len;
+            assert!(
+                area <= used && area + rest >= used || size > 32 << 40,
+                "{size} {spare}: {area}"
+            );
             let segments = last.len / u64::from(made.segment_size);
             assert!((SEGMENTS_MIN..=SEGMENTS_MAX).contains(&segments));
             let log = made.log_segments.map_or(segments, u64::from);
@@ -390,12 +401,52 @@ fn a_primary_is_known_by_what_it_is_and_by_its_content() {
 #[test]
 fn a_device_that_is_used_in_part_has_an_index_that_fits() {
     for budget in [16 << 20, 100 << 20, 1 << 30, 12 << 30_u64] {
-        let size = device_for_index(budget);
-        let made = geometry(size, 2, ALL_LOG).expect("it is large enough");
-        let taken: u64 = made.shards.into_iter().map(index_bytes).sum();
-        assert!(taken <= budget, "{taken} of {budget}");
-        assert!(taken > budget / 10 * 9, "most of it is used: {taken} of {budget}");
+        for spare in [0, SPARE_PERCENT, 50] {
+            let size = device_for_index(budget, spare);
+            let made = geometry(size, &divided(spare, ALL_LOG)).expect("it is large enough");
+            let taken: u64 = made.shards.into_iter().map(index_bytes).sum();
+            assert!(taken <= budget, "{taken} of {budget}");
+            assert!(taken > budget / 10 * 9, "most of it is used: {taken} of {budget}");
+        }
     }
+}
+
+/// A division is known from the areas of a pool, and never taken for another one that is the same
+/// but for rounding.
+#[test]
+fn a_pool_keeps_its_division_and_tells_it() {
+    let volumes = [spec("a", 1 << 20)];
+    let made = |size: u64, division: Division| {
+        let request = request([BLANK, BLANK], &volumes, &[]);
+        let request = OpenRequest { device_size: size, division, ..request };
+        open(&request).expect("a blank device is taken").superblock
+    };
+    let all = [(0, 8), (10, 8), (10, 20), (10, ALL_LOG), (50, 8), (50, ALL_LOG)];
+    for size in [64 << 20, 100 << 20, (1 << 30) + 4097, 1 << 40] {
+        for (spare, log) in all {
+            let pool = made(size, divided(spare, log));
+            let mut older = pool.clone();
+            // As with other rules for the length of a segment.
+            older.segment_size /= 2;
+            older.log_segments = pool.log_segments.map(|log| 2 * log);
+            for wanted in all {
+                let found = divided(wanted.0, wanted.1).found_in(&pool);
+                let near = |a: u8, b: u8| a.abs_diff(b) <= 1;
+                assert!(near(found.spare_percent, spare), "{size} {spare} {log}: {found:?}");
+                let least =
+                    SEGMENTS_MIN * 100 / (pool.shards[0].len / u64::from(pool.segment_size));
+                let log = log.max(least as u8);
+                assert!(near(found.log_percent, log), "{size} {spare} {log}: {found:?}");
+            }
+            for pool in [pool, older] {
+                assert_eq!(divided(spare, log).found_in(&pool), divided(spare, log), "{size}");
+            }
+        }
+    }
+    let pool = encoded(&closed(made(1 << 30, divided(10, ALL_LOG)), &[]));
+    let request = OpenRequest { division: divided(0, 8), ..request([&pool, BLANK], &volumes, &[]) };
+    let notes = open(&request).expect("it is known").notes.join(" ");
+    assert!(notes.contains("10% of the device spare and a log of 100% of the rest"), "{notes}");
 }
 
 /// A pool of volumes a, b and c.

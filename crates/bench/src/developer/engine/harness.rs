@@ -11,7 +11,7 @@ use forebay_engine::testing::{Devices, VOLUME, config as small_config};
 use forebay_engine::{
     ContentLocality, Effects, Engine, Request, RequestId, Shard, ShardConfig, State, Stats, Target,
 };
-use forebay_volume::pool::{area_of, geometry};
+use forebay_volume::pool::{Division, SPARE_PERCENT, area_of, geometry};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::load::content::Content;
@@ -343,7 +343,8 @@ impl Harness {
 }
 
 fn config(layout: &Layout) -> anyhow::Result<ShardConfig> {
-    let geometry = geometry(layout.cache_bytes, 1, LOG_PERCENT)?;
+    let division = Division { shards: 1, spare_percent: SPARE_PERCENT, log_percent: LOG_PERCENT };
+    let geometry = geometry(layout.cache_bytes, &division)?;
     let mut config = ShardConfig {
         area: area_of(geometry.shards[0]),
         segment_size: geometry.segment_size,

@@ -16,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
 use forebay_block::{Arena, BufPool, ByteRange, VOLUMES_MAX, VolumeId};
-use forebay_control::config::Config;
+use forebay_control::config::{CacheConfig, Config};
 use forebay_control::units::Size;
 use forebay_device::{BlockDevice, Clock, OpenError, open_cache};
 use forebay_engine::{DetachedStripe, Engine, Health, ShardConfig, Trust, VolumeConfig};
@@ -25,7 +25,7 @@ use forebay_runtime::detached::{DetachedList, OfShard};
 use forebay_runtime::{Blocking, MakeShard, PoolConfig, Record, Shard, StateDir, Stopped, Witness};
 use forebay_volume::offline;
 use forebay_volume::pool::{
-    Absent, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
+    Absent, Division, OpenRequest, Opened, VolumeSpec, absent, area_of, closed, device_for_index,
     index_blocks, open as decide,
 };
 use forebay_volume::{Registry, Volume};
@@ -292,9 +292,9 @@ impl Cache {
         self.superblock.uuid
     }
 
-    /// Number of shards.
-    pub fn shards(&self) -> usize {
-        self.superblock.shards.len()
+    /// How the device is divided. `config` names the division if it may be that one.
+    pub fn division(&self, config: &Config) -> Division {
+        wanted(config, self.superblock.shards.len() as u16).found_in(&self.superblock)
     }
 
     /// Keeps the files of this start even if it fails: clients may write from now on.
@@ -421,8 +421,7 @@ fn decide_on(
         volumes: &specs,
         witnesses: &witnesses,
         absent: &absent,
-        shards,
-        log_percent: config.cache.log_share.0,
+        division: wanted(config, shards),
         kept_ids: start.applied.map_or(&[][..], |applied| &applied.ids),
         forgotten: &forgotten,
         reset,
@@ -430,6 +429,12 @@ fn decide_on(
         now_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
     };
     Ok((within_memory(config, request)?, unchanged))
+}
+
+/// The division of a new cache.
+fn wanted(config: &Config, shards: u16) -> Division {
+    let CacheConfig { spare, log_share, .. } = &config.cache;
+    Division { shards, spare_percent: spare.0, log_percent: log_share.0 }
 }
 
 /// Opens with an index for a new cache that takes no more memory than allowed.
@@ -451,7 +456,10 @@ fn within_memory(config: &Config, request: OpenRequest) -> anyhow::Result<Opened
         return Ok(opened);
     }
     let all = request.device_size;
-    let least = OpenRequest { device_size: device_for_index(budget).min(all), ..request };
+    let least = OpenRequest {
+        device_size: device_for_index(budget, config.cache.spare.0).min(all),
+        ..request
+    };
     let mut opened = decide(&least).with_context(cache).context(hint)?;
     opened.notes.push(format!(
         "{} of the cache device's {} are used: the index of all of it would take {} of memory, \
