@@ -155,14 +155,14 @@ impl Division {
     /// The division with which a pool was made. If the areas of the pool are those of this one, but
     /// for rounding, it is this one.
     #[must_use]
-    pub fn found_in(&self, pool: &Superblock) -> Self {
+    pub fn found_in(self, pool: &Superblock) -> Self {
         let shards = u16::try_from(pool.shards.len()).unwrap_or(u16::MAX);
-        let wanted = Self { shards, ..*self };
+        let wanted = Self { shards, ..self };
         let is_as_wanted = |made: Geometry| {
             let same = (made.segment_size, made.log_segments, &made.shards);
             same == (pool.segment_size, pool.log_segments, &pool.shards)
         };
-        if geometry(pool.device_size, &wanted).is_ok_and(is_as_wanted) {
+        if geometry(pool.device_size, wanted).is_ok_and(is_as_wanted) {
             return wanted;
         }
         let percent = |part: u64, of: u64| {
@@ -563,7 +563,7 @@ fn make(request: &OpenRequest, mut notes: Vec<String>, forced: bool) -> Result<O
         notes.push(format!("cache {uuid:032x} of {} is given up", spec.path));
     }
     let Geometry { segment_size, shards, log_segments } =
-        geometry(request.device_size, &request.division)?;
+        geometry(request.device_size, request.division)?;
     let mut volumes = Vec::new();
     let mut ids = Vec::new();
     for spec in request.volumes {
@@ -610,8 +610,8 @@ pub struct Geometry {
 ///
 /// # Errors
 /// If the device is too small.
-pub fn geometry(device_size: u64, division: &Division) -> Result<Geometry, Refusal> {
-    let Division { shards, spare_percent, log_percent } = *division;
+pub fn geometry(device_size: u64, division: Division) -> Result<Geometry, Refusal> {
+    let Division { shards, spare_percent, log_percent } = division;
     if shards == 0 || usize::from(shards) > SHARDS_MAX {
         return refuse(format!("{shards} shards; choose 1 to {SHARDS_MAX}"));
     }

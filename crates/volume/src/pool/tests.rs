@@ -288,10 +288,10 @@ fn configuration_and_sizes_are_checked() {
     let small = OpenRequest { device_size: 1 << 20, ..request([BLANK, BLANK], &volumes, &[]) };
     let text = why(open(&small));
     let least: u64 = text.split(' ').next_back().and_then(|n| n.parse().ok()).expect("a number");
-    assert!(geometry(least, &divided(SPARE_PERCENT, ALL_LOG)).is_ok(), "{text}");
+    assert!(geometry(least, divided(SPARE_PERCENT, ALL_LOG)).is_ok(), "{text}");
     for size in [least, 100 << 20, 1 << 30, 1 << 40, 64 << 40] {
         for (spare, percent) in [(10, 1), (10, 8), (10, ALL_LOG), (0, 8), (0, ALL_LOG)] {
-            let made = geometry(size, &divided(spare, percent)).expect("it is large enough");
+            let made = geometry(size, divided(spare, percent)).expect("it is large enough");
             let last = made.shards.last().expect("there are shards");
             assert!(last.offset + last.len <= size);
             let used = size - u64::from(spare) * size / 100;
@@ -403,7 +403,7 @@ fn a_device_that_is_used_in_part_has_an_index_that_fits() {
     for budget in [16 << 20, 100 << 20, 1 << 30, 12 << 30_u64] {
         for spare in [0, SPARE_PERCENT, 50] {
             let size = device_for_index(budget, spare);
-            let made = geometry(size, &divided(spare, ALL_LOG)).expect("it is large enough");
+            let made = geometry(size, divided(spare, ALL_LOG)).expect("it is large enough");
             let taken: u64 = made.shards.into_iter().map(index_bytes).sum();
             assert!(taken <= budget, "{taken} of {budget}");
             assert!(taken > budget / 10 * 9, "most of it is used: {taken} of {budget}");

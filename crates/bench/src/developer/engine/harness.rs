@@ -344,7 +344,7 @@ impl Harness {
 
 fn config(layout: &Layout) -> anyhow::Result<ShardConfig> {
     let division = Division { shards: 1, spare_percent: SPARE_PERCENT, log_percent: LOG_PERCENT };
-    let geometry = geometry(layout.cache_bytes, &division)?;
+    let geometry = geometry(layout.cache_bytes, division)?;
     let mut config = ShardConfig {
         area: area_of(geometry.shards[0]),
         segment_size: geometry.segment_size,
