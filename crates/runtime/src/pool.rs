@@ -406,9 +406,7 @@ impl Pool {
             let tier_latencies = merged(shards.iter().map(|shard| &shard.tier_latencies[place]));
             let primary_latencies =
                 merged(shards.iter().map(|shard| &shard.primary_latencies[place]));
-            let mut state = VolumeState { id: volume.id, ..VolumeState::default() };
-            let theirs = shards.iter().flat_map(|shard| &shard.volumes);
-            theirs.filter(|one| one.id == volume.id).for_each(|one| state.merge(one));
+            let state = state_of(&shards, volume.id);
             let name = volume.name.clone();
             VolumeStats { id: volume.id, name, latencies, tier_latencies, primary_latencies, state }
         });
@@ -444,8 +442,7 @@ impl Pool {
         if self.inner.stopped.get().is_some() {
             return None;
         }
-        let Answers { hear, count } = self.inner.ask_all(command);
-        (0..count).map(|_| hear.recv_timeout(ANSWER_PATIENCE).ok()).collect()
+        self.inner.ask_all(command).all()
     }
 
     /// Changes a setting on every shard.
@@ -648,14 +645,15 @@ impl Inner {
         let (began, mut progress) = (Instant::now(), DrainProgress::default());
         // Until all threads have answered nobody knows.
         let mut left = u64::MAX;
-        while left > 0
-            && !progress.is_stalled(began.elapsed(), left)
-            && !self.give_up_drain.load(Ordering::Relaxed)
-        {
-            if let Some(all) = self.snapshots() {
+        loop {
+            if let Some(all) = self.ask_all(Command::Snapshot).all() {
                 // Blocks that cannot be read back are never destaged.
                 let of = |one: &Snapshot| one.dirty_blocks.saturating_sub(one.stats.fenced_blocks);
                 left = all.iter().map(of).sum();
+            }
+            let stalled = progress.is_stalled(began.elapsed(), left);
+            if left == 0 || stalled || self.give_up_drain.load(Ordering::Relaxed) {
+                return;
             }
             std::thread::sleep(DRAIN_STEP);
         }
@@ -669,34 +667,18 @@ impl Inner {
         };
         let limit = Instant::now() + REST_PATIENCE;
         while !volumes.is_empty()
-            && !self.snapshots().as_ref().is_some_and(is_clean)
+            && !self.ask_all(Command::Snapshot).all().as_ref().is_some_and(is_clean)
             && Instant::now() < limit
         {
             std::thread::sleep(DRAIN_STEP);
         }
     }
 
-    /// The states of all threads; `None` if one does not answer.
-    fn snapshots(&self) -> Option<Vec<Snapshot>> {
-        let mut all = Vec::new();
-        self.ask_all(Command::Snapshot).await_all(ANSWER_PATIENCE, &mut all);
-        (all.len() == self.mailboxes.len()).then_some(all)
-    }
-
     /// The volumes with dirty blocks.
     fn left_by_volume(&self, snapshots: &[Snapshot]) -> Vec<Left> {
-        let mut states = Vec::<VolumeState>::new();
-        for state in snapshots.iter().flat_map(|snapshot| &snapshot.volumes) {
-            match states.iter_mut().find(|known| known.id == state.id) {
-                Some(known) => known.merge(state),
-                None => states.push(state.clone()),
-            }
-        }
-        let volumes = self.registry.volumes().iter();
-        let name = |id| volumes.clone().find(|one| one.id == id).map(|one| one.name.clone());
-        let dirty = states.iter().filter(|state| state.dirty_blocks > 0);
-        let left = dirty.map(|state| Left {
-            volume: name(state.id).unwrap_or_default(),
+        let states = self.registry.volumes().iter().map(|one| (one, state_of(snapshots, one.id)));
+        let left = states.filter(|(_, state)| state.dirty_blocks > 0).map(|(volume, state)| Left {
+            volume: volume.name.clone(),
             dirty_blocks: state.dirty_blocks,
             lost_blocks: state.lost_blocks,
             away: state.primary.away_since.is_some() || state.slow_ios > 0,
@@ -716,6 +698,14 @@ impl Inner {
     }
 }
 
+/// The state of a volume, of all threads together.
+fn state_of(shards: &[Snapshot], id: VolumeId) -> VolumeState {
+    let mut state = VolumeState { id, ..VolumeState::default() };
+    let theirs = shards.iter().flat_map(|shard| &shard.volumes);
+    theirs.filter(|one| one.id == id).for_each(|one| state.merge(one));
+    state
+}
+
 /// The latencies of all threads together.
 fn merged<'a, const N: usize>(all: impl Iterator<Item = &'a [Histogram; N]>) -> [Histogram; N] {
     let mut sum = std::array::from_fn(|_| Histogram::default());
@@ -732,6 +722,11 @@ struct Answers<T> {
 }
 
 impl<T> Answers<T> {
+    /// The answer of every thread, in any order; `None` if one does not answer.
+    fn all(self) -> Option<Vec<T>> {
+        (0..self.count).map(|_| self.hear.recv_timeout(ANSWER_PATIENCE).ok()).collect()
+    }
+
     /// Appends the answers to `all`, until every thread has answered. Returns false if one did not
     /// in time.
     fn await_all(&self, patience: Duration, all: &mut Vec<T>) -> bool {
